@@ -1,0 +1,389 @@
+//! The command line: knows its words, and how fstab's `-o` and mount(8)'s helper call are the same words in other form.
+
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use weightfs::fs::Shown;
+use weightfs::name::printable;
+
+/// What was asked for.
+pub struct Invocation {
+    /// The command and its arguments.
+    pub command: Command,
+    /// How failure is told.
+    pub codes: Codes,
+}
+
+/// The exit codes, which depend on the name by which the program was called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Codes {
+    /// 1 failed, 2 usage.
+    Weightfs,
+    /// As mount(8) has them: 32 mount failure, 1 usage.
+    MountHelper,
+}
+
+impl Codes {
+    /// It did not work.
+    pub fn failure(self) -> ExitCode {
+        match self {
+            Self::Weightfs => ExitCode::from(1),
+            Self::MountHelper => ExitCode::from(32),
+        }
+    }
+
+    fn usage(self) -> ExitCode {
+        match self {
+            Self::Weightfs => ExitCode::from(2),
+            Self::MountHelper => ExitCode::from(1),
+        }
+    }
+}
+
+const AFTER_HELP: &str = "\
+Examples:
+  weightfs model.safetensors            mount on ./model, made for it
+  weightfs model.safetensors /mnt       mount on /mnt
+  ls -l model/tensors                   every tensor is a file
+  weightfs umount model                 the same as `umount model`
+
+Exit status: 0 done, 1 failed, 2 wrong usage.";
+
+/// Mount model weights as a read-only file system: every tensor is a file.
+#[derive(Parser)]
+#[command(name = "weightfs", version, after_help = AFTER_HELP, args_conflicts_with_subcommands = true)]
+#[command(subcommand_negates_reqs = true, disable_help_subcommand = true, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    mount: Option<MountArgs>,
+}
+
+/// What weightfs can do.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Mount SOURCE (what `weightfs SOURCE` does as well)
+    Mount(MountArgs),
+    /// Unmount a model
+    Umount(UmountArgs),
+}
+
+/// How to mount.
+#[derive(Args)]
+pub struct MountArgs {
+    /// A .safetensors file
+    pub source: PathBuf,
+
+    /// An empty directory; by default one named after SOURCE is made here, and removed at unmount
+    pub mountpoint: Option<PathBuf>,
+
+    /// Stay in the foreground; Ctrl-C unmounts
+    #[arg(short, long)]
+    pub foreground: bool,
+
+    /// Mount options as in fstab: the long options below without their dashes, and fstab's own
+    // Expanded before clap sees the command line; here for the help only.
+    #[arg(short, value_name = "OPT[,OPT...]")]
+    options: Vec<String>,
+
+    /// Show these only: header, index, metadata, tensors, tree [default: all]
+    #[arg(long, value_name = "VIEW[,VIEW...]", value_parser = parse_views)]
+    pub views: Option<Shown>,
+
+    /// Mount what is sound in a damaged file, and report the rest
+    #[arg(long)]
+    pub lenient: bool,
+
+    /// Let other users in, as far as the permissions of SOURCE let them
+    #[arg(long, conflicts_with = "allow_root")]
+    pub allow_other: bool,
+
+    /// Let root in
+    #[arg(long)]
+    pub allow_root: bool,
+
+    /// Owner of the files [default: that of SOURCE]
+    #[arg(long, value_name = "USER", value_parser = parse_user)]
+    pub uid: Option<u32>,
+
+    /// Group of the files [default: that of SOURCE]
+    #[arg(long, value_name = "GROUP", value_parser = parse_group)]
+    pub gid: Option<u32>,
+
+    /// Permission bits to take away, in octal
+    #[arg(long, value_name = "MASK", value_parser = parse_umask)]
+    pub umask: Option<u16>,
+
+    /// What /proc/mounts shows as the source [default: the path of SOURCE]
+    #[arg(long, value_name = "NAME")]
+    pub fsname: Option<String>,
+
+    /// Most bytes that the kernel asks for at once
+    #[arg(long, value_name = "BYTES")]
+    pub max_read: Option<u32>,
+
+    /// Mount over a directory that is not empty
+    #[arg(long)]
+    pub nonempty: bool,
+
+    /// Threads that serve requests [default: one for each core, 2 to 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: Option<u16>,
+
+    /// Append messages to this file [default: standard error, in the background syslog]
+    #[arg(long, value_name = "FILE")]
+    pub log_file: Option<PathBuf>,
+
+    /// Say more; the variable RUST_LOG says what exactly
+    #[arg(short, long)]
+    pub verbose: bool,
+
+    /// Check everything and mount nothing (mount(8)'s -f)
+    #[arg(long, hide = true)]
+    pub fake: bool,
+}
+
+/// How to unmount.
+#[derive(Args)]
+pub struct UmountArgs {
+    /// Where the model is mounted
+    pub mountpoint: PathBuf,
+
+    /// Detach now, even while files are in use
+    #[arg(short, long)]
+    pub lazy: bool,
+}
+
+/// fstab's own options, which say nothing to us: the mount is read-only, nosuid, nodev, noexec and noatime in any case.
+const WITHOUT_EFFECT: [&str; 16] = [
+    "ro", "defaults", "user", "users", "nouser", "owner", "group", "auto", "noauto", "nofail", "_netdev", "nosuid",
+    "nodev", "noexec", "noatime", "async",
+];
+
+/// What mount(8) adds of its own accord when nobody said otherwise: `rw`, and `dev,suid` by way of mount.fuse3.
+const ADDED_BY_MOUNT: [&str; 3] = ["rw", "dev", "suid"];
+
+/// Reads the command line. What is wrong with it is printed already; so are help and version.
+pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, ExitCode> {
+    let mut args: Vec<OsString> = args.into_iter().collect();
+    let called = args.first().and_then(|name| Path::new(name).file_name()).unwrap_or_default().to_owned();
+    let helper = matches!(called.to_str(), Some("mount.weightfs" | "mount.fuse.weightfs"));
+    let codes = if helper { Codes::MountHelper } else { Codes::Weightfs };
+    let from_mount = helper || parent_is_mount();
+    let usage = |message: String| {
+        eprintln!("weightfs: {}", printable(&message));
+        codes.usage()
+    };
+    if helper {
+        args = helper_args(args).map_err(usage)?;
+    }
+    let args = expand_options(args, from_mount).map_err(usage)?;
+    let command = Cli::try_parse_from(args).and_then(|cli| {
+        let missing = || Cli::command().error(ErrorKind::MissingRequiredArgument, "name a SOURCE to mount");
+        cli.command.or(cli.mount.map(Command::Mount)).ok_or_else(missing)
+    });
+    match command {
+        Ok(command) => Ok(Invocation { command, codes }),
+        Err(error) => {
+            // Standard output or error may be closed; there is nobody else to tell.
+            let _ = error.print();
+            Err(if error.use_stderr() { codes.usage() } else { ExitCode::SUCCESS })
+        }
+    }
+}
+
+/// Rewrites `mount.weightfs SOURCE DIR [-sfnv] [-N namespace] [-o options] [-t type]`, which mount(8) calls.
+fn helper_args(args: Vec<OsString>) -> Result<Vec<OsString>, String> {
+    let mut words = args.into_iter().skip(1);
+    let mut rewritten: Vec<OsString> = vec!["weightfs".into(), "mount".into()];
+    let mut paths = Vec::new();
+    while let Some(word) = words.next() {
+        match word.to_str() {
+            Some("-o") => rewritten.extend([word, words.next().ok_or("-o needs a value")?]),
+            Some("-t" | "-N") => drop(words.next()),
+            Some(flags) if flags.starts_with('-') && flags.len() > 1 => {
+                for flag in flags[1..].chars() {
+                    match flag {
+                        'v' => rewritten.push("--verbose".into()),
+                        'f' => rewritten.push("--fake".into()),
+                        // Sloppy and no-mtab mean nothing here.
+                        's' | 'n' => {}
+                        other => return Err(format!("unknown option -{other}")),
+                    }
+                }
+            }
+            _ => paths.push(word),
+        }
+    }
+    if paths.len() != 2 {
+        return Err("usage: mount.weightfs SOURCE DIR [-fnsv] [-o options]".into());
+    }
+    rewritten.push("--".into());
+    rewritten.extend(paths);
+    Ok(rewritten)
+}
+
+/// Replaces each `-o a,b=c` of a mount by `--a --b=c`, and drops what has no effect.
+fn expand_options(args: Vec<OsString>, from_mount: bool) -> Result<Vec<OsString>, String> {
+    let is_command = |word: &OsString| {
+        let command = Cli::command();
+        command.get_subcommands().any(|known| known.get_name() != "mount" && OsStr::new(known.get_name()) == word)
+    };
+    if args.get(1).is_some_and(is_command) {
+        return Ok(args);
+    }
+    let mut expanded = Vec::new();
+    let mut words = args.into_iter();
+    while let Some(word) = words.next() {
+        if word == "--" {
+            expanded.push(word);
+            expanded.extend(words);
+            break;
+        }
+        let options = match word.as_encoded_bytes() {
+            b"-o" => words.next().ok_or("-o needs a value")?,
+            [b'-', b'o', ..] => word.to_str().map_or(word.clone(), |word| word[2..].into()),
+            _ => {
+                expanded.push(word);
+                continue;
+            }
+        };
+        let options = options.to_str().ok_or_else(|| format!("-o {}: not UTF-8", options.display()))?;
+        for option in split(options) {
+            expanded.extend(expand(&option, from_mount)?.map(OsString::from));
+        }
+    }
+    Ok(expanded)
+}
+
+/// The ordinary option for one of `-o`, if it has any effect.
+fn expand(option: &str, from_mount: bool) -> Result<Option<String>, String> {
+    let (name, value) = match option.split_once('=') {
+        Some((name, value)) => (name, Some(value)),
+        None => (option, None),
+    };
+    if name.is_empty()
+        || WITHOUT_EFFECT.contains(&option)
+        || name.starts_with("x-")
+        || name == "comment"
+        || from_mount && ADDED_BY_MOUNT.contains(&option)
+    {
+        return Ok(None);
+    }
+    if option == "rw" {
+        return Err("option rw: a model is mounted read-only; leave it out or say ro".into());
+    }
+    let long = name.replace('_', "-");
+    let command = Cli::command();
+    let known = command.get_arguments().find(|known| known.get_long() == Some(&long));
+    match (known.map(|known| known.get_action().takes_values()), value) {
+        (Some(true), Some(value)) => Ok(Some(format!("--{long}={value}"))),
+        (Some(true), None) => Err(format!("option {name} needs a value: {name}=...")),
+        (Some(false), None) => Ok(Some(format!("--{long}"))),
+        (Some(false), Some(_)) => Err(format!("option {name} takes no value, but got {option}")),
+        (None, _) => Err(format!("unknown mount option {option:?}")),
+    }
+}
+
+/// Splits at commas; as in libfuse a backslash takes the next character as it is.
+fn split(options: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    let mut chars = options.chars();
+    while let Some(char) = chars.next() {
+        match (char, parts.last_mut()) {
+            (',', _) => parts.push(String::new()),
+            ('\\', Some(part)) => part.extend(chars.next()),
+            (char, Some(part)) => part.push(char),
+            (_, None) => {}
+        }
+    }
+    parts
+}
+
+/// Whether mount(8) runs us, by way of mount.fuse3: that calls the program by its own name.
+fn parent_is_mount() -> bool {
+    let comm = format!("/proc/{}/comm", nix::unistd::getppid());
+    std::fs::read_to_string(comm).is_ok_and(|comm| comm.trim_end() == "mount")
+}
+
+/// Names with commas, or with colons where a comma would end the option: `-o views=tensors:tree`.
+fn parse_views(names: &str) -> Result<Shown, String> {
+    Shown::only(names.split([',', ':'])).map_err(|error| error.to_string())
+}
+
+fn parse_umask(mask: &str) -> Result<u16, String> {
+    u16::from_str_radix(mask, 8)
+        .ok()
+        .filter(|mask| *mask <= 0o777)
+        .ok_or_else(|| "not an octal number up to 777".into())
+}
+
+fn parse_user(user: &str) -> Result<u32, String> {
+    let by_name = || nix::unistd::User::from_name(user).ok().flatten().map(|user| user.uid.as_raw());
+    user.parse().ok().or_else(by_name).ok_or_else(|| "no such user".into())
+}
+
+fn parse_group(group: &str) -> Result<u32, String> {
+    let by_name = || nix::unistd::Group::from_name(group).ok().flatten().map(|group| group.gid.as_raw());
+    group.parse().ok().or_else(by_name).ok_or_else(|| "no such group".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn expand_all(words: &[&str], from_mount: bool) -> Result<Vec<String>, String> {
+        let args = words.iter().map(OsString::from).collect();
+        let expanded = expand_options(args, from_mount)?;
+        Ok(expanded.into_iter().map(|word| word.into_string().unwrap()).collect())
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn options_of_fstab_become_ordinary_ones() {
+        let cases: [(&[&str], &[&str]); 7] = [
+            (&["w", "a", "b"], &["w", "a", "b"]),
+            (&["w", "a", "-o", "ro,allow_other,uid=5", "b"], &["w", "a", "--allow-other", "--uid=5", "b"]),
+            (&["w", "-oallow-other", "-f", "a"], &["w", "--allow-other", "-f", "a"]),
+            (&["w", "-o", r"fsname=a\,b\\c,,nofail,x-systemd.automount,comment=x,noauto"], &["w", r"--fsname=a,b\c"]),
+            (&["w", "-o", "views=tensors:tree,log_file=/x=y"], &["w", "--views=tensors:tree", "--log-file=/x=y"]),
+            (&["w", "mount", "a", "-o", "lenient"], &["w", "mount", "a", "--lenient"]),
+            (&["w", "umount", "-o", "lenient"], &["w", "umount", "-o", "lenient"]),
+        ];
+        for (words, expected) in cases {
+            assert_eq!(expand_all(words, false).unwrap(), expected);
+        }
+        assert_eq!(expand_all(&["w", "a", "b", "-o", "rw,dev,suid"], true).unwrap(), ["w", "a", "b"]);
+        let errors = [
+            ("rw", "option rw: a model is mounted read-only; leave it out or say ro"),
+            ("ro,bogus=1", "unknown mount option \"bogus=1\""),
+            ("suid", "unknown mount option \"suid\""),
+            ("uid", "option uid needs a value: uid=..."),
+            ("lenient=1", "option lenient takes no value, but got lenient=1"),
+        ];
+        for (options, expected) in errors {
+            assert_eq!(expand_all(&["w", "-o", options], false).unwrap_err(), expected);
+        }
+        assert_eq!(expand_all(&["w", "-o"], false).unwrap_err(), "-o needs a value");
+    }
+
+    #[test]
+    fn the_call_of_mount_8_is_understood() {
+        let call = |words: &[&str]| {
+            let args = helper_args(words.iter().map(OsString::from).collect())?;
+            Ok::<_, String>(args.into_iter().map(|word| word.into_string().unwrap()).collect::<Vec<_>>().join(" "))
+        };
+        let rewritten =
+            call(&["mount.weightfs", "/a", "/b", "-sfnv", "-o", "rw,nofail", "-t", "fuse.weightfs"]).unwrap();
+        assert_eq!(rewritten, "weightfs mount --fake --verbose -o rw,nofail -- /a /b");
+        assert!(call(&["mount.weightfs", "/a"]).unwrap_err().starts_with("usage:"));
+        assert_eq!(call(&["mount.weightfs", "/a", "/b", "-z"]).unwrap_err(), "unknown option -z");
+    }
+}

@@ -1,0 +1,253 @@
+//! `weightfs mount`: knows the order in which a model comes up and goes away, and leaves nothing behind.
+
+use super::daemon::{self, Side};
+use super::mounts::{self, Unmounting};
+use crate::cli::MountArgs;
+use crate::logging;
+use anyhow::{Context, bail};
+use nix::sys::signal::{SigSet, Signal};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use weightfs::format::Mode;
+use weightfs::fs::{Owner, Superblock};
+use weightfs::fuse::{Access, Session};
+use weightfs::model::Model;
+use weightfs::name::printable;
+
+/// Mounts a model; returns when it is unmounted, or in the background when the mount answers.
+pub fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
+    if args.foreground || args.fake {
+        return serve(args, None);
+    }
+    match daemon::split()? {
+        Side::Daemon(readiness) => serve(args, Some(readiness)),
+        Side::Shell(waiting) => match waiting.wait()? {
+            Err(code) => Ok(code),
+            Ok(path) => {
+                let path = Path::new(OsStr::from_bytes(&path));
+                // The proof: it answers someone who is not the daemon. Without permission it has answered too.
+                if mounts::is_dead(path) {
+                    bail!("{}: the mount died at once", path.display());
+                }
+                if let (None, Some(name)) = (&args.mountpoint, path.file_name()) {
+                    let name = printable(&name.to_string_lossy()).into_owned();
+                    println!("mounted on {name} (unmount: weightfs umount {name})");
+                }
+                Ok(ExitCode::SUCCESS)
+            }
+        },
+    }
+}
+
+fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Result<ExitCode> {
+    logging::init(args.verbose, args.log_file.as_deref())?;
+    let superblock = open(args)?;
+    let source = std::path::absolute(&args.source)?;
+    let fsname = args.fsname.clone().unwrap_or_else(|| source.to_string_lossy().into_owned());
+    let mountpoint = Mountpoint::prepare(args)?;
+    if args.fake {
+        return Ok(ExitCode::SUCCESS);
+    }
+    // Before there is a mount and before there are threads: whichever thread lives, the signal waits for the one that
+    // unmounts.
+    let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]);
+    signals.thread_block()?;
+    let device = mounts::mount(&mounts::Request {
+        fsname: &fsname,
+        mountpoint: &mountpoint.path,
+        allow_other: args.allow_other || args.allow_root,
+        max_read: args.max_read,
+    })?;
+    let mut mounted = Mounted::new(mountpoint);
+    let access = match (args.allow_other, args.allow_root) {
+        (true, _) => Access::All,
+        (_, true) => Access::OwnerAndRoot,
+        _ => Access::Owner,
+    };
+    let session =
+        Session::new(superblock, device, access, threads(args)).context("the kernel did not take the mount")?;
+    unmount_on_signal(signals, mounted.place.clone())?;
+    let path = mounted.place.path.display();
+    log::info!("{}: mounted on {path}", source.display());
+    match readiness {
+        Some(readiness) => {
+            readiness.announce(&mounted.place.path)?;
+            logging::leave_terminal();
+        }
+        None => {
+            println!("{}", printable(&format!("{} is mounted on {path}; Ctrl-C unmounts it", args.source.display())))
+        }
+    }
+    session.run().context("lost the connection to the kernel")?;
+    log::info!("{path}: unmounted");
+    mounted.gone = true;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Opens the model and says what was left out or is not known.
+fn open(args: &MountArgs) -> anyhow::Result<Superblock> {
+    let mode = if args.lenient { Mode::Lenient } else { Mode::Strict };
+    let model = Model::open(&args.source, mode)?;
+    let header = model.header();
+    for skipped in header.skipped() {
+        log::warn!("{}: left out {:?}: {}", args.source.display(), skipped.name, skipped.reason);
+    }
+    if !header.unknown_dtypes().is_empty() {
+        let names = header.unknown_dtypes().join(", ");
+        log::warn!("{}: unknown dtype {names:?}: such tensors are shown as raw bytes", args.source.display());
+    }
+    let shown_views = args.views.clone().unwrap_or_default();
+    let stat = model.shard().source.stat();
+    let mut owner = Owner::of(stat);
+    owner.uid = args.uid.unwrap_or(owner.uid);
+    owner.gid = args.gid.unwrap_or(owner.gid);
+    owner.perm &= !args.umask.unwrap_or(0);
+    Ok(Superblock::new(model, shown_views, owner))
+}
+
+/// Enough for readers side by side. One reader alone is not faster by any of them.
+fn threads(args: &MountArgs) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    args.threads.map_or(cores.clamp(2, 8), usize::from)
+}
+
+/// A directory to mount on.
+struct Mountpoint {
+    /// Absolute and without symlinks.
+    path: PathBuf,
+    /// Whether it was made for this mount; then it goes with it.
+    made: bool,
+}
+
+impl Mountpoint {
+    /// Finds or makes the directory and refuses one that the mount would do harm to.
+    fn prepare(args: &MountArgs) -> anyhow::Result<Self> {
+        let wanted = match &args.mountpoint {
+            Some(path) => path.clone(),
+            None => PathBuf::from(args.source.file_stem().context("the source has no name to mount it under")?),
+        };
+        if mounts::is_dead(&wanted) {
+            mounts::unmount(&mounts::resolve(&wanted)?, true)?;
+            log::warn!("{}: detached the dead mount that a killed daemon had left", wanted.display());
+        }
+        let mut made = false;
+        if args.mountpoint.is_none() && !wanted.exists() && !args.fake {
+            std::fs::create_dir(&wanted)
+                .with_context(|| format!("cannot make the mount point {}", wanted.display()))?;
+            made = true;
+        }
+        let path = wanted.canonicalize().with_context(|| wanted.display().to_string())?;
+        let mountpoint = Self { path, made };
+        mountpoint.check(args, &wanted)?;
+        Ok(mountpoint)
+    }
+
+    fn check(&self, args: &MountArgs, wanted: &Path) -> anyhow::Result<()> {
+        let entries = std::fs::read_dir(&self.path);
+        match entries.map(|mut entries| entries.next().is_some()) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => {
+                bail!("{}: not a directory to mount on", wanted.display())
+            }
+            Ok(true) if !args.nonempty => {
+                bail!("{}: not empty; -o nonempty mounts over what is there", wanted.display())
+            }
+            // Who may not list it may still mount on it, if the kernel agrees.
+            _ => {}
+        }
+        let source = args.source.canonicalize().with_context(|| args.source.display().to_string())?;
+        if source.starts_with(&self.path) {
+            bail!("{}: lies inside the mount point {}, which would hide it", args.source.display(), wanted.display());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Mountpoint {
+    fn drop(&mut self) {
+        if self.made {
+            // Not empty or mounted on again: then it is somebody else's by now.
+            let _ = std::fs::remove_dir(&self.path);
+        }
+    }
+}
+
+/// A mount that stands. Dropped, it is taken off, unless it is known to be gone.
+struct Mounted {
+    place: Place,
+    gone: bool,
+}
+
+/// Where a mount stands.
+#[derive(Clone)]
+struct Place {
+    path: PathBuf,
+    /// Device number of our mount, where the kernel's list can be read: another mount may stand on the same directory.
+    device: Option<String>,
+    /// Whether the directory was made for the mount.
+    made: bool,
+}
+
+impl Mounted {
+    fn new(mut mountpoint: Mountpoint) -> Self {
+        let mount = mounts::mounted_at(&mountpoint.path).ok().flatten();
+        let path = mountpoint.path.clone();
+        let made = std::mem::take(&mut mountpoint.made);
+        Self { place: Place { path, device: mount.map(|mount| mount.device), made }, gone: false }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let unmounted = if self.gone { Ok(false) } else { self.place.unmount() };
+        if let Err(error) = unmounted {
+            log::error!("{error:#}");
+        }
+        self.place.remove_directory();
+    }
+}
+
+impl Place {
+    /// Takes our mount off, if it still stands; says whether it was in use, so that it had to be detached.
+    fn unmount(&self) -> anyhow::Result<bool> {
+        if mounts::mounted_at(&self.path)?.map(|mount| mount.device) != self.device {
+            return Ok(false);
+        }
+        match mounts::unmount(&self.path, false)? {
+            Unmounting::Done => Ok(false),
+            Unmounting::Busy => mounts::unmount(&self.path, true).map(|_| true),
+        }
+    }
+
+    fn remove_directory(&self) {
+        if self.made {
+            // Not empty, or mounted on again: then it is somebody else's by now.
+            let _ = std::fs::remove_dir(&self.path);
+        }
+    }
+}
+
+/// Waits for the first of `signals` and unmounts. Where the mount was free, the session ends by itself; where it was in use,
+/// the program ends, and its users get errors.
+fn unmount_on_signal(signals: SigSet, place: Place) -> anyhow::Result<()> {
+    let wait = move || {
+        let Ok(signal) = signals.wait() else { return };
+        log::info!("{}: unmounting on {signal}", place.path.display());
+        let code = match place.unmount() {
+            Ok(false) => return,
+            Ok(true) => {
+                log::warn!("{}: was in use; detached, and its users get errors from now on", place.path.display());
+                0
+            }
+            Err(error) => {
+                log::error!("{error:#}");
+                1
+            }
+        };
+        place.remove_directory();
+        std::process::exit(code);
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(wait).context("cannot start a thread")?;
+    Ok(())
+}

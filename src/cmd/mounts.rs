@@ -1,0 +1,252 @@
+//! The kernel's mounts: knows how to make, find and undo one, as root by system call and as a user by fusermount3.
+
+use anyhow::{Context, bail};
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, umount2};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg, socketpair,
+};
+use std::ffi::OsString;
+use std::io::{ErrorKind, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The type that /proc/mounts shows.
+pub const TYPE: &str = "fuse.weightfs";
+
+const FUSERMOUNT: &str = "fusermount3";
+
+/// What to mount where; the file system itself is fixed in what it allows.
+pub struct Request<'a> {
+    /// What /proc/mounts shows as the source.
+    pub fsname: &'a str,
+    /// An absolute path without symlinks.
+    pub mountpoint: &'a Path,
+    /// Whether the kernel lets in others than the user who mounts.
+    pub allow_other: bool,
+    /// Most bytes of one read request.
+    pub max_read: Option<u32>,
+}
+
+/// Mounts, and returns /dev/fuse, over which the kernel will ask.
+pub fn mount(request: &Request) -> anyhow::Result<OwnedFd> {
+    let directly = if nix::unistd::geteuid().is_root() { mount_directly(request)? } else { None };
+    match directly {
+        Some(device) => Ok(device),
+        None => mount_by_helper(request),
+    }
+}
+
+/// Options for the kernel itself.
+fn kernel_options(request: &Request) -> String {
+    let mut options = String::from("default_permissions");
+    if request.allow_other {
+        options += ",allow_other";
+    }
+    if let Some(max_read) = request.max_read {
+        options += &format!(",max_read={max_read}");
+    }
+    options
+}
+
+/// mount(2); `None` where this root may not (in a container, say), so that fusermount3 is worth a try.
+fn mount_directly(request: &Request) -> anyhow::Result<Option<OwnedFd>> {
+    let device = match std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse") {
+        Ok(device) => device,
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            bail!(
+                "/dev/fuse is missing: load the module with `modprobe fuse`, or give it to the container (--device /dev/fuse)"
+            )
+        }
+        Err(error) => return Err(error).context("/dev/fuse"),
+    };
+    let options = format!(
+        "fd={},rootmode=40000,user_id={},group_id={},{}",
+        device.as_raw_fd(),
+        nix::unistd::getuid(),
+        nix::unistd::getgid(),
+        kernel_options(request)
+    );
+    let flags = MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC | MsFlags::MS_NOATIME;
+    match nix::mount::mount(Some(request.fsname), request.mountpoint, Some(TYPE), flags, Some(&options[..])) {
+        Ok(()) => Ok(Some(device.into())),
+        Err(Errno::EPERM) => Ok(None),
+        Err(Errno::ENODEV) => bail!("this kernel has no FUSE: load the module with `modprobe fuse`"),
+        Err(errno) => bail!("cannot mount on {}: {}", request.mountpoint.display(), errno.desc()),
+    }
+}
+
+/// The setuid program of libfuse mounts for users and sends the device over a socket whose number it finds in
+/// `_FUSE_COMMFD`. Source: libfuse 3, util/fusermount.c.
+fn mount_by_helper(request: &Request) -> anyhow::Result<OwnedFd> {
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+        .context("cannot make a socket pair")?;
+    // Only this end goes on to the helper.
+    nix::fcntl::fcntl(&theirs, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty()))?;
+    let fsname = request.fsname.replace('\\', r"\\").replace(',', r"\,");
+    let options =
+        format!("ro,nosuid,nodev,noexec,noatime,subtype=weightfs,fsname={fsname},{}", kernel_options(request));
+    let child = Command::new(FUSERMOUNT)
+        .arg("-o")
+        .arg(options)
+        .arg("--")
+        .arg(request.mountpoint)
+        .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .map_err(no_helper)?;
+    drop(theirs);
+    let device = receive(ours.as_fd());
+    let output = child.wait_with_output().context(FUSERMOUNT)?;
+    device.ok_or_else(|| {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said = said.trim().trim_start_matches(FUSERMOUNT).trim_start_matches(": ");
+        let hint = if said.contains("user_allow_other") {
+            " (an administrator can add that line)"
+        } else if said.contains("/dev/fuse") {
+            " (is the fuse module loaded, and may this user open /dev/fuse?)"
+        } else {
+            ""
+        };
+        anyhow::anyhow!("cannot mount on {}: {said}{hint}", request.mountpoint.display())
+    })
+}
+
+fn no_helper(error: std::io::Error) -> anyhow::Error {
+    match error.kind() {
+        ErrorKind::NotFound => {
+            anyhow::anyhow!("{FUSERMOUNT} is missing, which users need to mount: install the package fuse3")
+        }
+        _ => anyhow::Error::new(error).context(FUSERMOUNT),
+    }
+}
+
+/// The descriptor that comes over `socket`, or none if the other end was closed without sending it.
+fn receive(socket: std::os::fd::BorrowedFd) -> Option<OwnedFd> {
+    let mut byte = [0];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut data = [IoSliceMut::new(&mut byte)];
+    rustix::io::retry_on_intr(|| recvmsg(socket, &mut data, &mut control, RecvFlags::CMSG_CLOEXEC)).ok()?;
+    control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    })
+}
+
+/// Why a mount is still there.
+pub enum Unmounting {
+    /// It is not: it is gone, or detached and will go with its last user.
+    Done,
+    /// Somebody uses it.
+    Busy,
+}
+
+/// Takes the topmost mount off `mountpoint`; `lazy` detaches it even while it is in use.
+pub fn unmount(mountpoint: &Path, lazy: bool) -> anyhow::Result<Unmounting> {
+    let flags = MntFlags::UMOUNT_NOFOLLOW | if lazy { MntFlags::MNT_DETACH } else { MntFlags::empty() };
+    match umount2(mountpoint, flags) {
+        Ok(()) => return Ok(Unmounting::Done),
+        Err(Errno::EBUSY) => return Ok(Unmounting::Busy),
+        Err(Errno::EPERM) => {}
+        Err(errno) => bail!("cannot unmount {}: {}", mountpoint.display(), errno.desc()),
+    }
+    let mut command = Command::new(FUSERMOUNT);
+    command.arg("-u").args(lazy.then_some("-z")).arg("--").arg(mountpoint);
+    let output = command.output().map_err(no_helper)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    match output.status.success() {
+        true => Ok(Unmounting::Done),
+        false if said.contains("busy") => Ok(Unmounting::Busy),
+        false => bail!("cannot unmount {}: {}", mountpoint.display(), said.trim()),
+    }
+}
+
+/// A line of /proc/self/mountinfo, as far as it matters here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount {
+    /// Device number as the kernel writes it, `major:minor`: no two mounted file systems share one.
+    pub device: String,
+    /// File system type.
+    pub fstype: String,
+}
+
+/// The topmost mount on `mountpoint`, an absolute path without symlinks. Asks the kernel's list and never the mount.
+pub fn mounted_at(mountpoint: &Path) -> anyhow::Result<Option<Mount>> {
+    let list = std::fs::read("/proc/self/mountinfo").context("/proc/self/mountinfo")?;
+    Ok(find(&list, mountpoint))
+}
+
+/// Fields by proc(5): id, parent, device, root, mount point, options, tags up to `-`, type, source, options.
+fn find(list: &[u8], mountpoint: &Path) -> Option<Mount> {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let mount = |line: &[u8]| {
+        let mut fields = line.split(|byte| *byte == b' ');
+        let device = fields.nth(2)?;
+        let path = PathBuf::from(OsString::from_vec(unescape(fields.nth(1)?)));
+        fields.find(|field| *field == b"-")?;
+        (path == mountpoint).then_some(Mount { device: text(device), fstype: text(fields.next()?) })
+    };
+    // The last one stands on top of those before it.
+    list.split(|byte| *byte == b'\n').rev().find_map(mount)
+}
+
+/// The kernel writes space, tab, newline and backslash as a backslash and three octal digits.
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((byte, after)) = rest.split_first() {
+        rest = after;
+        let digits = after.get(..3).filter(|_| *byte == b'\\');
+        match digits.and_then(|digits| u8::from_str_radix(str::from_utf8(digits).ok()?, 8).ok()) {
+            Some(code) => {
+                bytes.push(code);
+                rest = &after[3..];
+            }
+            None => bytes.push(*byte),
+        }
+    }
+    bytes
+}
+
+/// `path` without symlinks, looking at what holds the mount point and not at it: that may be dead.
+pub fn resolve(path: &Path) -> anyhow::Result<PathBuf> {
+    if let Ok(resolved) = path.canonicalize() {
+        return Ok(resolved);
+    }
+    let absolute = std::path::absolute(path).with_context(|| path.display().to_string())?;
+    match (absolute.parent().map(Path::canonicalize), absolute.file_name()) {
+        (Some(Ok(parent)), Some(name)) => Ok(parent.join(name)),
+        _ => Ok(absolute),
+    }
+}
+
+/// Whether `path` is a mount whose daemon is gone.
+pub fn is_dead(path: &Path) -> bool {
+    std::fs::metadata(path).is_err_and(|error| error.raw_os_error() == Some(Errno::ENOTCONN as i32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_topmost_mount_is_found() {
+        let list = b"22 1 254:0 / / rw - ext4 /dev/vda rw\n\
+            30 22 0:41 / /mnt/a\\040b ro shared:1 master:2 - fuse.weightfs /m.safetensors ro\n\
+            31 30 0:42 / /mnt/a\\040b ro - fuse.sshfs host: ro\n";
+        let found = find(list, Path::new("/mnt/a b")).unwrap();
+        assert_eq!(found, Mount { device: "0:42".into(), fstype: "fuse.sshfs".into() });
+        assert_eq!(find(list, Path::new("/mnt")), None);
+        assert_eq!(find(b"", Path::new("/")), None);
+    }
+
+    #[test]
+    fn escapes_of_the_kernel_are_undone() {
+        assert_eq!(unescape(br"a\040b\011\134\\9"), b"a b\t\\\\\\9");
+        assert_eq!(unescape(br"\04"), br"\04");
+    }
+}

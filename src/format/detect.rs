@@ -1,0 +1,150 @@
+//! What a file is that is not safetensors: knows the first bytes of other formats, and nothing of their inside.
+
+use std::fmt;
+
+/// What the first bytes of a file say that it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Format {
+    /// safetensors, or at least nothing else that we know.
+    Safetensors,
+    /// Something else, named for a person, with what can be done about it.
+    Other {
+        /// What it is, with its article: "a zip archive".
+        what: String,
+        /// What to do, if there is something to do.
+        hint: Option<&'static str>,
+    },
+}
+
+/// Where a magic number stands, what it is, and what it means.
+const MAGICS: [(usize, &[u8], &str, Option<&str>); 23] = [
+    (0, b"GGUF", "a GGUF file", Some("weightfs reads safetensors; GGUF has its own tools, such as gguf-dump")),
+    (0, b"GGML", "a GGML file, older than GGUF", Some("convert it with llama.cpp's tools")),
+    (0, b"lmgg", "a GGML file, older than GGUF", Some("convert it with llama.cpp's tools")),
+    (0, b"tjgg", "a GGML file, older than GGUF", Some("convert it with llama.cpp's tools")),
+    (0, b"PK\x03\x04", "a zip archive, such as a PyTorch checkpoint (.pt, .bin)", Some(CONVERT)),
+    (0, b"PK\x05\x06", "an empty zip archive", None),
+    (0, b"\x1f\x8b", "gzip data", Some("unpack it with gunzip first")),
+    (0, b"\x28\xb5\x2f\xfd", "zstd data", Some("unpack it with unzstd first")),
+    (0, b"\xfd7zXZ\0", "xz data", Some("unpack it with unxz first")),
+    (0, b"BZh", "bzip2 data", Some("unpack it with bunzip2 first")),
+    (0, b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", Some("unpack it first")),
+    (257, b"ustar", "a tar archive", Some("unpack it first")),
+    (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file, such as a Keras model (.h5)", Some("convert it to safetensors first")),
+    (0, b"\x93NUMPY", "a NumPy array (.npy)", Some("numpy.load opens it as it is")),
+    (4, b"TFL3", "a TensorFlow Lite model", None),
+    (0, b"\x08\x07\x12", "an ONNX model", None),
+    (0, b"\x08\x08\x12", "an ONNX model", None),
+    (0, b"PAR1", "a Parquet file", None),
+    (0, b"\x89PNG\r\n\x1a\n", "a PNG picture", None),
+    (0, b"\xff\xd8\xff", "a JPEG picture", None),
+    (0, b"%PDF-", "a PDF document", None),
+    (0, b"\x7fELF", "a program (ELF)", None),
+    (0, b"#!", "a script", None),
+];
+
+const CONVERT: &str = "load it with torch.load(..., weights_only=True) and save it with safetensors.torch.save_file";
+
+impl Format {
+    /// Says what `prefix`, the first bytes of a file, belongs to. The first 512 bytes tell all that this knows.
+    ///
+    /// Ask only where the file failed to parse: a valid header length can look like a magic number.
+    pub fn detect(prefix: &[u8]) -> Self {
+        let other = |what: &str, hint| Self::Other { what: what.to_owned(), hint };
+        if prefix.is_empty() {
+            return other("empty", Some("a download may not have begun"));
+        }
+        if let [_, _, _, _, 0, 0, 0, 0, header @ ..] = prefix {
+            // A length below 4 GiB and the beginning of a JSON object: the low bytes of the length may be anything.
+            if header.trim_ascii_start().starts_with(b"{") {
+                return Self::Safetensors;
+            }
+        }
+        if let Some(pointer) = lfs_pointer(prefix) {
+            return pointer;
+        }
+        if let Some((_, _, what, hint)) =
+            MAGICS.iter().find(|(at, magic, ..)| prefix.get(*at..).is_some_and(|rest| rest.starts_with(magic)))
+        {
+            return other(what, *hint);
+        }
+        // A pickle of protocol 2 to 5 begins with PROTO and goes on with an opcode for a container, a global or a frame.
+        if let [0x80, 2..=5, b'}' | b']' | b'(' | b'c' | b'X' | b'\x8a' | b'\x95', ..] = prefix {
+            return other("a Python pickle, such as an old PyTorch checkpoint (.pt, .bin)", Some(CONVERT));
+        }
+        let text = prefix.trim_ascii_start();
+        let begins =
+            |word: &str| text.get(..word.len()).is_some_and(|start| start.eq_ignore_ascii_case(word.as_bytes()));
+        if begins("<!doctype html") || begins("<html") {
+            return other("an HTML page", Some("the download may have met a login or an error page"));
+        }
+        if begins("<?xml") {
+            return other("an XML document", Some("the download may have met an error page"));
+        }
+        if begins("{\"error\"") || begins("{\"message\"") {
+            return other("a JSON error message", Some("see it with `cat`; the download failed"));
+        }
+        if begins("{") {
+            return other("JSON text", None);
+        }
+        if prefix.len() >= 64 && prefix.iter().all(|byte| *byte == 0) {
+            return other("filled with zeros", Some("the download may not have got to its beginning yet"));
+        }
+        Self::Safetensors
+    }
+}
+
+/// Git LFS keeps a text of three lines in place of a file that was not fetched.
+/// Source: the Git LFS specification, docs/spec.md, "The Pointer".
+fn lfs_pointer(prefix: &[u8]) -> Option<Format> {
+    let text = prefix.strip_prefix(b"version https://git-lfs.github.com/spec/")?;
+    let text = String::from_utf8_lossy(text);
+    let size = text.lines().find_map(|line| line.strip_prefix("size ")?.parse::<u64>().ok());
+    let size = size.map_or(String::new(), |size| format!(" to a file of {size} bytes"));
+    Some(Format::Other {
+        what: format!("a Git LFS pointer{size}"),
+        hint: Some("fetch the file itself with `git lfs pull`"),
+    })
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Safetensors => f.write_str("a safetensors file"),
+            Self::Other { what, hint: None } => f.write_str(what),
+            Self::Other { what, hint: Some(hint) } => write!(f, "{what} ({hint})"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_format_is_named() {
+        let lfs = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4976698672\n";
+        let tar: &[u8] = &[&[b'a'; 257][..], b"ustar\0"].concat();
+        let cases: [(&[u8], &str); 15] = [
+            (b"", "empty (a download may not have begun)"),
+            (lfs, "a Git LFS pointer to a file of 4976698672 bytes (fetch the file itself with `git lfs pull`)"),
+            (b"GGUF\x03\0\0\0", "a GGUF file"),
+            (b"PK\x03\x04\0\0", "a zip archive"),
+            (b"\x80\x02}q\0", "a Python pickle"),
+            (b"\x80\x04\x95\x10\0", "a Python pickle"),
+            (b"\x1f\x8b\x08", "gzip data"),
+            (b"\n<!DOCTYPE html><html>", "an HTML page"),
+            (b"<HTML>", "an HTML page"),
+            (b"{\"error\":\"Entry not found\"}", "a JSON error message"),
+            (b"{\"a\":1}", "JSON text"),
+            (tar, "a tar archive"),
+            (&[0; 64], "filled with zeros"),
+            (b"\x10\0\0\0\0\0\0\0{}", "a safetensors file"),
+            (b"\x1f\x8b\x01\0\0\0\0\0{\"", "a safetensors file"),
+        ];
+        for (prefix, expected) in cases {
+            let found = Format::detect(prefix).to_string();
+            assert!(found.starts_with(expected), "{found}");
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! What the bytes of a model file mean: knows headers, and does no input or output of its own.
+//!
+//! Every format lowers to one [`Header`]; nothing after this module knows which format it was.
+
+mod detect;
+mod dtype;
+pub mod safetensors;
+
+use hashbrown::{DefaultHashBuilder, HashTable};
+use std::hash::BuildHasher;
+use std::ops::Range;
+
+pub use detect::Format;
+pub use dtype::Dtype;
+pub use safetensors::Mode;
+
+/// Why a file has no header that weightfs could use.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// Another format, named for what it is.
+    #[error("not a safetensors file but {0}")]
+    Other(Format),
+    /// safetensors, but against its rules.
+    #[error(transparent)]
+    Safetensors(#[from] safetensors::Error),
+}
+
+/// Reads the header of a file of `file_len` bytes from `prefix`, its beginning.
+///
+/// Asks for more with [`safetensors::Error::Incomplete`].
+pub fn parse(prefix: &[u8], file_len: u64, mode: Mode) -> Result<Header, Error> {
+    safetensors::parse(prefix, file_len, mode).map_err(|error| match (error, Format::detect(prefix)) {
+        (error, Format::Safetensors) | (error @ safetensors::Error::Incomplete { .. }, _) => error.into(),
+        (_, other) => Error::Other(other),
+    })
+}
+
+/// One tensor, as its header describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorInfo<'a> {
+    /// Any Unicode string, `/`, NUL and the empty string included.
+    pub name: &'a str,
+    /// Type of the elements.
+    pub dtype: Dtype<'a>,
+    /// Dimensions in elements, outermost first; a scalar has none.
+    pub shape: &'a [u64],
+    /// Where the data lies, in bytes from the start of the file.
+    pub range: Range<u64>,
+}
+
+impl TensorInfo<'_> {
+    /// Size of the data in bytes.
+    pub fn nbytes(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+}
+
+/// An entry that was left out of a damaged file, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Skipped {
+    /// Name of the tensor.
+    pub name: String,
+    /// The reason, a sentence.
+    pub reason: String,
+}
+
+/// All that a file says about its tensors.
+///
+/// A million tensors are normal, so names and dimensions lie in one arena each and nothing is allocated for a tensor.
+#[derive(Debug)]
+pub struct Header {
+    json: Range<u64>,
+    metadata: Vec<(String, String)>,
+    names: String,
+    dims: Vec<u64>,
+    unknown_dtypes: Vec<String>,
+    records: Vec<Record>,
+    by_name: NameTable,
+    skipped: Vec<Skipped>,
+}
+
+/// A tensor: places in the arenas of the header.
+#[derive(Debug, Clone)]
+struct Record {
+    range: Range<u64>,
+    name: Range<u32>,
+    dims: Range<u32>,
+    /// Index into [`dtype::KNOWN`], or behind its end into `unknown_dtypes`.
+    dtype: u32,
+}
+
+impl Header {
+    /// Number of tensors.
+    pub fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Whether there are no tensors.
+    pub fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+
+    /// The tensor at `index`, in the order of the data.
+    ///
+    /// # Panics
+    /// Where `index` is not below [`Header::len`].
+    pub fn tensor(&self, index: usize) -> TensorInfo<'_> {
+        let record = &self.records[index];
+        let dtype = match dtype::KNOWN.get(record.dtype as usize) {
+            Some(known) => known.0,
+            None => Dtype::Unknown(&self.unknown_dtypes[record.dtype as usize - dtype::KNOWN.len()]),
+        };
+        TensorInfo { name: self.name(index), dtype, shape: &self.dims[span(&record.dims)], range: record.range.clone() }
+    }
+
+    /// The name of the tensor at `index`: [`Header::tensor`] for those who need no more.
+    ///
+    /// # Panics
+    /// Where `index` is not below [`Header::len`].
+    pub fn name(&self, index: usize) -> &str {
+        &self.names[span(&self.records[index].name)]
+    }
+
+    /// All tensors, in the order of the data.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorInfo<'_>> {
+        (0..self.len()).map(|index| self.tensor(index))
+    }
+
+    /// The index of the tensor called `name`.
+    pub fn find(&self, name: &str) -> Option<usize> {
+        self.by_name.find(&self.names, &self.records, name)
+    }
+
+    /// `__metadata__`, sorted by key; empty where the file has none.
+    pub fn metadata(&self) -> &[(String, String)] {
+        &self.metadata
+    }
+
+    /// Where the JSON header lies, in bytes from the start of the file, its padding included.
+    pub fn json(&self) -> Range<u64> {
+        self.json.clone()
+    }
+
+    /// What was left out, in the order of the header; empty unless the file was read leniently.
+    pub fn skipped(&self) -> &[Skipped] {
+        &self.skipped
+    }
+
+    /// The names of dtypes that weightfs does not know, each once.
+    pub fn unknown_dtypes(&self) -> &[String] {
+        &self.unknown_dtypes
+    }
+}
+
+/// Indices of records by the hash of their names; the names themselves stay in the arena.
+#[derive(Debug)]
+struct NameTable {
+    table: HashTable<u32>,
+    /// Seeded anew in each process, so that no file can be made to collide.
+    hasher: DefaultHashBuilder,
+}
+
+impl NameTable {
+    fn with_capacity(capacity: usize) -> Self {
+        Self { table: HashTable::with_capacity(capacity), hasher: DefaultHashBuilder::default() }
+    }
+
+    fn find(&self, names: &str, records: &[Record], name: &str) -> Option<usize> {
+        let same = |index: &u32| &names[span(&records[*index as usize].name)] == name;
+        self.table.find(self.hasher.hash_one(name), same).map(|index| *index as usize)
+    }
+
+    /// Enters the record at `index`, unless another one has its name.
+    fn insert(&mut self, names: &str, records: &[Record], index: u32) -> bool {
+        let name_at = |index: u32| &names[span(&records[index as usize].name)];
+        let name = name_at(index);
+        let hash = self.hasher.hash_one(name);
+        if self.table.find(hash, |other| name_at(*other) == name).is_some() {
+            return false;
+        }
+        self.table.insert_unique(hash, index, |other| self.hasher.hash_one(name_at(*other)));
+        true
+    }
+}
+
+/// Places in an arena as indices. They are 32-bit because a header has at most 100 MB.
+fn span(range: &Range<u32>) -> Range<usize> {
+    range.start as usize..range.end as usize
+}

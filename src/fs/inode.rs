@@ -1,0 +1,95 @@
+//! Inode numbers: knows how "which view of which tensor" is a number and back, so that nothing need be stored.
+//!
+//! The upper bits say what kind of inode it is, the lower 40 which one. Kind 0 holds the fixed directories, of which the
+//! root has the number that FUSE gives it; kind 1 the directories of `tree/`; kind 16 and up the files, view by view.
+
+use super::{Ino, ROOT};
+use crate::view::View;
+
+const KIND_SHIFT: u32 = 40;
+const FIXED: u64 = 0;
+const TREE_NODES: u64 = 1;
+const FILES: u64 = 16;
+
+/// What an inode number means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Inode {
+    Dir(Dir),
+    File(FileRef),
+}
+
+/// A directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Dir {
+    Root,
+    Metadata,
+    Tensors,
+    Tree,
+    /// A directory below `tree/`, by its number.
+    TreeNode(u32),
+}
+
+/// A file: one of those that a view has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FileRef {
+    pub view: View,
+    /// A tensor, a metadata key, or 0 where the view has one file only.
+    pub item: u32,
+}
+
+/// The fixed directories, each at its number below the root's.
+const DIRS: [Dir; 4] = [Dir::Root, Dir::Metadata, Dir::Tensors, Dir::Tree];
+
+impl Dir {
+    pub fn ino(self) -> Ino {
+        Inode::Dir(self).ino()
+    }
+}
+
+impl Inode {
+    pub fn ino(self) -> Ino {
+        let (kind, number) = match self {
+            Self::Dir(Dir::Root) => (FIXED, ROOT),
+            Self::Dir(Dir::Metadata) => (FIXED, ROOT + 1),
+            Self::Dir(Dir::Tensors) => (FIXED, ROOT + 2),
+            Self::Dir(Dir::Tree) => (FIXED, ROOT + 3),
+            Self::Dir(Dir::TreeNode(node)) => (TREE_NODES, node.into()),
+            Self::File(FileRef { view, item }) => (FILES + view as u64, item.into()),
+        };
+        kind << KIND_SHIFT | number
+    }
+
+    /// The inverse of [`Inode::ino`]; whether there is such a tensor is not known here.
+    pub fn from_ino(ino: Ino) -> Option<Self> {
+        let number = ino & ((1 << KIND_SHIFT) - 1);
+        match ino >> KIND_SHIFT {
+            FIXED => DIRS.get(usize::try_from(number.checked_sub(ROOT)?).ok()?).copied().map(Self::Dir),
+            TREE_NODES => Some(Self::Dir(Dir::TreeNode(number.try_into().ok()?))),
+            kind => {
+                let view = *View::ALL.get(usize::try_from(kind.checked_sub(FILES)?).ok()?)?;
+                Some(Self::File(FileRef { view, item: number.try_into().ok()? }))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_go_there_and_back() {
+        let nodes = [0, 1, u32::MAX].map(|node| Inode::Dir(Dir::TreeNode(node)));
+        let files =
+            View::ALL.into_iter().flat_map(|view| [0, 7, u32::MAX].map(|item| Inode::File(FileRef { view, item })));
+        let all: Vec<Inode> = DIRS.map(Inode::Dir).into_iter().chain(nodes).chain(files).collect();
+        for (at, inode) in all.iter().enumerate() {
+            assert_eq!(Inode::from_ino(inode.ino()), Some(*inode));
+            assert!(all[..at].iter().all(|other| other.ino() != inode.ino()));
+        }
+        assert_eq!(Inode::Dir(Dir::Root).ino(), ROOT);
+        for ino in [0, 5, 2 << KIND_SHIFT, 15 << KIND_SHIFT, u64::MAX, 1 << KIND_SHIFT | 1 << 39, 21 << KIND_SHIFT] {
+            assert_eq!(Inode::from_ino(ino), None, "{ino:#x}");
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! The root directory: knows which views stand there under which names, and which of them a mount shows.
+
+use super::inode::{Dir, FileRef, Inode};
+use crate::view::View;
+
+/// The root's entries: file name, the name by which `--views` calls it, and what it is.
+const ENTRIES: [(&str, &str, Inode); 6] = [
+    ("header.json", "header", file(View::Header)),
+    ("index.json", "index", file(View::Index)),
+    ("metadata", "metadata", Inode::Dir(Dir::Metadata)),
+    ("metadata.json", "metadata", file(View::MetadataJson)),
+    ("tensors", "tensors", Inode::Dir(Dir::Tensors)),
+    ("tree", "tree", Inode::Dir(Dir::Tree)),
+];
+
+const fn file(view: View) -> Inode {
+    Inode::File(FileRef { view, item: 0 })
+}
+
+/// Which views a mount shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shown(Vec<&'static str>);
+
+/// A view that nobody knows.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no view is called {name:?}; there are {}", Shown::names().join(", "))]
+pub struct UnknownView {
+    name: String,
+}
+
+impl Default for Shown {
+    /// All of them.
+    fn default() -> Self {
+        Self(Self::names())
+    }
+}
+
+impl Shown {
+    /// The names of all views, in the order of the root directory.
+    pub fn names() -> Vec<&'static str> {
+        let mut names: Vec<_> = ENTRIES.iter().map(|entry| entry.1).collect();
+        names.dedup();
+        names
+    }
+
+    /// The views of these names and no others.
+    pub fn only<'n>(names: impl IntoIterator<Item = &'n str>) -> Result<Self, UnknownView> {
+        let find = |name: &str| {
+            let known = Self::names().into_iter().find(|known| *known == name);
+            known.ok_or_else(|| UnknownView { name: name.to_owned() })
+        };
+        names.into_iter().map(find).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Whether the view of that name is shown.
+    pub fn contains(&self, name: &str) -> bool {
+        self.0.contains(&name)
+    }
+
+    /// How many names a raw tensor has: the same inode stands in `tensors/` and in `tree/`.
+    pub fn links_of_tensors(&self) -> u32 {
+        u32::from(self.contains("tensors")) + u32::from(self.contains("tree"))
+    }
+}
+
+/// What the root holds.
+pub(super) fn entries(shown: &Shown) -> impl Iterator<Item = (&'static str, Inode)> {
+    ENTRIES.into_iter().filter(|entry| shown.contains(entry.1)).map(|entry| (entry.0, entry.2))
+}
+
+/// The entry called `name` in the root.
+pub(super) fn find(name: &str, shown: &Shown) -> Option<Inode> {
+    entries(shown).find(|entry| entry.0 == name).map(|entry| entry.1)
+}

@@ -1,0 +1,354 @@
+//! The file system: knows directories, inode numbers, attributes and names, and nothing of FUSE.
+//!
+//! The tree never changes, so there are no lookup counts and nothing is stored for a file: an inode number says which
+//! view of which tensor it is.
+
+mod inode;
+mod layout;
+mod tree;
+
+use crate::content;
+use crate::format::TensorInfo;
+use crate::model::{Model, Shard};
+use crate::name;
+use crate::source::Stat;
+use crate::view::{View, Views};
+use inode::{Dir, FileRef, Inode};
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::OnceLock;
+use std::time::SystemTime;
+use tree::Tree;
+
+pub use layout::{Shown, UnknownView};
+
+/// Inode number.
+pub type Ino = u64;
+
+/// The inode number of the root, fixed by FUSE.
+pub const ROOT: Ino = 1;
+
+/// Preferred block size of every file, in bytes: as much as the kernel asks for at once.
+pub const BLOCK_SIZE: u32 = 1 << 20;
+
+/// Unit of [`Statfs::blocks`] and of `st_blocks`, in bytes.
+pub const SECTOR: u64 = 512;
+
+/// Longest file name, in bytes.
+pub const NAME_MAX: u32 = 255;
+
+/// The whole mounted file system.
+#[derive(Debug)]
+pub struct Superblock {
+    views: Views,
+    shown: Shown,
+    owner: Owner,
+    tree: OnceLock<Tree>,
+    /// Whose names were too long for a file name, by what is left of them.
+    cut_tensors: OnceLock<HashMap<String, u32>>,
+    cut_keys: OnceLock<HashMap<String, u32>>,
+}
+
+/// What every file of the mount has in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Owner {
+    /// Numeric owner.
+    pub uid: u32,
+    /// Numeric group.
+    pub gid: u32,
+    /// Permission bits of files; directories can be entered by who may read.
+    pub perm: u16,
+    /// Time of every time stamp.
+    pub mtime: SystemTime,
+}
+
+impl Owner {
+    /// Nobody may read what the source itself would not let them read.
+    pub fn of(stat: Stat) -> Self {
+        Self { uid: stat.uid, gid: stat.gid, perm: stat.mode & 0o444, mtime: stat.mtime }
+    }
+}
+
+/// Attributes of a file or directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attr {
+    /// Inode number.
+    pub ino: Ino,
+    /// Whether it is a directory.
+    pub is_dir: bool,
+    /// Size in bytes.
+    pub size: u64,
+    /// Space taken, in units of [`SECTOR`].
+    pub blocks: u64,
+    /// Names that the inode has.
+    pub nlink: u32,
+    /// Permission bits.
+    pub perm: u16,
+    /// Numeric owner.
+    pub uid: u32,
+    /// Numeric group.
+    pub gid: u32,
+    /// Time of every time stamp.
+    pub mtime: SystemTime,
+}
+
+/// An entry of a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Dentry<'a> {
+    /// Inode number.
+    pub ino: Ino,
+    /// Whether it is a directory.
+    pub is_dir: bool,
+    /// File name.
+    pub name: Cow<'a, str>,
+    /// Where a listing goes on after this entry.
+    pub next: u64,
+}
+
+/// What `statfs(2)` tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Statfs {
+    /// Size of the model's files, in units of [`SECTOR`].
+    pub blocks: u64,
+    /// Number of tensors and metadata keys.
+    pub files: u64,
+}
+
+/// Why an operation failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is no such file, name or inode.
+    #[error("no such file or directory")]
+    NoEntry,
+    /// A directory was needed.
+    #[error("not a directory")]
+    NotADirectory,
+    /// A file was needed.
+    #[error("a directory")]
+    IsADirectory,
+    /// The file has no attribute of that name.
+    #[error("no such attribute")]
+    NoAttribute,
+    /// The content cannot be had.
+    #[error(transparent)]
+    Content(#[from] content::Error),
+}
+
+/// Extended attributes of a tensor; the values are texts.
+const XATTRS: [(&str, XattrValue); 6] = [
+    ("user.weightfs.name", |tensor, _| tensor.name.to_owned()),
+    ("user.weightfs.dtype", |tensor, _| tensor.dtype.to_string()),
+    ("user.weightfs.shape", |tensor, _| format!("{:?}", tensor.shape)),
+    ("user.weightfs.nbytes", |tensor, _| tensor.nbytes().to_string()),
+    ("user.weightfs.offset", |tensor, _| tensor.range.start.to_string()),
+    ("user.weightfs.shard", |_, shard| shard.name.clone()),
+];
+
+type XattrValue = fn(&TensorInfo, &Shard) -> String;
+
+/// Offsets of a listing before the first entry: `.` and `..` come first.
+const DOTS: u64 = 2;
+
+impl Superblock {
+    /// A file system of `model` that shows what `shown` says.
+    pub fn new(model: Model, shown: Shown, owner: Owner) -> Self {
+        let views = Views::new(model, shown.contains("tensors").then_some("tensors"));
+        let (tree, cut_tensors, cut_keys) = Default::default();
+        Self { views, shown, owner, tree, cut_tensors, cut_keys }
+    }
+
+    /// The model that is mounted.
+    pub fn model(&self) -> &Model {
+        self.views.model()
+    }
+
+    /// The file or directory called `name` in the directory `parent`.
+    pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr, Error> {
+        let dir = self.dir(parent)?;
+        let name = str::from_utf8(name).map_err(|_| Error::NoEntry)?;
+        let item = |item: Option<usize>, view| item.map(|item| Inode::File(FileRef { view, item: item as u32 }));
+        let inode = match dir {
+            Dir::Root => layout::find(name, &self.shown),
+            Dir::Tensors => item(self.find_tensor(name), View::Raw),
+            Dir::Metadata => item(self.find_key(name), View::Metadata),
+            Dir::Tree => self.tree().lookup(self.model(), None, name),
+            Dir::TreeNode(node) => self.tree().lookup(self.model(), Some(node), name),
+        };
+        Ok(self.attr(inode.ok_or(Error::NoEntry)?))
+    }
+
+    /// Attributes of an inode. The size is exact and tells nothing that would need the data of a tensor.
+    pub fn getattr(&self, ino: Ino) -> Result<Attr, Error> {
+        Ok(self.attr(self.inode(ino)?))
+    }
+
+    /// Hands the entries of a directory to `add`, from `offset` on, until it returns true: then it had no room for the
+    /// entry.
+    ///
+    /// Offsets are places in the directory, which never changes: they stay good for the life of the mount.
+    pub fn readdir<'s>(&'s self, ino: Ino, offset: u64, mut add: impl FnMut(Dentry<'s>) -> bool) -> Result<(), Error> {
+        let dir = self.dir(ino)?;
+        let dots = [(Dir::ino(dir), "."), (self.parent(dir), "..")];
+        for (at, (ino, name)) in dots.into_iter().enumerate().skip(offset.min(DOTS) as usize) {
+            if add(Dentry { ino, is_dir: true, name: name.into(), next: at as u64 + 1 }) {
+                return Ok(());
+            }
+        }
+        let from = offset.saturating_sub(DOTS) as usize;
+        let mut add = |inode: Inode, name, next: usize| {
+            add(Dentry { ino: inode.ino(), is_dir: matches!(inode, Inode::Dir(_)), name, next: next as u64 + DOTS })
+        };
+        let file = |view, item: usize| Inode::File(FileRef { view, item: item as u32 });
+        match dir {
+            Dir::Root => {
+                for (at, (name, inode)) in layout::entries(&self.shown).enumerate().skip(from) {
+                    if add(inode, name.into(), at + 1) {
+                        break;
+                    }
+                }
+            }
+            Dir::Tensors => {
+                for at in from..self.model().len() {
+                    if add(file(View::Raw, at), name::encode(self.model().header().name(at)), at + 1) {
+                        break;
+                    }
+                }
+            }
+            Dir::Metadata => {
+                for (at, (key, _)) in self.model().header().metadata().iter().enumerate().skip(from) {
+                    if add(file(View::Metadata, at), name::encode(key), at + 1) {
+                        break;
+                    }
+                }
+            }
+            Dir::Tree => self.tree().list(self.model(), None, from, add),
+            Dir::TreeNode(node) => self.tree().list(self.model(), Some(node), from, add),
+        }
+        Ok(())
+    }
+
+    /// The bytes of a file from `offset` on: `size` of them, fewer only at its end.
+    ///
+    /// They may lie in the map of a source: see [`crate::source::Source::bytes`].
+    pub fn read(&self, ino: Ino, offset: u64, size: u32) -> Result<Cow<'_, [u8]>, Error> {
+        let file = self.file(ino)?;
+        Ok(self.views.content(file.view, file.item as usize).read_at(offset, size)?)
+    }
+
+    /// The value of an extended attribute.
+    pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, Error> {
+        let Ok(FileRef { view: View::Raw, item }) = self.file(ino) else { return Err(Error::NoAttribute) };
+        let (_, value) = XATTRS.iter().find(|xattr| xattr.0.as_bytes() == name).ok_or(Error::NoAttribute)?;
+        let (tensor, shard) = self.model().tensor(item as usize);
+        Ok(value(&tensor, shard).into_bytes())
+    }
+
+    /// The names of the extended attributes of an inode, each ended by NUL.
+    pub fn listxattr(&self, ino: Ino) -> Result<Vec<u8>, Error> {
+        match self.inode(ino)? {
+            Inode::File(FileRef { view: View::Raw, .. }) => {
+                Ok(XATTRS.iter().flat_map(|xattr| [xattr.0.as_bytes(), b"\0"].concat()).collect())
+            }
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// Size of the whole.
+    pub fn statfs(&self) -> Statfs {
+        let header = self.model().header();
+        Statfs {
+            blocks: self.model().shard().source.len().div_ceil(SECTOR),
+            files: (header.len() + header.metadata().len()) as u64,
+        }
+    }
+
+    fn tree(&self) -> &Tree {
+        self.tree.get_or_init(|| Tree::new(self.model()))
+    }
+
+    fn find_tensor(&self, encoded: &str) -> Option<usize> {
+        let header = self.model().header();
+        match name::decode(encoded) {
+            Some(name) => header.find(&name),
+            None if name::is_cut(encoded) => {
+                let cut = self.cut_tensors.get_or_init(|| cut_names((0..header.len()).map(|at| header.name(at))));
+                cut.get(encoded).map(|at| *at as usize)
+            }
+            None => None,
+        }
+    }
+
+    fn find_key(&self, encoded: &str) -> Option<usize> {
+        let metadata = self.model().header().metadata();
+        match name::decode(encoded) {
+            Some(key) => metadata.binary_search_by(|entry| entry.0[..].cmp(&key)).ok(),
+            None if name::is_cut(encoded) => {
+                let cut = self.cut_keys.get_or_init(|| cut_names(metadata.iter().map(|entry| &entry.0[..])));
+                cut.get(encoded).map(|at| *at as usize)
+            }
+            None => None,
+        }
+    }
+
+    /// What an inode number means, if it means anything.
+    fn inode(&self, ino: Ino) -> Result<Inode, Error> {
+        let inode = Inode::from_ino(ino).ok_or(Error::NoEntry)?;
+        let exists = match inode {
+            Inode::File(FileRef { view, item }) => (item as usize) < self.views.count(view),
+            Inode::Dir(Dir::TreeNode(node)) => node < self.tree().nodes(),
+            Inode::Dir(_) => true,
+        };
+        exists.then_some(inode).ok_or(Error::NoEntry)
+    }
+
+    fn dir(&self, ino: Ino) -> Result<Dir, Error> {
+        match self.inode(ino)? {
+            Inode::Dir(dir) => Ok(dir),
+            Inode::File(_) => Err(Error::NotADirectory),
+        }
+    }
+
+    fn file(&self, ino: Ino) -> Result<FileRef, Error> {
+        match self.inode(ino)? {
+            Inode::File(file) => Ok(file),
+            Inode::Dir(_) => Err(Error::IsADirectory),
+        }
+    }
+
+    fn parent(&self, dir: Dir) -> Ino {
+        match dir {
+            Dir::TreeNode(node) => self.tree().parent(self.model(), node).map_or(Dir::Tree, Dir::TreeNode).ino(),
+            _ => ROOT,
+        }
+    }
+
+    fn attr(&self, inode: Inode) -> Attr {
+        let Owner { uid, gid, perm, mtime } = self.owner;
+        let attr = Attr { ino: inode.ino(), is_dir: false, size: 0, blocks: 0, nlink: 1, perm, uid, gid, mtime };
+        match inode {
+            // One link, as btrfs has it: nobody may conclude from it how many directories are inside.
+            Inode::Dir(_) => Attr { is_dir: true, perm: perm | perm >> 2, ..attr },
+            Inode::File(FileRef { view, item }) => {
+                let size = self.views.content(view, item as usize).len();
+                match view {
+                    View::Raw => {
+                        Attr { size, blocks: size.div_ceil(SECTOR), nlink: self.shown.links_of_tensors(), ..attr }
+                    }
+                    _ => Attr { size, ..attr },
+                }
+            }
+        }
+    }
+}
+
+/// The file names of those `names` that were cut, and which they were.
+fn cut_names<'a>(names: impl Iterator<Item = &'a str>) -> HashMap<String, u32> {
+    names
+        .enumerate()
+        // No shorter name has an encoding that is too long.
+        .filter(|(_, name)| name.len() > name::MAX / 3)
+        .map(|(at, name)| (name::encode(name), at as u32))
+        .filter(|(encoded, _)| name::is_cut(encoded) && name::decode(encoded).is_none())
+        .map(|(encoded, at)| (encoded.into_owned(), at))
+        .collect()
+}

@@ -1,0 +1,275 @@
+//! `tree/`: knows how dotted names are directories, from one sorted list of the tensors and nothing else.
+//!
+//! Sorted by component, the tensors below any directory are neighbours, so that a directory is a place in the list and a
+//! depth. Directories are numbered in the order in which the list enters them; how many come before each place is all
+//! that is kept, 8 bytes a tensor.
+
+use super::inode::{Dir, FileRef, Inode};
+use crate::model::Model;
+use crate::name;
+use crate::view::View;
+use std::borrow::Cow;
+use std::cmp::Ordering;
+use std::ops::Range;
+
+/// The sorted list.
+#[derive(Debug)]
+pub(super) struct Tree {
+    /// Tensors by component, in natural order: `layers.2` before `layers.10`.
+    order: Vec<u32>,
+    /// How many directories are entered before each place of `order`; one more entry for all of them.
+    entered: Vec<u32>,
+}
+
+impl Tree {
+    pub fn new(model: &Model) -> Self {
+        let header = model.header();
+        let mut order: Vec<u32> = (0..header.len() as u32).collect();
+        order.sort_unstable_by(|a, b| compare_paths(header.name(*a as usize), header.name(*b as usize)));
+        let mut tree = Self { order, entered: Vec::with_capacity(header.len() + 1) };
+        let mut nodes = 0;
+        for at in 0..tree.order.len() {
+            tree.entered.push(nodes);
+            nodes += (dirs_of(tree.name(model, at)) - tree.shared(model, at)) as u32;
+        }
+        tree.entered.push(nodes);
+        tree
+    }
+
+    /// Number of directories below `tree/`.
+    pub fn nodes(&self) -> u32 {
+        self.entered.last().copied().unwrap_or(0)
+    }
+
+    /// The directory that holds directory `node`; `None` for `tree/` itself.
+    pub fn parent(&self, model: &Model, node: u32) -> Option<u32> {
+        let (at, depth) = self.place(model, node);
+        (depth > 1).then(|| self.node(model, at, depth - 1))
+    }
+
+    /// The entry called `encoded` in directory `node`, or in `tree/`.
+    pub fn lookup(&self, model: &Model, node: Option<u32>, encoded: &str) -> Option<Inode> {
+        let (range, depth) = self.range(model, node);
+        let find = |component: &str| {
+            let compare = |at: &usize| compare_components(self.component(model, *at, depth), component);
+            let first = partition_point(range.clone(), |at| compare(&at) == Ordering::Less);
+            (first < range.end && compare(&first) == Ordering::Equal).then_some(first)
+        };
+        // `a%` is the tensor beside the directory `a`. No encoding ends in `%` but that of the empty name.
+        let (encoded, marked) = match encoded.strip_suffix('%') {
+            Some(rest) if !rest.is_empty() => (rest, true),
+            _ => (encoded, false),
+        };
+        let at = match name::decode(encoded) {
+            Some(component) => find(&component)?,
+            None if name::is_cut(encoded) => {
+                let mut found = None;
+                self.each(model, range, depth, 0, |at, _| {
+                    let matches = name::encode(self.component(model, at, depth)) == encoded;
+                    found = matches.then_some(at);
+                    matches
+                });
+                found?
+            }
+            None => return None,
+        };
+        let is_leaf = self.is_leaf(model, at, depth);
+        let beside = is_leaf && self.dir_beside(model, at, depth);
+        match (marked, is_leaf, beside) {
+            (true, true, true) | (false, true, false) => Some(self.leaf(at)),
+            (false, true, true) => Some(self.dir(model, at + 1, depth)),
+            (false, false, _) => Some(self.dir(model, at, depth)),
+            (true, ..) => None,
+        }
+    }
+
+    /// Hands the entries of directory `node`, or of `tree/`, to `add` with the place where the next one is, from place
+    /// `from` on, until it returns true.
+    pub fn list<'m>(
+        &self,
+        model: &'m Model,
+        node: Option<u32>,
+        from: usize,
+        mut add: impl FnMut(Inode, Cow<'m, str>, usize) -> bool,
+    ) {
+        let (range, depth) = self.range(model, node);
+        self.each(model, range, depth, from, |at, next| {
+            let name = name::encode(self.component(model, at, depth));
+            if !self.is_leaf(model, at, depth) {
+                add(self.dir(model, at, depth), name, next)
+            } else if self.dir_beside(model, at, depth) {
+                add(self.leaf(at), format!("{name}%").into(), next)
+            } else {
+                add(self.leaf(at), name, next)
+            }
+        });
+    }
+
+    /// Hands the first place of each entry of a directory to `visit`, with that of the next one, until it returns true.
+    fn each(
+        &self,
+        model: &Model,
+        range: Range<usize>,
+        depth: usize,
+        from: usize,
+        mut visit: impl FnMut(usize, usize) -> bool,
+    ) {
+        let mut at = from.max(range.start);
+        while at < range.end {
+            let next =
+                if self.is_leaf(model, at, depth) { at + 1 } else { self.end(model, at, depth + 1).min(range.end) };
+            if visit(at, next) {
+                return;
+            }
+            at = next;
+        }
+    }
+
+    fn leaf(&self, at: usize) -> Inode {
+        Inode::File(FileRef { view: View::Raw, item: self.order[at] })
+    }
+
+    /// The directory that the component at `depth` of the tensor at `at` is.
+    fn dir(&self, model: &Model, at: usize, depth: usize) -> Inode {
+        Inode::Dir(Dir::TreeNode(self.node(model, at, depth + 1)))
+    }
+
+    fn is_leaf(&self, model: &Model, at: usize, depth: usize) -> bool {
+        dirs_of(self.name(model, at)) == depth
+    }
+
+    /// Whether the tensor at `at` has a directory of its own name beside it: then that comes right after it.
+    fn dir_beside(&self, model: &Model, at: usize, depth: usize) -> bool {
+        at + 1 < self.order.len() && self.common(model, at, at + 1) > depth && !self.is_leaf(model, at + 1, depth)
+    }
+
+    /// The number of the directory with the first `depth` components of the tensor at `at`; `depth` is at least 1.
+    fn node(&self, model: &Model, at: usize, depth: usize) -> u32 {
+        let mut first = at;
+        if self.shared(model, at) >= depth {
+            let compare = |other: usize| compare_prefixes(self.name(model, other), self.name(model, at), depth);
+            // A tensor whose whole name is the prefix comes first, and is not in the directory.
+            first = partition_point(0..at, |other| {
+                compare(other) == Ordering::Less
+                    || dirs_of(self.name(model, other)) < depth && compare(other) == Ordering::Equal
+            });
+        }
+        self.entered[first] + (depth - self.shared(model, first) - 1) as u32
+    }
+
+    /// The first place and the depth of a directory.
+    fn place(&self, model: &Model, node: u32) -> (usize, usize) {
+        let at = self.entered.partition_point(|entered| *entered <= node).saturating_sub(1);
+        (at, self.shared(model, at) + 1 + (node - self.entered[at]) as usize)
+    }
+
+    /// The places below a directory, and the depth of its entries.
+    fn range(&self, model: &Model, node: Option<u32>) -> (Range<usize>, usize) {
+        match node {
+            None => (0..self.order.len(), 0),
+            Some(node) => {
+                let (at, depth) = self.place(model, node);
+                (at..self.end(model, at, depth), depth)
+            }
+        }
+    }
+
+    /// The first place after `at` whose first `depth` components are others. Looks near first: most directories are small.
+    fn end(&self, model: &Model, at: usize, depth: usize) -> usize {
+        let same =
+            |other: usize| compare_prefixes(self.name(model, other), self.name(model, at), depth) == Ordering::Equal;
+        let mut step = 1;
+        let mut low = at;
+        while low + step < self.order.len() && same(low + step) {
+            low += step;
+            step *= 2;
+        }
+        partition_point(low + 1..(low + step).min(self.order.len()), same)
+    }
+
+    /// How many directories the tensor at `at` shares with the one before it: those it does not enter anew.
+    fn shared(&self, model: &Model, at: usize) -> usize {
+        let Some(before) = at.checked_sub(1) else { return 0 };
+        let dirs = dirs_of(self.name(model, at)).min(dirs_of(self.name(model, before)));
+        self.common(model, before, at).min(dirs)
+    }
+
+    /// How many leading components two tensors have in common.
+    fn common(&self, model: &Model, a: usize, b: usize) -> usize {
+        let pairs = self.name(model, a).split('.').zip(self.name(model, b).split('.'));
+        pairs.take_while(|(a, b)| a == b).count()
+    }
+
+    fn component<'m>(&self, model: &'m Model, at: usize, depth: usize) -> &'m str {
+        self.name(model, at).split('.').nth(depth).unwrap_or_default()
+    }
+
+    fn name<'m>(&self, model: &'m Model, at: usize) -> &'m str {
+        model.header().name(self.order[at] as usize)
+    }
+}
+
+/// How many directories a name lies in.
+fn dirs_of(name: &str) -> usize {
+    name.bytes().filter(|byte| *byte == b'.').count()
+}
+
+/// The first place in `range` for which `before` is false, it being true up to there.
+fn partition_point(range: Range<usize>, before: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (range.start, range.end);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if before(middle) { low = middle + 1 } else { high = middle }
+    }
+    low
+}
+
+fn compare_paths(a: &str, b: &str) -> Ordering {
+    compare_prefixes(a, b, usize::MAX)
+}
+
+/// Compares the first `depth` components.
+fn compare_prefixes(a: &str, b: &str, depth: usize) -> Ordering {
+    let (mut a, mut b) = (a.split('.').take(depth), b.split('.').take(depth));
+    loop {
+        match (a.next(), b.next()) {
+            (Some(a), Some(b)) => match compare_components(a, b) {
+                Ordering::Equal => {}
+                other => return other,
+            },
+            (a, b) => return a.is_some().cmp(&b.is_some()),
+        }
+    }
+}
+
+/// Natural order: runs of digits compare as numbers. Only equal texts are equal.
+fn compare_components(a: &str, b: &str) -> Ordering {
+    let (whole_a, whole_b) = (a.as_bytes(), b.as_bytes());
+    let (mut a, mut b) = (whole_a, whole_b);
+    loop {
+        let (digits_a, digits_b) = (leading_digits(a), leading_digits(b));
+        if digits_a > 0 && digits_b > 0 {
+            let (number_a, number_b) = (trim_zeros(&a[..digits_a]), trim_zeros(&b[..digits_b]));
+            match number_a.len().cmp(&number_b.len()).then_with(|| number_a.cmp(number_b)) {
+                Ordering::Equal => (a, b) = (&a[digits_a..], &b[digits_b..]),
+                other => return other,
+            }
+            continue;
+        }
+        match (a.split_first(), b.split_first()) {
+            (Some((x, rest_a)), Some((y, rest_b))) if x == y => (a, b) = (rest_a, rest_b),
+            (Some((x, _)), Some((y, _))) => return x.cmp(y),
+            // `01` and `1` count the same; the bytes decide.
+            (None, None) => return whole_a.cmp(whole_b),
+            (a, b) => return a.is_some().cmp(&b.is_some()),
+        }
+    }
+}
+
+fn leading_digits(bytes: &[u8]) -> usize {
+    bytes.iter().take_while(|byte| byte.is_ascii_digit()).count()
+}
+
+fn trim_zeros(digits: &[u8]) -> &[u8] {
+    &digits[digits.iter().take_while(|byte| **byte == b'0').count()..]
+}

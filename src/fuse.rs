@@ -1,0 +1,249 @@
+//! The FUSE adapter: the only file that names fuser. It converts, calls the superblock and replies; it decides nothing.
+
+use crate::content;
+use crate::fs::{self, Attr, Superblock};
+use crate::source;
+use fuser::{
+    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
+    KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
+    ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyXattr, Request, SessionACL,
+};
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::time::{Duration, UNIX_EPOCH};
+
+/// How long the kernel may believe an answer: the tree never changes.
+const TTL: Duration = Duration::from_secs(u32::MAX as u64);
+
+/// There is one tree, and no inode number is ever used again.
+const GENERATION: Generation = Generation(0);
+
+/// Requests that the kernel may have under way for read-ahead. Its own default of 16 drops read-ahead early.
+const MAX_BACKGROUND: u16 = 64;
+
+/// What speeds things up, where the kernel has it. A directory is listed with attributes when the caller seems to want
+/// them, so it must not be cached: from the cache it would come without.
+const CAPABILITIES: InitFlags = InitFlags::FUSE_NO_OPEN_SUPPORT
+    .union(InitFlags::FUSE_DO_READDIRPLUS)
+    .union(InitFlags::FUSE_READDIRPLUS_AUTO)
+    .union(InitFlags::FUSE_PARALLEL_DIROPS)
+    .union(InitFlags::FUSE_ASYNC_DIO)
+    .union(InitFlags::FUSE_CACHE_SYMLINKS);
+
+/// Who may use a mount, besides the permissions of its files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// The user who mounted it.
+    Owner,
+    /// That user and root.
+    OwnerAndRoot,
+    /// Everyone.
+    All,
+}
+
+/// A mounted file system that is being, or about to be, served.
+#[derive(Debug)]
+pub struct Session(fuser::Session<FuseAdapter>);
+
+impl Session {
+    /// Shakes hands with the kernel over `device`, /dev/fuse opened and mounted.
+    pub fn new(superblock: Superblock, device: OwnedFd, access: Access, threads: usize) -> io::Result<Self> {
+        let acl = match access {
+            Access::Owner => SessionACL::Owner,
+            Access::OwnerAndRoot => SessionACL::RootAndOwner,
+            Access::All => SessionACL::All,
+        };
+        let mut config = Config::default();
+        config.n_threads = Some(threads);
+        // A descriptor for each thread lets them take requests side by side. It needs /dev/fuse once more.
+        config.clone_fd = threads > 1 && std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_ok();
+        let adapter = FuseAdapter { superblock, no_open: false };
+        fuser::Session::from_fd(adapter, device, acl, config).map(Self)
+    }
+
+    /// Serves requests until the file system is unmounted and nobody uses it any more.
+    pub fn run(self) -> io::Result<()> {
+        self.0.run()
+    }
+}
+
+#[derive(Debug)]
+struct FuseAdapter {
+    superblock: Superblock,
+    /// Whether the kernel takes ENOSYS to mean that opening needs no message and keeps every cache.
+    no_open: bool,
+}
+
+fn errno(error: &fs::Error) -> Errno {
+    match error {
+        fs::Error::NoEntry => Errno::ENOENT,
+        fs::Error::NotADirectory => Errno::ENOTDIR,
+        fs::Error::IsADirectory => Errno::EISDIR,
+        fs::Error::NoAttribute => Errno::ENODATA,
+        fs::Error::Content(content::Error::Source(error)) => match error {
+            source::Error::Changed { .. } => Errno::ESTALE,
+            source::Error::Cut { .. } | source::Error::OutOfRange { .. } | source::Error::NotAFile { .. } => Errno::EIO,
+            source::Error::Io { error, .. } => error.raw_os_error().map_or(Errno::EIO, Errno::from_i32),
+        },
+    }
+}
+
+fn file_type(is_dir: bool) -> FileType {
+    if is_dir { FileType::Directory } else { FileType::RegularFile }
+}
+
+fn file_attr(attr: &Attr) -> FileAttr {
+    FileAttr {
+        ino: INodeNo(attr.ino),
+        size: attr.size,
+        blocks: attr.blocks,
+        atime: attr.mtime,
+        mtime: attr.mtime,
+        ctime: attr.mtime,
+        crtime: attr.mtime,
+        kind: file_type(attr.is_dir),
+        perm: attr.perm,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: 0,
+        blksize: fs::BLOCK_SIZE,
+        flags: 0,
+    }
+}
+
+/// "There is no such name", to be remembered: inode number 0 says so with a time to live, ENOENT without.
+fn no_entry() -> FileAttr {
+    let (is_dir, size, blocks, nlink, perm, uid, gid) = Default::default();
+    file_attr(&Attr { ino: 0, is_dir, size, blocks, nlink, perm, uid, gid, mtime: UNIX_EPOCH })
+}
+
+/// Answers a question for an extended attribute: with its size where the caller asked for that, with the bytes if they fit.
+fn reply_xattr(value: Result<Vec<u8>, fs::Error>, size: u32, reply: ReplyXattr) {
+    match value {
+        Err(error) => reply.error(errno(&error)),
+        Ok(value) if size == 0 => reply.size(value.len() as u32),
+        Ok(value) if value.len() > size as usize => reply.error(Errno::ERANGE),
+        Ok(value) => reply.data(&value),
+    }
+}
+
+impl Filesystem for FuseAdapter {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        let capabilities = CAPABILITIES & config.capabilities();
+        self.no_open = capabilities.contains(InitFlags::FUSE_NO_OPEN_SUPPORT);
+        // Neither can be refused: only what the kernel has is asked for, and no value is zero.
+        let _ = config.add_capabilities(capabilities);
+        let _ = config.set_max_background(MAX_BACKGROUND);
+        let _ = config.set_congestion_threshold(MAX_BACKGROUND);
+        Ok(())
+    }
+
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        match self.superblock.lookup(parent.0, name.as_bytes()) {
+            Ok(attr) => reply.entry(&TTL, &file_attr(&attr), GENERATION),
+            Err(fs::Error::NoEntry) => reply.entry(&TTL, &no_entry(), GENERATION),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        match self.superblock.getattr(ino.0) {
+            Ok(attr) => reply.attr(&TTL, &file_attr(&attr)),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        if self.no_open {
+            reply.error(Errno::ENOSYS);
+        } else {
+            reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
+        }
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        match self.superblock.read(ino.0, offset, size) {
+            Ok(bytes) => reply.data(&bytes),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn readdir(&self, _: &Request, ino: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        let listed = self.superblock.readdir(ino.0, offset, |entry| {
+            reply.add(INodeNo(entry.ino), entry.next, file_type(entry.is_dir), &*entry.name)
+        });
+        match listed {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn readdirplus(&self, _: &Request, ino: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
+        let listed = self.superblock.readdir(ino.0, offset, |entry| {
+            let Ok(attr) = self.superblock.getattr(entry.ino) else { return true };
+            reply.add(INodeNo(entry.ino), entry.next, &*entry.name, &TTL, &file_attr(&attr), GENERATION)
+        });
+        match listed {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        let statfs = self.superblock.statfs();
+        reply.statfs(statfs.blocks, 0, 0, statfs.files, 0, fs::BLOCK_SIZE, fs::NAME_MAX, fs::SECTOR as u32);
+    }
+
+    fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        reply_xattr(self.superblock.getxattr(ino.0, name.as_bytes()), size, reply);
+    }
+
+    fn listxattr(&self, _: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        reply_xattr(self.superblock.listxattr(ino.0), size, reply);
+    }
+
+    // Operations that a read-only file system has no use for: the kernel asks once, or not again for the file.
+
+    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn lseek(&self, _: &Request, _: INodeNo, _: FileHandle, _: i64, _: i32, reply: ReplyLseek) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn ioctl(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: fuser::IoctlFlags,
+        _: u32,
+        _: &[u8],
+        _: u32,
+        reply: ReplyIoctl,
+    ) {
+        reply.error(Errno::ENOTTY);
+    }
+}

@@ -1,0 +1,22 @@
+//! weightfs mounts model weights as a read-only file system. No API promise: the library serves the binary.
+//!
+//! # The life of a read
+//! 1. `fuse::FuseAdapter::read` takes the request off /dev/fuse and asks
+//! 2. [`fs::Superblock::read`], which knows from the inode number which view of which tensor is meant, has
+//!    [`view::Views::content`] say what that file consists of, and reads it with
+//! 3. [`content::Content::read_at`], which finds the segment that holds the range and takes from
+//! 4. [`source::Source::bytes`] the slice of the map, which goes back up untouched and into the reply.
+//!
+//! # The layers
+//! Each knows only those below it: `fuse -> fs -> view -> model -> format`, with `content -> source` underneath and `name`,
+//! the spelling of file names, beside. Two ideas carry them: every format lowers once to one [`format::Header`], and every
+//! file is a [`content::Content`], a splice of segments. A test, `tests/layers.rs`, holds the code to this.
+
+pub mod content;
+pub mod format;
+pub mod fs;
+pub mod fuse;
+pub mod model;
+pub mod name;
+pub mod source;
+pub mod view;

@@ -1,0 +1,116 @@
+//! The log: knows where messages go before and after the program has left its terminal.
+
+use anyhow::Context;
+use log::{Log, Metadata, Record};
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use weightfs::name::printable;
+
+/// Messages go to the terminal until the program is in the background, and to the file, if there is one, all the time;
+/// to syslog instead where there is none.
+struct Logger {
+    terminal: env_logger::Logger,
+    file: Option<env_logger::Logger>,
+    syslog: Option<env_logger::Logger>,
+}
+
+static IN_BACKGROUND: AtomicBool = AtomicBool::new(false);
+
+impl Log for Logger {
+    fn enabled(&self, metadata: &Metadata) -> bool {
+        self.terminal.enabled(metadata)
+    }
+
+    fn log(&self, record: &Record) {
+        let in_background = IN_BACKGROUND.load(Ordering::Relaxed);
+        let terminal = (!in_background).then_some(&self.terminal);
+        let syslog = self.syslog.as_ref().filter(|_| in_background);
+        for logger in [terminal, self.file.as_ref(), syslog].into_iter().flatten() {
+            logger.log(record);
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// From now on nobody reads standard error.
+pub fn leave_terminal() {
+    IN_BACKGROUND.store(true, Ordering::Relaxed);
+}
+
+/// Begins logging; warnings and errors, with `verbose` more, or what the variable RUST_LOG says.
+pub fn init(verbose: bool, file: Option<&Path>) -> anyhow::Result<()> {
+    let terminal = builder(verbose).format(|out, record| writeln!(out, "weightfs: {}", text(record))).build();
+    let file_logger = match file {
+        Some(path) => {
+            let file =
+                OpenOptions::new().append(true).create(true).open(path).with_context(|| path.display().to_string())?;
+            let mut builder = builder(verbose);
+            builder.target(env_logger::Target::Pipe(Box::new(file)));
+            builder.format(|out, record| {
+                writeln!(out, "{} {:5} [{}] {}", out.timestamp(), record.level(), std::process::id(), text(record))
+            });
+            Some(builder.build())
+        }
+        None => None,
+    };
+    let syslog = if file.is_none() { Syslog::connect() } else { None };
+    let syslog_logger = syslog.map(|syslog| {
+        let mut builder = builder(verbose);
+        builder.target(env_logger::Target::Pipe(Box::new(syslog)));
+        builder.format(|out, record| {
+            // Facility daemon (3) and the severity, as in RFC 3164.
+            let severity = match record.level() {
+                log::Level::Error => 3,
+                log::Level::Warn => 4,
+                log::Level::Info => 6,
+                log::Level::Debug | log::Level::Trace => 7,
+            };
+            write!(out, "<{}>weightfs[{}]: {}", 3 << 3 | severity, std::process::id(), text(record))
+        });
+        builder.build()
+    });
+    log::set_max_level(terminal.filter());
+    // Fails only where a logger is set already, and this is the first.
+    let _ = log::set_boxed_logger(Box::new(Logger { terminal, file: file_logger, syslog: syslog_logger }));
+    Ok(())
+}
+
+fn text(record: &Record) -> String {
+    printable(&record.args().to_string()).into_owned()
+}
+
+fn builder(verbose: bool) -> env_logger::Builder {
+    let mut builder = env_logger::Builder::new();
+    // fuser reports each reply that the kernel did not want any more: a reader that was killed is no news.
+    builder.filter_level(if verbose { log::LevelFilter::Info } else { log::LevelFilter::Warn });
+    builder.filter_module("fuser", log::LevelFilter::Off);
+    builder.parse_default_env();
+    builder
+}
+
+/// The system's log, one message a datagram. What it does not take is lost, as with syslog(3).
+struct Syslog(UnixDatagram);
+
+impl Syslog {
+    fn connect() -> Option<Self> {
+        let socket = UnixDatagram::unbound().ok()?;
+        socket.connect("/dev/log").ok()?;
+        socket.set_nonblocking(true).ok()?;
+        Some(Self(socket))
+    }
+}
+
+impl Write for Syslog {
+    fn write(&mut self, message: &[u8]) -> io::Result<usize> {
+        let _ = self.0.send(message);
+        Ok(message.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

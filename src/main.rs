@@ -1,0 +1,27 @@
+//! The `weightfs` command: parses the command line, calls the command, prints the error, sets the exit code.
+
+mod cli;
+mod cmd;
+mod logging;
+
+use cli::Invocation;
+use std::process::ExitCode;
+use weightfs::name::printable;
+
+fn main() -> ExitCode {
+    let Invocation { command, codes } = match cli::parse(std::env::args_os()) {
+        Ok(invocation) => invocation,
+        Err(code) => return code,
+    };
+    let done = match command {
+        cli::Command::Mount(args) => cmd::mount::run(&args),
+        cli::Command::Umount(args) => cmd::umount::run(&args),
+    };
+    match done {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("weightfs: {}", printable(&format!("{error:#}")));
+            codes.failure()
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! Real mounts through /dev/fuse, read by real clients. They run as root; one user's view is tested from there.
+#![allow(clippy::panic, reason = "that is how a test fails")]
+
+mod reads;
+mod support;

@@ -1,0 +1,199 @@
+//! What the mount tests share: models to mount, and mounts that go away with the test.
+
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use tempfile::TempDir;
+
+/// The program under test.
+pub const WEIGHTFS: &str = env!("CARGO_BIN_EXE_weightfs");
+
+/// Ends the test where there is no FUSE: with a message, and as a failure where `REQUIRE_FUSE=1` asks for it.
+macro_rules! require_fuse {
+    () => {
+        if !crate::support::fuse_is_here() {
+            return;
+        }
+    };
+}
+pub(crate) use require_fuse;
+
+/// Whether this process can mount. The mount tests run as root.
+pub fn fuse_is_here() -> bool {
+    let device = File::options().read(true).write(true).open("/dev/fuse");
+    let root = nix::unistd::geteuid().is_root();
+    if device.is_ok() && root {
+        return true;
+    }
+    let why = device.err().map_or("not root".to_owned(), |error| format!("/dev/fuse: {error}"));
+    assert!(std::env::var_os("REQUIRE_FUSE").is_none_or(|value| value != "1"), "REQUIRE_FUSE=1, but {why}");
+    eprintln!("skipped: {why}");
+    false
+}
+
+/// A directory for one test: a model in it and room for mount points.
+pub struct Scene {
+    pub dir: TempDir,
+}
+
+/// A tensor to be written: name, dtype, shape, bytes.
+pub type Tensor<'a> = (&'a str, Dtype, &'a [usize], Vec<u8>);
+
+impl Scene {
+    pub fn new() -> Self {
+        Self { dir: TempDir::new().unwrap() }
+    }
+
+    pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// An empty directory of that name.
+    pub fn mkdir(&self, name: &str) -> PathBuf {
+        let path = self.path(name);
+        std::fs::create_dir(&path).unwrap();
+        path
+    }
+
+    /// A file written by the official crate.
+    pub fn model(&self, name: &str, tensors: &[Tensor], metadata: &[(&str, &str)]) -> PathBuf {
+        let path = self.path(name);
+        let views = tensors
+            .iter()
+            .map(|(name, dtype, shape, bytes)| (*name, TensorView::new(*dtype, shape.to_vec(), bytes).unwrap()));
+        let metadata: HashMap<_, _> = metadata.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+        safetensors::serialize_to_file(views, (!metadata.is_empty()).then_some(metadata), &path).unwrap();
+        path
+    }
+
+    /// A file of this header and this data, which need not be valid.
+    pub fn raw(&self, name: &str, header: &[u8], data: &[u8]) -> PathBuf {
+        let path = self.path(name);
+        std::fs::write(&path, [&(header.len() as u64).to_le_bytes(), header, data].concat()).unwrap();
+        path
+    }
+
+    /// A small model with dtypes, shapes and names of many kinds.
+    pub fn sample(&self) -> PathBuf {
+        let big = pattern(3 << 20);
+        self.model(
+            "sample.safetensors",
+            &[
+                ("model.embed.weight", Dtype::F32, &[768, 1024], big),
+                ("model.layers.2.w", Dtype::BF16, &[3, 5], pattern(30)),
+                ("model.layers.10.w", Dtype::BF16, &[3, 5], pattern(30)),
+                ("model.layers.10", Dtype::U8, &[7], pattern(7)),
+                ("slash/and%percent", Dtype::F8_E4M3, &[2, 2], pattern(4)),
+                ("..", Dtype::BOOL, &[1], vec![1]),
+                ("", Dtype::I64, &[], pattern(8)),
+                ("empty", Dtype::F16, &[0, 3], vec![]),
+            ],
+            &[("format", "pt"), ("a/key", "line\nline\0"), ("empty", "")],
+        )
+    }
+
+    /// Mounts `source` on a new directory `mnt` and serves it from a process that this test watches.
+    pub fn mount(&self, source: &Path, args: &[&str]) -> Mount {
+        let mut number = 0;
+        let point = loop {
+            let point = self.path(format!("mnt{number}"));
+            match std::fs::create_dir(&point) {
+                Ok(()) => break point,
+                Err(_) => number += 1,
+            }
+        };
+        Mount::new(source, &point, args)
+    }
+}
+
+/// Bytes that differ from their neighbours at every distance that a mistaken offset might have.
+pub fn pattern(len: usize) -> Vec<u8> {
+    (0..len as u64).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
+}
+
+/// A mount in the foreground of its own process; taken off and the process ended when the test is done with it.
+pub struct Mount {
+    pub point: PathBuf,
+    pub child: Child,
+    log: PathBuf,
+}
+
+impl Mount {
+    pub fn new(source: &Path, point: &Path, args: &[&str]) -> Self {
+        let log = point.with_extension("log");
+        let mut child = Command::new(WEIGHTFS)
+            .arg("-f")
+            .args(args)
+            .arg(source)
+            .arg(point)
+            .stdout(Stdio::piped())
+            .stderr(File::create(&log).unwrap())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let mount = Self { point: point.to_owned(), child, log };
+        assert!(line.contains(" is mounted on "), "{line:?} {}", mount.log());
+        mount
+    }
+
+    pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.point.join(name)
+    }
+
+    pub fn read(&self, name: impl AsRef<Path>) -> Vec<u8> {
+        let path = self.path(name);
+        std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    }
+
+    /// File names in a directory, in the order in which they are listed.
+    pub fn list(&self, name: impl AsRef<Path>) -> Vec<String> {
+        let entries = std::fs::read_dir(self.path(name)).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    /// What the daemon has written to standard error.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        detach(&self.point);
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Takes every mount off `point`.
+pub fn detach(point: &Path) {
+    while nix::mount::umount2(point, nix::mount::MntFlags::MNT_DETACH).is_ok() {}
+}
+
+/// Detaches a mount that a background process serves, when the test is done; that process then ends by itself.
+pub struct Detached(pub PathBuf);
+
+impl Drop for Detached {
+    fn drop(&mut self) {
+        detach(&self.0);
+    }
+}
+
+/// Runs a command to its end.
+pub fn run<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>) -> Output {
+    Command::new(program).args(args).output().unwrap_or_else(|error| panic!("{program}: {error}"))
+}
+
+/// Runs a command that must succeed, and returns what it printed.
+pub fn run_ok<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>) -> String {
+    let output = run(program, args);
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{program}: {} {}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}
