@@ -196,7 +196,8 @@ mod tests {
             if is_cut(&encoded) {
                 prop_assert!(a.len() > MAX / 3);
             } else {
-                prop_assert_eq!(decode(&encoded).as_deref(), Some(&a[..]));
+                let decoded = decode(&encoded);
+                prop_assert_eq!(decoded.as_deref(), Some(&a[..]));
                 // A `%` at the end is free for the tree, but for the empty name.
                 prop_assert!(!encoded.ends_with('%') || a.is_empty());
             }
@@ -206,7 +207,7 @@ mod tests {
         #[test]
         fn a_file_name_is_decoded_only_to_what_encodes_to_it(encoded in "[./%~2FfEe0-9a\u{1}]{0,8}") {
             if let Some(name) = decode(&encoded) {
-                prop_assert_eq!(encode(&name), encoded);
+                prop_assert_eq!(encode(&name), &encoded[..]);
             }
         }
     }
