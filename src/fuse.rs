@@ -14,6 +14,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, UNIX_EPOCH};
 
+/// By this name the log knows the library underneath.
+pub const LOG_TARGET: &str = "fuser";
+
 /// How long the kernel may believe an answer: the tree never changes.
 const TTL: Duration = Duration::from_secs(u32::MAX as u64);
 

@@ -7,6 +7,7 @@ use std::io::{self, Write};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use weightfs::fuse::LOG_TARGET;
 use weightfs::name::printable;
 
 /// Messages go to the terminal until the program is in the background, and to the file, if there is one, all the time;
@@ -85,9 +86,9 @@ fn text(record: &Record) -> String {
 
 fn builder(verbose: bool) -> env_logger::Builder {
     let mut builder = env_logger::Builder::new();
-    // fuser reports each reply that the kernel did not want any more: a reader that was killed is no news.
+    // It reports each reply that the kernel did not want any more: a reader that was killed is no news.
     builder.filter_level(if verbose { log::LevelFilter::Info } else { log::LevelFilter::Warn });
-    builder.filter_module("fuser", log::LevelFilter::Off);
+    builder.filter_module(LOG_TARGET, log::LevelFilter::Off);
     builder.parse_default_env();
     builder
 }

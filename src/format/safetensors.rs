@@ -49,8 +49,8 @@ pub enum Error {
     },
     /// The file ends inside its header.
     #[error(
-        "cut short: the header takes bytes 8 to {end}, but the file ends at byte {len}; at least {} bytes are missing \
-         (did a download stop?)", end - len
+        "cut short: the header takes bytes 8 to {end}, but the file ends at byte {len}; at least {} missing \
+         (did a download stop?)", bytes(end - len)
     )]
     HeaderCut {
         /// Where the header should end.
@@ -79,7 +79,7 @@ pub enum Error {
         found: String,
     },
     /// `__metadata__` breaks a rule.
-    #[error("__metadata__{}: {fault}", .key.as_ref().map_or(String::new(), |key| format!(", key {}", quote(key))))]
+    #[error("__metadata__: {}{fault}", of_key(key))]
     Metadata {
         /// The key, where one is to blame.
         key: Option<String>,
@@ -96,8 +96,8 @@ pub enum Error {
     },
     /// The file ends before the data does.
     #[error(
-        "cut short: the data ends at byte {end}, but the file at byte {len}; {} bytes are missing \
-         (did a download stop? --lenient mounts the tensors that are whole)", end - len
+        "cut short: the data ends at byte {end}, but the file at byte {len}; {} missing \
+         (did a download stop? --lenient mounts the tensors that are whole)", bytes(end - len)
     )]
     DataCut {
         /// Where the data should end.
@@ -106,7 +106,7 @@ pub enum Error {
         len: u64,
     },
     /// The file goes on after its data.
-    #[error("too long: the data ends at byte {end}, but the file at byte {len}; {} bytes belong to no tensor", len - end)]
+    #[error("too long: the data ends at byte {end}, but the file at byte {len}; {} of no tensor", bytes(len - end))]
     TooLong {
         /// Where the data ends.
         end: u64,
@@ -135,9 +135,9 @@ pub enum Fault {
     Fraction { dtype: String, shape: Vec<u64>, bits: u64 },
     #[error("shape {} of {dtype} takes {expected} bytes, but its data_offsets span {found}", brackets(shape))]
     Size { dtype: String, shape: Vec<u64>, expected: u64, found: u64 },
-    #[error("its data begins at byte {begin}, but the data before it ends at byte {expected}: {} bytes belong to no tensor", begin - expected)]
+    #[error("its data begins at byte {begin}, but the data before it ends at byte {expected}: {} of no tensor between", bytes(begin - expected))]
     Hole { begin: u64, expected: u64 },
-    #[error("its data begins at byte {begin}, but the data before it ends at byte {expected}: {} bytes overlap", expected - begin)]
+    #[error("its data begins at byte {begin}, but the data before it ends at byte {expected}: {} shared", bytes(expected - begin))]
     Overlap { begin: u64, expected: u64 },
     #[error("its data takes bytes {begin} to {end}, but the file ends at byte {len}")]
     Outside { begin: u64, end: u64, len: u64 },
@@ -286,8 +286,8 @@ impl Parser {
                 Ok(())
             }
             (Mode::Lenient, None) => {
-                let error = Error::Metadata { key: self.metadata_key.take(), fault };
-                self.skipped.push(Skipped { name: "__metadata__".to_owned(), reason: error.to_string() });
+                let reason = format!("{}{fault}", of_key(&self.metadata_key.take()));
+                self.skipped.push(Skipped { name: "__metadata__".to_owned(), reason });
                 Ok(())
             }
         }
@@ -727,8 +727,16 @@ fn quote(name: &str) -> String {
     }
 }
 
+fn bytes(count: u64) -> String {
+    format!("{count} byte{}", if count == 1 { "" } else { "s" })
+}
+
 fn near(entry: &Option<String>) -> String {
     entry.as_ref().map_or(String::new(), |name| format!(" in the entry of {}", quote(name)))
+}
+
+fn of_key(key: &Option<String>) -> String {
+    key.as_ref().map_or(String::new(), |key| format!("key {}: ", quote(key)))
 }
 
 /// A shape as NumPy writes it in a list, cut where it is longer than any real one.

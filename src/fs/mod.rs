@@ -5,6 +5,8 @@
 
 mod inode;
 mod layout;
+#[cfg(test)]
+mod tests;
 mod tree;
 
 use crate::content;

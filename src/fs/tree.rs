@@ -8,6 +8,7 @@ use super::inode::{Dir, FileRef, Inode};
 use crate::model::Model;
 use crate::name;
 use crate::view::View;
+use rayon::prelude::*;
 use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -25,7 +26,7 @@ impl Tree {
     pub fn new(model: &Model) -> Self {
         let header = model.header();
         let mut order: Vec<u32> = (0..header.len() as u32).collect();
-        order.sort_unstable_by(|a, b| compare_paths(header.name(*a as usize), header.name(*b as usize)));
+        order.par_sort_unstable_by(|a, b| compare_paths(header.name(*a as usize), header.name(*b as usize)));
         let mut tree = Self { order, entered: Vec::with_capacity(header.len() + 1) };
         let mut nodes = 0;
         for at in 0..tree.order.len() {

@@ -6,8 +6,9 @@
 use crate::content::{Content, Generated, Segment};
 use crate::model::Model;
 use crate::name;
-use serde::Serialize;
+use rayon::prelude::*;
 use std::borrow::Cow;
+use std::io::{self, Write};
 use std::ops::Range;
 
 /// Lines between two kept places.
@@ -36,17 +37,26 @@ impl Index {
             .collect();
         let tail = format!("], \"skipped\": [{}]}}\n", skipped.join(","));
         let mut index = Self { head, places: vec![0], tail, tensors_dir };
-        let mut line = Vec::new();
-        let mut place = 0;
-        for tensor in 0..model.len() {
-            line.clear();
-            index.write_line(model, tensor, &mut line);
-            place += line.len() as u64;
-            if (tensor + 1) % STRIDE == 0 || tensor + 1 == model.len() {
-                index.places.push(place);
-            }
-        }
+        index.places = index.measure(model);
         index
+    }
+
+    /// Where every [`STRIDE`]th line begins. A million lines take a while, so that every core measures a part.
+    fn measure(&self, model: &Model) -> Vec<u64> {
+        let stride = |first: usize| {
+            let mut length = Length::default();
+            for tensor in first..model.len().min(first + STRIDE) {
+                let _ = self.write_line(model, tensor, &mut length);
+            }
+            length.0
+        };
+        let firsts: Vec<usize> = (0..model.len()).step_by(STRIDE).collect();
+        let mut places = vec![0];
+        places.par_extend(firsts.into_par_iter().map(stride));
+        for at in 1..places.len() {
+            places[at] += places[at - 1];
+        }
+        places
     }
 
     /// The file.
@@ -70,7 +80,7 @@ impl Index {
                 break;
             }
             line.clear();
-            self.write_line(model, tensor, &mut line);
+            let _ = self.write_line(model, tensor, &mut line);
             let len = line.len() as u64;
             let from = range.start.saturating_sub(place).min(len) as usize;
             let to = (range.end - place).min(len) as usize;
@@ -79,29 +89,45 @@ impl Index {
         }
     }
 
-    fn write_line(&self, model: &Model, tensor: usize, out: &mut Vec<u8>) {
+    /// Writes the line of one tensor. Only `out` can fail, and those that are used here do not.
+    fn write_line<W: Write>(&self, model: &Model, tensor: usize, mut out: W) -> io::Result<()> {
         let (info, shard) = model.tensor(tensor);
-        let file = self.tensors_dir.map(|dir| format!("{dir}/{}", name::encode(info.name)));
-        let dims: Vec<String> = info.shape.iter().map(u64::to_string).collect();
-        let last = tensor + 1 == model.len();
-        out.extend_from_slice(
-            format!(
-                "{{\"name\": {}, \"dtype\": {}, \"shape\": [{}], \"nbytes\": {}, \"file\": {}, \"shard\": {}, \"offset\": {}}}{}\n",
-                json(info.name),
-                json(info.dtype.name()),
-                dims.join(", "),
-                info.nbytes(),
-                json(&file),
-                json(&shard.name),
-                info.range.start,
-                if last { "" } else { "," },
-            )
-            .as_bytes(),
-        );
+        out.write_all(b"{\"name\": ")?;
+        serde_json::to_writer(&mut out, info.name)?;
+        out.write_all(b", \"dtype\": ")?;
+        serde_json::to_writer(&mut out, info.dtype.name())?;
+        out.write_all(b", \"shape\": [")?;
+        for (at, dim) in info.shape.iter().enumerate() {
+            write!(out, "{}{dim}", if at == 0 { "" } else { ", " })?;
+        }
+        write!(out, "], \"nbytes\": {}, \"file\": ", info.nbytes())?;
+        match self.tensors_dir {
+            Some(dir) => serde_json::to_writer(&mut out, &format_args!("{dir}/{}", name::encode(info.name)))?,
+            None => out.write_all(b"null")?,
+        }
+        out.write_all(b", \"shard\": ")?;
+        serde_json::to_writer(&mut out, &shard.name)?;
+        write!(out, ", \"offset\": {}}}", info.range.start)?;
+        out.write_all(if tensor + 1 == model.len() { b"\n" } else { b",\n" })
     }
 }
 
-/// A string, or none, as JSON. Neither can fail.
-fn json<T: Serialize + ?Sized>(value: &T) -> String {
-    serde_json::to_string(value).unwrap_or_default()
+/// Takes text and keeps its length only.
+#[derive(Default)]
+struct Length(u64);
+
+impl Write for Length {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A string as JSON, which cannot fail.
+fn json(text: &str) -> String {
+    serde_json::to_string(text).unwrap_or_default()
 }

@@ -1,0 +1,56 @@
+//! Golden files: each `tests/golden/NAME.safetensors` with the one line that weightfs says of it, and, where it can be
+//! mounted with `--lenient`, what is left of it. With `UPDATE_GOLDEN=1` the lines are written anew, to be read by a person.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "that is how a test fails")]
+
+use std::fmt::Write;
+use std::path::Path;
+use weightfs::format::{Mode, parse};
+
+/// What the two modes make of a file.
+fn verdict(file: &[u8]) -> String {
+    let mut text = String::new();
+    for (label, mode) in [("strict", Mode::Strict), ("lenient", Mode::Lenient)] {
+        match parse(file, file.len() as u64, mode) {
+            Err(error) => writeln!(text, "{label}: {error}").unwrap(),
+            Ok(header) => {
+                let names: Vec<_> = header.tensors().map(|tensor| tensor.name).collect();
+                writeln!(text, "{label}: ok, tensors {names:?}").unwrap();
+                for skipped in header.skipped() {
+                    writeln!(text, "  left out {:?}: {}", skipped.name, skipped.reason).unwrap();
+                }
+            }
+        }
+    }
+    text
+}
+
+#[test]
+fn every_error_reads_as_it_should() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let update = std::env::var_os("UPDATE_GOLDEN").is_some();
+    let mut files = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "safetensors") {
+            continue;
+        }
+        files += 1;
+        let file = std::fs::read(&path).unwrap();
+        let verdict = verdict(&file);
+        // The official reader agrees, wherever the name is not one of the two intended differences.
+        let official = safetensors::SafeTensors::deserialize(&file).is_ok();
+        let stem = path.file_stem().unwrap().to_str().unwrap();
+        assert_eq!(
+            official || stem == "name_twice",
+            verdict.starts_with("strict: ok") || stem == "name_twice",
+            "{stem}"
+        );
+        assert!(!verdict.contains(|char: char| char.is_control() && char != '\n'), "{stem}");
+        if update {
+            std::fs::write(path.with_extension("txt"), &verdict).unwrap();
+        }
+        let golden = std::fs::read_to_string(path.with_extension("txt")).unwrap_or_default();
+        assert_eq!(verdict, golden, "{stem}");
+    }
+    assert!(files > 40, "{files} files");
+}
