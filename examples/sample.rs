@@ -6,6 +6,8 @@
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use std::collections::HashMap;
+use std::error::Error;
+use std::path::Path;
 
 const HIDDEN: usize = 256;
 const FEED_FORWARD: usize = 688;
@@ -19,8 +21,12 @@ struct Tensor {
     bytes: Vec<u8>,
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let out = std::env::args_os().nth(1).ok_or("usage: sample OUT.safetensors")?;
+fn main() -> Result<(), Box<dyn Error>> {
+    write(std::env::args_os().nth(1).ok_or("usage: sample OUT.safetensors")?.as_ref())
+}
+
+/// Writes the sample to `out`.
+pub fn write(out: &Path) -> Result<(), Box<dyn Error>> {
     let mut random = Random(0x5eed);
     let mut tensors = vec![
         bf16(&mut random, "model.embed_tokens.weight", &[VOCABULARY, HIDDEN]),
@@ -66,7 +72,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .iter()
         .map(|tensor| Ok((&tensor.name, TensorView::new(tensor.dtype, tensor.shape.clone(), &tensor.bytes)?)))
         .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()?;
-    safetensors::serialize_to_file(views, Some(metadata), out.as_ref())?;
+    safetensors::serialize_to_file(views, Some(metadata), out)?;
     Ok(())
 }
 

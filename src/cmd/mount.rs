@@ -10,7 +10,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use weightfs::format::Mode;
+use weightfs::format::{Header, Mode, quote};
 use weightfs::fs::{Owner, Superblock};
 use weightfs::fuse::{Access, Session};
 use weightfs::model::Model;
@@ -90,14 +90,7 @@ fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Resu
 fn open(args: &MountArgs) -> anyhow::Result<Superblock> {
     let mode = if args.lenient { Mode::Lenient } else { Mode::Strict };
     let model = Model::open(&args.source, mode)?;
-    let header = model.header();
-    for skipped in header.skipped() {
-        log::warn!("{}: left out {:?}: {}", args.source.display(), skipped.name, skipped.reason);
-    }
-    if !header.unknown_dtypes().is_empty() {
-        let names = header.unknown_dtypes().join(", ");
-        log::warn!("{}: unknown dtype {names:?}: such tensors are shown as raw bytes", args.source.display());
-    }
+    report(args, model.header());
     let shown_views = args.views.clone().unwrap_or_default();
     let stat = model.shard().source.stat();
     let mut owner = Owner::of(stat);
@@ -105,6 +98,21 @@ fn open(args: &MountArgs) -> anyhow::Result<Superblock> {
     owner.gid = args.gid.unwrap_or(owner.gid);
     owner.perm &= !args.umask.unwrap_or(0);
     Ok(Superblock::new(model, shown_views, owner))
+}
+
+/// Says what was left out of a damaged file and what is not known, and no more than a screen of it.
+fn report(args: &MountArgs, header: &Header) {
+    const LINES: usize = 20;
+    let source = args.source.display();
+    for skipped in header.skipped().iter().take(LINES) {
+        log::warn!("{source}: left out {}: {}", quote(&skipped.name), skipped.reason);
+    }
+    if let Some(more @ 1..) = header.skipped().len().checked_sub(LINES) {
+        log::warn!("{source}: left out {more} more; index.json lists all of them");
+    }
+    for dtype in header.unknown_dtypes().iter().take(LINES) {
+        log::warn!("{source}: unknown dtype {}: such tensors are shown as raw bytes", quote(dtype));
+    }
 }
 
 /// Enough for readers side by side. One reader alone is not faster by any of them.

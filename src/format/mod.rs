@@ -187,3 +187,12 @@ impl NameTable {
 fn span(range: &Range<u32>) -> Range<usize> {
     range.start as usize..range.end as usize
 }
+
+/// A name as a person may see it: in quotes, control characters escaped, and not longer than a line can bear.
+pub fn quote(name: &str) -> String {
+    const SHOWN: usize = 120;
+    match name.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{:?}... ({} bytes)", &name[..end], name.len()),
+        None => format!("{name:?}"),
+    }
+}

@@ -4,7 +4,7 @@
 //! version 0.8.0, whose verdict this parser shares on every file, with two deliberate differences: a tensor name that
 //! stands twice is an error here, and a dtype that the crate does not know is none.
 
-use super::{Dtype, Header, NameTable, Record, Skipped, dtype, span};
+use super::{Dtype, Header, NameTable, Record, Skipped, dtype, quote, span};
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use std::collections::HashMap;
 use std::fmt;
@@ -715,15 +715,6 @@ impl<T, F: FnOnce(&str) -> T> Visitor<'_> for Key<F> {
 
     fn visit_str<E>(self, key: &str) -> Result<T, E> {
         Ok((self.0)(key))
-    }
-}
-
-/// A name as a person may see it: in quotes, control characters escaped, and not longer than a line can bear.
-fn quote(name: &str) -> String {
-    const SHOWN: usize = 120;
-    match name.char_indices().nth(SHOWN) {
-        Some((end, _)) => format!("{:?}... ({} bytes)", &name[..end], name.len()),
-        None => format!("{name:?}"),
     }
 }
 

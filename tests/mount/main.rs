@@ -1,5 +1,6 @@
 //! Real mounts through /dev/fuse, read by real clients. They run as root; one user's view is tested from there.
-#![allow(clippy::panic, reason = "that is how a test fails")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "that is how a test fails")]
 
+mod readme;
 mod reads;
 mod support;

@@ -1,0 +1,41 @@
+//! The README's commands do what a reader sees there: every line that begins with `$` in a `console` block is run.
+
+use crate::support::{Detached, Scene, WEIGHTFS, require_fuse};
+use std::path::Path;
+use std::process::Command;
+
+#[allow(dead_code, reason = "its main is the example's")]
+#[path = "../../examples/sample.rs"]
+mod sample;
+
+fn commands() -> Vec<&'static str> {
+    let readme = include_str!("../../README.md");
+    let blocks = readme.split("```console\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+    blocks.flat_map(|block| block.lines().filter_map(|line| line.strip_prefix("$ "))).collect()
+}
+
+#[test]
+fn the_commands_of_the_readme_work() {
+    require_fuse!();
+    let scene = Scene::new();
+    sample::write(&scene.path("model.safetensors")).unwrap();
+    let _mounts = ["model", "mnt", "rescued"].map(|name| Detached(scene.path(name)));
+    let path = format!("{}:{}", Path::new(WEIGHTFS).parent().unwrap().display(), std::env::var("PATH").unwrap());
+    let commands = commands();
+    assert!(commands.len() > 20, "{}", commands.len());
+    for command in commands {
+        let output = Command::new("bash")
+            .args(["-c", command])
+            .current_dir(scene.dir.path())
+            .env("PATH", &path)
+            .output()
+            .unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert!(output.status.success(), "$ {command}\n{}{}", text(&output.stdout), text(&output.stderr));
+        let says_nothing =
+            ["mkdir ", "weightfs umount", "(cd mnt", "cmp "].iter().any(|quiet| command.starts_with(quiet));
+        assert!(says_nothing || command.contains('>') || !output.stdout.is_empty(), "$ {command}\nprinted nothing");
+        assert!(command.contains("--lenient") || output.stderr.is_empty(), "$ {command}\n{}", text(&output.stderr));
+    }
+    assert!(!scene.path("model").exists());
+}
