@@ -1,6 +1,7 @@
 //! Real mounts through /dev/fuse, read by real clients. They run as root; one user's view is tested from there.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "that is how a test fails")]
 
+mod clients;
 mod readme;
 mod reads;
 mod support;
