@@ -20,3 +20,4 @@ pub mod model;
 pub mod name;
 pub mod source;
 pub mod view;
+pub mod widen;

@@ -66,7 +66,8 @@ impl Scene {
         let views = tensors
             .iter()
             .map(|(name, dtype, shape, bytes)| (*name, TensorView::new(*dtype, shape.to_vec(), bytes).unwrap()));
-        let metadata: HashMap<_, _> = metadata.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+        let metadata: HashMap<_, _> =
+            metadata.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
         safetensors::serialize_to_file(views, (!metadata.is_empty()).then_some(metadata), &path).unwrap();
         path
     }
