@@ -4,3 +4,4 @@
 mod readme;
 mod reads;
 mod support;
+mod views;
