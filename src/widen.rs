@@ -72,14 +72,19 @@ fn map_sixes(input: &[u8], output: &mut [u8], values: &[f32; 64]) {
     }
 }
 
-/// Without a branch, so that the compiler can do many at once.
+/// Without a branch, so that the compiler can do many at once, and without a subnormal float32, which some processors are
+/// slow to multiply.
 fn widen_f16(code: u16) -> f32 {
     let sign = u32::from(code & 0x8000) << 16;
     let rest = u32::from(code & 0x7fff) << 13;
-    // Exponent and mantissa moved into place are the value times 2^-112, of subnormals too.
-    let finite = (f32::from_bits(rest) * power_of_two(112)).to_bits();
-    let special = 0x7f80_0000 | rest;
-    f32::from_bits(sign | if rest >= 0x7c00 << 13 { special } else { finite })
+    let exponent = rest & 0x7c00 << 13;
+    // The exponent's bias is 127 in place of 15.
+    let normal = rest + (112 << 23);
+    let special = rest + (224 << 23);
+    // A subnormal as a normal number that is too large by the smallest normal half.
+    let subnormal = (f32::from_bits(rest + (113 << 23)) - f32::from_bits(113 << 23)).to_bits();
+    let value = if exponent == 0 { subnormal } else { normal };
+    f32::from_bits(sign | if exponent == 0x7c00 << 13 { special } else { value })
 }
 
 /// What the codes of a small float mean besides numbers.

@@ -392,7 +392,9 @@ impl Superblock {
                         let nlink = self.shown.links(self.model().tensor(item as usize).0.dtype);
                         Attr { size, blocks: size.div_ceil(SECTOR), nlink, ..attr }
                     }
-                    _ => Attr { size, ..attr },
+                    // One, so that `du` all but leaves it out. None would have `tar --sparse` take it for a hole
+                    // and store zeros.
+                    _ => Attr { size, blocks: u64::from(size > 0), ..attr },
                 }
             }
         }
