@@ -199,7 +199,7 @@ mod tests {
             assert!(found == expected || found.is_nan() && expected.is_nan(), "{dtype} {code:#x} {found}");
         }
         assert_eq!(widen(Dtype::F4, &[0x72, 0xf1]), [1.0, 6.0, 0.5, -6.0]);
-        assert_eq!(widen(Dtype::F6E2M3, &[0b01_011111, 0b0000_0000, 0b100001_00]), [7.5, 0.125, 0.0, -0.125]);
+        assert_eq!(widen(Dtype::F6E2M3, &[0x5f, 0x00, 0x84]), [7.5, 0.125, 0.0, -0.125]);
         assert_eq!(widen(Dtype::F6E3M2, &[0b00_011111, 0, 0]), [28.0, 0.0, 0.0, 0.0]);
         // Ties go to the even neighbour.
         assert_eq!(widen(Dtype::U32, &16_777_217u32.to_le_bytes()), [16_777_216.0]);

@@ -2,7 +2,6 @@
 
 use crate::content::{Content, Decoded, Extent, Segment};
 use crate::format::{Dtype, TensorInfo};
-use crate::source::Source;
 use crate::widen;
 
 /// Whether a tensor of that dtype has a float32 file.
@@ -11,7 +10,6 @@ pub fn has(dtype: Dtype) -> bool {
 }
 
 /// Every element of a tensor as float32, in order.
-pub fn content<'a>(tensor: &TensorInfo, source: &'a dyn Source) -> Content<'a> {
-    let extent = Extent { source, range: tensor.range.clone() };
-    Content::new(widen::to_f32(tensor.dtype).map(|decoder| Segment::Decoded(Decoded { extent, decoder })))
+pub fn content<'a>(tensor: &TensorInfo, data: Extent<'a>) -> Content<'a> {
+    Content::new(widen::to_f32(tensor.dtype).map(|decoder| Segment::Decoded(Decoded { extent: data, decoder })))
 }

@@ -12,7 +12,7 @@ mod single;
 #[cfg(test)]
 mod tests;
 
-use crate::content::Content;
+use crate::content::{Content, Extent, Segment};
 use crate::format::Dtype;
 use crate::model::Model;
 use std::sync::OnceLock;
@@ -125,7 +125,8 @@ impl Views {
         let model = &self.model;
         let tensor = || {
             let (tensor, shard) = model.tensor(item);
-            (tensor, &*shard.source)
+            let data = Extent { source: &*shard.source, range: tensor.range.clone() };
+            (tensor, data)
         };
         match view {
             View::Header => Content::extent(&*model.shard().source, model.header().json()),
@@ -136,21 +137,18 @@ impl Views {
             View::Metadata => Content::literal(model.header().metadata()[item].1.as_bytes()),
             View::MetadataDecoded => Content::literal(&self.decoded()[item].bytes[..]),
             View::Export => self.export.get_or_init(|| export::Export::new(model)).content(model, item == 1),
-            View::Raw => {
-                let (tensor, source) = tensor();
-                Content::extent(source, tensor.range)
-            }
+            View::Raw => Content::new([Segment::Extent(tensor().1)]),
             View::Npy => {
-                let (tensor, source) = tensor();
-                npy::content(&tensor, source)
+                let (tensor, data) = tensor();
+                npy::content(&tensor, data)
             }
             View::F32 => {
-                let (tensor, source) = tensor();
-                f32::content(&tensor, source)
+                let (tensor, data) = tensor();
+                f32::content(&tensor, data)
             }
             View::Single => {
-                let (tensor, source) = tensor();
-                single::content(&tensor, source)
+                let (tensor, data) = tensor();
+                single::content(&tensor, data)
             }
         }
     }

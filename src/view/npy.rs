@@ -5,7 +5,6 @@
 
 use crate::content::{Content, Decoded, Extent, Segment};
 use crate::format::{Dtype, TensorInfo};
-use crate::source::Source;
 use crate::widen;
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -41,11 +40,10 @@ pub fn has(dtype: Dtype) -> bool {
 }
 
 /// The array file of a tensor: its bytes behind a header where NumPy has its dtype, else widened to float32.
-pub fn content<'a>(tensor: &TensorInfo, source: &'a dyn Source) -> Content<'a> {
-    let extent = Extent { source, range: tensor.range.clone() };
+pub fn content<'a>(tensor: &TensorInfo, data: Extent<'a>) -> Content<'a> {
     let (descr, data) = match (native(tensor.dtype), widen::to_f32(tensor.dtype)) {
-        (Some(descr), _) => (descr, Segment::Extent(extent)),
-        (None, Some(decoder)) => ("<f4", Segment::Decoded(Decoded { extent, decoder })),
+        (Some(descr), _) => (descr, Segment::Extent(data)),
+        (None, Some(decoder)) => ("<f4", Segment::Decoded(Decoded { extent: data, decoder })),
         (None, None) => return Content::new([]),
     };
     Content::new([Segment::Literal(Cow::Owned(header(descr, tensor.shape))), data])

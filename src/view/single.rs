@@ -3,12 +3,11 @@
 use super::export::write_entry;
 use crate::content::{Content, Extent, Segment};
 use crate::format::TensorInfo;
-use crate::source::Source;
 use std::borrow::Cow;
 
 /// A file of that tensor alone, by its own name and without metadata. The data begins at a multiple of 8, as in the files of
 /// the official writer.
-pub fn content<'a>(tensor: &TensorInfo, source: &'a dyn Source) -> Content<'a> {
+pub fn content<'a>(tensor: &TensorInfo, data: Extent<'a>) -> Content<'a> {
     let mut header = vec![0; 8];
     header.push(b'{');
     // A vector cannot refuse text.
@@ -17,6 +16,5 @@ pub fn content<'a>(tensor: &TensorInfo, source: &'a dyn Source) -> Content<'a> {
     header.resize(header.len().next_multiple_of(8), b' ');
     let length = header.len() as u64 - 8;
     header[..8].copy_from_slice(&length.to_le_bytes());
-    let data = Segment::Extent(Extent { source, range: tensor.range.clone() });
-    Content::new([Segment::Literal(Cow::Owned(header)), data])
+    Content::new([Segment::Literal(Cow::Owned(header)), Segment::Extent(data)])
 }
