@@ -89,7 +89,8 @@ pub struct MountArgs {
     #[arg(short, value_name = "OPT[,OPT...]")]
     options: Vec<String>,
 
-    /// Show these only: header, index, metadata, tensors, tree [default: all]
+    /// Show these only: export, f32, header, index, metadata, npy, safetensors, tensors, tree
+    /// [default: all]
     #[arg(long, value_name = "VIEW[,VIEW...]", value_parser = parse_views)]
     pub views: Option<Shown>,
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 /// A file as a splice of segments, made on demand and never stored.
 #[derive(Debug)]
 pub struct Content<'a> {
-    segments: SmallVec<[Segment<'a>; 1]>,
+    segments: SmallVec<[Segment<'a>; 2]>,
 }
 
 /// A part of a file.
@@ -18,6 +18,10 @@ pub enum Segment<'a> {
     Literal(Cow<'a, [u8]>),
     /// Bytes that lie in a source.
     Extent(Extent<'a>),
+    /// Runs of bytes in a source, one after the other.
+    Extents(Extents<'a>),
+    /// Bytes that lie in a source in another form.
+    Decoded(Decoded<'a>),
     /// Text of a known length that is written when it is read.
     Generated(Generated<'a>),
 }
@@ -30,6 +34,49 @@ pub struct Extent<'a> {
     /// Which of them, in bytes from the start of the source.
     pub range: Range<u64>,
 }
+
+/// Many extents of one source as one segment.
+#[derive(Debug)]
+pub struct Extents<'a> {
+    /// Where the bytes are.
+    pub source: &'a dyn Source,
+    /// Sorted by `start`, the first of which is 0; none is empty.
+    pub runs: &'a [Run],
+    /// Length of all of them in bytes.
+    pub len: u64,
+}
+
+/// One of [`Extents`]: it goes on until the next one starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    /// In bytes from the start of the segment.
+    pub start: u64,
+    /// In bytes from the start of the source.
+    pub offset: u64,
+}
+
+/// An extent whose elements are shown in another form, which may take more room.
+#[derive(Debug)]
+pub struct Decoded<'a> {
+    /// The bytes as they lie in the source: whole groups.
+    pub extent: Extent<'a>,
+    /// What becomes of them.
+    pub decoder: Decoder,
+}
+
+/// A change of form, group by group: elements that share a byte are one group.
+#[derive(Debug, Clone, Copy)]
+pub struct Decoder {
+    /// Bytes of a group in the source.
+    pub group_in: usize,
+    /// Bytes of a group in the file.
+    pub group_out: usize,
+    /// Decodes whole groups; the output has just the room for them.
+    pub decode: fn(&[u8], &mut [u8]),
+}
+
+/// Bytes of a source that are decoded at once: they and what becomes of them stay in the core's cache.
+const DECODED_AT_ONCE: usize = 32 << 10;
 
 /// A text that need not be in memory: it can write any part of itself.
 pub struct Generated<'a> {
@@ -61,6 +108,10 @@ impl Segment<'_> {
         match self {
             Self::Literal(bytes) => bytes.len() as u64,
             Self::Extent(extent) => extent.range.end - extent.range.start,
+            Self::Extents(extents) => extents.len,
+            Self::Decoded(Decoded { extent: Extent { range, .. }, decoder }) => {
+                (range.end - range.start) / decoder.group_in as u64 * decoder.group_out as u64
+            }
             Self::Generated(generated) => generated.len,
         }
     }
@@ -125,26 +176,79 @@ impl<'a> Segment<'a> {
             Self::Extent(Extent { source, range }) => {
                 Ok(Cow::Borrowed(source.bytes(range.start + part.start..range.start + part.end)?))
             }
-            other => {
-                let mut bytes = Vec::with_capacity((part.end - part.start) as usize);
-                other.append(part, &mut bytes)?;
-                Ok(Cow::Owned(bytes))
+            Self::Extents(Extents { source, runs, len }) => {
+                let run = runs.partition_point(|run| run.start <= part.start).saturating_sub(1);
+                let end = runs.get(run + 1).map_or(len, |next| next.start);
+                if part.end <= end {
+                    let from = runs[run].offset + part.start - runs[run].start;
+                    return Ok(Cow::Borrowed(source.bytes(from..from + part.end - part.start)?));
+                }
+                Self::Extents(Extents { source, runs, len }).copy(part)
             }
+            other => other.copy(part),
         }
+    }
+
+    fn copy(&self, part: Range<u64>) -> Result<Cow<'a, [u8]>, Error> {
+        let mut bytes = Vec::with_capacity((part.end - part.start) as usize);
+        self.append(part, &mut bytes)?;
+        Ok(Cow::Owned(bytes))
     }
 
     fn append(&self, part: Range<u64>, out: &mut Vec<u8>) -> Result<(), Error> {
         match self {
             Self::Literal(bytes) => out.extend_from_slice(&bytes[indices(&part)]),
             Self::Extent(Extent { source, range }) => {
-                let from = out.len();
-                out.resize(from + (part.end - part.start) as usize, 0);
-                source.read_exact_at(&mut out[from..], range.start + part.start)?;
+                append_bytes(*source, range.start + part.start..range.start + part.end, out)?;
             }
+            Self::Extents(Extents { source, runs, len }) => {
+                let first = runs.partition_point(|run| run.start <= part.start).saturating_sub(1);
+                for at in first..runs.len() {
+                    let Run { start, offset } = runs[at];
+                    let end = runs.get(at + 1).map_or(*len, |next| next.start).min(part.end);
+                    let from = start.max(part.start);
+                    if from >= end {
+                        break;
+                    }
+                    append_bytes(*source, offset + from - start..offset + end - start, out)?;
+                }
+            }
+            Self::Decoded(decoded) => decoded.append(part, out)?,
             Self::Generated(generated) => (generated.write)(part, out),
         }
         Ok(())
     }
+}
+
+impl Decoded<'_> {
+    /// Decodes the groups that `part` touches and no others.
+    fn append(&self, part: Range<u64>, out: &mut Vec<u8>) -> Result<(), Error> {
+        let Decoder { group_in, group_out, decode } = self.decoder;
+        let Extent { source, range } = &self.extent;
+        let mut group = part.start / group_out as u64;
+        let end = part.end.div_ceil(group_out as u64);
+        let skipped = (part.start - group * group_out as u64) as usize;
+        let from = out.len();
+        let mut encoded = [0; DECODED_AT_ONCE];
+        while group < end {
+            let groups = (end - group).min((DECODED_AT_ONCE / group_in) as u64) as usize;
+            let encoded = &mut encoded[..groups * group_in];
+            source.read_exact_at(encoded, range.start + group * group_in as u64)?;
+            let at = out.len();
+            out.resize(at + groups * group_out, 0);
+            decode(encoded, &mut out[at..]);
+            group += groups as u64;
+        }
+        out.drain(from..from + skipped);
+        out.truncate(from + (part.end - part.start) as usize);
+        Ok(())
+    }
+}
+
+fn append_bytes(source: &dyn Source, range: Range<u64>, out: &mut Vec<u8>) -> Result<(), Error> {
+    let from = out.len();
+    out.resize(from + (range.end - range.start) as usize, 0);
+    Ok(source.read_exact_at(&mut out[from..], range.start)?)
 }
 
 /// A part of a segment that is in memory.
@@ -164,7 +268,20 @@ mod tests {
         Owned(Vec<u8>),
         Extent(usize, usize),
         Generated(Vec<u8>),
+        Extents(Vec<(usize, usize)>),
+        Decoded(usize, usize),
     }
+
+    /// Three bytes become five: their sum, then each of them and a zero.
+    const DECODER: Decoder = Decoder {
+        group_in: 3,
+        group_out: 5,
+        decode: |input, output| {
+            for (input, output) in input.chunks_exact(3).zip(output.chunks_exact_mut(5)) {
+                output.copy_from_slice(&[input.iter().sum(), input[0], input[1], input[2], 0]);
+            }
+        },
+    };
 
     fn kind() -> impl Strategy<Value = Kind> {
         let bytes = || prop::collection::vec(any::<u8>(), 0..12);
@@ -173,11 +290,33 @@ mod tests {
             bytes().prop_map(Kind::Owned),
             bytes().prop_map(Kind::Generated),
             (0usize..60, 0usize..12).prop_map(|(start, len)| Kind::Extent(start, (start + len).min(64))),
+            prop::collection::vec((0usize..60, 1usize..5), 0..5)
+                .prop_map(|runs| Kind::Extents(runs.into_iter().map(|(start, len)| (start, start + len)).collect())),
+            (0usize..50, 0usize..5).prop_map(|(start, groups)| Kind::Decoded(start, start + groups * 3)),
         ]
     }
 
-    fn content<'a>(kinds: &'a [Kind], source: &'a Memory) -> Content<'a> {
-        Content::new(kinds.iter().map(|kind| match kind {
+    fn runs(extents: &[(usize, usize)]) -> Vec<Run> {
+        let mut start = 0;
+        let run = |(from, to): &(usize, usize)| {
+            let run = Run { start, offset: *from as u64 };
+            start += (to - from) as u64;
+            run
+        };
+        extents.iter().map(run).collect()
+    }
+
+    fn content<'a>(kinds: &'a [Kind], source: &'a Memory, tables: &'a [Vec<Run>]) -> Content<'a> {
+        Content::new(kinds.iter().zip(tables).map(|(kind, runs)| match kind {
+            Kind::Extents(extents) => Segment::Extents(Extents {
+                source,
+                runs,
+                len: extents.iter().map(|(from, to)| (to - from) as u64).sum(),
+            }),
+            Kind::Decoded(start, end) => Segment::Decoded(Decoded {
+                extent: Extent { source, range: *start as u64..*end as u64 },
+                decoder: DECODER,
+            }),
             Kind::Borrowed(bytes) => Segment::Literal(Cow::Borrowed(bytes)),
             Kind::Owned(bytes) => Segment::Literal(Cow::Owned(bytes.clone())),
             Kind::Extent(start, end) => Segment::Extent(Extent { source, range: *start as u64..*end as u64 }),
@@ -196,16 +335,27 @@ mod tests {
             let whole: Vec<u8> = kinds.iter().flat_map(|kind| match kind {
                 Kind::Borrowed(bytes) | Kind::Owned(bytes) | Kind::Generated(bytes) => bytes.clone(),
                 Kind::Extent(start, end) => bytes[*start..*end].to_vec(),
+                Kind::Extents(runs) => runs.iter().flat_map(|(from, to)| bytes[*from..*to].to_vec()).collect(),
+                Kind::Decoded(start, end) => {
+                    let mut decoded = vec![0; (end - start) / 3 * 5];
+                    (DECODER.decode)(&bytes[*start..*end], &mut decoded);
+                    decoded
+                }
             }).collect();
-            prop_assert_eq!(content(&kinds, &source).len(), whole.len() as u64);
+            let tables: Vec<_> = kinds.iter().map(|kind| match kind {
+                Kind::Extents(extents) => runs(extents),
+                _ => Vec::new(),
+            }).collect();
+            let content = || content(&kinds, &source, &tables);
+            prop_assert_eq!(content().len(), whole.len() as u64);
             for offset in 0..whole.len() + 2 {
                 for size in 0..whole.len() + 2 - offset.min(whole.len()) {
                     let expected = &whole[offset.min(whole.len())..(offset + size).min(whole.len())];
-                    let read = content(&kinds, &source).read_at(offset as u64, size as u32).unwrap();
+                    let read = content().read_at(offset as u64, size as u32).unwrap();
                     prop_assert_eq!(&read[..], expected);
                 }
             }
-            let far = content(&kinds, &source).read_at(u64::MAX, u32::MAX).unwrap();
+            let far = content().read_at(u64::MAX, u32::MAX).unwrap();
             prop_assert!(far.is_empty());
         }
     }

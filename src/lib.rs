@@ -8,8 +8,8 @@
 //! 4. [`source::Source::bytes`] the slice of the map, which goes back up untouched and into the reply.
 //!
 //! # The layers
-//! Each knows only those below it: `fuse -> fs -> view -> model -> format`, with `content -> source` underneath and `name`,
-//! the spelling of file names, beside. Two ideas carry them: every format lowers once to one [`format::Header`], and every
+//! Each knows only those below it: `fuse -> fs -> view -> model -> format`, with `content -> source` underneath; beside
+//! stand `name`, the spelling of file names, and `widen`, elements as float32. Two ideas carry them: every format lowers once to one [`format::Header`], and every
 //! file is a [`content::Content`], a splice of segments. A test, `tests/layers.rs`, holds the code to this.
 
 pub mod content;
@@ -20,3 +20,4 @@ pub mod model;
 pub mod name;
 pub mod source;
 pub mod view;
+pub mod widen;

@@ -5,13 +5,14 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Each layer with those that it may name. The binary's rooms may name one another and the library from outside.
-const EDGES: [(&str, &[&str]); 12] = [
+const EDGES: [(&str, &[&str]); 13] = [
     ("format", &[]),
     ("source", &[]),
     ("name", &[]),
     ("content", &["source"]),
+    ("widen", &["content", "format"]),
     ("model", &["format", "source"]),
-    ("view", &["content", "model", "format", "name"]),
+    ("view", &["content", "model", "format", "name", "widen"]),
     ("fs", &["view", "content", "model", "format", "source", "name"]),
     ("fuse", &["fs", "content", "source"]),
     ("main", &["cli", "cmd", "logging"]),

@@ -23,8 +23,10 @@ pub(super) enum Inode {
 pub(super) enum Dir {
     Root,
     Metadata,
-    Tensors,
+    /// One file for each tensor, in the flat: `tensors/` and those beside it.
+    Flat(View),
     Tree,
+    Export,
     /// A directory below `tree/`, by its number.
     TreeNode(u32),
 }
@@ -38,7 +40,16 @@ pub(super) struct FileRef {
 }
 
 /// The fixed directories, each at its number below the root's.
-const DIRS: [Dir; 4] = [Dir::Root, Dir::Metadata, Dir::Tensors, Dir::Tree];
+const DIRS: [Dir; 8] = [
+    Dir::Root,
+    Dir::Metadata,
+    Dir::Flat(View::Raw),
+    Dir::Tree,
+    Dir::Flat(View::Npy),
+    Dir::Flat(View::F32),
+    Dir::Flat(View::Single),
+    Dir::Export,
+];
 
 impl Dir {
     pub fn ino(self) -> Ino {
@@ -49,11 +60,9 @@ impl Dir {
 impl Inode {
     pub fn ino(self) -> Ino {
         let (kind, number) = match self {
-            Self::Dir(Dir::Root) => (FIXED, ROOT),
-            Self::Dir(Dir::Metadata) => (FIXED, ROOT + 1),
-            Self::Dir(Dir::Tensors) => (FIXED, ROOT + 2),
-            Self::Dir(Dir::Tree) => (FIXED, ROOT + 3),
             Self::Dir(Dir::TreeNode(node)) => (TREE_NODES, node.into()),
+            // Each fixed directory is in the list, as a test shows.
+            Self::Dir(dir) => (FIXED, ROOT + DIRS.iter().position(|fixed| *fixed == dir).unwrap_or(0) as u64),
             Self::File(FileRef { view, item }) => (FILES + view as u64, item.into()),
         };
         kind << KIND_SHIFT | number
@@ -88,7 +97,7 @@ mod tests {
             assert!(all[..at].iter().all(|other| other.ino() != inode.ino()));
         }
         assert_eq!(Inode::Dir(Dir::Root).ino(), ROOT);
-        for ino in [0, 5, 2 << KIND_SHIFT, 15 << KIND_SHIFT, u64::MAX, 1 << KIND_SHIFT | 1 << 39, 21 << KIND_SHIFT] {
+        for ino in [0, 9, 2 << KIND_SHIFT, 15 << KIND_SHIFT, u64::MAX, 1 << KIND_SHIFT | 1 << 39, 26 << KIND_SHIFT] {
             assert_eq!(Inode::from_ino(ino), None, "{ino:#x}");
         }
     }

@@ -1,15 +1,20 @@
 //! The root directory: knows which views stand there under which names, and which of them a mount shows.
 
 use super::inode::{Dir, FileRef, Inode};
+use crate::format::Dtype;
 use crate::view::View;
 
 /// The root's entries: file name, the name by which `--views` calls it, and what it is.
-const ENTRIES: [(&str, &str, Inode); 6] = [
+const ENTRIES: [(&str, &str, Inode); 10] = [
+    ("export", "export", Inode::Dir(Dir::Export)),
+    ("f32", "f32", Inode::Dir(Dir::Flat(View::F32))),
     ("header.json", "header", file(View::Header)),
     ("index.json", "index", file(View::Index)),
     ("metadata", "metadata", Inode::Dir(Dir::Metadata)),
     ("metadata.json", "metadata", file(View::MetadataJson)),
-    ("tensors", "tensors", Inode::Dir(Dir::Tensors)),
+    ("npy", "npy", Inode::Dir(Dir::Flat(View::Npy))),
+    ("safetensors", "safetensors", Inode::Dir(Dir::Flat(View::Single))),
+    ("tensors", "tensors", Inode::Dir(Dir::Flat(View::Raw))),
     ("tree", "tree", Inode::Dir(Dir::Tree)),
 ];
 
@@ -57,9 +62,10 @@ impl Shown {
         self.0.contains(&name)
     }
 
-    /// How many names a raw tensor has: the same inode stands in `tensors/` and in `tree/`.
-    pub fn links_of_tensors(&self) -> u32 {
-        u32::from(self.contains("tensors")) + u32::from(self.contains("tree"))
+    /// How many names a raw tensor has: the same inode stands in `tensors/` and in `tree/`, and, being F32, in `f32/`.
+    pub fn links(&self, dtype: Dtype) -> u32 {
+        let homes = [("tensors", true), ("tree", true), ("f32", dtype == Dtype::F32)];
+        homes.iter().filter(|(name, has)| *has && self.contains(name)).count() as u32
     }
 }
 

@@ -10,7 +10,7 @@ mod tests;
 mod tree;
 
 use crate::content;
-use crate::format::TensorInfo;
+use crate::format::{Dtype, TensorInfo};
 use crate::model::{Model, Shard};
 use crate::name;
 use crate::source::Stat;
@@ -148,6 +148,9 @@ const XATTRS: [(&str, XattrValue); 6] = [
 
 type XattrValue = fn(&TensorInfo, &Shard) -> String;
 
+/// Files in `export/`.
+const EXPORTS: usize = 2;
+
 /// Offsets of a listing before the first entry: `.` and `..` come first.
 const DOTS: u64 = 2;
 
@@ -168,11 +171,16 @@ impl Superblock {
     pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr, Error> {
         let dir = self.dir(parent)?;
         let name = str::from_utf8(name).map_err(|_| Error::NoEntry)?;
-        let item = |item: Option<usize>, view| item.map(|item| Inode::File(FileRef { view, item: item as u32 }));
         let inode = match dir {
             Dir::Root => layout::find(name, &self.shown),
-            Dir::Tensors => item(self.find_tensor(name), View::Raw),
-            Dir::Metadata => item(self.find_key(name), View::Metadata),
+            Dir::Flat(view) => {
+                let tensor = name.strip_suffix(view.suffix()).and_then(|name| self.find_tensor(name));
+                tensor.and_then(|item| self.flat(view, item))
+            }
+            Dir::Metadata => self.find_key(name).or_else(|| self.find_decoded(name)),
+            Dir::Export => {
+                (0..EXPORTS).find(|item| self.export_name(*item) == name).map(|item| file(View::Export, item))
+            }
             Dir::Tree => self.tree().lookup(self.model(), None, name),
             Dir::TreeNode(node) => self.tree().lookup(self.model(), Some(node), name),
         };
@@ -200,7 +208,6 @@ impl Superblock {
         let mut add = |inode: Inode, name, next: usize| {
             add(Dentry { ino: inode.ino(), is_dir: matches!(inode, Inode::Dir(_)), name, next: next as u64 + DOTS })
         };
-        let file = |view, item: usize| Inode::File(FileRef { view, item: item as u32 });
         match dir {
             Dir::Root => {
                 for (at, (name, inode)) in layout::entries(&self.shown).enumerate().skip(from) {
@@ -209,16 +216,36 @@ impl Superblock {
                     }
                 }
             }
-            Dir::Tensors => {
+            Dir::Flat(view) => {
                 for at in from..self.model().len() {
-                    if add(file(View::Raw, at), name::encode(self.model().header().name(at)), at + 1) {
+                    let Some(inode) = self.flat(view, at) else { continue };
+                    let mut name = name::encode(self.model().header().name(at));
+                    if !view.suffix().is_empty() {
+                        name.to_mut().push_str(view.suffix());
+                    }
+                    if add(inode, name, at + 1) {
                         break;
                     }
                 }
             }
             Dir::Metadata => {
-                for (at, (key, _)) in self.model().header().metadata().iter().enumerate().skip(from) {
-                    if add(file(View::Metadata, at), name::encode(key), at + 1) {
+                let metadata = self.model().header().metadata();
+                for at in from..metadata.len() + self.views.count(View::MetadataDecoded) {
+                    let (inode, name) = match metadata.get(at) {
+                        Some((key, _)) => (file(View::Metadata, at), name::encode(key)),
+                        None => {
+                            let item = at - metadata.len();
+                            (file(View::MetadataDecoded, item), self.views.decoded_name(item).into())
+                        }
+                    };
+                    if add(inode, name, at + 1) {
+                        break;
+                    }
+                }
+            }
+            Dir::Export => {
+                for at in from..EXPORTS {
+                    if add(file(View::Export, at), self.export_name(at).into(), at + 1) {
                         break;
                     }
                 }
@@ -280,23 +307,51 @@ impl Superblock {
         }
     }
 
-    fn find_key(&self, encoded: &str) -> Option<usize> {
+    /// The file of a tensor in a flat directory, if it has one there.
+    fn flat(&self, view: View, item: usize) -> Option<Inode> {
+        if view == View::Raw || view == View::Single {
+            return Some(file(view, item));
+        }
+        let (tensor, _) = self.model().tensor(item);
+        // What is float32 already needs no second file, and no second place in the page cache.
+        let raw = view == View::F32 && tensor.dtype == Dtype::F32;
+        Views::has(view, tensor.dtype).then(|| file(if raw { View::Raw } else { view }, item))
+    }
+
+    fn find_key(&self, encoded: &str) -> Option<Inode> {
         let metadata = self.model().header().metadata();
-        match name::decode(encoded) {
+        let key = match name::decode(encoded) {
             Some(key) => metadata.binary_search_by(|entry| entry.0[..].cmp(&key)).ok(),
             None if name::is_cut(encoded) => {
                 let cut = self.cut_keys.get_or_init(|| cut_names(metadata.iter().map(|entry| &entry.0[..])));
                 cut.get(encoded).map(|at| *at as usize)
             }
             None => None,
-        }
+        };
+        key.map(|item| file(View::Metadata, item))
+    }
+
+    fn find_decoded(&self, name: &str) -> Option<Inode> {
+        let found = (0..self.views.count(View::MetadataDecoded)).find(|item| self.views.decoded_name(*item) == name);
+        found.map(|item| file(View::MetadataDecoded, item))
+    }
+
+    /// `MODEL.safetensors` and `MODEL-clean.safetensors`, MODEL being the stem of the source's file name.
+    fn export_name(&self, item: usize) -> String {
+        let path = self.model().path();
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        format!("{}{}", name::encode(&format!("{stem}{}", ["", "-clean"][item])), View::Single.suffix())
     }
 
     /// What an inode number means, if it means anything.
     fn inode(&self, ino: Ino) -> Result<Inode, Error> {
         let inode = Inode::from_ino(ino).ok_or(Error::NoEntry)?;
         let exists = match inode {
-            Inode::File(FileRef { view, item }) => (item as usize) < self.views.count(view),
+            Inode::File(FileRef { view, item }) => {
+                let item = item as usize;
+                let of_tensor = matches!(view, View::Npy | View::F32);
+                item < self.views.count(view) && (!of_tensor || self.flat(view, item) == Some(inode))
+            }
             Inode::Dir(Dir::TreeNode(node)) => node < self.tree().nodes(),
             Inode::Dir(_) => true,
         };
@@ -334,13 +389,20 @@ impl Superblock {
                 let size = self.views.content(view, item as usize).len();
                 match view {
                     View::Raw => {
-                        Attr { size, blocks: size.div_ceil(SECTOR), nlink: self.shown.links_of_tensors(), ..attr }
+                        let nlink = self.shown.links(self.model().tensor(item as usize).0.dtype);
+                        Attr { size, blocks: size.div_ceil(SECTOR), nlink, ..attr }
                     }
-                    _ => Attr { size, ..attr },
+                    // One, so that `du` all but leaves it out. None would have `tar --sparse` take it for a hole
+                    // and store zeros.
+                    _ => Attr { size, blocks: u64::from(size > 0), ..attr },
                 }
             }
         }
     }
+}
+
+fn file(view: View, item: usize) -> Inode {
+    Inode::File(FileRef { view, item: item as u32 })
 }
 
 /// The file names of those `names` that were cut, and which they were.

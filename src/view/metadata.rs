@@ -1,13 +1,80 @@
-//! `metadata.json`: knows how `__metadata__` is shown as JSON, sorted by key.
+//! `metadata.json` and the decoded values in `metadata/`: knows `__metadata__` as JSON and what a `data:` URL holds.
 
-use crate::format::Header;
+use crate::format::{Header, quote};
+use crate::name;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use std::collections::BTreeMap;
+
+/// Longest decoded value, in bytes: it is kept in memory.
+const DECODED_MAX: usize = 32 << 20;
+
+/// File name endings of the media types that are likely in a model; others end in `.bin`.
+const ENDINGS: [(&str, &str); 14] = [
+    ("image/jpeg", "jpg"),
+    ("image/jpg", "jpg"),
+    ("image/png", "png"),
+    ("image/webp", "webp"),
+    ("image/gif", "gif"),
+    ("image/avif", "avif"),
+    ("image/bmp", "bmp"),
+    ("image/svg+xml", "svg"),
+    ("text/plain", "txt"),
+    ("text/html", "html"),
+    ("text/markdown", "md"),
+    ("application/json", "json"),
+    ("application/pdf", "pdf"),
+    ("audio/wav", "wav"),
+];
+
+/// Keys and values as an object, by key.
+pub fn sorted(metadata: &[(String, String)]) -> BTreeMap<&str, &str> {
+    metadata.iter().map(|(key, value)| (&key[..], &value[..])).collect()
+}
 
 /// An object, one key a line; `{}` where the file has no metadata.
 pub fn json(header: &Header) -> Vec<u8> {
-    let sorted: BTreeMap<&str, &str> = header.metadata().iter().map(|(key, value)| (&key[..], &value[..])).collect();
     // Strings as keys and values cannot fail to be JSON.
-    let mut json = serde_json::to_vec_pretty(&sorted).unwrap_or_default();
+    let mut json = serde_json::to_vec_pretty(&sorted(header.metadata())).unwrap_or_default();
     json.push(b'\n');
     json
+}
+
+/// A value that was a `data:` URL.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Decoded {
+    /// File name: that of the key and an ending for the media type.
+    pub file_name: String,
+    /// What the URL holds.
+    pub bytes: Vec<u8>,
+}
+
+/// All values that are `data:TYPE;base64,...`, decoded. One that cannot be is left alone, and the log says why.
+pub fn decoded(header: &Header) -> Vec<Decoded> {
+    let mut decoded: Vec<Decoded> = Vec::new();
+    for (key, value) in header.metadata() {
+        let Some((media_type, text)) = data_url(value) else { continue };
+        let ending = ENDINGS.iter().find(|ending| ending.0 == media_type).map_or("bin", |ending| ending.1);
+        let file_name = format!("{}.{ending}", name::encode(key));
+        let left_alone = |why: &str| log::warn!("metadata {}: not decoded: {why}", quote(key));
+        if text.len() / 4 * 3 > DECODED_MAX {
+            left_alone(&format!("{} characters of base64 are more than {DECODED_MAX} bytes", text.len()));
+        } else if header.metadata().iter().any(|entry| name::encode(&entry.0) == file_name) {
+            left_alone(&format!("another key has the file name {}", quote(&file_name)));
+        } else {
+            match STANDARD.decode(text) {
+                Ok(bytes) => decoded.push(Decoded { file_name, bytes }),
+                Err(error) => left_alone(&format!("no valid base64: {error}")),
+            }
+        }
+    }
+    decoded
+}
+
+/// Media type and text of a URL in base64. Source: RFC 2397.
+fn data_url(value: &str) -> Option<(&str, &str)> {
+    let (head, text) = value.strip_prefix("data:")?.split_once(',')?;
+    let parameters = head.strip_suffix(";base64")?;
+    let media_type = parameters.split(';').next().unwrap_or_default();
+    Some((media_type, text))
 }

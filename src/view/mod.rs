@@ -2,10 +2,18 @@
 //!
 //! A view is one file here and one arm in [`Views::content`].
 
+mod export;
+mod f32;
 mod index;
+mod lines;
 mod metadata;
+mod npy;
+mod single;
+#[cfg(test)]
+mod tests;
 
-use crate::content::Content;
+use crate::content::{Content, Extent, Segment};
+use crate::format::Dtype;
 use crate::model::Model;
 use std::sync::OnceLock;
 
@@ -23,11 +31,42 @@ pub enum View {
     Metadata = 3,
     /// `tensors/NAME` and `tree/...`: the bytes of one tensor.
     Raw = 4,
+    /// `npy/NAME.npy`: a NumPy array.
+    Npy = 5,
+    /// `f32/NAME.f32`: float32, whatever the dtype is. For F32 that is the raw file itself.
+    F32 = 6,
+    /// `safetensors/NAME.safetensors`: a file of one tensor.
+    Single = 7,
+    /// `export/MODEL.safetensors` (0) and `export/MODEL-clean.safetensors` (1): the whole model.
+    Export = 8,
+    /// `metadata/KEY.jpg` and the like: what a value holds that is a `data:` URL.
+    MetadataDecoded = 9,
 }
 
 impl View {
     /// All views, each at its number.
-    pub const ALL: [Self; 5] = [Self::Header, Self::Index, Self::MetadataJson, Self::Metadata, Self::Raw];
+    pub const ALL: [Self; 10] = [
+        Self::Header,
+        Self::Index,
+        Self::MetadataJson,
+        Self::Metadata,
+        Self::Raw,
+        Self::Npy,
+        Self::F32,
+        Self::Single,
+        Self::Export,
+        Self::MetadataDecoded,
+    ];
+
+    /// What the names of the view's files end in, where it has one for each tensor.
+    pub fn suffix(self) -> &'static str {
+        match self {
+            Self::Npy => ".npy",
+            Self::F32 => ".f32",
+            Self::Single => ".safetensors",
+            _ => "",
+        }
+    }
 }
 
 /// A model with what its views keep: tables that are made when first needed, none of them of the size of the tensors.
@@ -37,12 +76,15 @@ pub struct Views {
     tensors_dir: Option<&'static str>,
     index: OnceLock<index::Index>,
     metadata_json: OnceLock<Vec<u8>>,
+    decoded: OnceLock<Vec<metadata::Decoded>>,
+    export: OnceLock<export::Export>,
 }
 
 impl Views {
     /// Views of `model`; `tensors_dir` is where index.json says that the raw tensors are, if they are anywhere.
     pub fn new(model: Model, tensors_dir: Option<&'static str>) -> Self {
-        Self { model, tensors_dir, index: OnceLock::new(), metadata_json: OnceLock::new() }
+        let (index, metadata_json, decoded, export) = Default::default();
+        Self { model, tensors_dir, index, metadata_json, decoded, export }
     }
 
     /// The model behind the views.
@@ -50,13 +92,29 @@ impl Views {
         &self.model
     }
 
-    /// How many files a view has.
+    /// How many files a view may have: for a view of tensors, one for each, of which [`Views::has`] may deny some.
     pub fn count(&self, view: View) -> usize {
         match view {
             View::Header | View::Index | View::MetadataJson => 1,
+            View::Export => 2,
             View::Metadata => self.model.header().metadata().len(),
-            View::Raw => self.model.len(),
+            View::MetadataDecoded => self.decoded().len(),
+            View::Raw | View::Npy | View::F32 | View::Single => self.model.len(),
         }
+    }
+
+    /// Whether a view shows a tensor of that dtype.
+    pub fn has(view: View, dtype: Dtype) -> bool {
+        match view {
+            View::Npy => npy::has(dtype),
+            View::F32 => f32::has(dtype),
+            _ => true,
+        }
+    }
+
+    /// The file name of a decoded metadata value.
+    pub fn decoded_name(&self, item: usize) -> &str {
+        &self.decoded()[item].file_name
     }
 
     /// What file number `item` of a view consists of.
@@ -64,31 +122,38 @@ impl Views {
     /// # Panics
     /// Where `item` is not below [`Views::count`].
     pub fn content(&self, view: View, item: usize) -> Content<'_> {
+        let model = &self.model;
+        let tensor = || {
+            let (tensor, shard) = model.tensor(item);
+            let data = Extent { source: &*shard.source, range: tensor.range.clone() };
+            (tensor, data)
+        };
         match view {
-            View::Header => Content::extent(&*self.model.shard().source, self.model.header().json()),
-            View::Index => {
-                self.index.get_or_init(|| index::Index::new(&self.model, self.tensors_dir)).content(&self.model)
-            }
+            View::Header => Content::extent(&*model.shard().source, model.header().json()),
+            View::Index => self.index.get_or_init(|| index::Index::new(model, self.tensors_dir)).content(model),
             View::MetadataJson => {
-                Content::literal(&self.metadata_json.get_or_init(|| metadata::json(self.model.header()))[..])
+                Content::literal(&self.metadata_json.get_or_init(|| metadata::json(model.header()))[..])
             }
-            View::Metadata => Content::literal(self.model.header().metadata()[item].1.as_bytes()),
-            View::Raw => {
-                let (tensor, shard) = self.model.tensor(item);
-                Content::extent(&*shard.source, tensor.range)
+            View::Metadata => Content::literal(model.header().metadata()[item].1.as_bytes()),
+            View::MetadataDecoded => Content::literal(&self.decoded()[item].bytes[..]),
+            View::Export => self.export.get_or_init(|| export::Export::new(model)).content(model, item == 1),
+            View::Raw => Content::new([Segment::Extent(tensor().1)]),
+            View::Npy => {
+                let (tensor, data) = tensor();
+                npy::content(&tensor, data)
+            }
+            View::F32 => {
+                let (tensor, data) = tensor();
+                f32::content(&tensor, data)
+            }
+            View::Single => {
+                let (tensor, data) = tensor();
+                single::content(&tensor, data)
             }
         }
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_view_is_at_its_number() {
-        for (number, view) in View::ALL.into_iter().enumerate() {
-            assert_eq!(view as usize, number);
-        }
+    fn decoded(&self) -> &[metadata::Decoded] {
+        self.decoded.get_or_init(|| metadata::decoded(self.model.header()))
     }
 }

@@ -5,3 +5,4 @@ mod clients;
 mod readme;
 mod reads;
 mod support;
+mod views;

@@ -1,0 +1,111 @@
+//! `npy/`: knows the header that makes a tensor a NumPy array file.
+//!
+//! Source: NumPy Enhancement Proposal 1 and `numpy/lib/format.py`: magic, version, length, a Python dict padded with spaces
+//! so that the data begins at a multiple of 64, and a newline.
+
+use crate::content::{Content, Decoded, Extent, Segment};
+use crate::format::{Dtype, TensorInfo};
+use crate::widen;
+use std::borrow::Cow;
+use std::fmt::Write;
+
+const MAGIC: &[u8] = b"\x93NUMPY";
+
+/// The data begins at a multiple of this many bytes.
+const ALIGNMENT: usize = 64;
+
+/// NumPy's name for a dtype that it has, so that the bytes can stay as they are.
+fn native(dtype: Dtype) -> Option<&'static str> {
+    Some(match dtype {
+        Dtype::Bool => "|b1",
+        Dtype::U8 => "|u1",
+        Dtype::I8 => "|i1",
+        Dtype::I16 => "<i2",
+        Dtype::U16 => "<u2",
+        Dtype::F16 => "<f2",
+        Dtype::I32 => "<i4",
+        Dtype::U32 => "<u4",
+        Dtype::F32 => "<f4",
+        Dtype::I64 => "<i8",
+        Dtype::U64 => "<u8",
+        Dtype::F64 => "<f8",
+        Dtype::C64 => "<c8",
+        _ => return None,
+    })
+}
+
+/// Whether a tensor of that dtype can be shown as an array.
+pub fn has(dtype: Dtype) -> bool {
+    native(dtype).is_some() || widen::to_f32(dtype).is_some()
+}
+
+/// The array file of a tensor: its bytes behind a header where NumPy has its dtype, else widened to float32.
+pub fn content<'a>(tensor: &TensorInfo, data: Extent<'a>) -> Content<'a> {
+    let (descr, data) = match (native(tensor.dtype), widen::to_f32(tensor.dtype)) {
+        (Some(descr), _) => (descr, Segment::Extent(data)),
+        (None, Some(decoder)) => ("<f4", Segment::Decoded(Decoded { extent: data, decoder })),
+        (None, None) => return Content::new([]),
+    };
+    Content::new([Segment::Literal(Cow::Owned(header(descr, tensor.shape))), data])
+}
+
+/// Magic, version, length and dict, C order.
+fn header(descr: &str, shape: &[u64]) -> Vec<u8> {
+    let mut dict = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': (");
+    for dim in shape {
+        // A vector cannot refuse text.
+        let _ = write!(dict, "{dim}, ");
+    }
+    match shape {
+        [] => {}
+        // Python's tuple of one keeps its comma.
+        [_] => dict.truncate(dict.len() - 1),
+        _ => dict.truncate(dict.len() - 2),
+    }
+    dict.push_str("), }");
+    // Version 1.0 has 16 bits for the length, 2.0 has 32: for a shape of thousands of dimensions.
+    let padded = |prefix: usize| (prefix + dict.len() + 1).next_multiple_of(ALIGNMENT) - prefix;
+    let v1 = MAGIC.len() + 2 + size_of::<u16>();
+    let v2 = MAGIC.len() + 2 + size_of::<u32>();
+    let mut header = MAGIC.to_vec();
+    let end = match u16::try_from(padded(v1)) {
+        Ok(length) => {
+            header.extend([1, 0]);
+            header.extend(length.to_le_bytes());
+            v1 + usize::from(length)
+        }
+        Err(_) => {
+            header.extend([2, 0]);
+            header.extend((padded(v2) as u32).to_le_bytes());
+            v2 + padded(v2)
+        }
+    };
+    header.extend(dict.as_bytes());
+    header.resize(end - 1, b' ');
+    header.push(b'\n');
+    header
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_are_what_numpy_writes() {
+        let dict = |shape: &[u64]| {
+            let header = header("<f4", shape);
+            assert_eq!(header.len() % ALIGNMENT, 0);
+            assert_eq!(header[..8], *b"\x93NUMPY\x01\x00");
+            assert_eq!(usize::from(u16::from_le_bytes([header[8], header[9]])), header.len() - 10);
+            assert_eq!(header.last(), Some(&b'\n'));
+            String::from_utf8(header[10..].to_vec()).unwrap().trim_end().to_owned()
+        };
+        assert_eq!(dict(&[]), "{'descr': '<f4', 'fortran_order': False, 'shape': (), }");
+        assert_eq!(dict(&[3]), "{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }");
+        assert_eq!(dict(&[0, 12]), "{'descr': '<f4', 'fortran_order': False, 'shape': (0, 12), }");
+        assert_eq!(header("<f4", &[3, 4]).len(), 128);
+        let large = header("|u1", &[1; 40_000]);
+        assert_eq!((large[6], large.len() % ALIGNMENT), (2, 0));
+        assert_eq!(u32::from_le_bytes([large[8], large[9], large[10], large[11]]) as usize, large.len() - 12);
+    }
+}

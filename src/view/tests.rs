@@ -1,0 +1,285 @@
+//! Every view against a rendering made the long way, and against the official reader.
+
+use super::*;
+use crate::format::Mode;
+use crate::name;
+use crate::source::Memory;
+use proptest::prelude::*;
+use safetensors::SafeTensors;
+use std::path::Path;
+
+#[test]
+fn every_view_is_at_its_number() {
+    for (number, view) in View::ALL.into_iter().enumerate() {
+        assert_eq!(view as usize, number);
+    }
+}
+
+/// A tensor: name, dtype, bits of an element, shape.
+type Tensor = (String, &'static str, usize, Vec<usize>);
+
+const DTYPES: [(&str, usize); 22] = [
+    ("BOOL", 8),
+    ("F4", 4),
+    ("F6_E2M3", 6),
+    ("F6_E3M2", 6),
+    ("U8", 8),
+    ("I8", 8),
+    ("F8_E5M2", 8),
+    ("F8_E4M3", 8),
+    ("F8_E8M0", 8),
+    ("F8_E4M3FNUZ", 8),
+    ("F8_E5M2FNUZ", 8),
+    ("I16", 16),
+    ("U16", 16),
+    ("F16", 16),
+    ("BF16", 16),
+    ("I32", 32),
+    ("U32", 32),
+    ("F32", 32),
+    ("C64", 64),
+    ("F64", 64),
+    ("I64", 64),
+    ("U64", 64),
+];
+
+fn tensors() -> impl Strategy<Value = Vec<Tensor>> {
+    let dtype = prop::sample::select(DTYPES.to_vec());
+    let tensor = (dtype, prop::collection::vec(0usize..7, 0..4), "[a-c/%.\"]{0,3}").prop_map(
+        |((dtype, bits), mut shape, name)| {
+            if bits < 8 {
+                // Whole bytes: a multiple of four elements.
+                shape.push(4);
+            }
+            (name, dtype, bits, shape)
+        },
+    );
+    prop::collection::vec(tensor, 0..6).prop_map(|tensors| {
+        let named = |(at, (name, dtype, bits, shape)): (usize, Tensor)| (format!("{name}{at}"), dtype, bits, shape);
+        tensors.into_iter().enumerate().map(named).collect()
+    })
+}
+
+fn bytes_of((_, _, bits, shape): &Tensor) -> usize {
+    shape.iter().product::<usize>() * bits / 8
+}
+
+/// Views of a file of these tensors, whose data is `data` repeated.
+fn views(tensors: &[Tensor], data: &[u8], metadata: &str) -> (Views, Vec<u8>) {
+    let mut members: Vec<String> =
+        if metadata.is_empty() { vec![] } else { vec![format!("\"__metadata__\":{metadata}")] };
+    let mut end = 0;
+    for tensor in tensors {
+        let (name, dtype, _, shape) = tensor;
+        let begin = end;
+        end += bytes_of(tensor);
+        let name = serde_json::to_string(name).unwrap();
+        members.push(format!(r#"{name}:{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{begin},{end}]}}"#));
+    }
+    let header = format!("{{{}}}", members.join(","));
+    let mut file = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+    file.extend(data.iter().cycle().take(end));
+    let source = Box::new(Memory::new(file.clone()));
+    let model = Model::from_source(Path::new("/model.safetensors"), source, Mode::Strict).unwrap();
+    (Views::new(model, Some("tensors")), file)
+}
+
+fn read(views: &Views, view: View, item: usize) -> Vec<u8> {
+    views.content(view, item).read_at(0, u32::MAX).unwrap().into_owned()
+}
+
+/// The float32 of every element, one at a time, by the definitions of the formats.
+fn naive_f32(dtype: &str, bytes: &[u8]) -> Vec<f32> {
+    fn parts<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f32) -> Vec<f32> {
+        bytes.chunks(N).map(|part| value(part.try_into().unwrap())).collect()
+    }
+    // Sign, exponent bits, mantissa bits and bias; what is no number is found by name.
+    let small = |code: u32, exponent_bits: u32, mantissa_bits: u32, bias: i32| -> f32 {
+        let magnitude = code & ((1 << (exponent_bits + mantissa_bits)) - 1);
+        let negative = code >> (exponent_bits + mantissa_bits) == 1;
+        let (exponent, mantissa) = ((magnitude >> mantissa_bits) as i32, magnitude & ((1 << mantissa_bits) - 1));
+        let all_ones = magnitude == (1 << (exponent_bits + mantissa_bits)) - 1;
+        let fraction = f64::from(mantissa) / f64::from(1u32 << mantissa_bits);
+        let value = match dtype {
+            "F8_E5M2" if exponent == 31 => {
+                if mantissa == 0 {
+                    f64::INFINITY
+                } else {
+                    f64::NAN
+                }
+            }
+            "F8_E4M3" if all_ones => f64::NAN,
+            "F8_E4M3FNUZ" | "F8_E5M2FNUZ" if negative && magnitude == 0 => f64::NAN,
+            _ if exponent == 0 => fraction * 2f64.powi(1 - bias),
+            _ => (1.0 + fraction) * 2f64.powi(exponent - bias),
+        };
+        if negative { -value as f32 } else { value as f32 }
+    };
+    let packed = |width: usize| -> Vec<u32> {
+        let bit = |at: usize| u32::from(bytes[at / 8] >> (at % 8) & 1);
+        (0..bytes.len() * 8 / width).map(|at| (0..width).map(|place| bit(at * width + place) << place).sum()).collect()
+    };
+    match dtype {
+        "BOOL" => parts(bytes, |[byte]| if byte == 0 { 0.0 } else { 1.0 }),
+        "U8" => parts(bytes, |byte: [u8; 1]| u8::from_le_bytes(byte) as f32),
+        "I8" => parts(bytes, |byte: [u8; 1]| i8::from_le_bytes(byte) as f32),
+        "U16" => parts(bytes, |bytes| u16::from_le_bytes(bytes) as f32),
+        "I16" => parts(bytes, |bytes| i16::from_le_bytes(bytes) as f32),
+        "U32" => parts(bytes, |bytes| u32::from_le_bytes(bytes) as f32),
+        "I32" => parts(bytes, |bytes| i32::from_le_bytes(bytes) as f32),
+        "U64" => parts(bytes, |bytes| u64::from_le_bytes(bytes) as f32),
+        "I64" => parts(bytes, |bytes| i64::from_le_bytes(bytes) as f32),
+        "F64" => parts(bytes, |bytes| f64::from_le_bytes(bytes) as f32),
+        "F32" => parts(bytes, f32::from_le_bytes),
+        "F16" => parts(bytes, |bytes| half::f16::from_le_bytes(bytes).to_f32()),
+        "BF16" => parts(bytes, |bytes| half::bf16::from_le_bytes(bytes).to_f32()),
+        "F8_E5M2" => parts(bytes, |[code]| small(code.into(), 5, 2, 15)),
+        "F8_E4M3" => parts(bytes, |[code]| small(code.into(), 4, 3, 7)),
+        "F8_E5M2FNUZ" => parts(bytes, |[code]| small(code.into(), 5, 2, 16)),
+        "F8_E4M3FNUZ" => parts(bytes, |[code]| small(code.into(), 4, 3, 8)),
+        "F8_E8M0" => {
+            parts(bytes, |[code]| if code == 255 { f32::NAN } else { 2f64.powi(i32::from(code) - 127) as f32 })
+        }
+        "F4" => packed(4).into_iter().map(|code| small(code, 2, 1, 1)).collect(),
+        "F6_E2M3" => packed(6).into_iter().map(|code| small(code, 2, 3, 1)).collect(),
+        "F6_E3M2" => packed(6).into_iter().map(|code| small(code, 3, 2, 3)).collect(),
+        other => panic!("{other}"),
+    }
+}
+
+/// Whether two runs of float32 are the same to the bit, a NaN being any other NaN.
+fn same_f32(bytes: &[u8], expected: &[f32]) -> bool {
+    bytes.len() == expected.len() * 4
+        && bytes.chunks(4).zip(expected).all(|(bytes, expected)| {
+            let found = f32::from_le_bytes(bytes.try_into().unwrap());
+            found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan()
+        })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn views_are_what_they_should_be(tensors in tensors(), data in prop::collection::vec(any::<u8>(), 1..300)) {
+        let (views, file) = views(&tensors, &data, r#"{"k":"v","a":"\""}"#);
+        let official = SafeTensors::deserialize(&file).unwrap();
+        for item in 0..views.model().len() {
+            let name = views.model().header().name(item).to_owned();
+            let (_, dtype, _, shape) = tensors.iter().find(|tensor| tensor.0 == name).unwrap();
+            let bytes = official.tensor(&name).unwrap().data();
+            prop_assert_eq!(read(&views, View::Raw, item), bytes);
+            let single = read(&views, View::Single, item);
+            let (_, metadata) = SafeTensors::read_metadata(&single).unwrap();
+            prop_assert!(metadata.metadata().is_none());
+            let single = SafeTensors::deserialize(&single).unwrap();
+            prop_assert_eq!(single.names(), vec![&name]);
+            prop_assert_eq!(single.tensor(&name).unwrap(), official.tensor(&name).unwrap());
+            let known = Dtype::from_name(dtype);
+            prop_assert_eq!(Views::has(View::F32, known), *dtype != "C64");
+            if *dtype != "C64" {
+                prop_assert!(same_f32(&read(&views, View::F32, item), &naive_f32(dtype, bytes)), "{}", dtype);
+            }
+            prop_assert!(Views::has(View::Npy, known));
+            let npy = read(&views, View::Npy, item);
+            let data = npy.iter().position(|byte| *byte == b'\n').unwrap() + 1;
+            prop_assert_eq!(data % 64, 0);
+            let text = String::from_utf8(npy[10..data].to_vec()).unwrap();
+            let tuple = format!("{shape:?}").replace('[', "(").replace(']', if shape.len() == 1 { ",)" } else { ")" });
+            prop_assert!(text.contains(&format!("'fortran_order': False, 'shape': {tuple}, }}")), "{}", text);
+            if text.contains("'<f4'") && *dtype != "F32" {
+                prop_assert!(same_f32(&npy[data..], &naive_f32(dtype, bytes)));
+            } else {
+                prop_assert_eq!(&npy[data..], bytes);
+            }
+        }
+        for (item, clean) in [(0, false), (1, true)] {
+            let export = read(&views, View::Export, item);
+            let (header, metadata) = SafeTensors::read_metadata(&export).unwrap();
+            prop_assert_eq!((header + 8) % 4096, 0);
+            prop_assert_eq!(metadata.metadata().is_none(), clean);
+            if !clean {
+                prop_assert_eq!(&metadata.metadata().as_ref().unwrap()["a"], "\"");
+            }
+            let export = SafeTensors::deserialize(&export).unwrap();
+            prop_assert_eq!(export.len(), official.len());
+            for (name, tensor) in official.tensors() {
+                prop_assert_eq!(export.tensor(&name).unwrap(), tensor);
+            }
+        }
+    }
+
+    #[test]
+    fn any_part_of_any_view_is_that_part_of_the_whole(
+        tensors in tensors(),
+        data in prop::collection::vec(any::<u8>(), 1..300),
+        parts in prop::collection::vec((any::<prop::sample::Index>(), 0u64..9000, 0u32..9000), 40),
+    ) {
+        let (views, _) = views(&tensors, &data, r#"{"k":"v","t":"data:image/png;base64,iVBORw0KGgo="}"#);
+        let files: Vec<(View, usize)> = View::ALL.into_iter()
+            .flat_map(|view| (0..views.count(view)).map(move |item| (view, item)))
+            .filter(|(view, item)| match view {
+                View::Npy | View::F32 => Views::has(*view, views.model().tensor(*item).0.dtype),
+                _ => true,
+            })
+            .collect();
+        for (file, offset, size) in parts {
+            let (view, item) = *file.get(&files);
+            let whole = read(&views, view, item);
+            prop_assert_eq!(views.content(view, item).len(), whole.len() as u64);
+            let from = (offset as usize).min(whole.len());
+            let to = (from + size as usize).min(whole.len());
+            let part = views.content(view, item).read_at(offset, size).unwrap();
+            prop_assert!(part[..] == whole[from..to], "{:?} {} {}..{}", view, item, from, to);
+        }
+    }
+}
+
+#[test]
+fn native_arrays_borrow_and_others_do_not() {
+    let tensors = vec![("a".to_owned(), "F16", 16, vec![64]), ("b".to_owned(), "BF16", 16, vec![64])];
+    let (views, _) = views(&tensors, b"xyz", "");
+    use std::borrow::Cow::{Borrowed, Owned};
+    assert!(matches!(views.content(View::Npy, 0).read_at(128, 64), Ok(Borrowed(_))));
+    assert!(matches!(views.content(View::Npy, 1).read_at(128, 64), Ok(Owned(_))));
+    assert!(matches!(views.content(View::Single, 0).read_at(100, 28), Ok(Borrowed(_))));
+    assert!(matches!(views.content(View::Export, 1).read_at(4096, 256), Ok(Borrowed(bytes)) if bytes.len() == 256));
+}
+
+#[test]
+fn the_export_of_a_damaged_file_is_whole() {
+    // A hole before b, an overlap of c with b, and d twice over the same bytes.
+    let entry = |name, begin, end| {
+        format!(r#""{name}":{{"dtype":"U8","shape":[{}],"data_offsets":[{begin},{end}]}}"#, end - begin)
+    };
+    let entries = [
+        entry("a", 0, 4),
+        entry("b", 6, 12),
+        entry("c", 8, 14),
+        entry("d", 8, 14),
+        entry("e", 14, 14),
+        entry("z", 14, 99),
+    ];
+    let header = format!("{{{}}}", entries.join(","));
+    let data: Vec<u8> = (0..14).collect();
+    let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat();
+    let model = Model::from_source(Path::new("/m.safetensors"), Box::new(Memory::new(file)), Mode::Lenient).unwrap();
+    let export = read(&Views::new(model, None), View::Export, 0);
+    let export = SafeTensors::deserialize(&export).unwrap();
+    for (name, range) in [("a", 0..4), ("b", 6..12), ("c", 8..14), ("d", 8..14), ("e", 14..14)] {
+        assert_eq!(export.tensor(name).unwrap().data(), &data[range]);
+    }
+    assert_eq!(export.len(), 5);
+}
+
+#[test]
+fn data_urls_are_decoded_and_bad_ones_left_alone() {
+    let metadata = r#"{"modelspec.thumbnail":"data:image/jpeg;base64,/9j/4A==","bad":"data:image/png;base64,???","text":"data:,x",
+        "odd/type":"data:x/y;charset=utf-8;base64,AAEC","taken":"data:text/plain;base64,eA==","taken.txt":"mine"}"#;
+    let (views, _) = views(&[], b"x", metadata);
+    let found: Vec<_> = (0..views.count(View::MetadataDecoded))
+        .map(|item| (views.decoded_name(item).to_owned(), read(&views, View::MetadataDecoded, item)))
+        .collect();
+    let expected = [("modelspec.thumbnail.jpg", &b"\xff\xd8\xff\xe0"[..]), ("odd%2Ftype.bin", b"\0\x01\x02")];
+    assert_eq!(found, expected.map(|(name, bytes)| (name.to_owned(), bytes.to_vec())));
+    assert_eq!(name::encode("odd/type"), "odd%2Ftype");
+}

@@ -1,0 +1,205 @@
+//! Views that other tools open: NumPy and ml_dtypes, the official package, readers of arrays in Rust and C++, archivers.
+
+use crate::support::{Mount, Scene, pattern, require_fuse, run, run_ok};
+use safetensors::Dtype;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+
+/// Every code of every dtype that is widened, all native dtypes, and shapes of every kind.
+fn zoo(scene: &Scene) -> std::path::PathBuf {
+    let codes = |bytes: usize| -> Vec<u8> {
+        (0..1u32 << (8 * bytes)).flat_map(|code| code.to_le_bytes().into_iter().take(bytes)).collect()
+    };
+    // Six bits a code, low bits first: all 64 in order.
+    let sixes: Vec<u8> = (0..16u32)
+        .flat_map(|four| {
+            let bits: u32 = (0..4).map(|place| (4 * four + place) << (6 * place)).sum();
+            bits.to_le_bytes().into_iter().take(3)
+        })
+        .collect();
+    let wide = |edges: &[u64]| -> Vec<u8> { edges.iter().flat_map(|edge| edge.to_le_bytes()).collect() };
+    let integers = wide(&[0, 1, u64::MAX, 1 << 63, (1 << 63) - 1, (1 << 53) + 1, 16_777_217, 16_777_219]);
+    let doubles = wide(&[
+        0,
+        1 << 63,
+        0x3ff0_0000_1000_0000,
+        0x3ff0_0000_3000_0000,
+        0x7fefffff_ffffffff,
+        0x7ff0 << 48,
+        1,
+        0xfff8 << 48,
+    ]);
+    scene.model(
+        "zoo.safetensors",
+        &[
+            ("bool", Dtype::BOOL, &[2], vec![0, 1]),
+            ("f4", Dtype::F4, &[256, 2], codes(1)),
+            ("f6_e2m3", Dtype::F6_E2M3, &[64], sixes.clone()),
+            ("f6_e3m2", Dtype::F6_E3M2, &[16, 4], sixes),
+            ("u8", Dtype::U8, &[256], codes(1)),
+            ("i8", Dtype::I8, &[16, 16], codes(1)),
+            ("f8_e5m2", Dtype::F8_E5M2, &[256], codes(1)),
+            ("f8_e4m3", Dtype::F8_E4M3, &[256], codes(1)),
+            ("f8_e8m0", Dtype::F8_E8M0, &[256], codes(1)),
+            ("f8_e4m3fnuz", Dtype::F8_E4M3FNUZ, &[256], codes(1)),
+            ("f8_e5m2fnuz", Dtype::F8_E5M2FNUZ, &[256], codes(1)),
+            ("i16", Dtype::I16, &[1 << 16], codes(2)),
+            ("u16", Dtype::U16, &[1 << 16], codes(2)),
+            ("f16", Dtype::F16, &[256, 256], codes(2)),
+            ("bf16", Dtype::BF16, &[1 << 16], codes(2)),
+            ("i32", Dtype::I32, &[16], integers.clone()),
+            ("u32", Dtype::U32, &[2, 2, 2, 2], integers.clone()),
+            ("f32", Dtype::F32, &[16], doubles.clone()),
+            ("c64", Dtype::C64, &[8], pattern(64).iter().map(|byte| byte & 0x3f).collect()),
+            ("f64", Dtype::F64, &[8], doubles),
+            ("i64", Dtype::I64, &[8], integers.clone()),
+            ("u64", Dtype::U64, &[2, 4], integers),
+            ("scalar", Dtype::BF16, &[], vec![0x80, 0x3f]),
+            ("empty", Dtype::F16, &[0, 3], vec![]),
+            ("a/b.. \"quoted\"\n", Dtype::BF16, &[3], pattern(6)),
+            ("large", Dtype::BF16, &[1000, 1000], pattern(2_000_000)),
+        ],
+        &[("format", "pt"), ("thumbnail", "data:image/png;base64,iVBORw0KGgo="), ("bad", "data:image/png;base64,*")],
+    )
+}
+
+fn python_agrees(source: &Path, mount: &Mount) {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mount/views.py");
+    let python = crate::support::python();
+    let said = run_ok(python.to_str().unwrap(), [script.as_path(), source, &mount.point]);
+    assert!(said.ends_with(" tensors\n"), "{said}");
+}
+
+#[test]
+fn numpy_and_the_official_package_read_every_view() {
+    require_fuse!();
+    let scene = Scene::new();
+    let source = zoo(&scene);
+    let mount = scene.mount(&source, &[]);
+    python_agrees(&source, &mount);
+    assert_eq!(mount.read("metadata/thumbnail.png"), b"\x89PNG\r\n\x1a\n");
+    assert_eq!(mount.list("metadata"), ["bad", "format", "thumbnail", "thumbnail.png"]);
+    assert!(mount.log().contains("metadata \"bad\": not decoded: no valid base64"), "{}", mount.log());
+}
+
+#[test]
+fn real_models_are_read_in_every_view() {
+    require_fuse!();
+    for source in crate::support::real_models() {
+        let scene = Scene::new();
+        python_agrees(&source, &scene.mount(&source, &[]));
+    }
+}
+
+#[test]
+fn readers_in_rust_and_cpp_open_arrays() {
+    require_fuse!();
+    let scene = Scene::new();
+    let source = zoo(&scene);
+    let mount = scene.mount(&source, &[]);
+    let npy =
+        |name: &str| npyz::NpyFile::new(std::fs::File::open(mount.path(format!("npy/{name}.npy"))).unwrap()).unwrap();
+    let halves = npy("large");
+    assert_eq!(halves.shape(), [1000, 1000]);
+    let expected: Vec<u32> = pattern(2_000_000).chunks(2).map(|b| u32::from_le_bytes([0, 0, b[0], b[1]])).collect();
+    let found: Vec<u32> = halves.into_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect();
+    assert!(found == expected);
+    assert_eq!(npy("i8").into_vec::<i8>().unwrap(), (0..=255u8).map(|code| code as i8).collect::<Vec<_>>());
+    assert_eq!((npy("scalar").shape(), npy("empty").shape()), (&[][..], &[0, 3][..]));
+
+    let program = scene.path("sum");
+    let code = r#"
+        #include <xtensor/xnpy.hpp>
+        #include <xtensor/xarray.hpp>
+        #include <iostream>
+        int main(int argc, char **argv) {
+            auto halves = xt::load_npy<float>(argv[1]);
+            auto shorts = xt::load_npy<short>(argv[2]);
+            auto empty = xt::load_npy<float>(argv[3]);
+            std::cout << halves.dimension() << ' ' << halves.size() << ' ' << halves(2) << ' ' << shorts(256) << ' '
+                      << shorts(65535) << ' ' << empty.dimension() << std::endl;
+        }"#;
+    std::fs::write(scene.path("sum.cpp"), code).unwrap();
+    run_ok(
+        "g++",
+        ["-std=c++17".as_ref(), "-O0".as_ref(), "-o".as_ref(), program.as_os_str(), scene.path("sum.cpp").as_os_str()],
+    );
+    let files = ["f8_e4m3", "i16", "scalar"].map(|name| mount.path(format!("npy/{name}.npy")));
+    // The third code of E4M3 is twice its smallest number, 2^-9.
+    assert_eq!(run_ok(program.to_str().unwrap(), files), "1 256 0.00390625 256 -1 0\n");
+}
+
+#[test]
+fn archivers_take_the_whole_mount() {
+    require_fuse!();
+    let scene = Scene::new();
+    let source = zoo(&scene);
+    let mount = scene.mount(&source, &[]);
+    let point = mount.point.to_str().unwrap();
+    let copies = ["cp", "rsync", "tar", "sparse"].map(|name| scene.mkdir(name));
+    let [cp, rsync, tar, sparse] = copies.each_ref().map(|path| path.to_str().unwrap());
+    run_ok("cp", ["-a", &format!("{point}/."), cp]);
+    run_ok("rsync", ["-aH", &format!("{point}/"), rsync]);
+    run_ok("bash", ["-c", &format!("set -o pipefail; tar -C {point} -c . | tar -C {tar} -x")]);
+    // Which takes a file without blocks for one great hole.
+    run_ok("bash", ["-c", &format!("set -o pipefail; tar -C {point} --sparse -c . | tar -C {sparse} -x")]);
+    for copy in [cp, rsync, tar, sparse] {
+        run_ok("diff", ["-r", point, copy]);
+        let inode = |path: &str| std::fs::metadata(format!("{copy}/{path}")).unwrap().ino();
+        assert_eq!(inode("tensors/f32"), inode("tree/f32"), "{copy}");
+        assert_eq!(inode("tensors/f32"), inode("f32/f32.f32"), "{copy}");
+    }
+    // Blocks are counted once, for the raw files, but for one of each other file that is not empty.
+    let blocks = |path: &str| -> u64 {
+        let du = run_ok("du", ["-s", "--block-size=512", &format!("{point}/{path}")]);
+        du.split_whitespace().next().unwrap().parse().unwrap()
+    };
+    let find = |args: &[&str]| run_ok("find", args).lines().count() as u64;
+    let raw: u64 = find(&[&format!("{point}/tensors"), "-type", "f"]);
+    let others = find(&[point, "-type", "f", "-size", "+0"]) - 2 * (raw - 1) - 1;
+    assert_eq!(blocks("."), blocks("tensors") + others);
+    let data: u64 =
+        std::fs::read_dir(mount.path("tensors")).unwrap().map(|file| file.unwrap().metadata().unwrap().len()).sum();
+    assert!((data / 512..data / 512 + raw).contains(&blocks("tensors")));
+}
+
+#[test]
+fn a_source_that_changes_is_an_error_in_every_view() {
+    require_fuse!();
+    // Files whose data is past the cut, one of each view; the header is not.
+    let files =
+        ["tensors/large", "npy/large.npy", "f32/large.f32", "safetensors/large.safetensors", "export/zoo.safetensors"];
+    for (cut, expected) in [(true, nix::libc::EIO), (false, nix::libc::ESTALE)] {
+        let scene = Scene::new();
+        let source = zoo(&scene);
+        let mount = scene.mount(&source, &[]);
+        let file = std::fs::File::options().write(true).open(&source).unwrap();
+        if cut {
+            file.set_len(file.metadata().unwrap().len() / 4).unwrap();
+        } else {
+            file.write_all_at(b"!", 100_000).unwrap();
+        }
+        for name in files {
+            let view = std::fs::File::open(mount.path(name)).unwrap();
+            let end = view.metadata().unwrap().len();
+            let error = view.read_exact_at(&mut [0; 4096], end - 4096).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(expected), "{name}");
+        }
+        assert_eq!(mount.log().matches("zoo.safetensors: ").count(), 1, "{}", mount.log());
+        assert!(mount.list("npy").len() > 20);
+    }
+}
+
+#[test]
+fn views_are_chosen_by_either_spelling() {
+    require_fuse!();
+    let scene = Scene::new();
+    let source = scene.sample();
+    for args in [["--views", "npy,tensors"], ["-o", "views=npy:tensors"]] {
+        assert_eq!(scene.mount(&source, &args).list(""), ["npy", "tensors"]);
+    }
+    let refused = run(crate::support::WEIGHTFS, ["--views", "npz", source.to_str().unwrap()]);
+    assert_eq!(refused.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("no view is called \"npz\"") && said.contains("npy"), "{said}");
+}
