@@ -1,6 +1,6 @@
 //! Bytes: what is read is what is in the file.
 
-use crate::support::{Scene, require_fuse};
+use crate::support::{Scene, require_fuse, run_ok};
 use safetensors::SafeTensors;
 
 #[test]
@@ -21,4 +21,99 @@ fn every_tensor_is_a_file_of_its_bytes() {
     let json = u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
     assert!(mount.read("header.json") == whole[8..8 + json]);
     assert_eq!(mount.log(), "");
+}
+
+#[test]
+fn what_was_read_stays_cached_between_opens() {
+    require_fuse!();
+    let scene = Scene::new();
+    let mount = scene.mount(&scene.sample(), &[]);
+    let file = mount.path("tensors/model.embed.weight");
+    let cached = || run_ok("fincore", ["-nbo", "RES", file.to_str().unwrap()]).trim().parse::<u64>().unwrap();
+    assert_eq!(cached(), 0);
+    let size = std::fs::read(&file).unwrap().len() as u64;
+    assert_eq!(cached(), size);
+    // Opened and closed again: a file system that does not say otherwise would lose it here.
+    drop(std::fs::File::open(&file).unwrap());
+    assert_eq!(cached(), size);
+    // The other name of the tensor shares it.
+    assert_eq!(
+        run_ok("fincore", ["-nbo", "RES", mount.path("tree/model/embed/weight").to_str().unwrap()]).trim(),
+        size.to_string()
+    );
+}
+
+#[test]
+fn several_threads_serve() {
+    require_fuse!();
+    let scene = Scene::new();
+    for (args, expected) in [(&["--threads", "3"][..], 3), (&["-o", "threads=1"], 1), (&[], 2)] {
+        let mount = scene.mount(&scene.sample(), args);
+        let threads = || {
+            let tasks = std::fs::read_dir(format!("/proc/{}/task", mount.child.id())).unwrap();
+            let names =
+                tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap_or_default());
+            names.filter(|name| name.starts_with("fuser-")).count()
+        };
+        // The mount is announced before the last of them has started.
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while threads() < expected && std::time::Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+        assert!(threads() == expected || args.is_empty() && threads() > expected, "{args:?}: {}", threads());
+    }
+}
+
+/// A file of so many tensors of one byte; the data is a hole.
+fn many(scene: &Scene, count: usize) -> std::path::PathBuf {
+    let mut header = String::from("{");
+    for at in 0..count {
+        let end = at + 1;
+        header += &format!(
+            "\"layers.{}.x{}\":{{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[{at},{end}]}},",
+            at % 1000,
+            at / 1000
+        );
+    }
+    header.pop();
+    header.push('}');
+    let path = scene.raw("many.safetensors", header.as_bytes(), &[]);
+    let len = std::fs::metadata(&path).unwrap().len() + count as u64;
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(len).unwrap();
+    path
+}
+
+#[test]
+fn a_million_names_are_listed_by_many_at_once() {
+    require_fuse!();
+    let scene = Scene::new();
+    let mount = scene.mount(&many(&scene, 1_000_000), &[]);
+    let tensors = mount.path("tensors");
+    // Goes back to places that it was told of on the way, while the others list, too.
+    let seek = r#"
+        my (@names, %places);
+        opendir my $dir, $ARGV[0] or die $!;
+        while (defined(my $name = readdir $dir)) {
+            push @names, $name;
+            $places{@names} = telldir $dir if @names % 9973 == 0;
+        }
+        for my $at (sort { $a * 7919 % 1000003 <=> $b * 7919 % 1000003 } keys %places) {
+            seekdir $dir, $places{$at};
+            my $name = readdir $dir;
+            die "$at: $name, not $names[$at]" if $name ne $names[$at];
+        }
+        print scalar @names, " ", scalar keys %places;"#;
+    let listings = std::thread::scope(|scope| {
+        let path = tensors.to_str().unwrap();
+        let seekers: Vec<_> = (0..2).map(|_| scope.spawn(move || run_ok("perl", ["-e", seek, path]))).collect();
+        let listers: Vec<_> = (0..3).map(|_| scope.spawn(move || run_ok("ls", ["-f", path]))).collect();
+        for seeker in seekers {
+            assert_eq!(seeker.join().unwrap(), "1000002 100");
+        }
+        listers.into_iter().map(|lister| lister.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert_eq!(listings[0].lines().count(), 1_000_002);
+    assert!(listings.iter().all(|listing| *listing == listings[0]));
+    assert_eq!(mount.list("tree/layers").len(), 1000);
+    assert_eq!(mount.list("tree/layers/999").len(), 1000);
 }
