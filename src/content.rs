@@ -35,22 +35,26 @@ pub struct Extent<'a> {
     pub range: Range<u64>,
 }
 
-/// Many extents of one source as one segment.
-#[derive(Debug)]
+/// Many extents as one segment.
 pub struct Extents<'a> {
-    /// Where the bytes are.
-    pub source: &'a dyn Source,
+    /// The sources by the numbers that the runs give them.
+    pub source: Find<'a>,
     /// Sorted by `start`, the first of which is 0; none is empty.
     pub runs: &'a [Run],
     /// Length of all of them in bytes.
     pub len: u64,
 }
 
+/// Finds a source by its number.
+type Find<'a> = Box<dyn Fn(u32) -> &'a (dyn Source + 'static) + 'a>;
+
 /// One of [`Extents`]: it goes on until the next one starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
     /// In bytes from the start of the segment.
     pub start: u64,
+    /// Number of the source.
+    pub source: u32,
     /// In bytes from the start of the source.
     pub offset: u64,
 }
@@ -88,6 +92,12 @@ pub struct Generated<'a> {
 
 /// Writes a part of a text.
 type Write<'a> = Box<dyn Fn(Range<u64>, &mut Vec<u8>) + 'a>;
+
+impl std::fmt::Debug for Extents<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Extents {{ runs: {}, len: {} }}", self.runs.len(), self.len)
+    }
+}
 
 impl std::fmt::Debug for Generated<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -176,15 +186,10 @@ impl<'a> Segment<'a> {
             Self::Extent(Extent { source, range }) => {
                 Ok(Cow::Borrowed(source.bytes(range.start + part.start..range.start + part.end)?))
             }
-            Self::Extents(Extents { source, runs, len }) => {
-                let run = runs.partition_point(|run| run.start <= part.start).saturating_sub(1);
-                let end = runs.get(run + 1).map_or(len, |next| next.start);
-                if part.end <= end {
-                    let from = runs[run].offset + part.start - runs[run].start;
-                    return Ok(Cow::Borrowed(source.bytes(from..from + part.end - part.start)?));
-                }
-                Self::Extents(Extents { source, runs, len }).copy(part)
-            }
+            Self::Extents(extents) => match extents.one(&part) {
+                Some((source, range)) => Ok(Cow::Borrowed(source.bytes(range)?)),
+                None => Self::Extents(extents).copy(part),
+            },
             other => other.copy(part),
         }
     }
@@ -201,22 +206,41 @@ impl<'a> Segment<'a> {
             Self::Extent(Extent { source, range }) => {
                 append_bytes(*source, range.start + part.start..range.start + part.end, out)?;
             }
-            Self::Extents(Extents { source, runs, len }) => {
-                let first = runs.partition_point(|run| run.start <= part.start).saturating_sub(1);
-                for at in first..runs.len() {
-                    let Run { start, offset } = runs[at];
-                    let end = runs.get(at + 1).map_or(*len, |next| next.start).min(part.end);
-                    let from = start.max(part.start);
-                    if from >= end {
-                        break;
-                    }
-                    append_bytes(*source, offset + from - start..offset + end - start, out)?;
-                }
-            }
+            Self::Extents(extents) => extents.append(part, out)?,
             Self::Decoded(decoded) => decoded.append(part, out)?,
             Self::Generated(generated) => (generated.write)(part, out),
         }
         Ok(())
+    }
+}
+
+impl<'a> Extents<'a> {
+    /// Where a part lies that is in one run.
+    fn one(&self, part: &Range<u64>) -> Option<(&'a dyn Source, Range<u64>)> {
+        let at = self.run_at(part.start);
+        let run = self.runs.get(at)?;
+        let from = run.offset + part.start - run.start;
+        (part.end <= self.end(at)).then(|| ((self.source)(run.source), from..from + part.end - part.start))
+    }
+
+    fn append(&self, part: Range<u64>, out: &mut Vec<u8>) -> Result<(), Error> {
+        for at in self.run_at(part.start)..self.runs.len() {
+            let run = self.runs[at];
+            let (from, to) = (run.start.max(part.start), self.end(at).min(part.end));
+            if from >= to {
+                break;
+            }
+            append_bytes((self.source)(run.source), run.offset + from - run.start..run.offset + to - run.start, out)?;
+        }
+        Ok(())
+    }
+
+    fn run_at(&self, offset: u64) -> usize {
+        self.runs.partition_point(|run| run.start <= offset).saturating_sub(1)
+    }
+
+    fn end(&self, at: usize) -> u64 {
+        self.runs.get(at + 1).map_or(self.len, |next| next.start)
     }
 }
 
@@ -299,7 +323,7 @@ mod tests {
     fn runs(extents: &[(usize, usize)]) -> Vec<Run> {
         let mut start = 0;
         let run = |(from, to): &(usize, usize)| {
-            let run = Run { start, offset: *from as u64 };
+            let run = Run { start, source: 0, offset: *from as u64 };
             start += (to - from) as u64;
             run
         };
@@ -309,7 +333,7 @@ mod tests {
     fn content<'a>(kinds: &'a [Kind], source: &'a Memory, tables: &'a [Vec<Run>]) -> Content<'a> {
         Content::new(kinds.iter().zip(tables).map(|(kind, runs)| match kind {
             Kind::Extents(extents) => Segment::Extents(Extents {
-                source,
+                source: Box::new(|_| source),
                 runs,
                 len: extents.iter().map(|(from, to)| (to - from) as u64).sum(),
             }),

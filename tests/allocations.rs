@@ -39,7 +39,7 @@ fn a_raw_read_allocates_nothing() {
     let bytes = [&(header.len() as u64).to_le_bytes()[..], header, &[7; 16]].concat();
     std::fs::write(file.path(), bytes).unwrap();
     let model = Model::open(file.path(), Mode::Strict).unwrap();
-    let owner = Owner::of(model.shard().source.stat());
+    let owner = Owner::of(model.stat().unwrap());
     let superblock = Superblock::new(model, Shown::default(), owner);
     let tensors = superblock.lookup(ROOT, b"tensors").unwrap().ino;
     let ino = superblock.lookup(tensors, b"a.b").unwrap().ino;

@@ -6,11 +6,12 @@ use crate::cli::MountArgs;
 use crate::logging;
 use anyhow::{Context, bail};
 use nix::sys::signal::{SigSet, Signal};
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use weightfs::format::{Header, Mode, quote};
+use weightfs::format::{Mode, quote};
 use weightfs::fs::{Owner, Superblock};
 use weightfs::fuse::{Access, Session};
 use weightfs::model::Model;
@@ -90,9 +91,9 @@ fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Resu
 fn open(args: &MountArgs) -> anyhow::Result<Superblock> {
     let mode = if args.lenient { Mode::Lenient } else { Mode::Strict };
     let model = Model::open(&args.source, mode)?;
-    report(args, model.header());
+    report(args, &model);
     let shown_views = args.views.clone().unwrap_or_default();
-    let stat = model.shard().source.stat();
+    let stat = model.stat().context("a model of no files")?;
     let mut owner = Owner::of(stat);
     owner.uid = args.uid.unwrap_or(owner.uid);
     owner.gid = args.gid.unwrap_or(owner.gid);
@@ -101,16 +102,17 @@ fn open(args: &MountArgs) -> anyhow::Result<Superblock> {
 }
 
 /// Says what was left out of a damaged file and what is not known, and no more than a screen of it.
-fn report(args: &MountArgs, header: &Header) {
+fn report(args: &MountArgs, model: &Model) {
     const LINES: usize = 20;
     let source = args.source.display();
-    for skipped in header.skipped().iter().take(LINES) {
+    for skipped in model.skipped().take(LINES) {
         log::warn!("{source}: left out {}: {}", quote(&skipped.name), skipped.reason);
     }
-    if let Some(more @ 1..) = header.skipped().len().checked_sub(LINES) {
+    if let Some(more @ 1..) = model.skipped().count().checked_sub(LINES) {
         log::warn!("{source}: left out {more} more; index.json lists all of them");
     }
-    for dtype in header.unknown_dtypes().iter().take(LINES) {
+    let unknown: BTreeSet<_> = model.shards().iter().flat_map(|shard| shard.header.unknown_dtypes()).collect();
+    for dtype in unknown.iter().take(LINES) {
         log::warn!("{source}: unknown dtype {}: such tensors are shown as raw bytes", quote(dtype));
     }
 }
@@ -134,7 +136,7 @@ impl Mountpoint {
     fn prepare(args: &MountArgs) -> anyhow::Result<Self> {
         let wanted = match &args.mountpoint {
             Some(path) => path.clone(),
-            None => PathBuf::from(args.source.file_stem().context("the source has no name to mount it under")?),
+            None => PathBuf::from(stem(&args.source).context("the source has no name to mount it under")?),
         };
         if mounts::is_dead(&wanted) {
             mounts::unmount(&mounts::resolve(&wanted)?, true)?;
@@ -153,6 +155,10 @@ impl Mountpoint {
     }
 
     fn check(&self, args: &MountArgs, wanted: &Path) -> anyhow::Result<()> {
+        let source = args.source.canonicalize().with_context(|| args.source.display().to_string())?;
+        if source.starts_with(&self.path) {
+            bail!("{}: lies inside the mount point {}, which would hide it", args.source.display(), wanted.display());
+        }
         let entries = std::fs::read_dir(&self.path);
         match entries.map(|mut entries| entries.next().is_some()) {
             Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => {
@@ -164,12 +170,19 @@ impl Mountpoint {
             // Who may not list it may still mount on it, if the kernel agrees.
             _ => {}
         }
-        let source = args.source.canonicalize().with_context(|| args.source.display().to_string())?;
-        if source.starts_with(&self.path) {
-            bail!("{}: lies inside the mount point {}, which would hide it", args.source.display(), wanted.display());
-        }
         Ok(())
     }
+}
+
+/// What a model is called: the name of its directory, or that of its file without all that files of its kind end in.
+fn stem(source: &Path) -> Option<&OsStr> {
+    let name = source.file_name()?;
+    if source.is_dir() {
+        return Some(name);
+    }
+    let endings = [&b".safetensors.index.json"[..], b".safetensors"];
+    let stem = endings.iter().find_map(|ending| name.as_bytes().strip_suffix(*ending)).filter(|stem| !stem.is_empty());
+    stem.map(OsStr::from_bytes).or_else(|| source.file_stem())
 }
 
 impl Drop for Mountpoint {

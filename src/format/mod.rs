@@ -128,7 +128,18 @@ impl Header {
 
     /// The index of the tensor called `name`.
     pub fn find(&self, name: &str) -> Option<usize> {
-        self.by_name.find(&self.names, &self.records, name)
+        self.by_name.find(name, |index| self.name(index as usize)).map(|index| index as usize)
+    }
+
+    /// Drops the tensors whose names `keep` does not want.
+    pub fn retain(&mut self, keep: impl Fn(&str) -> bool) {
+        let names = &self.names;
+        self.records.retain(|record| keep(&names[span(&record.name)]));
+        let mut by_name = NameTable::with_capacity(self.len());
+        for index in 0..self.len() {
+            by_name.insert(index as u32, |index| self.name(index as usize));
+        }
+        self.by_name = by_name;
     }
 
     /// `__metadata__`, sorted by key; empty where the file has none.
@@ -152,33 +163,33 @@ impl Header {
     }
 }
 
-/// Indices of records by the hash of their names; the names themselves stay in the arena.
+/// Numbers of things by the hash of their names; the names themselves stay where they are, and are asked for by number.
 #[derive(Debug)]
-struct NameTable {
+pub struct NameTable {
     table: HashTable<u32>,
     /// Seeded anew in each process, so that no file can be made to collide.
     hasher: DefaultHashBuilder,
 }
 
 impl NameTable {
-    fn with_capacity(capacity: usize) -> Self {
+    /// An empty table with room for so many names.
+    pub fn with_capacity(capacity: usize) -> Self {
         Self { table: HashTable::with_capacity(capacity), hasher: DefaultHashBuilder::default() }
     }
 
-    fn find(&self, names: &str, records: &[Record], name: &str) -> Option<usize> {
-        let same = |index: &u32| &names[span(&records[*index as usize].name)] == name;
-        self.table.find(self.hasher.hash_one(name), same).map(|index| *index as usize)
+    /// The number of the thing called `name`.
+    pub fn find<'n>(&self, name: &str, name_at: impl Fn(u32) -> &'n str) -> Option<u32> {
+        self.table.find(self.hasher.hash_one(name), |number| name_at(*number) == name).copied()
     }
 
-    /// Enters the record at `index`, unless another one has its name.
-    fn insert(&mut self, names: &str, records: &[Record], index: u32) -> bool {
-        let name_at = |index: u32| &names[span(&records[index as usize].name)];
-        let name = name_at(index);
+    /// Enters a thing, unless another one has its name; says whether it did.
+    pub fn insert<'n>(&mut self, number: u32, name_at: impl Fn(u32) -> &'n str) -> bool {
+        let name = name_at(number);
         let hash = self.hasher.hash_one(name);
         if self.table.find(hash, |other| name_at(*other) == name).is_some() {
             return false;
         }
-        self.table.insert_unique(hash, index, |other| self.hasher.hash_one(name_at(*other)));
+        self.table.insert_unique(hash, number, |other| self.hasher.hash_one(name_at(*other)));
         true
     }
 }

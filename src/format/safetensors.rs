@@ -421,7 +421,7 @@ impl Parser {
     fn enter_names(&self) -> Result<NameTable, usize> {
         let mut by_name = NameTable::with_capacity(self.records.len());
         for index in 0..self.records.len() {
-            if !by_name.insert(&self.names, &self.records, index as u32) {
+            if !by_name.insert(index as u32, |index| &self.names[span(&self.records[index as usize].name)]) {
                 return Err(index);
             }
         }

@@ -1,7 +1,7 @@
 //! Inode numbers: knows how "which view of which tensor" is a number and back, so that nothing need be stored.
 //!
 //! The upper bits say what kind of inode it is, the lower 40 which one. Kind 0 holds the fixed directories, of which the
-//! root has the number that FUSE gives it; kind 1 the directories of `tree/`; kind 16 and up the files, view by view.
+//! root has the number that FUSE gives it; kinds 1 to 3 the directories of `tree/` and `shards/`; kind 16 and up the files, view by view.
 
 use super::{Ino, ROOT};
 use crate::view::View;
@@ -9,6 +9,8 @@ use crate::view::View;
 const KIND_SHIFT: u32 = 40;
 const FIXED: u64 = 0;
 const TREE_NODES: u64 = 1;
+const SHARDS: u64 = 2;
+const SHARD_METADATA: u64 = 3;
 const FILES: u64 = 16;
 
 /// What an inode number means.
@@ -27,6 +29,11 @@ pub(super) enum Dir {
     Flat(View),
     Tree,
     Export,
+    Shards,
+    /// A directory in `shards/`, by the number of the shard.
+    Shard(u32),
+    /// `metadata/` in there.
+    ShardMetadata(u32),
     /// A directory below `tree/`, by its number.
     TreeNode(u32),
 }
@@ -40,7 +47,7 @@ pub(super) struct FileRef {
 }
 
 /// The fixed directories, each at its number below the root's.
-const DIRS: [Dir; 8] = [
+const DIRS: [Dir; 9] = [
     Dir::Root,
     Dir::Metadata,
     Dir::Flat(View::Raw),
@@ -49,6 +56,7 @@ const DIRS: [Dir; 8] = [
     Dir::Flat(View::F32),
     Dir::Flat(View::Single),
     Dir::Export,
+    Dir::Shards,
 ];
 
 impl Dir {
@@ -61,6 +69,8 @@ impl Inode {
     pub fn ino(self) -> Ino {
         let (kind, number) = match self {
             Self::Dir(Dir::TreeNode(node)) => (TREE_NODES, node.into()),
+            Self::Dir(Dir::Shard(shard)) => (SHARDS, shard.into()),
+            Self::Dir(Dir::ShardMetadata(shard)) => (SHARD_METADATA, shard.into()),
             // Each fixed directory is in the list, as a test shows.
             Self::Dir(dir) => (FIXED, ROOT + DIRS.iter().position(|fixed| *fixed == dir).unwrap_or(0) as u64),
             Self::File(FileRef { view, item }) => (FILES + view as u64, item.into()),
@@ -74,6 +84,8 @@ impl Inode {
         match ino >> KIND_SHIFT {
             FIXED => DIRS.get(usize::try_from(number.checked_sub(ROOT)?).ok()?).copied().map(Self::Dir),
             TREE_NODES => Some(Self::Dir(Dir::TreeNode(number.try_into().ok()?))),
+            SHARDS => Some(Self::Dir(Dir::Shard(number.try_into().ok()?))),
+            SHARD_METADATA => Some(Self::Dir(Dir::ShardMetadata(number.try_into().ok()?))),
             kind => {
                 let view = *View::ALL.get(usize::try_from(kind.checked_sub(FILES)?).ok()?)?;
                 Some(Self::File(FileRef { view, item: number.try_into().ok()? }))
@@ -88,7 +100,8 @@ mod tests {
 
     #[test]
     fn numbers_go_there_and_back() {
-        let nodes = [0, 1, u32::MAX].map(|node| Inode::Dir(Dir::TreeNode(node)));
+        let numbered = [Dir::TreeNode, Dir::Shard, Dir::ShardMetadata];
+        let nodes = numbered.into_iter().flat_map(|dir| [0, 1, u32::MAX].map(|number| Inode::Dir(dir(number))));
         let files =
             View::ALL.into_iter().flat_map(|view| [0, 7, u32::MAX].map(|item| Inode::File(FileRef { view, item })));
         let all: Vec<Inode> = DIRS.map(Inode::Dir).into_iter().chain(nodes).chain(files).collect();
@@ -97,7 +110,7 @@ mod tests {
             assert!(all[..at].iter().all(|other| other.ino() != inode.ino()));
         }
         assert_eq!(Inode::Dir(Dir::Root).ino(), ROOT);
-        for ino in [0, 9, 2 << KIND_SHIFT, 15 << KIND_SHIFT, u64::MAX, 1 << KIND_SHIFT | 1 << 39, 26 << KIND_SHIFT] {
+        for ino in [0, 10, 4 << KIND_SHIFT, 15 << KIND_SHIFT, u64::MAX, 1 << KIND_SHIFT | 1 << 39, 26 << KIND_SHIFT] {
             assert_eq!(Inode::from_ino(ino), None, "{ino:#x}");
         }
     }

@@ -2,10 +2,11 @@
 
 use super::inode::{Dir, FileRef, Inode};
 use crate::format::Dtype;
+use crate::model::Kind;
 use crate::view::View;
 
 /// The root's entries: file name, the name by which `--views` calls it, and what it is.
-const ENTRIES: [(&str, &str, Inode); 10] = [
+const ENTRIES: [(&str, &str, Inode); 11] = [
     ("export", "export", Inode::Dir(Dir::Export)),
     ("f32", "f32", Inode::Dir(Dir::Flat(View::F32))),
     ("header.json", "header", file(View::Header)),
@@ -14,6 +15,7 @@ const ENTRIES: [(&str, &str, Inode); 10] = [
     ("metadata.json", "metadata", file(View::MetadataJson)),
     ("npy", "npy", Inode::Dir(Dir::Flat(View::Npy))),
     ("safetensors", "safetensors", Inode::Dir(Dir::Flat(View::Single))),
+    ("shards", "shards", Inode::Dir(Dir::Shards)),
     ("tensors", "tensors", Inode::Dir(Dir::Flat(View::Raw))),
     ("tree", "tree", Inode::Dir(Dir::Tree)),
 ];
@@ -69,12 +71,15 @@ impl Shown {
     }
 }
 
-/// What the root holds.
-pub(super) fn entries(shown: &Shown) -> impl Iterator<Item = (&'static str, Inode)> {
-    ENTRIES.into_iter().filter(|entry| shown.contains(entry.1)).map(|entry| (entry.0, entry.2))
-}
-
-/// The entry called `name` in the root.
-pub(super) fn find(name: &str, shown: &Shown) -> Option<Inode> {
-    entries(shown).find(|entry| entry.0 == name).map(|entry| entry.1)
+/// What the root of a model of that kind holds.
+pub(super) fn entries(shown: &Shown, kind: Kind) -> impl Iterator<Item = (&'static str, Inode)> {
+    let elsewhere = match kind {
+        Kind::File => "shards",
+        // Each shard has its own.
+        Kind::Sharded => "header",
+    };
+    ENTRIES
+        .into_iter()
+        .filter(move |entry| shown.contains(entry.1) && entry.1 != elsewhere)
+        .map(|entry| (entry.0, entry.2))
 }

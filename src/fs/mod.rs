@@ -48,7 +48,6 @@ pub struct Superblock {
     tree: OnceLock<Tree>,
     /// Whose names were too long for a file name, by what is left of them.
     cut_tensors: OnceLock<HashMap<String, u32>>,
-    cut_keys: OnceLock<HashMap<String, u32>>,
 }
 
 /// What every file of the mount has in common.
@@ -158,8 +157,8 @@ impl Superblock {
     /// A file system of `model` that shows what `shown` says.
     pub fn new(model: Model, shown: Shown, owner: Owner) -> Self {
         let views = Views::new(model, shown.contains("tensors").then_some("tensors"));
-        let (tree, cut_tensors, cut_keys) = Default::default();
-        Self { views, shown, owner, tree, cut_tensors, cut_keys }
+        let (tree, cut_tensors) = Default::default();
+        Self { views, shown, owner, tree, cut_tensors }
     }
 
     /// The model that is mounted.
@@ -172,12 +171,15 @@ impl Superblock {
         let dir = self.dir(parent)?;
         let name = str::from_utf8(name).map_err(|_| Error::NoEntry)?;
         let inode = match dir {
-            Dir::Root => layout::find(name, &self.shown),
+            Dir::Root => self.root().find(|entry| entry.0 == name).map(|entry| entry.1),
             Dir::Flat(view) => {
                 let tensor = name.strip_suffix(view.suffix()).and_then(|name| self.find_tensor(name));
                 tensor.and_then(|item| self.flat(view, item))
             }
-            Dir::Metadata => self.find_key(name).or_else(|| self.find_decoded(name)),
+            Dir::Metadata => self.find_key(None, name).or_else(|| self.find_decoded(name)),
+            Dir::ShardMetadata(shard) => self.find_key(Some(shard as usize), name),
+            Dir::Shards => self.find_shard(name).map(|shard| Inode::Dir(Dir::Shard(shard as u32))),
+            Dir::Shard(shard) => shard_entries(shard).into_iter().find(|entry| entry.0 == name).map(|entry| entry.1),
             Dir::Export => {
                 (0..EXPORTS).find(|item| self.export_name(*item) == name).map(|item| file(View::Export, item))
             }
@@ -210,7 +212,7 @@ impl Superblock {
         };
         match dir {
             Dir::Root => {
-                for (at, (name, inode)) in layout::entries(&self.shown).enumerate().skip(from) {
+                for (at, (name, inode)) in self.root().enumerate().skip(from) {
                     if add(inode, name.into(), at + 1) {
                         break;
                     }
@@ -219,7 +221,7 @@ impl Superblock {
             Dir::Flat(view) => {
                 for at in from..self.model().len() {
                     let Some(inode) = self.flat(view, at) else { continue };
-                    let mut name = name::encode(self.model().header().name(at));
+                    let mut name = name::encode(self.model().name(at));
                     if !view.suffix().is_empty() {
                         name.to_mut().push_str(view.suffix());
                     }
@@ -229,16 +231,35 @@ impl Superblock {
                 }
             }
             Dir::Metadata => {
-                let metadata = self.model().header().metadata();
-                for at in from..metadata.len() + self.views.count(View::MetadataDecoded) {
-                    let (inode, name) = match metadata.get(at) {
-                        Some((key, _)) => (file(View::Metadata, at), name::encode(key)),
-                        None => {
-                            let item = at - metadata.len();
-                            (file(View::MetadataDecoded, item), self.views.decoded_name(item).into())
-                        }
+                let keys = self.views.metadata(None).len();
+                for at in from..keys + self.views.count(View::MetadataDecoded) {
+                    let (inode, name) = match at.checked_sub(keys) {
+                        None => (file(View::Metadata, at), name::encode(&self.views.metadata(None)[at].0)),
+                        Some(item) => (file(View::MetadataDecoded, item), self.views.decoded_name(item).into()),
                     };
                     if add(inode, name, at + 1) {
+                        break;
+                    }
+                }
+            }
+            Dir::ShardMetadata(shard) => {
+                let shard = Some(shard as usize);
+                for (at, (key, _)) in self.views.metadata(shard).iter().enumerate().skip(from) {
+                    if add(file(View::Metadata, self.views.first_value_of(shard) + at), name::encode(key), at + 1) {
+                        break;
+                    }
+                }
+            }
+            Dir::Shards => {
+                for (at, shard) in self.model().shards().iter().enumerate().skip(from) {
+                    if add(Inode::Dir(Dir::Shard(at as u32)), name::encode(&shard.name), at + 1) {
+                        break;
+                    }
+                }
+            }
+            Dir::Shard(shard) => {
+                for (at, (name, inode)) in shard_entries(shard).into_iter().enumerate().skip(from) {
+                    if add(inode, name.into(), at + 1) {
                         break;
                     }
                 }
@@ -284,11 +305,12 @@ impl Superblock {
 
     /// Size of the whole.
     pub fn statfs(&self) -> Statfs {
-        let header = self.model().header();
-        Statfs {
-            blocks: self.model().shard().source.len().div_ceil(SECTOR),
-            files: (header.len() + header.metadata().len()) as u64,
-        }
+        let sizes = self.model().shards().iter().map(|shard| shard.source.len().div_ceil(SECTOR));
+        Statfs { blocks: sizes.sum(), files: (self.model().len() + self.model().metadata().len()) as u64 }
+    }
+
+    fn root(&self) -> impl Iterator<Item = (&'static str, Inode)> {
+        layout::entries(&self.shown, self.model().kind())
     }
 
     fn tree(&self) -> &Tree {
@@ -296,11 +318,11 @@ impl Superblock {
     }
 
     fn find_tensor(&self, encoded: &str) -> Option<usize> {
-        let header = self.model().header();
+        let model = self.model();
         match name::decode(encoded) {
-            Some(name) => header.find(&name),
+            Some(name) => model.find(&name),
             None if name::is_cut(encoded) => {
-                let cut = self.cut_tensors.get_or_init(|| cut_names((0..header.len()).map(|at| header.name(at))));
+                let cut = self.cut_tensors.get_or_init(|| cut_names((0..model.len()).map(|at| model.name(at))));
                 cut.get(encoded).map(|at| *at as usize)
             }
             None => None,
@@ -318,17 +340,22 @@ impl Superblock {
         Views::has(view, tensor.dtype).then(|| file(if raw { View::Raw } else { view }, item))
     }
 
-    fn find_key(&self, encoded: &str) -> Option<Inode> {
-        let metadata = self.model().header().metadata();
+    fn find_key(&self, shard: Option<usize>, encoded: &str) -> Option<Inode> {
+        let metadata = self.views.metadata(shard);
         let key = match name::decode(encoded) {
             Some(key) => metadata.binary_search_by(|entry| entry.0[..].cmp(&key)).ok(),
-            None if name::is_cut(encoded) => {
-                let cut = self.cut_keys.get_or_init(|| cut_names(metadata.iter().map(|entry| &entry.0[..])));
-                cut.get(encoded).map(|at| *at as usize)
-            }
+            None if name::is_cut(encoded) => metadata.iter().position(|entry| name::encode(&entry.0) == encoded),
             None => None,
         };
-        key.map(|item| file(View::Metadata, item))
+        key.map(|at| file(View::Metadata, self.views.first_value_of(shard) + at))
+    }
+
+    fn find_shard(&self, encoded: &str) -> Option<usize> {
+        let shards = self.model().shards();
+        match name::decode(encoded) {
+            Some(name) => shards.binary_search_by(|shard| shard.name[..].cmp(&name)).ok(),
+            None => shards.iter().position(|shard| name::encode(&shard.name) == encoded),
+        }
     }
 
     fn find_decoded(&self, name: &str) -> Option<Inode> {
@@ -338,8 +365,7 @@ impl Superblock {
 
     /// `MODEL.safetensors` and `MODEL-clean.safetensors`, MODEL being the stem of the source's file name.
     fn export_name(&self, item: usize) -> String {
-        let path = self.model().path();
-        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        let stem = self.model().stem();
         format!("{}{}", name::encode(&format!("{stem}{}", ["", "-clean"][item])), View::Single.suffix())
     }
 
@@ -353,6 +379,7 @@ impl Superblock {
                 item < self.views.count(view) && (!of_tensor || self.flat(view, item) == Some(inode))
             }
             Inode::Dir(Dir::TreeNode(node)) => node < self.tree().nodes(),
+            Inode::Dir(Dir::Shard(shard) | Dir::ShardMetadata(shard)) => (shard as usize) < self.model().shards().len(),
             Inode::Dir(_) => true,
         };
         exists.then_some(inode).ok_or(Error::NoEntry)
@@ -375,6 +402,8 @@ impl Superblock {
     fn parent(&self, dir: Dir) -> Ino {
         match dir {
             Dir::TreeNode(node) => self.tree().parent(self.model(), node).map_or(Dir::Tree, Dir::TreeNode).ino(),
+            Dir::Shard(_) => Dir::Shards.ino(),
+            Dir::ShardMetadata(shard) => Dir::Shard(shard).ino(),
             _ => ROOT,
         }
     }
@@ -399,6 +428,16 @@ impl Superblock {
             }
         }
     }
+}
+
+/// What `shards/FILE/` holds.
+fn shard_entries(shard: u32) -> [(&'static str, Inode); 3] {
+    [
+        ("header.json", file(View::Header, shard as usize)),
+        ("metadata", Inode::Dir(Dir::ShardMetadata(shard))),
+        // Number 0 is that of the whole model.
+        ("metadata.json", file(View::MetadataJson, shard as usize + 1)),
+    ]
 }
 
 fn file(view: View, item: usize) -> Inode {

@@ -25,7 +25,7 @@ fn superblock(names: &[String], metadata: &[(String, String)], shown: Shown) -> 
     let header = format!("{{{}}}", members.join(","));
     let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat();
     let model = Model::from_source(Path::new("/m.safetensors"), Box::new(Memory::new(file)), Mode::Strict).unwrap();
-    let owner = Owner::of(model.shard().source.stat());
+    let owner = Owner::of(model.stat().unwrap());
     Superblock::new(model, shown, owner)
 }
 
@@ -191,7 +191,7 @@ fn names_that_stand_for_nothing_are_not_found() {
     assert!(matches!(superblock.lookup(dir("tensors"), b"\xff"), Err(Error::NoEntry)));
     assert!(matches!(superblock.lookup(dir("index.json"), b"a"), Err(Error::NotADirectory)));
     assert!(matches!(superblock.read(dir("tensors"), 0, 1), Err(Error::IsADirectory)));
-    for ino in [0, 999, 1 << 40 | 7, 20 << 40 | 4, u64::MAX] {
+    for ino in [0, 999, 1 << 40 | 7, 2 << 40 | 1, 3 << 40 | 1, 20 << 40 | 4, u64::MAX] {
         assert!(matches!(superblock.getattr(ino), Err(Error::NoEntry)), "{ino:#x}");
     }
 }
@@ -240,7 +240,7 @@ fn only_chosen_views_are_shown() {
     let unknown = Shown::only(["tensor"]).unwrap_err().to_string();
     assert_eq!(
         unknown,
-        "no view is called \"tensor\"; there are export, f32, header, index, metadata, npy, safetensors, tensors, tree"
+        "no view is called \"tensor\"; there are export, f32, header, index, metadata, npy, safetensors, shards, tensors, tree"
     );
 }
 

@@ -24,10 +24,9 @@ pub(super) struct Tree {
 
 impl Tree {
     pub fn new(model: &Model) -> Self {
-        let header = model.header();
-        let mut order: Vec<u32> = (0..header.len() as u32).collect();
-        order.par_sort_unstable_by(|a, b| compare_paths(header.name(*a as usize), header.name(*b as usize)));
-        let mut tree = Self { order, entered: Vec::with_capacity(header.len() + 1) };
+        let mut order: Vec<u32> = (0..model.len() as u32).collect();
+        order.par_sort_unstable_by(|a, b| compare_paths(model.name(*a as usize), model.name(*b as usize)));
+        let mut tree = Self { order, entered: Vec::with_capacity(model.len() + 1) };
         let mut nodes = 0;
         for at in 0..tree.order.len() {
             tree.entered.push(nodes);
@@ -206,7 +205,7 @@ impl Tree {
     }
 
     fn name<'m>(&self, model: &'m Model, at: usize) -> &'m str {
-        model.header().name(self.order[at] as usize)
+        model.name(self.order[at] as usize)
     }
 }
 

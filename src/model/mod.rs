@@ -1,20 +1,43 @@
 //! A model: knows which files it consists of and what tensors they hold; opens them and drives the parsers.
 
-use crate::format::{self, Header, Mode, TensorInfo, safetensors};
-use crate::source::{self, MappedFile, Source};
+mod index;
+
+use crate::format::{self, Header, Mode, NameTable, Skipped, TensorInfo, safetensors};
+use crate::source::{self, MappedFile, Source, Stat};
 use std::path::{Path, PathBuf};
 
-/// A model of one file.
+pub use index::Mismatch;
+
+/// All tensors of one file, or of the many files of one model as one name space.
+///
+/// Tensors are numbered through: shard by shard in the order of their names, each in the order of its data.
 #[derive(Debug)]
 pub struct Model {
     path: PathBuf,
-    shard: Shard,
+    kind: Kind,
+    shards: Vec<Shard>,
+    /// The number of the first tensor of each shard.
+    first: Vec<u32>,
+    /// Of all shards, where there are several; one finds its names by itself.
+    by_name: NameTable,
+    metadata: Vec<(String, String)>,
+    /// What the index and the files do not agree on.
+    mismatches: Vec<Skipped>,
+}
+
+/// What a model was opened from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// One file.
+    File,
+    /// An index and the shards that it names.
+    Sharded,
 }
 
 /// One file of a model.
 #[derive(Debug)]
 pub struct Shard {
-    /// File name, without directories.
+    /// File name; of a shard as the index gives it.
     pub name: String,
     /// Its bytes.
     pub source: Box<dyn Source>,
@@ -36,22 +59,55 @@ pub enum Error {
         /// What is wrong with it.
         error: format::Error,
     },
-    /// A directory, and not a file.
-    #[error("{}: a directory; name a .safetensors file in it", path.display())]
+    /// The index of a sharded model cannot be used.
+    #[error("{}: {error}", path.display())]
+    Index {
+        /// The index.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: index::Error,
+    },
+    /// The index and the shards do not agree.
+    #[error("{}: {mismatch}{} (--lenient mounts the rest)", path.display(), and_more(*more))]
+    Mismatch {
+        /// The index.
+        path: PathBuf,
+        /// The first of all.
+        mismatch: Mismatch,
+        /// How many there are besides.
+        more: usize,
+    },
+    /// A directory that is not one model.
+    #[error("{}: a directory with {found}; name one of its models", path.display())]
     Directory {
         /// What was named.
         path: PathBuf,
+        /// What it holds.
+        found: String,
     },
+}
+
+fn and_more(more: usize) -> String {
+    if more == 0 { String::new() } else { format!(", and {more} more of the kind") }
 }
 
 /// How much of a file is read at first: most headers are shorter.
 const FIRST_READ: u64 = 64 << 10;
 
+/// What the name of an index ends in.
+const INDEX: &str = ".safetensors.index.json";
+
+/// What the name of a file of tensors ends in.
+const SAFETENSORS: &str = ".safetensors";
+
 impl Model {
-    /// Opens the file at `path` and reads its header.
+    /// Opens what is at `path`: a file, the index of a sharded model, or a directory with one model in it.
     pub fn open(path: &Path, mode: Mode) -> Result<Self, Error> {
         if path.is_dir() {
-            return Err(Error::Directory { path: path.to_owned() });
+            return Self::open_directory(path, mode);
+        }
+        if path.as_os_str().as_encoded_bytes().ends_with(INDEX.as_bytes()) {
+            return index::open(path, mode);
         }
         Self::from_source(path, Box::new(MappedFile::open(path)?), mode)
     }
@@ -60,42 +116,143 @@ impl Model {
     pub fn from_source(path: &Path, source: Box<dyn Source>, mode: Mode) -> Result<Self, Error> {
         let name = path.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
         let header = read_header(path, &*source, mode)?;
-        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        Ok(Self { path, shard: Shard { name, source, header } })
+        Ok(Self::new(path, Kind::File, vec![Shard { name, source, header }], Vec::new()))
     }
 
-    /// The file that the model was opened from, as an absolute path.
+    /// The one index in a directory, or else the one file.
+    fn open_directory(path: &Path, mode: Mode) -> Result<Self, Error> {
+        let io = |error| source::Error::Io { path: path.to_owned(), error };
+        let names: Vec<_> =
+            std::fs::read_dir(path).map_err(io)?.collect::<Result<Vec<_>, _>>().map_err(io)?.into_iter().collect();
+        let ending = |end: &str| -> Vec<PathBuf> {
+            let ends = |name: &std::ffi::OsStr| name.as_encoded_bytes().ends_with(end.as_bytes());
+            names.iter().filter(|entry| ends(&entry.file_name())).map(|entry| entry.path()).collect()
+        };
+        match (&ending(INDEX)[..], &ending(SAFETENSORS)[..]) {
+            ([one], _) | ([], [one]) => Self::open(one, mode),
+            ([], []) => Err(Error::Directory { path: path.to_owned(), found: "no .safetensors file in it".into() }),
+            (indices, files) => {
+                let found = format!("{} indices and {} .safetensors files in it", indices.len(), files.len());
+                Err(Error::Directory { path: path.to_owned(), found })
+            }
+        }
+    }
+
+    fn new(path: &Path, kind: Kind, shards: Vec<Shard>, mismatches: Vec<Skipped>) -> Self {
+        let count = |next: &mut u32, shard: &Shard| {
+            let first = *next;
+            *next += shard.header.len() as u32;
+            Some(first)
+        };
+        let first = shards.iter().scan(0, count).collect();
+        let metadata = merge_metadata(&shards);
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let mut model = Self { path, kind, shards, first, by_name: NameTable::with_capacity(0), metadata, mismatches };
+        if model.shards.len() != 1 {
+            let mut by_name = NameTable::with_capacity(model.len());
+            for at in 0..model.len() {
+                // A name that two shards have is a mismatch, and only one of them has been kept.
+                by_name.insert(at as u32, |at| model.name(at as usize));
+            }
+            model.by_name = by_name;
+        }
+        model
+    }
+
+    /// What the model was opened from, as an absolute path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
+    /// Whether it is one file or many.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The name of the model: that of its file without what files of its kind end in.
+    pub fn stem(&self) -> String {
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+        let stem = name.strip_suffix(INDEX).or_else(|| name.strip_suffix(SAFETENSORS));
+        stem.map_or_else(|| self.path.file_stem().unwrap_or_default().to_string_lossy().into_owned(), str::to_owned)
+    }
+
     /// Number of tensors.
     pub fn len(&self) -> usize {
-        self.shard.header.len()
+        self.first.last().map_or(0, |first| *first as usize) + self.shards.last().map_or(0, |shard| shard.header.len())
     }
 
     /// Whether there are no tensors.
     pub fn is_empty(&self) -> bool {
-        self.shard.header.is_empty()
+        self.len() == 0
     }
 
-    /// The tensor at `index`, in the order of the data, and the file that it lies in.
+    /// The tensor numbered `index` and the file that it lies in.
     ///
     /// # Panics
     /// Where `index` is not below [`Model::len`].
     pub fn tensor(&self, index: usize) -> (TensorInfo<'_>, &Shard) {
-        (self.shard.header.tensor(index), &self.shard)
+        let (shard, index) = self.locate(index);
+        let shard = &self.shards[shard];
+        (shard.header.tensor(index), shard)
     }
 
-    /// The one file.
-    pub fn shard(&self) -> &Shard {
-        &self.shard
+    /// The name of the tensor numbered `index`.
+    ///
+    /// # Panics
+    /// Where `index` is not below [`Model::len`].
+    pub fn name(&self, index: usize) -> &str {
+        let (shard, index) = self.locate(index);
+        self.shards[shard].header.name(index)
     }
 
-    /// The header of the one file.
-    pub fn header(&self) -> &Header {
-        &self.shard.header
+    /// The number of the tensor called `name`.
+    pub fn find(&self, name: &str) -> Option<usize> {
+        match &self.shards[..] {
+            [one] => one.header.find(name),
+            _ => self.by_name.find(name, |at| self.name(at as usize)).map(|at| at as usize),
+        }
     }
+
+    /// The files, in the order of their names.
+    pub fn shards(&self) -> &[Shard] {
+        &self.shards
+    }
+
+    /// `__metadata__` of all files, sorted by key. Of a key that several files have, the first file's value stands.
+    pub fn metadata(&self) -> &[(String, String)] {
+        &self.metadata
+    }
+
+    /// What was left out, and what the index and the files do not agree on: empty unless the model was opened leniently.
+    pub fn skipped(&self) -> impl Iterator<Item = &Skipped> {
+        self.mismatches.iter().chain(self.shards.iter().flat_map(|shard| shard.header.skipped()))
+    }
+
+    /// Owner, permissions and time of the whole: nobody may read it who may not read each of its files, and it is as young
+    /// as the youngest.
+    pub fn stat(&self) -> Option<Stat> {
+        self.shards.iter().map(|shard| shard.source.stat()).reduce(|a, b| {
+            let same_owner = (a.uid, a.gid) == (b.uid, b.gid);
+            let both = a.mode & b.mode;
+            // Of files of different owners only those are sure to be allowed to read who are neither.
+            let mode = if same_owner { both } else { both & 0o007 | (both & 0o007) << 3 | (both & 0o007) << 6 };
+            Stat { mode, mtime: a.mtime.max(b.mtime), ..a }
+        })
+    }
+
+    /// The shard of a tensor and its number there.
+    fn locate(&self, index: usize) -> (usize, usize) {
+        let shard = self.first.partition_point(|first| *first as usize <= index).saturating_sub(1);
+        (shard, index - self.first[shard] as usize)
+    }
+}
+
+fn merge_metadata(shards: &[Shard]) -> Vec<(String, String)> {
+    let mut merged: Vec<_> = shards.iter().flat_map(|shard| shard.header.metadata()).cloned().collect();
+    // Stable, so that of a repeated key the first file's value stays.
+    merged.sort_by(|a, b| a.0.cmp(&b.0));
+    merged.dedup_by(|later, kept| later.0 == kept.0);
+    merged
 }
 
 fn read_header(path: &Path, source: &dyn Source, mode: Mode) -> Result<Header, Error> {

@@ -1,7 +1,7 @@
 //! `export/`: knows the whole model as one safetensors file with a header of our own.
 //!
 //! The tensors keep the order that they have in the source, and are not sorted anew as the official writer does (by dtype,
-//! then name): the data is then one run of the source, whole, and is read at the speed of a tensor. Spaces behind the
+//! then name): the data is then one run of each file, whole, and is read at the speed of a tensor. Spaces behind the
 //! header make the data begin on a page.
 
 use super::lines::{Lines, Out, STRIDE};
@@ -24,7 +24,7 @@ pub struct Export {
     entries: Lines,
     /// Where the data of every [`STRIDE`]th tensor begins, in bytes from the first.
     offsets: Vec<u64>,
-    /// The data, neighbours joined: one run, but for a damaged file.
+    /// The data, neighbours joined: one run for each shard, unless it is damaged.
     runs: Vec<Run>,
     data_len: u64,
 }
@@ -50,7 +50,7 @@ impl Frame {
 impl Export {
     /// Measures the header. Of the data only its places are looked at.
     pub fn new(model: &Model) -> Self {
-        let metadata = match model.header().metadata() {
+        let metadata = match model.metadata() {
             [] => String::new(),
             pairs => {
                 // Strings as keys and values cannot fail to be JSON.
@@ -58,17 +58,21 @@ impl Export {
                 format!("\"__metadata__\":{json}{}", if model.is_empty() { "" } else { "," })
             }
         };
-        let (mut offsets, mut runs, mut data_len, mut end) = (Vec::new(), Vec::new(), 0, None);
-        for (at, tensor) in model.header().tensors().enumerate() {
-            if at % STRIDE == 0 {
-                offsets.push(data_len);
-            }
-            if tensor.nbytes() > 0 {
-                if end != Some(tensor.range.start) {
-                    runs.push(Run { start: data_len, offset: tensor.range.start });
+        let (mut offsets, mut runs, mut data_len, mut tensors) = (Vec::new(), Vec::new(), 0, 0);
+        for (source, shard) in (0..).zip(model.shards()) {
+            let mut end = None;
+            for tensor in shard.header.tensors() {
+                if tensors % STRIDE == 0 {
+                    offsets.push(data_len);
                 }
-                end = Some(tensor.range.end);
-                data_len += tensor.nbytes();
+                tensors += 1;
+                if tensor.nbytes() > 0 {
+                    if end != Some(tensor.range.start) {
+                        runs.push(Run { start: data_len, source, offset: tensor.range.start });
+                    }
+                    end = Some(tensor.range.end);
+                    data_len += tensor.nbytes();
+                }
             }
         }
         let entries = Lines::new(model.len(), |tensors, out| write_entries(model, &offsets, tensors, out));
@@ -79,12 +83,15 @@ impl Export {
     /// The file; `clean` leaves the metadata out.
     pub fn content<'a>(&'a self, model: &'a Model, clean: bool) -> Content<'a> {
         let frame = if clean { &self.clean } else { &self.with_metadata };
-        let source = &*model.shard().source;
         Content::new([
             Segment::Literal(Cow::Borrowed(&frame.head)),
             self.entries.segment(|tensors, out| write_entries(model, &self.offsets, tensors, out)),
             Segment::Literal(Cow::Borrowed(&frame.tail)),
-            Segment::Extents(Extents { source, runs: &self.runs, len: self.data_len }),
+            Segment::Extents(Extents {
+                source: Box::new(|shard| &*model.shards()[shard as usize].source),
+                runs: &self.runs,
+                len: self.data_len,
+            }),
         ])
     }
 }

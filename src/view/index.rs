@@ -22,9 +22,7 @@ impl Index {
         let source = json(&model.path().to_string_lossy());
         let head = format!("{{\"source\": {source}, \"format\": \"safetensors\", \"tensors\": [\n");
         let skipped: Vec<String> = model
-            .header()
             .skipped()
-            .iter()
             .map(|skipped| format!("\n{{\"name\": {}, \"reason\": {}}}", json(&skipped.name), json(&skipped.reason)))
             .collect();
         let tail = format!("], \"skipped\": [{}]}}\n", skipped.join(","));

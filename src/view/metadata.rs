@@ -1,6 +1,6 @@
 //! `metadata.json` and the decoded values in `metadata/`: knows `__metadata__` as JSON and what a `data:` URL holds.
 
-use crate::format::{Header, quote};
+use crate::format::quote;
 use crate::name;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -32,10 +32,10 @@ pub fn sorted(metadata: &[(String, String)]) -> BTreeMap<&str, &str> {
     metadata.iter().map(|(key, value)| (&key[..], &value[..])).collect()
 }
 
-/// An object, one key a line; `{}` where the file has no metadata.
-pub fn json(header: &Header) -> Vec<u8> {
+/// An object, one key a line; `{}` where there is none.
+pub fn json(metadata: &[(String, String)]) -> Vec<u8> {
     // Strings as keys and values cannot fail to be JSON.
-    let mut json = serde_json::to_vec_pretty(&sorted(header.metadata())).unwrap_or_default();
+    let mut json = serde_json::to_vec_pretty(&sorted(metadata)).unwrap_or_default();
     json.push(b'\n');
     json
 }
@@ -50,16 +50,16 @@ pub struct Decoded {
 }
 
 /// All values that are `data:TYPE;base64,...`, decoded. One that cannot be is left alone, and the log says why.
-pub fn decoded(header: &Header) -> Vec<Decoded> {
+pub fn decoded(metadata: &[(String, String)]) -> Vec<Decoded> {
     let mut decoded: Vec<Decoded> = Vec::new();
-    for (key, value) in header.metadata() {
+    for (key, value) in metadata {
         let Some((media_type, text)) = data_url(value) else { continue };
         let ending = ENDINGS.iter().find(|ending| ending.0 == media_type).map_or("bin", |ending| ending.1);
         let file_name = format!("{}.{ending}", name::encode(key));
         let left_alone = |why: &str| log::warn!("metadata {}: not decoded: {why}", quote(key));
         if text.len() / 4 * 3 > DECODED_MAX {
             left_alone(&format!("{} characters of base64 are more than {DECODED_MAX} bytes", text.len()));
-        } else if header.metadata().iter().any(|entry| name::encode(&entry.0) == file_name) {
+        } else if metadata.iter().any(|entry| name::encode(&entry.0) == file_name) {
             left_alone(&format!("another key has the file name {}", quote(&file_name)));
         } else {
             match STANDARD.decode(text) {

@@ -21,13 +21,13 @@ use std::sync::OnceLock;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum View {
-    /// `header.json`: the JSON header, byte for byte.
+    /// `header.json`: the JSON header of a file, byte for byte. One for each shard.
     Header = 0,
     /// `index.json`: every tensor and where it is.
     Index = 1,
-    /// `metadata.json`: `__metadata__` as JSON.
+    /// `metadata.json`: `__metadata__` as JSON; that of the whole model, then that of each shard.
     MetadataJson = 2,
-    /// `metadata/KEY`: the bytes of one value.
+    /// `metadata/KEY`: the bytes of one value; those of the whole model, then those of each shard.
     Metadata = 3,
     /// `tensors/NAME` and `tree/...`: the bytes of one tensor.
     Raw = 4,
@@ -75,7 +75,9 @@ pub struct Views {
     model: Model,
     tensors_dir: Option<&'static str>,
     index: OnceLock<index::Index>,
-    metadata_json: OnceLock<Vec<u8>>,
+    metadata_json: Vec<OnceLock<Vec<u8>>>,
+    /// The number of the first metadata value of each shard; one more entry for the number of all.
+    first_value: Vec<usize>,
     decoded: OnceLock<Vec<metadata::Decoded>>,
     export: OnceLock<export::Export>,
 }
@@ -83,8 +85,14 @@ pub struct Views {
 impl Views {
     /// Views of `model`; `tensors_dir` is where index.json says that the raw tensors are, if they are anywhere.
     pub fn new(model: Model, tensors_dir: Option<&'static str>) -> Self {
-        let (index, metadata_json, decoded, export) = Default::default();
-        Self { model, tensors_dir, index, metadata_json, decoded, export }
+        let (index, decoded, export) = Default::default();
+        let mut first_value = vec![model.metadata().len()];
+        first_value.extend(model.shards().iter().scan(model.metadata().len(), |next, shard| {
+            *next += shard.header.metadata().len();
+            Some(*next)
+        }));
+        let metadata_json = (0..first_value.len()).map(|_| OnceLock::new()).collect();
+        Self { model, tensors_dir, index, metadata_json, first_value, decoded, export }
     }
 
     /// The model behind the views.
@@ -92,12 +100,24 @@ impl Views {
         &self.model
     }
 
+    /// Keys and values of a shard, or of the whole model.
+    pub fn metadata(&self, shard: Option<usize>) -> &[(String, String)] {
+        shard.map_or(self.model.metadata(), |shard| self.model.shards()[shard].header.metadata())
+    }
+
+    /// The number of the first metadata value of a shard, or of the whole model.
+    pub fn first_value_of(&self, shard: Option<usize>) -> usize {
+        shard.map_or(0, |shard| self.first_value[shard])
+    }
+
     /// How many files a view may have: for a view of tensors, one for each, of which [`Views::has`] may deny some.
     pub fn count(&self, view: View) -> usize {
         match view {
-            View::Header | View::Index | View::MetadataJson => 1,
+            View::Index => 1,
+            View::Header => self.model.shards().len(),
+            View::MetadataJson => self.metadata_json.len(),
             View::Export => 2,
-            View::Metadata => self.model.header().metadata().len(),
+            View::Metadata => self.first_value.last().copied().unwrap_or(0),
             View::MetadataDecoded => self.decoded().len(),
             View::Raw | View::Npy | View::F32 | View::Single => self.model.len(),
         }
@@ -129,12 +149,19 @@ impl Views {
             (tensor, data)
         };
         match view {
-            View::Header => Content::extent(&*model.shard().source, model.header().json()),
+            View::Header => {
+                let shard = &model.shards()[item];
+                Content::extent(&*shard.source, shard.header.json())
+            }
             View::Index => self.index.get_or_init(|| index::Index::new(model, self.tensors_dir)).content(model),
             View::MetadataJson => {
-                Content::literal(&self.metadata_json.get_or_init(|| metadata::json(model.header()))[..])
+                let json = || metadata::json(self.metadata(item.checked_sub(1)));
+                Content::literal(&self.metadata_json[item].get_or_init(json)[..])
             }
-            View::Metadata => Content::literal(model.header().metadata()[item].1.as_bytes()),
+            View::Metadata => {
+                let shard = self.first_value.partition_point(|first| *first <= item).checked_sub(1);
+                Content::literal(self.metadata(shard)[item - self.first_value_of(shard)].1.as_bytes())
+            }
             View::MetadataDecoded => Content::literal(&self.decoded()[item].bytes[..]),
             View::Export => self.export.get_or_init(|| export::Export::new(model)).content(model, item == 1),
             View::Raw => Content::new([Segment::Extent(tensor().1)]),
@@ -154,6 +181,6 @@ impl Views {
     }
 
     fn decoded(&self) -> &[metadata::Decoded] {
-        self.decoded.get_or_init(|| metadata::decoded(self.model.header()))
+        self.decoded.get_or_init(|| metadata::decoded(self.model.metadata()))
     }
 }

@@ -164,7 +164,7 @@ proptest! {
         let (views, file) = views(&tensors, &data, r#"{"k":"v","a":"\""}"#);
         let official = SafeTensors::deserialize(&file).unwrap();
         for item in 0..views.model().len() {
-            let name = views.model().header().name(item).to_owned();
+            let name = views.model().name(item).to_owned();
             let (_, dtype, _, shape) = tensors.iter().find(|tensor| tensor.0 == name).unwrap();
             let bytes = official.tensor(&name).unwrap().data();
             prop_assert_eq!(read(&views, View::Raw, item), bytes);

@@ -4,5 +4,6 @@
 mod clients;
 mod readme;
 mod reads;
+mod shards;
 mod support;
 mod views;
