@@ -2,7 +2,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "that is how a test fails")]
 
 mod clients;
+mod command;
+mod faults;
 mod readme;
 mod reads;
 mod support;
+mod users;
 mod views;
