@@ -3,6 +3,7 @@
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use std::ffi::{OsStr, OsString};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use weightfs::fs::Shown;
@@ -174,9 +175,9 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, Exi
     let called = args.first().and_then(|name| Path::new(name).file_name()).unwrap_or_default().to_owned();
     let helper = matches!(called.to_str(), Some("mount.weightfs" | "mount.fuse.weightfs"));
     let codes = if helper { Codes::MountHelper } else { Codes::Weightfs };
-    let from_mount = helper || parent_is_mount();
+    let from_mount = helper || run_by_mount();
     let usage = |message: String| {
-        eprintln!("weightfs: {}", printable(&message));
+        let _ = writeln!(io::stderr(), "weightfs: {}", printable(&message));
         codes.usage()
     };
     if helper {
@@ -245,9 +246,20 @@ fn expand_options(args: Vec<OsString>, from_mount: bool) -> Result<Vec<OsString>
             expanded.extend(words);
             break;
         }
-        let options = match word.as_encoded_bytes() {
-            b"-o" => words.next().ok_or("-o needs a value")?,
-            [b'-', b'o', ..] => word.to_str().map_or(word.clone(), |word| word[2..].into()),
+        // `-o a`, `-oa`, and, as getopt(3) has it, `-fo a` and `-foa`.
+        let flags =
+            |word: &str| word.strip_prefix('-').map(|word| word.len() - word.trim_start_matches(['f', 'v']).len());
+        let text = word.to_str().unwrap_or_default();
+        let options = match flags(text).map(|flags| text.split_at(1 + flags)) {
+            Some((flags, options)) if options.starts_with('o') => {
+                if flags != "-" {
+                    expanded.push(flags.into());
+                }
+                match &options[1..] {
+                    "" => words.next().ok_or("-o needs a value")?,
+                    options => options.into(),
+                }
+            }
             _ => {
                 expanded.push(word);
                 continue;
@@ -305,10 +317,15 @@ fn split(options: &str) -> Vec<String> {
     parts
 }
 
-/// Whether mount(8) runs us, by way of mount.fuse3: that calls the program by its own name.
-fn parent_is_mount() -> bool {
-    let comm = format!("/proc/{}/comm", nix::unistd::getppid());
-    std::fs::read_to_string(comm).is_ok_and(|comm| comm.trim_end() == "mount")
+/// Whether mount(8) runs us, by way of mount.fuse3: that calls the program by its own name, through a shell, which may stay
+/// in between.
+fn run_by_mount() -> bool {
+    let status = |pid: &str| std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let field =
+        |status: &str, name: &str| status.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()));
+    let parent = status(&nix::unistd::getppid().to_string());
+    let grandparent = field(&parent, "PPid:").map(|pid| status(&pid)).unwrap_or_default();
+    [parent, grandparent].iter().any(|status| field(status, "Name:").as_deref() == Some("mount"))
 }
 
 /// Names with commas, or with colons where a comma would end the option: `-o views=tensors:tree`.
@@ -350,10 +367,11 @@ mod tests {
 
     #[test]
     fn options_of_fstab_become_ordinary_ones() {
-        let cases: [(&[&str], &[&str]); 7] = [
+        let cases: [(&[&str], &[&str]); 8] = [
             (&["w", "a", "b"], &["w", "a", "b"]),
             (&["w", "a", "-o", "ro,allow_other,uid=5", "b"], &["w", "a", "--allow-other", "--uid=5", "b"]),
             (&["w", "-oallow-other", "-f", "a"], &["w", "--allow-other", "-f", "a"]),
+            (&["w", "-fvo", "uid=5", "-foallow-other", "a"], &["w", "-fv", "--uid=5", "-f", "--allow-other", "a"]),
             (&["w", "-o", r"fsname=a\,b\\c,,nofail,x-systemd.automount,comment=x,noauto"], &["w", r"--fsname=a,b\c"]),
             (&["w", "-o", "views=tensors:tree,log_file=/x=y"], &["w", "--views=tensors:tree", "--log-file=/x=y"]),
             (&["w", "mount", "a", "-o", "lenient"], &["w", "mount", "a", "--lenient"]),

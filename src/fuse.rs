@@ -17,7 +17,7 @@ use std::time::{Duration, UNIX_EPOCH};
 /// By this name the log knows the library underneath.
 pub const LOG_TARGET: &str = "fuser";
 
-/// How long the kernel may believe an answer: the tree never changes.
+/// For ever: the tree never changes.
 const TTL: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// There is one tree, and no inode number is ever used again.
@@ -62,7 +62,9 @@ impl Session {
         config.n_threads = Some(threads);
         // A descriptor for each thread lets them take requests side by side. It needs /dev/fuse once more.
         config.clone_fd = threads > 1 && std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_ok();
-        let adapter = FuseAdapter { superblock, no_open: false };
+        // Root and owner only: the kernel lets everyone in and each request says whose it is, so that each must be made.
+        let ttl = if access == Access::OwnerAndRoot { Duration::ZERO } else { TTL };
+        let adapter = FuseAdapter { superblock, ttl, no_open: false };
         fuser::Session::from_fd(adapter, device, acl, config).map(Self)
     }
 
@@ -75,6 +77,8 @@ impl Session {
 #[derive(Debug)]
 struct FuseAdapter {
     superblock: Superblock,
+    /// How long the kernel may believe an answer.
+    ttl: Duration,
     /// Whether the kernel takes ENOSYS to mean that opening needs no message and keeps every cache.
     no_open: bool,
 }
@@ -146,15 +150,15 @@ impl Filesystem for FuseAdapter {
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         match self.superblock.lookup(parent.0, name.as_bytes()) {
-            Ok(attr) => reply.entry(&TTL, &file_attr(&attr), GENERATION),
-            Err(fs::Error::NoEntry) => reply.entry(&TTL, &no_entry(), GENERATION),
+            Ok(attr) => reply.entry(&self.ttl, &file_attr(&attr), GENERATION),
+            Err(fs::Error::NoEntry) => reply.entry(&self.ttl, &no_entry(), GENERATION),
             Err(error) => reply.error(errno(&error)),
         }
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         match self.superblock.getattr(ino.0) {
-            Ok(attr) => reply.attr(&TTL, &file_attr(&attr)),
+            Ok(attr) => reply.attr(&self.ttl, &file_attr(&attr)),
             Err(error) => reply.error(errno(&error)),
         }
     }
@@ -197,7 +201,7 @@ impl Filesystem for FuseAdapter {
     fn readdirplus(&self, _: &Request, ino: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
         let listed = self.superblock.readdir(ino.0, offset, |entry| {
             let Ok(attr) = self.superblock.getattr(entry.ino) else { return true };
-            reply.add(INodeNo(entry.ino), entry.next, &*entry.name, &TTL, &file_attr(&attr), GENERATION)
+            reply.add(INodeNo(entry.ino), entry.next, &*entry.name, &self.ttl, &file_attr(&attr), GENERATION)
         });
         match listed {
             Ok(()) => reply.ok(),

@@ -5,6 +5,7 @@ mod cmd;
 mod logging;
 
 use cli::Invocation;
+use std::io::{self, Write};
 use std::process::ExitCode;
 use weightfs::name::printable;
 
@@ -20,7 +21,8 @@ fn main() -> ExitCode {
     match done {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("weightfs: {}", printable(&format!("{error:#}")));
+            // Where standard error is closed there is nobody to tell, and the exit code says it too.
+            let _ = writeln!(io::stderr(), "weightfs: {}", printable(&cmd::reason(&error)));
             codes.failure()
         }
     }

@@ -50,7 +50,10 @@ impl Waiting {
         }
         match waitpid(self.child, None).context("cannot wait for the background")? {
             WaitStatus::Exited(_, code) => Ok(Err(ExitCode::from(u8::try_from(code).unwrap_or(1)))),
-            status => anyhow::bail!("the background process died before the mount was ready ({status:?})"),
+            WaitStatus::Signaled(_, signal, _) => {
+                anyhow::bail!("the background process was killed by {signal} before the mount was ready")
+            }
+            _ => anyhow::bail!("the background process died before the mount was ready"),
         }
     }
 }

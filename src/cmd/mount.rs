@@ -2,12 +2,14 @@
 
 use super::daemon::{self, Side};
 use super::mounts::{self, Unmounting};
+use super::reason;
 use crate::cli::MountArgs;
 use crate::logging;
 use anyhow::{Context, bail};
 use nix::sys::signal::{SigSet, Signal};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -34,7 +36,7 @@ pub fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
                 }
                 if let (None, Some(name)) = (&args.mountpoint, path.file_name()) {
                     let name = printable(&name.to_string_lossy()).into_owned();
-                    println!("mounted on {name} (unmount: weightfs umount {name})");
+                    say(&format!("mounted on {name} (unmount: weightfs umount {name})"));
                 }
                 Ok(ExitCode::SUCCESS)
             }
@@ -42,27 +44,34 @@ pub fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// The mount stands, whether or not there is anybody to hear of it.
+fn say(line: &str) {
+    let _ = writeln!(io::stdout(), "{line}");
+}
+
 fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Result<ExitCode> {
     logging::init(args.verbose, args.log_file.as_deref())?;
     let superblock = open(args)?;
     let source = std::path::absolute(&args.source)?;
     let fsname = args.fsname.clone().unwrap_or_else(|| source.to_string_lossy().into_owned());
+    // Before there is anything to take back and before there are threads: whichever thread lives, the signal waits for the
+    // one that unmounts.
+    let signals = ending_signals();
+    signals.thread_block()?;
     let mountpoint = Mountpoint::prepare(args)?;
     if args.fake {
         return Ok(ExitCode::SUCCESS);
     }
-    // Before there is a mount and before there are threads: whichever thread lives, the signal waits for the one that
-    // unmounts.
-    let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]);
-    signals.thread_block()?;
+    // A mount of root's own lets root in already.
+    let allow_root = args.allow_root && !nix::unistd::geteuid().is_root();
     let device = mounts::mount(&mounts::Request {
         fsname: &fsname,
         mountpoint: &mountpoint.path,
-        allow_other: args.allow_other || args.allow_root,
+        allow_other: args.allow_other || allow_root,
         max_read: args.max_read,
     })?;
     let mut mounted = Mounted::new(mountpoint);
-    let access = match (args.allow_other, args.allow_root) {
+    let access = match (args.allow_other, allow_root) {
         (true, _) => Access::All,
         (_, true) => Access::OwnerAndRoot,
         _ => Access::Owner,
@@ -78,7 +87,7 @@ fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Resu
             logging::leave_terminal();
         }
         None => {
-            println!("{}", printable(&format!("{} is mounted on {path}; Ctrl-C unmounts it", args.source.display())))
+            say(&printable(&format!("{} is mounted on {path}; Ctrl-C unmounts it", args.source.display())));
         }
     }
     session.run().context("lost the connection to the kernel")?;
@@ -138,8 +147,17 @@ impl Mountpoint {
             Some(path) => path.clone(),
             None => PathBuf::from(stem(&args.source).context("the source has no name to mount it under")?),
         };
-        if mounts::is_dead(&wanted) {
-            mounts::unmount(&mounts::resolve(&wanted)?, true)?;
+        while mounts::is_dead(&wanted) {
+            let path = mounts::resolve(&wanted)?;
+            match mounts::mounted_at(&path)? {
+                Some(mount) if mount.fstype == mounts::TYPE => {}
+                Some(mount) => bail!("{}: a dead {} mount; unmount it first", wanted.display(), mount.fstype),
+                None => bail!("{}: lies in a mount whose daemon is gone", wanted.display()),
+            }
+            if args.fake {
+                return Ok(Self { path, made: false });
+            }
+            mounts::unmount(&path, true)?;
             log::warn!("{}: detached the dead mount that a killed daemon had left", wanted.display());
         }
         let mut made = false;
@@ -148,7 +166,12 @@ impl Mountpoint {
                 .with_context(|| format!("cannot make the mount point {}", wanted.display()))?;
             made = true;
         }
-        let path = wanted.canonicalize().with_context(|| wanted.display().to_string())?;
+        let path = match wanted.canonicalize() {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                bail!("{}: no such directory to mount on; make it first", wanted.display())
+            }
+            path => path.with_context(|| wanted.display().to_string())?,
+        };
         let mountpoint = Self { path, made };
         mountpoint.check(args, &wanted)?;
         Ok(mountpoint)
@@ -161,7 +184,7 @@ impl Mountpoint {
         }
         let entries = std::fs::read_dir(&self.path);
         match entries.map(|mut entries| entries.next().is_some()) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => {
+            Err(error) if error.kind() == ErrorKind::NotADirectory => {
                 bail!("{}: not a directory to mount on", wanted.display())
             }
             Ok(true) if !args.nonempty => {
@@ -223,7 +246,7 @@ impl Drop for Mounted {
     fn drop(&mut self) {
         let unmounted = if self.gone { Ok(false) } else { self.place.unmount() };
         if let Err(error) = unmounted {
-            log::error!("{error:#}");
+            log::error!("{}", reason(&error));
         }
         self.place.remove_directory();
     }
@@ -249,20 +272,29 @@ impl Place {
     }
 }
 
-/// Waits for the first of `signals` and unmounts. Where the mount was free, the session ends by itself; where it was in use,
-/// the program ends, and its users get errors.
+/// The signals that end a mount; not those that are ignored from the start, as nohup(1) has it.
+fn ending_signals() -> SigSet {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = |line: &str| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok();
+    let ignored = status.lines().find_map(ignored).unwrap_or(0);
+    let signals = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
+    signals.into_iter().filter(|signal| ignored >> (*signal as u32 - 1) & 1 == 0).collect()
+}
+
+/// Waits for the first of `signals`, unmounts and ends the program. The session need not end by itself: the mount may have
+/// users that it was detached from, by us or by `umount -l`, or a copy in another mount namespace.
 fn unmount_on_signal(signals: SigSet, place: Place) -> anyhow::Result<()> {
     let wait = move || {
         let Ok(signal) = signals.wait() else { return };
         log::info!("{}: unmounting on {signal}", place.path.display());
         let code = match place.unmount() {
-            Ok(false) => return,
+            Ok(false) => 0,
             Ok(true) => {
                 log::warn!("{}: was in use; detached, and its users get errors from now on", place.path.display());
                 0
             }
             Err(error) => {
-                log::error!("{error:#}");
+                log::error!("{}", reason(&error));
                 1
             }
         };

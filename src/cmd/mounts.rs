@@ -3,6 +3,7 @@
 use anyhow::{Context, bail};
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, umount2};
+use nix::sys::statvfs::statvfs;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg, socketpair,
 };
@@ -226,7 +227,8 @@ pub fn resolve(path: &Path) -> anyhow::Result<PathBuf> {
 
 /// Whether `path` is a mount whose daemon is gone.
 pub fn is_dead(path: &Path) -> bool {
-    std::fs::metadata(path).is_err_and(|error| error.raw_os_error() == Some(Errno::ENOTCONN as i32))
+    // Not stat(2), which the kernel answers from what it has kept.
+    statvfs(path) == Err(Errno::ENOTCONN)
 }
 
 #[cfg(test)]

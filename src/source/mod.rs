@@ -96,7 +96,7 @@ pub enum Error {
 }
 
 /// The text of an operating system error without Rust's "(os error N)".
-fn strerror(error: &io::Error) -> String {
+pub fn strerror(error: &io::Error) -> String {
     let text = error.to_string();
     match text.find(" (os error ") {
         Some(end) => text[..end].to_owned(),

@@ -2,8 +2,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "that is how a test fails")]
 
 mod clients;
+mod command;
+mod faults;
 mod readme;
 mod reads;
 mod shards;
 mod support;
+mod users;
 mod views;

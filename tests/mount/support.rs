@@ -1,13 +1,16 @@
 //! What the mount tests share: models to mount, and mounts that go away with the test.
 
+use nix::unistd::Pid;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// The program under test.
@@ -37,17 +40,70 @@ pub fn fuse_is_here() -> bool {
     false
 }
 
-/// A directory for one test: a model in it and room for mount points.
+/// A directory for one test: a model in it and room for mount points. With it goes every mount in it and every process that
+/// was started by [`Scene::command`] or by one of those.
 pub struct Scene {
     pub dir: TempDir,
 }
+
+/// Marks the processes of a scene in their environment, which the background daemon inherits too.
+const MARK: &str = "WEIGHTFS_TEST_SCENE";
 
 /// A tensor to be written: name, dtype, shape, bytes.
 pub type Tensor<'a> = (&'a str, Dtype, &'a [usize], Vec<u8>);
 
 impl Scene {
     pub fn new() -> Self {
-        Self { dir: TempDir::new().unwrap() }
+        let scene = Self { dir: TempDir::new().unwrap() };
+        // Other users must get at the program, wherever it was built.
+        let program = scene.mkdir("bin").join("weightfs");
+        std::fs::hard_link(WEIGHTFS, &program).or_else(|_| std::fs::copy(WEIGHTFS, &program).map(drop)).unwrap();
+        std::os::unix::fs::symlink("weightfs", scene.path("bin/mount.weightfs")).unwrap();
+        scene
+    }
+
+    /// A command that runs in the scene's directory and finds `weightfs` on its path and its running daemons in `$DAEMON`.
+    pub fn command(&self, program: &str) -> Command {
+        // Where the tests run in the background of a script, they ignore SIGINT, and so would what they start.
+        let mut command = Command::new("env");
+        let path = [self.path("bin").into_os_string(), std::env::var_os("PATH").unwrap_or_default()].join(":".as_ref());
+        let daemons: Vec<_> = self.processes().iter().map(Pid::to_string).collect();
+        command.arg("--default-signal=HUP,INT,TERM").arg(program).current_dir(self.dir.path());
+        command.env(MARK, self.dir.path()).env("PATH", path).env("LC_ALL", "C").env("DAEMON", daemons.join(" "));
+        command.stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a line of shell to its end.
+    pub fn sh(&self, line: &str) -> Said {
+        Said::of(self.command("sh").args(["-c", line]))
+    }
+
+    /// Runs a line of shell that must succeed and complain of nothing, and returns what it printed.
+    pub fn ok(&self, line: &str) -> String {
+        self.sh(line).ok(line)
+    }
+
+    /// Processes of this scene that are alive.
+    pub fn processes(&self) -> Vec<Pid> {
+        let mark = format!("{MARK}={}", self.dir.path().display());
+        let marked = |pid: &Pid| {
+            let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
+        };
+        let entries = std::fs::read_dir("/proc").unwrap();
+        let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).map(Pid::from_raw);
+        pids.filter(marked).collect()
+    }
+
+    /// Lines of /proc/mounts about this scene.
+    pub fn mounts(&self) -> Vec<String> {
+        mounts_in(self.dir.path(), "self")
+    }
+
+    /// Waits until every process of the scene has ended: a daemon ends a little after its mount.
+    pub fn wait_for_end(&self) {
+        wait_until("every process has ended", || self.processes().is_empty());
     }
 
     pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
@@ -110,6 +166,104 @@ impl Scene {
             }
         };
         Mount::new(source, &point, args)
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        for pid in self.processes() {
+            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+        }
+        for line in self.mounts().iter().rev() {
+            let point = line.split(' ').nth(1).unwrap_or_default();
+            detach(Path::new(&point.replace(r"\040", " ")));
+        }
+    }
+}
+
+/// What a command said and how it ended.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Said {
+    /// Exit code; negative where a signal ended it.
+    pub code: i32,
+    pub out: String,
+    pub err: String,
+}
+
+impl Said {
+    pub fn of(command: &mut Command) -> Self {
+        let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        let code = output.status.code().or(output.status.signal().map(|signal| -signal)).unwrap();
+        Self { code, out: text(output.stdout), err: text(output.stderr) }
+    }
+
+    /// What was printed, if all went well.
+    pub fn ok(self, line: &str) -> String {
+        assert!(self.code == 0 && self.err.is_empty(), "{line}: {self:?}");
+        self.out
+    }
+}
+
+/// A mount namespace of its own: what is mounted in it, nobody else sees. It ends with its last process.
+pub struct Namespace<'s> {
+    scene: &'s Scene,
+    holder: Child,
+}
+
+impl<'s> Namespace<'s> {
+    /// Runs `setup`, a script, in a new namespace first of all.
+    pub fn new(scene: &'s Scene, setup: &str) -> Self {
+        // It goes with its standard input, so that nothing stays even if the test is killed.
+        let script = format!("cd '{}'\n{setup}\necho ready\nread end || true", scene.dir.path().display());
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-ec", &script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut holder = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(holder.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let namespace = Self { scene, holder };
+        assert_eq!(line, "ready\n", "{setup}");
+        namespace
+    }
+
+    /// As [`Scene::sh`].
+    pub fn sh(&self, line: &str) -> Said {
+        let line = format!("cd '{}' && {line}", self.scene.dir.path().display());
+        let holder = self.holder.id().to_string();
+        Said::of(self.scene.command("nsenter").args(["--mount", "--target", &holder, "sh", "-c", &line]))
+    }
+
+    /// As [`Scene::ok`].
+    pub fn ok(&self, line: &str) -> String {
+        self.sh(line).ok(line)
+    }
+
+    /// As [`Scene::mounts`].
+    pub fn mounts(&self) -> Vec<String> {
+        mounts_in(self.scene.dir.path(), &self.holder.id().to_string())
+    }
+}
+
+impl Drop for Namespace<'_> {
+    fn drop(&mut self) {
+        let _ = self.holder.kill();
+        let _ = self.holder.wait();
+    }
+}
+
+/// Lines of /proc/mounts, as `process` sees them, whose mount points lie in `dir`.
+fn mounts_in(dir: &Path, process: &str) -> Vec<String> {
+    let list = std::fs::read_to_string(format!("/proc/{process}/mounts")).unwrap();
+    let inside = |line: &&str| line.split(' ').nth(1).is_some_and(|point| Path::new(point).starts_with(dir));
+    list.lines().filter(inside).map(str::to_owned).collect()
+}
+
+/// Waits until `done` says so. No test lasts until the deadline unless it fails.
+pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !done() {
+        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

@@ -1,0 +1,523 @@
+//! The command line: what it says, when it returns, with which code, and that it leaves nothing behind.
+
+use crate::support::{Namespace, Said, Scene, require_fuse, wait_until};
+use nix::mount::MsFlags;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::AsRawFd;
+use std::process::Stdio;
+
+/// A tensor of the sample that is too large to be read ahead as a whole.
+const BIG: &str = "mnt/tensors/model.embed.weight";
+
+/// A scene with the sample and an empty directory to mount it on.
+fn scene() -> Scene {
+    let scene = Scene::new();
+    scene.sample();
+    scene.mkdir("mnt");
+    scene
+}
+
+fn said(code: i32, out: &str, err: &str) -> Said {
+    Said { code, out: out.into(), err: err.into() }
+}
+
+#[test]
+fn the_command_returns_when_the_mount_answers_and_says_nothing() {
+    require_fuse!();
+    let scene = scene();
+    scene.mkdir("a b");
+    let lines = [
+        "weightfs sample.safetensors mnt",
+        "weightfs mount sample.safetensors mnt",
+        "weightfs --lenient sample.safetensors --threads 1 mnt",
+        "cd mnt/.. && weightfs ./sample.safetensors ./mnt/",
+        "ln -s mnt link && ln -s sample.safetensors to && weightfs to link",
+        "weightfs -- sample.safetensors 'a b'",
+    ];
+    for line in lines {
+        let point = if line.ends_with("'a b'") { "'a b'" } else { "mnt" };
+        assert_eq!(scene.ok(line), "", "{line}");
+        assert_eq!(scene.ok(&format!("cat {point}/tensors/slash%2Fand%25percent | wc -c")), "4\n", "{line}");
+        assert_eq!(scene.ok(&format!("weightfs umount {point}; ls -A {point}")), "", "{line}");
+        scene.wait_for_end();
+    }
+}
+
+#[test]
+fn a_directory_made_for_the_mount_goes_with_it() {
+    require_fuse!();
+    let scene = scene();
+    let unmounts = [
+        "weightfs umount sample",
+        "umount sample",
+        "umount -l sample",
+        "kill -INT $DAEMON",
+        "kill -TERM $DAEMON",
+        "kill -HUP $DAEMON",
+    ];
+    for unmount in unmounts {
+        assert_eq!(scene.ok("weightfs sample.safetensors"), "mounted on sample (unmount: weightfs umount sample)\n");
+        assert_eq!(scene.ok("ls -d sample/tensors"), "sample/tensors\n");
+        scene.ok(unmount);
+        scene.wait_for_end();
+        assert!(!scene.path("sample").exists(), "{unmount}");
+    }
+    // What was there before stays.
+    scene.mkdir("sample");
+    scene.ok("weightfs sample.safetensors && ls sample/tensors && weightfs umount sample");
+    scene.wait_for_end();
+    assert!(scene.path("sample").exists());
+}
+
+#[test]
+fn whatever_fails_is_said_by_the_command_and_leaves_nothing() {
+    require_fuse!();
+    let scene = scene();
+    scene.ok("mkdir -p dir full/x && echo text >text.safetensors && head -c 999 sample.safetensors >cut.safetensors");
+    scene.ok("echo >file && mkfifo pipe && ln -s nowhere broken && ln -s sample.safetensors file.safetensors");
+    let table = [
+        ("weightfs absent.safetensors mnt", "absent.safetensors: No such file or directory"),
+        ("weightfs absent.safetensors", "absent.safetensors: No such file or directory"),
+        ("weightfs file/x mnt", "file/x: Not a directory"),
+        ("weightfs broken mnt", "broken: No such file or directory"),
+        ("weightfs dir mnt", "dir: a directory; name a .safetensors file in it"),
+        ("weightfs pipe mnt", "pipe: a named pipe, not a regular file"),
+        ("weightfs /dev/null mnt", "/dev/null: a character device, not a regular file"),
+        ("weightfs text.safetensors", "text.safetensors: too short: 5 bytes, *"),
+        ("weightfs cut.safetensors", "cut.safetensors: *"),
+        ("weightfs sample.safetensors absent", "absent: no such directory to mount on; make it first"),
+        ("weightfs sample.safetensors file", "file: not a directory to mount on"),
+        ("weightfs sample.safetensors file/x", "file/x: Not a directory"),
+        ("weightfs file.safetensors", "file: not a directory to mount on"),
+        ("weightfs sample.safetensors full", "full: not empty; -o nonempty mounts over what is there"),
+        ("weightfs sample.safetensors .", ".: not empty; -o nonempty mounts over what is there"),
+        (
+            "weightfs sample.safetensors . -o nonempty",
+            "sample.safetensors: lies inside the mount point ., which would hide it",
+        ),
+        ("weightfs sample.safetensors --log-file absent/log", "absent/log: No such file or directory"),
+        ("weightfs sample.safetensors mnt --log-file dir", "dir: Is a directory"),
+        ("weightfs umount mnt", "mnt: not mounted"),
+        ("weightfs umount absent", "absent: not mounted"),
+        ("weightfs umount /proc", "/proc: a proc mount, not one of weightfs"),
+    ];
+    let before = scene.ok("ls -lR");
+    for (line, message) in table {
+        let mut lines = vec![line.to_owned()];
+        if !line.contains("umount") {
+            lines.push(format!("{line} -f"));
+            lines.push(line.replace("weightfs", "weightfs mount"));
+        }
+        for line in lines {
+            let said = scene.sh(&line);
+            assert_eq!((said.code, &said.out[..]), (1, ""), "{line}: {said:?}");
+            let text = said.err.strip_prefix("weightfs: ").and_then(|text| text.strip_suffix('\n')).unwrap_or_default();
+            let fits = match message.strip_suffix('*') {
+                Some(beginning) => text.starts_with(beginning) && !text.contains('\n'),
+                None => text == message,
+            };
+            assert!(fits, "{line}: {said:?}");
+            assert_eq!(scene.mounts(), [""; 0], "{line}");
+        }
+    }
+    scene.wait_for_end();
+    assert_eq!(scene.ok("ls -lR"), before);
+}
+
+#[test]
+fn a_mount_over_a_full_directory_is_asked_for_by_name() {
+    require_fuse!();
+    let scene = scene();
+    scene.ok("touch mnt/mine && weightfs sample.safetensors mnt -o nonempty");
+    assert_eq!(scene.ok("ls -d mnt/tensors; weightfs umount mnt; ls mnt"), "mnt/tensors\nmine\n");
+}
+
+#[test]
+fn the_exit_code_tells_failure_from_wrong_usage() {
+    require_fuse!();
+    let scene = scene();
+    let table = [
+        ("weightfs --help", 0, "Usage: weightfs [OPTIONS] <SOURCE> [MOUNTPOINT]"),
+        ("weightfs -h", 0, "weightfs umount model"),
+        ("weightfs umount --help", 0, "--lazy"),
+        ("weightfs mount --help", 0, "--allow-other"),
+        ("weightfs --version", 0, concat!("weightfs ", env!("CARGO_PKG_VERSION"), "\n")),
+        ("weightfs", 2, "SOURCE"),
+        ("weightfs mount", 2, "SOURCE"),
+        ("weightfs umount", 2, "MOUNTPOINT"),
+        ("weightfs --bogus", 2, "'--bogus'"),
+        ("weightfs sample.safetensors mnt more", 2, "'more'"),
+        ("weightfs sample.safetensors mnt -o rw", 2, "option rw: a model is mounted read-only; leave it out or say ro"),
+        ("weightfs sample.safetensors mnt -orw", 2, "option rw:"),
+        ("weightfs sample.safetensors mnt -o ro,bogus=1", 2, "unknown mount option \"bogus=1\""),
+        ("weightfs sample.safetensors mnt -obogus", 2, "unknown mount option \"bogus\""),
+        ("weightfs sample.safetensors mnt -o suid", 2, "unknown mount option \"suid\""),
+        ("weightfs sample.safetensors mnt -o exec", 2, "unknown mount option \"exec\""),
+        ("weightfs sample.safetensors mnt -fo bogus", 2, "unknown mount option \"bogus\""),
+        ("weightfs sample.safetensors mnt -o uid", 2, "option uid needs a value"),
+        ("weightfs sample.safetensors mnt -o lenient=1", 2, "option lenient takes no value"),
+        ("weightfs sample.safetensors mnt -o uid=nosuchuser", 2, "'nosuchuser' for '--uid <USER>': no such user"),
+        ("weightfs sample.safetensors mnt -o gid=nosuchgroup", 2, "'nosuchgroup' for '--gid <GROUP>': no such group"),
+        ("weightfs sample.safetensors mnt -o umask=8", 2, "'8' for '--umask <MASK>': not an octal number up to 777"),
+        ("weightfs sample.safetensors mnt -o views=pictures", 2, "no view is called \"pictures\"; there are "),
+        ("weightfs sample.safetensors mnt -o allow_other,allow_root", 2, "cannot be used with '--allow-root'"),
+        ("weightfs sample.safetensors mnt -o", 2, "-o needs a value"),
+        ("weightfs absent mnt", 1, "absent: No such file or directory"),
+        ("weightfs absent mnt 2>/dev/full", 1, ""),
+        ("mount.weightfs", 1, "usage: mount.weightfs SOURCE DIR"),
+        ("mount.weightfs sample.safetensors", 1, "usage: mount.weightfs SOURCE DIR"),
+        ("mount.weightfs sample.safetensors mnt -o bogus", 1, "unknown mount option \"bogus\""),
+        ("mount.weightfs sample.safetensors mnt -o uid=nosuchuser", 1, "no such user"),
+        ("mount.weightfs sample.safetensors mnt -z", 1, "unknown option -z"),
+        ("mount.weightfs absent mnt -o rw", 32, "absent: No such file or directory"),
+        ("mount.weightfs sample.safetensors absent -o rw", 32, "absent: no such directory to mount on"),
+        ("mount.weightfs absent mnt -f", 32, "absent: No such file or directory"),
+        ("mount.weightfs sample.safetensors mnt -f", 0, ""),
+    ];
+    for (line, code, text) in table {
+        let said = scene.sh(line);
+        let (told, silent) = if code == 0 { (&said.out, &said.err) } else { (&said.err, &said.out) };
+        assert!(said.code == code && told.contains(text) && silent.is_empty(), "{line}: {said:?}");
+        assert_eq!(scene.mounts(), [""; 0], "{line}");
+    }
+    scene.wait_for_end();
+}
+
+#[test]
+fn the_list_of_mounts_tells_source_type_and_options() {
+    require_fuse!();
+    let scene = scene();
+    scene.ok("weightfs sample.safetensors mnt");
+    let dir = scene.dir.path().display();
+    let options = "ro,nosuid,nodev,noexec,noatime,user_id=0,group_id=0,default_permissions";
+    assert_eq!(scene.mounts(), [format!("{dir}/sample.safetensors {dir}/mnt fuse.weightfs {options} 0 0")]);
+    let shown = format!("{dir}/sample.safetensors fuse.weightfs\n");
+    assert_eq!(scene.ok("findmnt -no SOURCE,FSTYPE mnt | tr -s ' '"), shown);
+}
+
+#[test]
+fn options_have_their_effect_in_both_spellings() {
+    require_fuse!();
+    let scene = scene();
+    scene.ok("chown 5:7 sample.safetensors && chmod 640 sample.safetensors");
+    let owner = "stat -c '%u:%g %a' mnt/header.json mnt/tensors | paste -sd' '";
+    let root = "ls mnt | paste -sd' '";
+    let mounts = "tail -n1 mounts";
+    let table = [
+        ("", owner, "5:7 440 5:7 550"),
+        ("-o uid=3,gid=4", owner, "3:4 440 3:4 550"),
+        ("-ouid=3,gid=4", owner, "3:4 440 3:4 550"),
+        ("-o uid=3 -ogid=4", owner, "3:4 440 3:4 550"),
+        ("-vo uid=3 2>/dev/null", owner, "3:7 440 3:7 550"),
+        ("--uid 3 --gid=4", owner, "3:4 440 3:4 550"),
+        ("-o uid=root,gid=root", owner, "0:0 440 0:0 550"),
+        ("-o umask=077", owner, "5:7 400 5:7 500"),
+        ("--umask=0227", owner, "5:7 440 5:7 550"),
+        ("-o umask=444", owner, "5:7 0 5:7 0"),
+        ("-o views=tensors:metadata", root, "metadata metadata.json tensors"),
+        ("-oro,views=header:index", root, "header.json index.json"),
+        ("--views header,tree", root, "header.json tree"),
+        ("-o allow_other", mounts, ",default_permissions,allow_other 0 0"),
+        ("-oallow-other", mounts, ",default_permissions,allow_other 0 0"),
+        ("--allow-other", mounts, ",default_permissions,allow_other 0 0"),
+        ("-o max_read=65536", mounts, ",default_permissions,max_read=65536 0 0"),
+        ("-omax-read=65536", mounts, ",default_permissions,max_read=65536 0 0"),
+        (r"-o 'fsname=a\,b c'", mounts, r"a,b\040c "),
+        (r"-o 'ro,fsname=two\\ways,noatime'", mounts, r"two\134ways "),
+        ("--fsname 'a,b c'", mounts, r"a,b\040c "),
+        (
+            "-o ro,defaults,user,users,nouser,owner,group,auto,noauto,nofail,_netdev,nosuid,nodev,noexec,noatime",
+            mounts,
+            "ro,nosuid,nodev,noexec,noatime,user_id=0,group_id=0,default_permissions 0 0",
+        ),
+        ("-o x-systemd.automount,x-gvfs-show,comment=any,,", mounts, ",default_permissions 0 0"),
+    ];
+    for (options, question, answer) in table {
+        scene.ok(&format!("weightfs {options} sample.safetensors mnt && grep $PWD/mnt /proc/mounts >mounts"));
+        let found = scene.ok(question);
+        assert!(
+            if question == mounts { found.contains(answer) } else { found.trim_end() == answer },
+            "{options}: {found}"
+        );
+        scene.ok("weightfs umount mnt");
+        scene.wait_for_end();
+    }
+}
+
+#[test]
+fn the_foreground_says_where_and_how_to_stop_and_a_signal_stops_it() {
+    require_fuse!();
+    let scene = scene();
+    let start = "exec weightfs -f sample.safetensors mnt --log-file log";
+    for (signal, held) in ["INT", "TERM", "HUP"].into_iter().flat_map(|signal| [(signal, false), (signal, true)]) {
+        let mut child =
+            scene.command("sh").args(["-c", start]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        out.read_line(&mut line).unwrap();
+        let point = scene.path("mnt");
+        assert_eq!(line, format!("sample.safetensors is mounted on {}; Ctrl-C unmounts it\n", point.display()));
+        let file = held.then(|| File::open(scene.path(BIG)).unwrap());
+        scene.ok(&format!("kill -{signal} $DAEMON"));
+        assert_eq!(child.wait().unwrap().code(), Some(0), "{signal}");
+        assert!(file.is_none_or(|mut file| file.read_to_end(&mut Vec::new()).is_err()), "{signal}");
+        line.clear();
+        out.read_to_string(&mut line).unwrap();
+        assert_eq!((&line[..], scene.mounts(), scene.ok("ls mnt")), ("", vec![], String::new()), "{signal}");
+        let log = std::fs::read_to_string(scene.path("log")).unwrap();
+        assert_eq!(log.matches("mnt: was in use; detached").count(), usize::from(held), "{signal}: {log}");
+        std::fs::remove_file(scene.path("log")).unwrap();
+    }
+}
+
+#[test]
+fn a_signal_ends_the_background_too() {
+    require_fuse!();
+    let scene = scene();
+    for (signal, held) in ["INT", "TERM", "HUP"].into_iter().flat_map(|signal| [(signal, false), (signal, true)]) {
+        scene.ok("weightfs sample.safetensors mnt --log-file log");
+        let file = held.then(|| File::open(scene.path(BIG)).unwrap());
+        scene.ok(&format!("kill -{signal} $DAEMON"));
+        scene.wait_for_end();
+        assert_eq!((scene.mounts(), scene.ok("ls mnt")), (vec![], String::new()), "{signal}");
+        let log = scene.ok("cat log; rm log");
+        assert_eq!(log.matches("mnt: was in use; detached").count(), usize::from(held), "{signal}: {log}");
+        drop(file);
+    }
+}
+
+#[test]
+fn a_signal_ends_a_mount_that_is_detached_or_copied_elsewhere() {
+    require_fuse!();
+    let scene = scene();
+    scene.ok("weightfs sample.safetensors mnt");
+    let held = File::open(scene.path(BIG)).unwrap();
+    scene.ok("umount -l mnt && kill -TERM $DAEMON");
+    scene.wait_for_end();
+    drop(held);
+
+    scene.ok("weightfs sample.safetensors mnt");
+    let copy = Namespace::new(&scene, "");
+    assert_eq!(copy.mounts().len(), 1);
+    scene.ok("kill -TERM $DAEMON");
+    scene.wait_for_end();
+    assert_eq!(scene.mounts(), [""; 0]);
+}
+
+#[test]
+fn a_signal_that_the_caller_has_ignored_ends_nothing() {
+    require_fuse!();
+    let scene = scene();
+    scene.ok("nohup weightfs -v --log-file log sample.safetensors mnt 2>&1");
+    scene.ok("kill -HUP $DAEMON && ls mnt/tensors && kill -TERM $DAEMON");
+    scene.wait_for_end();
+    let log = scene.ok("cat log");
+    assert!(log.contains("unmounting on SIGTERM") && !log.contains("SIGHUP"), "{log}");
+}
+
+#[test]
+fn nobody_has_to_listen() {
+    require_fuse!();
+    let scene = scene();
+    for line in [
+        "weightfs sample.safetensors mnt >/dev/full",
+        "weightfs sample.safetensors mnt <&- >&- 2>&-",
+        "weightfs -v sample.safetensors mnt 2>/dev/full",
+        "weightfs -v sample.safetensors mnt 2>&1 | true",
+        "cp sample.safetensors mnt.safetensors; weightfs mnt.safetensors >/dev/full",
+        "weightfs -f sample.safetensors mnt >/dev/full 2>/dev/null &",
+        "weightfs -f sample.safetensors mnt <&- >&- 2>&- &",
+        "weightfs -v -f sample.safetensors mnt 2>/dev/full >/dev/null &",
+    ] {
+        assert_eq!(scene.sh(line), said(0, "", ""), "{line}");
+        wait_until("it is mounted", || scene.path("mnt/tensors").exists());
+        scene.ok("weightfs umount mnt");
+        scene.wait_for_end();
+    }
+}
+
+#[test]
+fn mount_8_and_fstab_mount_and_unmount() {
+    require_fuse!();
+    let scene = scene();
+    scene.ok("mkdir helpers && cp -P bin/* helpers");
+    let fstab = [
+        "$PWD/sample.safetensors $PWD/mnt weightfs defaults 0 0",
+        "$PWD/sample.safetensors $PWD/mnt fuse.weightfs ro,noauto,nofail,user,x-systemd.automount,allow_other 0 0",
+        "$PWD/sample.safetensors $PWD/mnt weightfs ro,noauto,nofail,_netdev,x-foo=1,uid=3,max_read=65536 0 0",
+    ];
+    for (number, line) in fstab.iter().enumerate() {
+        scene.ok(&format!("echo {line} >fstab{number}"));
+    }
+    // mount(8) looks for helpers in /sbin only, and hands them no PATH.
+    let sbin = "sbin=$(readlink -f /sbin)\nmount -t overlay o -o lowerdir=$PWD/helpers:$sbin $sbin";
+    let namespace = Namespace::new(&scene, sbin);
+    let plain = "ro,nosuid,nodev,noexec,noatime,user_id=0,group_id=0,default_permissions";
+    let open = &format!("{plain},allow_other")[..];
+    let limited = &format!("{plain},max_read=65536")[..];
+    let table = [
+        ("mount -t weightfs $PWD/sample.safetensors mnt", plain, 0),
+        ("mount -t weightfs sample.safetensors mnt -o ro,allow_other", open, 0),
+        ("mount -v -t weightfs sample.safetensors mnt -o uid=3,nofail 2>/dev/null", plain, 3),
+        ("mount -r -t weightfs sample.safetensors mnt", plain, 0),
+        ("mount -t fuse.weightfs $PWD/sample.safetensors mnt", plain, 0),
+        ("mount -t fuse.weightfs $PWD/sample.safetensors mnt -o allow_other,uid=3", open, 3),
+        ("mount -t fuse.weightfs $PWD/sample.safetensors mnt -o ro,umask=077,max_read=65536", limited, 0),
+        ("mount -t fuse weightfs#$PWD/sample.safetensors mnt", plain, 0),
+        ("mount.weightfs sample.safetensors mnt", plain, 0),
+        ("mount.weightfs sample.safetensors mnt -o rw,dev,suid,allow-other", open, 0),
+        ("mount.weightfs sample.safetensors mnt -n -s -o rw -t weightfs", plain, 0),
+        ("mount -T fstab0 $PWD/mnt", plain, 0),
+        ("mount -T fstab0 -a", plain, 0),
+        ("mount -T fstab1 $PWD/mnt", open, 0),
+        ("mount -T fstab1 $PWD/sample.safetensors", open, 0),
+        ("mount -T fstab2 $PWD/mnt", limited, 3),
+    ];
+    let dir = scene.dir.path().display();
+    for (line, options, uid) in table {
+        namespace.ok(&format!("{line} >/dev/null"));
+        assert_eq!(
+            namespace.mounts(),
+            [format!("{dir}/sample.safetensors {dir}/mnt fuse.weightfs {options} 0 0")],
+            "{line}"
+        );
+        assert_eq!(namespace.ok("stat -c %u mnt/header.json"), format!("{uid}\n"), "{line}");
+        assert_eq!(namespace.ok("umount mnt; ls mnt"), "", "{line}");
+        scene.wait_for_end();
+    }
+    let failures = [
+        ("mount -t weightfs absent mnt", 32, "weightfs: absent: No such file or directory\n"),
+        ("mount -t weightfs sample.safetensors mnt -o bogus", 1, "weightfs: unknown mount option \"bogus\"\n"),
+        ("mount -t fuse.weightfs $PWD/absent mnt", 1, "/absent: No such file or directory\n"),
+        (
+            "mount -t fuse.weightfs $PWD/sample.safetensors mnt -o bogus",
+            2,
+            "weightfs: unknown mount option \"bogus\"\n",
+        ),
+        ("mount -f -t weightfs sample.safetensors mnt", 0, ""),
+        ("mount -T fstab1 -a", 0, ""),
+    ];
+    for (line, code, text) in failures {
+        let said = namespace.sh(line);
+        assert!(said.code == code && said.err.ends_with(text) && said.err.lines().count() < 2, "{line}: {said:?}");
+        assert_eq!(namespace.mounts(), [""; 0], "{line}");
+    }
+}
+
+#[test]
+fn a_mount_in_use_is_unmounted_only_lazily() {
+    require_fuse!();
+    let scene = scene();
+    scene.ok("weightfs sample.safetensors mnt");
+    let mut held = File::open(scene.path(BIG)).unwrap();
+    let busy =
+        "weightfs: mnt: in use (`fuser -vm` tells by whom; --lazy detaches it now and ends it with its last user)\n";
+    assert_eq!(scene.sh("weightfs umount mnt"), said(1, "", busy));
+    assert_eq!(scene.ok("ls -d mnt/tree"), "mnt/tree\n");
+    assert_eq!(scene.ok("weightfs umount --lazy mnt; ls mnt"), "");
+    let mut bytes = Vec::new();
+    held.read_to_end(&mut bytes).unwrap();
+    assert_eq!(bytes.len(), 3 << 20);
+    drop(held);
+    scene.wait_for_end();
+}
+
+#[test]
+fn a_dead_mount_is_unmounted_or_replaced() {
+    require_fuse!();
+    let scene = scene();
+    let die = || {
+        scene.ok("weightfs sample.safetensors mnt && ls mnt");
+        scene.ok("kill -KILL $DAEMON");
+        scene.wait_for_end();
+        assert!(scene.sh("ls mnt").err.ends_with("Transport endpoint is not connected\n"));
+    };
+    for unmount in ["weightfs umount mnt", "weightfs umount -l mnt/"] {
+        die();
+        assert_eq!(scene.ok(&format!("{unmount}; ls mnt")), "");
+    }
+    let replaced = "weightfs: mnt: detached the dead mount that a killed daemon had left\n";
+    for replace in
+        ["weightfs sample.safetensors mnt", "cp sample.safetensors mnt.safetensors; weightfs mnt.safetensors"]
+    {
+        die();
+        let said = scene.sh(replace);
+        assert_eq!((said.code, &said.err[..], scene.mounts().len()), (0, replaced, 1), "{said:?}");
+        scene.ok("ls mnt/tensors && weightfs umount mnt");
+    }
+    die();
+    assert_eq!(scene.ok("mount.weightfs sample.safetensors mnt -f"), "");
+    assert_eq!(scene.mounts().len(), 1);
+}
+
+#[test]
+fn what_is_not_ours_is_left_alone() {
+    require_fuse!();
+    let scene = scene();
+    scene.mkdir("other");
+    scene.mkdir("tmpfs");
+    scene.ok("weightfs sample.safetensors mnt && mount -t tmpfs t tmpfs");
+    // A FUSE mount of another kind, dead because nobody holds its device.
+    let device = File::options().read(true).write(true).open("/dev/fuse").unwrap();
+    let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
+    let other = scene.path("other");
+    nix::mount::mount(Some("x"), &other, Some("fuse.other"), MsFlags::empty(), Some(&options[..])).unwrap();
+    drop(device);
+    let before = scene.mounts();
+    let table = [
+        ("weightfs sample.safetensors mnt", "mnt: not empty; -o nonempty mounts over what is there"),
+        ("weightfs sample.safetensors other", "other: a dead fuse.other mount; unmount it first"),
+        ("weightfs sample.safetensors other/x", "other/x: lies in a mount whose daemon is gone"),
+        ("weightfs umount other", "other: a fuse.other mount, not one of weightfs"),
+        ("weightfs umount tmpfs", "tmpfs: a tmpfs mount, not one of weightfs"),
+        ("weightfs umount mnt/tensors", "mnt/tensors: not mounted"),
+        ("weightfs umount mnt/header.json", "mnt/header.json: not mounted"),
+    ];
+    for (line, message) in table {
+        assert_eq!(scene.sh(line), said(1, "", &format!("weightfs: {message}\n")), "{line}");
+    }
+    assert_eq!(scene.mounts(), before);
+    // The topmost one is taken off, and the daemon of the one below goes on.
+    scene.ok("weightfs sample.safetensors mnt -o nonempty,uid=3");
+    assert_eq!(scene.ok("stat -c %u mnt; weightfs umount mnt; stat -c %u mnt/header.json"), "3\n0\n");
+}
+
+#[test]
+fn the_log_says_what_was_asked_for() {
+    require_fuse!();
+    let scene = scene();
+    scene.raw("odd.safetensors", br#"{"a":{"dtype":"Z9","shape":[3],"data_offsets":[0,3]}}"#, b"abc");
+    let odd = "odd.safetensors: unknown dtype \"Z9\": such tensors are shown as raw bytes";
+    let dir = scene.dir.path().display().to_string();
+    let up = format!("{dir}/odd.safetensors: mounted on {dir}/mnt");
+    let down = format!("{dir}/mnt: unmounted");
+    let table: [(&str, &[&str], &[&str]); 7] = [
+        ("weightfs", &[odd], &[]),
+        ("weightfs -v", &[odd, &up], &[]),
+        ("RUST_LOG=info weightfs", &[odd, &up], &[]),
+        ("RUST_LOG=off weightfs", &[], &[]),
+        ("weightfs --log-file=log", &[odd], &[odd]),
+        ("weightfs -o verbose,log_file=log", &[odd, &up], &[odd, &up, &down]),
+        ("RUST_LOG=weightfs=error weightfs --log-file log", &[], &[]),
+    ];
+    for (line, terminal, log) in table {
+        let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+        scene.ok(": >log");
+        let said = scene.sh(&format!("{line} odd.safetensors mnt"));
+        let expected: Vec<_> = terminal.iter().map(|text| format!("weightfs: {text}")).collect();
+        assert_eq!((said.code, lines(&said.err)), (0, expected), "{line}");
+        let daemon = scene.processes()[0];
+        scene.ok("weightfs umount mnt");
+        scene.wait_for_end();
+        let written = lines(&scene.ok("cat log"));
+        assert_eq!(written.len(), log.len(), "{line}: {written:?}");
+        for (written, expected) in written.iter().zip(log) {
+            // 2026-01-31T12:34:56Z LEVEL [PID] TEXT
+            let (time, rest) = written.split_at(20);
+            let digits = |char: char| if char.is_ascii_digit() { '0' } else { char };
+            assert_eq!(time.chars().map(digits).collect::<String>(), "0000-00-00T00:00:00Z", "{written}");
+            assert_eq!(rest[7..], format!("[{daemon}] {expected}"), "{written}");
+        }
+    }
+}

@@ -1,0 +1,354 @@
+//! What goes wrong under a mount: a source that is cut, rewritten or replaced, readers that are killed, attempts to write.
+
+use crate::support::{Mount, Scene, pattern, require_fuse, wait_until};
+use nix::errno::Errno;
+use nix::libc::O_DIRECT;
+use std::fs::File;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
+
+const MIB: usize = 1 << 20;
+const TENSORS: usize = 4;
+/// Where the data begins: at a page, so that cuts between pages are cuts between blocks of a tensor.
+const DATA: usize = 4096;
+
+/// A model of [`TENSORS`] tensors of 1 MiB, last written long ago: any writing changes its time.
+fn model(scene: &Scene) -> PathBuf {
+    let path = sparse(scene, TENSORS, MIB);
+    File::options().write(true).open(&path).unwrap().write_all_at(&pattern(TENSORS * MIB), DATA as u64).unwrap();
+    scene.ok("touch -d 2001-02-03 model.safetensors && cp -p model.safetensors same");
+    scene.ok(r"(head -c 4096 same && tail -c +4097 same | tr '\0-\376' '\1-\377') >other");
+    path
+}
+
+/// A model `model.safetensors` of tensors `t0`, `t1`... of `len` zeros each.
+fn sparse(scene: &Scene, tensors: usize, len: usize) -> PathBuf {
+    let tensor = |at: usize| {
+        format!(r#""t{at}":{{"dtype":"U8","shape":[{len}],"data_offsets":[{},{}]}}"#, at * len, (at + 1) * len)
+    };
+    let header = format!("{{{}}}", (0..tensors).map(tensor).collect::<Vec<_>>().join(","));
+    let path = scene.raw("model.safetensors", format!("{header:<0$}", DATA - 8).as_bytes(), &[]);
+    File::options().write(true).open(&path).unwrap().set_len((DATA + tensors * len) as u64).unwrap();
+    path
+}
+
+/// One page of a file, or why not.
+fn page(path: impl AsRef<Path>, offset: usize) -> Result<Vec<u8>, Errno> {
+    let mut bytes = vec![0; 4096];
+    let file = File::open(path).unwrap();
+    let read = file.read_at(&mut bytes, offset as u64).map_err(|error| Errno::from_raw(error.raw_os_error().unwrap()));
+    read.map(|len| bytes[..len].to_vec())
+}
+
+/// What needs no byte of the source works on.
+fn assert_alive(mount: &mut Mount, index: &[u8]) {
+    assert!(mount.child.try_wait().unwrap().is_none());
+    assert_eq!(mount.list("tensors"), ["t0", "t1", "t2", "t3"]);
+    assert_eq!(std::fs::metadata(mount.path("tree/t3")).unwrap().len(), MIB as u64);
+    assert!(mount.read("index.json") == index);
+    assert_eq!(mount.read("metadata.json"), b"{}\n");
+}
+
+#[test]
+fn reading_what_was_cut_off_is_an_error_and_the_mount_lives() {
+    require_fuse!();
+    use Errno::{EIO, ESTALE};
+    // Where the file ends now, and what reading header.json and the first and last page of t1, t2 and t3 gives.
+    let table = [
+        (0, EIO, [EIO; 6]),
+        (7, EIO, [EIO; 6]),
+        (DATA - 1, EIO, [EIO; 6]),
+        (DATA, ESTALE, [EIO; 6]),
+        (DATA + MIB, ESTALE, [EIO; 6]),
+        (DATA + MIB * 3 / 2, ESTALE, [ESTALE, EIO, EIO, EIO, EIO, EIO]),
+        (DATA + MIB * 3 - 4095, ESTALE, [ESTALE, ESTALE, ESTALE, EIO, EIO, EIO]),
+        (DATA + MIB * 4 - 1, ESTALE, [ESTALE, ESTALE, ESTALE, ESTALE, ESTALE, EIO]),
+    ];
+    for (end, header, expected) in table {
+        let scene = Scene::new();
+        let source = model(&scene);
+        let mut mount = scene.mount(&source, &[]);
+        let index = scene.mount(&source, &[]).read("index.json");
+        let seen = page(mount.path("tensors/t0"), 0).unwrap();
+        File::options().write(true).open(&source).unwrap().set_len(end as u64).unwrap();
+        // The last page first: it is gone in every case, and the log tells of the first failure.
+        let pages = [(3, MIB - 4096), (3, 0), (2, MIB - 4096), (2, 0), (1, MIB - 4096), (1, 0)];
+        let mut found =
+            pages.map(|(tensor, offset)| page(mount.path(format!("tensors/t{tensor}")), offset).unwrap_err());
+        found.reverse();
+        assert_eq!((found, page(mount.path("header.json"), 0)), (expected, Err(header)), "{end}");
+        for view in ["tree/t3", "npy/t3.npy", "f32/t3.f32", "safetensors/t3.safetensors", "export/model.safetensors"] {
+            let last = std::fs::metadata(mount.path(view)).unwrap().len() as usize - 1;
+            assert_eq!(page(mount.path(view), last / 4096 * 4096), Err(EIO), "{view} {end}");
+        }
+        // What the kernel has kept is good.
+        assert!(page(mount.path("tensors/t0"), 0).is_ok_and(|bytes| bytes == seen));
+        assert_alive(&mut mount, &index);
+        let (log, len) = (mount.log(), DATA + TENSORS * MIB);
+        let beginning =
+            format!("weightfs: {}: cut from {len} to {end} bytes since it was opened; bytes ", source.display());
+        assert!(log.starts_with(&beginning) && log.lines().count() == 1, "{log}");
+    }
+}
+
+#[test]
+fn nothing_is_read_of_a_source_that_was_written_to() {
+    require_fuse!();
+    let writers = [
+        "printf x | dd of=model.safetensors bs=1 seek=3000000 conv=notrunc status=none",
+        "cat same >model.safetensors",
+        "cp other model.safetensors",
+        "echo more >>model.safetensors",
+        "truncate -s +1M model.safetensors",
+        "touch model.safetensors",
+        "touch -d 1999-01-01 model.safetensors",
+    ];
+    for line in writers {
+        let scene = Scene::new();
+        let source = model(&scene);
+        let mut mount = scene.mount(&source, &[]);
+        let index = scene.mount(&source, &[]).read("index.json");
+        let seen = page(mount.path("tensors/t0"), 0).unwrap();
+        scene.ok(line);
+        thread::scope(|scope| {
+            for reader in 0..4 {
+                let mount = &mount;
+                scope.spawn(move || {
+                    for at in 0..25 {
+                        let found = page(mount.path(format!("tensors/t{}", 1 + at % 3)), (at + reader) * 8192);
+                        assert_eq!(found, Err(Errno::ESTALE), "{line}");
+                    }
+                });
+            }
+        });
+        let views = [
+            "tree/t1",
+            "npy/t1.npy",
+            "f32/t1.f32",
+            "safetensors/t1.safetensors",
+            "export/model.safetensors",
+            "header.json",
+        ];
+        for view in views {
+            // Not the first page: it may be a header of ours.
+            let middle = std::fs::metadata(mount.path(view)).unwrap().len() as usize / 2;
+            assert_eq!(page(mount.path(view), middle / 4096 * 4096), Err(Errno::ESTALE), "{view} {line}");
+        }
+        assert!(page(mount.path("tensors/t0"), 0).is_ok_and(|bytes| bytes == seen), "{line}");
+        assert_alive(&mut mount, &index);
+        let message = format!("weightfs: {}: written to since it was opened; mount it again\n", source.display());
+        assert_eq!(mount.log(), message, "{line}");
+    }
+}
+
+#[test]
+fn the_background_logs_it_once_too() {
+    require_fuse!();
+    let scene = Scene::new();
+    model(&scene);
+    scene.ok("mkdir mnt && weightfs model.safetensors mnt --log-file log && touch model.safetensors");
+    let said = scene.sh("cat mnt/header.json; cat mnt/tensors/*; ls mnt/tensors");
+    assert_eq!((&said.out[..], said.err.matches("Stale file handle").count()), ("t0\nt1\nt2\nt3\n", 5), "{said:?}");
+    let log = scene.ok("cat log");
+    assert!(log.ends_with(": written to since it was opened; mount it again\n") && log.lines().count() == 1, "{log}");
+}
+
+#[test]
+fn what_leaves_the_bytes_alone_changes_nothing() {
+    require_fuse!();
+    let lines = [
+        "chmod 000 model.safetensors",
+        "chown 65534:65534 model.safetensors",
+        "ln model.safetensors link",
+        "setfattr -n user.seen -v 1 model.safetensors",
+        "touch -a model.safetensors",
+        ": >>model.safetensors",
+        "cat model.safetensors >/dev/null",
+        "mv model.safetensors elsewhere",
+        "mv same model.safetensors",
+        "cp other new && mv new model.safetensors",
+        "cp --remove-destination other model.safetensors",
+        "rm model.safetensors",
+        "rm model.safetensors && mkfifo model.safetensors",
+    ];
+    let whole = pattern(TENSORS * MIB);
+    for line in lines {
+        let scene = Scene::new();
+        let source = model(&scene);
+        let mount = scene.mount(&source, &[]);
+        scene.ok(line);
+        for (at, expected) in whole.chunks(MIB).enumerate() {
+            assert!(mount.read(format!("tensors/t{at}")) == expected, "{line}");
+        }
+        assert_eq!(mount.read("header.json").len(), DATA - 8, "{line}");
+        if line.contains("other") {
+            // Beside it the new file can be mounted, and each serves its own.
+            let new = scene.mount(&source, &[]).read("tensors/t1");
+            assert!(
+                new == std::fs::read(&source).unwrap()[DATA + MIB..][..MIB] && new != whole[MIB..][..MIB],
+                "{line}"
+            );
+        }
+        assert_eq!(mount.log(), "", "{line}");
+    }
+}
+
+#[test]
+fn a_cut_in_the_middle_of_reading_gives_errors_and_never_other_bytes() {
+    require_fuse!();
+    let whole = pattern(TENSORS * MIB);
+    for chunk in [MIB, 256 << 10, 4096] {
+        let scene = Scene::new();
+        let source = model(&scene);
+        let mut mount = scene.mount(&source, &[]);
+        let index = scene.mount(&source, &[]).read("index.json");
+        let (started, starts) = mpsc::channel();
+        thread::scope(|scope| {
+            for reader in 0..TENSORS {
+                // Past the page cache, so that each read asks the daemon, round and round until the cut ends it.
+                let path = mount.path(format!("tensors/t{reader}"));
+                let file = File::options().read(true).custom_flags(O_DIRECT).open(path).unwrap();
+                let (expected, started) = (&whole[reader * MIB..][..MIB], started.clone());
+                scope.spawn(move || {
+                    let mut bytes = vec![0; chunk];
+                    for offset in (0..MIB).step_by(chunk).cycle() {
+                        match file.read_at(&mut bytes, offset as u64) {
+                            Ok(len) => {
+                                assert!(bytes[..len] == expected[offset..][..chunk], "t{reader} at {offset}: {len}")
+                            }
+                            Err(error) => {
+                                let errno = Errno::from_raw(error.raw_os_error().unwrap());
+                                assert!(matches!(errno, Errno::EIO | Errno::ESTALE), "{errno}");
+                                return;
+                            }
+                        }
+                        // Nobody listens after the first one.
+                        let _ = started.send(());
+                    }
+                });
+            }
+            for _ in 0..TENSORS {
+                starts.recv().unwrap();
+            }
+            File::options().write(true).open(&source).unwrap().set_len((DATA + MIB) as u64).unwrap();
+        });
+        assert_alive(&mut mount, &index);
+        assert_eq!(mount.log().lines().count(), 1);
+    }
+}
+
+#[test]
+fn a_reader_that_is_killed_harms_nobody() {
+    require_fuse!();
+    let scene = Scene::new();
+    // Too large for anybody to have read it before they are killed.
+    let source = sparse(&scene, 1, 1 << 40);
+    let mut mount = scene.mount(&source, &[]);
+    let path = mount.path("tensors/t0").display().to_string();
+    for _ in 0..3 {
+        let lines = ["cat", "dd bs=64M status=none if=", "dd bs=8M iflag=direct status=none if=", "tail -c +12345"];
+        let readers = lines.map(|line| {
+            let line = if line.ends_with('=') { format!("exec {line}{path}") } else { format!("exec {line} {path}") };
+            scene.command("sh").args(["-c", &format!("{line} >/dev/null")]).spawn().unwrap()
+        });
+        for mut reader in readers {
+            wait_until("it has read a little", || {
+                let counts = std::fs::read_to_string(format!("/proc/{}/io", reader.id())).unwrap();
+                counts.lines().any(|line| line.strip_prefix("rchar: ").is_some_and(|count| count.len() > 7))
+            });
+            reader.kill().unwrap();
+            reader.wait().unwrap();
+            assert_eq!(mount.list("tensors"), ["t0"]);
+        }
+    }
+    assert_eq!(page(&path, (1 << 40) - 4096).unwrap(), [0; 4096]);
+    assert!(mount.child.try_wait().unwrap().is_none());
+    assert_eq!(mount.log(), "");
+}
+
+#[test]
+fn writing_of_every_kind_is_refused_as_on_a_read_only_file_system() {
+    require_fuse!();
+    let scene = Scene::new();
+    let before = std::fs::read(model(&scene)).unwrap();
+    scene.ok("mkdir mnt && weightfs model.safetensors mnt");
+    let lines = [
+        ": >new",
+        ": >tensors/new",
+        ": >header.json",
+        ": >>header.json",
+        "dd of=tensors/t0 conv=notrunc if=/dev/zero count=1",
+        "dd of=tensors/t0 oflag=direct conv=notrunc if=/dev/zero count=1",
+        "truncate -s 0 tensors/t0",
+        "truncate -s 9M tensors/t0",
+        "fallocate -l 9M tensors/t0",
+        "fallocate -p -l 4096 tensors/t0",
+        "cp ../same header.json",
+        "cp ../same tensors",
+        "chmod 600 header.json",
+        "chmod 777 .",
+        "chown 1:1 tensors/t0",
+        "touch header.json",
+        "touch tensors",
+        "rm -f header.json",
+        "rm -rf tensors",
+        "mv header.json header",
+        "mv header.json tensors/t0",
+        "mkdir new",
+        "mkdir tensors/new",
+        "rmdir tensors",
+        "ln header.json new",
+        "ln -s header.json new",
+        "mkfifo new",
+        "mknod new c 1 3",
+        "setfattr -n user.new -v 1 tensors/t0",
+        "setfattr -n user.weightfs.dtype -v F32 tensors/t0",
+        "setfattr -x user.weightfs.dtype tensors/t0",
+        "setfattr -n security.new -v 1 tensors/t0",
+        "mktemp ./XXXXXX",
+        "sed -i s/a/b/ header.json",
+    ];
+    let listing = scene.ok("ls -lR mnt");
+    for line in lines {
+        let said = scene.sh(&format!("cd mnt && {line}"));
+        assert!(said.code != 0 && said.err.contains("Read-only file system"), "{line}: {said:?}");
+    }
+    assert_eq!(scene.ok("ls -lR mnt"), listing);
+    // Nor does mount(8) make it writable.
+    let said = scene.sh("mount -i -o remount,rw mnt && : >mnt/new");
+    assert!(said.code != 0 && !scene.path("mnt/new").exists(), "{said:?}");
+    assert!(std::fs::read(scene.path("model.safetensors")).unwrap() == before);
+}
+
+#[test]
+fn sixteen_readers_of_two_mounts_get_every_byte() {
+    require_fuse!();
+    let scene = Scene::new();
+    let source = model(&scene);
+    let whole = pattern(TENSORS * MIB);
+    let mounts = [scene.mount(&source, &["--threads=8"]), scene.mount(&source, &["--max-read=4096"])];
+    thread::scope(|scope| {
+        for reader in 0..16 {
+            let (mount, whole) = (&mounts[reader % 2], &whole);
+            // Each its own sizes, order and way.
+            let chunk = [MIB, 100_000, 65_536, 4097][reader / 4];
+            let flags = if reader / 2 % 2 == 0 { 0 } else { O_DIRECT };
+            scope.spawn(move || {
+                let mut bytes = vec![0; chunk];
+                for tensor in (0..TENSORS).map(|tensor| (tensor + reader) % TENSORS) {
+                    let path = mount.path(format!("{}/t{tensor}", if reader < 8 { "tensors" } else { "tree" }));
+                    let file = File::options().read(true).custom_flags(flags).open(path).unwrap();
+                    for offset in (0..MIB).step_by(chunk) {
+                        let bytes = &mut bytes[..chunk.min(MIB - offset)];
+                        file.read_exact_at(bytes, offset as u64).unwrap();
+                        assert!(bytes == &whole[tensor * MIB + offset..][..bytes.len()], "t{tensor} at {offset}");
+                    }
+                    assert_eq!(file.read_at(&mut bytes, MIB as u64).unwrap(), 0);
+                }
+            });
+        }
+    });
+    assert_eq!(mounts.map(|mount| mount.log()), ["", ""]);
+}

@@ -1,0 +1,268 @@
+//! Users: who may read a mount, and mounts made by somebody who is not root.
+
+use crate::support::{Namespace, Said, Scene, require_fuse};
+
+/// Somebody who is not root, without a home or a group of his own.
+const USER: &str = "setpriv --reuid=65534 --regid=65534 --clear-groups --";
+/// Somebody who is neither.
+const THIRD: &str = "setpriv --reuid=65533 --regid=65533 --clear-groups --";
+
+/// A scene that every user can enter, with the sample for all to read, a mount point of root's, and `home`, the user's.
+fn scene() -> Scene {
+    let scene = Scene::new();
+    scene.sample();
+    scene.ok("chmod 755 . && chmod 644 sample.safetensors && mkdir mnt home home/mnt && chown -R 65534:65534 home");
+    scene
+}
+
+/// A namespace where users may use FUSE, whatever this machine says, and /etc/fuse.conf reads `conf`.
+fn namespace<'s>(scene: &'s Scene, conf: &str) -> Namespace<'s> {
+    scene.ok("mkdir -p dev && chmod 700 dev");
+    Namespace::new(
+        scene,
+        &format!(
+            "mount -t tmpfs dev dev && mknod -m 666 dev/fuse c 10 229 && mount --bind dev/fuse /dev/fuse
+            echo {conf} >dev/conf && chmod 644 dev/conf && touch /etc/fuse.conf && mount --bind dev/conf /etc/fuse.conf"
+        ),
+    )
+}
+
+/// Lines about mounts of weightfs, each from its type on.
+fn shown(mounts: &[String]) -> Vec<String> {
+    let ours = mounts.iter().filter_map(|line| Some(line.split_once(" fuse.weightfs ")?.1.to_owned()));
+    ours.collect()
+}
+
+/// Whether a command was let in; one that was not must have been told "Permission denied".
+fn let_in(line: &str, said: &Said) -> bool {
+    let denied = said.err.ends_with("Permission denied\n");
+    assert!((said.code == 0) != denied, "{line}: {said:?}");
+    !denied
+}
+
+#[test]
+fn files_have_owner_time_and_read_bits_of_the_source() {
+    require_fuse!();
+    let scene = scene();
+    let table = [
+        ("644", "444", "555"),
+        ("600", "400", "500"),
+        ("640", "440", "550"),
+        ("4755", "444", "555"),
+        ("404", "404", "505"),
+        ("200", "0", "0"),
+    ];
+    scene.ok("chown 5:7 sample.safetensors");
+    for (source, file, dir) in table {
+        scene.ok(&format!("chmod {source} sample.safetensors && touch -d @1234567890.123456789 sample.safetensors"));
+        scene.ok("weightfs sample.safetensors mnt");
+        let found = scene.ok("find mnt -printf '%y %U:%G %m %TY-%Tm-%Td %TS\\n' | sort -u; weightfs umount mnt");
+        let line = |kind, mode| format!("{kind} 5:7 {mode} 2009-02-13 30.1234567890\n");
+        assert_eq!(found, line("d", dir) + &line("f", file), "{source}");
+    }
+}
+
+#[test]
+fn others_read_what_the_source_would_let_them_read_and_only_if_allowed() {
+    require_fuse!();
+    let scene = scene();
+    let table = [
+        ("644 0:0", "-o allow_other", true),
+        ("600 0:0", "-o allow_other", false),
+        ("640 0:65534", "-o allow_other", true),
+        ("640 0:0", "-o allow_other", false),
+        ("400 65534:0", "-o allow_other", true),
+        ("044 65534:65534", "-o allow_other", false),
+        ("604 0:65534", "-o allow_other", false),
+        ("644 0:0", "-o allow_other,umask=007", false),
+        ("600 0:0", "-o allow_other,uid=65534", true),
+        ("644 0:0", "", false),
+        ("666 65534:65534", "", false),
+        ("644 0:0", "-o allow_root", false),
+    ];
+    for (permissions, options, expected) in table {
+        let (mode, owner) = permissions.split_once(' ').unwrap();
+        scene.ok(&format!("chown {owner} sample.safetensors && chmod {mode} sample.safetensors"));
+        if options == "-o allow_other" {
+            let line = format!("{USER} cat sample.safetensors >/dev/null");
+            assert_eq!(let_in(&line, &scene.sh(&line)), expected, "{permissions}");
+        }
+        scene.ok(&format!("weightfs {options} sample.safetensors mnt"));
+        // Again when root has read everything, so that the kernel has it at hand.
+        for _ in 0..2 {
+            for file in ["header.json", "tensors/model.layers.2.w", "tree/model/embed/weight", "metadata/format"] {
+                let line = format!("{USER} cat mnt/{file} >/dev/null");
+                assert_eq!(let_in(&line, &scene.sh(&line)), expected, "{permissions} {options} {file}");
+            }
+            let line = format!("{USER} ls mnt/tensors >/dev/null");
+            assert_eq!(let_in(&line, &scene.sh(&line)), expected, "{permissions} {options}");
+            scene.ok("cat mnt/tensors/* mnt/tree/model/embed/weight mnt/metadata/* mnt/*.json >/dev/null; ls -lR mnt");
+        }
+        scene.ok("weightfs umount mnt");
+    }
+}
+
+#[test]
+fn a_user_mounts_and_unmounts_by_the_helper_of_fuse() {
+    require_fuse!();
+    let scene = scene();
+    let namespace = namespace(&scene, "");
+    let plain = "ro,nosuid,nodev,noexec,noatime,user_id=65534,group_id=65534,default_permissions 0 0";
+    let dir = scene.dir.path().display();
+    let bytes = scene.ok("weightfs sample.safetensors mnt && cat mnt/tensors/* | sha256sum; weightfs umount mnt");
+    scene.wait_for_end();
+    let unmounts = [
+        format!("{USER} weightfs umount home/mnt"),
+        format!("{USER} weightfs umount --lazy home/mnt"),
+        format!("{USER} fusermount3 -u home/mnt"),
+        "weightfs umount home/mnt".into(),
+        format!("{USER} kill -TERM $DAEMON"),
+        format!("{USER} kill -INT $DAEMON"),
+    ];
+    for unmount in unmounts {
+        assert_eq!(namespace.ok(&format!("{USER} weightfs sample.safetensors home/mnt")), "");
+        let line = format!("{dir}/sample.safetensors {dir}/home/mnt fuse.weightfs {plain}");
+        assert!(namespace.mounts().contains(&line), "{:?}", namespace.mounts());
+        assert_eq!(namespace.ok(&format!("{USER} sh -c 'cat home/mnt/tensors/*' | sha256sum")), bytes);
+        // Not even root is let in.
+        assert!(!let_in("root", &namespace.sh("cat home/mnt/header.json")));
+        assert_eq!(namespace.ok(&unmount), "");
+        scene.wait_for_end();
+        assert_eq!(shown(&namespace.mounts()), [""; 0], "{unmount}");
+        assert_eq!(namespace.ok("ls home/mnt"), "");
+    }
+}
+
+#[test]
+fn what_root_can_ask_for_a_user_can_too() {
+    require_fuse!();
+    let scene = scene();
+    let namespace = namespace(&scene, "user_allow_other");
+    let options = "ro,nosuid,nodev,noexec,noatime,user_id=65534,group_id=65534,default_permissions";
+    let table = [
+        ("-o uid=3", "3 444", options.to_owned()),
+        ("-o uid=65534,umask=077,nofail", "65534 400", options.to_owned()),
+        ("-o max_read=65536", "0 444", format!("{options},max_read=65536")),
+        ("-o allow_other", "0 444", format!("{options},allow_other")),
+        ("-o allow_root", "0 444", format!("{options},allow_other")),
+        (r"--fsname 'a,b\c d'", "0 444", options.to_owned()),
+        ("-o nonempty", "0 444", options.to_owned()),
+    ];
+    for (flags, stat, options) in table {
+        namespace.ok(&format!("{USER} weightfs {flags} sample.safetensors home/mnt"));
+        // Root is not let into all of them.
+        let found = namespace.ok(&format!("{USER} stat -c '%u %a' home/mnt/metadata.json"));
+        assert_eq!((found.trim_end(), shown(&namespace.mounts())), (stat, vec![format!("{options} 0 0")]), "{flags}");
+        let name = namespace.mounts().pop().unwrap();
+        let expected =
+            if flags.contains("fsname") { r"a,b\134c\040d".into() } else { scene.path("sample.safetensors") };
+        assert_eq!(name.split(' ').next().unwrap(), expected.display().to_string(), "{flags}");
+        namespace.ok(&format!("{USER} weightfs umount home/mnt"));
+        scene.wait_for_end();
+    }
+}
+
+#[test]
+fn a_users_mount_goes_as_one_of_roots_does() {
+    require_fuse!();
+    let scene = scene();
+    let namespace = namespace(&scene, "");
+    let gone = "timeout 60 sh -c \"while grep -q home/sample /proc/mounts; do sleep .01; done\"";
+    // A directory made for the mount goes with it, also when the mount is in use.
+    for unmount in [
+        "weightfs umount home/sample".to_owned(),
+        "exec 3<home/sample/header.json; weightfs umount -l home/sample && cat <&3 | grep -q dtype".into(),
+        format!("exec 3<home/sample/header.json; kill -TERM $DAEMON && {gone}"),
+    ] {
+        let made = namespace.ok(&format!("cd home && {USER} weightfs ../sample.safetensors"));
+        assert_eq!(made, "mounted on sample (unmount: weightfs umount sample)\n");
+        namespace.ok(&format!("{USER} sh -c '{unmount}'"));
+        scene.wait_for_end();
+        assert!(!scene.path("home/sample").exists(), "{unmount}");
+    }
+    let mount = format!("{USER} weightfs sample.safetensors home/mnt");
+    namespace.ok(&mount);
+    let busy = format!("{USER} sh -c 'exec 3<home/mnt/header.json; weightfs umount home/mnt'");
+    assert!(namespace.sh(&busy).err.starts_with("weightfs: home/mnt: in use (`fuser -vm` tells by whom; --lazy "));
+    for again in [format!("{USER} weightfs umount home/mnt"), mount] {
+        namespace.ok("kill -KILL $DAEMON");
+        scene.wait_for_end();
+        let said = namespace.sh(&again);
+        let replaced = "weightfs: home/mnt: detached the dead mount that a killed daemon had left\n";
+        assert_eq!((said.code, &said.err[..]), (0, if again.contains("umount") { "" } else { replaced }), "{again}");
+        if again.contains("umount") {
+            namespace.ok(&format!("{USER} weightfs sample.safetensors home/mnt"));
+        }
+    }
+    namespace.ok(&format!("{USER} ls home/mnt/tensors && {USER} weightfs umount home/mnt"));
+}
+
+#[test]
+fn what_a_user_may_not_do_is_said_clearly_and_leaves_nothing() {
+    require_fuse!();
+    let scene = scene();
+    scene.ok("cp sample.safetensors secret.safetensors && chmod 600 secret.safetensors && mkdir roots");
+    let namespace = namespace(&scene, "");
+    namespace.ok("weightfs -o allow_other sample.safetensors roots");
+    let helper = "cannot mount on";
+    let missing = "fusermount3 is missing, which users need to mount: install the package fuse3";
+    let allow = "only allowed if 'user_allow_other' is set in /etc/fuse.conf (an administrator can add that line)";
+    let device =
+        "failed to open /dev/fuse: Permission denied (is the fuse module loaded, and may this user open /dev/fuse?)";
+    let table = [
+        ("", "env PATH=$PWD/bin weightfs sample.safetensors home/mnt", missing, ""),
+        ("", "env PATH=$PWD/bin weightfs -f sample.safetensors home/mnt", missing, ""),
+        ("cd home;", "env PATH=$PWD/../bin weightfs ../sample.safetensors", missing, ""),
+        ("", "weightfs -o allow_other sample.safetensors home/mnt", helper, allow),
+        ("", "weightfs -o allow_root sample.safetensors home/mnt", helper, allow),
+        ("cd home;", "weightfs -o allow_other ../sample.safetensors", helper, allow),
+        ("", "weightfs sample.safetensors mnt", helper, "mnt: user has no write access to mountpoint *"),
+        ("", "weightfs sample.safetensors", "cannot make the mount point sample: Permission denied", ""),
+        ("", "weightfs secret.safetensors home/mnt", "secret.safetensors: Permission denied", ""),
+        ("", "weightfs --log-file log sample.safetensors home/mnt", "log: Permission denied", ""),
+        ("", "weightfs umount roots", "cannot unmount", "*"),
+        ("", "weightfs umount --lazy roots", "cannot unmount", "*"),
+        ("chmod 600 /dev/fuse;", "weightfs sample.safetensors home/mnt", helper, device),
+    ];
+    let before = (namespace.ok("ls -lR home"), namespace.mounts());
+    for (first, line, beginning, end) in table {
+        let said = namespace.sh(&format!("{first} {USER} {line}"));
+        let text = said.err.strip_prefix("weightfs: ").and_then(|text| text.strip_suffix('\n')).unwrap_or_default();
+        let fits = text.starts_with(beginning) && (end.ends_with('*') || text.ends_with(end)) && !text.contains('\n');
+        assert!(said.code == 1 && fits, "{line}: {said:?}");
+        assert_eq!((namespace.ok("ls -lR home"), namespace.mounts()), before, "{line}");
+    }
+    scene.ok("kill $DAEMON");
+    scene.wait_for_end();
+}
+
+#[test]
+fn a_user_lets_in_root_or_everybody() {
+    require_fuse!();
+    let scene = scene();
+    let namespace = namespace(&scene, "user_allow_other");
+    // Owner of the source and who gets in: the user, root, and a third.
+    let table = [
+        ("0:0", "", [true, false, false]),
+        ("0:0", "-o allow_root", [true, true, false]),
+        ("65534:65534", "-o allow_root", [true, true, false]),
+        ("0:0", "-o allow_other", [true, true, true]),
+        ("65534:65534", "-o allow_other,umask=007", [true, true, false]),
+    ];
+    for (owner, options, expected) in table {
+        namespace
+            .ok(&format!("chown {owner} sample.safetensors; {USER} weightfs {options} sample.safetensors home/mnt"));
+        // Twice: the second time the kernel has it all at hand.
+        for round in 0..2 {
+            for line in ["cat home/mnt/tensors/model.embed.weight", "ls -l home/mnt", "stat home/mnt/tree/model"] {
+                let found = [USER, "", THIRD].map(|who| {
+                    let line = format!("{who} {line} >/dev/null");
+                    let_in(&line, &namespace.sh(&line))
+                });
+                assert_eq!(found, expected, "{owner} {options} {line} {round}");
+            }
+        }
+        namespace.ok(&format!("{USER} weightfs umount home/mnt"));
+        scene.wait_for_end();
+    }
+}
