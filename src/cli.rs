@@ -161,9 +161,26 @@ pub struct UmountArgs {
 }
 
 /// fstab's own options, which say nothing to us: the mount is read-only, nosuid, nodev, noexec and noatime in any case.
-const WITHOUT_EFFECT: [&str; 16] = [
-    "ro", "defaults", "user", "users", "nouser", "owner", "group", "auto", "noauto", "nofail", "_netdev", "nosuid",
-    "nodev", "noexec", "noatime", "async",
+const WITHOUT_EFFECT: [&str; 19] = [
+    "ro",
+    "defaults",
+    "user",
+    "users",
+    "nouser",
+    "owner",
+    "group",
+    "auto",
+    "noauto",
+    "nofail",
+    "_netdev",
+    "nosuid",
+    "nodev",
+    "noexec",
+    "noatime",
+    "nodiratime",
+    "relatime",
+    "default_permissions",
+    "async",
 ];
 
 /// What mount(8) adds of its own accord when nobody said otherwise: `rw`, and `dev,suid` by way of mount.fuse3.
@@ -279,7 +296,7 @@ fn expand(option: &str, from_mount: bool) -> Result<Option<String>, String> {
         Some((name, value)) => (name, Some(value)),
         None => (option, None),
     };
-    if name.is_empty()
+    if option.is_empty()
         || WITHOUT_EFFECT.contains(&option)
         || name.starts_with("x-")
         || name == "comment"
@@ -342,12 +359,12 @@ fn parse_umask(mask: &str) -> Result<u16, String> {
 
 fn parse_user(user: &str) -> Result<u32, String> {
     let by_name = || nix::unistd::User::from_name(user).ok().flatten().map(|user| user.uid.as_raw());
-    user.parse().ok().or_else(by_name).ok_or_else(|| "no such user".into())
+    user.parse().ok().filter(|uid| *uid != u32::MAX).or_else(by_name).ok_or_else(|| "no such user".into())
 }
 
 fn parse_group(group: &str) -> Result<u32, String> {
     let by_name = || nix::unistd::Group::from_name(group).ok().flatten().map(|group| group.gid.as_raw());
-    group.parse().ok().or_else(by_name).ok_or_else(|| "no such group".into())
+    group.parse().ok().filter(|gid| *gid != u32::MAX).or_else(by_name).ok_or_else(|| "no such group".into())
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use super::reason;
 use crate::cli::MountArgs;
 use crate::logging;
 use anyhow::{Context, bail};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -51,12 +52,13 @@ fn say(line: &str) {
 
 fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Result<ExitCode> {
     logging::init(args.verbose, args.log_file.as_deref())?;
+    let signals = ending_signals();
+    start_workers(&signals)?;
+    allow_descriptors();
     let superblock = open(args)?;
     let source = std::path::absolute(&args.source)?;
     let fsname = args.fsname.clone().unwrap_or_else(|| source.to_string_lossy().into_owned());
-    // Before there is anything to take back and before there are threads: whichever thread lives, the signal waits for the
-    // one that unmounts.
-    let signals = ending_signals();
+    // Before there is anything to take back: from now on a signal waits for the thread that unmounts.
     signals.thread_block()?;
     let mountpoint = Mountpoint::prepare(args)?;
     if args.fake {
@@ -94,6 +96,23 @@ fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Resu
     log::info!("{path}: unmounted");
     mounted.gone = true;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Starts the threads that read headers side by side. They inherit the mask, so that no signal ever ends the program in one
+/// of them behind the back of the thread that unmounts.
+fn start_workers(signals: &SigSet) -> anyhow::Result<()> {
+    signals.thread_block()?;
+    let started = rayon::ThreadPoolBuilder::new().build_global();
+    signals.thread_unblock()?;
+    started.context("cannot start threads")
+}
+
+/// Each file of a model takes a descriptor, and the usual limit of 1,024 is there for programs that use select(2).
+fn allow_descriptors() {
+    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        // With the limit as it was, a model of few files still opens.
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    }
 }
 
 /// Opens the model and says what was left out or is not known.
@@ -253,15 +272,22 @@ impl Drop for Mounted {
 }
 
 impl Place {
-    /// Takes our mount off, if it still stands; says whether it was in use, so that it had to be detached.
+    /// Takes our mount off wherever it stands by now, bound copies and all; says whether it was in use, so that it had to be
+    /// detached.
     fn unmount(&self) -> anyhow::Result<bool> {
-        if mounts::mounted_at(&self.path)?.map(|mount| mount.device) != self.device {
-            return Ok(false);
+        let Some(device) = &self.device else {
+            // The kernel's list could not be read: nobody can tell what stands there.
+            return take_off(&self.path);
+        };
+        let all = mounts::all()?;
+        let mut in_use = false;
+        for (at, mount) in all.iter().enumerate().rev().filter(|(_, mount)| mount.device == *device) {
+            if all[at + 1..].iter().any(|above| above.path == mount.path && above.device != *device) {
+                bail!("{}: something else is mounted over it; unmount that first", mount.path.display());
+            }
+            in_use |= take_off(&mount.path)?;
         }
-        match mounts::unmount(&self.path, false)? {
-            Unmounting::Done => Ok(false),
-            Unmounting::Busy => mounts::unmount(&self.path, true).map(|_| true),
-        }
+        Ok(in_use)
     }
 
     fn remove_directory(&self) {
@@ -269,6 +295,14 @@ impl Place {
             // Not empty, or mounted on again: then it is somebody else's by now.
             let _ = std::fs::remove_dir(&self.path);
         }
+    }
+}
+
+/// Unmounts what is on top at `path`; says whether it was in use, so that it had to be detached.
+fn take_off(path: &Path) -> anyhow::Result<bool> {
+    match mounts::unmount(path, false)? {
+        Unmounting::Done => Ok(false),
+        Unmounting::Busy => mounts::unmount(path, true).map(|_| true),
     }
 }
 
@@ -281,25 +315,27 @@ fn ending_signals() -> SigSet {
     signals.into_iter().filter(|signal| ignored >> (*signal as u32 - 1) & 1 == 0).collect()
 }
 
-/// Waits for the first of `signals`, unmounts and ends the program. The session need not end by itself: the mount may have
+/// Waits for one of `signals`, unmounts and ends the program. The session need not end by itself: the mount may have
 /// users that it was detached from, by us or by `umount -l`, or a copy in another mount namespace.
 fn unmount_on_signal(signals: SigSet, place: Place) -> anyhow::Result<()> {
     let wait = move || {
-        let Ok(signal) = signals.wait() else { return };
-        log::info!("{}: unmounting on {signal}", place.path.display());
-        let code = match place.unmount() {
-            Ok(false) => 0,
-            Ok(true) => {
-                log::warn!("{}: was in use; detached, and its users get errors from now on", place.path.display());
-                0
+        while let Ok(signal) = signals.wait() {
+            log::info!("{}: unmounting on {signal}", place.path.display());
+            match place.unmount() {
+                Ok(in_use) => {
+                    if in_use {
+                        log::warn!(
+                            "{}: was in use; detached, and its users get errors from now on",
+                            place.path.display()
+                        );
+                    }
+                    place.remove_directory();
+                    std::process::exit(0);
+                }
+                // Better alive than a dead mount; the next signal may find it free.
+                Err(error) => log::error!("{}", reason(&error)),
             }
-            Err(error) => {
-                log::error!("{}", reason(&error));
-                1
-            }
-        };
-        place.remove_directory();
-        std::process::exit(code);
+        }
     };
     std::thread::Builder::new().name("signals".into()).spawn(wait).context("cannot start a thread")?;
     Ok(())

@@ -169,6 +169,8 @@ pub fn unmount(mountpoint: &Path, lazy: bool) -> anyhow::Result<Unmounting> {
 /// A line of /proc/self/mountinfo, as far as it matters here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
+    /// Where it stands.
+    pub path: PathBuf,
     /// Device number as the kernel writes it, `major:minor`: no two mounted file systems share one.
     pub device: String,
     /// File system type.
@@ -177,22 +179,25 @@ pub struct Mount {
 
 /// The topmost mount on `mountpoint`, an absolute path without symlinks. Asks the kernel's list and never the mount.
 pub fn mounted_at(mountpoint: &Path) -> anyhow::Result<Option<Mount>> {
-    let list = std::fs::read("/proc/self/mountinfo").context("/proc/self/mountinfo")?;
-    Ok(find(&list, mountpoint))
+    Ok(all()?.into_iter().rfind(|mount| mount.path == mountpoint))
+}
+
+/// All mounts that this process can see; of those on one directory the last stands on top.
+pub fn all() -> anyhow::Result<Vec<Mount>> {
+    Ok(parse(&std::fs::read("/proc/self/mountinfo").context("/proc/self/mountinfo")?))
 }
 
 /// Fields by proc(5): id, parent, device, root, mount point, options, tags up to `-`, type, source, options.
-fn find(list: &[u8], mountpoint: &Path) -> Option<Mount> {
+fn parse(list: &[u8]) -> Vec<Mount> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let mount = |line: &[u8]| {
         let mut fields = line.split(|byte| *byte == b' ');
-        let device = fields.nth(2)?;
+        let device = text(fields.nth(2)?);
         let path = PathBuf::from(OsString::from_vec(unescape(fields.nth(1)?)));
         fields.find(|field| *field == b"-")?;
-        (path == mountpoint).then_some(Mount { device: text(device), fstype: text(fields.next()?) })
+        Some(Mount { path, device, fstype: text(fields.next()?) })
     };
-    // The last one stands on top of those before it.
-    list.split(|byte| *byte == b'\n').rev().find_map(mount)
+    list.split(|byte| *byte == b'\n').filter_map(mount).collect()
 }
 
 /// The kernel writes space, tab, newline and backslash as a backslash and three octal digits.
@@ -236,14 +241,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_topmost_mount_is_found() {
+    fn the_list_of_the_kernel_is_read() {
         let list = b"22 1 254:0 / / rw - ext4 /dev/vda rw\n\
             30 22 0:41 / /mnt/a\\040b ro shared:1 master:2 - fuse.weightfs /m.safetensors ro\n\
             31 30 0:42 / /mnt/a\\040b ro - fuse.sshfs host: ro\n";
-        let found = find(list, Path::new("/mnt/a b")).unwrap();
-        assert_eq!(found, Mount { device: "0:42".into(), fstype: "fuse.sshfs".into() });
-        assert_eq!(find(list, Path::new("/mnt")), None);
-        assert_eq!(find(b"", Path::new("/")), None);
+        let mount = |path: &str, device: &str, fstype: &str| Mount {
+            path: path.into(),
+            device: device.into(),
+            fstype: fstype.into(),
+        };
+        let expected =
+            [mount("/", "254:0", "ext4"), mount("/mnt/a b", "0:41", TYPE), mount("/mnt/a b", "0:42", "fuse.sshfs")];
+        assert_eq!(parse(list), expected);
+        assert_eq!(parse(b""), []);
     }
 
     #[test]

@@ -152,7 +152,7 @@ impl Header {
         self.json.clone()
     }
 
-    /// What was left out, in the order of the header; empty unless the file was read leniently.
+    /// What was left out; empty unless the file was read leniently.
     pub fn skipped(&self) -> &[Skipped] {
         &self.skipped
     }

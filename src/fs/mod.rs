@@ -147,9 +147,6 @@ const XATTRS: [(&str, XattrValue); 6] = [
 
 type XattrValue = fn(&TensorInfo, &Shard) -> String;
 
-/// Files in `export/`.
-const EXPORTS: usize = 2;
-
 /// Offsets of a listing before the first entry: `.` and `..` come first.
 const DOTS: u64 = 2;
 
@@ -176,12 +173,15 @@ impl Superblock {
                 let tensor = name.strip_suffix(view.suffix()).and_then(|name| self.find_tensor(name));
                 tensor.and_then(|item| self.flat(view, item))
             }
-            Dir::Metadata => self.find_key(None, name).or_else(|| self.find_decoded(name)),
+            Dir::Metadata => {
+                let decoded = || self.views.find_decoded(name).map(|item| file(View::MetadataDecoded, item));
+                self.find_key(None, name).or_else(decoded)
+            }
             Dir::ShardMetadata(shard) => self.find_key(Some(shard as usize), name),
             Dir::Shards => self.find_shard(name).map(|shard| Inode::Dir(Dir::Shard(shard as u32))),
             Dir::Shard(shard) => shard_entries(shard).into_iter().find(|entry| entry.0 == name).map(|entry| entry.1),
             Dir::Export => {
-                (0..EXPORTS).find(|item| self.export_name(*item) == name).map(|item| file(View::Export, item))
+                self.exports().find(|item| self.export_name(*item) == name).map(|item| file(View::Export, item))
             }
             Dir::Tree => self.tree().lookup(self.model(), None, name),
             Dir::TreeNode(node) => self.tree().lookup(self.model(), Some(node), name),
@@ -265,7 +265,7 @@ impl Superblock {
                 }
             }
             Dir::Export => {
-                for at in from..EXPORTS {
+                for at in self.exports().filter(|at| *at >= from) {
                     if add(file(View::Export, at), self.export_name(at).into(), at + 1) {
                         break;
                     }
@@ -331,13 +331,10 @@ impl Superblock {
 
     /// The file of a tensor in a flat directory, if it has one there.
     fn flat(&self, view: View, item: usize) -> Option<Inode> {
-        if view == View::Raw || view == View::Single {
-            return Some(file(view, item));
-        }
         let (tensor, _) = self.model().tensor(item);
         // What is float32 already needs no second file, and no second place in the page cache.
         let raw = view == View::F32 && tensor.dtype == Dtype::F32;
-        Views::has(view, tensor.dtype).then(|| file(if raw { View::Raw } else { view }, item))
+        Views::has(view, &tensor).then(|| file(if raw { View::Raw } else { view }, item))
     }
 
     fn find_key(&self, shard: Option<usize>, encoded: &str) -> Option<Inode> {
@@ -358,9 +355,9 @@ impl Superblock {
         }
     }
 
-    fn find_decoded(&self, name: &str) -> Option<Inode> {
-        let found = (0..self.views.count(View::MetadataDecoded)).find(|item| self.views.decoded_name(*item) == name);
-        found.map(|item| file(View::MetadataDecoded, item))
+    /// The numbers of the files in `export/`.
+    fn exports(&self) -> impl Iterator<Item = usize> {
+        (0..self.views.count(View::Export)).filter(|item| self.views.export(*item).is_some())
     }
 
     /// `MODEL.safetensors` and `MODEL-clean.safetensors`, MODEL being the stem of the source's file name.
@@ -375,8 +372,10 @@ impl Superblock {
         let exists = match inode {
             Inode::File(FileRef { view, item }) => {
                 let item = item as usize;
-                let of_tensor = matches!(view, View::Npy | View::F32);
-                item < self.views.count(view) && (!of_tensor || self.flat(view, item) == Some(inode))
+                let of_tensor = matches!(view, View::Npy | View::F32 | View::Single);
+                item < self.views.count(view)
+                    && (!of_tensor || self.flat(view, item) == Some(inode))
+                    && (view != View::Export || self.views.export(item).is_some())
             }
             Inode::Dir(Dir::TreeNode(node)) => node < self.tree().nodes(),
             Inode::Dir(Dir::Shard(shard) | Dir::ShardMetadata(shard)) => (shard as usize) < self.model().shards().len(),

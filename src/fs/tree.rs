@@ -11,7 +11,9 @@ use crate::view::View;
 use rayon::prelude::*;
 use std::borrow::Cow;
 use std::cmp::Ordering;
+use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 /// The sorted list.
 #[derive(Debug)]
@@ -20,13 +22,15 @@ pub(super) struct Tree {
     order: Vec<u32>,
     /// How many directories are entered before each place of `order`; one more entry for all of them.
     entered: Vec<u32>,
+    /// The first places of the components whose file names are cut, by their directory and that file name.
+    cut: OnceLock<HashMap<(Option<u32>, String), usize>>,
 }
 
 impl Tree {
     pub fn new(model: &Model) -> Self {
         let mut order: Vec<u32> = (0..model.len() as u32).collect();
         order.par_sort_unstable_by(|a, b| compare_paths(model.name(*a as usize), model.name(*b as usize)));
-        let mut tree = Self { order, entered: Vec::with_capacity(model.len() + 1) };
+        let mut tree = Self { order, entered: Vec::with_capacity(model.len() + 1), cut: OnceLock::new() };
         let mut nodes = 0;
         for at in 0..tree.order.len() {
             tree.entered.push(nodes);
@@ -63,13 +67,7 @@ impl Tree {
         let at = match name::decode(encoded) {
             Some(component) => find(&component)?,
             None if name::is_cut(encoded) => {
-                let mut found = None;
-                self.each(model, range, depth, 0, |at, _| {
-                    let matches = name::encode(self.component(model, at, depth)) == encoded;
-                    found = matches.then_some(at);
-                    matches
-                });
-                found?
+                *self.cut.get_or_init(|| self.cut_names(model)).get(&(node, encoded.to_owned()))?
             }
             None => return None,
         };
@@ -103,6 +101,24 @@ impl Tree {
                 add(self.leaf(at), name, next)
             }
         });
+    }
+
+    fn cut_names(&self, model: &Model) -> HashMap<(Option<u32>, String), usize> {
+        let mut cut = HashMap::new();
+        for at in 0..self.order.len() {
+            for (depth, component) in self.name(model, at).split('.').enumerate() {
+                // No shorter name has an encoding that is too long.
+                if component.len() <= name::MAX / 3 {
+                    continue;
+                }
+                let encoded = name::encode(component);
+                if name::is_cut(&encoded) && name::decode(&encoded).is_none() {
+                    let node = (depth > 0).then(|| self.node(model, at, depth));
+                    cut.entry((node, encoded.into_owned())).or_insert(at);
+                }
+            }
+        }
+        cut
     }
 
     /// Hands the first place of each entry of a directory to `visit`, with that of the next one, until it returns true.

@@ -78,7 +78,7 @@ pub enum Error {
         more: usize,
     },
     /// A directory that is not one model.
-    #[error("{}: a directory with {found}; name one of its models", path.display())]
+    #[error("{}: a directory with {found}", path.display())]
     Directory {
         /// What was named.
         path: PathBuf,
@@ -132,7 +132,8 @@ impl Model {
             ([one], _) | ([], [one]) => Self::open(one, mode),
             ([], []) => Err(Error::Directory { path: path.to_owned(), found: "no .safetensors file in it".into() }),
             (indices, files) => {
-                let found = format!("{} indices and {} .safetensors files in it", indices.len(), files.len());
+                let found =
+                    format!("{} indices and {} .safetensors files in it; name one of them", indices.len(), files.len());
                 Err(Error::Directory { path: path.to_owned(), found })
             }
         }

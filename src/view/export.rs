@@ -8,6 +8,7 @@ use super::lines::{Lines, Out, STRIDE};
 use super::metadata;
 use crate::content::{Content, Extents, Run, Segment};
 use crate::format::TensorInfo;
+use crate::format::safetensors::MAX_HEADER;
 use crate::model::Model;
 use std::borrow::Cow;
 use std::io;
@@ -16,11 +17,14 @@ use std::ops::Range;
 /// The data begins at a multiple of this many bytes.
 const PAGE: u64 = 4096;
 
+/// More data than any file system takes as one file, with room for a header: file sizes are signed.
+const DATA_MAX: u64 = (i64::MAX as u64) - 2 * MAX_HEADER;
+
 /// The tables behind both exports, with metadata and without.
 #[derive(Debug)]
 pub struct Export {
-    with_metadata: Frame,
-    clean: Frame,
+    with_metadata: Option<Frame>,
+    clean: Option<Frame>,
     entries: Lines,
     /// Where the data of every [`STRIDE`]th tensor begins, in bytes from the first.
     offsets: Vec<u64>,
@@ -37,13 +41,16 @@ struct Frame {
 }
 
 impl Frame {
-    fn new(metadata: &str, entries: u64) -> Self {
+    /// `None` where no reader would take a header of that length.
+    fn new(metadata: &str, entries: u64) -> Option<Self> {
         let used = 8 + 1 + metadata.len() as u64 + entries + 1;
-        let data_start = used.next_multiple_of(PAGE);
+        let fits = |data_start: &u64| data_start - 8 <= MAX_HEADER;
+        // Near the limit there is no room for a page of spaces.
+        let data_start = [PAGE, 8].map(|unit| used.next_multiple_of(unit)).into_iter().find(fits)?;
         let head = [&(data_start - 8).to_le_bytes()[..], b"{", metadata.as_bytes()].concat();
         let mut tail = vec![b'}'];
         tail.resize(1 + (data_start - used) as usize, b' ');
-        Self { head, tail }
+        Some(Self { head, tail })
     }
 }
 
@@ -58,7 +65,7 @@ impl Export {
                 format!("\"__metadata__\":{json}{}", if model.is_empty() { "" } else { "," })
             }
         };
-        let (mut offsets, mut runs, mut data_len, mut tensors) = (Vec::new(), Vec::new(), 0, 0);
+        let (mut offsets, mut runs, mut data_len, mut tensors, mut fits) = (Vec::new(), Vec::new(), 0u64, 0, true);
         for (source, shard) in (0..).zip(model.shards()) {
             let mut end = None;
             for tensor in shard.header.tensors() {
@@ -71,19 +78,29 @@ impl Export {
                         runs.push(Run { start: data_len, source, offset: tensor.range.start });
                     }
                     end = Some(tensor.range.end);
-                    data_len += tensor.nbytes();
+                    // Tensors of a damaged file may overlap, so that there is more than any file can hold.
+                    let sum = tensor.nbytes().checked_add(data_len).filter(|sum| *sum <= DATA_MAX);
+                    fits &= sum.is_some();
+                    data_len = sum.unwrap_or(data_len);
                 }
             }
         }
         let entries = Lines::new(model.len(), |tensors, out| write_entries(model, &offsets, tensors, out));
-        let with_metadata = Frame::new(&metadata, entries.len());
-        Self { with_metadata, clean: Frame::new("", entries.len()), entries, offsets, runs, data_len }
+        let frame = |metadata| Frame::new(metadata, entries.len()).filter(|_| fits);
+        let (with_metadata, clean) = (frame(&metadata), frame(""));
+        if with_metadata.is_none() {
+            log::warn!(
+                "export/: left out what no reader would take: {} bytes of header, {data_len} of data",
+                entries.len()
+            );
+        }
+        Self { with_metadata, clean, entries, offsets, runs, data_len }
     }
 
-    /// The file; `clean` leaves the metadata out.
-    pub fn content<'a>(&'a self, model: &'a Model, clean: bool) -> Content<'a> {
-        let frame = if clean { &self.clean } else { &self.with_metadata };
-        Content::new([
+    /// The file, if there can be one; `clean` leaves the metadata out.
+    pub fn content<'a>(&'a self, model: &'a Model, clean: bool) -> Option<Content<'a>> {
+        let frame = if clean { &self.clean } else { &self.with_metadata }.as_ref()?;
+        Some(Content::new([
             Segment::Literal(Cow::Borrowed(&frame.head)),
             self.entries.segment(|tensors, out| write_entries(model, &self.offsets, tensors, out)),
             Segment::Literal(Cow::Borrowed(&frame.tail)),
@@ -92,13 +109,15 @@ impl Export {
                 runs: &self.runs,
                 len: self.data_len,
             }),
-        ])
+        ]))
     }
 }
 
 /// The entries of a run of tensors, with commas between all of the model's.
 fn write_entries(model: &Model, offsets: &[u64], tensors: Range<usize>, out: Out) -> io::Result<()> {
-    let mut offset = offsets.get(tensors.start / STRIDE).copied().unwrap_or(0);
+    let from = tensors.start / STRIDE * STRIDE;
+    let before = (from..tensors.start).map(|at| model.tensor(at).0.nbytes());
+    let mut offset = offsets.get(tensors.start / STRIDE).copied().unwrap_or(0) + before.sum::<u64>();
     for at in tensors {
         let (tensor, _) = model.tensor(at);
         if at > 0 {

@@ -4,10 +4,15 @@ use crate::format::quote;
 use crate::name;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashSet};
 
 /// Longest decoded value, in bytes: it is kept in memory.
 const DECODED_MAX: usize = 32 << 20;
+
+/// How many values that cannot be decoded are reported one by one.
+const REPORTED: usize = 10;
+const MORE: usize = REPORTED + 1;
 
 /// File name endings of the media types that are likely in a model; others end in `.bin`.
 const ENDINGS: [(&str, &str); 14] = [
@@ -49,25 +54,40 @@ pub struct Decoded {
     pub bytes: Vec<u8>,
 }
 
-/// All values that are `data:TYPE;base64,...`, decoded. One that cannot be is left alone, and the log says why.
+/// All values that are `data:TYPE;base64,...`, decoded, sorted by file name. One that cannot be is left alone, and the log
+/// says why of the first few.
 pub fn decoded(metadata: &[(String, String)]) -> Vec<Decoded> {
-    let mut decoded: Vec<Decoded> = Vec::new();
-    for (key, value) in metadata {
-        let Some((media_type, text)) = data_url(value) else { continue };
+    let taken: HashSet<Cow<str>> = match metadata.iter().any(|(_, value)| data_url(value).is_some()) {
+        true => metadata.iter().map(|(key, _)| name::encode(key)).collect(),
+        false => return Vec::new(),
+    };
+    let mut left_alone = 0;
+    let decode = |(key, value): &(String, String)| {
+        let (media_type, text) = data_url(value)?;
         let ending = ENDINGS.iter().find(|ending| ending.0 == media_type).map_or("bin", |ending| ending.1);
         let file_name = format!("{}.{ending}", name::encode(key));
-        let left_alone = |why: &str| log::warn!("metadata {}: not decoded: {why}", quote(key));
-        if text.len() / 4 * 3 > DECODED_MAX {
-            left_alone(&format!("{} characters of base64 are more than {DECODED_MAX} bytes", text.len()));
-        } else if metadata.iter().any(|entry| name::encode(&entry.0) == file_name) {
-            left_alone(&format!("another key has the file name {}", quote(&file_name)));
+        let decoded = if text.len() / 4 * 3 > DECODED_MAX {
+            Err(format!("{} characters of base64 are more than {DECODED_MAX} bytes", text.len()))
+        } else if taken.contains(&file_name[..]) {
+            Err(format!("another key has the file name {}", quote(&file_name)))
         } else {
-            match STANDARD.decode(text) {
-                Ok(bytes) => decoded.push(Decoded { file_name, bytes }),
-                Err(error) => left_alone(&format!("no valid base64: {error}")),
+            STANDARD.decode(text).map_err(|error| format!("no valid base64: {error}"))
+        };
+        match decoded {
+            Ok(bytes) => Some(Decoded { file_name, bytes }),
+            Err(why) => {
+                left_alone += 1;
+                match left_alone {
+                    ..=REPORTED => log::warn!("metadata {}: not decoded: {why}", quote(key)),
+                    MORE => log::warn!("metadata: there are more values that cannot be decoded"),
+                    _ => {}
+                }
+                None
             }
         }
-    }
+    };
+    let mut decoded: Vec<Decoded> = metadata.iter().filter_map(decode).collect();
+    decoded.sort_by(|a, b| a.file_name.cmp(&b.file_name));
     decoded
 }
 

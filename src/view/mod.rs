@@ -13,7 +13,7 @@ mod single;
 mod tests;
 
 use crate::content::{Content, Extent, Segment};
-use crate::format::Dtype;
+use crate::format::TensorInfo;
 use crate::model::Model;
 use std::sync::OnceLock;
 
@@ -69,6 +69,12 @@ impl View {
     }
 }
 
+/// Most dimensions of a tensor in `npy/` and `safetensors/`, whose headers are written anew for each read. NumPy has 64.
+const RANK_MAX: usize = 8192;
+
+/// Longest name in `safetensors/`, in bytes, for the same reason.
+const NAME_MAX: usize = 1 << 20;
+
 /// A model with what its views keep: tables that are made when first needed, none of them of the size of the tensors.
 #[derive(Debug)]
 pub struct Views {
@@ -123,11 +129,12 @@ impl Views {
         }
     }
 
-    /// Whether a view shows a tensor of that dtype.
-    pub fn has(view: View, dtype: Dtype) -> bool {
+    /// Whether a view shows a tensor.
+    pub fn has(view: View, tensor: &TensorInfo) -> bool {
         match view {
-            View::Npy => npy::has(dtype),
-            View::F32 => f32::has(dtype),
+            View::Npy => npy::has(tensor.dtype) && tensor.shape.len() <= RANK_MAX,
+            View::F32 => f32::has(tensor.dtype),
+            View::Single => tensor.shape.len() <= RANK_MAX && tensor.name.len() <= NAME_MAX,
             _ => true,
         }
     }
@@ -135,6 +142,11 @@ impl Views {
     /// The file name of a decoded metadata value.
     pub fn decoded_name(&self, item: usize) -> &str {
         &self.decoded()[item].file_name
+    }
+
+    /// The decoded metadata value of that file name.
+    pub fn find_decoded(&self, file_name: &str) -> Option<usize> {
+        self.decoded().binary_search_by(|decoded| decoded.file_name[..].cmp(file_name)).ok()
     }
 
     /// What file number `item` of a view consists of.
@@ -163,7 +175,7 @@ impl Views {
                 Content::literal(self.metadata(shard)[item - self.first_value_of(shard)].1.as_bytes())
             }
             View::MetadataDecoded => Content::literal(&self.decoded()[item].bytes[..]),
-            View::Export => self.export.get_or_init(|| export::Export::new(model)).content(model, item == 1),
+            View::Export => self.export(item).unwrap_or(Content::new([])),
             View::Raw => Content::new([Segment::Extent(tensor().1)]),
             View::Npy => {
                 let (tensor, data) = tensor();
@@ -178,6 +190,11 @@ impl Views {
                 single::content(&tensor, data)
             }
         }
+    }
+
+    /// An export, if there can be one.
+    pub fn export(&self, item: usize) -> Option<Content<'_>> {
+        self.export.get_or_init(|| export::Export::new(&self.model)).content(&self.model, item == 1)
     }
 
     fn decoded(&self) -> &[metadata::Decoded] {

@@ -81,7 +81,7 @@ fn whatever_fails_is_said_by_the_command_and_leaves_nothing() {
         ("weightfs absent.safetensors", "absent.safetensors: No such file or directory"),
         ("weightfs file/x mnt", "file/x: Not a directory"),
         ("weightfs broken mnt", "broken: No such file or directory"),
-        ("weightfs dir mnt", "dir: a directory; name a .safetensors file in it"),
+        ("weightfs dir mnt", "dir: a directory with no .safetensors file in it"),
         ("weightfs pipe mnt", "pipe: a named pipe, not a regular file"),
         ("weightfs /dev/null mnt", "/dev/null: a character device, not a regular file"),
         ("weightfs text.safetensors", "text.safetensors: too short: 5 bytes, *"),
@@ -91,7 +91,7 @@ fn whatever_fails_is_said_by_the_command_and_leaves_nothing() {
         ("weightfs sample.safetensors file/x", "file/x: Not a directory"),
         ("weightfs file.safetensors", "file: not a directory to mount on"),
         ("weightfs sample.safetensors full", "full: not empty; -o nonempty mounts over what is there"),
-        ("weightfs sample.safetensors .", ".: not empty; -o nonempty mounts over what is there"),
+        ("weightfs sample.safetensors .", "sample.safetensors: lies inside the mount point ., which would hide it"),
         (
             "weightfs sample.safetensors . -o nonempty",
             "sample.safetensors: lies inside the mount point ., which would hide it",
@@ -301,6 +301,25 @@ fn a_signal_ends_a_mount_that_is_detached_or_copied_elsewhere() {
     let copy = Namespace::new(&scene, "");
     assert_eq!(copy.mounts().len(), 1);
     scene.ok("kill -TERM $DAEMON");
+    scene.wait_for_end();
+    assert_eq!(scene.mounts(), [""; 0]);
+}
+
+#[test]
+fn a_signal_finds_the_mount_where_it_is_by_now() {
+    require_fuse!();
+    let scene = scene();
+    scene
+        .ok("mkdir -p parent/mnt && weightfs sample.safetensors parent/mnt && mv parent moved && ls moved/mnt/tensors");
+    scene.ok("mkdir bound && mount --bind moved/mnt bound && kill -TERM $DAEMON");
+    scene.wait_for_end();
+    assert_eq!(scene.mounts(), [""; 0]);
+
+    // What stands on top is not ours to take off, and a dead mount below it would help nobody.
+    scene.ok("weightfs --log-file log sample.safetensors mnt && mount -t tmpfs none mnt");
+    scene.ok("kill -TERM $DAEMON");
+    wait_until("the log says why", || scene.ok("cat log").contains("mnt: something else is mounted over it"));
+    scene.ok("umount mnt && ls mnt/tensors && kill -TERM $DAEMON");
     scene.wait_for_end();
     assert_eq!(scene.mounts(), [""; 0]);
 }

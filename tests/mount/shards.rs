@@ -202,7 +202,8 @@ fn hostile_indices_are_refused_with_the_reason() {
     symlink("loop.safetensors", scene.path("loop.safetensors")).unwrap();
     scene.mkdir("dir.safetensors");
     let map = |shards: &[&str]| {
-        let pairs: Vec<_> = shards.iter().enumerate().map(|(at, shard)| format!("\"t{at}\":{}", serde_json::json!(shard))).collect();
+        let pairs: Vec<_> =
+            shards.iter().enumerate().map(|(at, shard)| format!("\"t{at}\":{}", serde_json::json!(shard))).collect();
         format!("{{\"weight_map\":{{{}}}}}", pairs.join(","))
     };
     let many: Vec<String> = (0..100_000).map(|at| format!("{at}.safetensors")).collect();
