@@ -7,8 +7,12 @@ use crate::format::{Mode, Skipped, quote};
 use crate::source::{self, MappedFile, Source};
 use rayon::prelude::*;
 use serde::Deserialize;
-use smallvec::SmallVec;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
+use std::borrow::Cow;
+use std::cell::LazyCell;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fmt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -64,30 +68,55 @@ impl Mismatch {
     }
 }
 
+/// The text of `weight_map`. It names every tensor, so that it is gone through twice and never kept.
 #[derive(Deserialize)]
-struct Index {
-    weight_map: HashMap<String, String>,
+struct Index<'t> {
+    #[serde(borrow)]
+    weight_map: &'t RawValue,
+}
+
+/// A string as it lies in the text, where nothing in it is escaped.
+#[derive(Deserialize)]
+struct Text<'t>(#[serde(borrow)] Cow<'t, str>);
+
+/// Hands each tensor and its shard to a closure.
+struct Entries<F>(F);
+
+impl<'de, F: FnMut(&str, &str)> Visitor<'de> for Entries<F> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of tensor and file names")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
+        while let Some((tensor, shard)) = map.next_entry::<Text, Text>()? {
+            (self.0)(&tensor.0, &shard.0);
+        }
+        Ok(())
+    }
+}
+
+/// Calls `visit` with each tensor and the shard that it should be in.
+fn each_entry(map: &RawValue, visit: impl FnMut(&str, &str)) -> Result<(), serde_json::Error> {
+    serde_json::Deserializer::from_str(map.get()).deserialize_map(Entries(visit))
 }
 
 /// Opens all shards that the index at `path` names, and holds them to it.
 pub(super) fn open(path: &Path, mode: Mode) -> Result<Model, ModelError> {
-    let index = read(path)?;
     let error = |error| ModelError::Index { path: path.to_owned(), error };
-    let names: BTreeSet<&str> = index.weight_map.values().map(String::as_str).collect();
-    if names.len() > SHARDS_MAX {
-        return Err(error(Error::TooManyShards { found: names.len() }));
-    }
-    for name in &names {
-        let refused = |why| Err(error(Error::Refused { shard: (*name).to_owned(), why }));
-        if name.starts_with('/') {
-            return refused("is an absolute path");
-        } else if name.split('/').any(|part| part == "..") {
-            return refused("leads out of the directory");
-        } else if !name.ends_with(SAFETENSORS) {
-            return refused("is no .safetensors file");
+    let json = |reason: serde_json::Error| error(Error::Json { reason: reason.to_string() });
+    let text = read(path)?;
+    let index: Index = serde_json::from_slice(&text).map_err(json)?;
+    let mut names: BTreeSet<String> = BTreeSet::new();
+    each_entry(index.weight_map, |_, shard| {
+        if !names.contains(shard) {
+            names.insert(shard.to_owned());
         }
-    }
-    let names: Vec<&str> = names.into_iter().collect();
+    })
+    .map_err(json)?;
+    let names: Vec<String> = names.into_iter().collect();
+    check(&names).map_err(error)?;
     let dir = path.parent().unwrap_or(Path::new(""));
     let opened: Vec<_> = names.par_iter().map(|name| open_shard(&dir.join(name), name, mode)).collect();
     let mut mismatches = Vec::new();
@@ -97,16 +126,14 @@ pub(super) fn open(path: &Path, mode: Mode) -> Result<Model, ModelError> {
         match opened {
             Ok((shard, file)) => {
                 if let Some(other) = files.insert(file, name) {
-                    return Err(error(Error::SameFile { a: other.to_owned(), b: (*name).to_owned() }));
+                    return Err(error(Error::SameFile { a: other.to_owned(), b: name.clone() }));
                 }
                 shards.push(shard);
             }
-            Err(reason) => {
-                mismatches.push(Mismatch::Shard { shard: (*name).to_owned(), reason: reason.to_string() });
-            }
+            Err(reason) => mismatches.push(Mismatch::Shard { shard: name.clone(), reason: reason.to_string() }),
         }
     }
-    audit(&index, &mut shards, &mut mismatches);
+    audit(index.weight_map, &mut shards, &mut mismatches).map_err(json)?;
     if mode == Mode::Strict && !mismatches.is_empty() {
         let more = mismatches.len() - 1;
         return Err(ModelError::Mismatch { path: path.to_owned(), mismatch: mismatches.swap_remove(0), more });
@@ -118,15 +145,35 @@ pub(super) fn open(path: &Path, mode: Mode) -> Result<Model, ModelError> {
     Ok(Model::new(path, Kind::Sharded, shards, mismatches.iter().map(skipped).collect()))
 }
 
-fn read(path: &Path) -> Result<Index, ModelError> {
-    let error = |error| ModelError::Index { path: path.to_owned(), error };
+fn read(path: &Path) -> Result<Vec<u8>, ModelError> {
     let source = MappedFile::open(path)?;
     if source.len() > INDEX_MAX {
-        return Err(error(Error::TooLong { len: source.len() }));
+        let error = Error::TooLong { len: source.len() };
+        return Err(ModelError::Index { path: path.to_owned(), error });
     }
     let mut text = vec![0; source.len() as usize];
     source.read_exact_at(&mut text, 0)?;
-    serde_json::from_slice(&text).map_err(|reason| error(Error::Json { reason: reason.to_string() }))
+    Ok(text)
+}
+
+/// Refuses names that lead elsewhere, before any of them is opened.
+fn check(names: &[String]) -> Result<(), Error> {
+    if names.len() > SHARDS_MAX {
+        return Err(Error::TooManyShards { found: names.len() });
+    }
+    for name in names {
+        let why = if name.starts_with('/') {
+            "is an absolute path"
+        } else if name.split('/').any(|part| part == "..") {
+            "leads out of the directory"
+        } else if !name.ends_with(SAFETENSORS) {
+            "is no .safetensors file"
+        } else {
+            continue;
+        };
+        return Err(Error::Refused { shard: name.clone(), why });
+    }
+    Ok(())
 }
 
 /// A shard, and the device and inode number that tell whether it is another one by a second name.
@@ -139,49 +186,63 @@ fn open_shard(path: &Path, name: &str, mode: Mode) -> Result<(Shard, (u64, u64))
 }
 
 /// Compares both ways, and leaves each tensor in one shard only: the one that the index names, or else the first.
-fn audit(index: &Index, shards: &mut [Shard], mismatches: &mut Vec<Mismatch>) {
-    let homes: BTreeMap<&str, usize> = shards.iter().enumerate().map(|(at, shard)| (&shard.name[..], at)).collect();
-    let mut dropped: Vec<BTreeSet<String>> = vec![BTreeSet::new(); shards.len()];
-    let names: Vec<String> = shards.iter().map(|shard| shard.name.clone()).collect();
-    // Every tensor that is there: in which shards.
-    let mut places: HashMap<&str, SmallVec<[usize; 1]>> = HashMap::new();
-    for (at, shard) in shards.iter().enumerate() {
-        for tensor in 0..shard.header.len() {
-            places.entry(shard.header.name(tensor)).or_default().push(at);
+///
+/// Nothing is allocated for a tensor about which both agree.
+fn audit(map: &RawValue, shards: &mut [Shard], mismatches: &mut Vec<Mismatch>) -> Result<(), serde_json::Error> {
+    let homes: HashMap<&str, usize> = shards.iter().enumerate().map(|(at, shard)| (&shard.name[..], at)).collect();
+    let mut stated: Vec<Vec<bool>> = shards.iter().map(|shard| vec![false; shard.header.len()]).collect();
+    // What the shard that the index names does not have, and that shard.
+    let mut absent: HashMap<String, String> = HashMap::new();
+    each_entry(map, |tensor, shard| {
+        let home = homes.get(shard).copied();
+        match home.and_then(|home| Some((home, shards[home].header.find(tensor)?))) {
+            Some((home, found)) => stated[home][found] = true,
+            None => drop(absent.insert(tensor.to_owned(), shard.to_owned())),
         }
-    }
-    for (tensor, stated) in &index.weight_map {
-        let (tensor_name, shard) = (tensor.clone(), stated.clone());
-        match (places.remove(&tensor[..]), homes.get(&stated[..])) {
-            // What a missing shard holds is told by that shard.
-            (None, None) => {}
-            (None, Some(_)) => mismatches.push(Mismatch::Absent { tensor: tensor_name, shard }),
-            (Some(found), home) => {
-                let home = home.filter(|home| found.contains(home));
-                let kept = home.copied().unwrap_or(found[0]);
-                if home.is_none() {
-                    let found = names[kept].clone();
-                    mismatches.push(Mismatch::Elsewhere { tensor: tensor_name.clone(), shard: shard.clone(), found });
-                }
-                for other in found.into_iter().filter(|other| *other != kept) {
-                    dropped[other].insert(tensor_name.clone());
-                    let (tensor, shard, other) = (tensor_name.clone(), names[kept].clone(), names[other].clone());
+    })?;
+    let mut dropped: Vec<HashSet<String>> = vec![HashSet::new(); shards.len()];
+    // Made only where there is something to look up.
+    let at_home = LazyCell::new(|| {
+        let mut homes: HashMap<&str, usize> = HashMap::new();
+        for (at, shard) in shards.iter().enumerate() {
+            let tensors = (0..shard.header.len()).filter(|tensor| stated[at][*tensor]);
+            homes.extend(tensors.map(|tensor| (shard.header.name(tensor), at)));
+        }
+        homes
+    });
+    // Tensors where the index does not say that they are, and the first shard that has them.
+    let mut strays: HashMap<&str, usize> = HashMap::new();
+    for (at, shard) in shards.iter().enumerate() {
+        for tensor in (0..shard.header.len()).filter(|tensor| !stated[at][*tensor]) {
+            let name = shard.header.name(tensor);
+            let kept = at_home.get(name).or_else(|| strays.get(name)).copied();
+            let owned = || (name.to_owned(), shard.name.clone());
+            match kept {
+                Some(kept) => {
+                    dropped[at].insert(name.to_owned());
+                    let ((tensor, other), shard) = (owned(), shards[kept].name.clone());
                     mismatches.push(Mismatch::Twice { tensor, shard, other });
+                }
+                None => {
+                    strays.insert(name, at);
+                    let (tensor, found) = owned();
+                    mismatches.push(match absent.remove(name) {
+                        Some(shard) => Mismatch::Elsewhere { tensor, shard, found },
+                        None => Mismatch::Unnamed { tensor, shard: found },
+                    });
                 }
             }
         }
     }
-    for (tensor, found) in places {
-        let shard = names[found[0]].clone();
-        mismatches.push(Mismatch::Unnamed { tensor: tensor.to_owned(), shard });
-        for other in &found[1..] {
-            dropped[*other].insert(tensor.to_owned());
-        }
-    }
-    mismatches.sort_by(|a, b| (a.subject(), a.to_string()).cmp(&(b.subject(), b.to_string())));
+    // What a missing shard holds is told by that shard.
+    let absent = absent.into_iter().filter(|(_, shard)| homes.contains_key(&shard[..]));
+    mismatches.extend(absent.map(|(tensor, shard)| Mismatch::Absent { tensor, shard }));
+    // Missing shards first: they explain the most.
+    mismatches.sort_by_key(|mismatch| (!matches!(mismatch, Mismatch::Shard { .. }), mismatch.subject().to_owned()));
     for (shard, dropped) in shards.iter_mut().zip(dropped) {
         if !dropped.is_empty() {
             shard.header.retain(|name| !dropped.contains(name));
         }
     }
+    Ok(())
 }

@@ -1,6 +1,7 @@
 //! The README's commands do what a reader sees there: every line that begins with `$` in a `console` block is run.
 
 use crate::support::{Detached, Scene, WEIGHTFS, require_fuse, wait_until};
+use safetensors::Dtype;
 use std::path::Path;
 use std::process::Command;
 
@@ -19,7 +20,12 @@ fn the_commands_of_the_readme_work() {
     require_fuse!();
     let scene = Scene::new();
     sample::write(&scene.path("model.safetensors")).unwrap();
-    let _mounts = ["model", "mnt", "rescued"].map(|name| Detached(scene.path(name)));
+    scene.mkdir("llama");
+    scene.model("llama/model-1.safetensors", &[("a", Dtype::U8, &[1], vec![1])], &[]);
+    scene.model("llama/model-2.safetensors", &[("b", Dtype::U8, &[1], vec![2])], &[]);
+    let index = r#"{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}"#;
+    std::fs::write(scene.path("llama/model.safetensors.index.json"), index).unwrap();
+    let _mounts = ["model", "mnt", "rescued", "whole"].map(|name| Detached(scene.path(name)));
     let path = format!("{}:{}", Path::new(WEIGHTFS).parent().unwrap().display(), std::env::var("PATH").unwrap());
     let commands = commands();
     assert!(commands.len() > 20, "{}", commands.len());
