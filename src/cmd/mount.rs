@@ -229,10 +229,7 @@ fn stem(source: &Path) -> Option<&OsStr> {
 
 impl Drop for Mountpoint {
     fn drop(&mut self) {
-        if self.made {
-            // Not empty or mounted on again: then it is somebody else's by now.
-            let _ = std::fs::remove_dir(&self.path);
-        }
+        remove_if_made(&self.path, self.made);
     }
 }
 
@@ -291,10 +288,15 @@ impl Place {
     }
 
     fn remove_directory(&self) {
-        if self.made {
-            // Not empty, or mounted on again: then it is somebody else's by now.
-            let _ = std::fs::remove_dir(&self.path);
-        }
+        remove_if_made(&self.path, self.made);
+    }
+}
+
+/// Removes a directory that was made for a mount.
+fn remove_if_made(path: &Path, made: bool) {
+    if made {
+        // Not empty, or mounted on again: then it is somebody else's by now.
+        let _ = std::fs::remove_dir(path);
     }
 }
 

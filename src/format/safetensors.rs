@@ -4,11 +4,16 @@
 //! version 0.8.0, whose verdict this parser shares on every file, with two deliberate differences: a tensor name that
 //! stands twice is an error here, and a dtype that the crate does not know is none.
 
-use super::{Dtype, Header, NameTable, Record, Skipped, dtype, quote, span};
-use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+mod error;
+mod reader;
+
+use super::{Dtype, Header, NameTable, Record, Skipped, dtype, span};
+use reader::FIELDS;
+use serde::de;
 use std::collections::HashMap;
-use std::fmt;
 use std::ops::Range;
+
+pub use error::{Error, Fault};
 
 /// The most bytes that a header may have, inclusive.
 pub const MAX_HEADER: u64 = 100_000_000;
@@ -24,127 +29,6 @@ pub enum Mode {
     Strict,
     /// What breaks a rule is skipped; tensors that lie inside the file are kept, even where they overlap or leave holes.
     Lenient,
-}
-
-/// Why a file has no header.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
-    /// Not an error of the file: parse again with at least this many bytes of it.
-    #[error("the first {needed} bytes are needed")]
-    Incomplete {
-        /// Bytes from the start of the file; never more than it has.
-        needed: u64,
-    },
-    /// Fewer bytes than the length itself takes.
-    #[error("too short: {len} bytes, and a safetensors file begins with 8 that give the length of its header")]
-    TooShort {
-        /// Bytes in the file.
-        len: u64,
-    },
-    /// A length beyond the limit of the format.
-    #[error("not safetensors: its first 8 bytes give a header of {len} bytes, and at most {MAX_HEADER} are allowed")]
-    HeaderTooLarge {
-        /// The length that the file gives.
-        len: u64,
-    },
-    /// The file ends inside its header.
-    #[error(
-        "cut short: the header takes bytes 8 to {end}, but the file ends at byte {len}; at least {} missing \
-         (did a download stop?)", bytes(end - len)
-    )]
-    HeaderCut {
-        /// Where the header should end.
-        end: u64,
-        /// Bytes in the file.
-        len: u64,
-    },
-    /// The header is not text.
-    #[error("the header is not UTF-8: byte {at} of the file is wrong")]
-    NotUtf8 {
-        /// Offset in the file.
-        at: u64,
-    },
-    /// The header is not JSON.
-    #[error("the header is not valid JSON{}: {reason}", near(entry))]
-    Json {
-        /// The entry in which it breaks, if it does so in one.
-        entry: Option<String>,
-        /// What the JSON parser says, with line and column.
-        reason: String,
-    },
-    /// The header is JSON of another shape.
-    #[error("the header is {found}, not a JSON object")]
-    NotAnObject {
-        /// What it is.
-        found: String,
-    },
-    /// `__metadata__` breaks a rule.
-    #[error("__metadata__: {}{fault}", of_key(key))]
-    Metadata {
-        /// The key, where one is to blame.
-        key: Option<String>,
-        /// The rule.
-        fault: Fault,
-    },
-    /// A tensor breaks a rule.
-    #[error("tensor {}: {fault}", quote(name))]
-    Tensor {
-        /// Its name.
-        name: String,
-        /// The rule.
-        fault: Fault,
-    },
-    /// The file ends before the data does.
-    #[error(
-        "cut short: the data ends at byte {end}, but the file at byte {len}; {} missing \
-         (did a download stop? --lenient mounts the tensors that are whole)", bytes(end - len)
-    )]
-    DataCut {
-        /// Where the data should end.
-        end: u64,
-        /// Bytes in the file.
-        len: u64,
-    },
-    /// The file goes on after its data.
-    #[error("too long: the data ends at byte {end}, but the file at byte {len}; {} of no tensor", bytes(len - end))]
-    TooLong {
-        /// Where the data ends.
-        end: u64,
-        /// Bytes in the file.
-        len: u64,
-    },
-}
-
-/// A rule that one entry of the header breaks.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
-pub enum Fault {
-    #[error("{part} is {found}, not {expected}")]
-    Type { part: &'static str, expected: &'static str, found: String },
-    #[error("its entry has no {field}")]
-    Missing { field: &'static str },
-    #[error("its entry gives {field} twice")]
-    Twice { field: &'static str },
-    #[error("{part} has {found} elements, not {expected}")]
-    Count { part: &'static str, expected: usize, found: usize },
-    #[error("data_offsets [{begin}, {end}] end before they begin")]
-    Reversed { begin: u64, end: u64 },
-    #[error("shape {} of {dtype} is too large to count in 64 bits", brackets(shape))]
-    Overflow { dtype: String, shape: Vec<u64> },
-    #[error("shape {} of {dtype} takes {bits} bits, which is no whole number of bytes", brackets(shape))]
-    Fraction { dtype: String, shape: Vec<u64>, bits: u64 },
-    #[error("shape {} of {dtype} takes {expected} bytes, but its data_offsets span {found}", brackets(shape))]
-    Size { dtype: String, shape: Vec<u64>, expected: u64, found: u64 },
-    #[error("its data begins at byte {begin}, but the data before it ends at byte {expected}: {} of no tensor between", bytes(begin - expected))]
-    Hole { begin: u64, expected: u64 },
-    #[error("its data begins at byte {begin}, but the data before it ends at byte {expected}: {} shared", bytes(expected - begin))]
-    Overlap { begin: u64, expected: u64 },
-    #[error("its data takes bytes {begin} to {end}, but the file ends at byte {len}")]
-    Outside { begin: u64, end: u64, len: u64 },
-    #[error("its data_offsets [{begin}, {end}] are beyond any file")]
-    Beyond { begin: u64, end: u64 },
-    #[error("the name stands twice in the header")]
-    Duplicate,
 }
 
 /// Reads the header from `prefix`, the first bytes of a file of `file_len` bytes.
@@ -171,8 +55,7 @@ pub fn parse(prefix: &[u8], file_len: u64, mode: Mode) -> Result<Header, Error> 
     };
     let text = str::from_utf8(text).map_err(|error| Error::NotUtf8 { at: LENGTH + error.valid_up_to() as u64 })?;
     let mut parser = Parser::new(mode, json.end);
-    let mut json_reader = serde_json::Deserializer::from_str(text);
-    if let Err(error) = Value(&mut parser, Role::Top).deserialize(&mut json_reader).and_then(|()| json_reader.end()) {
+    if let Err(error) = reader::read(text, &mut parser) {
         return Err(parser.error.take().unwrap_or_else(|| Error::Json {
             entry: parser.entry.as_ref().map(|name| parser.names[span(name)].to_owned()),
             reason: error.to_string(),
@@ -180,46 +63,6 @@ pub fn parse(prefix: &[u8], file_len: u64, mode: Mode) -> Result<Header, Error> 
     }
     parser.finish(json, file_len)
 }
-
-/// Which value of the header is being read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Role {
-    Top,
-    Metadata,
-    MetadataValue,
-    Entry,
-    Dtype,
-    /// What stands behind the name in a dtype written `{"U8": null}`, which serde takes for an enum.
-    DtypeContent,
-    Shape,
-    Dim,
-    Offsets,
-    Offset,
-    /// A field that nobody knows: its value must be valid JSON and is dropped.
-    Ignored,
-}
-
-impl Role {
-    /// The part as an error calls it, and what it should be.
-    fn expectation(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Top => ("the header", "a JSON object"),
-            Self::Metadata => ("the value", "an object of strings"),
-            Self::MetadataValue => ("the value", "a string"),
-            Self::Entry => ("its entry", "an object with dtype, shape and data_offsets"),
-            Self::Dtype => ("its dtype", "a name"),
-            Self::DtypeContent => ("the value behind its dtype", "null"),
-            Self::Shape => ("its shape", "a list of dimensions"),
-            Self::Dim => ("a dimension of its shape", "a whole number from 0 to 2^64-1"),
-            Self::Offsets => ("data_offsets", "a list of two numbers"),
-            Self::Offset => ("a number in data_offsets", "a whole number from 0 to 2^64-1"),
-            Self::Ignored => ("a value", "JSON"),
-        }
-    }
-}
-
-/// The three fields of an entry, in the order in which the array form gives them.
-const FIELDS: [(&str, Role); 3] = [("dtype", Role::Dtype), ("shape", Role::Shape), ("data_offsets", Role::Offsets)];
 
 /// What has been read so far. The visitor writes into the arenas directly, and a fault ends the reading in strict mode.
 struct Parser {
@@ -286,20 +129,11 @@ impl Parser {
                 Ok(())
             }
             (Mode::Lenient, None) => {
-                let reason = format!("{}{fault}", of_key(&self.metadata_key.take()));
+                let reason = format!("{}{fault}", error::of_key(&self.metadata_key.take()));
                 self.skipped.push(Skipped { name: "__metadata__".to_owned(), reason });
                 Ok(())
             }
         }
-    }
-
-    fn wrong_type<E: de::Error>(&mut self, role: Role, found: impl Into<String>) -> Result<(), E> {
-        let (part, expected) = role.expectation();
-        if role == Role::Top {
-            self.error = Some(Error::NotAnObject { found: found.into() });
-            return Err(E::custom("rule broken"));
-        }
-        self.fault(Fault::Type { part, expected, found: found.into() })
     }
 
     fn begin_entry(&mut self, name: Range<u32>) {
@@ -480,260 +314,4 @@ impl Parser {
             self.skip(name, &Fault::Duplicate);
         }
     }
-}
-
-/// One value of the header, written to the parser in the way that its role asks for.
-struct Value<'p>(&'p mut Parser, Role);
-
-impl<'de> DeserializeSeed<'de> for Value<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        // Never by a typed method: the official reader takes values in without a type first, which decides what it
-        // accepts (numbers must fit, strings must decode, even in fields that it does not know).
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Value<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.1.expectation().1)
-    }
-
-    fn visit_unit<E: de::Error>(self) -> Result<(), E> {
-        match self.1 {
-            Role::Metadata | Role::DtypeContent | Role::Ignored => Ok(()),
-            role => self.0.wrong_type(role, "null"),
-        }
-    }
-
-    fn visit_bool<E: de::Error>(self, value: bool) -> Result<(), E> {
-        match self.1 {
-            Role::Ignored => Ok(()),
-            role => self.0.wrong_type(role, value.to_string()),
-        }
-    }
-
-    fn visit_i64<E: de::Error>(self, value: i64) -> Result<(), E> {
-        match self.1 {
-            Role::Ignored => Ok(()),
-            role => self.0.wrong_type(role, value.to_string()),
-        }
-    }
-
-    fn visit_f64<E: de::Error>(self, value: f64) -> Result<(), E> {
-        match self.1 {
-            Role::Ignored => Ok(()),
-            role => self.0.wrong_type(role, format!("{value:?}")),
-        }
-    }
-
-    fn visit_u64<E: de::Error>(self, value: u64) -> Result<(), E> {
-        match self.1 {
-            Role::Dim => self.0.dims.push(value),
-            Role::Offset => {
-                if let Some(offset) = self.0.offsets.get_mut(self.0.offsets_found) {
-                    *offset = value;
-                }
-            }
-            Role::Ignored => {}
-            role => return self.0.wrong_type(role, value.to_string()),
-        }
-        Ok(())
-    }
-
-    fn visit_str<E: de::Error>(self, value: &str) -> Result<(), E> {
-        match self.1 {
-            Role::Dtype => self.0.set_dtype(value),
-            Role::MetadataValue => {
-                if let Some(key) = self.0.metadata_key.take() {
-                    self.0.metadata.push((key, value.to_owned()));
-                }
-            }
-            Role::Ignored => {}
-            role => return self.0.wrong_type(role, format!("the text {}", quote(value))),
-        }
-        Ok(())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
-        let Self(parser, role) = self;
-        let mut found = 0;
-        let count = |part, expected, found| Fault::Count { part, expected, found };
-        match role {
-            Role::Shape => {
-                parser.dims_from = parser.dims.len() as u32;
-                while seq.next_element_seed(Value(parser, Role::Dim))?.is_some() {}
-            }
-            Role::Offsets => {
-                parser.offsets_found = 0;
-                while seq.next_element_seed(Value(parser, Role::Offset))?.is_some() {
-                    parser.offsets_found += 1;
-                }
-                if parser.offsets_found != 2 {
-                    parser.fault(count("data_offsets", 2, parser.offsets_found))?;
-                }
-            }
-            Role::Entry => {
-                let role_at = |found: usize| FIELDS.get(found).map_or(Role::Ignored, |field| field.1);
-                while seq.next_element_seed(Value(parser, role_at(found)))?.is_some() {
-                    found += 1;
-                }
-                if found != FIELDS.len() {
-                    parser.fault(count("its entry", FIELDS.len(), found))?;
-                }
-                return parser.end_entry([true; 3]);
-            }
-            role => {
-                while seq.next_element_seed(Value(parser, Role::Ignored))?.is_some() {}
-                if role != Role::Ignored {
-                    return parser.wrong_type(role, "a list");
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<(), A::Error> {
-        match self.1 {
-            Role::Top => self.0.visit_header(map),
-            Role::Metadata => self.0.visit_metadata(map),
-            Role::Entry => self.0.visit_entry(map),
-            Role::Dtype => self.0.visit_dtype(map),
-            role => {
-                drain(self.0, map)?;
-                match role {
-                    Role::Ignored => Ok(()),
-                    role => self.0.wrong_type(role, "an object"),
-                }
-            }
-        }
-    }
-}
-
-impl Parser {
-    fn visit_header<'de, A: MapAccess<'de>>(&mut self, mut map: A) -> Result<(), A::Error> {
-        loop {
-            let names = &mut self.names;
-            let from = names.len();
-            let key = map.next_key_seed(Key(|key: &str| {
-                let metadata = key == "__metadata__";
-                if !metadata {
-                    names.push_str(key);
-                }
-                metadata
-            }))?;
-            match key {
-                None => return Ok(()),
-                Some(true) => {
-                    if std::mem::replace(&mut self.seen_metadata, true) {
-                        self.fault(Fault::Duplicate)?;
-                    }
-                    map.next_value_seed(Value(self, Role::Metadata))?;
-                    self.metadata_key = None;
-                }
-                Some(false) => {
-                    self.begin_entry(from as u32..self.names.len() as u32);
-                    map.next_value_seed(Value(self, Role::Entry))?;
-                    if let Some(name) = self.entry.take() {
-                        // The value was no object: only in lenient mode does the reading go on.
-                        if let Some(fault) = self.fault.take() {
-                            self.skip(&name, &fault);
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    fn visit_metadata<'de, A: MapAccess<'de>>(&mut self, mut map: A) -> Result<(), A::Error> {
-        while let Some(key) = map.next_key_seed(Key(str::to_owned))? {
-            self.metadata_key = Some(key);
-            map.next_value_seed(Value(self, Role::MetadataValue))?;
-        }
-        Ok(())
-    }
-
-    fn visit_entry<'de, A: MapAccess<'de>>(&mut self, mut map: A) -> Result<(), A::Error> {
-        let mut seen = [false; 3];
-        let field = |key: &str| FIELDS.iter().position(|field| field.0 == key);
-        while let Some(field) = map.next_key_seed(Key(field))? {
-            let Some(field) = field else {
-                map.next_value_seed(Value(self, Role::Ignored))?;
-                continue;
-            };
-            if std::mem::replace(&mut seen[field], true) {
-                self.fault(Fault::Twice { field: FIELDS[field].0 })?;
-            }
-            map.next_value_seed(Value(self, FIELDS[field].1))?;
-        }
-        self.end_entry(seen)
-    }
-
-    /// serde reads a string as a variant of an enum, and `{"U8": null}` as well.
-    fn visit_dtype<'de, A: MapAccess<'de>>(&mut self, mut map: A) -> Result<(), A::Error> {
-        if let Some(name) = map.next_key_seed(Key(str::to_owned))? {
-            map.next_value_seed(Value(self, Role::DtypeContent))?;
-            if drain(self, map)? == 0 {
-                self.set_dtype(&name);
-                return Ok(());
-            }
-        }
-        self.wrong_type(Role::Dtype, "an object")
-    }
-}
-
-/// Reads what is left of an object and drops it; returns how many fields there were.
-fn drain<'de, A: MapAccess<'de>>(parser: &mut Parser, mut map: A) -> Result<usize, A::Error> {
-    let mut found = 0;
-    while map.next_key_seed(Key(|_: &str| ()))?.is_some() {
-        map.next_value_seed(Value(parser, Role::Ignored))?;
-        found += 1;
-    }
-    Ok(found)
-}
-
-/// The key of an object, looked at where the JSON parser has it, without a copy.
-struct Key<F>(F);
-
-impl<'de, T, F: FnOnce(&str) -> T> DeserializeSeed<'de> for Key<F> {
-    type Value = T;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
-        deserializer.deserialize_str(self)
-    }
-}
-
-impl<T, F: FnOnce(&str) -> T> Visitor<'_> for Key<F> {
-    type Value = T;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a key")
-    }
-
-    fn visit_str<E>(self, key: &str) -> Result<T, E> {
-        Ok((self.0)(key))
-    }
-}
-
-fn bytes(count: u64) -> String {
-    format!("{count} byte{}", if count == 1 { "" } else { "s" })
-}
-
-fn near(entry: &Option<String>) -> String {
-    entry.as_ref().map_or(String::new(), |name| format!(" in the entry of {}", quote(name)))
-}
-
-fn of_key(key: &Option<String>) -> String {
-    key.as_ref().map_or(String::new(), |key| format!("key {}: ", quote(key)))
-}
-
-/// A shape as NumPy writes it in a list, cut where it is longer than any real one.
-fn brackets(shape: &[u64]) -> String {
-    const SHOWN: usize = 16;
-    let dims: Vec<String> = shape.iter().take(SHOWN).map(u64::to_string).collect();
-    let more = if shape.len() > SHOWN { format!(", ... {} dimensions", shape.len()) } else { String::new() };
-    format!("[{}{more}]", dims.join(", "))
 }

@@ -4,7 +4,7 @@
 //! then name): the data is then one run of each file, whole, and is read at the speed of a tensor. Spaces behind the
 //! header make the data begin on a page.
 
-use super::lines::{Lines, Out, STRIDE};
+use super::lines::{Lines, Out, STRIDE, write_list};
 use super::metadata;
 use crate::content::{Content, Extents, Run, Segment};
 use crate::format::TensorInfo;
@@ -135,8 +135,6 @@ pub fn write_entry(tensor: &TensorInfo, offset: u64, out: Out) -> io::Result<()>
     out.write_all(b":{\"dtype\":")?;
     serde_json::to_writer(&mut *out, tensor.dtype.name())?;
     out.write_all(b",\"shape\":[")?;
-    for (at, dim) in tensor.shape.iter().enumerate() {
-        write!(out, "{}{dim}", if at == 0 { "" } else { "," })?;
-    }
+    write_list(tensor.shape, ",", out)?;
     write!(out, "],\"data_offsets\":[{offset},{}]}}", offset + tensor.nbytes())
 }

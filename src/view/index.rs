@@ -1,11 +1,12 @@
 //! `index.json`: knows how tensors are listed as JSON, one a line.
 
-use super::lines::{Lines, Out};
+use super::lines::{Lines, Out, write_list};
 use crate::content::{Content, Segment};
 use crate::model::Model;
 use crate::name;
 use std::borrow::Cow;
 use std::io;
+use std::ops::Range;
 
 /// The parts of `index.json`.
 #[derive(Debug)]
@@ -26,22 +27,22 @@ impl Index {
             .map(|skipped| format!("\n{{\"name\": {}, \"reason\": {}}}", json(&skipped.name), json(&skipped.reason)))
             .collect();
         let tail = format!("], \"skipped\": [{}]}}\n", skipped.join(","));
-        let write = |mut tensors: std::ops::Range<usize>, out: Out| {
-            tensors.try_for_each(|tensor| write_line(model, tensors_dir, tensor, out))
-        };
-        Self { head, lines: Lines::new(model.len(), write), tail, tensors_dir }
+        let lines = Lines::new(model.len(), |tensors, out| write_lines(model, tensors_dir, tensors, out));
+        Self { head, lines, tail, tensors_dir }
     }
 
     /// The file.
     pub fn content<'a>(&'a self, model: &'a Model) -> Content<'a> {
         Content::new([
             Segment::Literal(Cow::Borrowed(self.head.as_bytes())),
-            self.lines.segment(|mut tensors, out| {
-                tensors.try_for_each(|tensor| write_line(model, self.tensors_dir, tensor, out))
-            }),
+            self.lines.segment(|tensors, out| write_lines(model, self.tensors_dir, tensors, out)),
             Segment::Literal(Cow::Borrowed(self.tail.as_bytes())),
         ])
     }
+}
+
+fn write_lines(model: &Model, tensors_dir: Option<&str>, mut tensors: Range<usize>, out: Out) -> io::Result<()> {
+    tensors.try_for_each(|tensor| write_line(model, tensors_dir, tensor, out))
 }
 
 fn write_line(model: &Model, tensors_dir: Option<&str>, tensor: usize, out: Out) -> io::Result<()> {
@@ -51,9 +52,7 @@ fn write_line(model: &Model, tensors_dir: Option<&str>, tensor: usize, out: Out)
     out.write_all(b", \"dtype\": ")?;
     serde_json::to_writer(&mut *out, info.dtype.name())?;
     out.write_all(b", \"shape\": [")?;
-    for (at, dim) in info.shape.iter().enumerate() {
-        write!(out, "{}{dim}", if at == 0 { "" } else { ", " })?;
-    }
+    write_list(info.shape, ", ", out)?;
     write!(out, "], \"nbytes\": {}, \"file\": ", info.nbytes())?;
     match tensors_dir {
         Some(dir) => serde_json::to_writer(&mut *out, &format_args!("{dir}/{}", name::encode(info.name)))?,

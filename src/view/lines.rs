@@ -89,6 +89,14 @@ impl Lines {
     }
 }
 
+/// Writes numbers with a separator between them.
+pub fn write_list(numbers: &[u64], separator: &str, out: Out) -> io::Result<()> {
+    for (at, number) in numbers.iter().enumerate() {
+        write!(out, "{}{number}", if at == 0 { "" } else { separator })?;
+    }
+    Ok(())
+}
+
 /// Takes a part of a text, and stops who writes it when it has that.
 struct Window<'o> {
     /// Bytes to drop first.

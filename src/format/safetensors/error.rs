@@ -1,0 +1,145 @@
+//! What can be wrong with a safetensors header: knows the words, each with the expected and the found numbers.
+
+use super::MAX_HEADER;
+use crate::format::quote;
+
+/// Why a file has no header.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// Not an error of the file: parse again with at least this many bytes of it.
+    #[error("the first {needed} bytes are needed")]
+    Incomplete {
+        /// Bytes from the start of the file; never more than it has.
+        needed: u64,
+    },
+    /// Fewer bytes than the length itself takes.
+    #[error("too short: {len} bytes, and a safetensors file begins with 8 that give the length of its header")]
+    TooShort {
+        /// Bytes in the file.
+        len: u64,
+    },
+    /// A length beyond the limit of the format.
+    #[error("not safetensors: its first 8 bytes give a header of {len} bytes, and at most {MAX_HEADER} are allowed")]
+    HeaderTooLarge {
+        /// The length that the file gives.
+        len: u64,
+    },
+    /// The file ends inside its header.
+    #[error(
+        "cut short: the header takes bytes 8 to {end}, but the file ends at byte {len}; at least {} missing \
+         (did a download stop?)", bytes(end - len)
+    )]
+    HeaderCut {
+        /// Where the header should end.
+        end: u64,
+        /// Bytes in the file.
+        len: u64,
+    },
+    /// The header is not text.
+    #[error("the header is not UTF-8: byte {at} of the file is wrong")]
+    NotUtf8 {
+        /// Offset in the file.
+        at: u64,
+    },
+    /// The header is not JSON.
+    #[error("the header is not valid JSON{}: {reason}", near(entry))]
+    Json {
+        /// The entry in which it breaks, if it does so in one.
+        entry: Option<String>,
+        /// What the JSON parser says, with line and column.
+        reason: String,
+    },
+    /// The header is JSON of another shape.
+    #[error("the header is {found}, not a JSON object")]
+    NotAnObject {
+        /// What it is.
+        found: String,
+    },
+    /// `__metadata__` breaks a rule.
+    #[error("__metadata__: {}{fault}", of_key(key))]
+    Metadata {
+        /// The key, where one is to blame.
+        key: Option<String>,
+        /// The rule.
+        fault: Fault,
+    },
+    /// A tensor breaks a rule.
+    #[error("tensor {}: {fault}", quote(name))]
+    Tensor {
+        /// Its name.
+        name: String,
+        /// The rule.
+        fault: Fault,
+    },
+    /// The file ends before the data does.
+    #[error(
+        "cut short: the data ends at byte {end}, but the file at byte {len}; {} missing \
+         (did a download stop? --lenient mounts the tensors that are whole)", bytes(end - len)
+    )]
+    DataCut {
+        /// Where the data should end.
+        end: u64,
+        /// Bytes in the file.
+        len: u64,
+    },
+    /// The file goes on after its data.
+    #[error("too long: the data ends at byte {end}, but the file at byte {len}; {} of no tensor", bytes(len - end))]
+    TooLong {
+        /// Where the data ends.
+        end: u64,
+        /// Bytes in the file.
+        len: u64,
+    },
+}
+
+/// A rule that one entry of the header breaks.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
+pub enum Fault {
+    #[error("{part} is {found}, not {expected}")]
+    Type { part: &'static str, expected: &'static str, found: String },
+    #[error("its entry has no {field}")]
+    Missing { field: &'static str },
+    #[error("its entry gives {field} twice")]
+    Twice { field: &'static str },
+    #[error("{part} has {found} elements, not {expected}")]
+    Count { part: &'static str, expected: usize, found: usize },
+    #[error("data_offsets [{begin}, {end}] end before they begin")]
+    Reversed { begin: u64, end: u64 },
+    #[error("shape {} of {dtype} is too large to count in 64 bits", brackets(shape))]
+    Overflow { dtype: String, shape: Vec<u64> },
+    #[error("shape {} of {dtype} takes {bits} bits, which is no whole number of bytes", brackets(shape))]
+    Fraction { dtype: String, shape: Vec<u64>, bits: u64 },
+    #[error("shape {} of {dtype} takes {expected} bytes, but its data_offsets span {found}", brackets(shape))]
+    Size { dtype: String, shape: Vec<u64>, expected: u64, found: u64 },
+    #[error("its data begins at byte {begin}, but the data before it ends at byte {expected}: {} of no tensor between", bytes(begin - expected))]
+    Hole { begin: u64, expected: u64 },
+    #[error("its data begins at byte {begin}, but the data before it ends at byte {expected}: {} shared", bytes(expected - begin))]
+    Overlap { begin: u64, expected: u64 },
+    #[error("its data takes bytes {begin} to {end}, but the file ends at byte {len}")]
+    Outside { begin: u64, end: u64, len: u64 },
+    #[error("its data_offsets [{begin}, {end}] are beyond any file")]
+    Beyond { begin: u64, end: u64 },
+    #[error("the name stands twice in the header")]
+    Duplicate,
+}
+
+fn bytes(count: u64) -> String {
+    format!("{count} byte{}", if count == 1 { "" } else { "s" })
+}
+
+fn near(entry: &Option<String>) -> String {
+    entry.as_ref().map_or(String::new(), |name| format!(" in the entry of {}", quote(name)))
+}
+
+pub(super) fn of_key(key: &Option<String>) -> String {
+    key.as_ref().map_or(String::new(), |key| format!("key {}: ", quote(key)))
+}
+
+/// A shape as NumPy writes it in a list, cut where it is longer than any real one.
+fn brackets(shape: &[u64]) -> String {
+    const SHOWN: usize = 16;
+    let dims: Vec<String> = shape.iter().take(SHOWN).map(u64::to_string).collect();
+    let more = if shape.len() > SHOWN { format!(", ... {} dimensions", shape.len()) } else { String::new() };
+    format!("[{}{more}]", dims.join(", "))
+}
