@@ -200,19 +200,27 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, Exi
     if helper {
         args = helper_args(args).map_err(usage)?;
     }
-    let args = expand_options(args, from_mount).map_err(usage)?;
+    let args = name_mount(expand_options(args, from_mount).map_err(usage)?);
     let command = Cli::try_parse_from(args).and_then(|cli| {
         let missing = || Cli::command().error(ErrorKind::MissingRequiredArgument, "name a SOURCE to mount");
         cli.command.or(cli.mount.map(Command::Mount)).ok_or_else(missing)
     });
     match command {
         Ok(command) => Ok(Invocation { command, codes }),
-        Err(error) => {
-            // Standard output or error may be closed; there is nobody else to tell.
+        // Help and version. Standard output may be closed; there is nobody else to tell.
+        Err(error) if !error.use_stderr() => {
             let _ = error.print();
-            Err(if error.use_stderr() { codes.usage() } else { ExitCode::SUCCESS })
+            Err(ExitCode::SUCCESS)
         }
+        Err(error) => Err(usage(one_line(&error.to_string()))),
     }
+}
+
+/// What clap says in several lines, the first of which begins with "error:", without its advice.
+fn one_line(error: &str) -> String {
+    let paragraph = error.split("\n\n").next().unwrap_or_default();
+    let lines: Vec<&str> = paragraph.lines().map(str::trim).collect();
+    format!("{} (see --help)", lines.join(" ").trim_start_matches("error: "))
 }
 
 /// Rewrites `mount.weightfs SOURCE DIR [-sfnv] [-N namespace] [-o options] [-t type]`, which mount(8) calls.
@@ -244,6 +252,17 @@ fn helper_args(args: Vec<OsString>) -> Result<Vec<OsString>, String> {
     rewritten.push("--".into());
     rewritten.extend(paths);
     Ok(rewritten)
+}
+
+/// Writes out the `mount` that may be left out, so that an error speaks of a mount. Help and version are of the whole.
+fn name_mount(mut args: Vec<OsString>) -> Vec<OsString> {
+    let of_the_whole = |word: &OsString| matches!(word.to_str(), Some("-h" | "--help" | "-V" | "--version"));
+    let command = Cli::command();
+    let names_one = |word: &OsString| command.get_subcommands().any(|known| OsStr::new(known.get_name()) == word);
+    if args.len() > 1 && !args.iter().any(of_the_whole) && !args.get(1).is_some_and(names_one) {
+        args.insert(1, "mount".into());
+    }
+    args
 }
 
 /// Replaces each `-o a,b=c` of a mount by `--a --b=c`, and drops what has no effect.
