@@ -181,7 +181,8 @@ impl Superblock {
             Dir::Shards => self.find_shard(name).map(|shard| Inode::Dir(Dir::Shard(shard as u32))),
             Dir::Shard(shard) => shard_entries(shard).into_iter().find(|entry| entry.0 == name).map(|entry| entry.1),
             Dir::Export => {
-                self.exports().find(|item| self.export_name(*item) == name).map(|item| file(View::Export, item))
+                let shown = |item: &usize| self.views.export(*item).is_some() && self.export_name(*item) == name;
+                (0..self.views.count(View::Export)).find(shown).map(|item| file(View::Export, item))
             }
             Dir::Tree => self.tree().lookup(self.model(), None, name),
             Dir::TreeNode(node) => self.tree().lookup(self.model(), Some(node), name),
@@ -211,70 +212,60 @@ impl Superblock {
             add(Dentry { ino: inode.ino(), is_dir: matches!(inode, Inode::Dir(_)), name, next: next as u64 + DOTS })
         };
         match dir {
-            Dir::Root => {
-                for (at, (name, inode)) in self.root().enumerate().skip(from) {
-                    if add(inode, name.into(), at + 1) {
-                        break;
-                    }
-                }
-            }
-            Dir::Flat(view) => {
-                for at in from..self.model().len() {
-                    let Some(inode) = self.flat(view, at) else { continue };
-                    let mut name = name::encode(self.model().name(at));
-                    if !view.suffix().is_empty() {
-                        name.to_mut().push_str(view.suffix());
-                    }
-                    if add(inode, name, at + 1) {
-                        break;
-                    }
-                }
-            }
-            Dir::Metadata => {
-                let keys = self.views.metadata(None).len();
-                for at in from..keys + self.views.count(View::MetadataDecoded) {
-                    let (inode, name) = match at.checked_sub(keys) {
-                        None => (file(View::Metadata, at), name::encode(&self.views.metadata(None)[at].0)),
-                        Some(item) => (file(View::MetadataDecoded, item), self.views.decoded_name(item).into()),
-                    };
-                    if add(inode, name, at + 1) {
-                        break;
-                    }
-                }
-            }
-            Dir::ShardMetadata(shard) => {
-                let shard = Some(shard as usize);
-                for (at, (key, _)) in self.views.metadata(shard).iter().enumerate().skip(from) {
-                    if add(file(View::Metadata, self.views.first_value_of(shard) + at), name::encode(key), at + 1) {
-                        break;
-                    }
-                }
-            }
-            Dir::Shards => {
-                for (at, shard) in self.model().shards().iter().enumerate().skip(from) {
-                    if add(Inode::Dir(Dir::Shard(at as u32)), name::encode(&shard.name), at + 1) {
-                        break;
-                    }
-                }
-            }
-            Dir::Shard(shard) => {
-                for (at, (name, inode)) in shard_entries(shard).into_iter().enumerate().skip(from) {
-                    if add(inode, name.into(), at + 1) {
-                        break;
-                    }
-                }
-            }
-            Dir::Export => {
-                for at in self.exports().filter(|at| *at >= from) {
-                    if add(file(View::Export, at), self.export_name(at).into(), at + 1) {
-                        break;
-                    }
-                }
-            }
             Dir::Tree => self.tree().list(self.model(), None, from, add),
             Dir::TreeNode(node) => self.tree().list(self.model(), Some(node), from, add),
+            _ => {
+                for at in from..self.places(dir) {
+                    if self.entry(dir, at).is_some_and(|(inode, name)| add(inode, name, at + 1)) {
+                        break;
+                    }
+                }
+            }
         }
         Ok(())
+    }
+
+    /// How many places a directory has in which an entry may be; those of `tree/` are known there.
+    fn places(&self, dir: Dir) -> usize {
+        match dir {
+            Dir::Root => self.root().count(),
+            Dir::Flat(_) => self.model().len(),
+            Dir::Metadata => self.views.metadata(None).len() + self.views.count(View::MetadataDecoded),
+            Dir::ShardMetadata(shard) => self.views.metadata(Some(shard as usize)).len(),
+            Dir::Shards => self.model().shards().len(),
+            Dir::Shard(shard) => shard_entries(shard).len(),
+            Dir::Export => self.views.count(View::Export),
+            Dir::Tree | Dir::TreeNode(_) => 0,
+        }
+    }
+
+    /// What stands in a place of a directory, if anything does.
+    fn entry(&self, dir: Dir, at: usize) -> Option<(Inode, Cow<'_, str>)> {
+        let named = |(name, inode): (&'static str, Inode)| (inode, Cow::Borrowed(name));
+        let key = |shard: Option<usize>| {
+            let (key, _) = self.views.metadata(shard).get(at)?;
+            Some((file(View::Metadata, self.views.first_value_of(shard) + at), name::encode(key)))
+        };
+        match dir {
+            Dir::Root => self.root().nth(at).map(named),
+            Dir::Flat(view) => {
+                let inode = self.flat(view, at)?;
+                let mut name = name::encode(self.model().name(at));
+                if !view.suffix().is_empty() {
+                    name.to_mut().push_str(view.suffix());
+                }
+                Some((inode, name))
+            }
+            Dir::Metadata => key(None).or_else(|| {
+                let item = at - self.views.metadata(None).len();
+                Some((file(View::MetadataDecoded, item), self.views.decoded_name(item).into()))
+            }),
+            Dir::ShardMetadata(shard) => key(Some(shard as usize)),
+            Dir::Shards => Some((Inode::Dir(Dir::Shard(at as u32)), name::encode(&self.model().shards()[at].name))),
+            Dir::Shard(shard) => shard_entries(shard).into_iter().nth(at).map(named),
+            Dir::Export => self.views.export(at).map(|_| (file(View::Export, at), self.export_name(at).into())),
+            Dir::Tree | Dir::TreeNode(_) => None,
+        }
     }
 
     /// The bytes of a file from `offset` on: `size` of them, fewer only at its end.
@@ -353,11 +344,6 @@ impl Superblock {
             Some(name) => shards.binary_search_by(|shard| shard.name[..].cmp(&name)).ok(),
             None => shards.iter().position(|shard| name::encode(&shard.name) == encoded),
         }
-    }
-
-    /// The numbers of the files in `export/`.
-    fn exports(&self) -> impl Iterator<Item = usize> {
-        (0..self.views.count(View::Export)).filter(|item| self.views.export(*item).is_some())
     }
 
     /// `MODEL.safetensors` and `MODEL-clean.safetensors`, MODEL being the stem of the source's file name.

@@ -283,3 +283,16 @@ fn data_urls_are_decoded_and_bad_ones_left_alone() {
     assert_eq!(found, expected.map(|(name, bytes)| (name.to_owned(), bytes.to_vec())));
     assert_eq!(name::encode("odd/type"), "odd%2Ftype");
 }
+
+#[test]
+fn no_more_than_32_mib_is_decoded() {
+    let decoded = |bytes: usize| {
+        let text = "A".repeat(bytes / 3 * 4);
+        let (views, _) = views(&[], b"x", &format!(r#"{{"k":"data:image/png;base64,{text}"}}"#));
+        (0..views.count(View::MetadataDecoded))
+            .map(|item| read(&views, View::MetadataDecoded, item).len())
+            .sum::<usize>()
+    };
+    assert_eq!(decoded(32 << 20), (32 << 20) / 3 * 3);
+    assert_eq!(decoded((32 << 20) + 3), 0);
+}
