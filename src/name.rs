@@ -97,6 +97,13 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
+/// The file name of `name` where it had to be cut. No other file name looks as if it was: a `%` in one is followed by digits.
+pub fn cut(name: &str) -> Option<String> {
+    // No shorter name has an encoding that is too long.
+    let encoded = (name.len() > MAX / 3).then(|| encode(name)).filter(|encoded| is_cut(encoded))?;
+    Some(encoded.into_owned())
+}
+
 fn is_escaped(byte: u8) -> bool {
     matches!(byte, b'/' | b'%' | 0x00..=0x1f | 0x7f)
 }
@@ -193,6 +200,7 @@ mod tests {
             let encoded = encode(&a);
             prop_assert!(!encoded.is_empty() && encoded.len() <= MAX && encoded != "." && encoded != "..");
             prop_assert!(!encoded.bytes().any(|byte| matches!(byte, b'/' | 0..=0x1f | 0x7f)));
+            prop_assert_eq!(cut(&a), is_cut(&encoded).then(|| encoded.clone().into_owned()));
             if is_cut(&encoded) {
                 prop_assert!(a.len() > MAX / 3);
             } else {

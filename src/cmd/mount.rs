@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use weightfs::format::{Mode, quote};
 use weightfs::fs::{Owner, Superblock};
 use weightfs::fuse::{Access, Session};
-use weightfs::model::Model;
+use weightfs::model::{self, Model};
 use weightfs::name::printable;
 
 /// Mounts a model; returns when it is unmounted, or in the background when the mount answers.
@@ -164,7 +164,11 @@ impl Mountpoint {
     fn prepare(args: &MountArgs) -> anyhow::Result<Self> {
         let wanted = match &args.mountpoint {
             Some(path) => path.clone(),
-            None => PathBuf::from(stem(&args.source).context("the source has no name to mount it under")?),
+            None => {
+                let source = &args.source;
+                let name = if source.is_dir() { source.file_name() } else { model::stem(source) };
+                PathBuf::from(name.context("the source has no name to mount it under")?)
+            }
         };
         while mounts::is_dead(&wanted) {
             let path = mounts::resolve(&wanted)?;
@@ -214,17 +218,6 @@ impl Mountpoint {
         }
         Ok(())
     }
-}
-
-/// What a model is called: the name of its directory, or that of its file without all that files of its kind end in.
-fn stem(source: &Path) -> Option<&OsStr> {
-    let name = source.file_name()?;
-    if source.is_dir() {
-        return Some(name);
-    }
-    let endings = [&b".safetensors.index.json"[..], b".safetensors"];
-    let stem = endings.iter().find_map(|ending| name.as_bytes().strip_suffix(*ending)).filter(|stem| !stem.is_empty());
-    stem.map(OsStr::from_bytes).or_else(|| source.file_stem())
 }
 
 impl Drop for Mountpoint {

@@ -11,7 +11,7 @@ mod tree;
 
 use crate::content;
 use crate::format::{Dtype, TensorInfo};
-use crate::model::{Model, Shard};
+use crate::model::{self, Model, Shard};
 use crate::name;
 use crate::source::Stat;
 use crate::view::{View, Views};
@@ -48,6 +48,7 @@ pub struct Superblock {
     tree: OnceLock<Tree>,
     /// Whose names were too long for a file name, by what is left of them.
     cut_tensors: OnceLock<HashMap<String, u32>>,
+    cut_keys: OnceLock<HashMap<(Option<usize>, String), usize>>,
 }
 
 /// What every file of the mount has in common.
@@ -154,8 +155,8 @@ impl Superblock {
     /// A file system of `model` that shows what `shown` says.
     pub fn new(model: Model, shown: Shown, owner: Owner) -> Self {
         let views = Views::new(model, shown.contains("tensors").then_some("tensors"));
-        let (tree, cut_tensors) = Default::default();
-        Self { views, shown, owner, tree, cut_tensors }
+        let (tree, cut_tensors, cut_keys) = Default::default();
+        Self { views, shown, owner, tree, cut_tensors, cut_keys }
     }
 
     /// The model that is mounted.
@@ -313,7 +314,10 @@ impl Superblock {
         match name::decode(encoded) {
             Some(name) => model.find(&name),
             None if name::is_cut(encoded) => {
-                let cut = self.cut_tensors.get_or_init(|| cut_names((0..model.len()).map(|at| model.name(at))));
+                let cut = self.cut_tensors.get_or_init(|| {
+                    let cut = |at| Some((name::cut(model.name(at))?, at as u32));
+                    (0..model.len()).filter_map(cut).collect()
+                });
                 cut.get(encoded).map(|at| *at as usize)
             }
             None => None,
@@ -332,10 +336,19 @@ impl Superblock {
         let metadata = self.views.metadata(shard);
         let key = match name::decode(encoded) {
             Some(key) => metadata.binary_search_by(|entry| entry.0[..].cmp(&key)).ok(),
-            None if name::is_cut(encoded) => metadata.iter().position(|entry| name::encode(&entry.0) == encoded),
-            None => None,
+            None => self.cut_keys().get(&(shard, encoded.to_owned())).copied(),
         };
         key.map(|at| file(View::Metadata, self.views.first_value_of(shard) + at))
+    }
+
+    /// The cut keys of each shard and of the whole model.
+    fn cut_keys(&self) -> &HashMap<(Option<usize>, String), usize> {
+        self.cut_keys.get_or_init(|| {
+            let owners = std::iter::once(None).chain((0..self.model().shards().len()).map(Some));
+            let keys =
+                owners.flat_map(|shard| self.views.metadata(shard).iter().enumerate().map(move |key| (shard, key)));
+            keys.filter_map(|(shard, (at, (key, _)))| Some(((shard, name::cut(key)?), at))).collect()
+        })
     }
 
     fn find_shard(&self, encoded: &str) -> Option<usize> {
@@ -348,7 +361,7 @@ impl Superblock {
 
     /// `MODEL.safetensors` and `MODEL-clean.safetensors`, MODEL being the stem of the source's file name.
     fn export_name(&self, item: usize) -> String {
-        let stem = self.model().stem();
+        let stem = model::stem(self.model().path()).unwrap_or_default().to_string_lossy();
         format!("{}{}", name::encode(&format!("{stem}{}", ["", "-clean"][item])), View::Single.suffix())
     }
 
@@ -427,16 +440,4 @@ fn shard_entries(shard: u32) -> [(&'static str, Inode); 3] {
 
 fn file(view: View, item: usize) -> Inode {
     Inode::File(FileRef { view, item: item as u32 })
-}
-
-/// The file names of those `names` that were cut, and which they were.
-fn cut_names<'a>(names: impl Iterator<Item = &'a str>) -> HashMap<String, u32> {
-    names
-        .enumerate()
-        // No shorter name has an encoding that is too long.
-        .filter(|(_, name)| name.len() > name::MAX / 3)
-        .map(|(at, name)| (name::encode(name), at as u32))
-        .filter(|(encoded, _)| name::is_cut(encoded) && name::decode(encoded).is_none())
-        .map(|(encoded, at)| (encoded.into_owned(), at))
-        .collect()
 }

@@ -107,14 +107,9 @@ impl Tree {
         let mut cut = HashMap::new();
         for at in 0..self.order.len() {
             for (depth, component) in self.name(model, at).split('.').enumerate() {
-                // No shorter name has an encoding that is too long.
-                if component.len() <= name::MAX / 3 {
-                    continue;
-                }
-                let encoded = name::encode(component);
-                if name::is_cut(&encoded) && name::decode(&encoded).is_none() {
+                if let Some(encoded) = name::cut(component) {
                     let node = (depth > 0).then(|| self.node(model, at, depth));
-                    cut.entry((node, encoded.into_owned())).or_insert(at);
+                    cut.entry((node, encoded)).or_insert(at);
                 }
             }
         }

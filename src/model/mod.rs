@@ -4,6 +4,8 @@ mod index;
 
 use crate::format::{self, Header, Mode, NameTable, Skipped, TensorInfo, safetensors};
 use crate::source::{self, MappedFile, Source, Stat};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 pub use index::Mismatch;
@@ -88,7 +90,7 @@ pub enum Error {
 }
 
 fn and_more(more: usize) -> String {
-    if more == 0 { String::new() } else { format!(", and {more} more of the kind") }
+    if more == 0 { String::new() } else { format!(", and {more} more") }
 }
 
 /// How much of a file is read at first: most headers are shorter.
@@ -99,6 +101,13 @@ const INDEX: &str = ".safetensors.index.json";
 
 /// What the name of a file of tensors ends in.
 const SAFETENSORS: &str = ".safetensors";
+
+/// What the model in a file is called: the file's name without what those of its kind end in.
+pub fn stem(path: &Path) -> Option<&OsStr> {
+    let name = path.file_name()?.as_bytes();
+    let stem = [INDEX, SAFETENSORS].iter().find_map(|ending| name.strip_suffix(ending.as_bytes()));
+    stem.filter(|stem| !stem.is_empty()).map(OsStr::from_bytes).or_else(|| path.file_stem())
+}
 
 impl Model {
     /// Opens what is at `path`: a file, the index of a sharded model, or a directory with one model in it.
@@ -122,10 +131,9 @@ impl Model {
     /// The one index in a directory, or else the one file.
     fn open_directory(path: &Path, mode: Mode) -> Result<Self, Error> {
         let io = |error| source::Error::Io { path: path.to_owned(), error };
-        let names: Vec<_> =
-            std::fs::read_dir(path).map_err(io)?.collect::<Result<Vec<_>, _>>().map_err(io)?.into_iter().collect();
+        let names = std::fs::read_dir(path).map_err(io)?.collect::<Result<Vec<_>, _>>().map_err(io)?;
         let ending = |end: &str| -> Vec<PathBuf> {
-            let ends = |name: &std::ffi::OsStr| name.as_encoded_bytes().ends_with(end.as_bytes());
+            let ends = |name: &OsStr| name.as_encoded_bytes().ends_with(end.as_bytes());
             names.iter().filter(|entry| ends(&entry.file_name())).map(|entry| entry.path()).collect()
         };
         match (&ending(INDEX)[..], &ending(SAFETENSORS)[..]) {
@@ -168,13 +176,6 @@ impl Model {
     /// Whether it is one file or many.
     pub fn kind(&self) -> Kind {
         self.kind
-    }
-
-    /// The name of the model: that of its file without what files of its kind end in.
-    pub fn stem(&self) -> String {
-        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
-        let stem = name.strip_suffix(INDEX).or_else(|| name.strip_suffix(SAFETENSORS));
-        stem.map_or_else(|| self.path.file_stem().unwrap_or_default().to_string_lossy().into_owned(), str::to_owned)
     }
 
     /// Number of tensors.

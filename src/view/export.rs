@@ -61,7 +61,7 @@ impl Export {
             [] => String::new(),
             pairs => {
                 // Strings as keys and values cannot fail to be JSON.
-                let json = serde_json::to_string(&metadata::sorted(pairs)).unwrap_or_default();
+                let json = serde_json::to_string(&metadata::Object(pairs)).unwrap_or_default();
                 format!("\"__metadata__\":{json}{}", if model.is_empty() { "" } else { "," })
             }
         };

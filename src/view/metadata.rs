@@ -4,8 +4,9 @@ use crate::format::quote;
 use crate::name;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use serde::{Serialize, Serializer};
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 
 /// Longest decoded value, in bytes: it is kept in memory.
 const DECODED_MAX: usize = 32 << 20;
@@ -32,15 +33,19 @@ const ENDINGS: [(&str, &str); 14] = [
     ("audio/wav", "wav"),
 ];
 
-/// Keys and values as an object, by key.
-pub fn sorted(metadata: &[(String, String)]) -> BTreeMap<&str, &str> {
-    metadata.iter().map(|(key, value)| (&key[..], &value[..])).collect()
+/// Keys and values as a JSON object, in their order.
+pub struct Object<'a>(pub &'a [(String, String)]);
+
+impl Serialize for Object<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
+    }
 }
 
 /// An object, one key a line; `{}` where there is none.
 pub fn json(metadata: &[(String, String)]) -> Vec<u8> {
     // Strings as keys and values cannot fail to be JSON.
-    let mut json = serde_json::to_vec_pretty(&sorted(metadata)).unwrap_or_default();
+    let mut json = serde_json::to_vec_pretty(&Object(metadata)).unwrap_or_default();
     json.push(b'\n');
     json
 }

@@ -1,6 +1,6 @@
 //! Real clients: what coreutils, jq, tar, rsync, fio and Python see in a mount is what the official Python package reads.
 
-use crate::support::{Mount, Scene, Tensor, pattern, require_fuse};
+use crate::support::{Mount, Scene, Tensor, pattern, python, real_model, require_fuse};
 use nix::fcntl::OFlag;
 use safetensors::{Dtype, SafeTensors};
 use std::fs::OpenOptions;
@@ -16,7 +16,7 @@ const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const PLAIN: &[&str] = &["--views", "header,index,metadata,tensors,tree"];
 
 /// The real models; how many tensors and metadata keys they have.
-const REAL: [(&str, &str); 4] =
+pub const REAL: [(&str, &str); 4] =
     [("silero_vad_16k", "15 0"), ("model-p2k", "26 4"), ("hadamards", "66 66"), ("all-minilm", "104 1")];
 
 /// Defines `each`, which runs a command for each file, `$f`, that has one path, in an order that is always the same.
@@ -76,25 +76,14 @@ while read -r offset && read -r nbytes && IFS= read -r file; do
 done < "$OUT"
 "#;
 
-/// A path that scripts/test makes.
-fn installed(path: PathBuf) -> PathBuf {
-    assert!(path.exists(), "{} is missing: run scripts/test, which installs it", path.display());
-    path
-}
-
-fn real_model(name: &str) -> PathBuf {
-    installed(Path::new(ROOT).join(".cache/models").join(name).with_extension("safetensors"))
-}
-
 /// Runs a script in `dir`. `$PYTHON` is the interpreter with the official package, `$OFFICIAL` the script beside this file.
 fn try_bash(dir: &Path, env: &[(&str, &Path)], script: &str) -> Output {
-    let python = std::env::var_os("WEIGHTFS_PYTHON").map_or(Path::new(ROOT).join(".venv/bin/python"), PathBuf::from);
     let output = Command::new("bash")
         .args(["-euo", "pipefail", "-c", &format!("{EACH}{script}")])
         .args(["bash", "header.json", "metadata", "tensors", "tree"])
         .current_dir(dir)
         .env("LC_ALL", "C.UTF-8")
-        .env("PYTHON", installed(python))
+        .env("PYTHON", python())
         .env("OFFICIAL", Path::new(ROOT).join("tests/mount/official.py"))
         .envs(env.iter().copied())
         .output()

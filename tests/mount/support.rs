@@ -354,18 +354,19 @@ pub fn run_ok<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>)
     text(&output.stdout)
 }
 
-/// The Python that `scripts/test` sets up, or the one that `WEIGHTFS_PYTHON` names.
-pub fn python() -> PathBuf {
-    let default = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python");
-    let python = std::env::var_os("WEIGHTFS_PYTHON").map_or(default, PathBuf::from);
-    assert!(python.exists(), "{}: missing; scripts/test sets it up", python.display());
-    python
+/// A path that scripts/test makes.
+pub fn installed(path: PathBuf) -> PathBuf {
+    assert!(path.exists(), "{} is missing: run scripts/test, which installs it", path.display());
+    path
 }
 
-/// The real models that `scripts/test` fetches.
-pub fn real_models() -> Vec<PathBuf> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join(".cache/models");
-    let models: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()).collect();
-    assert_eq!(models.len(), 4, "{}: scripts/test fetches four models", dir.display());
-    models
+/// The Python that scripts/test sets up, or the one that `WEIGHTFS_PYTHON` names.
+pub fn python() -> PathBuf {
+    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python");
+    installed(std::env::var_os("WEIGHTFS_PYTHON").map_or_else(default, PathBuf::from))
+}
+
+/// One of the real models that scripts/test fetches.
+pub fn real_model(name: &str) -> PathBuf {
+    installed(Path::new(env!("CARGO_MANIFEST_DIR")).join(".cache/models").join(name).with_extension("safetensors"))
 }

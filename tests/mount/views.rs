@@ -85,7 +85,8 @@ fn numpy_and_the_official_package_read_every_view() {
 #[test]
 fn real_models_are_read_in_every_view() {
     require_fuse!();
-    for source in crate::support::real_models() {
+    for (name, _) in crate::clients::REAL {
+        let source = crate::support::real_model(name);
         let scene = Scene::new();
         python_agrees(&source, &scene.mount(&source, &[]));
     }
