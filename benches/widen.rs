@@ -6,7 +6,7 @@
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
-use weightfs::content::{Content, Decoded, Extent, Segment};
+use weightfs::content::{Content, Data, Decoded, Extent, Segment};
 use weightfs::format::Dtype;
 use weightfs::source::{Memory, Source};
 use weightfs::widen;
@@ -23,7 +23,7 @@ fn benches(criterion: &mut Criterion) {
     group.bench_function("memcpy", |bencher| {
         bencher.iter(|| {
             at = (at + READ) % SOURCE;
-            black_box(source.bytes(at as u64..(at + READ) as u64).map(<[u8]>::to_vec).ok())
+            black_box(source.bytes(at as u64..(at + READ) as u64).map(|bytes| bytes.to_vec()).ok())
         })
     });
     for dtype in [Dtype::BF16, Dtype::F16, Dtype::F8E4M3, Dtype::F6E2M3, Dtype::F4, Dtype::I8, Dtype::F64] {
@@ -31,7 +31,8 @@ fn benches(criterion: &mut Criterion) {
         group.bench_function(dtype.name(), |bencher| {
             bencher.iter(|| {
                 let range = 0..(SOURCE / decoder.group_in * decoder.group_in) as u64;
-                let decoded = Segment::Decoded(Decoded { extent: Extent { source: &source, range }, decoder });
+                let decoded =
+                    Segment::Decoded(Decoded { data: Data::Extent(Extent { source: &source, range }), decoder });
                 let content = Content::new([decoded]);
                 at = (at + READ) % (content.len() as usize / READ * READ);
                 black_box(content.read_at(at as u64, READ as u32).map(|bytes| bytes.len()).ok())

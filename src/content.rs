@@ -1,6 +1,6 @@
 //! What a file in the mount consists of: knows how to splice segments, not what they mean.
 
-use crate::source::{self, Source};
+use crate::source::{self, Bytes, Run, Source};
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::ops::Range;
@@ -16,18 +16,25 @@ pub struct Content<'a> {
 pub enum Segment<'a> {
     /// The bytes themselves.
     Literal(Cow<'a, [u8]>),
-    /// Bytes that lie in a source.
-    Extent(Extent<'a>),
-    /// Runs of bytes in a source, one after the other.
-    Extents(Extents<'a>),
-    /// Bytes that lie in a source in another form.
+    /// Bytes that lie in sources.
+    Data(Data<'a>),
+    /// Bytes that lie in sources in another form.
     Decoded(Decoded<'a>),
     /// Text of a known length that is written when it is read.
     Generated(Generated<'a>),
 }
 
+/// Bytes that lie in sources.
+#[derive(Debug, Clone)]
+pub enum Data<'a> {
+    /// In one run.
+    Extent(Extent<'a>),
+    /// In many.
+    Extents(Extents<'a>),
+}
+
 /// A run of bytes in a source.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Extent<'a> {
     /// Where the bytes are.
     pub source: &'a dyn Source,
@@ -35,35 +42,22 @@ pub struct Extent<'a> {
     pub range: Range<u64>,
 }
 
-/// Many extents as one segment.
+/// Runs of bytes in several sources, one after the other.
+#[derive(Debug, Clone)]
 pub struct Extents<'a> {
-    /// The sources by the numbers that the runs give them.
-    pub source: Find<'a>,
+    /// By the numbers that the runs give them.
+    pub sources: &'a [Box<dyn Source>],
     /// Sorted by `start`, the first of which is 0; none is empty.
     pub runs: &'a [Run],
     /// Length of all of them in bytes.
     pub len: u64,
 }
 
-/// Finds a source by its number.
-type Find<'a> = Box<dyn Fn(u32) -> &'a (dyn Source + 'static) + 'a>;
-
-/// One of [`Extents`]: it goes on until the next one starts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Run {
-    /// In bytes from the start of the segment.
-    pub start: u64,
-    /// Number of the source.
-    pub source: u32,
-    /// In bytes from the start of the source.
-    pub offset: u64,
-}
-
-/// An extent whose elements are shown in another form, which may take more room.
+/// Data whose elements are shown in another form, which may take more room.
 #[derive(Debug)]
 pub struct Decoded<'a> {
     /// The bytes as they lie in the source: whole groups.
-    pub extent: Extent<'a>,
+    pub data: Data<'a>,
     /// What becomes of them.
     pub decoder: Decoder,
 }
@@ -93,12 +87,6 @@ pub struct Generated<'a> {
 /// Writes a part of a text.
 type Write<'a> = Box<dyn Fn(Range<u64>, &mut Vec<u8>) + 'a>;
 
-impl std::fmt::Debug for Extents<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Extents {{ runs: {}, len: {} }}", self.runs.len(), self.len)
-    }
-}
-
 impl std::fmt::Debug for Generated<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Generated {{ len: {} }}", self.len)
@@ -117,11 +105,8 @@ impl Segment<'_> {
     fn len(&self) -> u64 {
         match self {
             Self::Literal(bytes) => bytes.len() as u64,
-            Self::Extent(extent) => extent.range.end - extent.range.start,
-            Self::Extents(extents) => extents.len,
-            Self::Decoded(Decoded { extent: Extent { range, .. }, decoder }) => {
-                (range.end - range.start) / decoder.group_in as u64 * decoder.group_out as u64
-            }
+            Self::Data(data) => data.len(),
+            Self::Decoded(Decoded { data, decoder }) => data.len() / decoder.group_in as u64 * decoder.group_out as u64,
             Self::Generated(generated) => generated.len,
         }
     }
@@ -140,7 +125,7 @@ impl<'a> Content<'a> {
 
     /// A file that shows a part of `source`.
     pub fn extent(source: &'a dyn Source, range: Range<u64>) -> Self {
-        Self::new([Segment::Extent(Extent { source, range })])
+        Self::new([Segment::Data(Data::Extent(Extent { source, range }))])
     }
 
     /// Length in bytes. Tells it without reading anything.
@@ -157,7 +142,7 @@ impl<'a> Content<'a> {
     ///
     /// Inside one segment the bytes are borrowed, and must be treated as [`Source::bytes`] says. Across a seam they are
     /// copied.
-    pub fn read_at(self, offset: u64, size: u32) -> Result<Cow<'a, [u8]>, Error> {
+    pub fn read_at(self, offset: u64, size: u32) -> Result<Bytes<'a>, Error> {
         let end = offset.saturating_add(size.into()).min(self.len());
         let offset = offset.min(end);
         let mut seam = Vec::new();
@@ -175,38 +160,36 @@ impl<'a> Content<'a> {
             }
             start += len;
         }
-        Ok(Cow::Owned(seam))
+        Ok(Bytes::Owned(seam))
     }
 }
 
 impl<'a> Segment<'a> {
-    fn borrow(self, part: Range<u64>) -> Result<Cow<'a, [u8]>, Error> {
+    fn borrow(self, part: Range<u64>) -> Result<Bytes<'a>, Error> {
         match self {
-            Self::Literal(Cow::Borrowed(bytes)) => Ok(Cow::Borrowed(&bytes[indices(&part)])),
-            Self::Extent(Extent { source, range }) => {
-                Ok(Cow::Borrowed(source.bytes(range.start + part.start..range.start + part.end)?))
-            }
-            Self::Extents(extents) => match extents.one(&part) {
-                Some((source, range)) => Ok(Cow::Borrowed(source.bytes(range)?)),
-                None => Self::Extents(extents).copy(part),
+            Self::Literal(Cow::Borrowed(bytes)) => Ok(Bytes::Borrowed(&bytes[indices(&part)])),
+            Self::Data(data) => match data.run(&part) {
+                Some((source, range)) => Ok(source.bytes(range)?),
+                None => Self::Data(data).copy(part),
             },
             other => other.copy(part),
         }
     }
 
-    fn copy(&self, part: Range<u64>) -> Result<Cow<'a, [u8]>, Error> {
+    fn copy(&self, part: Range<u64>) -> Result<Bytes<'a>, Error> {
         let mut bytes = Vec::with_capacity((part.end - part.start) as usize);
         self.append(part, &mut bytes)?;
-        Ok(Cow::Owned(bytes))
+        Ok(Bytes::Owned(bytes))
     }
 
     fn append(&self, part: Range<u64>, out: &mut Vec<u8>) -> Result<(), Error> {
         match self {
             Self::Literal(bytes) => out.extend_from_slice(&bytes[indices(&part)]),
-            Self::Extent(Extent { source, range }) => {
-                append_bytes(*source, range.start + part.start..range.start + part.end, out)?;
+            Self::Data(data) => {
+                let from = out.len();
+                out.resize(from + (part.end - part.start) as usize, 0);
+                data.read_exact_at(&mut out[from..], part.start)?;
             }
-            Self::Extents(extents) => extents.append(part, out)?,
             Self::Decoded(decoded) => decoded.append(part, out)?,
             Self::Generated(generated) => (generated.write)(part, out),
         }
@@ -214,23 +197,55 @@ impl<'a> Segment<'a> {
     }
 }
 
+impl<'a> Data<'a> {
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        match self {
+            Self::Extent(extent) => extent.range.end - extent.range.start,
+            Self::Extents(extents) => extents.len,
+        }
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies `buf.len()` bytes from `offset` on, which must be there.
+    pub fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
+        match self {
+            Self::Extent(extent) => Ok(extent.source.read_exact_at(buf, extent.range.start + offset)?),
+            Self::Extents(extents) => extents.read_exact_at(buf, offset),
+        }
+    }
+
+    /// Where a part lies, if it is in one run.
+    fn run(&self, part: &Range<u64>) -> Option<(&'a dyn Source, Range<u64>)> {
+        match self {
+            Self::Extent(Extent { source, range }) => Some((*source, range.start + part.start..range.start + part.end)),
+            Self::Extents(extents) => extents.run(part),
+        }
+    }
+}
+
 impl<'a> Extents<'a> {
-    /// Where a part lies that is in one run.
-    fn one(&self, part: &Range<u64>) -> Option<(&'a dyn Source, Range<u64>)> {
+    fn run(&self, part: &Range<u64>) -> Option<(&'a dyn Source, Range<u64>)> {
         let at = self.run_at(part.start);
         let run = self.runs.get(at)?;
         let from = run.offset + part.start - run.start;
-        (part.end <= self.end(at)).then(|| ((self.source)(run.source), from..from + part.end - part.start))
+        (part.end <= self.end(at)).then(|| (&*self.sources[run.source as usize], from..from + part.end - part.start))
     }
 
-    fn append(&self, part: Range<u64>, out: &mut Vec<u8>) -> Result<(), Error> {
-        for at in self.run_at(part.start)..self.runs.len() {
-            let run = self.runs[at];
-            let (from, to) = (run.start.max(part.start), self.end(at).min(part.end));
-            if from >= to {
+    fn read_exact_at(&self, mut buf: &mut [u8], mut offset: u64) -> Result<(), Error> {
+        for at in self.run_at(offset)..self.runs.len() {
+            if buf.is_empty() {
                 break;
             }
-            append_bytes((self.source)(run.source), run.offset + from - run.start..run.offset + to - run.start, out)?;
+            let run = self.runs[at];
+            let here = (self.end(at) - offset).min(buf.len() as u64);
+            let (part, rest) = buf.split_at_mut(here as usize);
+            self.sources[run.source as usize].read_exact_at(part, run.offset + offset - run.start)?;
+            (buf, offset) = (rest, offset + here);
         }
         Ok(())
     }
@@ -248,7 +263,6 @@ impl Decoded<'_> {
     /// Decodes the groups that `part` touches and no others.
     fn append(&self, part: Range<u64>, out: &mut Vec<u8>) -> Result<(), Error> {
         let Decoder { group_in, group_out, decode } = self.decoder;
-        let Extent { source, range } = &self.extent;
         let mut group = part.start / group_out as u64;
         let end = part.end.div_ceil(group_out as u64);
         let skipped = (part.start - group * group_out as u64) as usize;
@@ -257,7 +271,7 @@ impl Decoded<'_> {
         while group < end {
             let groups = (end - group).min((DECODED_AT_ONCE / group_in) as u64) as usize;
             let encoded = &mut encoded[..groups * group_in];
-            source.read_exact_at(encoded, range.start + group * group_in as u64)?;
+            self.data.read_exact_at(encoded, group * group_in as u64)?;
             let at = out.len();
             out.resize(at + groups * group_out, 0);
             decode(encoded, &mut out[at..]);
@@ -267,12 +281,6 @@ impl Decoded<'_> {
         out.truncate(from + (part.end - part.start) as usize);
         Ok(())
     }
-}
-
-fn append_bytes(source: &dyn Source, range: Range<u64>, out: &mut Vec<u8>) -> Result<(), Error> {
-    let from = out.len();
-    out.resize(from + (range.end - range.start) as usize, 0);
-    Ok(source.read_exact_at(&mut out[from..], range.start)?)
 }
 
 /// A part of a segment that is in memory.
@@ -330,20 +338,18 @@ mod tests {
         extents.iter().map(run).collect()
     }
 
-    fn content<'a>(kinds: &'a [Kind], source: &'a Memory, tables: &'a [Vec<Run>]) -> Content<'a> {
+    fn content<'a>(kinds: &'a [Kind], sources: &'a [Box<dyn Source>], tables: &'a [Vec<Run>]) -> Content<'a> {
+        let source = &*sources[0];
+        let extent = |start: usize, end: usize| Data::Extent(Extent { source, range: start as u64..end as u64 });
         Content::new(kinds.iter().zip(tables).map(|(kind, runs)| match kind {
-            Kind::Extents(extents) => Segment::Extents(Extents {
-                source: Box::new(|_| source),
-                runs,
-                len: extents.iter().map(|(from, to)| (to - from) as u64).sum(),
-            }),
-            Kind::Decoded(start, end) => Segment::Decoded(Decoded {
-                extent: Extent { source, range: *start as u64..*end as u64 },
-                decoder: DECODER,
-            }),
+            Kind::Extents(extents) => {
+                let len = extents.iter().map(|(from, to)| (to - from) as u64).sum();
+                Segment::Data(Data::Extents(Extents { sources, runs, len }))
+            }
+            Kind::Decoded(start, end) => Segment::Decoded(Decoded { data: extent(*start, *end), decoder: DECODER }),
             Kind::Borrowed(bytes) => Segment::Literal(Cow::Borrowed(bytes)),
             Kind::Owned(bytes) => Segment::Literal(Cow::Owned(bytes.clone())),
-            Kind::Extent(start, end) => Segment::Extent(Extent { source, range: *start as u64..*end as u64 }),
+            Kind::Extent(start, end) => Segment::Data(extent(*start, *end)),
             Kind::Generated(bytes) => Segment::Generated(Generated {
                 len: bytes.len() as u64,
                 write: Box::new(|range, out| out.extend_from_slice(&bytes[indices(&range)])),
@@ -355,7 +361,7 @@ mod tests {
         #[test]
         fn reads_like_plain_concatenation(kinds in prop::collection::vec(kind(), 0..6)) {
             let bytes: Vec<u8> = (0..64).collect();
-            let source = Memory::new(bytes.clone());
+            let sources: [Box<dyn Source>; 1] = [Box::new(Memory::new(bytes.clone()))];
             let whole: Vec<u8> = kinds.iter().flat_map(|kind| match kind {
                 Kind::Borrowed(bytes) | Kind::Owned(bytes) | Kind::Generated(bytes) => bytes.clone(),
                 Kind::Extent(start, end) => bytes[*start..*end].to_vec(),
@@ -370,7 +376,7 @@ mod tests {
                 Kind::Extents(extents) => runs(extents),
                 _ => Vec::new(),
             }).collect();
-            let content = || content(&kinds, &source, &tables);
+            let content = || content(&kinds, &sources, &tables);
             prop_assert_eq!(content().len(), whole.len() as u64);
             for offset in 0..whole.len() + 2 {
                 for size in 0..whole.len() + 2 - offset.min(whole.len()) {
@@ -390,12 +396,12 @@ mod tests {
         let npy = || {
             Content::new([
                 Segment::Literal(Cow::Borrowed(b"header")),
-                Segment::Extent(Extent { source: &source, range: 8..64 }),
+                Segment::Data(Data::Extent(Extent { source: &source, range: 8..64 })),
             ])
         };
-        assert!(matches!(npy().read_at(0, 6), Ok(Cow::Borrowed(_))));
-        assert!(matches!(npy().read_at(6, 56), Ok(Cow::Borrowed(bytes)) if bytes.len() == 56));
-        assert!(matches!(npy().read_at(6, 100), Ok(Cow::Borrowed(bytes)) if bytes.len() == 56));
-        assert!(matches!(npy().read_at(5, 2), Ok(Cow::Owned(bytes)) if bytes == b"r\x01"));
+        assert!(matches!(npy().read_at(0, 6), Ok(Bytes::Borrowed(_))));
+        assert!(matches!(npy().read_at(6, 56), Ok(Bytes::Borrowed(bytes)) if bytes.len() == 56));
+        assert!(matches!(npy().read_at(6, 100), Ok(Bytes::Borrowed(bytes)) if bytes.len() == 56));
+        assert!(matches!(npy().read_at(5, 2), Ok(Bytes::Owned(bytes)) if bytes == b"r\x01"));
     }
 }

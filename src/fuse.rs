@@ -91,7 +91,7 @@ fn errno(error: &fs::Error) -> Errno {
         fs::Error::IsADirectory => Errno::EISDIR,
         fs::Error::NoAttribute => Errno::ENODATA,
         fs::Error::Content(content::Error::Source(error)) => match error {
-            source::Error::Changed { .. } => Errno::ESTALE,
+            source::Error::Changed { .. } | source::Error::Replaced { .. } => Errno::ESTALE,
             source::Error::Cut { .. } | source::Error::OutOfRange { .. } | source::Error::NotAFile { .. } => Errno::EIO,
             source::Error::Io { error, .. } => error.raw_os_error().map_or(Errno::EIO, Errno::from_i32),
         },

@@ -3,11 +3,11 @@
 #![allow(unsafe_code, reason = "an allocator that counts")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::borrow::Cow;
 use std::cell::Cell;
 use weightfs::format::Mode;
 use weightfs::fs::{Owner, ROOT, Shown, Superblock};
 use weightfs::model::Model;
+use weightfs::source::Bytes;
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
@@ -47,7 +47,7 @@ fn a_raw_read_allocates_nothing() {
     let read = superblock.read(ino, 4, 8).unwrap();
     let attr = superblock.getattr(ino).unwrap();
     let after = ALLOCATIONS.get();
-    assert!(matches!(read, Cow::Borrowed([7, 7, 7, 7, 7, 7, 7, 7])));
+    assert!(matches!(read, Bytes::Borrowed([7, 7, 7, 7, 7, 7, 7, 7])));
     assert_eq!(attr.size, 16);
     assert_eq!(after - before, 0);
     // The count works.

@@ -19,6 +19,7 @@ use weightfs::fs::{Owner, Superblock};
 use weightfs::fuse::{Access, Session};
 use weightfs::model::{self, Model};
 use weightfs::name::printable;
+use weightfs::source::limit_open_files;
 
 /// Mounts a model; returns when it is unmounted, or in the background when the mount answers.
 pub fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
@@ -107,11 +108,16 @@ fn start_workers(signals: &SigSet) -> anyhow::Result<()> {
     started.context("cannot start threads")
 }
 
-/// Each file of a model takes a descriptor, and the usual limit of 1,024 is there for programs that use select(2).
+/// Each file of a model takes a descriptor while it is held open, and the usual limit of 1,024 is there for programs that
+/// use select(2).
 fn allow_descriptors() {
-    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        // With the limit as it was, a model of few files still opens.
-        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    /// For /dev/fuse in each thread, the log, and files that are read while others are closed.
+    const RESERVE: u64 = 48;
+    /// Each file takes a map too, of which the kernel gives 65,530 (`vm.max_map_count`).
+    const MOST: u64 = 16_384;
+    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        let limit = setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map_or(soft, |()| hard);
+        limit_open_files(limit.saturating_sub(RESERVE).clamp(4, MOST) as usize);
     }
 }
 
@@ -138,6 +144,9 @@ fn report(args: &MountArgs, model: &Model) {
     }
     if let Some(more @ 1..) = model.skipped().count().checked_sub(LINES) {
         log::warn!("{source}: left out {more} more; index.json lists all of them");
+    }
+    for remark in model.remarks().iter().take(LINES) {
+        log::warn!("{source}: {remark}");
     }
     let unknown: BTreeSet<_> = model.shards().iter().flat_map(|shard| shard.header.unknown_dtypes()).collect();
     for dtype in unknown.iter().take(LINES) {
@@ -166,7 +175,8 @@ impl Mountpoint {
             Some(path) => path.clone(),
             None => {
                 let source = &args.source;
-                let name = if source.is_dir() { source.file_name() } else { model::stem(source) };
+                let source = std::path::absolute(source)?;
+                let name = if source.is_dir() { source.file_name() } else { model::stem(&source) };
                 PathBuf::from(name.context("the source has no name to mount it under")?)
             }
         };

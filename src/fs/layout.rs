@@ -2,11 +2,12 @@
 
 use super::inode::{Dir, FileRef, Inode};
 use crate::format::Dtype;
-use crate::model::Kind;
+use crate::model::{Kind, MANIFEST};
 use crate::view::View;
 
 /// The root's entries: file name, the name by which `--views` calls it, and what it is.
-const ENTRIES: [(&str, &str, Inode); 11] = [
+const ENTRIES: [(&str, &str, Inode); 12] = [
+    (MANIFEST, "manifest", file(View::Manifest)),
     ("export", "export", Inode::Dir(Dir::Export)),
     ("f32", "f32", Inode::Dir(Dir::Flat(View::F32))),
     ("header.json", "header", file(View::Header)),
@@ -64,22 +65,53 @@ impl Shown {
         self.0.contains(&name)
     }
 
-    /// How many names a raw tensor has: the same inode stands in `tensors/` and in `tree/`, and, being F32, in `f32/`.
-    pub fn links(&self, dtype: Dtype) -> u32 {
-        let homes = [("tensors", true), ("tree", true), ("f32", dtype == Dtype::F32)];
+    /// How many names a raw tensor has: the same inode stands in `tensors/` and in `tree/`, and, being F32, in `f32/`; those
+    /// of the whole, of its shard, or of both.
+    pub(super) fn links(&self, dtype: Dtype, in_whole: bool, in_shard: bool) -> u32 {
+        let is_f32 = dtype == Dtype::F32;
+        let in_shard = in_shard && self.contains("shards");
+        let homes = [
+            ("tensors", in_whole),
+            ("tree", in_whole),
+            ("f32", in_whole && is_f32),
+            ("tensors", in_shard),
+            ("f32", in_shard && is_f32),
+        ];
         homes.iter().filter(|(name, has)| *has && self.contains(name)).count() as u32
     }
 }
 
 /// What the root of a model of that kind holds.
 pub(super) fn entries(shown: &Shown, kind: Kind) -> impl Iterator<Item = (&'static str, Inode)> {
-    let elsewhere = match kind {
-        Kind::File => "shards",
+    let elsewhere: &[&str] = match kind {
+        Kind::File => &["shards", "manifest"],
         // Each shard has its own.
-        Kind::Sharded => "header",
+        Kind::Sharded => &["header", "manifest"],
+        Kind::Dataset => &["header"],
     };
     ENTRIES
         .into_iter()
-        .filter(move |entry| shown.contains(entry.1) && entry.1 != elsewhere)
+        .filter(move |entry| shown.contains(entry.1) && !elsewhere.contains(&entry.1))
         .map(|entry| (entry.0, entry.2))
+}
+
+/// What `shards/FILE/` holds of a model of that kind. Only the shards of a dataset have tensors that are not in the whole as
+/// they are.
+pub(super) fn shard_entries(shown: &Shown, kind: Kind, shard: u32) -> impl Iterator<Item = (&'static str, Inode)> {
+    let flat = |view| Inode::Dir(Dir::ShardFlat(view, shard));
+    let item = |view, item| Inode::File(FileRef { view, item });
+    let entries = [
+        ("f32", flat(View::F32)),
+        ("header.json", item(View::Header, shard)),
+        ("metadata", Inode::Dir(Dir::ShardMetadata(shard))),
+        // Number 0 is that of the whole model.
+        ("metadata.json", item(View::MetadataJson, shard + 1)),
+        ("npy", flat(View::Npy)),
+        ("safetensors", flat(View::Single)),
+        ("tensors", flat(View::Raw)),
+    ];
+    entries.into_iter().filter(move |(name, inode)| match inode {
+        Inode::Dir(Dir::ShardFlat(..)) => kind == Kind::Dataset && shown.contains(name),
+        _ => true,
+    })
 }

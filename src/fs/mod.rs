@@ -10,11 +10,11 @@ mod tests;
 mod tree;
 
 use crate::content;
-use crate::format::{Dtype, TensorInfo};
-use crate::model::{self, Model, Shard};
+use crate::format::Dtype;
+use crate::model::{self, Kind, Model, Place};
 use crate::name;
-use crate::source::Stat;
-use crate::view::{View, Views};
+use crate::source::{Bytes, Stat};
+use crate::view::{self, View, Views};
 use inode::{Dir, FileRef, Inode};
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -47,7 +47,7 @@ pub struct Superblock {
     owner: Owner,
     tree: OnceLock<Tree>,
     /// Whose names were too long for a file name, by what is left of them.
-    cut_tensors: OnceLock<HashMap<String, u32>>,
+    cut_tensors: OnceLock<HashMap<(Option<usize>, String), u32>>,
     cut_keys: OnceLock<HashMap<(Option<usize>, String), usize>>,
 }
 
@@ -136,17 +136,23 @@ pub enum Error {
     Content(#[from] content::Error),
 }
 
-/// Extended attributes of a tensor; the values are texts.
+/// Extended attributes of a tensor; the values are texts. One that is joined from several shards has no place of its own.
 const XATTRS: [(&str, XattrValue); 6] = [
-    ("user.weightfs.name", |tensor, _| tensor.name.to_owned()),
-    ("user.weightfs.dtype", |tensor, _| tensor.dtype.to_string()),
-    ("user.weightfs.shape", |tensor, _| format!("{:?}", tensor.shape)),
-    ("user.weightfs.nbytes", |tensor, _| tensor.nbytes().to_string()),
-    ("user.weightfs.offset", |tensor, _| tensor.range.start.to_string()),
-    ("user.weightfs.shard", |_, shard| shard.name.clone()),
+    ("user.weightfs.name", |model, at| Some(model.name(at).to_owned())),
+    ("user.weightfs.dtype", |model, at| Some(model.tensor(at).0.dtype.to_string())),
+    ("user.weightfs.shape", |model, at| Some(format!("{:?}", model.tensor(at).0.shape))),
+    ("user.weightfs.nbytes", |model, at| Some(model.tensor(at).0.nbytes().to_string())),
+    ("user.weightfs.offset", |model, at| match model.tensor(at) {
+        (tensor, Place::Shard(_)) => Some(tensor.range.start.to_string()),
+        _ => None,
+    }),
+    ("user.weightfs.shard", |model, at| match model.tensor(at).1 {
+        Place::Shard(shard) => Some(model.shards()[shard].name.clone()),
+        Place::Runs(_) => None,
+    }),
 ];
 
-type XattrValue = fn(&TensorInfo, &Shard) -> String;
+type XattrValue = fn(&Model, usize) -> Option<String>;
 
 /// Offsets of a listing before the first entry: `.` and `..` come first.
 const DOTS: u64 = 2;
@@ -154,7 +160,8 @@ const DOTS: u64 = 2;
 impl Superblock {
     /// A file system of `model` that shows what `shown` says.
     pub fn new(model: Model, shown: Shown, owner: Owner) -> Self {
-        let views = Views::new(model, shown.contains("tensors").then_some("tensors"));
+        let tensors = shown.contains("tensors");
+        let views = Views::new(model, view::Dirs { tensors, shards: tensors && shown.contains("shards") });
         let (tree, cut_tensors, cut_keys) = Default::default();
         Self { views, shown, owner, tree, cut_tensors, cut_keys }
     }
@@ -174,13 +181,17 @@ impl Superblock {
                 let tensor = name.strip_suffix(view.suffix()).and_then(|name| self.find_tensor(name));
                 tensor.and_then(|item| self.flat(view, item))
             }
+            Dir::ShardFlat(view, shard) => {
+                let name = name.strip_suffix(view.suffix());
+                name.and_then(|name| self.find_in_shard(shard as usize, name)).and_then(|item| self.flat(view, item))
+            }
             Dir::Metadata => {
                 let decoded = || self.views.find_decoded(name).map(|item| file(View::MetadataDecoded, item));
                 self.find_key(None, name).or_else(decoded)
             }
             Dir::ShardMetadata(shard) => self.find_key(Some(shard as usize), name),
             Dir::Shards => self.find_shard(name).map(|shard| Inode::Dir(Dir::Shard(shard as u32))),
-            Dir::Shard(shard) => shard_entries(shard).into_iter().find(|entry| entry.0 == name).map(|entry| entry.1),
+            Dir::Shard(shard) => self.shard(shard).find(|entry| entry.0 == name).map(|entry| entry.1),
             Dir::Export => {
                 let shown = |item: &usize| self.views.export(*item).is_some() && self.export_name(*item) == name;
                 (0..self.views.count(View::Export)).find(shown).map(|item| file(View::Export, item))
@@ -231,10 +242,11 @@ impl Superblock {
         match dir {
             Dir::Root => self.root().count(),
             Dir::Flat(_) => self.model().len(),
+            Dir::ShardFlat(_, shard) => self.model().tensors_of(shard as usize).len(),
             Dir::Metadata => self.views.metadata(None).len() + self.views.count(View::MetadataDecoded),
             Dir::ShardMetadata(shard) => self.views.metadata(Some(shard as usize)).len(),
             Dir::Shards => self.model().shards().len(),
-            Dir::Shard(shard) => shard_entries(shard).len(),
+            Dir::Shard(shard) => self.shard(shard).count(),
             Dir::Export => self.views.count(View::Export),
             Dir::Tree | Dir::TreeNode(_) => 0,
         }
@@ -247,23 +259,26 @@ impl Superblock {
             let (key, _) = self.views.metadata(shard).get(at)?;
             Some((file(View::Metadata, self.views.first_value_of(shard) + at), name::encode(key)))
         };
+        let tensor = |view: View, item: usize| {
+            let inode = self.flat(view, item)?;
+            let mut name = name::encode(self.model().name(item));
+            if !view.suffix().is_empty() {
+                name.to_mut().push_str(view.suffix());
+            }
+            Some((inode, name))
+        };
         match dir {
             Dir::Root => self.root().nth(at).map(named),
-            Dir::Flat(view) => {
-                let inode = self.flat(view, at)?;
-                let mut name = name::encode(self.model().name(at));
-                if !view.suffix().is_empty() {
-                    name.to_mut().push_str(view.suffix());
-                }
-                Some((inode, name))
-            }
+            Dir::Flat(_) if self.model().is_aside(at) => None,
+            Dir::Flat(view) => tensor(view, at),
+            Dir::ShardFlat(view, shard) => tensor(view, self.model().tensors_of(shard as usize).start + at),
             Dir::Metadata => key(None).or_else(|| {
                 let item = at - self.views.metadata(None).len();
                 Some((file(View::MetadataDecoded, item), self.views.decoded_name(item).into()))
             }),
             Dir::ShardMetadata(shard) => key(Some(shard as usize)),
             Dir::Shards => Some((Inode::Dir(Dir::Shard(at as u32)), name::encode(&self.model().shards()[at].name))),
-            Dir::Shard(shard) => shard_entries(shard).into_iter().nth(at).map(named),
+            Dir::Shard(shard) => self.shard(shard).nth(at).map(named),
             Dir::Export => self.views.export(at).map(|_| (file(View::Export, at), self.export_name(at).into())),
             Dir::Tree | Dir::TreeNode(_) => None,
         }
@@ -272,7 +287,7 @@ impl Superblock {
     /// The bytes of a file from `offset` on: `size` of them, fewer only at its end.
     ///
     /// They may lie in the map of a source: see [`crate::source::Source::bytes`].
-    pub fn read(&self, ino: Ino, offset: u64, size: u32) -> Result<Cow<'_, [u8]>, Error> {
+    pub fn read(&self, ino: Ino, offset: u64, size: u32) -> Result<Bytes<'_>, Error> {
         let file = self.file(ino)?;
         Ok(self.views.content(file.view, file.item as usize).read_at(offset, size)?)
     }
@@ -281,15 +296,15 @@ impl Superblock {
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, Error> {
         let Ok(FileRef { view: View::Raw, item }) = self.file(ino) else { return Err(Error::NoAttribute) };
         let (_, value) = XATTRS.iter().find(|xattr| xattr.0.as_bytes() == name).ok_or(Error::NoAttribute)?;
-        let (tensor, shard) = self.model().tensor(item as usize);
-        Ok(value(&tensor, shard).into_bytes())
+        value(self.model(), item as usize).map(String::into_bytes).ok_or(Error::NoAttribute)
     }
 
     /// The names of the extended attributes of an inode, each ended by NUL.
     pub fn listxattr(&self, ino: Ino) -> Result<Vec<u8>, Error> {
         match self.inode(ino)? {
-            Inode::File(FileRef { view: View::Raw, .. }) => {
-                Ok(XATTRS.iter().flat_map(|xattr| [xattr.0.as_bytes(), b"\0"].concat()).collect())
+            Inode::File(FileRef { view: View::Raw, item }) => {
+                let has = |xattr: &&(&str, XattrValue)| xattr.1(self.model(), item as usize).is_some();
+                Ok(XATTRS.iter().filter(has).flat_map(|xattr| [xattr.0.as_bytes(), b"\0"].concat()).collect())
             }
             _ => Ok(Vec::new()),
         }
@@ -297,7 +312,7 @@ impl Superblock {
 
     /// Size of the whole.
     pub fn statfs(&self) -> Statfs {
-        let sizes = self.model().shards().iter().map(|shard| shard.source.len().div_ceil(SECTOR));
+        let sizes = self.model().sources().iter().map(|source| source.len().div_ceil(SECTOR));
         Statfs { blocks: sizes.sum(), files: (self.model().len() + self.model().metadata().len()) as u64 }
     }
 
@@ -305,23 +320,42 @@ impl Superblock {
         layout::entries(&self.shown, self.model().kind())
     }
 
+    fn shard(&self, shard: u32) -> impl Iterator<Item = (&'static str, Inode)> {
+        layout::shard_entries(&self.shown, self.model().kind(), shard)
+    }
+
     fn tree(&self) -> &Tree {
         self.tree.get_or_init(|| Tree::new(self.model()))
     }
 
     fn find_tensor(&self, encoded: &str) -> Option<usize> {
-        let model = self.model();
         match name::decode(encoded) {
-            Some(name) => model.find(&name),
-            None if name::is_cut(encoded) => {
-                let cut = self.cut_tensors.get_or_init(|| {
-                    let cut = |at| Some((name::cut(model.name(at))?, at as u32));
-                    (0..model.len()).filter_map(cut).collect()
-                });
-                cut.get(encoded).map(|at| *at as usize)
-            }
-            None => None,
+            Some(name) => self.model().find(&name),
+            None => self.find_cut(None, encoded),
         }
+    }
+
+    fn find_in_shard(&self, shard: usize, encoded: &str) -> Option<usize> {
+        match name::decode(encoded) {
+            Some(name) => self.model().find_in(shard, &name),
+            None => self.find_cut(Some(shard), encoded),
+        }
+    }
+
+    /// The tensor of a shard, or of the whole, whose cut name that is.
+    fn find_cut(&self, shard: Option<usize>, encoded: &str) -> Option<usize> {
+        let model = self.model();
+        let cut = self.cut_tensors.get_or_init(|| {
+            let whole = (0..model.len()).filter(|at| !model.is_aside(*at)).map(|at| (None, at));
+            let in_shards = |shard| model.tensors_of(shard).map(move |at| (Some(shard), at));
+            let shards = if model.kind() == Kind::Dataset { model.shards().len() } else { 0 };
+            let cut = |(shard, at): (Option<usize>, usize)| Some(((shard, name::cut(model.name(at))?), at as u32));
+            whole.chain((0..shards).flat_map(in_shards)).filter_map(cut).collect()
+        });
+        if !name::is_cut(encoded) {
+            return None;
+        }
+        cut.get(&(shard, encoded.to_owned())).map(|at| *at as usize)
     }
 
     /// The file of a tensor in a flat directory, if it has one there.
@@ -378,6 +412,9 @@ impl Superblock {
             }
             Inode::Dir(Dir::TreeNode(node)) => node < self.tree().nodes(),
             Inode::Dir(Dir::Shard(shard) | Dir::ShardMetadata(shard)) => (shard as usize) < self.model().shards().len(),
+            Inode::Dir(Dir::ShardFlat(_, shard)) => {
+                self.model().kind() == Kind::Dataset && (shard as usize) < self.model().shards().len()
+            }
             Inode::Dir(_) => true,
         };
         exists.then_some(inode).ok_or(Error::NoEntry)
@@ -401,7 +438,7 @@ impl Superblock {
         match dir {
             Dir::TreeNode(node) => self.tree().parent(self.model(), node).map_or(Dir::Tree, Dir::TreeNode).ino(),
             Dir::Shard(_) => Dir::Shards.ino(),
-            Dir::ShardMetadata(shard) => Dir::Shard(shard).ino(),
+            Dir::ShardMetadata(shard) | Dir::ShardFlat(_, shard) => Dir::Shard(shard).ino(),
             _ => ROOT,
         }
     }
@@ -414,10 +451,16 @@ impl Superblock {
             Inode::Dir(_) => Attr { is_dir: true, perm: perm | perm >> 2, ..attr },
             Inode::File(FileRef { view, item }) => {
                 let size = self.views.content(view, item as usize).len();
+                let (model, at) = (self.model(), item as usize);
                 match view {
                     View::Raw => {
-                        let nlink = self.shown.links(self.model().tensor(item as usize).0.dtype);
-                        Attr { size, blocks: size.div_ceil(SECTOR), nlink, ..attr }
+                        let (in_whole, is_aside) = (at < model.len(), model.is_aside(at));
+                        let (tensor, place) = model.tensor(at);
+                        let in_shard = model.kind() == Kind::Dataset && matches!(place, Place::Shard(_));
+                        let nlink = self.shown.links(tensor.dtype, in_whole && !is_aside, in_shard);
+                        // A part of a joined array takes no room besides it.
+                        let whole = if in_whole || is_aside { size.div_ceil(SECTOR) } else { u64::from(size > 0) };
+                        Attr { size, blocks: whole, nlink, ..attr }
                     }
                     // One, so that `du` all but leaves it out. None would have `tar --sparse` take it for a hole
                     // and store zeros.
@@ -426,16 +469,6 @@ impl Superblock {
             }
         }
     }
-}
-
-/// What `shards/FILE/` holds.
-fn shard_entries(shard: u32) -> [(&'static str, Inode); 3] {
-    [
-        ("header.json", file(View::Header, shard as usize)),
-        ("metadata", Inode::Dir(Dir::ShardMetadata(shard))),
-        // Number 0 is that of the whole model.
-        ("metadata.json", file(View::MetadataJson, shard as usize + 1)),
-    ]
 }
 
 fn file(view: View, item: usize) -> Inode {

@@ -28,9 +28,10 @@ pub(super) struct Tree {
 
 impl Tree {
     pub fn new(model: &Model) -> Self {
-        let mut order: Vec<u32> = (0..model.len() as u32).collect();
+        let mut order: Vec<u32> = (0..model.len() as u32).filter(|at| !model.is_aside(*at as usize)).collect();
         order.par_sort_unstable_by(|a, b| compare_paths(model.name(*a as usize), model.name(*b as usize)));
-        let mut tree = Self { order, entered: Vec::with_capacity(model.len() + 1), cut: OnceLock::new() };
+        let entered = Vec::with_capacity(order.len() + 1);
+        let mut tree = Self { order, entered, cut: OnceLock::new() };
         let mut nodes = 0;
         for at in 0..tree.order.len() {
             tree.entered.push(nodes);

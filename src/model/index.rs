@@ -2,42 +2,20 @@
 //!
 //! Source: `huggingface_hub`, `serialization/_torch.py`: `{"metadata": {...}, "weight_map": {TENSOR: FILE}}`.
 
-use super::{Error as ModelError, Kind, Model, SAFETENSORS, Shard, read_header};
+use super::set::{self, Error, File, Names, Set};
+use super::{Error as ModelError, Kind, Model, Shard};
 use crate::format::{Mode, Skipped, quote};
-use crate::source::{self, MappedFile, Source};
+use hashbrown::DefaultHashBuilder;
 use rayon::prelude::*;
 use serde::Deserialize;
-use serde::de::{Deserializer, MapAccess, Visitor};
-use serde_json::value::RawValue;
+use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 use std::borrow::Cow;
 use std::cell::LazyCell;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::os::unix::fs::MetadataExt;
+use std::hash::BuildHasher;
 use std::path::Path;
-
-/// Longest index, in bytes: five times that of a model of half a million tensors.
-const INDEX_MAX: u64 = 300 << 20;
-
-/// Most shards: each keeps a descriptor and a map.
-const SHARDS_MAX: usize = 10_000;
-
-/// Why an index cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
-    #[error("an index of {len} bytes; at most {INDEX_MAX} are read")]
-    TooLong { len: u64 },
-    #[error("no index of a sharded model: {reason}")]
-    Json { reason: String },
-    #[error("names {found} shards; at most {SHARDS_MAX} can be mounted")]
-    TooManyShards { found: usize },
-    #[error("refused: shard {} {why}", quote(shard))]
-    Refused { shard: String, why: &'static str },
-    #[error("shards {} and {} are the same file", quote(a), quote(b))]
-    SameFile { a: String, b: String },
-    #[error("none of its shards can be mounted")]
-    Nothing,
-}
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A point on which the index and the shards do not agree.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -56,6 +34,11 @@ pub enum Mismatch {
 }
 
 impl Mismatch {
+    /// As what is left out for it.
+    pub(super) fn skipped(&self) -> Skipped {
+        Skipped { name: self.subject().to_owned(), reason: self.to_string() }
+    }
+
     /// The tensor or shard that is to blame.
     fn subject(&self) -> &str {
         match self {
@@ -68,138 +51,127 @@ impl Mismatch {
     }
 }
 
-/// The text of `weight_map`. It names every tensor, so that it is gone through twice and never kept.
-#[derive(Deserialize)]
-struct Index<'t> {
-    #[serde(borrow)]
-    weight_map: &'t RawValue,
-}
+/// A tensor and the number of the shard that it should be in.
+type Entry<'t> = (Cow<'t, str>, u32);
 
 /// A string as it lies in the text, where nothing in it is escaped.
 #[derive(Deserialize)]
 struct Text<'t>(#[serde(borrow)] Cow<'t, str>);
 
-/// Hands each tensor and its shard to a closure.
-struct Entries<F>(F);
+/// Reads an index, or the `weight_map` in it, and numbers the shards as they are named.
+struct Reader<'r, 'a, 'scope> {
+    names: &'r mut Names<'a, 'scope>,
+    /// Why a shard was refused: more than a parser of JSON can say.
+    refused: &'r mut Option<Error>,
+    inside: bool,
+}
 
-impl<'de, F: FnMut(&str, &str)> Visitor<'de> for Entries<F> {
-    type Value = ();
+impl<'de> DeserializeSeed<'de> for Reader<'_, '_, '_> {
+    type Value = Vec<Entry<'de>>;
 
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object of tensor and file names")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
-        while let Some((tensor, shard)) = map.next_entry::<Text, Text>()? {
-            (self.0)(&tensor.0, &shard.0);
-        }
-        Ok(())
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
     }
 }
 
-/// Calls `visit` with each tensor and the shard that it should be in.
-fn each_entry(map: &RawValue, visit: impl FnMut(&str, &str)) -> Result<(), serde_json::Error> {
-    serde_json::Deserializer::from_str(map.get()).deserialize_map(Entries(visit))
+impl<'de> Visitor<'de> for Reader<'_, '_, '_> {
+    type Value = Vec<Entry<'de>>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.inside { "an object of tensor and file names" } else { "an object with a weight_map" })
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let Self { names, refused, inside } = self;
+        if inside {
+            let mut entries = Vec::new();
+            while let Some((tensor, shard)) = map.next_entry::<Text, Text>()? {
+                let number = names.number(&shard.0).map_err(|error| {
+                    *refused = Some(error);
+                    A::Error::custom("refused")
+                })?;
+                entries.push((tensor.0, number));
+            }
+            return Ok(entries);
+        }
+        let mut entries = None;
+        while let Some(key) = map.next_key::<Text>()? {
+            if key.0 != "weight_map" {
+                map.next_value::<IgnoredAny>()?;
+            } else if entries.is_some() {
+                return Err(A::Error::duplicate_field("weight_map"));
+            } else {
+                entries = Some(map.next_value_seed(Reader { names, refused, inside: true })?);
+            }
+        }
+        entries.ok_or_else(|| A::Error::missing_field("weight_map"))
+    }
 }
 
 /// Opens all shards that the index at `path` names, and holds them to it.
 pub(super) fn open(path: &Path, mode: Mode) -> Result<Model, ModelError> {
-    let error = |error| ModelError::Index { path: path.to_owned(), error };
-    let json = |reason: serde_json::Error| error(Error::Json { reason: reason.to_string() });
-    let text = read(path)?;
-    let index: Index = serde_json::from_slice(&text).map_err(json)?;
-    let mut names: BTreeSet<String> = BTreeSet::new();
-    each_entry(index.weight_map, |_, shard| {
-        if !names.contains(shard) {
-            names.insert(shard.to_owned());
-        }
-    })
-    .map_err(json)?;
-    let names: Vec<String> = names.into_iter().collect();
-    check(&names).map_err(error)?;
-    let dir = path.parent().unwrap_or(Path::new(""));
-    let opened: Vec<_> = names.par_iter().map(|name| open_shard(&dir.join(name), name, mode)).collect();
-    let mut mismatches = Vec::new();
-    let mut shards = Vec::new();
-    let mut files: HashMap<(u64, u64), &str> = HashMap::new();
-    for (name, opened) in names.iter().zip(opened) {
-        match opened {
-            Ok((shard, file)) => {
-                if let Some(other) = files.insert(file, name) {
-                    return Err(error(Error::SameFile { a: other.to_owned(), b: name.clone() }));
-                }
-                shards.push(shard);
-            }
-            Err(reason) => mismatches.push(Mismatch::Shard { shard: name.clone(), reason: reason.to_string() }),
-        }
-    }
-    audit(index.weight_map, &mut shards, &mut mismatches).map_err(json)?;
+    let text = set::read_list(path)?;
+    let (entries, Set { names, homes, files, broken }) = set::open(path, mode, |names| {
+        let mut refused = None;
+        let reader = Reader { names, refused: &mut refused, inside: false };
+        let mut json = serde_json::Deserializer::from_slice(&text);
+        let entries = reader.deserialize(&mut json).and_then(|entries| json.end().map(|()| entries));
+        entries.map_err(|error| {
+            let json =
+                |error: serde_json::Error| Error::Json { what: "index of a sharded model", reason: error.to_string() };
+            refused.unwrap_or_else(|| json(error))
+        })
+    })?;
+    let (mut shards, sources): (Vec<Shard>, Vec<_>) = files.into_iter().unzip();
+    let mut mismatches = broken;
+    audit(last_of_each(entries), &names, &homes, &mut shards, &mut mismatches);
+    drop(text);
     if mode == Mode::Strict && !mismatches.is_empty() {
         let more = mismatches.len() - 1;
         return Err(ModelError::Mismatch { path: path.to_owned(), mismatch: mismatches.swap_remove(0), more });
     }
-    if shards.is_empty() && !names.is_empty() {
-        return Err(error(Error::Nothing));
-    }
-    let skipped = |mismatch: &Mismatch| Skipped { name: mismatch.subject().to_owned(), reason: mismatch.to_string() };
-    Ok(Model::new(path, Kind::Sharded, shards, mismatches.iter().map(skipped).collect()))
+    let files: Vec<File> = shards.into_iter().zip(sources).collect();
+    Ok(Model::new(path, Kind::Sharded, files, mismatches.iter().map(Mismatch::skipped).collect()))
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, ModelError> {
-    let source = MappedFile::open(path)?;
-    if source.len() > INDEX_MAX {
-        let error = Error::TooLong { len: source.len() };
-        return Err(ModelError::Index { path: path.to_owned(), error });
+/// Of a tensor that stands in the index more than once the last entry, as Python reads it.
+fn last_of_each(mut entries: Vec<Entry>) -> Vec<Entry> {
+    let hasher = DefaultHashBuilder::default();
+    let mut hashes: Vec<u64> = entries.par_iter().map(|(tensor, _)| hasher.hash_one(&tensor[..])).collect();
+    hashes.par_sort_unstable();
+    // A table of all names is made only where two seem to be the same.
+    if hashes.windows(2).any(|pair| pair[0] == pair[1]) {
+        entries.reverse();
+        let mut seen = HashSet::new();
+        entries.retain(|(tensor, _)| seen.insert(tensor.clone()));
     }
-    let mut text = vec![0; source.len() as usize];
-    source.read_exact_at(&mut text, 0)?;
-    Ok(text)
-}
-
-/// Refuses names that lead elsewhere, before any of them is opened.
-fn check(names: &[String]) -> Result<(), Error> {
-    if names.len() > SHARDS_MAX {
-        return Err(Error::TooManyShards { found: names.len() });
-    }
-    for name in names {
-        let why = if name.starts_with('/') {
-            "is an absolute path"
-        } else if name.split('/').any(|part| part == "..") {
-            "leads out of the directory"
-        } else if !name.ends_with(SAFETENSORS) {
-            "is no .safetensors file"
-        } else {
-            continue;
-        };
-        return Err(Error::Refused { shard: name.clone(), why });
-    }
-    Ok(())
-}
-
-/// A shard, and the device and inode number that tell whether it is another one by a second name.
-fn open_shard(path: &Path, name: &str, mode: Mode) -> Result<(Shard, (u64, u64)), ModelError> {
-    let source = MappedFile::open(path)?;
-    let io = |error| source::Error::Io { path: path.to_owned(), error };
-    let metadata = std::fs::metadata(path).map_err(io)?;
-    let header = read_header(path, &source, mode)?;
-    Ok((Shard { name: name.to_owned(), source: Box::new(source), header }, (metadata.dev(), metadata.ino())))
+    entries
 }
 
 /// Compares both ways, and leaves each tensor in one shard only: the one that the index names, or else the first.
 ///
 /// Nothing is allocated for a tensor about which both agree.
-fn audit(map: &RawValue, shards: &mut [Shard], mismatches: &mut Vec<Mismatch>) -> Result<(), serde_json::Error> {
-    let homes: HashMap<&str, usize> = shards.iter().enumerate().map(|(at, shard)| (&shard.name[..], at)).collect();
-    let mut stated: Vec<Vec<bool>> = shards.iter().map(|shard| vec![false; shard.header.len()]).collect();
-    // What the shard that the index names does not have, and that shard.
-    let mut absent: HashMap<String, String> = HashMap::new();
-    each_entry(map, |tensor, shard| {
-        let home = homes.get(shard).copied();
-        match home.and_then(|home| Some((home, shards[home].header.find(tensor)?))) {
-            Some((home, found)) => stated[home][found] = true,
-            None => drop(absent.insert(tensor.to_owned(), shard.to_owned())),
+fn audit(
+    entries: Vec<Entry>,
+    names: &[String],
+    homes: &[Option<usize>],
+    shards: &mut [Shard],
+    mismatches: &mut Vec<Mismatch>,
+) {
+    let unmarked = |shard: &Shard| (0..shard.header.len()).map(|_| AtomicBool::new(false)).collect();
+    let stated: Vec<Vec<AtomicBool>> = shards.iter().map(unmarked).collect();
+    let is_absent = |(tensor, shard): &Entry| {
+        let Some(home) = homes[*shard as usize] else { return true };
+        let found = shards[home].header.find(tensor);
+        if let Some(found) = found {
+            stated[home][found].store(true, Ordering::Relaxed);
         }
-    })?;
+        found.is_none()
+    };
+    // What the shard that the index names does not have, and that shard.
+    let mut absent: HashMap<Cow<str>, u32> = entries.into_par_iter().filter(is_absent).collect();
+    let stated: Vec<Vec<bool>> =
+        stated.into_iter().map(|shard| shard.into_iter().map(AtomicBool::into_inner).collect()).collect();
     let mut dropped: Vec<HashSet<String>> = vec![HashSet::new(); shards.len()];
     // Made only where there is something to look up.
     let at_home = LazyCell::new(|| {
@@ -227,7 +199,7 @@ fn audit(map: &RawValue, shards: &mut [Shard], mismatches: &mut Vec<Mismatch>) -
                     strays.insert(name, at);
                     let (tensor, found) = owned();
                     mismatches.push(match absent.remove(name) {
-                        Some(shard) => Mismatch::Elsewhere { tensor, shard, found },
+                        Some(shard) => Mismatch::Elsewhere { tensor, shard: names[shard as usize].clone(), found },
                         None => Mismatch::Unnamed { tensor, shard: found },
                     });
                 }
@@ -235,8 +207,13 @@ fn audit(map: &RawValue, shards: &mut [Shard], mismatches: &mut Vec<Mismatch>) -
         }
     }
     // What a missing shard holds is told by that shard.
-    let absent = absent.into_iter().filter(|(_, shard)| homes.contains_key(&shard[..]));
-    mismatches.extend(absent.map(|(tensor, shard)| Mismatch::Absent { tensor, shard }));
+    let absent = absent.into_iter().filter(|(_, shard)| homes[*shard as usize].is_some());
+    mismatches.extend(
+        absent.map(|(tensor, shard)| Mismatch::Absent {
+            tensor: tensor.into_owned(),
+            shard: names[shard as usize].clone(),
+        }),
+    );
     // Missing shards first: they explain the most.
     mismatches.sort_by_key(|mismatch| (!matches!(mismatch, Mismatch::Shard { .. }), mismatch.subject().to_owned()));
     for (shard, dropped) in shards.iter_mut().zip(dropped) {
@@ -244,5 +221,4 @@ fn audit(map: &RawValue, shards: &mut [Shard], mismatches: &mut Vec<Mismatch>) -
             shard.header.retain(|name| !dropped.contains(name));
         }
     }
-    Ok(())
 }

@@ -1,30 +1,48 @@
 //! A model: knows which files it consists of and what tensors they hold; opens them and drives the parsers.
 
+mod dataset;
 mod index;
+mod set;
 
 use crate::format::{self, Header, Mode, NameTable, Skipped, TensorInfo, safetensors};
-use crate::source::{self, MappedFile, Source, Stat};
+use crate::source::{self, MappedFile, Run, Source, Stat};
 use std::ffi::OsStr;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
+pub use dataset::MANIFEST;
 pub use index::Mismatch;
 
 /// All tensors of one file, or of the many files of one model as one name space.
 ///
-/// Tensors are numbered through: shard by shard in the order of their names, each in the order of its data.
+/// Tensors are numbered through: first the arrays that are joined from several shards, by name; then those of the files, shard
+/// by shard in the order of their names, each in the order of its data. The name space is that of the first
+/// [`Model::len`] of them.
 #[derive(Debug)]
 pub struct Model {
     path: PathBuf,
     kind: Kind,
     shards: Vec<Shard>,
+    /// The bytes of the shards, each at its shard's place.
+    sources: Vec<Box<dyn Source>>,
+    joined: Vec<Joined>,
+    /// How many tensors are in the name space of the whole.
+    len: usize,
+    /// Tensors that are in their shard only, in rising order.
+    aside: Vec<u32>,
     /// The number of the first tensor of each shard.
     first: Vec<u32>,
-    /// Of all shards, where there are several; one finds its names by itself.
-    by_name: NameTable,
+    /// Of all shards, where there are several and somebody asks; one finds its names by itself.
+    by_name: OnceLock<NameTable>,
+    /// `dataset_manifest.json`, of a dataset.
+    manifest: Option<Box<dyn Source>>,
     metadata: Vec<(String, String)>,
     /// What the index and the files do not agree on.
     mismatches: Vec<Skipped>,
+    /// What else should be said of it.
+    remarks: Vec<String>,
 }
 
 /// What a model was opened from.
@@ -34,16 +52,35 @@ pub enum Kind {
     File,
     /// An index and the shards that it names.
     Sharded,
+    /// A manifest and the shards that it names.
+    Dataset,
+}
+
+/// Where the data of a tensor is.
+#[derive(Debug, Clone, Copy)]
+pub enum Place<'a> {
+    /// In one shard, by its number.
+    Shard(usize),
+    /// In several, one run after the other.
+    Runs(&'a [Run]),
+}
+
+/// Tensors of several shards as one, concatenated along the first dimension.
+#[derive(Debug)]
+struct Joined {
+    /// The number of the first of them: it has the name and the dtype of all.
+    like: u32,
+    shape: Vec<u64>,
+    runs: Vec<Run>,
+    nbytes: u64,
 }
 
 /// One file of a model.
 #[derive(Debug)]
 pub struct Shard {
-    /// File name; of a shard as the index gives it.
+    /// File name; of a shard as the index or the manifest gives it.
     pub name: String,
-    /// Its bytes.
-    pub source: Box<dyn Source>,
-    /// What they hold.
+    /// What it holds.
     pub header: Header,
 }
 
@@ -61,18 +98,18 @@ pub enum Error {
         /// What is wrong with it.
         error: format::Error,
     },
-    /// The index of a sharded model cannot be used.
+    /// The index of a sharded model or the manifest of a dataset cannot be used.
     #[error("{}: {error}", path.display())]
-    Index {
-        /// The index.
+    Set {
+        /// The index or manifest.
         path: PathBuf,
         /// What is wrong with it.
-        error: index::Error,
+        error: set::Error,
     },
     /// The index and the shards do not agree.
     #[error("{}: {mismatch}{} (--lenient mounts the rest)", path.display(), and_more(*more))]
     Mismatch {
-        /// The index.
+        /// The index or manifest.
         path: PathBuf,
         /// The first of all.
         mismatch: Mismatch,
@@ -102,8 +139,12 @@ const INDEX: &str = ".safetensors.index.json";
 /// What the name of a file of tensors ends in.
 const SAFETENSORS: &str = ".safetensors";
 
-/// What the model in a file is called: the file's name without what those of its kind end in.
+/// What the model in a file is called: the file's name without what those of its kind end in, or of a dataset its
+/// directory's.
 pub fn stem(path: &Path) -> Option<&OsStr> {
+    if path.file_name()? == MANIFEST {
+        return path.parent()?.file_name();
+    }
     let name = path.file_name()?.as_bytes();
     let stem = [INDEX, SAFETENSORS].iter().find_map(|ending| name.strip_suffix(ending.as_bytes()));
     stem.filter(|stem| !stem.is_empty()).map(OsStr::from_bytes).or_else(|| path.file_stem())
@@ -115,7 +156,11 @@ impl Model {
         if path.is_dir() {
             return Self::open_directory(path, mode);
         }
-        if path.as_os_str().as_encoded_bytes().ends_with(INDEX.as_bytes()) {
+        let name = path.file_name().unwrap_or_default();
+        if name == MANIFEST {
+            return dataset::open(path, mode);
+        }
+        if name.as_bytes().ends_with(INDEX.as_bytes()) {
             return index::open(path, mode);
         }
         Self::from_source(path, Box::new(MappedFile::open(path)?), mode)
@@ -125,7 +170,7 @@ impl Model {
     pub fn from_source(path: &Path, source: Box<dyn Source>, mode: Mode) -> Result<Self, Error> {
         let name = path.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
         let header = read_header(path, &*source, mode)?;
-        Ok(Self::new(path, Kind::File, vec![Shard { name, source, header }], Vec::new()))
+        Ok(Self::new(path, Kind::File, vec![(Shard { name, header }, source)], Vec::new()))
     }
 
     /// The one index in a directory, or else the one file.
@@ -147,25 +192,43 @@ impl Model {
         }
     }
 
-    fn new(path: &Path, kind: Kind, shards: Vec<Shard>, mismatches: Vec<Skipped>) -> Self {
+    fn new(path: &Path, kind: Kind, files: Vec<(Shard, Box<dyn Source>)>, mismatches: Vec<Skipped>) -> Self {
+        let (shards, sources): (Vec<Shard>, Vec<_>) = files.into_iter().unzip();
         let count = |next: &mut u32, shard: &Shard| {
             let first = *next;
             *next += shard.header.len() as u32;
             Some(first)
         };
         let first = shards.iter().scan(0, count).collect();
+        let len = shards.iter().map(|shard| shard.header.len()).sum();
         let metadata = merge_metadata(&shards);
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        let mut model = Self { path, kind, shards, first, by_name: NameTable::with_capacity(0), metadata, mismatches };
-        if model.shards.len() != 1 {
-            let mut by_name = NameTable::with_capacity(model.len());
-            for at in 0..model.len() {
-                // A name that two shards have is a mismatch, and only one of them has been kept.
-                by_name.insert(at as u32, |at| model.name(at as usize));
-            }
-            model.by_name = by_name;
+        let (joined, aside, by_name, manifest, remarks) = Default::default();
+        Self {
+            path,
+            kind,
+            shards,
+            sources,
+            joined,
+            len,
+            aside,
+            first,
+            by_name,
+            manifest,
+            metadata,
+            mismatches,
+            remarks,
         }
-        model
+    }
+
+    /// Makes the name space that of arrays which are joined from tensors of the shards; `aside` are those of which none is.
+    fn number_joined(&mut self, mut joined: Vec<Joined>, mut aside: Vec<u32>) {
+        let by = joined.len() as u32;
+        joined.iter_mut().for_each(|joined| joined.like += by);
+        aside.iter_mut().for_each(|aside| *aside += by);
+        aside.sort_unstable();
+        self.first.iter_mut().for_each(|first| *first += by);
+        (self.len, self.joined, self.aside) = (joined.len(), joined, aside);
     }
 
     /// What the model was opened from, as an absolute path.
@@ -178,46 +241,93 @@ impl Model {
         self.kind
     }
 
-    /// Number of tensors.
+    /// Number of tensors in the name space of the whole.
     pub fn len(&self) -> usize {
-        self.first.last().map_or(0, |first| *first as usize) + self.shards.last().map_or(0, |shard| shard.header.len())
+        self.len
     }
 
-    /// Whether there are no tensors.
+    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.len == 0
     }
 
-    /// The tensor numbered `index` and the file that it lies in.
+    /// How many tensors have a number: those of the whole, and those that are in their shard only.
+    pub fn numbered(&self) -> usize {
+        self.joined.len() + self.shards.iter().map(|shard| shard.header.len()).sum::<usize>()
+    }
+
+    /// The numbers of the tensors of a shard.
+    pub fn tensors_of(&self, shard: usize) -> Range<usize> {
+        let first = self.first[shard] as usize;
+        first..first + self.shards[shard].header.len()
+    }
+
+    /// Tensors that are in no way part of the whole, in rising order: found in their shard only.
+    pub fn aside(&self) -> &[u32] {
+        &self.aside
+    }
+
+    /// Whether the tensor numbered `index` is one of those.
+    pub fn is_aside(&self, index: usize) -> bool {
+        self.aside.binary_search(&(index as u32)).is_ok()
+    }
+
+    /// The tensor numbered `index` and the place of its data. That of joined tensors is in `range` counted from its own
+    /// beginning.
     ///
     /// # Panics
-    /// Where `index` is not below [`Model::len`].
-    pub fn tensor(&self, index: usize) -> (TensorInfo<'_>, &Shard) {
+    /// Where `index` is not below [`Model::numbered`].
+    pub fn tensor(&self, index: usize) -> (TensorInfo<'_>, Place<'_>) {
+        if let Some(Joined { like, shape, runs, nbytes }) = self.joined.get(index) {
+            return (TensorInfo { shape, range: 0..*nbytes, ..self.tensor(*like as usize).0 }, Place::Runs(runs));
+        }
         let (shard, index) = self.locate(index);
-        let shard = &self.shards[shard];
-        (shard.header.tensor(index), shard)
+        (self.shards[shard].header.tensor(index), Place::Shard(shard))
     }
 
     /// The name of the tensor numbered `index`.
     ///
     /// # Panics
-    /// Where `index` is not below [`Model::len`].
+    /// Where `index` is not below [`Model::numbered`].
     pub fn name(&self, index: usize) -> &str {
+        let index = self.joined.get(index).map_or(index, |joined| joined.like as usize);
         let (shard, index) = self.locate(index);
         self.shards[shard].header.name(index)
     }
 
-    /// The number of the tensor called `name`.
+    /// The number of the tensor that is called `name` in the whole.
     pub fn find(&self, name: &str) -> Option<usize> {
-        match &self.shards[..] {
-            [one] => one.header.find(name),
-            _ => self.by_name.find(name, |at| self.name(at as usize)).map(|at| at as usize),
+        if let (Kind::File, [one]) = (self.kind, &self.shards[..]) {
+            return one.header.find(name);
         }
+        let table = || {
+            let mut table = NameTable::with_capacity(self.len);
+            for at in (0..self.len).filter(|at| !self.is_aside(*at)) {
+                table.insert(at as u32, |at| self.name(at as usize));
+            }
+            table
+        };
+        self.by_name.get_or_init(table).find(name, |at| self.name(at as usize)).map(|at| at as usize)
+    }
+
+    /// The number of the tensor that is called `name` in a shard.
+    pub fn find_in(&self, shard: usize, name: &str) -> Option<usize> {
+        self.shards[shard].header.find(name).map(|at| self.first[shard] as usize + at)
     }
 
     /// The files, in the order of their names.
     pub fn shards(&self) -> &[Shard] {
         &self.shards
+    }
+
+    /// The bytes of the files, each at the place of its shard.
+    pub fn sources(&self) -> &[Box<dyn Source>] {
+        &self.sources
+    }
+
+    /// The manifest of a dataset.
+    pub fn manifest(&self) -> Option<&dyn Source> {
+        self.manifest.as_deref()
     }
 
     /// `__metadata__` of all files, sorted by key. Of a key that several files have, the first file's value stands.
@@ -230,10 +340,15 @@ impl Model {
         self.mismatches.iter().chain(self.shards.iter().flat_map(|shard| shard.header.skipped()))
     }
 
+    /// What else there is to say: nothing is left out for it.
+    pub fn remarks(&self) -> &[String] {
+        &self.remarks
+    }
+
     /// Owner, permissions and time of the whole: nobody may read it who may not read each of its files, and it is as young
     /// as the youngest.
     pub fn stat(&self) -> Option<Stat> {
-        self.shards.iter().map(|shard| shard.source.stat()).reduce(|a, b| {
+        self.sources.iter().map(|source| source.stat()).reduce(|a, b| {
             let same_owner = (a.uid, a.gid) == (b.uid, b.gid);
             let both = a.mode & b.mode;
             // Of files of different owners only those are sure to be allowed to read who are neither.

@@ -1,23 +1,55 @@
-//! A mapped file: knows its descriptor and its map, and whether both still show what was opened.
+//! A mapped file: knows its descriptor and its map while they are held, and whether they still show what was opened.
 
-use super::{Error, Source, Stat, check};
+use super::pool::{POOL, Pool, Slot};
+use super::{Bytes, Error, Source, Stat, check};
 use std::fs::{File, Metadata, OpenOptions};
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
 /// A regular file, mapped read-only as a whole. Pages are read when the kernel copies them, not before.
+///
+/// Of very many files only some are held open. The others are opened again when they are read, and must then be the same.
 #[derive(Debug)]
 pub struct MappedFile {
+    /// As it was given, for messages.
     path: PathBuf,
-    file: File,
-    map: memmap2::Mmap,
+    /// From the root, to find it again.
+    place: PathBuf,
+    slot: Arc<Slot>,
+    pool: &'static Pool,
     opened: Version,
+    /// Device and inode number.
+    id: (u64, u64),
     stat: Stat,
     /// Whether the log has been told that the file is not what was opened.
     reported: AtomicBool,
+}
+
+/// A file that is held open.
+#[derive(Debug)]
+pub(super) struct Open {
+    file: File,
+    map: memmap2::Mmap,
+}
+
+/// A part of a map, which stays for as long as this does.
+#[derive(Debug, Clone)]
+pub struct Mapped {
+    open: Arc<Open>,
+    range: Range<usize>,
+}
+
+impl Deref for Mapped {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // Made by `MappedFile::bytes` only, which has looked whether the map has it.
+        self.open.map.get(self.range.clone()).unwrap_or_default()
+    }
 }
 
 /// What tells one content of a file from the next. Not ctime: chmod and link change it and leave the bytes alone.
@@ -37,51 +69,93 @@ impl Version {
 impl MappedFile {
     /// Opens and maps the file at `path`; symlinks are followed.
     pub fn open(path: &Path) -> Result<Self, Error> {
+        Self::open_in(path, &POOL)
+    }
+
+    fn open_in(path: &Path, pool: &'static Pool) -> Result<Self, Error> {
         let io = |error| Error::Io { path: path.to_owned(), error };
-        // Without O_NONBLOCK, opening a named pipe would wait for a writer.
-        let file = OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path).map_err(io)?;
-        let metadata = file.metadata().map_err(io)?;
-        if !metadata.is_file() {
-            return Err(Error::NotAFile { path: path.to_owned(), kind: kind(&metadata) });
-        }
-        // SAFETY: the map is read-only and nobody in this process writes to the file. Another process may cut or write
-        // it; `Source::bytes` is the only way to the map and promises its callers to look at nothing: they hand the
-        // slice to the kernel, which checks each page as it copies.
-        #[allow(unsafe_code)]
-        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
+        let place = std::path::absolute(path).map_err(io)?;
+        let slot = Arc::default();
+        let open = pool.get(&slot, || map(path))?;
+        let metadata = open.file.metadata().map_err(io)?;
         Ok(Self {
             path: path.to_owned(),
+            place,
+            slot,
+            pool,
             opened: Version::of(&metadata),
+            id: (metadata.dev(), metadata.ino()),
             stat: Stat {
                 uid: metadata.uid(),
                 gid: metadata.gid(),
                 mode: (metadata.mode() & 0o7777) as u16,
                 mtime: metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH),
             },
-            file,
-            map,
             reported: AtomicBool::new(false),
         })
     }
 
-    /// Refuses `range` unless the file is still what was opened; the first refusal is logged.
-    fn verify(&self, range: Range<u64>) -> Result<(), Error> {
-        let metadata = self.file.metadata().map_err(|error| Error::Io { path: self.path.clone(), error })?;
+    /// Device and inode number, by which a file is known under all its names.
+    pub fn id(&self) -> (u64, u64) {
+        self.id
+    }
+
+    /// The file, opened again where it is not held.
+    fn hold(&self) -> Result<Arc<Open>, Error> {
+        let again = || {
+            let open = map(&self.place)?;
+            let metadata = open.file.metadata().map_err(|error| self.io(error))?;
+            if (metadata.dev(), metadata.ino()) != self.id {
+                return Err(self.report(Error::Replaced { path: self.path.clone() }));
+            }
+            Ok(open)
+        };
+        self.pool.get(&self.slot, again)
+    }
+
+    /// Refuses `range` unless the file is still what was opened.
+    fn verify(&self, file: &File, range: Range<u64>) -> Result<(), Error> {
+        let metadata = file.metadata().map_err(|error| self.io(error))?;
         let now = Version::of(&metadata);
         if now == self.opened {
             return Ok(());
         }
         let path = self.path.clone();
-        let error = if range.end > now.len {
+        Err(self.report(if range.end > now.len {
             Error::Cut { path, opened: self.opened.len, now: now.len, range }
         } else {
             Error::Changed { path }
-        };
+        }))
+    }
+
+    /// Logs the first error of the file, and returns it.
+    fn report(&self, error: Error) -> Error {
         if !self.reported.swap(true, Ordering::Relaxed) {
             log::warn!("{error}");
         }
-        Err(error)
+        error
     }
+
+    fn io(&self, error: std::io::Error) -> Error {
+        Error::Io { path: self.path.clone(), error }
+    }
+}
+
+/// Opens and maps a regular file.
+fn map(path: &Path) -> Result<Open, Error> {
+    let io = |error| Error::Io { path: path.to_owned(), error };
+    // Without O_NONBLOCK, opening a named pipe would wait for a writer.
+    let file = OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path).map_err(io)?;
+    let metadata = file.metadata().map_err(io)?;
+    if !metadata.is_file() {
+        return Err(Error::NotAFile { path: path.to_owned(), kind: kind(&metadata) });
+    }
+    // SAFETY: the map is read-only and nobody in this process writes to the file. Another process may cut or write
+    // it; `Source::bytes` is the only way to the map and promises its callers to look at nothing: they hand the
+    // slice to the kernel, which checks each page as it copies.
+    #[allow(unsafe_code)]
+    let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
+    Ok(Open { file, map })
 }
 
 impl Source for MappedFile {
@@ -89,21 +163,24 @@ impl Source for MappedFile {
         self.opened.len
     }
 
-    fn bytes(&self, range: Range<u64>) -> Result<&[u8], Error> {
+    fn bytes(&self, range: Range<u64>) -> Result<Bytes<'_>, Error> {
         let indices = check(&range, self.len())?;
-        self.verify(range)?;
-        self.map
-            .get(indices.clone())
-            .ok_or(Error::OutOfRange { range: indices.start as u64..indices.end as u64, len: self.map.len() as u64 })
+        let open = self.hold()?;
+        self.verify(&open.file, range.clone())?;
+        if indices.end > open.map.len() {
+            return Err(Error::OutOfRange { range, len: open.map.len() as u64 });
+        }
+        Ok(Bytes::Mapped(Mapped { open, range: indices }))
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
         let range = offset..offset.saturating_add(buf.len() as u64);
         check(&range, self.len())?;
-        let read = self.file.read_exact_at(buf, offset);
+        let open = self.hold()?;
+        let read = open.file.read_exact_at(buf, offset);
         // Checked after the bytes were read, so that what is returned is of the version that was opened.
-        self.verify(range)?;
-        read.map_err(|error| Error::Io { path: self.path.clone(), error })
+        self.verify(&open.file, range)?;
+        read.map_err(|error| self.io(error))
     }
 
     fn stat(&self) -> Stat {
@@ -161,8 +238,49 @@ mod tests {
         let source = MappedFile::open(&path).unwrap();
         fs::write(dir.path().join("b"), b"new!").unwrap();
         fs::rename(dir.path().join("b"), &path).unwrap();
-        assert_eq!(source.bytes(0..3).unwrap(), b"old");
+        assert_eq!(&source.bytes(0..3).unwrap()[..], b"old");
         fs::remove_file(&path).unwrap();
-        assert_eq!(source.bytes(0..3).unwrap(), b"old");
+        assert_eq!(&source.bytes(0..3).unwrap()[..], b"old");
+    }
+
+    #[test]
+    fn only_so_many_files_are_held_and_all_can_be_read() {
+        let pool: &'static Pool = Box::leak(Box::new(Pool::new(3)));
+        let dir = tempfile::tempdir().unwrap();
+        let path = |at: usize| dir.path().join(at.to_string());
+        let mut sources = Vec::new();
+        for at in 0..20 {
+            fs::write(path(at), [at as u8; 5000]).unwrap();
+            sources.push(MappedFile::open_in(&path(at), pool).unwrap());
+        }
+        let held = || sources.iter().filter(|source| source.slot.is_held()).count();
+        assert_eq!(held(), 3);
+        // What was handed out before stays when its file is closed, whoever reads what meanwhile.
+        let kept: Vec<_> = sources.iter().map(|source| source.bytes(10..20).unwrap()).collect();
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let sources = &sources;
+                scope.spawn(move || {
+                    for round in 0..500 {
+                        let at = (round * 7 + thread * 5) % sources.len();
+                        assert_eq!(&sources[at].bytes(0..5000).unwrap()[..], [at as u8; 5000]);
+                        let mut buf = [99; 3];
+                        sources[at].read_exact_at(&mut buf, 1).unwrap();
+                        assert_eq!(buf, [at as u8; 3]);
+                    }
+                });
+            }
+        });
+        // One more for each thread that came at the same time.
+        assert!((1..=3 + 4).contains(&held()), "{}", held());
+        for (at, bytes) in kept.iter().enumerate() {
+            assert_eq!(&bytes[..], [at as u8; 10]);
+        }
+        // A file that is closed must be the same when it is opened again.
+        let closed = sources.iter().position(|source| !source.slot.is_held()).unwrap();
+        fs::rename(path((closed + 1) % 20), path(closed)).unwrap();
+        assert!(matches!(sources[closed].bytes(0..1), Err(Error::Replaced { .. })));
+        fs::remove_file(path(closed)).unwrap();
+        assert!(matches!(sources[closed].bytes(0..1), Err(Error::Io { .. })));
     }
 }

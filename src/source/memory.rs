@@ -1,6 +1,6 @@
 //! Bytes in memory: knows a vector, and is what the tests of the layers above read from.
 
-use super::{Error, Source, Stat, check};
+use super::{Bytes, Error, Source, Stat, check};
 use std::ops::Range;
 use std::time::SystemTime;
 
@@ -20,12 +20,12 @@ impl Source for Memory {
         self.0.len() as u64
     }
 
-    fn bytes(&self, range: Range<u64>) -> Result<&[u8], Error> {
-        Ok(&self.0[check(&range, self.len())?])
+    fn bytes(&self, range: Range<u64>) -> Result<Bytes<'_>, Error> {
+        Ok(Bytes::Borrowed(&self.0[check(&range, self.len())?]))
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
-        buf.copy_from_slice(self.bytes(offset..offset.saturating_add(buf.len() as u64))?);
+        buf.copy_from_slice(&self.bytes(offset..offset.saturating_add(buf.len() as u64))?);
         Ok(())
     }
 

@@ -2,15 +2,17 @@
 
 mod file;
 mod memory;
+mod pool;
 
 use std::fmt;
 use std::io;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::path::PathBuf;
 use std::time::SystemTime;
 
 pub use file::MappedFile;
 pub use memory::Memory;
+pub use pool::limit_open_files;
 
 /// A fixed run of bytes that stays what it was when it was opened, or says that it did not.
 pub trait Source: Send + Sync + fmt::Debug {
@@ -26,13 +28,47 @@ pub trait Source: Send + Sync + fmt::Debug {
     ///
     /// Looking into a page of a file that was cut meanwhile raises SIGBUS, while a system call given the same slice
     /// fails with EFAULT, which the reader sees as EIO.
-    fn bytes(&self, range: Range<u64>) -> Result<&[u8], Error>;
+    fn bytes(&self, range: Range<u64>) -> Result<Bytes<'_>, Error>;
 
     /// Copies `buf.len()` bytes from `offset` on: the door for everything that weightfs itself must see.
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error>;
 
     /// Who owns the bytes and since when they stand.
     fn stat(&self) -> Stat;
+}
+
+/// A run of bytes, and what keeps them where they are.
+#[derive(Debug, Clone)]
+pub enum Bytes<'a> {
+    /// In memory that outlives them.
+    Borrowed(&'a [u8]),
+    /// In the map of a file, which stays for as long as they do.
+    Mapped(file::Mapped),
+    /// Their own.
+    Owned(Vec<u8>),
+}
+
+impl Deref for Bytes<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Borrowed(bytes) => bytes,
+            Self::Mapped(mapped) => mapped,
+            Self::Owned(bytes) => bytes,
+        }
+    }
+}
+
+/// One of several runs of bytes in sources that are read as one: it goes on until the next one starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    /// In bytes from the start of the whole.
+    pub start: u64,
+    /// Number of the source.
+    pub source: u32,
+    /// In bytes from the start of the source.
+    pub offset: u64,
 }
 
 /// What the files made from a source inherit from it.
@@ -66,6 +102,12 @@ pub enum Error {
     /// The file is not the one that was opened any more.
     #[error("{}: written to since it was opened; mount it again", path.display())]
     Changed {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file gave way to others that were read, and there is another one by its name now.
+    #[error("{}: replaced by another file while too many were open to hold it; mount it again", path.display())]
+    Replaced {
         /// The file.
         path: PathBuf,
     },
@@ -124,7 +166,7 @@ mod tests {
         for start in 0..=len {
             for end in start..=len {
                 let expected = &content[start as usize..end as usize];
-                assert_eq!(source.bytes(start..end).unwrap(), expected);
+                assert_eq!(&source.bytes(start..end).unwrap()[..], expected);
                 let mut buf = vec![0; expected.len()];
                 source.read_exact_at(&mut buf, start).unwrap();
                 assert_eq!(buf, expected);

@@ -6,10 +6,11 @@
 
 use super::lines::{Lines, Out, STRIDE, write_list};
 use super::metadata;
-use crate::content::{Content, Extents, Run, Segment};
+use crate::content::{Content, Data, Extents, Segment};
 use crate::format::TensorInfo;
 use crate::format::safetensors::MAX_HEADER;
-use crate::model::Model;
+use crate::model::{Model, Place};
+use crate::source::Run;
 use std::borrow::Cow;
 use std::io;
 use std::ops::Range;
@@ -65,26 +66,32 @@ impl Export {
                 format!("\"__metadata__\":{json}{}", if model.is_empty() { "" } else { "," })
             }
         };
-        let (mut offsets, mut runs, mut data_len, mut tensors, mut fits) = (Vec::new(), Vec::new(), 0u64, 0, true);
-        for (source, shard) in (0..).zip(model.shards()) {
-            let mut end = None;
-            for tensor in shard.header.tensors() {
-                if tensors % STRIDE == 0 {
-                    offsets.push(data_len);
-                }
-                tensors += 1;
-                if tensor.nbytes() > 0 {
-                    if end != Some(tensor.range.start) {
-                        runs.push(Run { start: data_len, source, offset: tensor.range.start });
+        let (mut offsets, mut data_len, mut fits) = (Vec::new(), 0u64, true);
+        let mut runs = Runs::default();
+        for at in 0..model.len() {
+            if at % STRIDE == 0 {
+                offsets.push(data_len);
+            }
+            if model.is_aside(at) {
+                continue;
+            }
+            let (tensor, place) = model.tensor(at);
+            match place {
+                Place::Shard(shard) => runs.push(data_len, shard as u32, tensor.range.clone()),
+                Place::Runs(parts) => {
+                    let ends = parts.iter().skip(1).map(|next| next.start).chain([tensor.nbytes()]);
+                    for (part, end) in parts.iter().zip(ends) {
+                        let range = part.offset..part.offset + (end - part.start);
+                        runs.push(data_len + part.start, part.source, range);
                     }
-                    end = Some(tensor.range.end);
-                    // Tensors of a damaged file may overlap, so that there is more than any file can hold.
-                    let sum = tensor.nbytes().checked_add(data_len).filter(|sum| *sum <= DATA_MAX);
-                    fits &= sum.is_some();
-                    data_len = sum.unwrap_or(data_len);
                 }
             }
+            // Tensors of a damaged file may overlap, so that there is more than any file can hold.
+            let sum = tensor.nbytes().checked_add(data_len).filter(|sum| *sum <= DATA_MAX);
+            fits &= sum.is_some();
+            data_len = sum.unwrap_or(data_len);
         }
+        let runs = runs.runs;
         let entries = Lines::new(model.len(), |tensors, out| write_entries(model, &offsets, tensors, out));
         let frame = |metadata| Frame::new(metadata, entries.len()).filter(|_| fits);
         let (with_metadata, clean) = (frame(&metadata), frame(""));
@@ -104,22 +111,40 @@ impl Export {
             Segment::Literal(Cow::Borrowed(&frame.head)),
             self.entries.segment(|tensors, out| write_entries(model, &self.offsets, tensors, out)),
             Segment::Literal(Cow::Borrowed(&frame.tail)),
-            Segment::Extents(Extents {
-                source: Box::new(|shard| &*model.shards()[shard as usize].source),
-                runs: &self.runs,
-                len: self.data_len,
-            }),
+            Segment::Data(Data::Extents(Extents { sources: model.sources(), runs: &self.runs, len: self.data_len })),
         ]))
+    }
+}
+
+/// Runs of bytes, neighbours joined.
+#[derive(Default)]
+struct Runs {
+    runs: Vec<Run>,
+    /// Where the last one ends: its source, and the offset there.
+    end: Option<(u32, u64)>,
+}
+
+impl Runs {
+    fn push(&mut self, start: u64, source: u32, range: Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        if self.end != Some((source, range.start)) {
+            self.runs.push(Run { start, source, offset: range.start });
+        }
+        self.end = Some((source, range.end));
     }
 }
 
 /// The entries of a run of tensors, with commas between all of the model's.
 fn write_entries(model: &Model, offsets: &[u64], tensors: Range<usize>, out: Out) -> io::Result<()> {
     let from = tensors.start / STRIDE * STRIDE;
-    let before = (from..tensors.start).map(|at| model.tensor(at).0.nbytes());
+    let shown = |at: &usize| !model.is_aside(*at);
+    let before = (from..tensors.start).filter(shown).map(|at| model.tensor(at).0.nbytes());
     let mut offset = offsets.get(tensors.start / STRIDE).copied().unwrap_or(0) + before.sum::<u64>();
-    for at in tensors {
+    for at in tensors.filter(shown) {
         let (tensor, _) = model.tensor(at);
+        // The first of all is never aside.
         if at > 0 {
             out.write_all(b",")?;
         }

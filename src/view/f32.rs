@@ -1,6 +1,6 @@
 //! `f32/`: knows tensors as plain little-endian float32, for tools that know no other number.
 
-use crate::content::{Content, Decoded, Extent, Segment};
+use crate::content::{Content, Data, Decoded, Segment};
 use crate::format::{Dtype, TensorInfo};
 use crate::widen;
 
@@ -10,6 +10,6 @@ pub fn has(dtype: Dtype) -> bool {
 }
 
 /// Every element of a tensor as float32, in order.
-pub fn content<'a>(tensor: &TensorInfo, data: Extent<'a>) -> Content<'a> {
-    Content::new(widen::to_f32(tensor.dtype).map(|decoder| Segment::Decoded(Decoded { extent: data, decoder })))
+pub fn content<'a>(tensor: &TensorInfo, data: Data<'a>) -> Content<'a> {
+    Content::new(widen::to_f32(tensor.dtype).map(|decoder| Segment::Decoded(Decoded { data, decoder })))
 }

@@ -2,7 +2,7 @@
 
 use super::lines::{Lines, Out, write_list};
 use crate::content::{Content, Segment};
-use crate::model::Model;
+use crate::model::{Model, Place};
 use crate::name;
 use std::borrow::Cow;
 use std::io;
@@ -14,12 +14,21 @@ pub struct Index {
     head: String,
     lines: Lines,
     tail: String,
-    tensors_dir: Option<&'static str>,
+    dirs: Dirs,
+}
+
+/// Which directories of tensors the mount has, so that a line can say where its file is.
+#[derive(Debug, Clone, Copy)]
+pub struct Dirs {
+    /// `tensors/`.
+    pub tensors: bool,
+    /// `shards/FILE/tensors/`.
+    pub shards: bool,
 }
 
 impl Index {
-    /// Measures every line. `tensors_dir` is the directory of the raw tensors in the mount, if it is shown.
-    pub fn new(model: &Model, tensors_dir: Option<&'static str>) -> Self {
+    /// Measures every line.
+    pub fn new(model: &Model, dirs: Dirs) -> Self {
         let source = json(&model.path().to_string_lossy());
         let head = format!("{{\"source\": {source}, \"format\": \"safetensors\", \"tensors\": [\n");
         let skipped: Vec<String> = model
@@ -27,26 +36,44 @@ impl Index {
             .map(|skipped| format!("\n{{\"name\": {}, \"reason\": {}}}", json(&skipped.name), json(&skipped.reason)))
             .collect();
         let tail = format!("], \"skipped\": [{}]}}\n", skipped.join(","));
-        let lines = Lines::new(model.len(), |tensors, out| write_lines(model, tensors_dir, tensors, out));
-        Self { head, lines, tail, tensors_dir }
+        let lines = Lines::new(count(model), |tensors, out| write_lines(model, dirs, tensors, out));
+        Self { head, lines, tail, dirs }
     }
 
     /// The file.
     pub fn content<'a>(&'a self, model: &'a Model) -> Content<'a> {
         Content::new([
             Segment::Literal(Cow::Borrowed(self.head.as_bytes())),
-            self.lines.segment(|tensors, out| write_lines(model, self.tensors_dir, tensors, out)),
+            self.lines.segment(|tensors, out| write_lines(model, self.dirs, tensors, out)),
             Segment::Literal(Cow::Borrowed(self.tail.as_bytes())),
         ])
     }
 }
 
-fn write_lines(model: &Model, tensors_dir: Option<&str>, mut tensors: Range<usize>, out: Out) -> io::Result<()> {
-    tensors.try_for_each(|tensor| write_line(model, tensors_dir, tensor, out))
+/// The tensors that are no part of the whole and have numbers behind it; those with numbers in between are met on the way.
+fn behind(model: &Model) -> &[u32] {
+    &model.aside()[model.aside().partition_point(|at| (*at as usize) < model.len())..]
 }
 
-fn write_line(model: &Model, tensors_dir: Option<&str>, tensor: usize, out: Out) -> io::Result<()> {
-    let (info, shard) = model.tensor(tensor);
+/// Number of lines: of the whole, and of what is in a shard only.
+fn count(model: &Model) -> usize {
+    model.len() + behind(model).len()
+}
+
+fn write_lines(model: &Model, dirs: Dirs, mut lines: Range<usize>, out: Out) -> io::Result<()> {
+    lines.try_for_each(|line| {
+        write_line(
+            model,
+            dirs,
+            behind(model).get(line.wrapping_sub(model.len())).map_or(line, |at| *at as usize),
+            out,
+        )?;
+        out.write_all(if line + 1 == count(model) { b"\n" } else { b",\n" })
+    })
+}
+
+fn write_line(model: &Model, dirs: Dirs, tensor: usize, out: Out) -> io::Result<()> {
+    let (info, place) = model.tensor(tensor);
     out.write_all(b"{\"name\": ")?;
     serde_json::to_writer(&mut *out, info.name)?;
     out.write_all(b", \"dtype\": ")?;
@@ -54,14 +81,40 @@ fn write_line(model: &Model, tensors_dir: Option<&str>, tensor: usize, out: Out)
     out.write_all(b", \"shape\": [")?;
     write_list(info.shape, ", ", out)?;
     write!(out, "], \"nbytes\": {}, \"file\": ", info.nbytes())?;
-    match tensors_dir {
-        Some(dir) => serde_json::to_writer(&mut *out, &format_args!("{dir}/{}", name::encode(info.name)))?,
-        None => out.write_all(b"null")?,
+    let (file, shards) = (name::encode(info.name), model.shards());
+    match place {
+        Place::Shard(shard) if dirs.shards && model.is_aside(tensor) => {
+            let shard = name::encode(&shards[shard].name);
+            serde_json::to_writer(&mut *out, &format_args!("shards/{shard}/tensors/{file}"))?;
+        }
+        _ if dirs.tensors && !model.is_aside(tensor) => {
+            serde_json::to_writer(&mut *out, &format_args!("tensors/{file}"))?;
+        }
+        _ => out.write_all(b"null")?,
     }
-    out.write_all(b", \"shard\": ")?;
-    serde_json::to_writer(&mut *out, &shard.name)?;
-    write!(out, ", \"offset\": {}}}", info.range.start)?;
-    out.write_all(if tensor + 1 == model.len() { b"\n" } else { b",\n" })
+    match place {
+        Place::Shard(shard) => {
+            out.write_all(b", ")?;
+            write_place(&shards[shard].name, info.range.start, out)?;
+        }
+        Place::Runs(runs) => {
+            out.write_all(b", \"extents\": [")?;
+            let ends = runs.iter().skip(1).map(|next| next.start).chain([info.nbytes()]);
+            for (at, (run, end)) in runs.iter().zip(ends).enumerate() {
+                out.write_all(if at == 0 { b"{" } else { b", {" })?;
+                write_place(&shards[run.source as usize].name, run.offset, out)?;
+                write!(out, ", \"nbytes\": {}}}", end - run.start)?;
+            }
+            out.write_all(b"]")?;
+        }
+    }
+    out.write_all(b"}")
+}
+
+fn write_place(shard: &str, offset: u64, out: Out) -> io::Result<()> {
+    out.write_all(b"\"shard\": ")?;
+    serde_json::to_writer(&mut *out, shard)?;
+    write!(out, ", \"offset\": {offset}")
 }
 
 /// A string as JSON, which cannot fail.

@@ -12,10 +12,12 @@ mod single;
 #[cfg(test)]
 mod tests;
 
-use crate::content::{Content, Extent, Segment};
+use crate::content::{Content, Data, Extent, Extents, Segment};
 use crate::format::TensorInfo;
-use crate::model::Model;
+use crate::model::{Model, Place};
 use std::sync::OnceLock;
+
+pub use index::Dirs;
 
 /// A kind of file. The numbers are part of inode numbers, which stay the same from mount to mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -41,11 +43,13 @@ pub enum View {
     Export = 8,
     /// `metadata/KEY.jpg` and the like: what a value holds that is a `data:` URL.
     MetadataDecoded = 9,
+    /// `dataset_manifest.json`, byte for byte.
+    Manifest = 10,
 }
 
 impl View {
     /// All views, each at its number.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Header,
         Self::Index,
         Self::MetadataJson,
@@ -56,6 +60,7 @@ impl View {
         Self::Single,
         Self::Export,
         Self::MetadataDecoded,
+        Self::Manifest,
     ];
 
     /// What the names of the view's files end in, where it has one for each tensor.
@@ -79,7 +84,7 @@ const NAME_MAX: usize = 1 << 20;
 #[derive(Debug)]
 pub struct Views {
     model: Model,
-    tensors_dir: Option<&'static str>,
+    dirs: Dirs,
     index: OnceLock<index::Index>,
     metadata_json: Vec<OnceLock<Vec<u8>>>,
     /// The number of the first metadata value of each shard; one more entry for the number of all.
@@ -89,8 +94,8 @@ pub struct Views {
 }
 
 impl Views {
-    /// Views of `model`; `tensors_dir` is where index.json says that the raw tensors are, if they are anywhere.
-    pub fn new(model: Model, tensors_dir: Option<&'static str>) -> Self {
+    /// Views of `model`, of which the mount has those `dirs`.
+    pub fn new(model: Model, dirs: Dirs) -> Self {
         let (index, decoded, export) = Default::default();
         let mut first_value = vec![model.metadata().len()];
         first_value.extend(model.shards().iter().scan(model.metadata().len(), |next, shard| {
@@ -98,7 +103,7 @@ impl Views {
             Some(*next)
         }));
         let metadata_json = (0..first_value.len()).map(|_| OnceLock::new()).collect();
-        Self { model, tensors_dir, index, metadata_json, first_value, decoded, export }
+        Self { model, dirs, index, metadata_json, first_value, decoded, export }
     }
 
     /// The model behind the views.
@@ -120,12 +125,13 @@ impl Views {
     pub fn count(&self, view: View) -> usize {
         match view {
             View::Index => 1,
+            View::Manifest => self.model.manifest().iter().count(),
             View::Header => self.model.shards().len(),
             View::MetadataJson => self.metadata_json.len(),
             View::Export => 2,
             View::Metadata => self.first_value.last().copied().unwrap_or(0),
             View::MetadataDecoded => self.decoded().len(),
-            View::Raw | View::Npy | View::F32 | View::Single => self.model.len(),
+            View::Raw | View::Npy | View::F32 | View::Single => self.model.numbered(),
         }
     }
 
@@ -156,16 +162,21 @@ impl Views {
     pub fn content(&self, view: View, item: usize) -> Content<'_> {
         let model = &self.model;
         let tensor = || {
-            let (tensor, shard) = model.tensor(item);
-            let data = Extent { source: &*shard.source, range: tensor.range.clone() };
+            let (tensor, place) = model.tensor(item);
+            let (sources, range) = (model.sources(), tensor.range.clone());
+            let data = match place {
+                Place::Shard(shard) => Data::Extent(Extent { source: &*sources[shard], range }),
+                Place::Runs(runs) => Data::Extents(Extents { sources, runs, len: range.end }),
+            };
             (tensor, data)
         };
         match view {
-            View::Header => {
-                let shard = &model.shards()[item];
-                Content::extent(&*shard.source, shard.header.json())
-            }
-            View::Index => self.index.get_or_init(|| index::Index::new(model, self.tensors_dir)).content(model),
+            View::Header => Content::extent(&*model.sources()[item], model.shards()[item].header.json()),
+            View::Manifest => match model.manifest() {
+                Some(manifest) => Content::extent(manifest, 0..manifest.len()),
+                None => Content::new([]),
+            },
+            View::Index => self.index.get_or_init(|| index::Index::new(model, self.dirs)).content(model),
             View::MetadataJson => {
                 let json = || metadata::json(self.metadata(item.checked_sub(1)));
                 Content::literal(&self.metadata_json[item].get_or_init(json)[..])
@@ -176,7 +187,7 @@ impl Views {
             }
             View::MetadataDecoded => Content::literal(&self.decoded()[item].bytes[..]),
             View::Export => self.export(item).unwrap_or(Content::new([])),
-            View::Raw => Content::new([Segment::Extent(tensor().1)]),
+            View::Raw => Content::new([Segment::Data(tensor().1)]),
             View::Npy => {
                 let (tensor, data) = tensor();
                 npy::content(&tensor, data)

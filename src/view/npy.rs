@@ -3,7 +3,7 @@
 //! Source: NumPy Enhancement Proposal 1 and `numpy/lib/format.py`: magic, version, length, a Python dict padded with spaces
 //! so that the data begins at a multiple of 64, and a newline.
 
-use crate::content::{Content, Decoded, Extent, Segment};
+use crate::content::{Content, Data, Decoded, Segment};
 use crate::format::{Dtype, TensorInfo};
 use crate::widen;
 use std::borrow::Cow;
@@ -40,10 +40,10 @@ pub fn has(dtype: Dtype) -> bool {
 }
 
 /// The array file of a tensor: its bytes behind a header where NumPy has its dtype, else widened to float32.
-pub fn content<'a>(tensor: &TensorInfo, data: Extent<'a>) -> Content<'a> {
+pub fn content<'a>(tensor: &TensorInfo, data: Data<'a>) -> Content<'a> {
     let (descr, data) = match (native(tensor.dtype), widen::to_f32(tensor.dtype)) {
-        (Some(descr), _) => (descr, Segment::Extent(data)),
-        (None, Some(decoder)) => ("<f4", Segment::Decoded(Decoded { extent: data, decoder })),
+        (Some(descr), _) => (descr, Segment::Data(data)),
+        (None, Some(decoder)) => ("<f4", Segment::Decoded(Decoded { data, decoder })),
         (None, None) => return Content::new([]),
     };
     Content::new([Segment::Literal(Cow::Owned(header(descr, tensor.shape))), data])

@@ -81,11 +81,11 @@ fn views(tensors: &[Tensor], data: &[u8], metadata: &str) -> (Views, Vec<u8>) {
     file.extend(data.iter().cycle().take(end));
     let source = Box::new(Memory::new(file.clone()));
     let model = Model::from_source(Path::new("/model.safetensors"), source, Mode::Strict).unwrap();
-    (Views::new(model, Some("tensors")), file)
+    (Views::new(model, Dirs { tensors: true, shards: true }), file)
 }
 
 fn read(views: &Views, view: View, item: usize) -> Vec<u8> {
-    views.content(view, item).read_at(0, u32::MAX).unwrap().into_owned()
+    views.content(view, item).read_at(0, u32::MAX).unwrap().to_vec()
 }
 
 /// The float32 of every element, one at a time, by the definitions of the formats.
@@ -238,7 +238,7 @@ proptest! {
 fn native_arrays_borrow_and_others_do_not() {
     let tensors = vec![("a".to_owned(), "F16", 16, vec![64]), ("b".to_owned(), "BF16", 16, vec![64])];
     let (views, _) = views(&tensors, b"xyz", "");
-    use std::borrow::Cow::{Borrowed, Owned};
+    use crate::source::Bytes::{Borrowed, Owned};
     assert!(matches!(views.content(View::Npy, 0).read_at(128, 64), Ok(Borrowed(_))));
     assert!(matches!(views.content(View::Npy, 1).read_at(128, 64), Ok(Owned(_))));
     assert!(matches!(views.content(View::Single, 0).read_at(100, 28), Ok(Borrowed(_))));
@@ -263,7 +263,7 @@ fn the_export_of_a_damaged_file_is_whole() {
     let data: Vec<u8> = (0..14).collect();
     let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat();
     let model = Model::from_source(Path::new("/m.safetensors"), Box::new(Memory::new(file)), Mode::Lenient).unwrap();
-    let export = read(&Views::new(model, None), View::Export, 0);
+    let export = read(&Views::new(model, Dirs { tensors: false, shards: false }), View::Export, 0);
     let export = SafeTensors::deserialize(&export).unwrap();
     for (name, range) in [("a", 0..4), ("b", 6..12), ("c", 8..14), ("d", 8..14), ("e", 14..14)] {
         assert_eq!(export.tensor(name).unwrap().data(), &data[range]);

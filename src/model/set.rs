@@ -1,0 +1,169 @@
+//! The files of one set: knows which names are let in, and opens the files side by side while their list is still read.
+
+use super::{Error as ModelError, Mismatch, SAFETENSORS, Shard, read_header};
+use crate::format::{Mode, quote};
+use crate::source::{MappedFile, Source};
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+/// Longest list of files, in bytes: five times that of a model of half a million tensors.
+const LIST_MAX: u64 = 300 << 20;
+
+/// Most shards of a set.
+const SHARDS_MAX: usize = 10_000;
+
+/// Why a list of files cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("{len} bytes long; at most {LIST_MAX} are read")]
+    TooLong { len: u64 },
+    #[error("no {what}: {reason}")]
+    Json { what: &'static str, reason: String },
+    #[error("format version {found}; weightfs knows 1")]
+    Version { found: String },
+    #[error("names more than {SHARDS_MAX} shards; so many can be mounted")]
+    TooManyShards,
+    #[error("refused: shard {} {why}", quote(shard))]
+    Refused { shard: String, why: &'static str },
+    #[error("names shard {} twice", quote(shard))]
+    Repeated { shard: String },
+    #[error("shards {} and {} are the same file", quote(a), quote(b))]
+    SameFile { a: String, b: String },
+    #[error("none of its shards can be mounted")]
+    Nothing,
+}
+
+/// The files of a set.
+pub(super) struct Set {
+    /// In the order in which they were first named.
+    pub names: Vec<String>,
+    /// The place of each name's file in `files`, if it could be opened.
+    pub homes: Vec<Option<usize>>,
+    /// Sorted by name.
+    pub files: Vec<File>,
+    /// Why the others could not; there are none in strict mode.
+    pub broken: Vec<Mismatch>,
+}
+
+/// Numbers the names of shards as they come up, and has each file opened as soon as it is known.
+pub(super) struct Names<'a, 'scope> {
+    dir: &'a Path,
+    mode: Mode,
+    scope: &'a rayon::Scope<'scope>,
+    opened: &'scope Mutex<Vec<Option<Opened>>>,
+    numbers: HashMap<String, u32>,
+    list: Vec<String>,
+}
+
+/// A shard and its bytes.
+pub(super) type File = (Shard, Box<dyn Source>);
+
+/// A shard and its identity, by which it is known under another name too; or why there is none.
+type Opened = Result<(File, (u64, u64)), String>;
+
+impl Names<'_, '_> {
+    /// The number of a shard; refused where the name leads elsewhere, before anything is opened by it.
+    pub fn number(&mut self, name: &str) -> Result<u32, Error> {
+        // Neighbours in a list are mostly of one shard.
+        if self.list.last().is_some_and(|last| last == name) {
+            return Ok(self.list.len() as u32 - 1);
+        }
+        if let Some(number) = self.numbers.get(name) {
+            return Ok(*number);
+        }
+        check(name)?;
+        let number = self.list.len();
+        if number == SHARDS_MAX {
+            return Err(Error::TooManyShards);
+        }
+        self.numbers.insert(name.to_owned(), number as u32);
+        self.list.push(name.to_owned());
+        let (path, name, mode, opened) = (self.dir.join(name), name.to_owned(), self.mode, self.opened);
+        self.scope.spawn(move |_| {
+            let shard = open_shard(&path, name, mode).map_err(|error| error.to_string());
+            let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
+            if opened.len() <= number {
+                opened.resize_with(number + 1, || None);
+            }
+            opened[number] = Some(shard);
+        });
+        Ok(number as u32)
+    }
+}
+
+/// Opens all shards whose names come up while `read` goes through the list at `path`.
+pub(super) fn open<R: Send>(
+    path: &Path,
+    mode: Mode,
+    read: impl FnOnce(&mut Names) -> Result<R, Error> + Send,
+) -> Result<(R, Set), ModelError> {
+    let error = |error| ModelError::Set { path: path.to_owned(), error };
+    let dir = path.parent().unwrap_or(Path::new(""));
+    let opened = Mutex::new(Vec::new());
+    let (read, names) = rayon::scope(|scope| {
+        let (numbers, list) = Default::default();
+        let mut names = Names { dir, mode, scope, opened: &opened, numbers, list };
+        (read(&mut names), names.list)
+    });
+    let read = read.map_err(error)?;
+    let opened = opened.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let (mut files, mut broken): (Vec<(usize, File)>, Vec<Mismatch>) = Default::default();
+    let mut ids: HashMap<(u64, u64), usize> = HashMap::new();
+    for (at, shard) in opened.into_iter().flatten().enumerate() {
+        match shard {
+            Ok((file, id)) => {
+                if let Some(other) = ids.insert(id, at) {
+                    return Err(error(Error::SameFile { a: names[other].clone(), b: file.0.name }));
+                }
+                files.push((at, file));
+            }
+            Err(reason) => broken.push(Mismatch::Shard { shard: names[at].clone(), reason }),
+        }
+    }
+    if mode == Mode::Strict && !broken.is_empty() {
+        let more = broken.len() - 1;
+        return Err(ModelError::Mismatch { path: path.to_owned(), mismatch: broken.swap_remove(0), more });
+    }
+    if files.is_empty() && !names.is_empty() {
+        return Err(error(Error::Nothing));
+    }
+    files.sort_by(|a, b| a.1.0.name.cmp(&b.1.0.name));
+    let mut homes = vec![None; names.len()];
+    for (home, (at, _)) in files.iter().enumerate() {
+        homes[*at] = Some(home);
+    }
+    Ok((read, Set { names, homes, files: files.into_iter().map(|file| file.1).collect(), broken }))
+}
+
+/// The whole list.
+pub(super) fn read_list(path: &Path) -> Result<Vec<u8>, ModelError> {
+    let source = MappedFile::open(path)?;
+    if source.len() > LIST_MAX {
+        return Err(ModelError::Set { path: path.to_owned(), error: Error::TooLong { len: source.len() } });
+    }
+    let mut text = vec![0; source.len() as usize];
+    source.read_exact_at(&mut text, 0)?;
+    Ok(text)
+}
+
+/// Refuses names that lead elsewhere.
+fn check(name: &str) -> Result<(), Error> {
+    let why = if name.starts_with('/') {
+        "is an absolute path"
+    } else if name.split('/').any(|part| part == "..") {
+        "leads out of the directory"
+    } else if !name.ends_with(SAFETENSORS) {
+        "is no .safetensors file"
+    } else {
+        return Ok(());
+    };
+    Err(Error::Refused { shard: name.to_owned(), why })
+}
+
+fn open_shard(path: &Path, name: String, mode: Mode) -> Result<(File, (u64, u64)), ModelError> {
+    let source = MappedFile::open(path)?;
+    let header = read_header(path, &source, mode)?;
+    let id = source.id();
+    Ok(((Shard { name, header }, Box::new(source)), id))
+}
