@@ -1,9 +1,11 @@
 //! What a file in the mount consists of: knows how to splice segments, not what they mean.
 
-use crate::source::{self, Bytes, Run, Source};
+use crate::source::{self, Bytes, Source};
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::ops::Range;
+
+pub use crate::source::Run;
 
 /// A file as a splice of segments, made on demand and never stored.
 #[derive(Debug)]

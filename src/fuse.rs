@@ -1,7 +1,7 @@
 //! The FUSE adapter: the only file that names fuser. It converts, calls the superblock and replies; it decides nothing.
 
 use crate::content;
-use crate::fs::{self, Attr, Superblock};
+use crate::fs::{self, Attr, FileKind, Superblock};
 use crate::source;
 use fuser::{
     BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
@@ -34,6 +34,7 @@ const CAPABILITIES: InitFlags = InitFlags::FUSE_NO_OPEN_SUPPORT
     .union(InitFlags::FUSE_DO_READDIRPLUS)
     .union(InitFlags::FUSE_READDIRPLUS_AUTO)
     .union(InitFlags::FUSE_PARALLEL_DIROPS)
+    .union(InitFlags::FUSE_CACHE_SYMLINKS)
     .union(InitFlags::FUSE_ASYNC_DIO);
 
 /// Who may use a mount, besides the permissions of its files.
@@ -90,6 +91,8 @@ fn errno(error: &fs::Error) -> Errno {
         fs::Error::NotADirectory => Errno::ENOTDIR,
         fs::Error::IsADirectory => Errno::EISDIR,
         fs::Error::NoAttribute => Errno::ENODATA,
+        fs::Error::NotALink => Errno::EINVAL,
+        fs::Error::Model(_) => Errno::EIO,
         fs::Error::Content(content::Error::Source(error)) => match error {
             source::Error::Changed { .. } | source::Error::Replaced { .. } => Errno::ESTALE,
             source::Error::Cut { .. } | source::Error::OutOfRange { .. } | source::Error::NotAFile { .. } => Errno::EIO,
@@ -98,8 +101,12 @@ fn errno(error: &fs::Error) -> Errno {
     }
 }
 
-fn file_type(is_dir: bool) -> FileType {
-    if is_dir { FileType::Directory } else { FileType::RegularFile }
+fn file_type(kind: FileKind) -> FileType {
+    match kind {
+        FileKind::Dir => FileType::Directory,
+        FileKind::File => FileType::RegularFile,
+        FileKind::Link => FileType::Symlink,
+    }
 }
 
 fn file_attr(attr: &Attr) -> FileAttr {
@@ -111,7 +118,7 @@ fn file_attr(attr: &Attr) -> FileAttr {
         mtime: attr.mtime,
         ctime: attr.mtime,
         crtime: attr.mtime,
-        kind: file_type(attr.is_dir),
+        kind: file_type(attr.kind),
         perm: attr.perm,
         nlink: attr.nlink,
         uid: attr.uid,
@@ -124,8 +131,8 @@ fn file_attr(attr: &Attr) -> FileAttr {
 
 /// "There is no such name", to be remembered: inode number 0 says so with a time to live, ENOENT without.
 fn no_entry() -> FileAttr {
-    let (is_dir, size, blocks, nlink, perm, uid, gid) = Default::default();
-    file_attr(&Attr { ino: 0, is_dir, size, blocks, nlink, perm, uid, gid, mtime: UNIX_EPOCH })
+    let (size, blocks, nlink, perm, uid, gid) = Default::default();
+    file_attr(&Attr { ino: 0, kind: FileKind::File, size, blocks, nlink, perm, uid, gid, mtime: UNIX_EPOCH })
 }
 
 /// Answers a question for an extended attribute: with its size where the caller asked for that, with the bytes if they fit.
@@ -173,6 +180,13 @@ impl Filesystem for FuseAdapter {
         }
     }
 
+    fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
+        match self.superblock.readlink(ino.0) {
+            Ok(target) => reply.data(target),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
     fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         if self.no_open {
             reply.error(Errno::ENOSYS);
@@ -200,7 +214,7 @@ impl Filesystem for FuseAdapter {
 
     fn readdir(&self, _: &Request, ino: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectory) {
         let listed = self.superblock.readdir(ino.0, offset, |entry| {
-            reply.add(INodeNo(entry.ino), entry.next, file_type(entry.is_dir), &*entry.name)
+            reply.add(INodeNo(entry.ino), entry.next, file_type(entry.kind), &*entry.name)
         });
         match listed {
             Ok(()) => reply.ok(),

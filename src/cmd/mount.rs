@@ -8,16 +8,15 @@ use crate::logging;
 use anyhow::{Context, bail};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
-use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use weightfs::format::{Mode, quote};
-use weightfs::fs::{Owner, Superblock};
+use weightfs::format::Mode;
+use weightfs::fs::{Ownership, Superblock};
 use weightfs::fuse::{Access, Session};
-use weightfs::model::{self, Model};
+use weightfs::model::{self, Opened};
 use weightfs::name::printable;
 use weightfs::source::limit_open_files;
 
@@ -121,37 +120,15 @@ fn allow_descriptors() {
     }
 }
 
-/// Opens the model and says what was left out or is not known.
+/// Opens what is to be mounted, and says what of a model was left out or is not known.
 fn open(args: &MountArgs) -> anyhow::Result<Superblock> {
     let mode = if args.lenient { Mode::Lenient } else { Mode::Strict };
-    let model = Model::open(&args.source, mode)?;
-    report(args, &model);
-    let shown_views = args.views.clone().unwrap_or_default();
-    let stat = model.stat().context("a model of no files")?;
-    let mut owner = Owner::of(stat);
-    owner.uid = args.uid.unwrap_or(owner.uid);
-    owner.gid = args.gid.unwrap_or(owner.gid);
-    owner.perm &= !args.umask.unwrap_or(0);
-    Ok(Superblock::new(model, shown_views, owner))
-}
-
-/// Says what was left out of a damaged file and what is not known, and no more than a screen of it.
-fn report(args: &MountArgs, model: &Model) {
-    const LINES: usize = 20;
-    let source = args.source.display();
-    for skipped in model.skipped().take(LINES) {
-        log::warn!("{source}: left out {}: {}", quote(&skipped.name), skipped.reason);
+    let opened = model::open(&args.source, mode)?;
+    if let Opened::Model(model) = &opened {
+        model.report(&args.source);
     }
-    if let Some(more @ 1..) = model.skipped().count().checked_sub(LINES) {
-        log::warn!("{source}: left out {more} more; index.json lists all of them");
-    }
-    for remark in model.remarks().iter().take(LINES) {
-        log::warn!("{source}: {remark}");
-    }
-    let unknown: BTreeSet<_> = model.shards().iter().flat_map(|shard| shard.header.unknown_dtypes()).collect();
-    for dtype in unknown.iter().take(LINES) {
-        log::warn!("{source}: unknown dtype {}: such tensors are shown as raw bytes", quote(dtype));
-    }
+    let ownership = Ownership { uid: args.uid, gid: args.gid, umask: args.umask.unwrap_or(0) };
+    Superblock::new(opened, args.views.clone().unwrap_or_default(), ownership).context("a model of no files")
 }
 
 /// Enough for readers side by side. One reader alone is not faster by any of them.
@@ -176,7 +153,7 @@ impl Mountpoint {
             None => {
                 let source = &args.source;
                 let source = std::path::absolute(source)?;
-                let name = if source.is_dir() { source.file_name() } else { model::stem(&source) };
+                let name = if source.is_dir() { source.file_name().map(OsStr::to_owned) } else { model::stem(&source) };
                 PathBuf::from(name.context("the source has no name to mount it under")?)
             }
         };

@@ -1,12 +1,14 @@
 //! Inode numbers: knows how "which view of which tensor" is a number and back, so that nothing need be stored.
 //!
-//! The upper bits say what kind of inode it is, the lower 40 which one. Kind 0 holds the fixed directories, of which the
+//! The lower 32 bits say which one it is of its kind, the 8 above them of which kind, the upper 24 in which tree: 0 is the tree
+//! of the only model, or that of the folders, and 1 and up are those of the models in them. In the tree of a model, kind 0 holds the fixed directories, of which the
 //! root has the number that FUSE gives it; kinds 1 to 7 the directories of `tree/` and `shards/`; kind 16 and up the files, view by view.
 
 use super::{Ino, ROOT};
 use crate::view::View;
 
-const KIND_SHIFT: u32 = 40;
+const TREE_SHIFT: u32 = 40;
+const KIND_SHIFT: u32 = 32;
 const FIXED: u64 = 0;
 const TREE_NODES: u64 = 1;
 const SHARDS: u64 = 2;
@@ -14,6 +16,26 @@ const SHARD_METADATA: u64 = 3;
 /// By view: 4 to 7.
 const SHARD_FLATS: [(u64, View); 4] = [(4, View::Raw), (5, View::Npy), (6, View::F32), (7, View::Single)];
 const FILES: u64 = 16;
+
+/// The tree of an inode number, and the number in there.
+pub(super) fn split(ino: Ino) -> (u32, Ino) {
+    ((ino >> TREE_SHIFT) as u32, ino & ((1 << TREE_SHIFT) - 1))
+}
+
+/// What is added to the numbers of a tree.
+pub(super) fn base(tree: u32) -> Ino {
+    Ino::from(tree) << TREE_SHIFT
+}
+
+/// An inode number in a tree.
+pub(super) fn number(kind: u64, number: u32) -> Ino {
+    kind << KIND_SHIFT | Ino::from(number)
+}
+
+/// The kind of an inode in a tree, and which one it is.
+pub(super) fn parts(ino: Ino) -> (u64, u32) {
+    (ino >> KIND_SHIFT, ino as u32)
+}
 
 /// What an inode number means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,35 +93,35 @@ impl Dir {
 
 impl Inode {
     pub fn ino(self) -> Ino {
-        let (kind, number) = match self {
-            Self::Dir(Dir::TreeNode(node)) => (TREE_NODES, node.into()),
-            Self::Dir(Dir::Shard(shard)) => (SHARDS, shard.into()),
-            Self::Dir(Dir::ShardMetadata(shard)) => (SHARD_METADATA, shard.into()),
+        let (kind, which) = match self {
+            Self::Dir(Dir::TreeNode(node)) => (TREE_NODES, node),
+            Self::Dir(Dir::Shard(shard)) => (SHARDS, shard),
+            Self::Dir(Dir::ShardMetadata(shard)) => (SHARD_METADATA, shard),
             Self::Dir(Dir::ShardFlat(view, shard)) => {
-                (SHARD_FLATS.iter().find(|flat| flat.1 == view).map_or(0, |flat| flat.0), shard.into())
+                (SHARD_FLATS.iter().find(|flat| flat.1 == view).map_or(0, |flat| flat.0), shard)
             }
             // Each fixed directory is in the list, as a test shows.
-            Self::Dir(dir) => (FIXED, ROOT + DIRS.iter().position(|fixed| *fixed == dir).unwrap_or(0) as u64),
-            Self::File(FileRef { view, item }) => (FILES + view as u64, item.into()),
+            Self::Dir(dir) => (FIXED, ROOT as u32 + DIRS.iter().position(|fixed| *fixed == dir).unwrap_or(0) as u32),
+            Self::File(FileRef { view, item }) => (FILES + view as u64, item),
         };
-        kind << KIND_SHIFT | number
+        number(kind, which)
     }
 
     /// The inverse of [`Inode::ino`]; whether there is such a tensor is not known here.
     pub fn from_ino(ino: Ino) -> Option<Self> {
-        let number = ino & ((1 << KIND_SHIFT) - 1);
-        match ino >> KIND_SHIFT {
-            FIXED => DIRS.get(usize::try_from(number.checked_sub(ROOT)?).ok()?).copied().map(Self::Dir),
-            TREE_NODES => Some(Self::Dir(Dir::TreeNode(number.try_into().ok()?))),
-            SHARDS => Some(Self::Dir(Dir::Shard(number.try_into().ok()?))),
-            SHARD_METADATA => Some(Self::Dir(Dir::ShardMetadata(number.try_into().ok()?))),
+        let (kind, number) = parts(ino);
+        match kind {
+            FIXED => DIRS.get(number.checked_sub(ROOT as u32)? as usize).copied().map(Self::Dir),
+            TREE_NODES => Some(Self::Dir(Dir::TreeNode(number))),
+            SHARDS => Some(Self::Dir(Dir::Shard(number))),
+            SHARD_METADATA => Some(Self::Dir(Dir::ShardMetadata(number))),
             kind if kind < FILES => {
                 let (_, view) = SHARD_FLATS.iter().find(|flat| flat.0 == kind)?;
-                Some(Self::Dir(Dir::ShardFlat(*view, number.try_into().ok()?)))
+                Some(Self::Dir(Dir::ShardFlat(*view, number)))
             }
             kind => {
-                let view = *View::ALL.get(usize::try_from(kind.checked_sub(FILES)?).ok()?)?;
-                Some(Self::File(FileRef { view, item: number.try_into().ok()? }))
+                let view = *View::ALL.get(usize::try_from(kind - FILES).ok()?)?;
+                Some(Self::File(FileRef { view, item: number }))
             }
         }
     }
@@ -124,7 +146,7 @@ mod tests {
             assert!(all[..at].iter().all(|other| other.ino() != inode.ino()));
         }
         assert_eq!(Inode::Dir(Dir::Root).ino(), ROOT);
-        for ino in [0, 10, 8 << KIND_SHIFT, 15 << KIND_SHIFT, u64::MAX, 1 << KIND_SHIFT | 1 << 39, 27 << KIND_SHIFT] {
+        for ino in [0, 10, 8 << KIND_SHIFT, 15 << KIND_SHIFT, u64::MAX, 27 << KIND_SHIFT] {
             assert_eq!(Inode::from_ino(ino), None, "{ino:#x}");
         }
     }

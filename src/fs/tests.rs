@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::format::Mode;
+use crate::model::Model;
+use crate::name;
 use crate::source::Memory;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -25,8 +27,14 @@ fn superblock(names: &[String], metadata: &[(String, String)], shown: Shown) -> 
     let header = format!("{{{}}}", members.join(","));
     let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat();
     let model = Model::from_source(Path::new("/m.safetensors"), Box::new(Memory::new(file)), Mode::Strict).unwrap();
-    let owner = Owner::of(model.stat().unwrap());
-    Superblock::new(model, shown, owner)
+    Superblock::new(Opened::Model(model.into()), shown, Ownership::default()).unwrap()
+}
+
+fn model(superblock: &Superblock) -> &Model {
+    match &superblock.root {
+        Root::Volume(volume) => volume.model(),
+        Root::Folders(_) => panic!("several models"),
+    }
 }
 
 fn list(superblock: &Superblock, ino: Ino, offset: u64) -> Vec<Dentry<'_>> {
@@ -43,18 +51,18 @@ fn list(superblock: &Superblock, ino: Ino, offset: u64) -> Vec<Dentry<'_>> {
 /// Every path below `ino` with its inode number, whether it is a directory, and its bytes.
 fn walk(superblock: &Superblock, ino: Ino, path: &str, found: &mut BTreeMap<String, (Ino, Option<Vec<u8>>)>) {
     let entries = list(superblock, ino, 0);
-    assert_eq!((&*entries[0].name, entries[0].ino), (".", ino));
-    assert_eq!(entries[1].name, "..");
+    assert_eq!((&*entries[0].name, entries[0].ino), (OsStr::new("."), ino));
+    assert_eq!(&*entries[1].name, "..");
     // A listing may be taken up after any entry, and says what it would have said.
     for (at, entry) in entries.iter().enumerate() {
         assert_eq!(list(superblock, ino, entry.next), entries[at + 1..]);
     }
     for entry in &entries[2..] {
-        let below = format!("{path}/{}", entry.name);
-        let attr = superblock.lookup(ino, entry.name.as_bytes()).unwrap();
-        assert_eq!((attr.ino, attr.is_dir), (entry.ino, entry.is_dir), "{below}");
+        let below = format!("{path}/{}", entry.name.to_str().unwrap());
+        let attr = superblock.lookup(ino, entry.name.as_encoded_bytes()).unwrap();
+        assert_eq!((attr.ino, attr.kind), (entry.ino, entry.kind), "{below}");
         assert_eq!(superblock.getattr(entry.ino).unwrap(), attr);
-        let bytes = if entry.is_dir {
+        let bytes = if entry.kind == FileKind::Dir {
             assert_eq!(list(superblock, entry.ino, 0)[1].ino, ino, "{below}/..");
             walk(superblock, entry.ino, &below, found);
             None
@@ -140,11 +148,11 @@ proptest! {
         let listed = index["tensors"].as_array().unwrap();
         prop_assert_eq!(listed.len(), names.len());
         for (at, entry) in listed.iter().enumerate() {
-            let (tensor, _) = superblock.model().tensor(at);
+            let (tensor, _) = model(&superblock).tensor(at);
             let file = format!("tensors/{}", name::encode(tensor.name));
             let expected = serde_json::json!({
                 "name": tensor.name, "dtype": "U8", "shape": tensor.shape, "nbytes": tensor.nbytes(), "file": file,
-                "shard": superblock.model().shards()[0].name, "offset": tensor.range.start,
+                "shard": model(&superblock).shards()[0].name, "offset": tensor.range.start,
             });
             prop_assert_eq!(entry, &expected);
         }
@@ -159,7 +167,7 @@ fn strings<const N: usize>(names: [&str; N]) -> Vec<String> {
 
 fn listed(superblock: &Superblock, path: &[&str]) -> Vec<String> {
     let ino = path.iter().fold(ROOT, |ino, name| superblock.lookup(ino, name.as_bytes()).unwrap().ino);
-    list(superblock, ino, 2).into_iter().map(|entry| entry.name.into_owned()).collect()
+    list(superblock, ino, 2).into_iter().map(|entry| entry.name.to_str().unwrap().to_owned()).collect()
 }
 
 #[test]
@@ -206,7 +214,7 @@ fn attributes_tell_the_tensor() {
         .split_terminator('\0')
         .map(|name| (name, String::from_utf8(superblock.getxattr(ino, name.as_bytes()).unwrap()).unwrap()))
         .collect();
-    let offset = superblock.model().tensor(1).0.range.start.to_string();
+    let offset = model(&superblock).tensor(1).0.range.start.to_string();
     let expected = [
         ("user.weightfs.name", "y.z"),
         ("user.weightfs.dtype", "U8"),
@@ -249,7 +257,8 @@ fn permissions_follow_the_source() {
     for (mode, file, dir) in [(0o644, 0o444, 0o555), (0o600, 0o400, 0o500), (0o4750, 0o440, 0o550), (0o222, 0, 0)] {
         let stat = Stat { uid: 5, gid: 6, mode, mtime: SystemTime::UNIX_EPOCH };
         let mut superblock = superblock(&strings(["a"]), &[], Shown::default());
-        superblock.owner = Owner::of(stat);
+        let Root::Volume(volume) = &mut superblock.root else { panic!("several models") };
+        volume.owner = Ownership::default().of(stat);
         let root = superblock.getattr(ROOT).unwrap();
         assert_eq!((root.perm, root.uid, root.gid), (dir, 5, 6));
         assert_eq!(superblock.lookup(ROOT, b"header.json").unwrap().perm, file);

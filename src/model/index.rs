@@ -2,7 +2,7 @@
 //!
 //! Source: `huggingface_hub`, `serialization/_torch.py`: `{"metadata": {...}, "weight_map": {TENSOR: FILE}}`.
 
-use super::set::{self, Error, File, Names, Set};
+use super::set::{self, Error, File, Set};
 use super::{Error as ModelError, Kind, Model, Shard};
 use crate::format::{Mode, Skipped, quote};
 use hashbrown::DefaultHashBuilder;
@@ -11,11 +11,16 @@ use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 use std::borrow::Cow;
 use std::cell::LazyCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::hash::BuildHasher;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What stands in the name of an index between the stem and `.json`, but for a variant.
+const INDEX: &str = ".safetensors.index";
 
 /// A point on which the index and the shards do not agree.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -58,15 +63,15 @@ type Entry<'t> = (Cow<'t, str>, u32);
 #[derive(Deserialize)]
 struct Text<'t>(#[serde(borrow)] Cow<'t, str>);
 
-/// Reads an index, or the `weight_map` in it, and numbers the shards as they are named.
-struct Reader<'r, 'a, 'scope> {
-    names: &'r mut Names<'a, 'scope>,
+/// Reads an index, or the `weight_map` in it, and has the shards numbered as they are named.
+struct Reader<'r> {
+    number: &'r mut dyn FnMut(&str) -> Result<u32, Error>,
     /// Why a shard was refused: more than a parser of JSON can say.
     refused: &'r mut Option<Error>,
     inside: bool,
 }
 
-impl<'de> DeserializeSeed<'de> for Reader<'_, '_, '_> {
+impl<'de> DeserializeSeed<'de> for Reader<'_> {
     type Value = Vec<Entry<'de>>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
@@ -74,7 +79,7 @@ impl<'de> DeserializeSeed<'de> for Reader<'_, '_, '_> {
     }
 }
 
-impl<'de> Visitor<'de> for Reader<'_, '_, '_> {
+impl<'de> Visitor<'de> for Reader<'_> {
     type Value = Vec<Entry<'de>>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -82,11 +87,11 @@ impl<'de> Visitor<'de> for Reader<'_, '_, '_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let Self { names, refused, inside } = self;
+        let Self { number, refused, inside } = self;
         if inside {
             let mut entries = Vec::new();
             while let Some((tensor, shard)) = map.next_entry::<Text, Text>()? {
-                let number = names.number(&shard.0).map_err(|error| {
+                let number = number(&shard.0).map_err(|error| {
                     *refused = Some(error);
                     A::Error::custom("refused")
                 })?;
@@ -101,27 +106,51 @@ impl<'de> Visitor<'de> for Reader<'_, '_, '_> {
             } else if entries.is_some() {
                 return Err(A::Error::duplicate_field("weight_map"));
             } else {
-                entries = Some(map.next_value_seed(Reader { names, refused, inside: true })?);
+                entries = Some(map.next_value_seed(Reader { number, refused, inside: true })?);
             }
         }
         entries.ok_or_else(|| A::Error::missing_field("weight_map"))
     }
 }
 
+/// Reads an index.
+fn read<'t>(text: &'t [u8], number: &mut dyn FnMut(&str) -> Result<u32, Error>) -> Result<Vec<Entry<'t>>, Error> {
+    let mut refused = None;
+    let reader = Reader { number, refused: &mut refused, inside: false };
+    let mut json = serde_json::Deserializer::from_slice(text);
+    let entries = reader.deserialize(&mut json).and_then(|entries| json.end().map(|()| entries));
+    let json = |error: serde_json::Error| Error::Json { what: "index of a sharded model", reason: error.to_string() };
+    entries.map_err(|error| refused.unwrap_or_else(|| json(error)))
+}
+
+/// The shards that the index at `path` names.
+pub(super) fn shards(path: &Path) -> Option<BTreeSet<String>> {
+    let mut names = BTreeSet::new();
+    let number = &mut |name: &str| {
+        if !names.contains(name) {
+            names.insert(name.to_owned());
+        }
+        Ok(0)
+    };
+    read(&set::read_list(path).ok()?, number).ok()?;
+    Some(names)
+}
+
+/// What the sharded model is called whose index has that file name; `None` where it is none. One of a variant is called
+/// `model.safetensors.index.fp16.json` by transformers and diffusers.
+pub(super) fn stem(name: &OsStr) -> Option<OsString> {
+    let name = name.as_bytes().strip_suffix(b".json")?;
+    let at = name.windows(INDEX.len()).rposition(|window| window == INDEX.as_bytes())?;
+    let (stem, variant) = (&name[..at], &name[at + INDEX.len()..]);
+    let is_variant = variant.is_empty() || (variant.len() > 1 && variant[0] == b'.' && !variant[1..].contains(&b'.'));
+    (is_variant && !stem.is_empty()).then(|| OsString::from_vec([stem, variant].concat()))
+}
+
 /// Opens all shards that the index at `path` names, and holds them to it.
 pub(super) fn open(path: &Path, mode: Mode) -> Result<Model, ModelError> {
     let text = set::read_list(path)?;
-    let (entries, Set { names, homes, files, broken }) = set::open(path, mode, |names| {
-        let mut refused = None;
-        let reader = Reader { names, refused: &mut refused, inside: false };
-        let mut json = serde_json::Deserializer::from_slice(&text);
-        let entries = reader.deserialize(&mut json).and_then(|entries| json.end().map(|()| entries));
-        entries.map_err(|error| {
-            let json =
-                |error: serde_json::Error| Error::Json { what: "index of a sharded model", reason: error.to_string() };
-            refused.unwrap_or_else(|| json(error))
-        })
-    })?;
+    let (entries, Set { names, homes, files, broken }) =
+        set::open(path, mode, |names| read(&text, &mut |name| names.number(name)))?;
     let (mut shards, sources): (Vec<Shard>, Vec<_>) = files.into_iter().unzip();
     let mut mismatches = broken;
     audit(last_of_each(entries), &names, &homes, &mut shards, &mut mismatches);

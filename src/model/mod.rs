@@ -1,17 +1,20 @@
 //! A model: knows which files it consists of and what tensors they hold; opens them and drives the parsers.
 
+mod catalog;
 mod dataset;
 mod index;
 mod set;
 
-use crate::format::{self, Header, Mode, NameTable, Skipped, TensorInfo, safetensors};
+use crate::format::{self, Header, Mode, NameTable, Skipped, TensorInfo, quote, safetensors};
 use crate::source::{self, MappedFile, Run, Source, Stat};
-use std::ffi::OsStr;
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+pub use catalog::{Catalog, Folder, Item, error_name};
 pub use dataset::MANIFEST;
 pub use index::Mismatch;
 
@@ -133,34 +136,61 @@ fn and_more(more: usize) -> String {
 /// How much of a file is read at first: most headers are shorter.
 const FIRST_READ: u64 = 64 << 10;
 
-/// What the name of an index ends in.
-const INDEX: &str = ".safetensors.index.json";
-
 /// What the name of a file of tensors ends in.
 const SAFETENSORS: &str = ".safetensors";
 
 /// What the model in a file is called: the file's name without what those of its kind end in, or of a dataset its
 /// directory's.
-pub fn stem(path: &Path) -> Option<&OsStr> {
-    if path.file_name()? == MANIFEST {
-        return path.parent()?.file_name();
+pub fn stem(path: &Path) -> Option<OsString> {
+    let name = path.file_name()?;
+    if name == MANIFEST {
+        return path.parent()?.file_name().map(OsStr::to_owned);
     }
-    let name = path.file_name()?.as_bytes();
-    let stem = [INDEX, SAFETENSORS].iter().find_map(|ending| name.strip_suffix(ending.as_bytes()));
-    stem.filter(|stem| !stem.is_empty()).map(OsStr::from_bytes).or_else(|| path.file_stem())
+    let single = || {
+        let stem = name.as_bytes().strip_suffix(SAFETENSORS.as_bytes()).filter(|stem| !stem.is_empty())?;
+        Some(OsStr::from_bytes(stem).to_owned())
+    };
+    index::stem(name).or_else(single).or_else(|| path.file_stem().map(OsStr::to_owned))
+}
+
+/// What is at a path.
+#[derive(Debug)]
+pub enum Opened {
+    /// One model.
+    Model(Box<Model>),
+    /// A directory with several, none of which is open.
+    Catalog(Catalog),
+}
+
+/// Opens what is at `path`: a model, or a directory with one or several of them below it.
+pub fn open(path: &Path, mode: Mode) -> Result<Opened, Error> {
+    if !path.is_dir() {
+        return Ok(Opened::Model(Model::open(path, mode)?.into()));
+    }
+    let catalog = Catalog::scan(path, mode)?;
+    let first = catalog.models().next().map(Path::to_owned);
+    match first.filter(|_| catalog.models().len() < 2) {
+        // By the name that was given, so that errors call it that.
+        Some(one) => {
+            let root = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+            let one = one.strip_prefix(root).map_or_else(|_| one.clone(), |relative| path.join(relative));
+            Ok(Opened::Model(Model::open(&one, mode)?.into()))
+        }
+        None if catalog.models().len() == 0 => {
+            Err(Error::Directory { path: path.to_owned(), found: "no .safetensors file in it".into() })
+        }
+        None => Ok(Opened::Catalog(catalog)),
+    }
 }
 
 impl Model {
-    /// Opens what is at `path`: a file, the index of a sharded model, or a directory with one model in it.
+    /// Opens the model at `path`: a file, the index of a sharded model, or the manifest of a dataset.
     pub fn open(path: &Path, mode: Mode) -> Result<Self, Error> {
-        if path.is_dir() {
-            return Self::open_directory(path, mode);
-        }
         let name = path.file_name().unwrap_or_default();
         if name == MANIFEST {
             return dataset::open(path, mode);
         }
-        if name.as_bytes().ends_with(INDEX.as_bytes()) {
+        if index::stem(name).is_some() {
             return index::open(path, mode);
         }
         Self::from_source(path, Box::new(MappedFile::open(path)?), mode)
@@ -171,25 +201,6 @@ impl Model {
         let name = path.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
         let header = read_header(path, &*source, mode)?;
         Ok(Self::new(path, Kind::File, vec![(Shard { name, header }, source)], Vec::new()))
-    }
-
-    /// The one index in a directory, or else the one file.
-    fn open_directory(path: &Path, mode: Mode) -> Result<Self, Error> {
-        let io = |error| source::Error::Io { path: path.to_owned(), error };
-        let names = std::fs::read_dir(path).map_err(io)?.collect::<Result<Vec<_>, _>>().map_err(io)?;
-        let ending = |end: &str| -> Vec<PathBuf> {
-            let ends = |name: &OsStr| name.as_encoded_bytes().ends_with(end.as_bytes());
-            names.iter().filter(|entry| ends(&entry.file_name())).map(|entry| entry.path()).collect()
-        };
-        match (&ending(INDEX)[..], &ending(SAFETENSORS)[..]) {
-            ([one], _) | ([], [one]) => Self::open(one, mode),
-            ([], []) => Err(Error::Directory { path: path.to_owned(), found: "no .safetensors file in it".into() }),
-            (indices, files) => {
-                let found =
-                    format!("{} indices and {} .safetensors files in it; name one of them", indices.len(), files.len());
-                Err(Error::Directory { path: path.to_owned(), found })
-            }
-        }
     }
 
     fn new(path: &Path, kind: Kind, files: Vec<(Shard, Box<dyn Source>)>, mismatches: Vec<Skipped>) -> Self {
@@ -340,9 +351,23 @@ impl Model {
         self.mismatches.iter().chain(self.shards.iter().flat_map(|shard| shard.header.skipped()))
     }
 
-    /// What else there is to say: nothing is left out for it.
-    pub fn remarks(&self) -> &[String] {
-        &self.remarks
+    /// Logs what was left out and what is not known, and no more than a screen of it.
+    pub fn report(&self, source: &Path) {
+        const LINES: usize = 20;
+        let source = source.display();
+        for skipped in self.skipped().take(LINES) {
+            log::warn!("{source}: left out {}: {}", quote(&skipped.name), skipped.reason);
+        }
+        if let Some(more @ 1..) = self.skipped().count().checked_sub(LINES) {
+            log::warn!("{source}: left out {more} more; index.json lists all of them");
+        }
+        for remark in self.remarks.iter().take(LINES) {
+            log::warn!("{source}: {remark}");
+        }
+        let unknown: BTreeSet<_> = self.shards.iter().flat_map(|shard| shard.header.unknown_dtypes()).collect();
+        for dtype in unknown.iter().take(LINES) {
+            log::warn!("{source}: unknown dtype {}: such tensors are shown as raw bytes", quote(dtype));
+        }
     }
 
     /// Owner, permissions and time of the whole: nobody may read it who may not read each of its files, and it is as young

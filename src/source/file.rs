@@ -8,7 +8,6 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::SystemTime;
 
 /// A regular file, mapped read-only as a whole. Pages are read when the kernel copies them, not before.
 ///
@@ -85,12 +84,7 @@ impl MappedFile {
             pool,
             opened: Version::of(&metadata),
             id: (metadata.dev(), metadata.ino()),
-            stat: Stat {
-                uid: metadata.uid(),
-                gid: metadata.gid(),
-                mode: (metadata.mode() & 0o7777) as u16,
-                mtime: metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH),
-            },
+            stat: Stat::of(&metadata),
             reported: AtomicBool::new(false),
         })
     }
@@ -203,6 +197,7 @@ fn kind(metadata: &Metadata) -> &'static str {
 mod tests {
     use super::*;
     use std::fs;
+    use std::time::SystemTime;
 
     #[test]
     fn a_cut_file_is_noticed() {

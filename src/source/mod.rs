@@ -5,8 +5,10 @@ mod memory;
 mod pool;
 
 use std::fmt;
+use std::fs::Metadata;
 use std::io;
 use std::ops::{Deref, Range};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
@@ -82,6 +84,18 @@ pub struct Stat {
     pub mode: u16,
     /// Last modification.
     pub mtime: SystemTime,
+}
+
+impl Stat {
+    /// That of a file or directory.
+    pub fn of(metadata: &Metadata) -> Self {
+        Self {
+            uid: metadata.uid(),
+            gid: metadata.gid(),
+            mode: (metadata.mode() & 0o7777) as u16,
+            mtime: metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH),
+        }
+    }
 }
 
 /// Why bytes cannot be had.

@@ -6,11 +6,10 @@
 
 use super::lines::{Lines, Out, STRIDE, write_list};
 use super::metadata;
-use crate::content::{Content, Data, Extents, Segment};
+use crate::content::{Content, Data, Extents, Run, Segment};
 use crate::format::TensorInfo;
 use crate::format::safetensors::MAX_HEADER;
 use crate::model::{Model, Place};
-use crate::source::Run;
 use std::borrow::Cow;
 use std::io;
 use std::ops::Range;

@@ -3,7 +3,9 @@
 
 mod clients;
 mod command;
+mod datasets;
 mod faults;
+mod folders;
 mod readme;
 mod reads;
 mod shards;

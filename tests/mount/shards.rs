@@ -60,8 +60,9 @@ fn the_shards_are_one_model() {
     let scene = Scene::new();
     let index = sharded(&scene, |_| {});
     // By the index, by the directory, and as a snapshot of a cache has it: links to files of other names.
-    let snapshot = scene.mkdir("snapshot");
-    let blobs = scene.mkdir("blobs");
+    let cache = Scene::new();
+    let snapshot = cache.mkdir("snapshot");
+    let blobs = cache.mkdir("blobs");
     for (at, file) in shards().iter().map(|shard| shard.0).chain(["model.safetensors.index.json"]).enumerate() {
         std::fs::copy(scene.path(file), blobs.join(at.to_string())).unwrap();
         symlink(format!("../blobs/{at}"), snapshot.join(file)).unwrap();

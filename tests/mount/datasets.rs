@@ -1,0 +1,233 @@
+//! Datasets of safetensors-spark: one array per name out of many shards, none of which need be open.
+
+use crate::support::{Mount, Scene, Tensor, WEIGHTFS, pattern, python, require_fuse, run, run_ok};
+use safetensors::Dtype;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// A shard: its file name and its tensors.
+type Shard<'a> = (&'a str, Vec<Tensor<'a>>);
+
+/// Writes shards and the manifest that names them in that order, saying of each what `said` makes of its rows and bytes.
+fn dataset(scene: &Scene, shards: &[Shard], said: impl Fn(&str, u64) -> (u64, u64)) -> PathBuf {
+    let listed: Vec<_> = shards
+        .iter()
+        .map(|(file, tensors)| {
+            let len = std::fs::metadata(scene.model(file, tensors, &[])).unwrap().len();
+            let (samples, bytes) = said(file, len);
+            serde_json::json!({"shard_path": file, "samples_count": samples, "bytes": bytes})
+        })
+        .collect();
+    let manifest = serde_json::json!({
+        "format_version": "1.0", "safetensors_version": "1.0", "total_samples": 0, "total_bytes": 0, "shards": listed,
+    });
+    let path = scene.path("dataset_manifest.json");
+    std::fs::write(&path, serde_json::to_vec_pretty(&manifest).unwrap()).unwrap();
+    path
+}
+
+/// Two rows in each shard, as the manifest says.
+fn two_rows(_: &str, len: u64) -> (u64, u64) {
+    (2, len)
+}
+
+fn index(mount: &Mount) -> serde_json::Value {
+    serde_json::from_slice(&mount.read("index.json")).unwrap()
+}
+
+#[test]
+fn numpy_finds_every_array_concatenated() {
+    require_fuse!();
+    let scene = Scene::new();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mount/dataset.py");
+    let python = |command: &str, paths: &[&Path]| {
+        let args = [script.as_os_str(), command.as_ref()].into_iter().chain(paths.iter().map(|path| path.as_os_str()));
+        run_ok(python().to_str().unwrap(), args)
+    };
+    let dir = scene.mkdir("train");
+    python("make", &[&dir]);
+    for source in [dir.clone(), dir.join("dataset_manifest.json")] {
+        let mount = scene.mount(&source, &[]);
+        python("compare", &[&dir, &mount.point]);
+        assert_eq!(mount.log(), "");
+        // Parts take no room besides the whole: half a kilobyte for each of the small files, and the data once.
+        let data: u64 =
+            mount.list("tensors").iter().map(|name| mount.read(format!("tensors/{name}")).len() as u64).sum();
+        let files: u64 = run_ok("find", [mount.point.to_str().unwrap(), "-type", "f"]).lines().count() as u64;
+        let used: u64 = run_ok("du", ["-s", "--block-size=1", mount.point.to_str().unwrap()])
+            .split('\t')
+            .next()
+            .unwrap()
+            .parse()
+            .unwrap();
+        assert!((data..data + (files + 1) * 512).contains(&used), "{used} for {data} in {files} files");
+    }
+}
+
+#[test]
+fn what_cannot_be_joined_is_reported_and_left_in_its_shards() {
+    require_fuse!();
+    let scene = Scene::new();
+    let fine = |rows: usize| ("fine", Dtype::U8, if rows == 2 { &[2, 2][..] } else { &[1, 2] }, pattern(rows * 2));
+    let first: Vec<Tensor> = vec![
+        fine(2),
+        ("dtype", Dtype::F32, &[2], pattern(8)),
+        ("trailing", Dtype::U8, &[2, 3], pattern(6)),
+        ("missing", Dtype::U8, &[2], pattern(2)),
+        ("scalar", Dtype::U8, &[], pattern(1)),
+    ];
+    let second: Vec<Tensor> = vec![
+        fine(2),
+        ("dtype", Dtype::F64, &[2], pattern(16)),
+        ("trailing", Dtype::U8, &[2, 4], pattern(8)),
+        ("scalar", Dtype::U8, &[], pattern(1)),
+    ];
+    let shards = [("a.safetensors", first), ("b.safetensors", second)];
+    let manifest = dataset(&scene, &shards, |file, len| if file == "a.safetensors" { (2, len) } else { (3, 17) });
+    let outside = Scene::new();
+    let mount = outside.mount(&manifest, &[]);
+    assert_eq!(mount.list("tensors"), ["fine"]);
+    assert_eq!(mount.read("tensors/fine"), [pattern(4), pattern(4)].concat());
+    let log = mount.log();
+    for said in [
+        "left out \"dtype\": it is F32 in \"a.safetensors\", and F64 in \"b.safetensors\"; its parts are in shards/",
+        "left out \"trailing\": its shape is [2, 3] in \"a.safetensors\", and [2, 4] in \"b.safetensors\"; its parts",
+        "left out \"missing\": \"b.safetensors\" does not have it; its parts are in shards/",
+        "left out \"scalar\": a scalar cannot be concatenated; its parts are in shards/",
+        "\"b.safetensors\" has 2 rows, and the manifest says 3",
+        "bytes, and the manifest says 17",
+    ] {
+        assert!(log.contains(said), "{said}: {log}");
+    }
+    let index = index(&mount);
+    assert_eq!(index["skipped"].as_array().unwrap().len(), 4);
+    // Each part is listed and is where the list says.
+    let lines = index["tensors"].as_array().unwrap();
+    assert_eq!(lines.len(), 1 + 2 + 2 + 1 + 2);
+    for line in lines.iter().filter(|line| line["name"] != "fine") {
+        let bytes = mount.read(line["file"].as_str().unwrap());
+        let shard = shards.iter().find(|shard| line["shard"] == shard.0).unwrap();
+        assert_eq!(bytes, shard.1.iter().find(|tensor| line["name"] == tensor.0).unwrap().3, "{line}");
+        // It takes room, as it is nowhere else.
+        assert_eq!(std::fs::metadata(mount.path(line["file"].as_str().unwrap())).unwrap().blocks(), 1);
+    }
+    assert_eq!(std::fs::metadata(mount.path("tensors/fine")).unwrap().nlink(), 2);
+    assert_eq!(mount.list("shards/b.safetensors/npy"), ["dtype.npy", "fine.npy", "scalar.npy", "trailing.npy"]);
+}
+
+#[test]
+fn keys_and_values_are_one_name_space() {
+    require_fuse!();
+    let scene = Scene::new();
+    let tensor =
+        |name: &'static str, len: usize| -> Tensor { (name, Dtype::U8, &[3], pattern(len + 3)[len..].to_vec()) };
+    let shards = [
+        ("b.safetensors", vec![tensor("k3__x", 3), tensor("k4__x", 4), tensor("k1__x", 5)]),
+        ("a.safetensors", vec![tensor("k1__x", 1), tensor("k2__x", 2)]),
+        ("c.safetensors", vec![tensor("k5__x", 6)]),
+    ];
+    let manifest = dataset(&scene, &shards, two_rows);
+    let outside = Scene::new();
+    let mount = outside.mount(&manifest, &[]);
+    let mut names = mount.list("tensors");
+    names.sort();
+    assert_eq!(names, ["k1__x", "k2__x", "k3__x", "k4__x", "k5__x"]);
+    // Of the two, that of the first file by name.
+    assert_eq!(mount.read("tensors/k1__x"), tensor("", 1).3);
+    assert_eq!(mount.read("shards/b.safetensors/tensors/k1__x"), tensor("", 5).3);
+    assert!(mount.log().contains(
+        "left out \"k1__x\": it is in \"a.safetensors\" and in \"b.safetensors\"; the second is in shards/ only"
+    ));
+    let inode = |path: &str| std::fs::metadata(mount.path(path)).unwrap().ino();
+    assert_eq!(inode("tensors/k2__x"), inode("shards/a.safetensors/tensors/k2__x"));
+    assert_ne!(inode("tensors/k1__x"), inode("shards/b.safetensors/tensors/k1__x"));
+    let files: Vec<_> = index(&mount)["tensors"].as_array().unwrap().iter().map(|line| line["file"].clone()).collect();
+    assert_eq!(files.len(), 6);
+    assert!(files.contains(&"shards/b.safetensors/tensors/k1__x".into()), "{files:?}");
+    for (view, count) in [("tensors", 5), ("tree", 5), ("npy", 5), ("f32", 5), ("safetensors", 5)] {
+        assert_eq!(mount.list(view).len(), count, "{view}");
+    }
+    let export = mount.read(format!("export/{}.safetensors", scene.dir.path().file_name().unwrap().to_str().unwrap()));
+    assert_eq!(safetensors::SafeTensors::deserialize(&export).unwrap().len(), 5);
+}
+
+#[test]
+fn ten_thousand_shards_are_read_with_sixty_four_descriptors() {
+    require_fuse!();
+    const SHARDS: usize = 10_000;
+    let scene = Scene::new();
+    let header = br#"{"row":{"dtype":"U16","shape":[1,8],"data_offsets":[0,16]}}"#;
+    let row = |at: usize| [at as u16; 8].map(u16::to_le_bytes).concat();
+    let shards: Vec<_> = (0..SHARDS)
+        .map(|at| {
+            let file = format!("part-{at:05}.safetensors");
+            scene.raw(&file, header, &row(at));
+            serde_json::json!({"shard_path": file, "samples_count": 1, "bytes": 8 + header.len() + 16})
+        })
+        .collect();
+    let manifest = serde_json::json!({"format_version": "1.0", "shards": shards});
+    std::fs::write(scene.path("dataset_manifest.json"), manifest.to_string()).unwrap();
+    let outside = Scene::new();
+    let point = outside.mkdir("mnt");
+    outside.ok(&format!("ulimit -n 64; weightfs {} {}", scene.dir.path().display(), point.display()));
+    // Four readers at a time, each of whose reads opens some files and closes others.
+    let expected: Vec<u8> = (0..SHARDS).flat_map(row).collect();
+    std::thread::scope(|scope| {
+        for reader in 0..4 {
+            let (point, expected, row) = (&point, &expected, &row);
+            scope.spawn(move || {
+                for round in 0..250 {
+                    let at = (round * 7919 + reader * 2503) % SHARDS;
+                    let part = point.join(format!("shards/part-{at:05}.safetensors/tensors/row"));
+                    assert_eq!(std::fs::read(part).unwrap(), row(at));
+                }
+                assert!(std::fs::read(point.join("tensors/row")).unwrap() == *expected);
+            });
+        }
+    });
+    let daemons = outside.processes();
+    let descriptors = std::fs::read_dir(format!("/proc/{}/fd", daemons[0])).unwrap().count();
+    assert!(daemons.len() == 1 && descriptors < 64, "{descriptors}");
+    outside.ok(&format!("weightfs umount {}", point.display()));
+    outside.wait_for_end();
+}
+
+#[test]
+fn a_dataset_that_is_not_whole_is_refused_with_the_reason() {
+    require_fuse!();
+    let scene = Scene::new();
+    let tensors = |len| vec![("x", Dtype::U8, &[2usize] as &[_], pattern(len))];
+    let shards = ["a.safetensors", "b.safetensors", "c.safetensors"].map(|file| (file, tensors(2)));
+    let manifest = dataset(&scene, &shards, two_rows);
+    let outside = Scene::new();
+    let refusal = || {
+        let output = run(WEIGHTFS, ["-f".as_ref(), manifest.as_os_str(), outside.dir.path().as_os_str()]);
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    std::fs::remove_file(scene.path("b.safetensors")).unwrap();
+    assert!(refusal().contains("a shard is missing or broken: "));
+    // An array with a hole would be another array: nothing is joined.
+    let mount = outside.mount(&manifest, &["--lenient"]);
+    assert!(mount.list("tensors").is_empty());
+    assert_eq!(mount.read("shards/a.safetensors/tensors/x"), pattern(2));
+    assert!(mount.log().contains("left out \"x\": \"b.safetensors\" does not have it"), "{}", mount.log());
+    drop(mount);
+    let listed = |path: &str| serde_json::json!({"shard_path": path, "samples_count": 1, "bytes": 1});
+    let text = |version: &str, shards: &[&str]| {
+        let shards: Vec<_> = shards.iter().map(|shard| listed(shard)).collect();
+        serde_json::json!({"format_version": version, "shards": shards}).to_string()
+    };
+    for (text, expected) in [
+        (text("2.0", &["a.safetensors"]), "dataset_manifest.json: format version 2.0; weightfs knows 1"),
+        (text("1.0", &["a.safetensors", "a.safetensors"]), "names shard \"a.safetensors\" twice"),
+        (text("1.0", &["../a.safetensors"]), "shard \"../a.safetensors\" leads out of the directory"),
+        (text("1.0", &["a.parquet"]), "shard \"a.parquet\" is no .safetensors file"),
+        ("[]".into(), "no manifest of a dataset: invalid length 0"),
+        ("{\"format_version\":\"1.0\"}".into(), "no manifest of a dataset: missing field `shards`"),
+    ] {
+        std::fs::write(&manifest, &text).unwrap();
+        let said = refusal();
+        assert!(said.contains(expected) && said.lines().count() == 1, "{said}");
+    }
+}

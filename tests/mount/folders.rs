@@ -1,0 +1,247 @@
+//! Directories of several models: each in a folder of its own, opened when it is entered.
+
+use crate::support::{Mount, Scene, Tensor, pattern, require_fuse};
+use safetensors::Dtype;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+
+fn one(name: &str, len: usize) -> Vec<Tensor<'_>> {
+    vec![(name, Dtype::U8, Box::leak(Box::new([len])), pattern(len))]
+}
+
+/// Sorted names in a directory.
+fn names(mount: &Mount, dir: &str) -> Vec<String> {
+    let mut names = mount.list(dir);
+    names.sort();
+    names
+}
+
+/// Paths in the daemon's descriptors below `dir`.
+fn held(mount: &Mount, dir: &Path) -> usize {
+    let descriptors = std::fs::read_dir(format!("/proc/{}/fd", mount.child.id())).unwrap();
+    descriptors
+        .filter(|fd| std::fs::read_link(fd.as_ref().unwrap().path()).is_ok_and(|path| path.starts_with(dir)))
+        .count()
+}
+
+#[test]
+fn a_pipeline_has_a_folder_for_each_model() {
+    require_fuse!();
+    let scene = Scene::new();
+    for dir in ["pipe", "pipe/unet", "pipe/vae", "pipe/text_encoder", "pipe/tokenizer", "pipe/.cache"] {
+        scene.mkdir(dir);
+    }
+    scene.model("pipe/unet/diffusion_pytorch_model.safetensors", &one("u", 10), &[]);
+    scene.model("pipe/unet/diffusion_pytorch_model.fp16.safetensors", &one("u", 5), &[]);
+    scene.model("pipe/vae/diffusion_pytorch_model.safetensors", &one("v", 20), &[]);
+    scene.model("pipe/.cache/hidden.safetensors", &one("h", 20), &[]);
+    for (at, tensor) in ["a", "b"].into_iter().enumerate() {
+        let variant = format!("pipe/text_encoder/model.fp16-0000{}-of-00002.safetensors", at + 1);
+        scene.model(&variant, &one(tensor, 3), &[]);
+    }
+    std::fs::write(
+        scene.path("pipe/text_encoder/model.safetensors.index.fp16.json"),
+        r#"{"metadata":{},"weight_map":{"a":"model.fp16-00001-of-00002.safetensors","b":"model.fp16-00002-of-00002.safetensors"}}"#,
+    )
+    .unwrap();
+    std::fs::write(scene.path("pipe/model_index.json"), "{}").unwrap();
+    std::fs::write(scene.path("pipe/unet/config.json"), "{\"a\": 1}").unwrap();
+    std::fs::write(scene.path("pipe/tokenizer/vocab.json"), "vocabulary").unwrap();
+    let mount = scene.mount(&scene.path("pipe"), &[]);
+    assert_eq!(names(&mount, ""), ["model_index.json", "text_encoder", "tokenizer", "unet", "vae"]);
+    assert_eq!(names(&mount, "unet"), ["config.json", "diffusion_pytorch_model", "diffusion_pytorch_model.fp16"]);
+    assert_eq!(names(&mount, "text_encoder"), ["model.fp16"]);
+    assert_eq!(mount.read("unet/diffusion_pytorch_model/tensors/u"), pattern(10));
+    assert_eq!(mount.read("unet/diffusion_pytorch_model.fp16/tensors/u"), pattern(5));
+    assert_eq!(mount.read("vae/diffusion_pytorch_model/tensors/v"), pattern(20));
+    assert_eq!(names(&mount, "text_encoder/model.fp16/tensors"), ["a", "b"]);
+    assert_eq!(mount.list("text_encoder/model.fp16/shards").len(), 2);
+    assert!(mount.path("text_encoder/model.fp16/export/model.fp16.safetensors").exists());
+    // What is no model is a link to the original.
+    for link in ["unet/config.json", "tokenizer/vocab.json", "model_index.json"] {
+        let original = scene.path("pipe").join(link);
+        assert_eq!(std::fs::read_link(mount.path(link)).unwrap(), original);
+        assert_eq!(mount.read(link), std::fs::read(&original).unwrap());
+        assert_eq!(std::fs::symlink_metadata(mount.path(link)).unwrap().len(), original.as_os_str().len() as u64);
+    }
+    // Inode numbers are different everywhere, `..` leads up, and the next mount has the same.
+    let find =
+        |mount: &Mount| scene.ok(&format!("cd {} && find . -printf '%i %p\\n' | sort -k2", mount.point.display()));
+    let inodes = find(&mount);
+    let mut numbers: Vec<&str> =
+        inodes.lines().filter(|line| !line.contains("/tree/")).map(|line| line.split(' ').next().unwrap()).collect();
+    let all = numbers.len();
+    numbers.sort();
+    numbers.dedup();
+    assert_eq!(numbers.len(), all);
+    let ino = |path: &str| std::fs::metadata(mount.path(path)).unwrap().ino();
+    for (dir, up) in [
+        ("unet/diffusion_pytorch_model", "unet"),
+        ("unet", "."),
+        ("vae/diffusion_pytorch_model/tensors", "vae/diffusion_pytorch_model"),
+    ] {
+        assert_eq!(ino(&format!("{dir}/..")), ino(up));
+        let listed =
+            scene.ok(&format!("ls -ai {} | sed -n 's/ *\\([0-9]*\\) \\.\\.$/\\1/p'", mount.path(dir).display()));
+        assert_eq!(listed.trim().parse::<u64>().unwrap(), ino(up), "{dir}");
+    }
+    assert_eq!(mount.log(), "");
+    drop(mount);
+    assert_eq!(find(&scene.mount(&scene.path("pipe"), &[])), inodes);
+}
+
+#[test]
+fn models_are_opened_when_they_are_entered() {
+    require_fuse!();
+    const MODELS: usize = 1000;
+    let scene = Scene::new();
+    let loras = scene.mkdir("loras");
+    for at in 0..MODELS {
+        scene.model(&format!("loras/lora{at:04}.safetensors"), &one("w", at % 7 + 1), &[("ss_network_dim", "8")]);
+    }
+    std::fs::write(
+        loras.join("lora0500.safetensors"),
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+    )
+    .unwrap();
+    let mount = scene.mount(&loras, &[]);
+    assert_eq!(held(&mount, &loras), 0);
+    // Looked up, one is.
+    assert_eq!(mount.read("lora0003/tensors/w"), pattern(4));
+    assert_eq!(held(&mount, &loras), 1);
+    assert!(!mount.path("lora0500").exists());
+    assert!(String::from_utf8(mount.read("lora0500.error.txt")).unwrap().contains("Git LFS pointer"));
+    let listed = names(&mount, "");
+    assert_eq!(listed.len(), MODELS);
+    assert!(listed.contains(&"lora0500.error.txt".to_owned()) && !listed.contains(&"lora0500".to_owned()));
+    // Listing looks at every header and keeps none.
+    assert_eq!(held(&mount, &loras), 1);
+    for at in (0..MODELS).filter(|at| *at != 500) {
+        assert_eq!(mount.read(format!("lora{at:04}/metadata/ss_network_dim")), b"8");
+        assert_eq!(mount.read(format!("lora{at:04}/tensors/w")), pattern(at % 7 + 1));
+    }
+    assert_eq!(mount.log().lines().count(), 1, "{}", mount.log());
+}
+
+#[test]
+fn a_broken_model_does_not_spoil_the_others() {
+    require_fuse!();
+    let scene = Scene::new();
+    let dir = scene.mkdir("models");
+    let whole = std::fs::read(scene.model("models/fine.safetensors", &one("w", 100), &[])).unwrap();
+    std::fs::write(dir.join("half.safetensors"), &whole[..whole.len() - 40]).unwrap();
+    symlink("nowhere", dir.join("dangling.safetensors")).unwrap();
+    symlink(".", dir.join("loop")).unwrap();
+    std::fs::write(dir.join("whole.safetensors.index.json"), r#"{"weight_map":{"w":"gone.safetensors"}}"#).unwrap();
+    std::fs::write(dir.join("torn.safetensors.index.json"), "{").unwrap();
+    let mount = scene.mount(&dir, &[]);
+    let errors = [
+        ("half", "40 bytes missing"),
+        ("dangling", "dangling.safetensors: No such file or directory"),
+        ("loop", "a symlink that leads back to where it is"),
+        ("whole", "a shard is missing or broken: "),
+        ("torn", "no index of a sharded model: EOF"),
+    ];
+    let mut expected: Vec<String> = errors.iter().map(|error| format!("{}.error.txt", error.0)).collect();
+    expected.push("fine".to_owned());
+    expected.sort();
+    assert_eq!(names(&mount, ""), expected);
+    for (name, reason) in errors {
+        let path = mount.path(format!("{name}.error.txt"));
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.contains(reason) && text.ends_with('\n') && text.lines().count() == 1, "{text}");
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), text.len() as u64);
+        assert!(!mount.path(name).exists());
+    }
+    assert_eq!(mount.read("fine/tensors/w"), pattern(100));
+    drop(mount);
+    // What is sound in it is mounted leniently.
+    let mount = scene.mount(&dir, &["--lenient"]);
+    assert!(mount.path("half").is_dir());
+    // A model that was changed after its folder was listed is not taken for what it was.
+    assert!(mount.path("fine").is_dir());
+    std::fs::remove_file(dir.join("fine.safetensors")).unwrap();
+    let error = std::fs::read_dir(mount.path("fine")).and_then(|mut entries| entries.next().unwrap()).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(nix::libc::EIO));
+    assert!(mount.log().contains("fine.safetensors: No such file or directory"), "{}", mount.log());
+}
+
+#[test]
+fn no_two_have_one_name() {
+    require_fuse!();
+    let scene = Scene::new();
+    scene.mkdir("m");
+    scene.mkdir("m/dir");
+    for (at, file) in ["dir", "file", "twice", "twice.safetensors", "free"].iter().enumerate() {
+        scene.model(&format!("m/{file}.safetensors"), &one("w", at + 1), &[]);
+    }
+    std::fs::write(scene.path("m/file"), "a file").unwrap();
+    scene.model("m/twice-00001-of-00001.safetensors", &one("s", 9), &[]);
+    std::fs::write(
+        scene.path("m/twice.safetensors.index.json"),
+        r#"{"weight_map":{"s":"twice-00001-of-00001.safetensors"}}"#,
+    )
+    .unwrap();
+    let mount = scene.mount(&scene.path("m"), &[]);
+    let models = [
+        ("dir.safetensors", "w", 1),
+        ("file.safetensors", "w", 2),
+        ("twice.safetensors", "w", 3),
+        ("twice.safetensors.safetensors", "w", 4),
+        ("free", "w", 5),
+        ("twice.safetensors.index.json", "s", 9),
+    ];
+    for (name, tensor, len) in models {
+        assert_eq!(mount.read(format!("{name}/tensors/{tensor}")), pattern(len), "{name}");
+    }
+    assert_eq!(mount.list("").len(), models.len() + 2);
+    assert!(mount.list("dir").is_empty());
+    assert_eq!(mount.read("file"), b"a file");
+}
+
+#[test]
+fn one_model_is_the_root_and_a_dataset_is_its_folder() {
+    require_fuse!();
+    let scene = Scene::new();
+    scene.mkdir("repo");
+    scene.mkdir("repo/nested");
+    scene.model("repo/nested/only.safetensors", &one("w", 3), &[]);
+    std::fs::write(scene.path("repo/config.json"), "{}").unwrap();
+    let mount = scene.mount(&scene.path("repo"), &[]);
+    assert_eq!(mount.read("tensors/w"), pattern(3));
+    drop(mount);
+    scene.mkdir("repo/train");
+    for part in ["a", "b"] {
+        scene.model(&format!("repo/train/{part}.safetensors"), &one("x", 4), &[]);
+    }
+    let listed = |part: &str| serde_json::json!({"shard_path": part, "samples_count": 4, "bytes": 72});
+    let manifest =
+        serde_json::json!({"format_version": "1.0", "shards": [listed("a.safetensors"), listed("b.safetensors")]});
+    std::fs::write(scene.path("repo/train/dataset_manifest.json"), manifest.to_string()).unwrap();
+    let mount = scene.mount(&scene.path("repo"), &[]);
+    assert_eq!(names(&mount, ""), ["config.json", "nested", "train"]);
+    assert_eq!(mount.read("train/tensors/x"), [pattern(4), pattern(4)].concat());
+    assert_eq!(names(&mount, "train/export"), ["train-clean.safetensors", "train.safetensors"]);
+    assert_eq!(mount.read("nested/only/tensors/w"), pattern(3));
+}
+
+#[test]
+fn each_model_is_for_those_who_may_read_its_file() {
+    require_fuse!();
+    let scene = Scene::new();
+    std::fs::set_permissions(scene.dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let dir = scene.mkdir("models");
+    for (name, mode) in [("open", 0o644), ("closed", 0o600)] {
+        let path = scene.model(&format!("models/{name}.safetensors"), &one("w", 3), &[]);
+        std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    }
+    let mount = scene.mount(&dir, &["-o", "allow_other"]);
+    let modes = |path: &str| std::fs::metadata(mount.path(path)).unwrap().mode() & 0o777;
+    assert_eq!((modes("open"), modes("open/tensors/w")), (0o555, 0o444));
+    assert_eq!((modes("closed"), modes("closed/tensors/w")), (0o500, 0o400));
+    let nobody = |path: &str| {
+        scene.sh(&format!("setpriv --reuid 65534 --regid 65534 --clear-groups cksum {}", mount.path(path).display()))
+    };
+    assert_eq!(nobody("open/tensors/w").code, 0);
+    assert!(nobody("closed/tensors/w").err.contains("Permission denied"));
+}
