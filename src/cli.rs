@@ -75,8 +75,8 @@ pub enum Command {
 /// How to mount.
 #[derive(Args)]
 pub struct MountArgs {
-    /// A .safetensors file, the index of a sharded model (.safetensors.index.json), or a directory with
-    /// one model
+    /// A .safetensors file, the index of a sharded model (.safetensors.index.json), a dataset
+    /// (dataset_manifest.json), or a directory with one model or several
     pub source: PathBuf,
 
     /// An empty directory; by default one named after SOURCE is made here, and removed at unmount
@@ -91,8 +91,8 @@ pub struct MountArgs {
     #[arg(short, value_name = "OPT[,OPT...]")]
     options: Vec<String>,
 
-    /// Show these only: export, f32, header, index, metadata, npy, safetensors, shards, tensors,
-    /// tree [default: all]
+    /// Show these only: export, f32, header, index, manifest, metadata, npy, safetensors, shards,
+    /// tensors, tree [default: all]
     #[arg(long, value_name = "VIEW[,VIEW...]", value_parser = parse_views)]
     pub views: Option<Shown>,
 

@@ -2,8 +2,8 @@
 //!
 //! # The life of a read
 //! 1. `fuse::FuseAdapter::read` takes the request off /dev/fuse and asks
-//! 2. [`fs::Superblock::read`], which knows from the inode number which view of which tensor is meant, has
-//!    [`view::Views::content`] say what that file consists of, and reads it with
+//! 2. [`fs::Superblock::read`], which knows from the inode number which model is meant (`fs/volume.rs`) and which view of which
+//!    tensor, has [`view::Views::content`] say what that file consists of, and reads it with
 //! 3. [`content::Content::read_at`], which finds the segment that holds the range and takes from
 //! 4. [`source::Source::bytes`] the slice of the map, which goes back up untouched and into the reply.
 //!

@@ -25,7 +25,19 @@ fn the_commands_of_the_readme_work() {
     scene.model("llama/model-2.safetensors", &[("b", Dtype::U8, &[1], vec![2])], &[]);
     let index = r#"{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}"#;
     std::fs::write(scene.path("llama/model.safetensors.index.json"), index).unwrap();
-    let _mounts = ["model", "mnt", "rescued", "whole"].map(|name| Detached(scene.path(name)));
+    scene.mkdir("loras");
+    let lora = scene.model("loras/style.safetensors", &[("a", Dtype::U8, &[1], vec![1])], &[("ss_network_dim", "8")]);
+    std::fs::copy(lora, scene.path("loras/face.safetensors")).unwrap();
+    std::fs::write(scene.path("loras/half.safetensors"), b"half of it").unwrap();
+    scene.mkdir("train");
+    for part in ["train/a.safetensors", "train/b.safetensors"] {
+        scene.model(part, &[("images", Dtype::U8, &[1, 3], vec![1, 2, 3])], &[]);
+    }
+    let listed = |file| serde_json::json!({"shard_path": file, "samples_count": 1, "bytes": 75});
+    let manifest =
+        serde_json::json!({"format_version": "1.0", "shards": [listed("a.safetensors"), listed("b.safetensors")]});
+    std::fs::write(scene.path("train/dataset_manifest.json"), manifest.to_string()).unwrap();
+    let _mounts = ["model", "mnt", "rescued", "whole", "all", "data"].map(|name| Detached(scene.path(name)));
     let path = format!("{}:{}", Path::new(WEIGHTFS).parent().unwrap().display(), std::env::var("PATH").unwrap());
     let commands = commands();
     assert!(commands.len() > 20, "{}", commands.len());
