@@ -9,8 +9,9 @@
 //!
 //! # The layers
 //! Each knows only those below it: `fuse -> fs -> view -> model -> format`, with `content -> source` underneath; beside
-//! stand `name`, the spelling of file names, and `widen`, elements as float32. Two ideas carry them: every format lowers once to one [`format::Header`], and every
-//! file is a [`content::Content`], a splice of segments. A test, `tests/layers.rs`, holds the code to this.
+//! stand `name`, the spelling of file names, `widen`, elements as float32, and `stats`, what their values come to. Two
+//! ideas carry them: every format lowers once to one [`format::Header`], and every file is a [`content::Content`], a splice
+//! of segments. A test, `tests/layers.rs`, holds the code to this.
 
 pub mod content;
 pub mod format;
@@ -19,5 +20,6 @@ pub mod fuse;
 pub mod model;
 pub mod name;
 pub mod source;
+pub mod stats;
 pub mod view;
 pub mod widen;

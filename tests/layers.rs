@@ -5,12 +5,13 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Each layer with those that it may name. The binary's rooms may name one another and the library from outside.
-const EDGES: [(&str, &[&str]); 13] = [
+const EDGES: [(&str, &[&str]); 14] = [
     ("format", &[]),
     ("source", &[]),
     ("name", &[]),
     ("content", &["source"]),
     ("widen", &["content", "format"]),
+    ("stats", &["content", "format", "widen"]),
     ("model", &["format", "source"]),
     ("view", &["content", "model", "format", "name", "widen"]),
     ("fs", &["view", "content", "model", "format", "source", "name"]),

@@ -1,0 +1,86 @@
+//! How fast values become statistics, beside memcpy: `cargo bench --bench stats`.
+//!
+//! One thread, in bytes of input a second. The input is in memory, 64 MiB, so that it passes through the caches as a
+//! file's does, and is added 1 MiB at once. The floats are those of a normal distribution, as weights mostly are; `random`
+//! is bytes without any order, the worst for tables of counts, and `zeros` is one value over and over.
+#![allow(missing_docs, reason = "a program of its own")]
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use half::{bf16, f16};
+use std::hint::black_box;
+use weightfs::format::Dtype;
+use weightfs::stats::Accumulator;
+
+const INPUT: usize = 64 << 20;
+const READ: usize = 1 << 20;
+
+/// Numbers of a normal distribution of that deviation, near enough: sums of the four halves of a scrambled number.
+fn normal(deviation: f64) -> impl Iterator<Item = f64> {
+    (1u64..).map(move |at| {
+        let mut bits = at.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^= bits >> 31;
+        let sum: u64 = (0..4).map(|at| bits >> (16 * at) & 0xffff).sum();
+        (sum as f64 / 65536.0 - 2.0) * 3f64.sqrt() * deviation
+    })
+}
+
+fn input<const N: usize>(deviation: f64, encode: impl Fn(f64) -> [u8; N]) -> Vec<u8> {
+    normal(deviation).take(INPUT / N).flat_map(encode).collect()
+}
+
+fn benches(criterion: &mut Criterion) {
+    let random = input(0.02, |value| (value.to_bits() as u32).to_le_bytes());
+    let mut group = criterion.benchmark_group("input");
+    group.throughput(Throughput::Bytes(READ as u64));
+    let mut at = 0;
+    let mut buffer = vec![0; READ];
+    group.bench_function("memcpy", |bencher| {
+        bencher.iter(|| {
+            at = (at + READ) % INPUT;
+            buffer.copy_from_slice(&random[at..at + READ]);
+            black_box(&buffer);
+        })
+    });
+    let cases = [
+        (Dtype::F32, "", input(0.02, |value| (value as f32).to_le_bytes())),
+        (Dtype::BF16, "", input(0.02, |value| bf16::from_f64(value).to_le_bytes())),
+        (Dtype::F16, "", input(0.02, |value| f16::from_f64(value).to_le_bytes())),
+        (Dtype::F64, "", input(0.02, f64::to_le_bytes)),
+        // Codes of a float8 of weights are about as unequal as the upper bytes of float16.
+        (Dtype::F8E4M3, "", input(0.02, |value| [(f16::from_f64(value * 16.0).to_bits() >> 7) as u8 ^ 0x40])),
+        (Dtype::I8, "", input(32.0, |value| [value as i8 as u8])),
+        (Dtype::I32, "", input(1e4, |value| (value as i32).to_le_bytes())),
+        (Dtype::U32, "", input(1e4, |value| (value as i32 as u32 >> 1).to_le_bytes())),
+        (Dtype::I64, "", input(1e4, |value| (value as i64).to_le_bytes())),
+        (Dtype::U64, "", input(1e4, |value| (value as i64 as u64 >> 1).to_le_bytes())),
+        (Dtype::F4, " random", random.clone()),
+        (Dtype::F6E2M3, " random", random.clone()),
+        (Dtype::U8, " random", random.clone()),
+        (Dtype::U16, " random", random.clone()),
+        (Dtype::F32, " zeros", vec![0; INPUT]),
+        (Dtype::BF16, " zeros", vec![0; INPUT]),
+        (Dtype::U8, " zeros", vec![0; INPUT]),
+        (Dtype::F32, " one NaN in 1000", {
+            let nan = |at: u32, value: f64| if at.is_multiple_of(1000) { f32::NAN } else { value as f32 };
+            (0..INPUT as u32 / 4).zip(normal(0.02)).flat_map(|(at, value)| nan(at, value).to_le_bytes()).collect()
+        }),
+    ];
+    for (dtype, what, bytes) in &cases {
+        let Some(mut accumulator) = Accumulator::new(*dtype) else { continue };
+        let read = READ / 3 * 3;
+        group.throughput(Throughput::Bytes(read as u64));
+        group.bench_function(format!("{dtype}{what}"), |bencher| {
+            bencher.iter(|| {
+                at = (at + READ) % INPUT;
+                accumulator.add(black_box(&bytes[at..at + read]));
+            })
+        });
+        black_box(accumulator.finish());
+    }
+    group.finish();
+}
+
+criterion_group!(all, benches);
+criterion_main!(all);
