@@ -87,7 +87,10 @@ pub struct Generated<'a> {
 }
 
 /// Writes a part of a text.
-type Write<'a> = Box<dyn Fn(Range<u64>, &mut Vec<u8>) + 'a>;
+type Write<'a> = Box<dyn Fn(Range<u64>, &mut Vec<u8>) -> Result<(), Error> + 'a>;
+
+/// Says whether nobody waits for the bytes any more, so that a long computation may end without them.
+pub type Interrupted<'a> = &'a (dyn Fn() -> bool + Sync);
 
 impl std::fmt::Debug for Generated<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -101,6 +104,12 @@ pub enum Error {
     /// The source does not give it.
     #[error(transparent)]
     Source(#[from] source::Error),
+    /// Nobody waits for it any more.
+    #[error("interrupted")]
+    Interrupted,
+    /// The picture or the figures of a tensor cannot be made.
+    #[error("{0}")]
+    Picture(String),
 }
 
 impl Segment<'_> {
@@ -193,7 +202,7 @@ impl<'a> Segment<'a> {
                 data.read_exact_at(&mut out[from..], part.start)?;
             }
             Self::Decoded(decoded) => decoded.append(part, out)?,
-            Self::Generated(generated) => (generated.write)(part, out),
+            Self::Generated(generated) => (generated.write)(part, out)?,
         }
         Ok(())
     }
@@ -354,7 +363,10 @@ mod tests {
             Kind::Extent(start, end) => Segment::Data(extent(*start, *end)),
             Kind::Generated(bytes) => Segment::Generated(Generated {
                 len: bytes.len() as u64,
-                write: Box::new(|range, out| out.extend_from_slice(&bytes[indices(&range)])),
+                write: Box::new(|range, out| {
+                    out.extend_from_slice(&bytes[indices(&range)]);
+                    Ok(())
+                }),
             }),
         }))
     }

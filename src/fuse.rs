@@ -2,7 +2,9 @@
 
 use crate::content;
 use crate::fs::{self, Attr, FileKind, Superblock};
-use crate::source;
+use crate::reader::Reader;
+use crate::source::{self, Bytes};
+use crate::workers::Workers;
 use fuser::{
     BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
     InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
@@ -14,6 +16,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// By this name the log knows the library underneath.
@@ -27,6 +30,9 @@ const GENERATION: Generation = Generation(0);
 
 /// Requests that the kernel may have under way for read-ahead. Its own default of 16 drops read-ahead early.
 const MAX_BACKGROUND: u16 = 64;
+
+/// Threads that wait for long computations.
+const WORKERS: usize = 16;
 
 /// What speeds things up, where the kernel has it. A directory is listed with attributes when the caller seems to want
 /// them, so it must not be cached: from the cache it would come without.
@@ -66,7 +72,8 @@ impl Session {
         config.clone_fd = threads > 1 && std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_ok();
         // Root and owner only: the kernel lets everyone in and each request says whose it is, so that each must be made.
         let ttl = if access == Access::OwnerAndRoot { Duration::ZERO } else { TTL };
-        let adapter = FuseAdapter { superblock, ttl, no_open: false };
+        let (superblock, workers) = (superblock.into(), OnceLock::new());
+        let adapter = FuseAdapter { superblock, workers, ttl, no_open: false };
         fuser::Session::from_fd(adapter, device, acl, config).map(Self)
     }
 
@@ -78,7 +85,9 @@ impl Session {
 
 #[derive(Debug)]
 struct FuseAdapter {
-    superblock: Superblock,
+    superblock: Arc<Superblock>,
+    /// Started when the first of them is needed.
+    workers: OnceLock<Workers>,
     /// How long the kernel may believe an answer.
     ttl: Duration,
     /// Whether the kernel takes ENOSYS to mean that opening needs no message and keeps every cache.
@@ -92,7 +101,8 @@ fn errno(error: &fs::Error) -> Errno {
         fs::Error::IsADirectory => Errno::EISDIR,
         fs::Error::NoAttribute => Errno::ENODATA,
         fs::Error::NotALink => Errno::EINVAL,
-        fs::Error::Model(_) => Errno::EIO,
+        fs::Error::Model(_) | fs::Error::Content(content::Error::Picture(_)) => Errno::EIO,
+        fs::Error::Content(content::Error::Interrupted) => Errno::EINTR,
         fs::Error::Content(content::Error::Source(error)) => match error {
             source::Error::Changed { .. } | source::Error::Replaced { .. } => Errno::ESTALE,
             source::Error::Cut { .. } | source::Error::OutOfRange { .. } | source::Error::NotAFile { .. } => Errno::EIO,
@@ -142,6 +152,13 @@ fn reply_xattr(value: Result<Vec<u8>, fs::Error>, size: u32, reply: ReplyXattr) 
         Ok(value) if size == 0 => reply.size(value.len() as u32),
         Ok(value) if value.len() > size as usize => reply.error(Errno::ERANGE),
         Ok(value) => reply.data(&value),
+    }
+}
+
+fn reply_read(read: Result<Bytes, fs::Error>, reply: ReplyData) {
+    match read {
+        Ok(bytes) => reply.data(&bytes),
+        Err(error) => reply.error(errno(&error)),
     }
 }
 
@@ -197,7 +214,7 @@ impl Filesystem for FuseAdapter {
 
     fn read(
         &self,
-        _: &Request,
+        request: &Request,
         ino: INodeNo,
         _: FileHandle,
         offset: u64,
@@ -206,10 +223,13 @@ impl Filesystem for FuseAdapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        match self.superblock.read(ino.0, offset, size) {
-            Ok(bytes) => reply.data(&bytes),
-            Err(error) => reply.error(errno(&error)),
+        if !self.superblock.is_slow(ino.0) {
+            return reply_read(self.superblock.read(ino.0, offset, size, &|| false), reply);
         }
+        let (superblock, reader) = (self.superblock.clone(), Reader::new(request.pid()));
+        self.workers.get_or_init(|| Workers::new(WORKERS)).run(move || {
+            reply_read(superblock.read(ino.0, offset, size, &|| reader.is_leaving()), reply);
+        });
     }
 
     fn readdir(&self, _: &Request, ino: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectory) {

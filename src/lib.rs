@@ -9,9 +9,9 @@
 //!
 //! # The layers
 //! Each knows only those below it: `fuse -> fs -> view -> model -> format`, with `content -> source` underneath; beside
-//! stand `name`, the spelling of file names, `widen`, elements as float32, and `stats`, what their values come to. Two
-//! ideas carry them: every format lowers once to one [`format::Header`], and every file is a [`content::Content`], a splice
-//! of segments. A test, `tests/layers.rs`, holds the code to this.
+//! stand `name`, the spelling of file names, `widen`, elements as float32, `stats` and `plot`, values in figures and pictures,
+//! and `workers` and `reader`, for answers that take long. Two ideas carry them: every format lowers once to one [`format::Header`], and every
+//! file is a [`content::Content`], a splice of segments. A test, `tests/layers.rs`, holds the code to this.
 
 pub mod content;
 pub mod format;
@@ -19,7 +19,10 @@ pub mod fs;
 pub mod fuse;
 pub mod model;
 pub mod name;
+pub mod plot;
+pub mod reader;
 pub mod source;
 pub mod stats;
 pub mod view;
 pub mod widen;
+pub mod workers;

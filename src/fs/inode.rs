@@ -37,6 +37,11 @@ pub(super) fn parts(ino: Ino) -> (u64, u32) {
     (ino >> KIND_SHIFT, ino as u32)
 }
 
+/// Whether it is the number of a file that is computed from the data of tensors.
+pub(super) fn is_slow(ino: Ino) -> bool {
+    matches!(Inode::from_ino(split(ino).1), Some(Inode::File(file)) if file.view.is_slow())
+}
+
 /// What an inode number means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Inode {
@@ -73,7 +78,7 @@ pub(super) struct FileRef {
 }
 
 /// The fixed directories, each at its number below the root's.
-const DIRS: [Dir; 9] = [
+const DIRS: [Dir; 11] = [
     Dir::Root,
     Dir::Metadata,
     Dir::Flat(View::Raw),
@@ -83,6 +88,8 @@ const DIRS: [Dir; 9] = [
     Dir::Flat(View::Single),
     Dir::Export,
     Dir::Shards,
+    Dir::Flat(View::Stats),
+    Dir::Flat(View::Plot),
 ];
 
 impl Dir {
@@ -146,7 +153,7 @@ mod tests {
             assert!(all[..at].iter().all(|other| other.ino() != inode.ino()));
         }
         assert_eq!(Inode::Dir(Dir::Root).ino(), ROOT);
-        for ino in [0, 10, 8 << KIND_SHIFT, 15 << KIND_SHIFT, u64::MAX, 27 << KIND_SHIFT] {
+        for ino in [0, 12, 8 << KIND_SHIFT, 15 << KIND_SHIFT, u64::MAX, 30 << KIND_SHIFT] {
             assert_eq!(Inode::from_ino(ino), None, "{ino:#x}");
         }
     }

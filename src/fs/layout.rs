@@ -6,7 +6,8 @@ use crate::model::{Kind, MANIFEST};
 use crate::view::View;
 
 /// The root's entries: file name, the name by which `--views` calls it, and what it is.
-const ENTRIES: [(&str, &str, Inode); 12] = [
+const ENTRIES: [(&str, &str, Inode); 15] = [
+    ("SHA256SUMS", "sums", file(View::Sums)),
     (MANIFEST, "manifest", file(View::Manifest)),
     ("export", "export", Inode::Dir(Dir::Export)),
     ("f32", "f32", Inode::Dir(Dir::Flat(View::F32))),
@@ -15,8 +16,10 @@ const ENTRIES: [(&str, &str, Inode); 12] = [
     ("metadata", "metadata", Inode::Dir(Dir::Metadata)),
     ("metadata.json", "metadata", file(View::MetadataJson)),
     ("npy", "npy", Inode::Dir(Dir::Flat(View::Npy))),
+    ("plots", "plots", Inode::Dir(Dir::Flat(View::Plot))),
     ("safetensors", "safetensors", Inode::Dir(Dir::Flat(View::Single))),
     ("shards", "shards", Inode::Dir(Dir::Shards)),
+    ("stats", "stats", Inode::Dir(Dir::Flat(View::Stats))),
     ("tensors", "tensors", Inode::Dir(Dir::Flat(View::Raw))),
     ("tree", "tree", Inode::Dir(Dir::Tree)),
 ];

@@ -12,7 +12,7 @@ mod tests;
 mod tree;
 mod volume;
 
-use crate::content;
+use crate::content::{self, Interrupted};
 use crate::model::Opened;
 use crate::source::{Bytes, Stat};
 use folders::Folders;
@@ -244,12 +244,24 @@ impl Superblock {
 
     /// The bytes of a file from `offset` on: `size` of them, fewer only at its end.
     ///
-    /// They may lie in the map of a source: see [`crate::source::Source::bytes`].
-    pub fn read(&self, ino: Ino, offset: u64, size: u32) -> Result<Bytes<'_>, Error> {
+    /// They may lie in the map of a source: see [`crate::source::Source::bytes`]. A read that takes long looks at times
+    /// whether it was `interrupted`.
+    pub fn read<'s>(
+        &'s self,
+        ino: Ino,
+        offset: u64,
+        size: u32,
+        interrupted: Interrupted<'s>,
+    ) -> Result<Bytes<'s>, Error> {
         match self.tree(ino)? {
-            (Tree::Volume(volume), ino) => volume.read(ino, offset, size),
+            (Tree::Volume(volume), ino) => volume.read(ino, offset, size, interrupted),
             (Tree::Folders(folders), ino) => folders.read(ino, offset, size),
         }
+    }
+
+    /// Whether reading a file may take long, because it is computed from the data of tensors.
+    pub fn is_slow(&self, ino: Ino) -> bool {
+        inode::is_slow(ino)
     }
 
     /// Where a symbolic link leads.

@@ -3,6 +3,7 @@
 use super::inode::{Dir, FileRef, Inode};
 use super::tree::Tree;
 use super::{Attr, DOTS, Dentry, Error, FileKind, Ino, Owner, SECTOR, Shown, Statfs, layout};
+use crate::content::Interrupted;
 use crate::format::Dtype;
 use crate::model::{self, Kind, Model, Place};
 use crate::name;
@@ -168,9 +169,15 @@ impl Volume {
         }
     }
 
-    pub fn read(&self, ino: Ino, offset: u64, size: u32) -> Result<Bytes<'_>, Error> {
+    pub fn read<'s>(
+        &'s self,
+        ino: Ino,
+        offset: u64,
+        size: u32,
+        interrupted: Interrupted<'s>,
+    ) -> Result<Bytes<'s>, Error> {
         let file = self.file(ino)?;
-        Ok(self.views.content(file.view, file.item as usize).read_at(offset, size)?)
+        Ok(self.views.content(file.view, file.item as usize, interrupted).read_at(offset, size)?)
     }
 
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, Error> {
@@ -284,7 +291,7 @@ impl Volume {
         let exists = match inode {
             Inode::File(FileRef { view, item }) => {
                 let item = item as usize;
-                let of_tensor = matches!(view, View::Npy | View::F32 | View::Single);
+                let of_tensor = matches!(view, View::Npy | View::F32 | View::Single | View::Stats | View::Plot);
                 item < self.views.count(view)
                     && (!of_tensor || self.flat(view, item) == Some(inode))
                     && (view != View::Export || self.views.export(item).is_some())
@@ -327,7 +334,7 @@ impl Volume {
         match inode {
             Inode::Dir(_) => self.owner.dir(ino),
             Inode::File(FileRef { view, item }) => {
-                let size = self.views.content(view, item as usize).len();
+                let size = self.views.content(view, item as usize, &|| false).len();
                 let (model, at) = (self.model(), item as usize);
                 match view {
                     View::Raw => {

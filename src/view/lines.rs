@@ -37,12 +37,7 @@ pub type Out<'o> = &'o mut dyn Write;
 impl Lines {
     /// Measures `count` pieces, of which `write` writes any run. A million take a while, so that every core measures a part.
     pub fn new(count: usize, write: impl Fn(Range<usize>, Out) -> io::Result<()> + Sync) -> Self {
-        let length = |pieces: Range<usize>| {
-            let mut length = Length::default();
-            // A length cannot refuse text.
-            let _ = write(pieces, &mut length);
-            length.0
-        };
+        let length = |pieces: Range<usize>| length(|length| write(pieces.clone(), length));
         // Places with offsets from the first piece of the stride, and the length of the stride.
         let measure = |first: usize| {
             let end = count.min(first + STRIDE);
@@ -76,14 +71,31 @@ impl Lines {
         self.len
     }
 
+    /// The piece in which the byte at `offset` is, and where that piece begins, by the same `write` with which it was
+    /// measured.
+    pub fn find(&self, offset: u64, write: impl Fn(Range<usize>, Out) -> io::Result<()>) -> (usize, u64) {
+        let first = self.places.partition_point(|place| place.offset <= offset).saturating_sub(1);
+        let Some(place) = self.places.get(first) else { return (0, 0) };
+        let (mut piece, mut begins) = (place.piece as usize, place.offset);
+        while piece + 1 < self.count {
+            let ends = begins + length(|length| write(piece..piece + 1, length));
+            if ends > offset {
+                break;
+            }
+            (piece, begins) = (piece + 1, ends);
+        }
+        (piece, begins)
+    }
+
     /// The text, by the same `write` with which it was measured.
     pub fn segment<'a>(&'a self, write: impl Fn(Range<usize>, Out) -> io::Result<()> + 'a) -> Segment<'a> {
         let write = move |range: Range<u64>, out: &mut Vec<u8>| {
             let first = self.places.partition_point(|place| place.offset <= range.start).saturating_sub(1);
-            let Some(place) = self.places.get(first) else { return };
+            let Some(place) = self.places.get(first) else { return Ok(()) };
             let mut window = Window { skip: range.start - place.offset, take: (range.end - range.start) as usize, out };
             // Ends with an error of its own where the window is full.
             let _ = write(place.piece as usize..self.count, &mut window);
+            Ok(())
         };
         Segment::Generated(Generated { len: self.len, write: Box::new(write) })
     }
@@ -123,6 +135,14 @@ impl Write for Window<'_> {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// The length of what `write` writes.
+pub fn length(write: impl Fn(Out) -> io::Result<()>) -> u64 {
+    let mut length = Length::default();
+    // A length cannot refuse text.
+    let _ = write(&mut length);
+    length.0
 }
 
 /// Takes text and keeps its length only.

@@ -8,13 +8,18 @@ mod index;
 mod lines;
 mod metadata;
 mod npy;
+mod results;
 mod single;
+mod sums;
 #[cfg(test)]
 mod tests;
+mod values;
 
-use crate::content::{Content, Data, Extent, Extents, Segment};
+use crate::content::{self, Content, Data, Extent, Extents, Generated, Interrupted, Segment};
 use crate::format::TensorInfo;
 use crate::model::{Model, Place};
+use crate::{plot, stats};
+use std::ops::Range;
 use std::sync::OnceLock;
 
 pub use index::Dirs;
@@ -45,11 +50,17 @@ pub enum View {
     MetadataDecoded = 9,
     /// `dataset_manifest.json`, byte for byte.
     Manifest = 10,
+    /// `stats/NAME.json`: the values of a tensor in figures.
+    Stats = 11,
+    /// `plots/NAME.png`: a picture of them.
+    Plot = 12,
+    /// `SHA256SUMS`: of every file in `tensors/`.
+    Sums = 13,
 }
 
 impl View {
     /// All views, each at its number.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 14] = [
         Self::Header,
         Self::Index,
         Self::MetadataJson,
@@ -61,6 +72,9 @@ impl View {
         Self::Export,
         Self::MetadataDecoded,
         Self::Manifest,
+        Self::Stats,
+        Self::Plot,
+        Self::Sums,
     ];
 
     /// What the names of the view's files end in, where it has one for each tensor.
@@ -69,8 +83,15 @@ impl View {
             Self::Npy => ".npy",
             Self::F32 => ".f32",
             Self::Single => ".safetensors",
+            Self::Stats => ".json",
+            Self::Plot => ".png",
             _ => "",
         }
+    }
+
+    /// Whether its files are computed from the data of tensors when they are read, which may take long.
+    pub fn is_slow(self) -> bool {
+        matches!(self, Self::Stats | Self::Plot | Self::Sums)
     }
 }
 
@@ -91,19 +112,22 @@ pub struct Views {
     first_value: Vec<usize>,
     decoded: OnceLock<Vec<metadata::Decoded>>,
     export: OnceLock<export::Export>,
+    sums: OnceLock<sums::Sums>,
+    results: results::Results,
 }
 
 impl Views {
     /// Views of `model`, of which the mount has those `dirs`.
     pub fn new(model: Model, dirs: Dirs) -> Self {
-        let (index, decoded, export) = Default::default();
+        let (index, decoded, export, sums) = Default::default();
+        let results = results::Results::new();
         let mut first_value = vec![model.metadata().len()];
         first_value.extend(model.shards().iter().scan(model.metadata().len(), |next, shard| {
             *next += shard.header.metadata().len();
             Some(*next)
         }));
         let metadata_json = (0..first_value.len()).map(|_| OnceLock::new()).collect();
-        Self { model, dirs, index, metadata_json, first_value, decoded, export }
+        Self { model, dirs, index, metadata_json, first_value, decoded, export, sums, results }
     }
 
     /// The model behind the views.
@@ -124,14 +148,14 @@ impl Views {
     /// How many files a view may have: for a view of tensors, one for each, of which [`Views::has`] may deny some.
     pub fn count(&self, view: View) -> usize {
         match view {
-            View::Index => 1,
+            View::Index | View::Sums => 1,
             View::Manifest => self.model.manifest().iter().count(),
             View::Header => self.model.shards().len(),
             View::MetadataJson => self.metadata_json.len(),
             View::Export => 2,
             View::Metadata => self.first_value.last().copied().unwrap_or(0),
             View::MetadataDecoded => self.decoded().len(),
-            View::Raw | View::Npy | View::F32 | View::Single => self.model.numbered(),
+            View::Raw | View::Npy | View::F32 | View::Single | View::Stats | View::Plot => self.model.numbered(),
         }
     }
 
@@ -140,6 +164,7 @@ impl Views {
         match view {
             View::Npy => npy::has(tensor.dtype) && tensor.shape.len() <= RANK_MAX,
             View::F32 => f32::has(tensor.dtype),
+            View::Stats | View::Plot => values::has(tensor.dtype),
             View::Single => tensor.shape.len() <= RANK_MAX && tensor.name.len() <= NAME_MAX,
             _ => true,
         }
@@ -155,21 +180,14 @@ impl Views {
         self.decoded().binary_search_by(|decoded| decoded.file_name[..].cmp(file_name)).ok()
     }
 
-    /// What file number `item` of a view consists of.
+    /// What file number `item` of a view consists of. One that takes long to read looks at times whether it was
+    /// `interrupted`.
     ///
     /// # Panics
     /// Where `item` is not below [`Views::count`].
-    pub fn content(&self, view: View, item: usize) -> Content<'_> {
+    pub fn content<'a>(&'a self, view: View, item: usize, interrupted: Interrupted<'a>) -> Content<'a> {
         let model = &self.model;
-        let tensor = || {
-            let (tensor, place) = model.tensor(item);
-            let (sources, range) = (model.sources(), tensor.range.clone());
-            let data = match place {
-                Place::Shard(shard) => Data::Extent(Extent { source: &*sources[shard], range }),
-                Place::Runs(runs) => Data::Extents(Extents { sources, runs, len: range.end }),
-            };
-            (tensor, data)
-        };
+        let tensor = move || self.tensor(item);
         match view {
             View::Header => Content::extent(&*model.sources()[item], model.shards()[item].header.json()),
             View::Manifest => match model.manifest() {
@@ -200,7 +218,46 @@ impl Views {
                 let (tensor, data) = tensor();
                 single::content(&tensor, data)
             }
+            View::Stats => self.computed(stats::JSON_LEN, (view, item as u32), interrupted, move || {
+                let (tensor, data) = tensor();
+                values::json(&tensor, &data, interrupted)
+            }),
+            View::Plot => self.computed(plot::PNG_LEN, (view, item as u32), interrupted, move || {
+                let (tensor, data) = tensor();
+                values::png(&tensor, &data, interrupted)
+            }),
+            View::Sums => {
+                let sums = self.sums.get_or_init(|| sums::Sums::new(model));
+                sums.content(model, &self.results, move |item| self.tensor(item).1, interrupted)
+            }
         }
+    }
+
+    /// A tensor and its data.
+    fn tensor(&self, item: usize) -> (TensorInfo<'_>, Data<'_>) {
+        let (tensor, place) = self.model.tensor(item);
+        let (sources, range) = (self.model.sources(), tensor.range.clone());
+        let data = match place {
+            Place::Shard(shard) => Data::Extent(Extent { source: &*sources[shard], range }),
+            Place::Runs(runs) => Data::Extents(Extents { sources, runs, len: range.end }),
+        };
+        (tensor, data)
+    }
+
+    /// A file of a known length that is computed as a whole.
+    fn computed<'a>(
+        &'a self,
+        len: usize,
+        key: results::Key,
+        interrupted: Interrupted<'a>,
+        compute: impl Fn() -> Result<Vec<u8>, content::Error> + 'a,
+    ) -> Content<'a> {
+        let write = move |range: Range<u64>, out: &mut Vec<u8>| {
+            let whole = self.results.get(key, interrupted, &compute)?;
+            out.extend_from_slice(&whole[range.start as usize..range.end as usize]);
+            Ok(())
+        };
+        Content::new([Segment::Generated(Generated { len: len as u64, write: Box::new(write) })])
     }
 
     /// An export, if there can be one.

@@ -11,4 +11,5 @@ mod reads;
 mod shards;
 mod support;
 mod users;
+mod values;
 mod views;

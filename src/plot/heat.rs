@@ -1,0 +1,165 @@
+//! The cells of a matrix: knows how a stream of values becomes few means, and nothing of colours.
+
+/// The longer side of the picture of a matrix and the least that the shorter one may be, in pixels.
+const LONG: u64 = 512;
+const SHORT: u64 = 256;
+
+/// A cell is at least this many pixels wide and high, unless there is but one row or column of them.
+const CELL: u64 = 2;
+
+/// The first matrix of a tensor, averaged down to few cells.
+#[derive(Debug, Clone)]
+pub struct Heat {
+    rows: Side,
+    cols: Side,
+    cells: Vec<Cell>,
+}
+
+/// One dimension of the matrix.
+#[derive(Debug, Clone)]
+struct Side {
+    len: u64,
+    /// Where each cell begins, and, at last, `len`.
+    edges: Vec<u64>,
+    /// How many pixels each cell is wide.
+    pixels: u64,
+}
+
+/// What a cell has seen.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Cell {
+    sum: f64,
+    count: u64,
+    pub(super) low: f32,
+    pub(super) high: f32,
+    pub(super) nan: bool,
+    pub(super) inf: bool,
+}
+
+const UNSEEN: Cell = Cell { sum: 0.0, count: 0, low: f32::INFINITY, high: f32::NEG_INFINITY, nan: false, inf: false };
+
+impl Cell {
+    /// The mean of the finite values, if there is any.
+    pub(super) fn mean(&self) -> Option<f64> {
+        (self.count > 0).then(|| self.sum / self.count as f64)
+    }
+
+    /// Values one after the other, so that the sum does not depend on how the stream was cut.
+    #[inline]
+    fn add(&mut self, values: &[f32]) {
+        let (mut sum, mut low, mut high) = (self.sum, self.low, self.high);
+        for value in values {
+            sum += f64::from(*value);
+            low = if *value < low { *value } else { low };
+            high = if *value > high { *value } else { high };
+        }
+        // Finite values of float32 have a finite sum.
+        if sum.is_finite() {
+            (self.sum, self.low, self.high) = (sum, low, high);
+            self.count += values.len() as u64;
+        } else {
+            self.add_slowly(values);
+        }
+    }
+
+    #[cold]
+    fn add_slowly(&mut self, values: &[f32]) {
+        for value in values {
+            if value.is_finite() {
+                self.sum += f64::from(*value);
+                self.low = self.low.min(*value);
+                self.high = self.high.max(*value);
+                self.count += 1;
+            }
+            self.nan |= value.is_nan();
+            self.inf |= value.is_infinite();
+        }
+    }
+}
+
+impl Side {
+    fn new(len: u64, other: u64) -> Self {
+        let room = if len >= other { LONG } else { (LONG as f64 * (len as f64 / other as f64)) as u64 };
+        let room = room.clamp(SHORT, LONG);
+        let count = len.min(if other == 1 { room } else { room / CELL });
+        let edges = (0..=count)
+            .map(|at| (u128::from(at) * u128::from(len)).div_ceil(u128::from(count.max(1))) as u64)
+            .collect();
+        Self { len, edges, pixels: room / count.max(1) }
+    }
+
+    fn count(&self) -> usize {
+        self.edges.len() - 1
+    }
+
+    /// The cell in which `at` lies.
+    fn cell(&self, at: u64) -> usize {
+        self.edges.partition_point(|edge| *edge <= at).saturating_sub(1)
+    }
+}
+
+impl Heat {
+    /// No value seen yet of a matrix of `rows` times `cols`, the last two dimensions of the shape.
+    pub fn new(rows: u64, cols: u64) -> Self {
+        let (rows, cols) = (Side::new(rows, cols), Side::new(cols, rows));
+        let cells = vec![UNSEEN; rows.count() * cols.count()];
+        Self { rows, cols, cells }
+    }
+
+    /// Takes `values` from element `first` of the matrix on, row by row. What lies behind the matrix is passed over.
+    pub fn add(&mut self, first: u64, mut values: &[f32]) {
+        if self.cells.is_empty() {
+            return;
+        }
+        // A single column has its values in the order of a single row, and rows are quick when they are long.
+        let (rows, cols) = if self.cols.len == 1 { (&self.cols, &self.rows) } else { (&self.rows, &self.cols) };
+        let (mut row, mut col) = (first / cols.len, first % cols.len);
+        let (mut down, mut across) = (rows.cell(row), cols.cell(col));
+        while !values.is_empty() && row < rows.len {
+            let line = &mut self.cells[down * cols.count()..][..cols.count()];
+            for (cell, end) in line.iter_mut().zip(&cols.edges[1..]).skip(across) {
+                let (run, rest) = values.split_at(values.len().min((end - col) as usize));
+                cell.add(run);
+                values = rest;
+                col += run.len() as u64;
+                if values.is_empty() {
+                    break;
+                }
+            }
+            (col, across) = (0, 0);
+            row += 1;
+            down += usize::from(rows.edges.get(down + 1) == Some(&row));
+        }
+    }
+
+    /// Rows and columns of cells.
+    pub(super) fn count(&self) -> (usize, usize) {
+        (self.rows.count(), self.cols.count())
+    }
+
+    /// Rows and columns of the matrix.
+    pub(super) fn len(&self) -> (u64, u64) {
+        (self.rows.len, self.cols.len)
+    }
+
+    /// Height and width of a cell in pixels.
+    pub(super) fn pixels(&self) -> (usize, usize) {
+        (self.rows.pixels as usize, self.cols.pixels as usize)
+    }
+
+    /// The cells, row by row.
+    pub(super) fn cells(&self) -> &[Cell] {
+        &self.cells
+    }
+
+    /// Where the colours end, on both sides of zero: no more than a hundredth of the means lies beyond on a side. `None`
+    /// where there is nothing to colour.
+    pub(super) fn limit(&self) -> Option<f64> {
+        let mut means: Vec<f64> =
+            self.cells.iter().filter(|cell| !cell.nan && !cell.inf).filter_map(Cell::mean).collect();
+        means.sort_unstable_by(f64::total_cmp);
+        let last = means.len().checked_sub(1)?;
+        let widest = |low: usize, high: usize| Some(means.get(low)?.abs().max(means.get(high)?.abs()));
+        widest(last / 100, last - last / 100).filter(|robust| *robust > 0.0).or(widest(0, last))
+    }
+}

@@ -1,0 +1,140 @@
+//! Words for a picture: knows how numbers, names and shapes are written, and not where.
+
+/// A number to so many digits.
+pub(super) fn number(value: f64, digits: i32) -> String {
+    if value == 0.0 {
+        "0".to_owned()
+    } else if !value.is_finite() || value.fract() == 0.0 && value.abs() < 10f64.powi(digits + 2) {
+        format!("{value}")
+    } else if (1e-4..1e6).contains(&value.abs()) {
+        let before = 1 + value.abs().log10().floor() as i32;
+        trimmed(format!("{value:.*}", (digits - before).max(0) as usize))
+    } else {
+        scientific(value, digits as usize - 1)
+    }
+}
+
+fn scientific(value: f64, digits: usize) -> String {
+    let text = format!("{value:.digits$e}");
+    match text.split_once('e') {
+        Some((mantissa, exponent)) => format!("{}e{exponent}", trimmed(mantissa.to_owned())),
+        None => text,
+    }
+}
+
+/// Without the zeros that a fraction ends in.
+fn trimmed(text: String) -> String {
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+}
+
+/// A count in full, in groups of three digits.
+pub(super) fn grouped(count: u64) -> String {
+    let digits = count.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A count in short: 1.5k, 20M.
+pub(super) fn short(count: f64) -> String {
+    let (unit, name) = [(1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")]
+        .into_iter()
+        .find(|(unit, _)| count >= *unit)
+        .unwrap_or((1.0, ""));
+    format!("{}{name}", number(count / unit, 5))
+}
+
+/// A share that is "0 %" and "100 %" only when it is.
+pub(super) fn percent(part: u64, whole: u64) -> String {
+    let share = if whole == 0 { 0.0 } else { part as f64 / whole as f64 * 100.0 };
+    match share {
+        _ if part == 0 => "0 %".to_owned(),
+        _ if part >= whole => "100 %".to_owned(),
+        ..0.01 => "< 0.01 %".to_owned(),
+        99.99.. => "> 99.99 %".to_owned(),
+        _ => format!("{} %", trimmed(format!("{share:.2}"))),
+    }
+}
+
+/// A shape as Python writes it.
+pub(super) fn shape(dims: &[u64]) -> String {
+    format!("[{}]", dims.iter().map(u64::to_string).collect::<Vec<_>>().join(", "))
+}
+
+/// `text` with what cannot be `shown` escaped, and with its middle left out where it is too long to `fit`.
+pub(super) fn cut(text: &str, shown: impl Fn(char) -> bool, fits: impl Fn(&str) -> bool) -> String {
+    /// No line of a picture has so many characters.
+    const MOST: usize = 500;
+    let escape = |char: char| match char {
+        '\'' | '"' | '\\' => char.to_string(),
+        _ if shown(char) => char.escape_debug().to_string(),
+        _ => char.escape_unicode().to_string(),
+    };
+    let short = text.chars().nth(2 * MOST).is_none();
+    let ends: Vec<String> = if short {
+        text.chars().map(escape).collect()
+    } else {
+        let mut tail: Vec<char> = text.chars().rev().take(MOST).collect();
+        tail.reverse();
+        text.chars().take(MOST).chain(tail).map(escape).collect()
+    };
+    let whole = ends.concat();
+    if short && fits(&whole) {
+        return whole;
+    }
+    let keep = |keep: usize| {
+        let (head, tail) = (keep.div_ceil(2), keep / 2);
+        format!("{}…{}", ends[..head].concat(), ends[ends.len() - tail..].concat())
+    };
+    let (mut fit, mut too_many) = (0, ends.len());
+    while fit + 1 < too_many {
+        let middle = fit.midpoint(too_many);
+        if fits(&keep(middle)) { fit = middle } else { too_many = middle }
+    }
+    keep(fit)
+}
+
+/// Where an axis from `low` to `high` has its marks, as shares of its length, and what stands at them. There are as many as
+/// have room: no more than `most`, and in all no more than `chars` characters.
+pub(super) fn ticks(low: f64, high: f64, most: u32, chars: usize) -> Vec<(f64, String)> {
+    (1..=most)
+        .rev()
+        .map(|count| ticks_about(low, high, count))
+        .find(|ticks| {
+            ticks.len() <= most as usize && ticks.iter().map(|tick| tick.1.chars().count() + 2).sum::<usize>() <= chars
+        })
+        .unwrap_or_default()
+}
+
+fn ticks_about(low: f64, high: f64, count: u32) -> Vec<(f64, String)> {
+    // Halves, since the whole may be more than the largest number.
+    let half = high / 2.0 - low / 2.0;
+    let about = half / f64::from(count) * 2.0;
+    let unit = 10f64.powf(about.log10().floor());
+    let step = [1.0, 2.0, 5.0].into_iter().map(|of| of * unit).find(|step| *step >= about).unwrap_or(10.0 * unit);
+    let magnitude = low.abs().max(high.abs());
+    if !(step.is_normal() && half.is_finite() && half > 0.0) {
+        return Vec::new();
+    }
+    let digits = (magnitude.log10().floor() - (step * 1.0001).log10().floor()) as i32;
+    if digits > 12 {
+        return Vec::new();
+    }
+    let decimals = -(step * 1.0001).log10().floor() as i32;
+    let label = |value: f64| match value {
+        0.0 => "0".to_owned(),
+        _ if magnitude < 1e6 && decimals <= 4.max(digits + 1) => format!("{value:.*}", decimals.max(0) as usize),
+        _ => scientific(value, digits.max(0) as usize),
+    };
+    let first = (low / step).floor();
+    (0..=count + 1)
+        .map(|at| (first + f64::from(at)) * step)
+        .map(|value| ((value / 2.0 - low / 2.0) / half, label(value + 0.0)))
+        .filter(|(share, _)| (-1e-9..=1.0 + 1e-9).contains(share))
+        .collect()
+}

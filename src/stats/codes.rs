@@ -1,0 +1,119 @@
+//! Values of few codes: knows how often each occurs, which says everything exactly.
+
+use super::tally::{Moments, Tally};
+use super::{Histogram, Stats};
+use crate::content::Decoder;
+
+/// How often each code of an element occurs.
+#[derive(Debug)]
+pub(super) struct Codes {
+    decoder: Decoder,
+    /// Width of an element: 16, 8, 6 or 4.
+    bits: usize,
+    /// Two tables of how often each word was seen. A word is 16 bits, whatever number of elements that is, or two elements
+    /// of 6 bits. Two, because a processor waits to count the same word twice running.
+    words: Vec<u32>,
+    /// How many words may be in the tables at most.
+    counted: usize,
+    /// Elements that are no longer in the tables, by code.
+    codes: Vec<u64>,
+}
+
+pub(super) const WORDS: usize = 1 << 16;
+/// Bytes that are counted at once: whole groups, and whole words but at the end.
+pub(super) const COUNTED_AT_ONCE: usize = 3 << 20;
+
+impl Codes {
+    pub(super) fn new(decoder: Decoder, bits: usize) -> Self {
+        Self { decoder, bits, words: vec![0; 2 * WORDS], counted: 0, codes: vec![0; 1 << bits] }
+    }
+
+    pub(super) fn add(&mut self, encoded: &[u8]) {
+        for encoded in encoded.chunks(COUNTED_AT_ONCE) {
+            if self.counted > u32::MAX as usize - COUNTED_AT_ONCE {
+                self.codes = self.by_code();
+                self.words.fill(0);
+                self.counted = 0;
+            }
+            self.counted += encoded.len();
+            let [even, odd] = self.words.as_chunks_mut::<WORDS>().0 else { return };
+            if self.bits == 6 {
+                for [a, b, c] in encoded.as_chunks::<3>().0 {
+                    let bits = u32::from_le_bytes([*a, *b, *c, 0]) as usize;
+                    even[bits & 0xfff] += 1;
+                    odd[bits >> 12 & 0xfff] += 1;
+                }
+                continue;
+            }
+            let (groups, rest) = encoded.as_chunks::<8>();
+            for group in groups {
+                let bits = u64::from_le_bytes(*group) as usize;
+                even[bits & 0xffff] += 1;
+                odd[bits >> 16 & 0xffff] += 1;
+                even[bits >> 32 & 0xffff] += 1;
+                odd[bits >> 48] += 1;
+            }
+            let bits = rest.iter().rev().fold(0, |bits, byte| bits << 8 | usize::from(*byte));
+            self.codes.count(bits, rest.len() * 8 / self.bits, self.bits, 1);
+        }
+    }
+
+    pub(super) fn merge(&mut self, other: &Self) {
+        self.codes.iter_mut().zip(other.by_code()).for_each(|(count, other)| *count += other);
+    }
+
+    /// How often each code was seen.
+    pub(super) fn by_code(&self) -> Vec<u64> {
+        let mut codes = self.codes.clone();
+        let elements = if self.bits == 6 { 2 } else { 16 / self.bits };
+        for (at, &times) in self.words.iter().enumerate().filter(|(_, times)| **times > 0) {
+            codes.count(at % WORDS, elements, self.bits, times.into());
+        }
+        codes
+    }
+
+    pub(super) fn finish(self) -> Stats {
+        let mut tally = Tally::new();
+        let mut finite = Vec::new();
+        for (code, times) in self.by_code().into_iter().enumerate().filter(|(_, times)| *times > 0) {
+            let value = self.value(code);
+            if value.is_finite() {
+                finite.push((value, times));
+                tally.include(value, value);
+            }
+            tally.zeros += if value == 0.0 { times } else { 0 };
+            tally.set_aside(value, times);
+        }
+        let sum =
+            |term: &dyn Fn(f64) -> f64| finite.iter().map(|(value, times)| term(*value) * *times as f64).sum::<f64>();
+        let finite_count = finite.iter().map(|(_, times)| times).sum();
+        let n = finite_count as f64;
+        // Again from the first mean, so that what rounding took from it comes back.
+        let center = sum(&|value| value) / n;
+        let rest = sum(&|value| value - center);
+        let squares = sum(&|value| (value - center) * (value - center)) - rest * rest / n;
+        tally.moments = Moments { count: finite_count, mean: center + rest / n, squares, exponent: 0 };
+        tally.finish(Histogram::of(&finite))
+    }
+
+    /// The number that a code stands for.
+    pub(super) fn value(&self, code: usize) -> f64 {
+        let mut group = [0; 16];
+        let Decoder { group_in, group_out, decode } = self.decoder;
+        decode(&code.to_le_bytes()[..group_in], &mut group[..group_out]);
+        f32::from_le_bytes([group[0], group[1], group[2], group[3]]).into()
+    }
+}
+
+pub(super) trait Count {
+    /// Counts the codes of elements that lie in `word` one after the other from the low bits on.
+    fn count(&mut self, word: usize, elements: usize, bits: usize, times: u64);
+}
+
+impl Count for Vec<u64> {
+    fn count(&mut self, word: usize, elements: usize, bits: usize, times: u64) {
+        for at in 0..elements {
+            self[word >> (at * bits) & ((1 << bits) - 1)] += times;
+        }
+    }
+}

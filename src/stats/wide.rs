@@ -1,0 +1,225 @@
+//! Values of 32 and 64 bits: knows a histogram whose cells double when a value lies outside, so that one pass is enough.
+
+use super::tally::{Moments, Tally, lanes, power_of_two};
+use super::{BINS, Histogram, Stats};
+use std::ops::{Add, Mul, Range, Sub};
+
+/// Values of 32 and 64 bits: their number is too large for a table of codes.
+#[derive(Debug)]
+pub(super) struct Wide<T> {
+    /// Bytes of an element.
+    bytes: usize,
+    /// Decodes elements; there are as many as the output has room for.
+    decode: fn(&[u8], &mut [T]),
+    tally: Tally,
+    grid: Grid<T>,
+    /// Two rings, because a processor waits to count the same cell twice running. A cell's number modulo [`CELLS`] is its
+    /// place: cells in use are fewer than that from first to last.
+    cells: Vec<u64>,
+    /// Room for what is computed of [`VALUES_AT_ONCE`]: their places in a ring,
+    places: Vec<u32>,
+    /// and how far they are from a middle.
+    apart: Vec<f64>,
+}
+
+/// Cells of the fine grid.
+pub(super) const CELLS: usize = 4096;
+/// Values that are looked at at once: they stay in the core's first cache.
+pub(super) const VALUES_AT_ONCE: usize = 1024;
+
+impl<T: Real> Wide<T> {
+    pub(super) fn new(bytes: usize, decode: fn(&[u8], &mut [T])) -> Self {
+        Self {
+            bytes,
+            decode,
+            tally: Tally::new(),
+            grid: Grid::new(T::LEAST),
+            cells: vec![0; 2 * CELLS],
+            places: vec![0; VALUES_AT_ONCE],
+            apart: vec![0.0; VALUES_AT_ONCE],
+        }
+    }
+
+    pub(super) fn add(&mut self, encoded: &[u8]) {
+        let mut values = [T::ZERO; VALUES_AT_ONCE];
+        for encoded in encoded.chunks(VALUES_AT_ONCE * self.bytes) {
+            let values = &mut values[..encoded.len() / self.bytes];
+            (self.decode)(encoded, values);
+            if !self.add_finite(values) {
+                let mut finite = 0;
+                for at in 0..values.len() {
+                    let value = values[at];
+                    self.tally.set_aside(value.into(), 1);
+                    values[finite] = value;
+                    finite += usize::from(value.into().is_finite());
+                }
+                self.add_finite(&values[..finite]);
+            }
+        }
+    }
+
+    /// Adds values that are all finite; where they are not, says so and adds nothing.
+    pub(super) fn add_finite(&mut self, values: &[T]) -> bool {
+        if values.is_empty() {
+            return true;
+        }
+        let min = lanes(values, T::MAX, |least, value| if value < least { value } else { least });
+        let max = lanes(values, T::MIN, |most, value| if value > most { value } else { most });
+        let min = min.into_iter().fold(f64::INFINITY, |least, value| least.min(value.into()));
+        let max = max.into_iter().fold(f64::NEG_INFINITY, |most, value| most.max(value.into()));
+        let Some(moments) = Moments::of(values, min, max, &mut self.apart) else { return false };
+        self.tally.moments.merge(&moments);
+        self.tally.zeros += u64::from(values.iter().map(|value| u32::from(*value == T::ZERO)).sum::<u32>());
+        self.include(min, max);
+        let [even, odd] = self.cells.as_chunks_mut::<CELLS>().0 else { return true };
+        for (value, place) in values.iter().zip(&mut self.places) {
+            *place = self.grid.place(*value);
+        }
+        let (pairs, rest) = self.places[..values.len()].as_chunks::<2>();
+        for [a, b] in pairs {
+            even[*a as usize % CELLS] += 1;
+            odd[*b as usize % CELLS] += 1;
+        }
+        rest.iter().for_each(|place| even[*place as usize % CELLS] += 1);
+        true
+    }
+
+    /// Makes the cells as wide as it takes to hold values from `min` to `max` too.
+    pub(super) fn include(&mut self, min: f64, max: f64) {
+        if min >= self.tally.min && max <= self.tally.max {
+            return;
+        }
+        let (used, old) = (self.used(), self.grid);
+        self.tally.include(min, max);
+        self.grid = self.grid.widened(self.tally.min, self.tally.max);
+        if self.grid.exponent > old.exponent && !used.is_empty() {
+            let cells = std::mem::replace(&mut self.cells, vec![0; 2 * CELLS]);
+            self.pour(&cells, used, old);
+        }
+    }
+
+    /// The cells from that of the minimum to that of the maximum.
+    pub(super) fn used(&self) -> Range<i64> {
+        if self.tally.min > self.tally.max {
+            return 0..0;
+        }
+        self.grid.cell(T::narrow(self.tally.min))..self.grid.cell(T::narrow(self.tally.max)) + 1
+    }
+
+    /// Adds the counts of cells of another grid, which are no wider.
+    pub(super) fn pour(&mut self, cells: &[u64], used: Range<i64>, grid: Grid<T>) {
+        let doublings = (self.grid.exponent - grid.exponent).min(63);
+        for cell in used {
+            let from = cell as usize % CELLS;
+            self.cells[(cell >> doublings) as usize % CELLS] += cells[from] + cells[from + CELLS];
+        }
+    }
+
+    pub(super) fn merge(&mut self, other: &Self) {
+        self.include(other.tally.min, other.tally.max);
+        self.tally.merge(&other.tally);
+        // The cells are as narrow as can be, in both, so here they are no narrower than there.
+        self.pour(&other.cells, other.used(), other.grid);
+    }
+
+    pub(super) fn finish(self) -> Stats {
+        let used = self.used();
+        if self.tally.min >= self.tally.max || used.is_empty() {
+            let same = [(self.tally.min, self.tally.moments.count)];
+            return self.tally.finish(Histogram::of(&same[..usize::from(!used.is_empty())]));
+        }
+        let together = (used.end - used.start + BINS as i64 - 1) / BINS as i64;
+        let edge = |cell: i64| (cell as f64 * self.grid.width.into()).clamp(f64::MIN, f64::MAX);
+        let (low, high) = (edge(used.start), edge(used.start + BINS as i64 * together));
+        let mut counts = [0; BINS];
+        for cell in used.clone() {
+            let at = cell as usize % CELLS;
+            counts[((cell - used.start) / together) as usize] += self.cells[at] + self.cells[at + CELLS];
+        }
+        self.tally.finish(Histogram { low, high, counts })
+    }
+}
+
+/// The number types that wide values are computed in.
+pub(super) trait Real:
+    Copy + PartialOrd + Into<f64> + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self>
+{
+    const ZERO: Self;
+    const MIN: Self;
+    const MAX: Self;
+    /// Added to a number and taken from it, rounds it to an integer, if it is small enough; the sum's low bits are those
+    /// of the integer.
+    const ROUND: Self;
+    /// Exponent of the largest numbers that [`Self::ROUND`] is used for.
+    const LARGEST: i32;
+    /// Exponent of the smallest normal number.
+    const LEAST: i32;
+    /// Takes a number that this type has.
+    fn narrow(value: f64) -> Self;
+    fn low_bits(self) -> u32;
+}
+
+macro_rules! real {
+    ($($type:ident $round:literal $largest:literal;)*) => {$(
+        impl Real for $type {
+            const ZERO: Self = 0.0;
+            const MIN: Self = Self::MIN;
+            const MAX: Self = Self::MAX;
+            const ROUND: Self = $round;
+            const LARGEST: i32 = $largest;
+            const LEAST: i32 = Self::MIN_EXP - 1;
+            fn narrow(value: f64) -> Self {
+                value as Self
+            }
+            fn low_bits(self) -> u32 {
+                self.to_bits() as u32
+            }
+        }
+    )*};
+}
+
+real! {
+    f32 12_582_912.0 20;
+    f64 6_755_399_441_055_744.0 49;
+}
+
+/// Cells of equal width, all number line long: cell 0 begins at zero. The width is a power of two, so that all is exact.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Grid<T> {
+    exponent: i32,
+    width: T,
+    scale: T,
+}
+
+impl<T: Real> Grid<T> {
+    pub(super) fn new(exponent: i32) -> Self {
+        Self { exponent, width: T::narrow(power_of_two(exponent)), scale: T::narrow(power_of_two(-exponent)) }
+    }
+
+    /// The grid with the narrowest cells, no narrower than these, that holds `min` and `max` in [`CELLS`] cells.
+    pub(super) fn widened(self, min: f64, max: f64) -> Self {
+        let exponent = (min.abs().max(max.abs()).to_bits() >> 52) as i32 - 1023;
+        let mut grid = Self::new(self.exponent.max(exponent - T::LARGEST));
+        while grid.cell(T::narrow(max)) - grid.cell(T::narrow(min)) >= CELLS as i64 {
+            grid = Self::new(grid.exponent + 1);
+        }
+        grid
+    }
+
+    /// The nearest edge, with [`Real::ROUND`] added, and whether it is above the value.
+    pub(super) fn edge(self, value: T) -> (T, bool) {
+        let edge = value * self.scale + T::ROUND;
+        (edge, (edge - T::ROUND) * self.width > value)
+    }
+
+    pub(super) fn cell(self, value: T) -> i64 {
+        let (edge, above) = self.edge(value);
+        (edge - T::ROUND).into() as i64 - i64::from(above)
+    }
+
+    /// The cell's number modulo [`CELLS`].
+    pub(super) fn place(self, value: T) -> u32 {
+        let (edge, above) = self.edge(value);
+        edge.low_bits().wrapping_sub(above.into()) % CELLS as u32
+    }
+}

@@ -1,0 +1,126 @@
+//! `stats/` and `plots/`: knows which bytes of a tensor are read for them, and reads them on every core.
+
+use crate::content::{Data, Error, Interrupted};
+use crate::format::{Dtype, TensorInfo};
+use crate::plot::{self, Heat};
+use crate::stats::{Accumulator, Stats};
+use crate::widen;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Bytes that are read at once: groups of every dtype go into it, and so often a computation looks whether it is still
+/// wanted.
+const AT_ONCE: usize = 768 << 10;
+
+/// Bytes below which a tensor is not worth a second thread.
+const PART_MIN: u64 = 4 << 20;
+
+/// Whether a tensor of that dtype has values to count.
+pub fn has(dtype: Dtype) -> bool {
+    crate::stats::has(dtype)
+}
+
+/// The file in `stats/`.
+pub fn json(tensor: &TensorInfo, data: &Data, interrupted: Interrupted) -> Result<Vec<u8>, Error> {
+    Ok(stats(tensor, data, interrupted)?.to_json())
+}
+
+/// The file in `plots/`.
+pub fn png(tensor: &TensorInfo, data: &Data, interrupted: Interrupted) -> Result<Vec<u8>, Error> {
+    let stats = stats(tensor, data, interrupted)?;
+    let heat = match tensor.shape {
+        _ if stats.count == 0 => None,
+        [] => None,
+        [len] => Some(heat(1, *len, tensor, data, interrupted)?),
+        [.., rows, cols] => Some(heat(*rows, *cols, tensor, data, interrupted)?),
+    };
+    let rendered = plot::render(tensor.name, tensor.dtype.name(), tensor.shape, &stats, heat.as_ref());
+    rendered.map_err(|error| Error::Picture(error.to_string()))
+}
+
+fn stats(tensor: &TensorInfo, data: &Data, interrupted: Interrupted) -> Result<Stats, Error> {
+    let none = || Error::Picture(format!("{} has no values to count", tensor.dtype));
+    // Whole groups in each part but the last.
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let share = data.len().div_ceil(cores as u64).max(PART_MIN).next_multiple_of(AT_ONCE as u64);
+    let counted = side_by_side(data.len().div_ceil(share) as usize, |at| {
+        let mut counted = Accumulator::new(tensor.dtype).ok_or_else(none)?;
+        let part = at as u64 * share..((at as u64 + 1) * share).min(data.len());
+        each(data, part, interrupted, |bytes| counted.add(bytes)).map(|()| counted)
+    });
+    let mut whole = Accumulator::new(tensor.dtype).ok_or_else(none)?;
+    for counted in counted {
+        whole.merge(&counted?);
+    }
+    Ok(whole.finish())
+}
+
+/// What `work` makes of each number below `count`, in their order, on every core.
+///
+/// With threads of its own, for a pool would have the short work wait for the long.
+pub fn side_by_side<R: Send>(count: usize, work: impl Fn(usize) -> R + Sync) -> Vec<R> {
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(count)));
+    let take = || {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            if at >= count {
+                return;
+            }
+            let result = work(at);
+            done.lock().unwrap_or_else(PoisonError::into_inner).push((at, result));
+        }
+    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 1..cores.min(count) {
+            // This thread works too, so that none need be had.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, take);
+        }
+        take();
+    });
+    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    done.sort_unstable_by_key(|(at, _)| *at);
+    done.into_iter().map(|(_, result)| result).collect()
+}
+
+/// The first matrix of a tensor.
+fn heat(rows: u64, cols: u64, tensor: &TensorInfo, data: &Data, interrupted: Interrupted) -> Result<Heat, Error> {
+    let mut heat = Heat::new(rows, cols);
+    let Some(decoder) = widen::to_f32(tensor.dtype) else { return Ok(heat) };
+    let per_group = decoder.group_out / size_of::<f32>();
+    let elements = rows.saturating_mul(cols);
+    let end = elements.div_ceil(per_group as u64).saturating_mul(decoder.group_in as u64).min(data.len());
+    let (mut first, mut decoded, mut values) = (0, Vec::new(), Vec::new());
+    each(data, 0..end, interrupted, |bytes| {
+        decoded.resize(bytes.len() / decoder.group_in * decoder.group_out, 0);
+        (decoder.decode)(bytes, &mut decoded);
+        values.clear();
+        values.extend(decoded.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
+        // The last group may reach into the next matrix.
+        values.truncate(usize::try_from(elements - first).unwrap_or(usize::MAX));
+        heat.add(first, &values);
+        first += values.len() as u64;
+    })?;
+    Ok(heat)
+}
+
+/// Hands the bytes of a part to `take`, piece by piece, for as long as they are wanted.
+pub fn each(
+    data: &Data,
+    mut part: Range<u64>,
+    interrupted: Interrupted,
+    mut take: impl FnMut(&[u8]),
+) -> Result<(), Error> {
+    let mut buf = vec![0; AT_ONCE.min((part.end - part.start) as usize)];
+    while part.start < part.end {
+        if interrupted() {
+            return Err(Error::Interrupted);
+        }
+        let piece = &mut buf[..AT_ONCE.min((part.end - part.start) as usize)];
+        data.read_exact_at(piece, part.start)?;
+        take(piece);
+        part.start += piece.len() as u64;
+    }
+    Ok(())
+}

@@ -1,0 +1,175 @@
+//! What is computed from the data: figures, pictures and checksums, when they are read and never before.
+//!
+//! That they are right is compared with NumPy in `views.rs`.
+
+use crate::support::{Mount, Scene, pattern, require_fuse, run_ok, wait_until};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use safetensors::Dtype;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A model of one tensor of so many bytes that lie in no block of the disk, and a small one beside it.
+fn sparse(scene: &Scene, len: u64) -> PathBuf {
+    let header = format!(
+        r#"{{"huge":{{"dtype":"F32","shape":[{},1024],"data_offsets":[0,{len}]}},"small":{{"dtype":"F32","shape":[2],"data_offsets":[{len},{}]}}}}"#,
+        len / 4096,
+        len + 8
+    );
+    let path = scene.raw("sparse.safetensors", header.as_bytes(), b"");
+    let file = File::options().append(true).open(&path).unwrap();
+    file.set_len(8 + header.len() as u64 + len + 8).unwrap();
+    path
+}
+
+/// Processor time of the daemon.
+fn cpu(mount: &Mount) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", mount.child.id())).unwrap();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split(' ').collect();
+    let ticks: u64 = fields[12].parse::<u64>().unwrap() + fields[13].parse::<u64>().unwrap();
+    Duration::from_millis(ticks * 10)
+}
+
+#[test]
+fn sha256sum_finds_every_tensor_as_it_should_be() {
+    require_fuse!();
+    let scene = Scene::new();
+    let source = scene.model(
+        "m.safetensors",
+        &[
+            ("a", Dtype::U8, &[3_000_000], pattern(3_000_000)),
+            ("back\\slash", Dtype::U8, &[3], pattern(3)),
+            ("new\nline", Dtype::U8, &[5], pattern(5)),
+            ("-dash *star", Dtype::U8, &[7], pattern(7)),
+            ("empty", Dtype::U8, &[0], vec![]),
+        ],
+        &[],
+    );
+    let mount = scene.mount(&source, &[]);
+    let (tensors, sums) = (mount.path("tensors"), mount.path("SHA256SUMS"));
+    let said = scene.ok(&format!("cd {} && sha256sum -c ../SHA256SUMS", tensors.display()));
+    assert_eq!(said.lines().filter(|line| line.ends_with(": OK")).count(), 5, "{said}");
+    let mut expected: Vec<String> =
+        scene.ok(&format!("cd {} && sha256sum -- *", tensors.display())).lines().map(str::to_owned).collect();
+    let mut found: Vec<String> = std::fs::read_to_string(&sums).unwrap().lines().map(str::to_owned).collect();
+    expected.sort();
+    found.sort();
+    assert_eq!(found, expected);
+    let whole = std::fs::read(&sums).unwrap();
+    assert_eq!(std::fs::metadata(&sums).unwrap().len(), whole.len() as u64);
+    // Any part is that of the whole, by a mount that has computed nothing yet.
+    drop(mount);
+    let mount = scene.mount(&source, &["-o", "max_read=4096"]);
+    let file = File::open(mount.path("SHA256SUMS")).unwrap();
+    for from in (0..whole.len()).step_by(37).rev() {
+        let mut part = vec![0; 50.min(whole.len() - from)];
+        file.read_exact_at(&mut part, from as u64).unwrap();
+        assert_eq!(part, whole[from..from + part.len()], "{from}");
+    }
+}
+
+#[test]
+fn only_the_lines_that_are_read_are_computed() {
+    require_fuse!();
+    let scene = Scene::new();
+    let count = 5000u64;
+    let entries: Vec<String> = (0..count)
+        .map(|at| {
+            format!(
+                r#""t{at:05}{}":{{"dtype":"U8","shape":[4000000],"data_offsets":[{},{}]}}"#,
+                "x".repeat(150),
+                at * 4_000_000,
+                (at + 1) * 4_000_000
+            )
+        })
+        .collect();
+    let header = format!("{{{}}}", entries.join(","));
+    let path = scene.raw("many.safetensors", header.as_bytes(), b"");
+    File::options().append(true).open(&path).unwrap().set_len(8 + header.len() as u64 + count * 4_000_000).unwrap();
+    let mount = scene.mount(&path, &[]);
+    // Twenty gigabytes to hash, of which the last line takes four megabytes; read-ahead adds some, but not all.
+    let before = cpu(&mount);
+    let last = scene.ok(&format!("tail -n 1 {}", mount.path("SHA256SUMS").display()));
+    let spent = cpu(&mount) - before;
+    let zeros = run_ok("sh", ["-c", "head -c 4000000 /dev/zero | sha256sum"]);
+    assert_eq!(last.split(' ').next(), zeros.split(' ').next());
+    // At the speed of memory itself all of it would take longer than that.
+    assert!(spent < Duration::from_secs(4) * 4, "{spent:?}");
+}
+
+#[test]
+fn looking_around_computes_nothing() {
+    require_fuse!();
+    let scene = Scene::new();
+    // A computation over it would take minutes.
+    let mount = scene.mount(&sparse(&scene, 200 << 30), &[]);
+    let before = cpu(&mount);
+    let point = mount.point.display();
+    scene.ok(&format!(
+        "ls -lR {point} && find {point} -size +1 && du -a {point} && stat {point}/*/* && getfattr -R --absolute-names {point}"
+    ));
+    assert!(cpu(&mount) - before < Duration::from_secs(5));
+    assert_eq!(std::fs::metadata(mount.path("plots/huge.png")).unwrap().len() % 4096, 0);
+}
+
+#[test]
+fn a_reader_who_leaves_ends_the_work_and_others_are_not_held_up() {
+    require_fuse!();
+    let scene = Scene::new();
+    let mount = scene.mount(&sparse(&scene, 4 << 40), &[]);
+    for (file, signal) in
+        [("stats/huge.json", Signal::SIGINT), ("plots/huge.png", Signal::SIGKILL), ("SHA256SUMS", Signal::SIGTERM)]
+    {
+        let mut readers: Vec<_> = (0..10)
+            .map(|_| {
+                let mut command = Command::new("env");
+                command.args(["--default-signal=HUP,INT,TERM", "cat"]).arg(mount.path(file));
+                command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+            })
+            .collect();
+        // Meanwhile everything else answers, with as many readers at work as there are threads for the kernel.
+        for at in 0..50 {
+            assert_eq!(mount.read("tensors/small"), [0; 8]);
+            assert_eq!(mount.list("tensors").len(), 2);
+            assert_eq!(mount.read("npy/small.npy").len(), 136);
+            let _ = std::fs::metadata(mount.path(format!("tensors/absent{at}")));
+        }
+        let stats: serde_json::Value = serde_json::from_slice(&mount.read("stats/small.json")).unwrap();
+        assert_eq!((&stats["count"], &stats["zeros"]), (&2.into(), &2.into()));
+        for reader in &mut readers {
+            assert!(reader.try_wait().unwrap().is_none(), "{file} was read");
+            kill(Pid::from_raw(reader.id() as i32), signal).unwrap();
+        }
+        for mut reader in readers {
+            reader.wait().unwrap();
+        }
+        // With nobody waiting, the daemon comes to rest.
+        let mut last = (cpu(&mount), Instant::now());
+        wait_until("the work has ended", || {
+            std::thread::sleep(Duration::from_millis(300));
+            let now = (cpu(&mount), Instant::now());
+            let share = (now.0 - last.0).as_secs_f64() / (now.1 - last.1).as_secs_f64();
+            last = now;
+            share < 0.05
+        });
+    }
+}
+
+#[test]
+fn a_source_that_changes_gives_an_error_and_no_figures() {
+    require_fuse!();
+    let scene = Scene::new();
+    let source = scene.sample();
+    let mount = scene.mount(&source, &[]);
+    let kept = mount.read("stats/model.embed.weight.json");
+    File::options().write(true).open(&source).unwrap().set_len(1000).unwrap();
+    for file in ["stats/model.layers.2.w.json", "plots/model.embed.weight.png", "SHA256SUMS"] {
+        let error = std::fs::read(mount.path(file)).unwrap_err().raw_os_error();
+        assert!([Some(nix::libc::EIO), Some(nix::libc::ESTALE)].contains(&error), "{file}: {error:?}");
+    }
+    // What was computed before is of the file that was mounted.
+    assert_eq!(mount.read("stats/model.embed.weight.json"), kept);
+}
