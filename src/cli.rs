@@ -91,8 +91,8 @@ pub struct MountArgs {
     #[arg(short, value_name = "OPT[,OPT...]")]
     options: Vec<String>,
 
-    /// Show these only: export, f32, header, index, manifest, metadata, npy, safetensors, shards,
-    /// tensors, tree [default: all]
+    /// Show these only: export, f32, header, index, manifest, metadata, npy, plots, safetensors,
+    /// shards, stats, sums, tensors, tree [default: all]
     #[arg(long, value_name = "VIEW[,VIEW...]", value_parser = parse_views)]
     pub views: Option<Shown>,
 

@@ -1,5 +1,6 @@
 //! Threads for work that takes long: knows how many there may be, not what they do.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -31,6 +32,35 @@ impl Workers {
             (refused.0)();
         }
     }
+}
+
+/// What `work` makes of each number below `count`, in their order, on every core.
+///
+/// With threads of its own: in a pool the short work would wait for the long, and work that waits for other work could be
+/// taken up by the thread that does that.
+pub fn side_by_side<R: Send>(count: usize, work: impl Fn(usize) -> R + Sync) -> Vec<R> {
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(count)));
+    let take = || {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            if at >= count {
+                return;
+            }
+            let result = work(at);
+            done.lock().unwrap_or_else(PoisonError::into_inner).push((at, result));
+        }
+    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 1..cores.min(count) {
+            // This thread works too, so that none need be had.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, take);
+        }
+        take();
+    });
+    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    done.sort_unstable_by_key(|(at, _)| *at);
+    done.into_iter().map(|(_, result)| result).collect()
 }
 
 fn serve(receiver: &Mutex<Receiver<Work>>) {

@@ -18,7 +18,7 @@ use weightfs::fs::{Ownership, Superblock};
 use weightfs::fuse::{Access, Session};
 use weightfs::model::{self, Opened};
 use weightfs::name::printable;
-use weightfs::source::limit_open_files;
+use weightfs::source::{limit_open_files, put_off_limits};
 
 /// Mounts a model; returns when it is unmounted, or in the background when the mount answers.
 pub fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
@@ -64,6 +64,7 @@ fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Resu
     if args.fake {
         return Ok(ExitCode::SUCCESS);
     }
+    put_off_limits(&mountpoint.path);
     // A mount of root's own lets root in already.
     let allow_root = args.allow_root && !nix::unistd::geteuid().is_root();
     let device = mounts::mount(&mounts::Request {
@@ -128,7 +129,8 @@ fn open(args: &MountArgs) -> anyhow::Result<Superblock> {
         model.report(&args.source);
     }
     let ownership = Ownership { uid: args.uid, gid: args.gid, umask: args.umask.unwrap_or(0) };
-    Superblock::new(opened, args.views.clone().unwrap_or_default(), ownership).context("a model of no files")
+    Superblock::new(opened, args.views.clone().unwrap_or_default(), ownership)
+        .with_context(|| format!("{}: a model of no files", args.source.display()))
 }
 
 /// Enough for readers side by side. One reader alone is not faster by any of them.
@@ -152,7 +154,8 @@ impl Mountpoint {
             Some(path) => path.clone(),
             None => {
                 let source = &args.source;
-                let source = std::path::absolute(source)?;
+                // A directory may be named `.` or `..`; a file is called as its user calls it, link or not.
+                let source = if source.is_dir() { source.canonicalize()? } else { std::path::absolute(source)? };
                 let name = if source.is_dir() { source.file_name().map(OsStr::to_owned) } else { model::stem(&source) };
                 PathBuf::from(name.context("the source has no name to mount it under")?)
             }

@@ -2,9 +2,10 @@
 
 use super::volume::Volume;
 use super::{Attr, DOTS, Dentry, Error, FileKind, Ino, Owner, Ownership, ROOT, SECTOR, Shown, Statfs, inode};
-use crate::model::{Catalog, Item, error_name};
+use crate::model::{Catalog, Entry, Item};
+use crate::name::printable;
 use crate::source::Bytes;
-use rayon::prelude::*;
+use crate::workers::side_by_side;
 use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -62,6 +63,13 @@ impl Folders {
             log::warn!("{error}");
             error.to_string()
         })?;
+        let now = opened.stat().map(|stat| self.ownership.of(stat));
+        if now != Some(owner) {
+            // Those who were told that they may not read the one must not read the other.
+            let reason = format!("{}: changed since its folder was listed; mount it again", opened.path().display());
+            log::warn!("{reason}");
+            return Err(reason);
+        }
         opened.report(opened.path());
         let up = folder_ino(self.catalog.home(model));
         Ok(Volume::new(opened, self.shown.clone(), owner, inode::base(model + 1), up))
@@ -74,6 +82,7 @@ impl Folders {
                 Ok(opened) => opened.stat().ok_or_else(|| format!("{}: a model of no files", opened.path().display())),
                 Err(error) => Err(error.to_string()),
             };
+            let checked = checked.map_err(|reason| printable(&reason).into_owned());
             checked.map(|stat| self.ownership.of(stat)).inspect_err(|reason| log::warn!("{reason}"))
         })
     }
@@ -90,20 +99,15 @@ impl Folders {
     }
 
     pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr, Error> {
-        let entries = &self.catalog.folder(self.folder(parent)?).entries;
-        let name = OsStr::from_bytes(name);
-        let named = |name: &OsStr| entries.binary_search_by(|entry| entry.name[..].cmp(name)).ok();
-        if let Some(at) = named(name) {
-            return match entries[at].item {
-                Item::Model(model) => self.model_attr(model),
-                item => self.getattr(self.item(item).0),
-            };
-        }
-        // The name of an error, if the model of that name has one.
-        let stem = name.as_bytes().strip_suffix(error_name(OsStr::new("")).as_bytes()).ok_or(Error::NoEntry)?;
-        match named(OsStr::from_bytes(stem)).map(|at| entries[at].item) {
-            Some(Item::Model(model)) if self.check(model).is_err() => self.getattr(inode::number(BROKEN, model)),
-            _ => Err(Error::NoEntry),
+        let folder = self.catalog.folder(self.folder(parent)?);
+        match folder.find(OsStr::from_bytes(name)).ok_or(Error::NoEntry)? {
+            (Item::Model(model), is_error) => match (self.check(model), is_error) {
+                (Ok(_), false) => self.model_attr(model),
+                (Err(_), true) => self.getattr(inode::number(BROKEN, model)),
+                _ => Err(Error::NoEntry),
+            },
+            (Item::Unreadable(_), false) => Err(Error::NoEntry),
+            (item, _) => self.getattr(self.item(item).0),
         }
     }
 
@@ -129,18 +133,19 @@ impl Folders {
             return Ok(());
         }
         // Which of the names are directories shows only when the headers are read.
-        folder.entries.par_iter().for_each(|entry| {
-            if let Item::Model(model) = entry.item {
-                self.check(model);
-            }
-        });
+        let unchecked = |entry: &Entry| match entry.item {
+            Item::Model(model) => Some(model).filter(|model| self.models[*model as usize].checked.get().is_none()),
+            _ => None,
+        };
+        let models: Vec<u32> = folder.entries.iter().filter_map(unchecked).collect();
+        side_by_side(models.len(), |at| self.check(models[at]).is_ok());
         for (at, entry) in folder.entries.iter().enumerate().skip(offset.saturating_sub(DOTS) as usize) {
             let (ino, kind) = self.item(entry.item);
-            let name = match inode::parts(ino).0 {
-                BROKEN => Cow::Owned(error_name(&entry.name)),
-                _ => Cow::Borrowed(&*entry.name),
+            let name = match (inode::split(ino).0, inode::parts(ino).0) {
+                (0, BROKEN | UNREADABLE) => &entry.error,
+                _ => &entry.name,
             };
-            if add(Dentry { ino, kind, name, next: at as u64 + DOTS + 1 }) {
+            if add(Dentry { ino, kind, name: Cow::Borrowed(&**name), next: at as u64 + DOTS + 1 }) {
                 break;
             }
         }
@@ -191,14 +196,15 @@ impl Folders {
     }
 
     /// What an error file says.
-    fn text(&self, ino: Ino) -> Result<&str, Error> {
+    fn text(&self, ino: Ino) -> Result<Cow<'_, str>, Error> {
         match inode::parts(ino) {
             (FOLDERS, _) => Err(Error::IsADirectory),
             (BROKEN, model) if (model as usize) < self.models.len() => {
-                self.check(model).as_ref().err().map(String::as_str).ok_or(Error::NoEntry)
+                self.check(model).as_ref().err().map(|reason| Cow::Borrowed(&reason[..])).ok_or(Error::NoEntry)
             }
             (UNREADABLE, number) => {
-                self.catalog.unreadable().get(number as usize).map(String::as_str).ok_or(Error::NoEntry)
+                let reason = self.catalog.unreadable().get(number as usize).ok_or(Error::NoEntry)?;
+                Ok(printable(reason))
             }
             _ => Err(Error::NoEntry),
         }

@@ -68,19 +68,20 @@ impl Shown {
         self.0.contains(&name)
     }
 
-    /// How many names a raw tensor has: the same inode stands in `tensors/` and in `tree/`, and, being F32, in `f32/`; those
-    /// of the whole, of its shard, or of both.
-    pub(super) fn links(&self, dtype: Dtype, in_whole: bool, in_shard: bool) -> u32 {
-        let is_f32 = dtype == Dtype::F32;
+    /// How many names the file of a tensor has, in the whole, in its shard, or in both. A raw one stands in `tensors/` and in
+    /// `tree/`, and, being F32, in `f32/`.
+    pub(super) fn links(&self, view: View, dtype: Dtype, in_whole: bool, in_shard: bool) -> u32 {
         let in_shard = in_shard && self.contains("shards");
-        let homes = [
-            ("tensors", in_whole),
-            ("tree", in_whole),
-            ("f32", in_whole && is_f32),
-            ("tensors", in_shard),
-            ("f32", in_shard && is_f32),
-        ];
-        homes.iter().filter(|(name, has)| *has && self.contains(name)).count() as u32
+        let is_raw = |name: &str| match name {
+            "tensors" | "tree" => true,
+            "f32" => dtype == Dtype::F32,
+            _ => false,
+        };
+        let names = ENTRIES.iter().filter(|(_, name, inode)| {
+            let own = *inode == Inode::Dir(Dir::Flat(view));
+            self.contains(name) && (own || view == View::Raw && is_raw(name))
+        });
+        names.map(|(_, name, _)| u32::from(in_whole) + u32::from(in_shard && *name != "tree")).sum()
     }
 }
 

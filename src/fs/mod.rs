@@ -222,7 +222,7 @@ impl Superblock {
 
     /// Attributes of an inode. The size is exact and tells nothing that would need the data of a tensor.
     pub fn getattr(&self, ino: Ino) -> Result<Attr, Error> {
-        if let (Root::Folders(folders), Some(model)) = (&self.root, Folders::root_of(ino)) {
+        if let Some((folders, model)) = self.model_root(ino) {
             return folders.model_attr(model);
         }
         match self.tree(ino)? {
@@ -274,6 +274,9 @@ impl Superblock {
 
     /// The value of an extended attribute.
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, Error> {
+        if self.model_root(ino).is_some() {
+            return Err(Error::NoAttribute);
+        }
         match self.tree(ino)? {
             (Tree::Volume(volume), ino) => volume.getxattr(ino, name),
             (Tree::Folders(_), _) => Err(Error::NoAttribute),
@@ -282,6 +285,9 @@ impl Superblock {
 
     /// The names of the extended attributes of an inode, each ended by NUL.
     pub fn listxattr(&self, ino: Ino) -> Result<Vec<u8>, Error> {
+        if self.model_root(ino).is_some() {
+            return Ok(Vec::new());
+        }
         match self.tree(ino)? {
             (Tree::Volume(volume), ino) => volume.listxattr(ino),
             (Tree::Folders(_), _) => Ok(Vec::new()),
@@ -293,6 +299,14 @@ impl Superblock {
         match &self.root {
             Root::Volume(volume) => volume.statfs(),
             Root::Folders(folders) => folders.statfs(),
+        }
+    }
+
+    /// The model of which an inode is the root: to tell of that, it need not be open.
+    fn model_root(&self, ino: Ino) -> Option<(&Folders, u32)> {
+        match &self.root {
+            Root::Folders(folders) => Some((folders, Folders::root_of(ino)?)),
+            Root::Volume(_) => None,
         }
     }
 

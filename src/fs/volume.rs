@@ -337,13 +337,15 @@ impl Volume {
                 let size = self.views.content(view, item as usize, &|| false).len();
                 let (model, at) = (self.model(), item as usize);
                 match view {
-                    View::Raw => {
+                    View::Raw | View::Npy | View::F32 | View::Single => {
                         let (in_whole, is_aside) = (at < model.len(), model.is_aside(at));
                         let (tensor, place) = model.tensor(at);
                         let in_shard = model.kind() == Kind::Dataset && matches!(place, Place::Shard(_));
-                        let nlink = self.shown.links(tensor.dtype, in_whole && !is_aside, in_shard);
-                        // A part of a joined array takes no room besides it.
-                        let whole = if in_whole || is_aside { size.div_ceil(SECTOR) } else { u64::from(size > 0) };
+                        let nlink = self.shown.links(view, tensor.dtype, in_whole && !is_aside, in_shard);
+                        // A part of a joined array takes no room besides it, nor does a view. One sector, so that `du` all but
+                        // leaves it out; none would have `tar --sparse` take it for a hole and store zeros.
+                        let is_data = view == View::Raw && (in_whole || is_aside);
+                        let whole = if is_data { size.div_ceil(SECTOR) } else { u64::from(size > 0) };
                         Attr { nlink, ..self.owner.file(ino, size, whole) }
                     }
                     // One, so that `du` all but leaves it out. None would have `tar --sparse` take it for a hole

@@ -8,12 +8,15 @@ use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::{DirEntry, Metadata};
 use std::io;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Most files and folders that are looked at.
 const ENTRIES_MAX: usize = 1_000_000;
+
+/// Most of them behind one link: it may lead to the root of the system.
+const BEHIND_LINK_MAX: usize = 100_000;
 
 /// Most folders inside one another.
 const DEPTH_MAX: usize = 64;
@@ -41,13 +44,29 @@ pub struct Folder {
     pub stat: Stat,
     /// Sorted by name.
     pub entries: Vec<Entry>,
+    /// Places in `entries`, sorted by [`Entry::error`].
+    errors: Vec<u32>,
+}
+
+impl Folder {
+    /// What has that name, and whether it is the name of its error.
+    pub fn find(&self, name: &OsStr) -> Option<(Item, bool)> {
+        if let Ok(at) = self.entries.binary_search_by(|entry| entry.name[..].cmp(name)) {
+            return Some((self.entries[at].item, false));
+        }
+        let error = |at: &u32| self.entries[*at as usize].error[..].cmp(name);
+        let at = self.errors.binary_search_by(error).ok()?;
+        Some((self.entries[self.errors[at] as usize].item, true))
+    }
 }
 
 /// A name in a folder.
 #[derive(Debug)]
 pub struct Entry {
-    /// File name.
+    /// File name; no two entries have the same, and none has that of an error.
     pub name: OsString,
+    /// The name of the file that says what is wrong with it, if something is.
+    pub error: OsString,
     /// What has it.
     pub item: Item,
 }
@@ -79,14 +98,15 @@ impl Catalog {
     pub fn scan(path: &Path, mode: Mode) -> Result<Self, Error> {
         let (folders, models, links, unreadable) = Default::default();
         let catalog = Self { mode, folders, models, links, unreadable, bytes: 0 };
-        let (seen, claimed, ancestors) = Default::default();
-        let mut scan = Scan { catalog, root: path, seen, claimed, ancestors };
+        let (seen, claimed, depth, shown) = Default::default();
+        let mut scan = Scan { catalog, seen, limit: ENTRIES_MAX, claimed, depth, shown };
         let place = std::path::absolute(path).map_err(|error| source::Error::Io { path: path.to_owned(), error })?;
-        if let Item::Unreadable(_) = scan.directory(&place, 0)? {
-            let found = format!("what cannot be listed: {}", scan.catalog.unreadable.join(", "));
-            return Err(Error::Directory { path: path.to_owned(), found });
+        let error = |found| Err(Error::Directory { path: path.to_owned(), found });
+        match scan.directory(&place, 0) {
+            Ok(Item::Unreadable(_)) => error(format!("what cannot be listed: {}", scan.catalog.unreadable.join(", "))),
+            Ok(_) => Ok(scan.catalog),
+            Err(TooMany) => error(format!("more than {ENTRIES_MAX} files below it")),
         }
-        Ok(scan.catalog)
     }
 
     /// The folder of that number.
@@ -134,20 +154,25 @@ impl Catalog {
 }
 
 /// A walk through directories.
-struct Scan<'p> {
+struct Scan {
     catalog: Catalog,
-    /// As it was named, for messages.
-    root: &'p Path,
     seen: usize,
+    /// How many may be seen.
+    limit: usize,
     /// Files that an index names: parts of a model and none themselves.
     claimed: HashSet<PathBuf>,
-    /// Device and inode number of the directories that are being looked through: a symlink may lead back to one.
-    ancestors: Vec<(u64, u64)>,
+    /// Folders that hold the one that is being looked through.
+    depth: usize,
+    /// Device and inode number of the directories that were looked through: a link may lead to one of them.
+    shown: HashSet<(u64, u64)>,
 }
 
-impl Scan<'_> {
+/// There are more files than may be seen.
+struct TooMany;
+
+impl Scan {
     /// What the directory at `path` is; `parent` is the number of the folder that holds it.
-    fn directory(&mut self, path: &Path, parent: u32) -> Result<Item, Error> {
+    fn directory(&mut self, path: &Path, parent: u32) -> Result<Item, TooMany> {
         let list = || -> io::Result<(Metadata, Vec<DirEntry>)> {
             Ok((std::fs::metadata(path)?, std::fs::read_dir(path)?.collect::<io::Result<_>>()?))
         };
@@ -155,52 +180,72 @@ impl Scan<'_> {
             Ok(listed) => listed,
             Err(error) => return Ok(self.unreadable(path, &source::strerror(&error))),
         };
-        let id = (metadata.dev(), metadata.ino());
-        if self.ancestors.contains(&id) {
-            return Ok(self.unreadable(path, "a symlink that leads back to where it is"));
+        if !self.shown.insert((metadata.dev(), metadata.ino())) {
+            return Ok(self.link(path));
         }
-        if self.ancestors.len() == DEPTH_MAX {
+        if self.depth == DEPTH_MAX {
             return Ok(self.unreadable(path, "too many folders inside one another"));
         }
         entries.retain(|entry| !entry.file_name().as_bytes().starts_with(b"."));
         entries.sort_by_key(DirEntry::file_name);
         self.seen += entries.len();
-        if self.seen > ENTRIES_MAX {
-            let found = format!("more than {ENTRIES_MAX} files below it");
-            return Err(Error::Directory { path: self.root.to_owned(), found });
+        if self.seen > self.limit {
+            return Err(TooMany);
         }
         if entries.iter().any(|entry| entry.file_name() == MANIFEST) {
             entries.iter().for_each(|entry| self.weigh(&entry.path()));
             return Ok(self.model(path.join(MANIFEST), parent));
         }
         let number = self.catalog.folders.len() as u32;
-        self.catalog.folders.push(Folder { parent, stat: Stat::of(&metadata), entries: Vec::new() });
-        self.ancestors.push(id);
+        let (stat, listed, errors) = (Stat::of(&metadata), Vec::new(), Vec::new());
+        self.catalog.folders.push(Folder { parent, stat, entries: listed, errors });
+        self.depth += 1;
         let listed = self.entries(path, number, &entries);
-        self.ancestors.pop();
-        self.catalog.folders[number as usize].entries = listed?;
+        self.depth -= 1;
+        let mut listed = listed?;
+        listed.sort_by(|a, b| a.name.cmp(&b.name));
+        let mut errors: Vec<u32> = (0..listed.len() as u32).collect();
+        errors.sort_by(|a, b| listed[*a as usize].error.cmp(&listed[*b as usize].error));
+        let folder = &mut self.catalog.folders[number as usize];
+        (folder.entries, folder.errors) = (listed, errors);
         Ok(Item::Folder(number))
     }
 
-    fn entries(&mut self, dir: &Path, folder: u32, entries: &[DirEntry]) -> Result<Vec<Entry>, Error> {
+    /// What the directory is to which a link at `path` leads; one that leads too far is not followed.
+    fn linked_directory(&mut self, path: &Path, parent: u32) -> Result<Item, TooMany> {
+        if self.limit < ENTRIES_MAX {
+            return self.directory(path, parent);
+        }
+        let Catalog { folders, models, links, unreadable, bytes, .. } = &self.catalog;
+        let before = (folders.len(), models.len(), links.len(), unreadable.len(), *bytes, self.seen, self.depth);
+        self.limit = self.seen + BEHIND_LINK_MAX;
+        let item = self.directory(path, parent);
+        self.limit = ENTRIES_MAX;
+        item.or_else(|TooMany| {
+            let catalog = &mut self.catalog;
+            catalog.folders.truncate(before.0);
+            catalog.models.truncate(before.1);
+            catalog.links.truncate(before.2);
+            catalog.unreadable.truncate(before.3);
+            (catalog.bytes, self.seen, self.depth) = (before.4, before.5, before.6);
+            Ok(self.unreadable(path, &format!("a link to more than {BEHIND_LINK_MAX} files")))
+        })
+    }
+
+    fn entries(&mut self, dir: &Path, folder: u32, entries: &[DirEntry]) -> Result<Vec<Entry>, TooMany> {
         for entry in entries.iter().filter(|entry| index::stem(&entry.file_name()).is_some()) {
             // One that cannot be read is a broken model, and claims nothing.
             let shards = index::shards(&entry.path()).unwrap_or_default();
             self.claimed.extend(shards.iter().map(|shard| dir.join(shard)));
         }
-        let files: HashSet<OsString> = entries.iter().map(DirEntry::file_name).collect();
-        let mut stems = HashSet::new();
-        let twice: HashSet<OsString> =
-            entries.iter().filter_map(|entry| stem(&entry.path())).filter(|stem| !stems.insert(stem.clone())).collect();
-        // A model is called by its stem, unless something else is.
-        let name = |path: &Path, file: OsString| {
-            let error = |stem: &OsStr| error_name(stem);
-            let free =
-                |stem: &OsString| !twice.contains(stem) && !files.contains(stem) && !files.contains(&error(stem));
-            stem(path).filter(free).unwrap_or(file)
-        };
+        let mut names = Names::new(entries);
         let mut listed = Vec::new();
-        for entry in entries {
+        // Links last: what they lead to is shown where it really is.
+        let is_link = |entry: &&DirEntry| entry.file_type().is_ok_and(|kind| kind.is_symlink());
+        let (links, real): (Vec<&DirEntry>, Vec<&DirEntry>) = entries.iter().partition(is_link);
+        for (entry, is_link) in
+            real.into_iter().map(|entry| (entry, false)).chain(links.into_iter().map(|entry| (entry, true)))
+        {
             let (path, file) = (entry.path(), entry.file_name());
             let is_dir = path.is_dir();
             let is_file = file.as_bytes().ends_with(SAFETENSORS.as_bytes()) && !is_dir;
@@ -208,22 +253,27 @@ impl Scan<'_> {
                 self.weigh(&path);
             }
             let (name, item) = if is_dir {
-                match self.directory(&path, folder)? {
-                    item @ Item::Unreadable(_) => (error_name(&file), item),
-                    item => (file, item),
-                }
+                let item = if is_link { self.linked_directory(&path, folder)? } else { self.directory(&path, folder)? };
+                (file, item)
             } else if self.claimed.contains(&path) {
                 continue;
             } else if is_file || index::stem(&file).is_some() {
-                (name(&path, file), self.model(path, folder))
+                (names.of_model(&path, file), self.model(path, folder))
             } else {
-                self.catalog.links.push(path);
-                (file, Item::Link(self.catalog.links.len() as u32 - 1))
+                (file, self.link(&path))
             };
-            listed.push(Entry { name, item });
+            let error = match item {
+                Item::Model(_) | Item::Unreadable(_) => names.of_error(&name),
+                Item::Folder(_) | Item::Link(_) => OsString::new(),
+            };
+            listed.push(Entry { name, error, item });
         }
-        listed.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(listed)
+    }
+
+    fn link(&mut self, path: &Path) -> Item {
+        self.catalog.links.push(path.to_owned());
+        Item::Link(self.catalog.links.len() as u32 - 1)
     }
 
     fn model(&mut self, path: PathBuf, folder: u32) -> Item {
@@ -243,9 +293,40 @@ impl Scan<'_> {
     }
 }
 
-/// The name of the file that says why there is nothing by a name.
-pub fn error_name(name: &OsStr) -> OsString {
-    let mut name = name.to_owned();
-    name.push(".error.txt");
-    name
+/// The names of a folder as they are given out.
+struct Names {
+    /// Those of all files, and those that were given.
+    taken: HashSet<OsString>,
+    /// Stems that two models have.
+    twice: HashSet<OsString>,
+}
+
+/// Longest part of a name that stays in that of its error, in bytes.
+const ERROR_STEM_MAX: usize = 230;
+
+impl Names {
+    fn new(entries: &[DirEntry]) -> Self {
+        let mut stems = HashSet::new();
+        let stem = |entry: &DirEntry| stem(&entry.path());
+        let twice = entries.iter().filter_map(stem).filter(|stem| !stems.insert(stem.clone())).collect();
+        Self { taken: entries.iter().map(DirEntry::file_name).collect(), twice }
+    }
+
+    /// A model is called by its stem, unless something else is; then by its file, as nothing else is.
+    fn of_model(&mut self, path: &Path, file: OsString) -> OsString {
+        let free = |stem: &OsString| !self.twice.contains(stem) && !self.taken.contains(stem);
+        let name = stem(path).filter(free).unwrap_or(file);
+        self.taken.insert(name.clone());
+        name
+    }
+
+    fn of_error(&mut self, name: &OsStr) -> OsString {
+        let stem = &name.as_bytes()[..name.len().min(ERROR_STEM_MAX)];
+        let numbered = (2..).map(|number| format!(".error{number}.txt"));
+        let endings = std::iter::once(".error.txt".to_owned()).chain(numbered);
+        let mut names = endings.map(|ending| OsString::from_vec([stem, ending.as_bytes()].concat()));
+        let name = names.find(|name| !self.taken.contains(name)).unwrap_or_default();
+        self.taken.insert(name.clone());
+        name
+    }
 }

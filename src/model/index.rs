@@ -19,6 +19,9 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// Most tensors without a shard that are told one by one.
+const ABSENT_MAX: usize = 100_000;
+
 /// What stands in the name of an index between the stem and `.json`, but for a variant.
 const INDEX: &str = ".safetensors.index";
 
@@ -34,8 +37,10 @@ pub enum Mismatch {
     Elsewhere { tensor: String, shard: String, found: String },
     #[error("tensor {} is in {}, but the index does not name it", quote(tensor), quote(shard))]
     Unnamed { tensor: String, shard: String },
-    #[error("tensor {} is in {} as the index says, and in {} too", quote(tensor), quote(shard), quote(other))]
-    Twice { tensor: String, shard: String, other: String },
+    #[error("tensor {} is in {}{}, and in {} too", quote(tensor), quote(shard), if *stated { " as the index says" } else { "" }, quote(other))]
+    Twice { tensor: String, shard: String, other: String, stated: bool },
+    #[error("{more} more tensors should be in a shard, but no shard has them")]
+    More { more: usize },
 }
 
 impl Mismatch {
@@ -52,6 +57,7 @@ impl Mismatch {
             | Self::Elsewhere { tensor, .. }
             | Self::Unnamed { tensor, .. }
             | Self::Twice { tensor, .. } => tensor,
+            Self::More { .. } => "",
         }
     }
 }
@@ -128,6 +134,9 @@ pub(super) fn shards(path: &Path) -> Option<BTreeSet<String>> {
     let mut names = BTreeSet::new();
     let number = &mut |name: &str| {
         if !names.contains(name) {
+            if names.len() == set::SHARDS_MAX {
+                return Err(Error::TooManyShards);
+            }
             names.insert(name.to_owned());
         }
         Ok(0)
@@ -222,7 +231,8 @@ fn audit(
                 Some(kept) => {
                     dropped[at].insert(name.to_owned());
                     let ((tensor, other), shard) = (owned(), shards[kept].name.clone());
-                    mismatches.push(Mismatch::Twice { tensor, shard, other });
+                    let stated = at_home.contains_key(name);
+                    mismatches.push(Mismatch::Twice { tensor, shard, other, stated });
                 }
                 None => {
                     strays.insert(name, at);
@@ -236,15 +246,20 @@ fn audit(
         }
     }
     // What a missing shard holds is told by that shard.
-    let absent = absent.into_iter().filter(|(_, shard)| homes[*shard as usize].is_some());
+    absent.retain(|_, shard| homes[*shard as usize].is_some());
+    let more = absent.len().saturating_sub(ABSENT_MAX);
     mismatches.extend(
-        absent.map(|(tensor, shard)| Mismatch::Absent {
+        absent.into_iter().take(ABSENT_MAX).map(|(tensor, shard)| Mismatch::Absent {
             tensor: tensor.into_owned(),
             shard: names[shard as usize].clone(),
         }),
     );
+    if more > 0 {
+        mismatches.push(Mismatch::More { more });
+    }
     // Missing shards first: they explain the most.
-    mismatches.sort_by_key(|mismatch| (!matches!(mismatch, Mismatch::Shard { .. }), mismatch.subject().to_owned()));
+    let order = |mismatch: &Mismatch| !matches!(mismatch, Mismatch::Shard { .. });
+    mismatches.sort_by(|a, b| order(a).cmp(&order(b)).then_with(|| a.subject().cmp(b.subject())));
     for (shard, dropped) in shards.iter_mut().zip(dropped) {
         if !dropped.is_empty() {
             shard.header.retain(|name| !dropped.contains(name));

@@ -14,7 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-pub use catalog::{Catalog, Folder, Item, error_name};
+pub use catalog::{Catalog, Entry, Folder, Item};
 pub use dataset::MANIFEST;
 pub use index::Mismatch;
 

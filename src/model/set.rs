@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 const LIST_MAX: u64 = 300 << 20;
 
 /// Most shards of a set.
-const SHARDS_MAX: usize = 10_000;
+pub(super) const SHARDS_MAX: usize = 10_000;
 
 /// Why a list of files cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -30,8 +30,8 @@ pub enum Error {
     Repeated { shard: String },
     #[error("shards {} and {} are the same file", quote(a), quote(b))]
     SameFile { a: String, b: String },
-    #[error("none of its shards can be mounted")]
-    Nothing,
+    #[error("none of its shards can be mounted: {reason}")]
+    Nothing { reason: String },
 }
 
 /// The files of a set.
@@ -125,8 +125,8 @@ pub(super) fn open<R: Send>(
         let more = broken.len() - 1;
         return Err(ModelError::Mismatch { path: path.to_owned(), mismatch: broken.swap_remove(0), more });
     }
-    if files.is_empty() && !names.is_empty() {
-        return Err(error(Error::Nothing));
+    if let (true, Some(first)) = (files.is_empty(), broken.first()) {
+        return Err(error(Error::Nothing { reason: first.to_string() }));
     }
     files.sort_by(|a, b| a.1.0.name.cmp(&b.1.0.name));
     let mut homes = vec![None; names.len()];

@@ -2,12 +2,14 @@
 
 use super::pool::{POOL, Pool, Slot};
 use super::{Bytes, Error, Source, Stat, check};
+use std::ffi::OsString;
 use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, ErrorKind};
 use std::ops::{Deref, Range};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// A regular file, mapped read-only as a whole. Pages are read when the kernel copies them, not before.
 ///
@@ -96,15 +98,25 @@ impl MappedFile {
 
     /// The file, opened again where it is not held.
     fn hold(&self) -> Result<Arc<Open>, Error> {
+        let replaced = || Error::Replaced { path: self.path.clone() };
         let again = || {
             let open = map(&self.place)?;
             let metadata = open.file.metadata().map_err(|error| self.io(error))?;
             if (metadata.dev(), metadata.ino()) != self.id {
-                return Err(self.report(Error::Replaced { path: self.path.clone() }));
+                return Err(replaced());
             }
             Ok(open)
         };
-        self.pool.get(&self.slot, again)
+        self.pool.get(&self.slot, again).map_err(|error| {
+            let gone = [nix::libc::ENOENT, nix::libc::ENOTDIR, nix::libc::ELOOP];
+            self.report(match error {
+                Error::NotAFile { .. } => replaced(),
+                Error::Io { error, .. } if error.raw_os_error().is_some_and(|error| gone.contains(&error)) => {
+                    replaced()
+                }
+                other => other,
+            })
+        })
     }
 
     /// Refuses `range` unless the file is still what was opened.
@@ -135,11 +147,57 @@ impl MappedFile {
     }
 }
 
+/// Where nothing may be opened: the mount itself, of which the daemon must not ask anything.
+static OFF_LIMITS: OnceLock<PathBuf> = OnceLock::new();
+
+/// Opens nothing below `dir` any more, not even through a link. A second directory is not taken.
+pub fn put_off_limits(dir: &Path) {
+    let _ = OFF_LIMITS.set(dir.to_owned());
+}
+
+/// Most links on the way to a file, as in Linux.
+const LINKS_MAX: usize = 40;
+
+/// Follows the links of a path without a look at what is below `off_limits`.
+fn resolve(path: &Path, off_limits: &Path) -> io::Result<PathBuf> {
+    let mut ahead: Vec<OsString> = Vec::new();
+    let push = |ahead: &mut Vec<OsString>, path: &Path| {
+        ahead.extend(path.components().rev().map(|component| component.as_os_str().to_owned()));
+    };
+    push(&mut ahead, &std::path::absolute(path)?);
+    let (mut place, mut links) = (PathBuf::from("/"), 0);
+    while let Some(component) = ahead.pop() {
+        if component == ".." {
+            place.pop();
+            continue;
+        }
+        let next = place.join(component);
+        if next.starts_with(off_limits) {
+            return Err(io::Error::other("lies inside the mount itself"));
+        }
+        match std::fs::read_link(&next) {
+            Ok(_) if links == LINKS_MAX => return Err(nix::errno::Errno::ELOOP.into()),
+            Ok(target) => {
+                links += 1;
+                push(&mut ahead, &target);
+            }
+            Err(error) if error.kind() == ErrorKind::InvalidInput => place = next,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(place)
+}
+
 /// Opens and maps a regular file.
 fn map(path: &Path) -> Result<Open, Error> {
     let io = |error| Error::Io { path: path.to_owned(), error };
     // Without O_NONBLOCK, opening a named pipe would wait for a writer.
-    let file = OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path).map_err(io)?;
+    let open = |path: &Path| OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path);
+    let file = match OFF_LIMITS.get() {
+        Some(off_limits) => resolve(path, off_limits).and_then(|path| open(&path)),
+        None => open(path),
+    };
+    let file = file.map_err(io)?;
     let metadata = file.metadata().map_err(io)?;
     if !metadata.is_file() {
         return Err(Error::NotAFile { path: path.to_owned(), kind: kind(&metadata) });
@@ -198,6 +256,30 @@ mod tests {
     use super::*;
     use std::fs;
     use std::time::SystemTime;
+
+    #[test]
+    fn no_way_leads_into_what_is_off_limits() {
+        use std::os::unix::fs::symlink;
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().canonicalize().unwrap().join(name);
+        for name in ["a", "a/b", "mnt"] {
+            fs::create_dir(path(name)).unwrap();
+        }
+        fs::write(path("a/b/file"), "").unwrap();
+        fs::write(path("mnt/file"), "").unwrap();
+        symlink("../a/b", path("a/link")).unwrap();
+        symlink(path("a/link/file"), path("absolute")).unwrap();
+        symlink("a/link/../../mnt/file", path("into")).unwrap();
+        symlink("loop", path("loop")).unwrap();
+        let resolved = |name: &str| resolve(&path(name), &path("mnt"));
+        assert_eq!(resolved("absolute").unwrap(), path("a/b/file"));
+        assert_eq!(resolved("a/link/file").unwrap(), path("a/b/file"));
+        for name in ["into", "mnt", "mnt/file", "mnt/absent"] {
+            assert_eq!(resolved(name).unwrap_err().to_string(), "lies inside the mount itself", "{name}");
+        }
+        assert_eq!(resolved("loop").unwrap_err().raw_os_error(), Some(nix::libc::ELOOP));
+        assert_eq!(resolved("absent/file").unwrap_err().kind(), ErrorKind::NotFound);
+    }
 
     #[test]
     fn a_cut_file_is_noticed() {
@@ -276,6 +358,6 @@ mod tests {
         fs::rename(path((closed + 1) % 20), path(closed)).unwrap();
         assert!(matches!(sources[closed].bytes(0..1), Err(Error::Replaced { .. })));
         fs::remove_file(path(closed)).unwrap();
-        assert!(matches!(sources[closed].bytes(0..1), Err(Error::Io { .. })));
+        assert!(matches!(sources[closed].bytes(0..1), Err(Error::Replaced { .. })));
     }
 }

@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-pub use file::MappedFile;
+pub use file::{MappedFile, put_off_limits};
 pub use memory::Memory;
 pub use pool::limit_open_files;
 
@@ -119,8 +119,8 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
-    /// The file gave way to others that were read, and there is another one by its name now.
-    #[error("{}: replaced by another file while too many were open to hold it; mount it again", path.display())]
+    /// The file gave way to others that were read, and by its name there is another one now, or none.
+    #[error("{}: gone or replaced while too many files were open to hold it; mount it again", path.display())]
     Replaced {
         /// The file.
         path: PathBuf,

@@ -6,6 +6,7 @@ use super::{View, values};
 use crate::content::{Content, Data, Error, Generated, Interrupted, Segment};
 use crate::model::Model;
 use crate::name;
+use crate::workers::side_by_side;
 use sha2::{Digest, Sha256};
 use std::io;
 use std::ops::Range;
@@ -41,7 +42,7 @@ impl Sums {
                 let compute = || sha256(&data(*tensor), interrupted);
                 results.get((View::Sums, *tensor as u32), interrupted, compute)
             };
-            let hashes = values::side_by_side(touched.len(), |at| hash(&touched[at]));
+            let hashes = side_by_side(touched.len(), |at| hash(&touched[at]));
             let mut text = Vec::new();
             for (tensor, hash) in touched.iter().zip(hashes) {
                 // A vector cannot refuse text.

@@ -5,9 +5,8 @@ use crate::format::{Dtype, TensorInfo};
 use crate::plot::{self, Heat};
 use crate::stats::{Accumulator, Stats};
 use crate::widen;
+use crate::workers::side_by_side;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// Bytes that are read at once: groups of every dtype go into it, and so often a computation looks whether it is still
 /// wanted.
@@ -54,34 +53,6 @@ fn stats(tensor: &TensorInfo, data: &Data, interrupted: Interrupted) -> Result<S
         whole.merge(&counted?);
     }
     Ok(whole.finish())
-}
-
-/// What `work` makes of each number below `count`, in their order, on every core.
-///
-/// With threads of its own, for a pool would have the short work wait for the long.
-pub fn side_by_side<R: Send>(count: usize, work: impl Fn(usize) -> R + Sync) -> Vec<R> {
-    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(count)));
-    let take = || {
-        loop {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            if at >= count {
-                return;
-            }
-            let result = work(at);
-            done.lock().unwrap_or_else(PoisonError::into_inner).push((at, result));
-        }
-    };
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    std::thread::scope(|scope| {
-        for _ in 1..cores.min(count) {
-            // This thread works too, so that none need be had.
-            let _ = std::thread::Builder::new().spawn_scoped(scope, take);
-        }
-        take();
-    });
-    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    done.sort_unstable_by_key(|(at, _)| *at);
-    done.into_iter().map(|(_, result)| result).collect()
 }
 
 /// The first matrix of a tensor.

@@ -138,12 +138,11 @@ fn a_broken_model_does_not_spoil_the_others() {
     let errors = [
         ("half", "40 bytes missing"),
         ("dangling", "dangling.safetensors: No such file or directory"),
-        ("loop", "a symlink that leads back to where it is"),
         ("whole", "a shard is missing or broken: "),
         ("torn", "no index of a sharded model: EOF"),
     ];
     let mut expected: Vec<String> = errors.iter().map(|error| format!("{}.error.txt", error.0)).collect();
-    expected.push("fine".to_owned());
+    expected.extend(["fine", "loop"].map(str::to_owned));
     expected.sort();
     assert_eq!(names(&mount, ""), expected);
     for (name, reason) in errors {
@@ -154,6 +153,8 @@ fn a_broken_model_does_not_spoil_the_others() {
         assert!(!mount.path(name).exists());
     }
     assert_eq!(mount.read("fine/tensors/w"), pattern(100));
+    // A directory that is shown already is a link to the original.
+    assert_eq!(std::fs::read_link(mount.path("loop")).unwrap(), dir.join("loop"));
     drop(mount);
     // What is sound in it is mounted leniently.
     let mount = scene.mount(&dir, &["--lenient"]);
@@ -244,4 +245,153 @@ fn each_model_is_for_those_who_may_read_its_file() {
     };
     assert_eq!(nobody("open/tensors/w").code, 0);
     assert!(nobody("closed/tensors/w").err.contains("Permission denied"));
+}
+
+/// Every model's name and that of its error are different from all others, and short enough for a file.
+#[test]
+fn errors_have_names_of_their_own() {
+    require_fuse!();
+    let scene = Scene::new();
+    let dir = scene.mkdir("m");
+    let long = "x".repeat(243);
+    for name in ["a", "b", "bad\n\u{1b}[31m", &long] {
+        std::fs::write(dir.join(format!("{name}.safetensors")), "broken").unwrap();
+    }
+    scene.model("m/a.error.txt.safetensors", &one("w", 3), &[]);
+    for file in ["b.error.txt", "b.safetensors.error.txt", &long] {
+        std::fs::write(dir.join(file), "a file").unwrap();
+    }
+    scene.mkdir("m/d");
+    std::fs::write(dir.join("d/dataset_manifest.json"), "[]").unwrap();
+    std::fs::write(dir.join("d.error.txt"), "a file").unwrap();
+    let mount = scene.mount(&dir, &[]);
+    let names = names(&mount, "");
+    let mut expected = vec![
+        "a.error.txt".to_owned(),
+        "a.error2.txt".to_owned(),
+        "b.error.txt".to_owned(),
+        "b.error2.txt".to_owned(),
+        "b.safetensors.error.txt".to_owned(),
+        "bad\n\u{1b}[31m.error.txt".to_owned(),
+        "d.error.txt".to_owned(),
+        "d.error2.txt".to_owned(),
+        long.clone(),
+        format!("{}.error.txt", "x".repeat(230)),
+    ];
+    expected.sort();
+    assert_eq!(names, expected);
+    assert_eq!(mount.read("a.error.txt/tensors/w"), pattern(3));
+    for name in &names {
+        let path = mount.path(name);
+        if std::fs::symlink_metadata(&path).unwrap().is_file() {
+            let text = std::fs::read_to_string(&path).unwrap();
+            assert!(text.len() > 30 && !text.trim_end().contains(char::is_control), "{text:?}");
+        }
+    }
+    let copy = outside_copy(&mount, &scene);
+    assert_eq!(copy.len(), names.len());
+}
+
+/// The names of what `cp -a` makes of a mount.
+fn outside_copy(mount: &Mount, scene: &Scene) -> Vec<String> {
+    scene.ok(&format!("cp -a {} copy", mount.point.display()));
+    let entries = std::fs::read_dir(scene.path("copy")).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn many_list_a_folder_for_the_first_time() {
+    require_fuse!();
+    let scene = Scene::new();
+    let dir = scene.mkdir("m");
+    for model in 0..24 {
+        let mut map = std::collections::BTreeMap::new();
+        for shard in 0..6 {
+            let (file, tensor) = (format!("m{model}-{shard}.safetensors"), format!("t{shard}"));
+            scene.model(&format!("m/{file}"), &one(&tensor, 4), &[]);
+            map.insert(tensor, file);
+        }
+        let index = serde_json::json!({ "weight_map": map });
+        std::fs::write(dir.join(format!("m{model}.safetensors.index.json")), index.to_string()).unwrap();
+    }
+    for _ in 0..12 {
+        let mount = scene.mount(&dir, &[]);
+        std::thread::scope(|scope| {
+            for reader in 0..8 {
+                let mount = &mount;
+                scope.spawn(move || match reader % 2 {
+                    0 => assert_eq!(mount.list("").len(), 24),
+                    _ => assert_eq!(mount.read(format!("m{reader}/tensors/t3")), pattern(4)),
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn no_link_leads_the_daemon_into_its_own_mount() {
+    require_fuse!();
+    let scene = Scene::new();
+    let dir = scene.mkdir("m");
+    let point = scene.mkdir("m/mnt");
+    scene.mkdir("m/mnt/below");
+    for name in ["a", "b", "mnt/below/c"] {
+        scene.model(&format!("m/{name}.safetensors"), &one("w", 3), &[]);
+    }
+    symlink("mnt/self/safetensors/w.safetensors", dir.join("self.safetensors")).unwrap();
+    symlink("mnt/a/safetensors/w.safetensors", dir.join("other.safetensors")).unwrap();
+    let mount = Mount::new(&dir, &point, &["--threads", "1", "-o", "nonempty"]);
+    assert_eq!(names(&mount, ""), ["a", "b", "mnt", "mnt.log", "other.error.txt", "self.error.txt"]);
+    assert_eq!(names(&mount, "mnt/below"), ["c.error.txt"]);
+    for error in ["other.error.txt", "self.error.txt", "mnt/below/c.error.txt"] {
+        let text = String::from_utf8(mount.read(error)).unwrap();
+        assert!(text.contains("lies inside the mount itself"), "{text}");
+    }
+    assert_eq!(mount.read("a/tensors/w"), pattern(3));
+}
+
+#[test]
+fn a_model_that_was_replaced_is_not_shown_to_those_who_might_read_the_old_one() {
+    require_fuse!();
+    let scene = Scene::new();
+    let dir = scene.mkdir("m");
+    for name in ["a", "b"] {
+        scene.model(&format!("m/{name}.safetensors"), &one("w", 3), &[]);
+    }
+    let mount = scene.mount(&dir, &["-o", "allow_other"]);
+    assert_eq!(names(&mount, ""), ["a", "b"]);
+    let secret = scene.model("secret", &one("w", 3), &[]);
+    std::fs::set_permissions(&secret, PermissionsExt::from_mode(0o600)).unwrap();
+    std::fs::rename(secret, dir.join("a.safetensors")).unwrap();
+    assert_eq!(std::fs::read(mount.path("a/tensors/w")).unwrap_err().raw_os_error(), Some(nix::libc::EIO));
+    assert!(
+        mount.log().contains("a.safetensors: changed since its folder was listed; mount it again"),
+        "{}",
+        mount.log()
+    );
+}
+
+#[test]
+fn a_link_to_the_whole_system_does_not_spoil_the_models() {
+    require_fuse!();
+    let scene = Scene::new();
+    let dir = scene.mkdir("m");
+    for name in ["a", "b"] {
+        scene.model(&format!("m/{name}.safetensors"), &one("w", 3), &[]);
+    }
+    // More than is followed.
+    let many = scene.mkdir("many");
+    for at in 0..60 {
+        let sub = many.join(at.to_string());
+        std::fs::create_dir(&sub).unwrap();
+        std::fs::write(sub.join("0.txt"), "").unwrap();
+        for file in 1..2000 {
+            std::fs::hard_link(sub.join("0.txt"), sub.join(format!("{file}.txt"))).unwrap();
+        }
+    }
+    symlink("../many", dir.join("far")).unwrap();
+    let mount = scene.mount(&dir, &[]);
+    assert_eq!(names(&mount, ""), ["a", "b", "far.error.txt"]);
+    assert!(String::from_utf8(mount.read("far.error.txt")).unwrap().contains("a link to more than 100000 files"));
+    assert_eq!(mount.read("b/tensors/w"), pattern(3));
 }
