@@ -132,6 +132,10 @@ pub struct MountArgs {
     #[arg(long)]
     pub nonempty: bool,
 
+    /// Read past the mount's own page cache: for data that is read once, in large blocks
+    #[arg(long)]
+    pub direct_io: bool,
+
     /// Threads that serve requests [default: one for each core, 2 to 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,

@@ -54,13 +54,25 @@ pub enum Access {
     All,
 }
 
+/// How requests are served.
+#[derive(Debug, Clone, Copy)]
+pub struct Serving {
+    /// Who may send them.
+    pub access: Access,
+    /// Threads that take them.
+    pub threads: usize,
+    /// Whether reads go past the page cache of the mount.
+    pub direct_io: bool,
+}
+
 /// A mounted file system that is being, or about to be, served.
 #[derive(Debug)]
 pub struct Session(fuser::Session<FuseAdapter>);
 
 impl Session {
     /// Shakes hands with the kernel over `device`, /dev/fuse opened and mounted.
-    pub fn new(superblock: Superblock, device: OwnedFd, access: Access, threads: usize) -> io::Result<Self> {
+    pub fn new(superblock: Superblock, device: OwnedFd, serving: Serving) -> io::Result<Self> {
+        let Serving { access, threads, direct_io } = serving;
         let acl = match access {
             Access::Owner => SessionACL::Owner,
             Access::OwnerAndRoot => SessionACL::RootAndOwner,
@@ -73,7 +85,7 @@ impl Session {
         // Root and owner only: the kernel lets everyone in and each request says whose it is, so that each must be made.
         let ttl = if access == Access::OwnerAndRoot { Duration::ZERO } else { TTL };
         let (superblock, workers) = (superblock.into(), OnceLock::new());
-        let adapter = FuseAdapter { superblock, workers, ttl, no_open: false };
+        let adapter = FuseAdapter { superblock, workers, ttl, direct_io, no_open: false };
         fuser::Session::from_fd(adapter, device, acl, config).map(Self)
     }
 
@@ -90,6 +102,7 @@ struct FuseAdapter {
     workers: OnceLock<Workers>,
     /// How long the kernel may believe an answer.
     ttl: Duration,
+    direct_io: bool,
     /// Whether the kernel takes ENOSYS to mean that opening needs no message and keeps every cache.
     no_open: bool,
 }
@@ -173,7 +186,12 @@ macro_rules! refuse {
 
 impl Filesystem for FuseAdapter {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        let capabilities = CAPABILITIES & config.capabilities();
+        let wanted = match self.direct_io {
+            // That a file is read directly is said when it is opened.
+            true => (CAPABILITIES - InitFlags::FUSE_NO_OPEN_SUPPORT) | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
+            false => CAPABILITIES,
+        };
+        let capabilities = wanted & config.capabilities();
         self.no_open = capabilities.contains(InitFlags::FUSE_NO_OPEN_SUPPORT);
         // Neither can be refused: only what the kernel has is asked for, and no value is zero.
         let _ = config.add_capabilities(capabilities);
@@ -208,7 +226,8 @@ impl Filesystem for FuseAdapter {
         if self.no_open {
             reply.error(Errno::ENOSYS);
         } else {
-            reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
+            let cache = if self.direct_io { FopenFlags::FOPEN_DIRECT_IO } else { FopenFlags::FOPEN_KEEP_CACHE };
+            reply.opened(FileHandle(0), cache);
         }
     }
 

@@ -1,6 +1,6 @@
 //! Bytes: what is read is what is in the file.
 
-use crate::support::{Scene, require_fuse, run_ok};
+use crate::support::{Scene, python, require_fuse, run_ok, wait_until};
 use safetensors::SafeTensors;
 
 #[test]
@@ -116,4 +116,33 @@ fn a_million_names_are_listed_by_many_at_once() {
     assert!(listings.iter().all(|listing| *listing == listings[0]));
     assert_eq!(mount.list("tree/layers").len(), 1000);
     assert_eq!(mount.list("tree/layers/999").len(), 1000);
+}
+
+#[test]
+fn direct_io_reads_the_same_bytes_past_the_cache() {
+    require_fuse!();
+    let scene = Scene::new();
+    let source = scene.sample();
+    let cached = scene.mount(&source, &[]);
+    let direct = scene.mount(&source, &["-o", "direct_io"]);
+    scene.ok(&format!("diff -r {} {}", cached.point.display(), direct.point.display()));
+    // Maps need the cache, and get it.
+    let script =
+        "import mmap, sys; f = open(sys.argv[1], 'rb'); print(len(mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)[:]))";
+    let path = direct.path("tensors/model.embed.weight");
+    let said = run_ok(python().to_str().unwrap(), ["-c".as_ref(), script.as_ref(), path.as_os_str()]);
+    assert_eq!(said.trim(), (3 << 20).to_string());
+}
+
+#[test]
+fn root_has_the_kernel_read_ahead_as_much_as_it_asks_for() {
+    require_fuse!();
+    let scene = Scene::new();
+    let mount = scene.mount(&scene.sample(), &[]);
+    let list = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let line = list.lines().find(|line| line.contains(mount.point.to_str().unwrap())).unwrap();
+    let device = line.split(' ').nth(2).unwrap();
+    let path = format!("/sys/class/bdi/{device}/read_ahead_kb");
+    // Set after the mount stands, at about the time at which it says so.
+    wait_until("the read-ahead is set", || std::fs::read_to_string(&path).unwrap().trim() == "1024");
 }
