@@ -28,8 +28,9 @@ const TTL: Duration = Duration::from_secs(u32::MAX as u64);
 /// There is one tree, and no inode number is ever used again.
 const GENERATION: Generation = Generation(0);
 
-/// Requests that the kernel may have under way for read-ahead. Its own default of 16 drops read-ahead early.
-const MAX_BACKGROUND: u16 = 64;
+/// Requests that the kernel may have under way for read-ahead. Its own default of 16 drops read-ahead early; and those that
+/// wait for a long computation count, too, so that a folder of pictures must not use them up.
+const MAX_BACKGROUND: u16 = 1024;
 
 /// Threads that wait for long computations.
 const WORKERS: usize = 16;
