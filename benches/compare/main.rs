@@ -50,7 +50,7 @@ fn main() -> anyhow::Result<ExitCode> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let size = Size::new(args.quick);
     let rounds = args.rounds.map_or(if args.quick { 3 } else { 7 }, usize::from);
-    let limit = Duration::from_secs(if args.quick { 10 } else { 30 });
+    let limit = Duration::from_secs(if args.quick { 10 } else { 20 });
     let site = Site::new(root.join(".venv/bin/ratarmount"))?;
     let inputs = Inputs::ready(&root.join(".cache/bench"), size, &site)?;
 

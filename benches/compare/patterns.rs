@@ -152,14 +152,14 @@ pub const PATTERNS: &[Pattern] = &[
     tiny(&[row("open-read-close all", Unit::Ms, &[to(Squashfuse, AtMost(0.6))])], |place| Ok(vec![place.open()?])),
     Pattern {
         run: Run::Shell,
-        ..model(&[row("mount to first byte, in sh", Unit::Ms, &[to(Limit, AtMost(10.0))])], |_| Ok(Vec::new()))
+        ..model(&[row("mount, 1st byte (sh)", Unit::Ms, &[to(Limit, AtMost(10.0))])], |_| Ok(Vec::new()))
     },
     Pattern {
         input: Kind::Half,
         ..view("npy", &[row("npy/, of an F16 model", Unit::GBs, &[to(Tensors, AtLeast(0.95))])])
     },
-    view("npy", &[row("npy/, widened, output bytes", Unit::GBs, &[])]),
-    view("f32", &[row("f32/, widened, output bytes", Unit::GBs, &[to(Tensors, AtLeast(0.60))])]),
+    view("npy", &[row("npy/, widened, output", Unit::GBs, &[])]),
+    view("f32", &[row("f32/, widened, output", Unit::GBs, &[to(Tensors, AtLeast(0.60))])]),
     view("safetensors", &[row("safetensors/", Unit::GBs, &[])]),
     view("export", &[row("export/", Unit::GBs, &[])]),
     Pattern {
@@ -238,12 +238,10 @@ impl Place {
     }
 
     /// Adds up all words of all files through maps.
-    #[allow(unsafe_code, reason = "a memory map")]
     fn scan(&self) -> anyhow::Result<f64> {
         self.rate(|place| {
             for file in &place.files {
-                // SAFETY: nobody writes to the inputs.
-                let map = unsafe { memmap2::Mmap::map(&File::open(&file.path)?)? };
+                let map = map(&file.path)?;
                 let words = map.chunks_exact(8).filter_map(|word| word.try_into().ok().map(u64::from_le_bytes));
                 std::hint::black_box(words.fold(0, u64::wrapping_add));
             }
@@ -346,6 +344,12 @@ impl Entry {
     }
 }
 
+#[allow(unsafe_code, reason = "a memory map")]
+fn map(path: &Path) -> anyhow::Result<memmap2::Mmap> {
+    // SAFETY: nobody writes to the inputs.
+    Ok(unsafe { memmap2::Mmap::map(&File::open(path)?)? })
+}
+
 /// Memory of a process that no file backs, in MB.
 fn anonymous(pid: u32) -> anyhow::Result<f64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
@@ -428,13 +432,9 @@ fn quoted(path: &Path) -> String {
 pub fn open_header(header: &Path, python: &Path, site: &Site) -> [anyhow::Result<f64>; 3] {
     let official = || {
         let start = Instant::now();
-        let file = File::open(header)?;
-        let mut length = [0; 8];
-        file.read_exact_at(&mut length, 0)?;
-        // As `safe_open` does it, which maps the file; the rest of it is of no interest.
-        let mut bytes = vec![0; 8 + u64::from_le_bytes(length) as usize];
-        file.read_exact_at(&mut bytes, 0)?;
-        let (_, metadata) = safetensors::SafeTensors::read_metadata(&bytes)?;
+        // As `safe_open` does it.
+        let map = map(header)?;
+        let (_, metadata) = safetensors::SafeTensors::read_metadata(&map)?;
         ensure!(!metadata.offset_keys().is_empty(), "no tensors");
         Ok(ms(start))
     };

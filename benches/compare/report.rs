@@ -87,34 +87,38 @@ impl Report {
     /// The ratio, and where there is a target for it, that and whether it is met.
     fn ratio_shown(&self, row: &Row, against: Against) -> String {
         let Some(ratio) = self.ratio(row, System::Weightfs, against) else { return String::new() };
+        let shown = match against {
+            Against::Limit => String::new(),
+            _ if ratio < 10.0 => format!("{ratio:.2}"),
+            _ => format!("{ratio:.1}"),
+        };
         let target = row.targets.iter().find(|target| target.against == against).map_or(String::new(), |target| {
-            let mark = if target.bound.holds(ratio, 1.0) { "ok" } else { "MISS" };
+            let mark = if target.bound.holds(ratio, 1.0) { '✓' } else { '✗' };
             match target.bound {
-                Bound::AtLeast(bound) => format!(">={bound} {mark}"),
-                Bound::AtMost(bound) => format!("<={bound} {mark}"),
+                Bound::AtLeast(bound) => format!("{mark}≥{bound}"),
+                Bound::AtMost(bound) => format!("{mark}≤{bound}"),
             }
         });
-        let digits = if ratio < 10.0 { 2 } else { 1 };
-        format!("{ratio:5.digits$} {target}")
+        format!("{shown:>5} {target}")
     }
 
     /// The whole of it, in no more than 100 columns.
     pub fn print(&self) {
         let Size { tiny, header, .. } = self.size;
-        println!("{}; medians of {} rounds, the systems by turns in each", self.machine, self.rounds);
+        println!("{}; medians of {} rounds, the systems by turns in each.", self.machine, self.rounds);
+        println!("Source cache hot: each source is read before each measurement. FUSE cache cold: each row on a fresh");
         println!(
-            "Source cache: hot, each source is read before each measurement. FUSE cache: cold, mounted anew for each"
+            "mount; warm in re-reads. Ratios: weightfs by the other, medians over rounds; ✓ meets its target, ✗ not."
         );
         println!(
-            "line; warm in re-reads. Ratios: weightfs by the other, medians of the rounds' ratios. \"by user\": weightfs"
+            "by user: weightfs, mounted and read by a user who is not root. squash: squashfuse_ll, ratar: ratarmount."
         );
-        println!("mounted and read by a second user through fusermount3.");
         let throughput = |row: &&Row| row.unit == Unit::GBs && !is_view(row);
         let time = |row: &&Row| matches!(row.unit, Unit::Us | Unit::Ms);
         self.section(&format!("GB/s, {}", if self.size.quick { "small model" } else { "1.3 GB model" }), throughput);
         self.section(&format!("time ({tiny} tiny tensors)"), time);
-        self.section("views, first read, 128 KiB, GB/s", |row| is_view(row));
-        self.section("memory of the daemon itself, MB", |row| row.unit == Unit::MB);
+        self.section("views, first read, GB/s", |row| is_view(row));
+        self.section("memory of the daemon, MB", |row| row.unit == Unit::MB);
         for (row, why) in &self.absent {
             println!("{row}: {why}");
         }
@@ -142,21 +146,21 @@ impl Report {
             _ => rows.iter().any(|row| self.ratio(row, System::Weightfs, *against).is_some()),
         };
         let against: Vec<Against> = kinds.into_iter().filter(has).collect();
-        let heads = systems.iter().map(|system| format!("{:>9}", system.name())).collect::<String>();
+        let heads = systems.iter().map(|system| format!("{:>1$}", system.name(), width(*system))).collect::<String>();
         let ratios = against.iter().map(|against| match against {
-            Against::Native => "  /native       ",
-            Against::Squashfuse => "  /squashfuse   ",
-            _ => "  /tensors      ",
+            Against::Native => "  /native    ",
+            Against::Squashfuse => "  /squash",
+            _ => "  /tensors",
         });
-        println!("\n{title:33}{heads}{}", ratios.collect::<String>());
+        println!("\n{title:26}{heads}{}", ratios.collect::<String>());
         for row in rows.iter().filter(|row| systems.iter().any(|system| !self.samples(row, *system).is_empty())) {
             let unit = match row.unit {
                 Unit::Us => ", us",
                 Unit::Ms => ", ms",
                 _ => "",
             };
-            print!("{:33}", format!("{}{unit}", row.name));
-            systems.iter().for_each(|system| print!("{:>9}", self.shown(row, *system)));
+            let mut line = format!("{:26}", format!("{}{unit}", row.name));
+            systems.iter().for_each(|system| line += &format!("{:>1$}", self.shown(row, *system), width(*system)));
             let limited = row.targets.iter().any(|target| target.against == Against::Limit);
             for against in &against {
                 let shown = if limited && *against == Against::Native {
@@ -164,9 +168,9 @@ impl Report {
                 } else {
                     self.ratio_shown(row, *against)
                 };
-                print!("  {shown:14}");
+                line += &format!(" {shown:11}");
             }
-            println!();
+            println!("{}", line.trim_end());
         }
     }
 
@@ -259,6 +263,11 @@ impl Report {
             "open_header_ms": headers.collect::<serde_json::Map<_, _>>(),
         })
     }
+}
+
+/// Columns that a system takes in the table.
+fn width(system: System) -> usize {
+    (system.name().chars().count() + 1).max(8)
 }
 
 /// Whether the row is of another view than tensors/.

@@ -6,6 +6,7 @@ use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::{Pid, geteuid};
 use std::ffi::OsStr;
+use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub const WEIGHTFS: &str = env!("CARGO_BIN_EXE_weightfs");
+
+/// What the last daemon said.
+const LOG: &str = "log";
 
 /// The second user: there is one on every system, and nothing belongs to him.
 const NOBODY: u32 = 65534;
@@ -39,8 +43,8 @@ impl System {
             Self::Native => "native",
             Self::Weightfs => "weightfs",
             Self::User => "by user",
-            Self::Squashfuse => "squashf.",
-            Self::Ratarmount => "ratarm.",
+            Self::Squashfuse => "squash",
+            Self::Ratarmount => "ratar",
             Self::FuseZip => "fuse-zip",
         }
     }
@@ -153,6 +157,7 @@ fn sweep(dir: &Path) {
         unmount(&point);
     }
     processes(dir).into_iter().for_each(end);
+    let _ = std::fs::remove_file(dir.join(LOG));
     // Not what is in the directories: they are mount points, and empty.
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         let _ = std::fs::remove_dir(entry.path());
@@ -211,16 +216,18 @@ impl Mounted {
         let Some(mut command) = system.command(site, input, &point, args, true) else {
             return Ok(Self { point: input.native(), child: None });
         };
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+        let log = site.dir.join(LOG);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?).process_group(0);
         let child = command.spawn().with_context(|| command.get_program().display().to_string())?;
         let mut mounted = Self { point, child: Some(child) };
         let start = Instant::now();
         while !mounts().any(|mount| mount == mounted.point) {
             if let Some(status) = mounted.child.as_mut().map(Child::try_wait).transpose()?.flatten() {
-                bail!("{} did not mount: {status}", system.name());
+                let log = std::fs::read_to_string(log)?;
+                bail!("no mount, {status}: {}", log.lines().last().unwrap_or_default());
             }
             if start.elapsed() > limit {
-                bail!("{} did not mount in {} s", system.name(), limit.as_secs());
+                bail!("no mount in {} s", limit.as_secs());
             }
             thread::sleep(Duration::from_millis(1));
         }
