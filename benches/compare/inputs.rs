@@ -129,6 +129,8 @@ impl Inputs {
             write_model(&Input(partial.join("half")).model(), &llama(size, "F16"), None)?;
             make(&Input(partial.join("tiny")), &tiny_tensors(size.tiny), site)?;
             write_model(&partial.join("header.safetensors"), &tiny_tensors(size.header), None)?;
+            // Or the first round would run beside the disk's work.
+            nix::unistd::sync();
             std::fs::rename(&partial, &home)?;
         }
         Ok(Self { model, half, tiny, header })
