@@ -1,0 +1,294 @@
+//! The systems: knows how each is mounted, waited for and taken down, and that nothing of ours outlives the program.
+
+use crate::inputs::Input;
+use anyhow::{Context, bail};
+use nix::mount::{MntFlags, umount2};
+use nix::sys::signal::{SigSet, Signal, kill};
+use nix::unistd::{Pid, geteuid};
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+pub const WEIGHTFS: &str = env!("CARGO_BIN_EXE_weightfs");
+
+/// What the last daemon said.
+const LOG: &str = "log";
+
+/// The second user: there is one on every system, and nothing belongs to him.
+const NOBODY: u32 = 65534;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum System {
+    Native,
+    Weightfs,
+    /// weightfs, mounted and read by a second user.
+    User,
+    Squashfuse,
+    Ratarmount,
+    FuseZip,
+}
+
+impl System {
+    pub const ALL: [Self; 6] =
+        [Self::Native, Self::Weightfs, Self::User, Self::Squashfuse, Self::Ratarmount, Self::FuseZip];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::Weightfs => "weightfs",
+            Self::User => "by user",
+            Self::Squashfuse => "squash",
+            Self::Ratarmount => "ratar",
+            Self::FuseZip => "fuse-zip",
+        }
+    }
+
+    pub fn is_weightfs(self) -> bool {
+        matches!(self, Self::Weightfs | Self::User)
+    }
+
+    /// Whether it can be measured here: another user's mount takes root to arrange.
+    pub fn is_here(self) -> bool {
+        self != Self::User || geteuid().is_root()
+    }
+
+    /// Where the tensors are in a mount.
+    pub fn dir(self, view: &str) -> &str {
+        if self.is_weightfs() { view } else { "" }
+    }
+
+    /// The command that mounts, in the foreground if asked; `None` for native files.
+    pub fn command(self, site: &Site, input: &Input, point: &Path, args: &[&str], foreground: bool) -> Option<Command> {
+        let mut command = match self {
+            Self::Native => return None,
+            Self::Weightfs | Self::User => Command::new(WEIGHTFS),
+            Self::Squashfuse => Command::new("squashfuse_ll"),
+            Self::Ratarmount => Command::new(&site.ratarmount),
+            Self::FuseZip => Command::new("fuse-zip"),
+        };
+        if foreground {
+            command.arg("-f");
+        }
+        match self {
+            Self::Native => {}
+            Self::Weightfs | Self::User => drop(command.args(args).arg(input.model())),
+            Self::Squashfuse => drop(command.arg(input.squashfs())),
+            Self::Ratarmount => drop(command.arg("--index-file").arg(input.tar_index()).arg(input.tar())),
+            Self::FuseZip => drop(command.arg("-r").arg(input.zip())),
+        }
+        command.arg(point);
+        self.as_its_user(&mut command);
+        Some(command)
+    }
+
+    /// Has a program run as the user whose mount it is.
+    pub fn as_its_user(self, command: &mut Command) {
+        if self == Self::User {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+    }
+
+    /// Makes this thread, and those it starts, the user whose mount it is. There is no way back.
+    pub fn become_its_user(self) -> anyhow::Result<()> {
+        if self == Self::User {
+            use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+            let (uid, gid) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
+            set_thread_groups(&[])?;
+            set_thread_res_gid(gid, gid, gid)?;
+            set_thread_res_uid(uid, uid, uid)?;
+        }
+        Ok(())
+    }
+}
+
+/// Where mounts are made: a temporary directory, whose name is in every mount and every command line of ours.
+pub struct Site {
+    dir: PathBuf,
+    pub ratarmount: PathBuf,
+}
+
+impl Site {
+    /// Makes the directory, and a thread that clears it up on Ctrl-C. To be called before any thread is started.
+    pub fn new(ratarmount: PathBuf) -> anyhow::Result<Self> {
+        let mut signals = SigSet::empty();
+        [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().for_each(|signal| signals.add(signal));
+        signals.thread_block()?;
+        let dir = tempfile::Builder::new().prefix("weightfs-bench-").tempdir()?.keep();
+        std::fs::set_permissions(&dir, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+        let doomed = dir.clone();
+        thread::spawn(move || {
+            let _ = signals.wait();
+            // What was killed in the middle of mounting may have got that far.
+            sweep(&doomed);
+            sweep(&doomed);
+            std::process::exit(130);
+        });
+        Ok(Self { dir, ratarmount })
+    }
+
+    /// A mount point for a system.
+    pub fn point(&self, system: System) -> anyhow::Result<PathBuf> {
+        let point = self.dir.join(format!("{system:?}").to_lowercase());
+        if !point.exists() {
+            std::fs::create_dir(&point)?;
+            if system == System::User {
+                std::os::unix::fs::chown(&point, Some(NOBODY), Some(NOBODY))?;
+            }
+        }
+        Ok(point)
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        sweep(&self.dir);
+    }
+}
+
+/// Takes down all mounts under `dir` and all processes that have it in their command line, and removes it.
+fn sweep(dir: &Path) {
+    for point in mounts().filter(|point| point.starts_with(dir)) {
+        unmount(&point);
+    }
+    processes(dir).into_iter().for_each(end);
+    let _ = std::fs::remove_file(dir.join(LOG));
+    // Not what is in the directories: they are mount points, and empty.
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let _ = std::fs::remove_dir(entry.path());
+    }
+    let _ = std::fs::remove_dir(dir);
+}
+
+fn mounts() -> impl Iterator<Item = PathBuf> {
+    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let points: Vec<_> = table.lines().filter_map(|line| Some(line.split(' ').nth(4)?.into())).collect();
+    points.into_iter()
+}
+
+/// Processes with a path in their command line.
+pub fn processes(path: &Path) -> Vec<u32> {
+    let names_it =
+        |cmdline: Vec<u8>| cmdline.windows(path.as_os_str().len()).any(|part| part == path.as_os_str().as_bytes());
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(names_it)).collect()
+}
+
+fn unmount(point: &Path) {
+    if geteuid().is_root() {
+        if umount2(point, MntFlags::empty()).is_err() {
+            let _ = umount2(point, MntFlags::MNT_DETACH);
+        }
+    } else {
+        let _ = Command::new("fusermount3").args([OsStr::new("-uz"), point.as_os_str()]).status();
+    }
+}
+
+/// Unmounts, and waits for the daemon, or ends it, where it is not a child of ours.
+pub fn unmount_daemon(point: &Path) {
+    unmount(point);
+    let start = Instant::now();
+    while !processes(point).is_empty() {
+        if start.elapsed() > Duration::from_secs(5) {
+            processes(point).into_iter().for_each(end);
+            return;
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A mount that is served by a child process.
+pub struct Mounted {
+    pub point: PathBuf,
+    child: Option<Child>,
+}
+
+impl Mounted {
+    /// Mounts, and waits until that is done. Native files stand as they are.
+    pub fn new(site: &Site, system: System, input: &Input, args: &[&str], limit: Duration) -> anyhow::Result<Self> {
+        let point = site.point(system)?;
+        let Some(mut command) = system.command(site, input, &point, args, true) else {
+            return Ok(Self { point: input.native(), child: None });
+        };
+        let log = site.dir.join(LOG);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?).process_group(0);
+        let child = command.spawn().with_context(|| command.get_program().display().to_string())?;
+        let mut mounted = Self { point, child: Some(child) };
+        let start = Instant::now();
+        while !mounts().any(|mount| mount == mounted.point) {
+            if let Some(status) = mounted.child.as_mut().map(Child::try_wait).transpose()?.flatten() {
+                let log = std::fs::read_to_string(log)?;
+                bail!("no mount, {status}: {}", log.lines().last().unwrap_or_default());
+            }
+            if start.elapsed() > limit {
+                bail!("no mount in {} s", limit.as_secs());
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(mounted)
+    }
+
+    /// The daemon.
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let Some(child) = &mut self.child else { return };
+        if mounts().any(|mount| mount == self.point) {
+            unmount(&self.point);
+        }
+        // It ends by itself when it is unmounted; where it has not got to mounting, never.
+        let start = Instant::now();
+        while matches!(child.try_wait(), Ok(None)) {
+            if start.elapsed() > Duration::from_secs(2) {
+                let _ = child.kill();
+                let _ = child.wait();
+                break;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Does something in a thread of its own; after `limit`, has `give_up` bring it to an end and returns `None`.
+pub fn within<T: Send>(
+    limit: Duration,
+    give_up: impl Fn(),
+    job: impl FnOnce() -> anyhow::Result<T> + Send,
+) -> anyhow::Result<Option<T>> {
+    thread::scope(|scope| {
+        let (done, result) = mpsc::channel();
+        scope.spawn(move || drop(done.send(job())));
+        match result.recv_timeout(limit) {
+            Ok(result) => result.map(Some),
+            Err(mpsc::RecvTimeoutError::Disconnected) => bail!("a measurement ended badly"),
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                give_up();
+                Ok(None)
+            }
+        }
+    })
+}
+
+/// Ends a process by force.
+pub fn end(pid: u32) {
+    let _ = kill(Pid::from_raw(pid as i32), Signal::SIGKILL);
+}
+
+/// Runs a program that must succeed.
+pub fn run(command: &mut Command) -> anyhow::Result<()> {
+    let status = command.status().with_context(|| command.get_program().display().to_string())?;
+    if !status.success() {
+        bail!("{}: {status}", command.get_program().display());
+    }
+    Ok(())
+}
