@@ -245,6 +245,9 @@ impl Volume {
 
     /// The file of a tensor in a flat directory, if it has one there.
     fn flat(&self, view: View, item: usize) -> Option<Inode> {
+        if view == View::Raw {
+            return Some(file(view, item));
+        }
         let (tensor, _) = self.model().tensor(item);
         // What is float32 already needs no second file, and no second place in the page cache.
         let raw = view == View::F32 && tensor.dtype == Dtype::F32;
