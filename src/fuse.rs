@@ -16,7 +16,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// By this name the log knows the library underneath.
@@ -32,8 +32,8 @@ const GENERATION: Generation = Generation(0);
 /// wait for a long computation count, too, so that a folder of pictures must not use them up.
 const MAX_BACKGROUND: u16 = 1024;
 
-/// Threads that wait for long computations.
-const WORKERS: usize = 16;
+/// Most threads that wait for long computations.
+const WORKERS: usize = 128;
 
 /// What speeds things up, where the kernel has it. A directory is listed with attributes when the caller seems to want
 /// them, so it must not be cached: from the cache it would come without.
@@ -85,7 +85,7 @@ impl Session {
         config.clone_fd = threads > 1 && std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_ok();
         // Root and owner only: the kernel lets everyone in and each request says whose it is, so that each must be made.
         let ttl = if access == Access::OwnerAndRoot { Duration::ZERO } else { TTL };
-        let (superblock, workers) = (superblock.into(), OnceLock::new());
+        let (superblock, workers) = (superblock.into(), Workers::new(WORKERS));
         let adapter = FuseAdapter { superblock, workers, ttl, direct_io, no_open: false };
         fuser::Session::from_fd(adapter, device, acl, config).map(Self)
     }
@@ -99,8 +99,7 @@ impl Session {
 #[derive(Debug)]
 struct FuseAdapter {
     superblock: Arc<Superblock>,
-    /// Started when the first of them is needed.
-    workers: OnceLock<Workers>,
+    workers: Workers,
     /// How long the kernel may believe an answer.
     ttl: Duration,
     direct_io: bool,
@@ -247,7 +246,7 @@ impl Filesystem for FuseAdapter {
             return reply_read(self.superblock.read(ino.0, offset, size, &|| false), reply);
         }
         let (superblock, reader) = (self.superblock.clone(), Reader::new(request.pid()));
-        self.workers.get_or_init(|| Workers::new(WORKERS)).run(move || {
+        self.workers.run(move || {
             reply_read(superblock.read(ino.0, offset, size, &|| reader.is_leaving()), reply);
         });
     }

@@ -277,7 +277,7 @@ impl Picture<'_> {
             let (left, width) = (edge(at), edge(at + 1) - edge(at));
             if let Some(mean) = cell.mean() {
                 let zero = if bars { 0.0 } else { mean };
-                let (top, bottom) = (y(zero.max(f64::from(cell.high))), y(zero.min(f64::from(cell.low))));
+                let (top, bottom) = (y(zero.max(cell.high)), y(zero.min(cell.low)));
                 let (gap, color) = if bars { (i32::from(width > 2), BAR) } else { (0, BAND) };
                 if bars || per > 1.0 {
                     self.fill(Frame { left, top, width: width - gap, height: (bottom - top).max(1) }, color)?;

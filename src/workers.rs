@@ -4,35 +4,51 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Threads that take work in the order in which it comes. They wait more than they compute: those who compute are elsewhere.
+/// Threads that take work in the order in which it comes, started as they are needed.
 #[derive(Debug)]
-pub struct Workers(Sender<Work>);
+pub struct Workers {
+    sender: Sender<Work>,
+    receiver: Arc<Mutex<Receiver<Work>>>,
+    started: AtomicUsize,
+    /// Work that is there or under way.
+    wanted: Arc<AtomicUsize>,
+    most: usize,
+}
 
 type Work = Box<dyn FnOnce() + Send>;
 
 impl Workers {
-    /// Starts so many threads, or as many as are to be had.
-    pub fn new(threads: usize) -> Self {
+    /// At most so many threads.
+    pub fn new(most: usize) -> Self {
         let (sender, receiver) = channel();
-        let receiver = Arc::new(Mutex::new(receiver));
-        for number in 0..threads {
-            let receiver = receiver.clone();
-            let thread = std::thread::Builder::new().name(format!("long work {number}"));
-            if let Err(error) = thread.spawn(move || serve(&receiver)) {
-                log::warn!("{number} of {threads} threads for long work started: {error}");
-                break;
-            }
-        }
-        Self(sender)
+        let (started, wanted) = Default::default();
+        Self { sender, receiver: Arc::new(Mutex::new(receiver)), started, wanted, most }
     }
 
-    /// Has one of the threads do `work`; this one does it where there are none.
+    /// Has one of the threads do `work`; this one does it where none is to be had.
     pub fn run(&self, work: impl FnOnce() + Send + 'static) {
-        if let Err(refused) = self.0.send(Box::new(work)) {
+        let wanted = self.wanted.fetch_add(1, Ordering::Relaxed) + 1;
+        let started = self.started.load(Ordering::Relaxed);
+        if wanted > started && started < self.most {
+            let (receiver, wanted) = (self.receiver.clone(), self.wanted.clone());
+            let thread = std::thread::Builder::new().name("long work".into());
+            match thread.spawn(move || serve(&receiver, &wanted)) {
+                Ok(_) => drop(self.started.fetch_add(1, Ordering::Relaxed)),
+                Err(error) => log::warn!("no more than {started} threads for long work: {error}"),
+            }
+        }
+        if self.started.load(Ordering::Relaxed) == 0 {
+            self.wanted.fetch_sub(1, Ordering::Relaxed);
+            return work();
+        }
+        if let Err(refused) = self.sender.send(Box::new(work)) {
             (refused.0)();
         }
     }
 }
+
+/// Threads that help with work of which there is more than one part, over all such work.
+static HELPERS: AtomicUsize = AtomicUsize::new(0);
 
 /// What `work` makes of each number below `count`, in their order, on every core.
 ///
@@ -51,10 +67,19 @@ pub fn side_by_side<R: Send>(count: usize, work: impl Fn(usize) -> R + Sync) -> 
         }
     };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let help = || {
+        take();
+        HELPERS.fetch_sub(1, Ordering::Relaxed);
+    };
     std::thread::scope(|scope| {
         for _ in 1..cores.min(count) {
-            // This thread works too, so that none need be had.
-            let _ = std::thread::Builder::new().spawn_scoped(scope, take);
+            // No more of them than cores, however many ask. This thread works too, so that none need be had.
+            if HELPERS.fetch_add(1, Ordering::Relaxed) >= cores
+                || std::thread::Builder::new().spawn_scoped(scope, help).is_err()
+            {
+                HELPERS.fetch_sub(1, Ordering::Relaxed);
+                break;
+            }
         }
         take();
     });
@@ -63,14 +88,13 @@ pub fn side_by_side<R: Send>(count: usize, work: impl Fn(usize) -> R + Sync) -> 
     done.into_iter().map(|(_, result)| result).collect()
 }
 
-fn serve(receiver: &Mutex<Receiver<Work>>) {
+fn serve(receiver: &Mutex<Receiver<Work>>, wanted: &AtomicUsize) {
     loop {
         // The lock is let go before the work begins.
         let work = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        match work {
-            Ok(work) => work(),
-            Err(_) => return,
-        }
+        let Ok(work) = work else { return };
+        work();
+        wanted.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -95,6 +119,7 @@ mod tests {
         }
         let done: Vec<i32> = (0..100).map(|_| receiver.recv_timeout(Duration::from_secs(60)).unwrap()).collect();
         assert_eq!(done, (0..100).collect::<Vec<_>>());
+        assert_eq!(workers.started.load(Ordering::Relaxed), 3);
         drop(hold);
     }
 

@@ -5,11 +5,12 @@ use super::{Attr, DOTS, Dentry, Error, FileKind, Ino, Owner, Ownership, ROOT, SE
 use crate::model::{Catalog, Entry, Item};
 use crate::name::printable;
 use crate::source::Bytes;
+use crate::view::Results;
 use crate::workers::side_by_side;
 use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 // Kinds of inodes in the tree of the folders. The numbers of folders begin with that of the root.
 const FOLDERS: u64 = 0;
@@ -26,6 +27,7 @@ pub(super) struct Folders {
     shown: Shown,
     ownership: Ownership,
     models: Vec<Slot>,
+    results: Arc<Results>,
 }
 
 /// A model that may not be open yet.
@@ -40,7 +42,7 @@ struct Slot {
 impl Folders {
     pub fn new(catalog: Catalog, shown: Shown, ownership: Ownership) -> Self {
         let models = catalog.models().map(|_| Slot::default()).collect();
-        Self { catalog, shown, ownership, models }
+        Self { catalog, shown, ownership, models, results: Arc::default() }
     }
 
     /// The model whose root has that number in the whole file system.
@@ -72,7 +74,7 @@ impl Folders {
         }
         opened.report(opened.path());
         let up = folder_ino(self.catalog.home(model));
-        Ok(Volume::new(opened, self.shown.clone(), owner, inode::base(model + 1), up))
+        Ok(Volume::new(opened, self.shown.clone(), owner, self.results.clone(), model + 1, up))
     }
 
     /// Reads the header of a model and keeps nothing but whose it is, or what is wrong with it.

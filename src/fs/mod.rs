@@ -1,6 +1,6 @@
 //! The file system: knows directories, inode numbers, attributes and names, and nothing of FUSE.
 //!
-//! It is one [`volume`], the tree of a model; or [`folders`] with such a volume for each model in them. The tree never
+//! It is one volume, the tree of a model; or folders with such a volume for each model in them. The tree never
 //! changes, so there are no lookup counts and nothing is stored for a file: an inode number says which view of which tensor
 //! it is.
 
@@ -18,6 +18,7 @@ use crate::source::{Bytes, Stat};
 use folders::Folders;
 use std::borrow::Cow;
 use std::ffi::OsStr;
+use std::sync::Arc;
 use std::time::SystemTime;
 use volume::Volume;
 
@@ -205,7 +206,7 @@ impl Superblock {
         let root = match opened {
             Opened::Model(model) => {
                 let owner = ownership.of(model.stat()?);
-                Root::Volume(Volume::new(*model, shown, owner, 0, ROOT).into())
+                Root::Volume(Volume::new(*model, shown, owner, Arc::default(), 0, ROOT).into())
             }
             Opened::Catalog(catalog) => Root::Folders(Folders::new(catalog, shown, ownership)),
         };

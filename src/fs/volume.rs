@@ -2,17 +2,17 @@
 
 use super::inode::{Dir, FileRef, Inode};
 use super::tree::Tree;
-use super::{Attr, DOTS, Dentry, Error, FileKind, Ino, Owner, SECTOR, Shown, Statfs, layout};
+use super::{Attr, DOTS, Dentry, Error, FileKind, Ino, Owner, SECTOR, Shown, Statfs, inode, layout};
 use crate::content::Interrupted;
 use crate::format::Dtype;
 use crate::model::{self, Kind, Model, Place};
 use crate::name;
 use crate::source::Bytes;
-use crate::view::{self, View, Views};
+use crate::view::{self, Results, View, Views};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// A model as files. Inode numbers that come in are its own; those that go out have `base` added.
 #[derive(Debug)]
@@ -48,9 +48,12 @@ const XATTRS: [(&str, XattrValue); 6] = [
 type XattrValue = fn(&Model, usize) -> Option<String>;
 
 impl Volume {
-    pub fn new(model: Model, shown: Shown, owner: Owner, base: Ino, up: Ino) -> Self {
+    /// The tree numbered `tree`, below the directory `up`.
+    pub fn new(model: Model, shown: Shown, owner: Owner, results: Arc<Results>, tree: u32, up: Ino) -> Self {
+        let base = inode::base(tree);
         let tensors = shown.contains("tensors");
-        let views = Views::new(model, view::Dirs { tensors, shards: tensors && shown.contains("shards") });
+        let dirs = view::Dirs { tensors, shards: tensors && shown.contains("shards") };
+        let views = Views::new(model, dirs, results, tree);
         let (tree, cut_tensors, cut_keys) = Default::default();
         Self { views, shown, owner, base, up, tree, cut_tensors, cut_keys }
     }

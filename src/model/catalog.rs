@@ -218,6 +218,7 @@ impl Scan {
         }
         let Catalog { folders, models, links, unreadable, bytes, .. } = &self.catalog;
         let before = (folders.len(), models.len(), links.len(), unreadable.len(), *bytes, self.seen, self.depth);
+        let (shown, claimed) = (self.shown.clone(), self.claimed.clone());
         self.limit = self.seen + BEHIND_LINK_MAX;
         let item = self.directory(path, parent);
         self.limit = ENTRIES_MAX;
@@ -228,6 +229,8 @@ impl Scan {
             catalog.links.truncate(before.2);
             catalog.unreadable.truncate(before.3);
             (catalog.bytes, self.seen, self.depth) = (before.4, before.5, before.6);
+            // What lies there may be reached by another way.
+            (self.shown, self.claimed) = (shown, claimed);
             Ok(self.unreadable(path, &format!("a link to more than {BEHIND_LINK_MAX} files")))
         })
     }

@@ -30,13 +30,13 @@ struct Side {
 pub(super) struct Cell {
     sum: f64,
     count: u64,
-    pub(super) low: f32,
-    pub(super) high: f32,
+    pub(super) low: f64,
+    pub(super) high: f64,
     pub(super) nan: bool,
     pub(super) inf: bool,
 }
 
-const UNSEEN: Cell = Cell { sum: 0.0, count: 0, low: f32::INFINITY, high: f32::NEG_INFINITY, nan: false, inf: false };
+const UNSEEN: Cell = Cell { sum: 0.0, count: 0, low: f64::INFINITY, high: f64::NEG_INFINITY, nan: false, inf: false };
 
 impl Cell {
     /// The mean of the finite values, if there is any.
@@ -46,34 +46,36 @@ impl Cell {
 
     /// Values one after the other, so that the sum does not depend on how the stream was cut.
     #[inline]
-    fn add(&mut self, values: &[f32]) {
-        let (mut sum, mut low, mut high) = (self.sum, self.low, self.high);
+    fn add<T: Copy + PartialOrd + Into<f64>>(&mut self, values: &[T]) {
+        let Some(first) = values.first() else { return };
+        let (mut sum, mut low, mut high) = (self.sum, *first, *first);
         for value in values {
-            sum += f64::from(*value);
+            sum += (*value).into();
             low = if *value < low { *value } else { low };
             high = if *value > high { *value } else { high };
         }
-        // Finite values of float32 have a finite sum.
+        // A sum is finite only if every value is.
         if sum.is_finite() {
-            (self.sum, self.low, self.high) = (sum, low, high);
+            self.sum = sum;
+            self.low = self.low.min(low.into());
+            self.high = self.high.max(high.into());
             self.count += values.len() as u64;
         } else {
-            self.add_slowly(values);
+            values.iter().for_each(|value| self.add_slowly((*value).into()));
         }
     }
 
     #[cold]
-    fn add_slowly(&mut self, values: &[f32]) {
-        for value in values {
-            if value.is_finite() {
-                self.sum += f64::from(*value);
-                self.low = self.low.min(*value);
-                self.high = self.high.max(*value);
-                self.count += 1;
-            }
-            self.nan |= value.is_nan();
-            self.inf |= value.is_infinite();
+    fn add_slowly(&mut self, value: f64) {
+        if value.is_finite() {
+            // Near the end of float64 a sum is cut rather than no number.
+            self.sum = (self.sum + value).clamp(f64::MIN, f64::MAX);
+            self.low = self.low.min(value);
+            self.high = self.high.max(value);
+            self.count += 1;
         }
+        self.nan |= value.is_nan();
+        self.inf |= value.is_infinite();
     }
 }
 
@@ -107,7 +109,7 @@ impl Heat {
     }
 
     /// Takes `values` from element `first` of the matrix on, row by row. What lies behind the matrix is passed over.
-    pub fn add(&mut self, first: u64, mut values: &[f32]) {
+    pub fn add<T: Copy + PartialOrd + Into<f64>>(&mut self, first: u64, mut values: &[T]) {
         if self.cells.is_empty() {
             return;
         }

@@ -20,9 +20,10 @@ use crate::format::TensorInfo;
 use crate::model::{Model, Place};
 use crate::{plot, stats};
 use std::ops::Range;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 pub use index::Dirs;
+pub use results::Results;
 
 /// A kind of file. The numbers are part of inode numbers, which stay the same from mount to mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -113,21 +114,23 @@ pub struct Views {
     decoded: OnceLock<Vec<metadata::Decoded>>,
     export: OnceLock<export::Export>,
     sums: OnceLock<sums::Sums>,
-    results: results::Results,
+    /// What was computed for this model and others, by the number that this one has among them.
+    results: Arc<Results>,
+    number: u32,
 }
 
 impl Views {
-    /// Views of `model`, of which the mount has those `dirs`.
-    pub fn new(model: Model, dirs: Dirs) -> Self {
+    /// Views of `model`, of which the mount has those `dirs`. Results are kept together with those of other models, of which
+    /// none has the same `number`.
+    pub fn new(model: Model, dirs: Dirs, results: Arc<Results>, number: u32) -> Self {
         let (index, decoded, export, sums) = Default::default();
-        let results = results::Results::new();
         let mut first_value = vec![model.metadata().len()];
         first_value.extend(model.shards().iter().scan(model.metadata().len(), |next, shard| {
             *next += shard.header.metadata().len();
             Some(*next)
         }));
         let metadata_json = (0..first_value.len()).map(|_| OnceLock::new()).collect();
-        Self { model, dirs, index, metadata_json, first_value, decoded, export, sums, results }
+        Self { model, dirs, index, metadata_json, first_value, decoded, export, sums, results, number }
     }
 
     /// The model behind the views.
@@ -218,17 +221,17 @@ impl Views {
                 let (tensor, data) = tensor();
                 single::content(&tensor, data)
             }
-            View::Stats => self.computed(stats::JSON_LEN, (view, item as u32), interrupted, move || {
+            View::Stats => self.computed(stats::JSON_LEN, (self.number, view, item as u32), interrupted, move || {
                 let (tensor, data) = tensor();
                 values::json(&tensor, &data, interrupted)
             }),
-            View::Plot => self.computed(plot::PNG_LEN, (view, item as u32), interrupted, move || {
+            View::Plot => self.computed(plot::PNG_LEN, (self.number, view, item as u32), interrupted, move || {
                 let (tensor, data) = tensor();
                 values::png(&tensor, &data, interrupted)
             }),
             View::Sums => {
                 let sums = self.sums.get_or_init(|| sums::Sums::new(model));
-                sums.content(model, &self.results, move |item| self.tensor(item).1, interrupted)
+                sums.content(model, &self.results, self.number, move |item| self.tensor(item).1, interrupted)
             }
         }
     }

@@ -17,11 +17,11 @@ const OVERHEAD: usize = 150;
 /// How long one who waits for another's result takes to see that nobody waits for his own.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// A file of a view; of some, a part of it.
-pub(super) type Key = (View, u32);
+/// A file of a view of one of the models; of some files, a part.
+pub(super) type Key = (u32, View, u32);
 
-/// What was computed last.
-pub(super) struct Results {
+/// What was computed last, of all models of a mount.
+pub struct Results {
     state: Mutex<State>,
     /// Something is not under way any more.
     ended: Condvar,
@@ -34,15 +34,17 @@ struct State {
     under_way: HashSet<Key>,
 }
 
-impl Results {
-    pub fn new() -> Self {
+impl Default for Results {
+    fn default() -> Self {
         let state = State { kept: LruCache::unbounded(), bytes: 0, under_way: HashSet::new() };
         Self { state: Mutex::new(state), ended: Condvar::new() }
     }
+}
 
+impl Results {
     /// The result of that key, from `compute` unless it is kept. Of several who want it one computes, and the others wait; if
     /// he gives up, another one takes over.
-    pub fn get(
+    pub(super) fn get(
         &self,
         key: Key,
         interrupted: Interrupted,
@@ -99,11 +101,11 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-    const KEY: Key = (View::Stats, 7);
+    const KEY: Key = (0, View::Stats, 7);
 
     #[test]
     fn ten_who_want_the_same_compute_it_once() {
-        let (results, computed) = (Results::new(), AtomicUsize::new(0));
+        let (results, computed) = (Results::default(), AtomicUsize::new(0));
         let compute = || {
             computed.fetch_add(1, Ordering::Relaxed);
             std::thread::sleep(Duration::from_millis(20));
@@ -119,7 +121,7 @@ mod tests {
 
     #[test]
     fn who_waits_takes_over_when_the_first_gives_up() {
-        let (results, begun) = (Results::new(), AtomicBool::new(false));
+        let (results, begun) = (Results::default(), AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let gives_up = || {
@@ -138,21 +140,21 @@ mod tests {
 
     #[test]
     fn who_waits_may_leave() {
-        let results = Results::new();
+        let results = Results::default();
         results.lock().under_way.insert(KEY);
         assert!(matches!(results.get(KEY, &|| true, || Ok(vec![])), Err(Error::Interrupted)));
     }
 
     #[test]
     fn the_oldest_give_way() {
-        let results = Results::new();
+        let results = Results::default();
         let computed = AtomicUsize::new(0);
         let get = |item| {
             let compute = || {
                 computed.fetch_add(1, Ordering::Relaxed);
                 Ok(vec![0; 1 << 20])
             };
-            results.get((View::Plot, item), &|| false, compute).unwrap();
+            results.get((0, View::Plot, item), &|| false, compute).unwrap();
         };
         (0..100).for_each(get);
         assert!(results.lock().bytes <= KEPT_MAX);

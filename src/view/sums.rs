@@ -21,11 +21,12 @@ impl Sums {
         Self(Lines::new(model.len(), |tensors, out| write_blank(model, tensors, out)))
     }
 
-    /// The file; `data` finds the bytes of a tensor.
+    /// The file, of the model of that number; `data` finds the bytes of a tensor.
     pub fn content<'a>(
         &'a self,
         model: &'a Model,
         results: &'a Results,
+        number: u32,
         data: impl Fn(usize) -> Data<'a> + Sync + 'a,
         interrupted: Interrupted<'a>,
     ) -> Content<'a> {
@@ -40,7 +41,7 @@ impl Sums {
             let touched: Vec<usize> = touched.filter(|tensor| !model.is_aside(*tensor)).collect();
             let hash = |tensor: &usize| {
                 let compute = || sha256(&data(*tensor), interrupted);
-                results.get((View::Sums, *tensor as u32), interrupted, compute)
+                results.get((number, View::Sums, *tensor as u32), interrupted, compute)
             };
             let hashes = side_by_side(touched.len(), |at| hash(&touched[at]));
             let mut text = Vec::new();
@@ -80,5 +81,7 @@ fn write_line(model: &Model, tensor: usize, hash: &[u8], out: Out) -> io::Result
     for byte in hash {
         write!(out, "{byte:02x}")?;
     }
+    // By the name `-` it would read its standard input.
+    let name = if name == "-" { "./-".into() } else { name };
     writeln!(out, "  {}", name.replace('\\', "\\\\"))
 }

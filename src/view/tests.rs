@@ -81,7 +81,7 @@ fn views(tensors: &[Tensor], data: &[u8], metadata: &str) -> (Views, Vec<u8>) {
     file.extend(data.iter().cycle().take(end));
     let source = Box::new(Memory::new(file.clone()));
     let model = Model::from_source(Path::new("/model.safetensors"), source, Mode::Strict).unwrap();
-    (Views::new(model, Dirs { tensors: true, shards: true }), file)
+    (Views::new(model, Dirs { tensors: true, shards: true }, Arc::default(), 0), file)
 }
 
 fn read(views: &Views, view: View, item: usize) -> Vec<u8> {
@@ -267,7 +267,7 @@ fn the_export_of_a_damaged_file_is_whole() {
     let data: Vec<u8> = (0..14).collect();
     let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat();
     let model = Model::from_source(Path::new("/m.safetensors"), Box::new(Memory::new(file)), Mode::Lenient).unwrap();
-    let export = read(&Views::new(model, Dirs { tensors: false, shards: false }), View::Export, 0);
+    let export = read(&Views::new(model, Dirs { tensors: false, shards: false }, Arc::default(), 0), View::Export, 0);
     let export = SafeTensors::deserialize(&export).unwrap();
     for (name, range) in [("a", 0..4), ("b", 6..12), ("c", 8..14), ("d", 8..14), ("e", 14..14)] {
         assert_eq!(export.tensor(name).unwrap().data(), &data[range]);
