@@ -378,18 +378,3 @@ fn a_shape_of_many_dimensions() {
     let png = render("", "BF16", &[u64::MAX; 8192], &stats(&[1.0, 2.0]), Some(&Heat::new(u64::MAX, u64::MAX)));
     assert_eq!(png.unwrap().len(), PNG_LEN);
 }
-
-/// How fast cells take values: `cargo test --release plot::tests::speed -- --ignored --nocapture`.
-#[test]
-#[ignore = "measures"]
-fn speed() {
-    let values = vec![0.5f32; 1 << 20];
-    for (rows, cols) in [(1 << 14, 1 << 14), (1 << 20, 384), (1 << 20, 200), (1 << 27, 1), (1 << 26, 3)] {
-        let mut heat = Heat::new(rows, cols);
-        let begun = std::time::Instant::now();
-        for at in 0..128 {
-            heat.add(at << 20, &values);
-        }
-        println!("{rows} x {cols}: {:.2} GB/s", (128 << 22) as f64 / begun.elapsed().as_secs_f64() / 1e9);
-    }
-}
