@@ -10,8 +10,9 @@
 //! # The layers
 //! Each knows only those below it: `fuse -> fs -> view -> model -> format`, with `content -> source` underneath; beside
 //! stand `name`, the spelling of file names, `widen`, elements as float32, `stats` and `plot`, values in figures and pictures,
-//! and `workers` and `reader`, for answers that take long. Two ideas carry them: every format lowers once to one [`format::Header`], and every
-//! file is a [`content::Content`], a splice of segments. A test, `tests/layers.rs`, holds the code to this.
+//! and `workers` and `reader`, for answers that take long. Two ideas carry them: every format lowers once to one
+//! [`format::Header`], and every file is a [`content::Content`], a splice of segments. A test, `tests/layers.rs`, holds the
+//! code to this.
 
 pub mod content;
 pub mod format;

@@ -73,6 +73,14 @@ pub struct Run {
     pub offset: u64,
 }
 
+impl Run {
+    /// Each of `runs`, which are `len` bytes together, with its length in bytes.
+    pub fn with_lengths(runs: &[Self], len: u64) -> impl Iterator<Item = (Self, u64)> {
+        let ends = runs.iter().skip(1).map(|next| next.start).chain([len]);
+        runs.iter().zip(ends).map(|(run, end)| (*run, end - run.start))
+    }
+}
+
 /// What the files made from a source inherit from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {

@@ -78,10 +78,8 @@ impl Export {
             match place {
                 Place::Shard(shard) => runs.push(data_len, shard as u32, tensor.range.clone()),
                 Place::Runs(parts) => {
-                    let ends = parts.iter().skip(1).map(|next| next.start).chain([tensor.nbytes()]);
-                    for (part, end) in parts.iter().zip(ends) {
-                        let range = part.offset..part.offset + (end - part.start);
-                        runs.push(data_len + part.start, part.source, range);
+                    for (part, len) in Run::with_lengths(parts, tensor.nbytes()) {
+                        runs.push(data_len + part.start, part.source, part.offset..part.offset + len);
                     }
                 }
             }

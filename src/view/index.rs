@@ -1,7 +1,7 @@
 //! `index.json`: knows how tensors are listed as JSON, one a line.
 
 use super::lines::{Lines, Out, write_list};
-use crate::content::{Content, Segment};
+use crate::content::{Content, Run, Segment};
 use crate::model::{Model, Place};
 use crate::name;
 use std::borrow::Cow;
@@ -99,11 +99,10 @@ fn write_line(model: &Model, dirs: Dirs, tensor: usize, out: Out) -> io::Result<
         }
         Place::Runs(runs) => {
             out.write_all(b", \"extents\": [")?;
-            let ends = runs.iter().skip(1).map(|next| next.start).chain([info.nbytes()]);
-            for (at, (run, end)) in runs.iter().zip(ends).enumerate() {
+            for (at, (run, len)) in Run::with_lengths(runs, info.nbytes()).enumerate() {
                 out.write_all(if at == 0 { b"{" } else { b", {" })?;
                 write_place(&shards[run.source as usize].name, run.offset, out)?;
-                write!(out, ", \"nbytes\": {}}}", end - run.start)?;
+                write!(out, ", \"nbytes\": {len}}}")?;
             }
             out.write_all(b"]")?;
         }

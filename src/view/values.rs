@@ -58,34 +58,34 @@ fn stats(tensor: &TensorInfo, data: &Data, interrupted: Interrupted) -> Result<S
 /// The first matrix of a tensor: as float64 where float32 would be too narrow, else as that.
 fn heat(rows: u64, cols: u64, tensor: &TensorInfo, data: &Data, interrupted: Interrupted) -> Result<Heat, Error> {
     let mut heat = Heat::new(rows, cols);
+    let elements = rows.saturating_mul(cols);
+    // The part whose groups hold those elements; what the last one has of the next matrix is passed over.
+    let part = |group_in: usize, per_group: usize| {
+        0..elements.div_ceil(per_group as u64).saturating_mul(group_in as u64).min(data.len())
+    };
     let wide: Option<fn([u8; 8]) -> f64> = match tensor.dtype {
         Dtype::F64 => Some(f64::from_le_bytes),
         Dtype::I64 => Some(|bytes| i64::from_le_bytes(bytes) as f64),
         Dtype::U64 => Some(|bytes| u64::from_le_bytes(bytes) as f64),
         _ => None,
     };
-    let decoder = match (wide, widen::to_f32(tensor.dtype)) {
-        (Some(_), _) => Decoder { group_in: 8, group_out: size_of::<f32>(), decode: |_, _| {} },
-        (None, Some(decoder)) => decoder,
-        (None, None) => return Ok(heat),
-    };
-    let per_group = decoder.group_out / size_of::<f32>();
-    let elements = rows.saturating_mul(cols);
-    let end = elements.div_ceil(per_group as u64).saturating_mul(decoder.group_in as u64).min(data.len());
-    let (mut first, mut decoded) = (0, Vec::new());
-    each(data, 0..end, interrupted, |bytes| {
-        // The last group may reach into the next matrix, which is passed over.
-        if let Some(wide) = wide {
+    let mut first = 0;
+    if let Some(wide) = wide {
+        each(data, part(8, 1), interrupted, |bytes| {
             let values: Vec<f64> = bytes.as_chunks().0.iter().map(|bytes| wide(*bytes)).collect();
             heat.add(first, &values);
-        } else {
-            decoded.resize(bytes.len() / decoder.group_in * decoder.group_out, 0);
-            (decoder.decode)(bytes, &mut decoded);
+            first += values.len() as u64;
+        })?;
+    } else if let Some(Decoder { group_in, group_out, decode }) = widen::to_f32(tensor.dtype) {
+        let mut decoded = Vec::new();
+        each(data, part(group_in, group_out / size_of::<f32>()), interrupted, |bytes| {
+            decoded.resize(bytes.len() / group_in * group_out, 0);
+            decode(bytes, &mut decoded);
             let values: Vec<f32> = decoded.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
             heat.add(first, &values);
-        }
-        first += (bytes.len() / decoder.group_in * per_group) as u64;
-    })?;
+            first += values.len() as u64;
+        })?;
+    }
     Ok(heat)
 }
 
