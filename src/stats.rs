@@ -322,7 +322,7 @@ mod tests {
     #[test]
     fn special_values() {
         let (inf, nan, tiny) = (f64::INFINITY, f64::NAN, f64::from_bits(1));
-        let lists: [&[f64]; 14] = [
+        let lists: [&[f64]; 16] = [
             &[nan],
             &[nan, inf, -inf],
             &[-inf, 1.0, nan, 2.0],
@@ -336,6 +336,9 @@ mod tests {
             &[tiny, -tiny, 3.0 * tiny],
             &[-tiny, 0.0, 1.0, 2.0, 1e300, -1e300],
             &[1.0, 1.0 + f64::EPSILON],
+            // Whose bins would reach beyond the largest number.
+            &[-1.7e308, 1.79e308, tiny, -tiny, 1.0, 1e307, 3e307, 5e307, 1e308],
+            &[-1.79e308, 1.6e308, f64::MAX, 1e200, -1e200, 7e307],
             &[1e6, 1e6 + 1e-3, 1e6 + 2e-3, inf],
         ];
         for list in lists {

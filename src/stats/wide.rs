@@ -129,12 +129,15 @@ impl<T: Real> Wide<T> {
             return self.tally.finish(Histogram::of(&same[..usize::from(!used.is_empty())]));
         }
         let together = (used.end - used.start + BINS as i64 - 1) / BINS as i64;
+        // Bins beyond the largest number would have no edges: where they are empty, they are had below the minimum instead.
+        let beyond = (f64::MAX / self.grid.width.into()).ceil() as i64;
+        let start = used.start.min(beyond.saturating_sub(BINS as i64 * together));
         let edge = |cell: i64| (cell as f64 * self.grid.width.into()).clamp(f64::MIN, f64::MAX);
-        let (low, high) = (edge(used.start), edge(used.start + BINS as i64 * together));
+        let (low, high) = (edge(start), edge(start + BINS as i64 * together));
         let mut counts = [0; BINS];
-        for cell in used.clone() {
+        for cell in used {
             let at = cell as usize % CELLS;
-            counts[((cell - used.start) / together) as usize] += self.cells[at] + self.cells[at + CELLS];
+            counts[((cell - start) / together) as usize] += self.cells[at] + self.cells[at + CELLS];
         }
         self.tally.finish(Histogram { low, high, counts })
     }
