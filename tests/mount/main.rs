@@ -6,6 +6,8 @@ mod command;
 mod datasets;
 mod faults;
 mod folders;
+mod hostile;
+mod limits;
 mod readme;
 mod reads;
 mod shards;
