@@ -8,6 +8,7 @@ mod faults;
 mod folders;
 mod hostile;
 mod limits;
+mod panics;
 mod readme;
 mod reads;
 mod shards;
