@@ -147,7 +147,7 @@ fn file_attr(attr: &Attr) -> FileAttr {
         uid: attr.uid,
         gid: attr.gid,
         rdev: 0,
-        blksize: fs::BLOCK_SIZE,
+        blksize: if attr.kind == FileKind::Dir { fs::DIR_BLOCK_SIZE } else { fs::BLOCK_SIZE },
         flags: 0,
     }
 }

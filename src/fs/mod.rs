@@ -33,6 +33,10 @@ pub const ROOT: Ino = 1;
 /// Preferred block size of every file, in bytes: as much as the kernel asks for at once.
 pub const BLOCK_SIZE: u32 = 1 << 20;
 
+/// Preferred block size of a directory, in bytes: libc lists by so much at once. From 256 KiB on a listing takes longer, twice
+/// as long at 1 MiB, because every answer is then written to memory that was not touched before.
+pub const DIR_BLOCK_SIZE: u32 = 128 << 10;
+
 /// Unit of [`Statfs::blocks`] and of `st_blocks`, in bytes.
 pub const SECTOR: u64 = 512;
 
