@@ -140,6 +140,10 @@ pub struct MountArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
 
+    /// Leave the daemon all rights of who mounts [default: it can open SOURCE and no other file]
+    #[arg(long)]
+    pub no_sandbox: bool,
+
     /// Append messages to this file [default: standard error, in the background syslog]
     #[arg(long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,

@@ -2,7 +2,7 @@
 
 use crate::content;
 use crate::fs::{self, Attr, FileKind, Superblock};
-use crate::reader::Reader;
+use crate::reader::{Reader, Watch};
 use crate::source::{self, Bytes};
 use crate::workers::Workers;
 use fuser::{
@@ -21,6 +21,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// By this name the log knows the library underneath.
 pub const LOG_TARGET: &str = "fuser";
+
+/// Over this device the kernel asks.
+pub const DEVICE: &str = "/dev/fuse";
 
 /// For ever: the tree never changes.
 const TTL: Duration = Duration::from_secs(u32::MAX as u64);
@@ -71,8 +74,8 @@ pub struct Serving {
 pub struct Session(fuser::Session<FuseAdapter>);
 
 impl Session {
-    /// Shakes hands with the kernel over `device`, /dev/fuse opened and mounted.
-    pub fn new(superblock: Superblock, device: OwnedFd, serving: Serving) -> io::Result<Self> {
+    /// Shakes hands with the kernel over `device`, [`DEVICE`] opened and mounted. By `watch` it sees readers leave.
+    pub fn new(superblock: Superblock, device: OwnedFd, serving: Serving, watch: Watch) -> io::Result<Self> {
         let Serving { access, threads, direct_io } = serving;
         let acl = match access {
             Access::Owner => SessionACL::Owner,
@@ -81,12 +84,12 @@ impl Session {
         };
         let mut config = Config::default();
         config.n_threads = Some(threads);
-        // A descriptor for each thread lets them take requests side by side. It needs /dev/fuse once more.
-        config.clone_fd = threads > 1 && std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_ok();
+        // A descriptor for each thread lets them take requests side by side. It needs the device once more.
+        config.clone_fd = threads > 1 && std::fs::OpenOptions::new().read(true).write(true).open(DEVICE).is_ok();
         // Root and owner only: the kernel lets everyone in and each request says whose it is, so that each must be made.
         let ttl = if access == Access::OwnerAndRoot { Duration::ZERO } else { TTL };
         let (superblock, workers) = (superblock.into(), Workers::new(WORKERS));
-        let adapter = FuseAdapter { superblock, workers, ttl, direct_io, no_open: false };
+        let adapter = FuseAdapter { superblock, workers, watch, ttl, direct_io, no_open: false };
         fuser::Session::from_fd(adapter, device, acl, config).map(Self)
     }
 
@@ -100,6 +103,7 @@ impl Session {
 struct FuseAdapter {
     superblock: Arc<Superblock>,
     workers: Workers,
+    watch: Watch,
     /// How long the kernel may believe an answer.
     ttl: Duration,
     direct_io: bool,
@@ -118,6 +122,7 @@ fn errno(error: &fs::Error) -> Errno {
         fs::Error::Content(content::Error::Interrupted) => Errno::EINTR,
         fs::Error::Content(content::Error::Source(error)) => match error {
             source::Error::Changed { .. } | source::Error::Replaced { .. } => Errno::ESTALE,
+            source::Error::Outside { .. } => Errno::EACCES,
             source::Error::Cut { .. } | source::Error::OutOfRange { .. } | source::Error::NotAFile { .. } => Errno::EIO,
             source::Error::Io { error, .. } => error.raw_os_error().map_or(Errno::EIO, Errno::from_i32),
         },
@@ -245,7 +250,7 @@ impl Filesystem for FuseAdapter {
         if !self.superblock.is_slow(ino.0) {
             return reply_read(self.superblock.read(ino.0, offset, size, &|| false), reply);
         }
-        let (superblock, reader) = (self.superblock.clone(), Reader::new(request.pid()));
+        let (superblock, reader) = (self.superblock.clone(), Reader::new(request.pid(), &self.watch));
         self.workers.run(move || {
             reply_read(superblock.read(ino.0, offset, size, &|| reader.is_leaving()), reply);
         });

@@ -195,7 +195,7 @@ pub struct Superblock {
 #[derive(Debug)]
 enum Root {
     Volume(Box<Volume>),
-    Folders(Folders),
+    Folders(Box<Folders>),
 }
 
 /// What an inode number belongs to.
@@ -212,7 +212,7 @@ impl Superblock {
                 let owner = ownership.of(model.stat()?);
                 Root::Volume(Volume::new(*model, shown, owner, Arc::default(), 0, ROOT).into())
             }
-            Opened::Catalog(catalog) => Root::Folders(Folders::new(catalog, shown, ownership)),
+            Opened::Catalog(catalog) => Root::Folders(Folders::new(catalog, shown, ownership).into()),
         };
         Some(Self { root })
     }

@@ -2,6 +2,8 @@
 
 use super::pool::{POOL, Pool, Slot};
 use super::{Bytes, Error, Source, Stat, check};
+use nix::unistd::{AccessFlags, access};
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -110,7 +112,7 @@ impl MappedFile {
         self.pool.get(&self.slot, again).map_err(|error| {
             let gone = [nix::libc::ENOENT, nix::libc::ENOTDIR, nix::libc::ELOOP];
             self.report(match error {
-                Error::NotAFile { .. } => replaced(),
+                Error::NotAFile { .. } | Error::Outside { .. } => replaced(),
                 Error::Io { error, .. } if error.raw_os_error().is_some_and(|error| gone.contains(&error)) => {
                     replaced()
                 }
@@ -191,13 +193,19 @@ fn resolve(path: &Path, off_limits: &Path) -> io::Result<PathBuf> {
 /// Opens and maps a regular file.
 fn map(path: &Path) -> Result<Open, Error> {
     let io = |error| Error::Io { path: path.to_owned(), error };
-    // Without O_NONBLOCK, opening a named pipe would wait for a writer.
-    let open = |path: &Path| OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path);
-    let file = match OFF_LIMITS.get() {
-        Some(off_limits) => resolve(path, off_limits).and_then(|path| open(&path)),
-        None => open(path),
+    let place = match OFF_LIMITS.get() {
+        Some(off_limits) => Cow::Owned(resolve(path, off_limits).map_err(io)?),
+        None => Cow::Borrowed(path),
     };
-    let file = file.map_err(io)?;
+    // Without O_NONBLOCK, opening a named pipe would wait for a writer.
+    let file = OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(&place);
+    let file = file.map_err(|error| match error.kind() {
+        // access(2) asks for the permissions of the file alone.
+        ErrorKind::PermissionDenied if access(&*place, AccessFlags::R_OK).is_ok() => {
+            Error::Outside { path: path.to_owned() }
+        }
+        _ => io(error),
+    })?;
     let metadata = file.metadata().map_err(io)?;
     if !metadata.is_file() {
         return Err(Error::NotAFile { path: path.to_owned(), kind: kind(&metadata) });
@@ -237,6 +245,10 @@ impl Source for MappedFile {
 
     fn stat(&self) -> Stat {
         self.stat
+    }
+
+    fn path(&self) -> Option<&Path> {
+        Some(&self.place)
     }
 }
 

@@ -8,6 +8,7 @@ mod faults;
 mod folders;
 mod readme;
 mod reads;
+mod sandbox;
 mod shards;
 mod support;
 mod users;
