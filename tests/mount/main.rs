@@ -4,9 +4,11 @@
 mod clients;
 mod command;
 mod datasets;
+mod fault_table;
 mod faults;
 mod folders;
 mod gate;
+mod readers;
 mod readme;
 mod reads;
 mod shards;
