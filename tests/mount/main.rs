@@ -8,6 +8,7 @@ mod fault_table;
 mod faults;
 mod folders;
 mod gate;
+mod lifecycle;
 mod readers;
 mod readme;
 mod reads;
