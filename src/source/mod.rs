@@ -50,9 +50,21 @@ pub enum Bytes<'a> {
     /// In memory that outlives them.
     Borrowed(&'a [u8]),
     /// In the map of a file, which stays for as long as they do.
-    Mapped(file::Mapped),
+    Mapped(file::Mapped<'a>),
     /// Their own.
     Owned(Vec<u8>),
+}
+
+impl Bytes<'_> {
+    /// Whether they are the source's own still, now that a system call has had them: a file may be written to while the
+    /// kernel copies. Where it could not read them (EFAULT) it keeps the reason to itself, and `unreadable` finds it out.
+    /// The first error of each cause is logged.
+    pub fn look_again(&self, unreadable: bool) -> Result<(), Error> {
+        match self {
+            Self::Mapped(mapped) => mapped.look_again(unreadable),
+            Self::Borrowed(_) | Self::Owned(_) => Ok(()),
+        }
+    }
 }
 
 impl Deref for Bytes<'_> {

@@ -4,8 +4,12 @@
 mod clients;
 mod command;
 mod datasets;
+mod fault_table;
 mod faults;
 mod folders;
+mod gate;
+mod lifecycle;
+mod readers;
 mod readme;
 mod reads;
 mod sandbox;

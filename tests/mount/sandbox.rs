@@ -169,38 +169,6 @@ fn a_killed_daemon_has_nobody_wait_and_leaves_no_process() {
 }
 
 #[test]
-fn a_mount_that_has_the_number_of_ours_by_now_is_left_alone() {
-    require_fuse!();
-    let scene = Scene::new();
-    scene.sample();
-    scene.ok("mkdir mnt");
-    let number = || {
-        let list = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-        let point = scene.path("mnt").display().to_string();
-        let line = list.lines().rfind(|line| line.split(' ').nth(4) == Some(&point)).unwrap();
-        line.split(' ').nth(2).unwrap().to_owned()
-    };
-    let mut shared = 0;
-    for round in 0..30 {
-        scene.ok("weightfs sample.safetensors mnt");
-        let [first] = scene.daemons()[..] else { panic!("{:?}", scene.processes()) };
-        let before = number();
-        // While it is stopped it does not see its mount go, and finds the signal and the end at once.
-        kill(first, Signal::SIGSTOP).unwrap();
-        scene.ok("umount mnt && weightfs sample.safetensors mnt");
-        shared += usize::from(number() == before);
-        kill(first, Signal::SIGTERM).unwrap();
-        kill(first, Signal::SIGCONT).unwrap();
-        wait_until("the first one has ended", || scene.daemons().len() == 1 && scene.unmounters().len() == 1);
-        assert_eq!(scene.sh("ls -d mnt/tensors").out, "mnt/tensors\n", "{round}");
-        scene.ok("weightfs umount mnt");
-        scene.wait_for_end();
-    }
-    // The kernel gives the lowest number that is free, so that most were shared.
-    assert!(shared > 0);
-}
-
-#[test]
 fn a_signal_to_the_whole_group_unmounts() {
     require_fuse!();
     let scene = Scene::new();
