@@ -57,8 +57,10 @@ impl Watch {
         let mut number = [0];
         match stream.write_all(&thread.to_le_bytes()).and_then(|()| stream.read_exact(&mut number)) {
             Ok(()) => Sight::ALL.get(usize::from(number[0])).copied().unwrap_or(Sight::Hidden),
-            Err(error) => {
-                log::warn!("readers who leave are not noticed any more: {error}");
+            Err(_) => {
+                log::warn!(
+                    "readers who leave are not noticed any more: the process that looks at them does not answer"
+                );
                 // An answer that comes now would be taken for that to the next question.
                 *socket = None;
                 Sight::Hidden

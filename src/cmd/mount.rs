@@ -1,7 +1,7 @@
 //! `weightfs mount`: knows the order in which a model comes up and goes away, and leaves nothing behind.
 
 use super::daemon::{self, Side};
-use super::mounts;
+use super::mounts::{self, Mount};
 use super::reason;
 use super::unmounter::{self, Place, Unmounter, remove_directory};
 use crate::cli::MountArgs;
@@ -281,7 +281,8 @@ impl Mounted {
     /// Takes over what was just mounted; with it comes the file that says how much the kernel reads ahead.
     fn new(mut mountpoint: Mountpoint, device: &OwnedFd, unmounter: Unmounter) -> anyhow::Result<(Self, Option<File>)> {
         let path = mountpoint.path.clone();
-        let mount = mounts::mounted_at(&path).ok().flatten().filter(|mount| mount.fstype == mounts::TYPE);
+        let ours = |mount: &Mount| mount.path == path && mount.fstype == mounts::TYPE;
+        let mount = mounts::all().ok().and_then(|all| all.into_iter().rfind(ours));
         let read_ahead = mount.as_ref().and_then(|mount| read_ahead(&mount.device));
         let told = device.try_clone().context(DEVICE).and_then(|device| {
             unmounter.stands(&Place { path: path.clone(), mount, made: mountpoint.made })?;

@@ -231,15 +231,15 @@ fn resolve(path: &Path, off_limits: &Path) -> io::Result<PathBuf> {
 /// Opens and maps a regular file.
 fn map(path: &Path) -> Result<Open, Error> {
     let io = |error| Error::Io { path: path.to_owned(), error };
-    let place = match OFF_LIMITS.get() {
-        Some(off_limits) => Cow::Owned(resolve(path, off_limits).map_err(io)?),
-        None => Cow::Borrowed(path),
+    let (place, is_mounted) = match OFF_LIMITS.get() {
+        Some(off_limits) => (Cow::Owned(resolve(path, off_limits).map_err(io)?), true),
+        None => (Cow::Borrowed(path), false),
     };
     // Without O_NONBLOCK, opening a named pipe would wait for a writer.
     let file = OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(&place);
     let file = file.map_err(|error| match error.kind() {
-        // access(2) asks for the permissions of the file alone.
-        ErrorKind::PermissionDenied if access(&*place, AccessFlags::R_OK).is_ok() => {
+        // access(2) asks for the permissions of the file alone; before the mount stands there is no sandbox.
+        ErrorKind::PermissionDenied if is_mounted && access(&*place, AccessFlags::R_OK).is_ok() => {
             Error::Outside { path: path.to_owned() }
         }
         _ => io(error),
