@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use weightfs::fs::Shown;
-use weightfs::name::printable;
+use weightfs::name;
 
 /// What was asked for.
 pub struct Invocation {
@@ -202,7 +202,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, Exi
     let codes = if helper { Codes::MountHelper } else { Codes::Weightfs };
     let from_mount = helper || run_by_mount();
     let usage = |message: String| {
-        let _ = writeln!(io::stderr(), "weightfs: {}", printable(&message));
+        let _ = writeln!(io::stderr(), "weightfs: {}", name::message(&message));
         codes.usage()
     };
     if helper {

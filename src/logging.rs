@@ -8,7 +8,7 @@ use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use weightfs::fuse::{self, LOG_TARGET};
-use weightfs::name::printable;
+use weightfs::name::message;
 
 /// Messages go to the terminal until the program is in the background, and to the file, if there is one, all the time;
 /// to syslog instead where there is none.
@@ -83,8 +83,33 @@ pub fn init(verbose: bool, file: Option<&Path>) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// From now on a panic is told as other messages are, before it ends the program: in the background nobody would see what the
+/// standard library writes.
+pub fn report_panics() {
+    let to_developers = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if std::env::var_os("RUST_BACKTRACE").is_some_and(|value| value != "0") {
+            to_developers(panic);
+        }
+        let payload = panic.payload();
+        let text = payload.downcast_ref::<&str>().copied().or(payload.downcast_ref::<String>().map(String::as_str));
+        let place = panic.location().map_or(String::new(), |place| format!(", {}:{}", place.file(), place.line()));
+        let thread = std::thread::current();
+        let report = format!(
+            "a fault of weightfs itself, which ends it: {} (thread {}{place}); `weightfs umount` takes off what it had mounted",
+            text.unwrap_or("no reason given"),
+            thread.name().unwrap_or("without a name"),
+        );
+        if log::log_enabled!(log::Level::Error) {
+            log::error!("{report}");
+        } else {
+            let _ = writeln!(io::stderr(), "weightfs: {}", message(&report));
+        }
+    }));
+}
+
 fn text(record: &Record) -> String {
-    printable(&record.args().to_string()).into_owned()
+    message(&record.args().to_string())
 }
 
 fn builder(verbose: bool) -> env_logger::Builder {

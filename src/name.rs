@@ -1,12 +1,14 @@
 //! Names as file names: knows the one encoding that every view uses, and nothing of what is named.
 //!
-//! UTF-8 stays as it is, except that `/`, NUL, `%`, 0x01 to 0x1F and 0x7F are written `%XX`. The whole names `.` and `..`
-//! have their dots escaped, the empty name is `%`. A name whose encoding is over [`MAX`] bytes is cut and ends in `%~`
-//! and 16 digits of its SHA-256. No `%` stands in an encoding but as one of these, so that a `%` at the end is free to
-//! tell a tensor from a directory of the same name (`a%` beside `a/`).
+//! UTF-8 stays as it is, except that the bytes of `/`, NUL, `%` and of what a terminal would obey ([`is_obeyed`]) are written
+//! `%XX`. The whole names `.` and `..` have their dots escaped, the empty name is `%`. A name whose encoding is over [`MAX`]
+//! bytes is cut and ends in `%~` and 16 digits of its SHA-256. No `%` stands in an encoding but as one of these, so that a `%`
+//! at the end is free to tell a tensor from a directory of the same name (`a%` beside `a/`).
 
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 
 /// The most bytes that an encoded name has; the rest of the 255 of a file name is for endings such as `.safetensors`.
 pub const MAX: usize = 240;
@@ -22,19 +24,37 @@ pub fn encode(name: &str) -> Cow<'_, str> {
         ".." => return Cow::Borrowed("%2E%2E"),
         _ => {}
     }
-    if name.len() <= MAX && !name.bytes().any(is_escaped) {
+    if name.len() <= MAX && !name.bytes().any(is_escaped) && (name.is_ascii() || !name.contains(is_obeyed)) {
         return Cow::Borrowed(name);
     }
-    let mut encoded = String::with_capacity(name.len().min(MAX) + 4);
+    Cow::Owned(escape(name.as_bytes()))
+}
+
+/// `name`, that of a file elsewhere, if it can be shown as it is; else with escapes, those of [`encode`] and of what is no UTF-8.
+pub fn harmless(name: &OsStr) -> Cow<'_, OsStr> {
+    match name.to_str() {
+        Some(text) if !text.contains(is_obeyed) => Cow::Borrowed(name),
+        _ => Cow::Owned(escape(name.as_bytes()).into()),
+    }
+}
+
+fn escape(name: &[u8]) -> String {
+    let mut encoded = String::with_capacity(name.len().min(MAX) + 12);
     // Where the encoding is cut, should it prove too long.
     let mut cut = 0;
-    for char in name.chars() {
+    let units = name
+        .utf8_chunks()
+        .flat_map(|chunk| chunk.valid().chars().map(Ok).chain(chunk.invalid().iter().copied().map(Err)));
+    for unit in units {
         if encoded.len() <= MAX - TAIL {
             cut = encoded.len();
         }
-        match u8::try_from(char) {
-            Ok(byte) if is_escaped(byte) => push_escape(&mut encoded, byte),
-            _ => encoded.push(char),
+        match unit {
+            Ok(char) if is_obeyed(char) || u8::try_from(char).is_ok_and(is_escaped) => {
+                char.encode_utf8(&mut [0; 4]).bytes().for_each(|byte| push_escape(&mut encoded, byte));
+            }
+            Ok(char) => encoded.push(char),
+            Err(byte) => push_escape(&mut encoded, byte),
         }
         if encoded.len() > MAX {
             encoded.truncate(cut);
@@ -42,7 +62,7 @@ pub fn encode(name: &str) -> Cow<'_, str> {
             break;
         }
     }
-    Cow::Owned(encoded)
+    encoded
 }
 
 /// The name that the file name `encoded` stands for; `None` where no name has it as its encoding, or where it was cut
@@ -54,20 +74,17 @@ pub fn decode(encoded: &str) -> Option<Cow<'_, str>> {
     if encoded.len() > MAX {
         return None;
     }
-    let name = match encoded.find('%') {
-        None => Cow::Borrowed(encoded),
-        Some(first) => {
-            let mut name = encoded[..first].to_owned();
-            let mut rest = &encoded[first..];
-            while let Some(at) = rest.find('%') {
-                name.push_str(&rest[..at]);
-                let byte = u8::from_str_radix(rest.get(at + 1..at + 3)?, 16).ok().filter(u8::is_ascii)?;
-                name.push(byte.into());
-                rest = &rest[at + 3..];
-            }
-            name.push_str(rest);
-            Cow::Owned(name)
+    let name = if encoded.contains('%') {
+        let (mut name, mut rest) = (Vec::with_capacity(encoded.len()), encoded);
+        while let Some(at) = rest.find('%') {
+            name.extend_from_slice(&rest.as_bytes()[..at]);
+            name.push(u8::from_str_radix(rest.get(at + 1..at + 3)?, 16).ok()?);
+            rest = &rest[at + 3..];
         }
+        name.extend_from_slice(rest.as_bytes());
+        Cow::Owned(String::from_utf8(name).ok()?)
+    } else {
+        Cow::Borrowed(encoded)
     };
     // One spelling only: `%2f` and `%41` are no file names of ours, nor is `.`.
     (encode(&name) == encoded).then_some(name)
@@ -80,21 +97,53 @@ pub fn is_cut(encoded: &str) -> bool {
         && encoded[encoded.len() - TAIL..].starts_with("%~")
 }
 
-/// `text` as a terminal may show it: on one line, and with no character in it that the terminal would obey.
+/// Whether a terminal would obey `char` rather than show it: control characters, ends of lines and paragraphs, and what turns
+/// the direction of text.
+pub fn is_obeyed(char: char) -> bool {
+    char.is_control()
+        || matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Whether `char` is not to be seen, so that names that look the same are not.
+fn is_hidden(char: char) -> bool {
+    matches!(char, '\u{ad}' | '\u{180e}' | '\u{200b}'..='\u{200d}' | '\u{2060}'..='\u{2065}' | '\u{206a}'..='\u{206f}'
+        | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
+/// `text` as a terminal may show it: on one line, and with every character to be seen and none to be obeyed.
 pub fn printable(text: &str) -> Cow<'_, str> {
-    // Besides control characters those that turn the direction of the text or have no width of their own.
-    let obeyed = |char: char| {
-        char.is_control()
-            || matches!(char, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
-    };
-    if !text.contains(obeyed) {
+    let is_escaped = |char| is_obeyed(char) || is_hidden(char);
+    if !text.contains(is_escaped) {
         return Cow::Borrowed(text);
     }
     let mut shown = String::with_capacity(text.len() + 8);
     for char in text.chars() {
-        if obeyed(char) { shown.extend(char.escape_default()) } else { shown.push(char) }
+        if is_escaped(char) { shown.extend(char.escape_default()) } else { shown.push(char) }
     }
     Cow::Owned(shown)
+}
+
+/// The most bytes of a message, about: two paths of the longest kind and what there is to say of them.
+const MESSAGE_MAX: usize = 10_000;
+
+/// `text` as one line of a log: printable, and no longer than a reader can bear.
+pub fn message(text: &str) -> String {
+    shorten(&printable(text), MESSAGE_MAX).into_owned()
+}
+
+/// `text` without its middle, if it has more than `most` bytes: a message names its file first and its reason last.
+pub fn shorten(text: &str, most: usize) -> Cow<'_, str> {
+    if text.len() <= most {
+        return Cow::Borrowed(text);
+    }
+    let boundary = |mut at: usize| {
+        while !text.is_char_boundary(at) {
+            at -= 1;
+        }
+        at
+    };
+    let (head, tail) = (boundary(most / 2), boundary(text.len() - most / 2));
+    Cow::Owned(format!("{}[... {} bytes ...]{}", &text[..head], tail - head, &text[tail..]))
 }
 
 /// The file name of `name` where it had to be cut. No other file name looks as if it was: a `%` in one is followed by digits.
@@ -113,9 +162,9 @@ fn push_escape(encoded: &mut String, byte: u8) {
     encoded.extend(['%', DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
 }
 
-fn push_tail(encoded: &mut String, name: &str) {
+fn push_tail(encoded: &mut String, name: &[u8]) {
     encoded.push_str("%~");
-    for byte in &Sha256::digest(name.as_bytes())[..8] {
+    for byte in &Sha256::digest(name)[..8] {
         encoded.push_str(&format!("{byte:02x}"));
     }
 }
@@ -140,16 +189,68 @@ mod tests {
             ("%", "%25"),
             ("nul\0tab\tdel\x7f", "nul%00tab%09del%7F"),
             ("重み ~ A a", "重み ~ A a"),
+            ("\u{9b}2J\u{85}\u{a0}", "%C2%9B2J%C2%85\u{a0}"),
+            ("\u{202e}\u{2067}\u{61c}\u{200f}", "%E2%80%AE%E2%81%A7%D8%9C%E2%80%8F"),
+            ("\u{2028}\u{2029}\u{200d}\u{feff}", "%E2%80%A8%E2%80%A9\u{200d}\u{feff}"),
         ];
         for (name, encoded) in cases {
             assert_eq!(encode(name), encoded);
             assert_eq!(decode(encoded).as_deref(), Some(name));
         }
-        for encoded in
-            [".", "..", "a/b", "%2f", "%41", "%%", "a%", "%2", "%zz", "%é1", "%+1", "%~0123456789abcdef", "%80", "\n"]
-        {
+        let none = [
+            ".",
+            "..",
+            "a/b",
+            "%2f",
+            "%41",
+            "%%",
+            "a%",
+            "%2",
+            "%zz",
+            "%é1",
+            "%+1",
+            "%~0123456789abcdef",
+            "%80",
+            "%C3%A9",
+            "%C2",
+            "%E2%80",
+            "%e2%80%ae",
+            "\u{202e}",
+            "\u{9b}",
+            "\n",
+        ];
+        for encoded in none {
             assert_eq!(decode(encoded), None, "{encoded}");
         }
+    }
+
+    #[test]
+    fn names_of_other_files_stay_as_they_are_unless_they_do_harm() {
+        let cases: [(&[u8], &str); 8] = [
+            ("100 %2F 重み\u{200d}é".as_bytes(), "100 %2F 重み\u{200d}é"),
+            (b"a\nb%", "a%0Ab%25"),
+            (b"\x1b[31m", "%1B[31m"),
+            ("\u{202e}gpj.exe".as_bytes(), "%E2%80%AEgpj.exe"),
+            (b"\xff", "%FF"),
+            (b"a\xe2\x80", "a%E2%80"),
+            (b"\xc2\xc2\x9b", "%C2%C2%9B"),
+            (&[0xff; 100], &format!("{}%~{}", "%FF".repeat(74), "da6f14970ce356ce")),
+        ];
+        for (name, shown) in cases {
+            assert_eq!(&*harmless(OsStr::from_bytes(name)), shown);
+        }
+    }
+
+    #[test]
+    fn a_message_is_one_line_of_a_bearable_length() {
+        assert_eq!(message("a: b"), "a: b");
+        assert_eq!(shorten("äöü", 6), "äöü");
+        assert_eq!(shorten("äöüäöü", 6), "ä[... 6 bytes ...]öü");
+        let long = message(&format!("begin {}\n{}end", "\u{202e}".repeat(10_000), "重".repeat(100_000)));
+        assert!(
+            long.len() < MESSAGE_MAX + 100 && long.starts_with("begin \\u{202e}") && long.ends_with("重end"),
+            "{long}"
+        );
     }
 
     #[test]
@@ -181,12 +282,14 @@ mod tests {
     fn nothing_reaches_a_terminal_that_it_would_obey() {
         assert_eq!(printable("model.safetensors: 重み é"), "model.safetensors: 重み é");
         assert_eq!(printable("a\u{1b}[31m\nb\u{7f}\u{9b}\u{202e}"), r"a\u{1b}[31m\nb\u{7f}\u{9b}\u{202e}");
+        let hidden = ["\u{61c}", "\u{ad}", "\u{200b}", "\u{2066}", "\u{feff}", "\u{fff9}", "\u{e0041}"];
+        assert!(hidden.iter().all(|hidden| printable(hidden).is_ascii()));
     }
 
     fn name() -> impl Strategy<Value = String> {
         prop_oneof![
             any::<String>(),
-            "[./%~\u{0}-\u{20}\u{7f}a0A]{0,12}",
+            "[./%~\u{0}-\u{20}\u{7f}-\u{a0}\u{200b}-\u{2070}a0A]{0,12}",
             "[a/重]{230,250}",
             (any::<char>(), 0usize..65_536).prop_map(|(char, times)| char.to_string().repeat(times)),
         ]
@@ -199,7 +302,7 @@ mod tests {
         fn every_name_has_a_file_name_of_its_own(a in name(), b in name()) {
             let encoded = encode(&a);
             prop_assert!(!encoded.is_empty() && encoded.len() <= MAX && encoded != "." && encoded != "..");
-            prop_assert!(!encoded.bytes().any(|byte| matches!(byte, b'/' | 0..=0x1f | 0x7f)));
+            prop_assert!(!encoded.contains(|char| char == '/' || is_obeyed(char)));
             prop_assert_eq!(cut(&a), is_cut(&encoded).then(|| encoded.clone().into_owned()));
             if is_cut(&encoded) {
                 prop_assert!(a.len() > MAX / 3);
@@ -213,7 +316,9 @@ mod tests {
         }
 
         #[test]
-        fn a_file_name_is_decoded_only_to_what_encodes_to_it(encoded in "[./%~2FfEe0-9a\u{1}]{0,8}") {
+        fn a_file_name_is_decoded_only_to_what_encodes_to_it(
+            encoded in prop_oneof!["[./%~2FfEe0-9a\u{1}]{0,8}", "(%E2|%80|%A[0-9A-F]|%C2|%9B|é|\u{202e}|a){0,6}"],
+        ) {
             if let Some(name) = decode(&encoded) {
                 prop_assert_eq!(encode(&name), &encoded[..]);
             }

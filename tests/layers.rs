@@ -11,7 +11,7 @@ const EDGES: [(&str, &[&str]); 18] = [
     ("name", &[]),
     ("content", &["source"]),
     ("widen", &["content", "format"]),
-    ("model", &["format", "source"]),
+    ("model", &["format", "source", "name"]),
     ("stats", &["content", "format", "widen"]),
     ("plot", &["format", "stats"]),
     ("view", &["content", "model", "format", "name", "widen", "stats", "plot", "workers"]),

@@ -72,6 +72,8 @@ fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Resu
     let (superblock, sandbox) = open(args)?;
     let source = std::path::absolute(&args.source)?;
     let fsname = args.fsname.clone().unwrap_or_else(|| source.to_string_lossy().into_owned());
+    // The kernel's list shows it as it is, but for white space.
+    let fsname = printable(&fsname);
     // Before there is anything to take back: from now on a signal waits for the thread that unmounts.
     signals.thread_block()?;
     let mountpoint = Mountpoint::prepare(args)?;

@@ -1,5 +1,6 @@
 //! Element types: knows their names and widths in a file, not how to turn them into numbers.
 
+use super::quote;
 use std::fmt;
 
 /// The type of a tensor's elements, by the name that the file uses.
@@ -72,6 +73,14 @@ impl<'a> Dtype<'a> {
         match self {
             Self::Unknown(name) => name,
             _ => self.known().map_or("", |known| known.1),
+        }
+    }
+
+    /// The name for a message: one that is not known may be anything.
+    pub fn quoted(self) -> String {
+        match self {
+            Self::Unknown(name) => quote(name),
+            known => known.name().to_owned(),
         }
     }
 

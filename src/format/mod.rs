@@ -64,6 +64,47 @@ pub struct Skipped {
     pub reason: String,
 }
 
+/// What was left out: of very many things one by one, of the others how many they are. A damaged file may have millions.
+#[derive(Debug, Default)]
+pub struct SkipList {
+    listed: Vec<Skipped>,
+    /// How many there are besides.
+    more: usize,
+}
+
+/// Most things of a file or model that are told one by one.
+pub const TOLD_MAX: usize = 100_000;
+
+impl SkipList {
+    /// Adds what `skipped` makes, unless there are too many.
+    pub fn push(&mut self, skipped: impl FnOnce() -> Skipped) {
+        if self.listed.len() < TOLD_MAX { self.listed.push(skipped()) } else { self.more += 1 }
+    }
+
+    /// Adds so many of which no more is known.
+    pub fn add(&mut self, more: usize) {
+        self.more += more;
+    }
+
+    /// The whole list, which ends with the number of those that are not in it.
+    pub fn finish(mut self) -> Self {
+        if self.more > 0 {
+            self.listed.push(Skipped { name: String::new(), reason: format!("{} more were left out", self.more) });
+        }
+        self
+    }
+
+    /// Those that are listed.
+    pub fn listed(&self) -> &[Skipped] {
+        &self.listed
+    }
+
+    /// How many there are in all.
+    pub fn total(&self) -> usize {
+        self.listed.len().min(TOLD_MAX) + self.more
+    }
+}
+
 /// All that a file says about its tensors.
 ///
 /// A million tensors are normal, so names and dimensions lie in one arena each and nothing is allocated for a tensor.
@@ -76,7 +117,7 @@ pub struct Header {
     unknown_dtypes: Vec<String>,
     records: Vec<Record>,
     by_name: NameTable,
-    skipped: Vec<Skipped>,
+    skipped: SkipList,
 }
 
 /// A tensor: places in the arenas of the header.
@@ -154,7 +195,12 @@ impl Header {
 
     /// What was left out; empty unless the file was read leniently.
     pub fn skipped(&self) -> &[Skipped] {
-        &self.skipped
+        self.skipped.listed()
+    }
+
+    /// How much was left out, listed or not.
+    pub fn left_out(&self) -> usize {
+        self.skipped.total()
     }
 
     /// The names of dtypes that weightfs does not know, each once.
@@ -199,11 +245,56 @@ fn span(range: &Range<u32>) -> Range<usize> {
     range.start as usize..range.end as usize
 }
 
+/// Most characters that are shown of a quoted name.
+const QUOTED_MAX: usize = 120;
+
 /// A name as a person may see it: in quotes, control characters escaped, and not longer than a line can bear.
 pub fn quote(name: &str) -> String {
-    const SHOWN: usize = 120;
-    match name.char_indices().nth(SHOWN) {
+    let mut room = QUOTED_MAX;
+    let too_long = |(_, char): &(usize, char)| {
+        let left = room.checked_sub(char.escape_debug().count());
+        room = left.unwrap_or(0);
+        left.is_none()
+    };
+    match name.char_indices().find(too_long) {
         Some((end, _)) => format!("{:?}... ({} bytes)", &name[..end], name.len()),
         None => format!("{name:?}"),
+    }
+}
+
+/// A shape as NumPy writes it in a list, cut where it is longer than any real one.
+pub fn brackets(shape: &[u64]) -> String {
+    const SHOWN: usize = 16;
+    let dims: Vec<String> = shape.iter().take(SHOWN).map(u64::to_string).collect();
+    let more = if shape.len() > SHOWN { format!(", ... {} dimensions", shape.len()) } else { String::new() };
+    format!("[{}{more}]", dims.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_quoted_name_is_longer_than_a_line_can_bear() {
+        for (unit, shown) in [("x", 120), ("\n", 60), ("\u{202e}", 15), ("重", 120), ("\u{7f}", 20)] {
+            let cut = format!("{:?}... ({} bytes)", unit.repeat(shown), unit.len() * 1000);
+            assert_eq!(quote(&unit.repeat(1000)), cut);
+            assert_eq!(quote(&unit.repeat(shown)), format!("{:?}", unit.repeat(shown)));
+        }
+    }
+
+    #[test]
+    fn of_very_many_things_the_number_is_told() {
+        let mut skipped = SkipList::default();
+        for at in 0..TOLD_MAX + 5 {
+            skipped.push(|| Skipped { name: at.to_string(), reason: String::new() });
+        }
+        skipped.add(2);
+        let skipped = skipped.finish();
+        assert_eq!((skipped.total(), skipped.listed().len()), (TOLD_MAX + 7, TOLD_MAX + 1));
+        assert_eq!(skipped.listed()[TOLD_MAX].reason, "7 more were left out");
+        let mut few = SkipList::default();
+        few.push(|| Skipped { name: "a".into(), reason: "b".into() });
+        assert_eq!((few.total(), few.finish().listed().len()), (1, 1));
     }
 }

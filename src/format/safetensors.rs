@@ -7,10 +7,9 @@
 mod error;
 mod reader;
 
-use super::{Dtype, Header, NameTable, Record, Skipped, dtype, span};
+use super::{Dtype, Header, NameTable, Record, SkipList, Skipped, brackets, dtype, span};
 use reader::FIELDS;
 use serde::de;
-use std::collections::HashMap;
 use std::ops::Range;
 
 pub use error::{Error, Fault};
@@ -72,9 +71,10 @@ struct Parser {
     dims: Vec<u64>,
     records: Vec<Record>,
     unknown_dtypes: Vec<String>,
-    unknown_index: HashMap<String, u32>,
+    /// Places in `unknown_dtypes`.
+    unknown_index: NameTable,
     metadata: Vec<(String, String)>,
-    skipped: Vec<Skipped>,
+    skipped: SkipList,
     seen_metadata: bool,
     metadata_key: Option<String>,
     /// Name of the entry being read, as a place in `names`.
@@ -98,9 +98,9 @@ impl Parser {
             dims: Vec::new(),
             records: Vec::new(),
             unknown_dtypes: Vec::new(),
-            unknown_index: HashMap::new(),
+            unknown_index: NameTable::with_capacity(0),
             metadata: Vec::new(),
-            skipped: Vec::new(),
+            skipped: SkipList::default(),
             seen_metadata: false,
             metadata_key: None,
             entry: None,
@@ -129,8 +129,9 @@ impl Parser {
                 Ok(())
             }
             (Mode::Lenient, None) => {
-                let reason = format!("{}{fault}", error::of_key(&self.metadata_key.take()));
-                self.skipped.push(Skipped { name: "__metadata__".to_owned(), reason });
+                let key = self.metadata_key.take();
+                let reason = || format!("{}{fault}", error::of_key(&key));
+                self.skipped.push(|| Skipped { name: "__metadata__".to_owned(), reason: reason() });
                 Ok(())
             }
         }
@@ -142,18 +143,19 @@ impl Parser {
     }
 
     fn set_dtype(&mut self, name: &str) {
-        self.dtype = match dtype::KNOWN.iter().position(|known| known.1 == name) {
-            Some(known) => known as u32,
-            None => match self.unknown_index.get(name) {
-                Some(index) => *index,
-                None => {
-                    let index = (dtype::KNOWN.len() + self.unknown_dtypes.len()) as u32;
-                    self.unknown_index.insert(name.to_owned(), index);
-                    self.unknown_dtypes.push(name.to_owned());
-                    index
-                }
-            },
-        };
+        let known = dtype::KNOWN.iter().position(|known| known.1 == name);
+        let place = known.unwrap_or_else(|| {
+            let unknown = &mut self.unknown_dtypes;
+            let found = self.unknown_index.find(name, |at| &unknown[at as usize]);
+            let at = found.unwrap_or_else(|| {
+                unknown.push(name.to_owned());
+                let at = unknown.len() as u32 - 1;
+                self.unknown_index.insert(at, |at| &unknown[at as usize]);
+                at
+            });
+            dtype::KNOWN.len() + at as usize
+        });
+        self.dtype = place as u32;
     }
 
     /// Checks what an entry says of itself and keeps it; `seen` tells which of [`FIELDS`] it gave.
@@ -190,18 +192,19 @@ impl Parser {
         // In the order of the dimensions, as the official reader multiplies: [2^63, 4, 0] overflows, [0, 2^63, 4] does not.
         let elements = shape.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim));
         let bits = elements.and_then(|elements| elements.checked_mul(dtype.bits().unwrap_or(1)));
-        let name = || dtype.name().to_owned();
-        let Some(bits) = bits else { return Some(Fault::Overflow { dtype: name(), shape: shape.to_vec() }) };
+        let name = || dtype.quoted();
+        let Some(bits) = bits else { return Some(Fault::Overflow { dtype: name(), shape: brackets(shape) }) };
         // The width of an unknown dtype is unknown, so that any size may be right.
         dtype.bits()?;
         if bits % 8 != 0 {
-            return Some(Fault::Fraction { dtype: name(), shape: shape.to_vec(), bits });
+            return Some(Fault::Fraction { dtype: name(), shape: brackets(shape), bits });
         }
-        (bits / 8 != found).then(|| Fault::Size { dtype: name(), shape: shape.to_vec(), expected: bits / 8, found })
+        (bits / 8 != found).then(|| Fault::Size { dtype: name(), shape: brackets(shape), expected: bits / 8, found })
     }
 
     fn skip(&mut self, name: &Range<u32>, fault: &Fault) {
-        self.skipped.push(Skipped { name: self.names[span(name)].to_owned(), reason: fault.to_string() });
+        let names = &self.names;
+        self.skipped.push(|| Skipped { name: names[span(name)].to_owned(), reason: fault.to_string() });
     }
 
     /// Checks what the entries say together.
@@ -247,7 +250,7 @@ impl Parser {
             unknown_dtypes: self.unknown_dtypes,
             records: self.records,
             by_name,
-            skipped: self.skipped,
+            skipped: self.skipped.finish(),
         })
     }
 

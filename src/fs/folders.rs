@@ -3,7 +3,7 @@
 use super::volume::Volume;
 use super::{Attr, DOTS, Dentry, Error, FileKind, Ino, Owner, Ownership, ROOT, SECTOR, Shown, Statfs, inode};
 use crate::model::{Catalog, Entry, Item};
-use crate::name::printable;
+use crate::name::message;
 use crate::source::Bytes;
 use crate::view::Results;
 use crate::workers::side_by_side;
@@ -84,7 +84,7 @@ impl Folders {
                 Ok(opened) => opened.stat().ok_or_else(|| format!("{}: a model of no files", opened.path().display())),
                 Err(error) => Err(error.to_string()),
             };
-            let checked = checked.map_err(|reason| printable(&reason).into_owned());
+            let checked = checked.map_err(|reason| message(&reason));
             checked.map(|stat| self.ownership.of(stat)).inspect_err(|reason| log::warn!("{reason}"))
         })
     }
@@ -206,7 +206,7 @@ impl Folders {
             }
             (UNREADABLE, number) => {
                 let reason = self.catalog.unreadable().get(number as usize).ok_or(Error::NoEntry)?;
-                Ok(printable(reason))
+                Ok(Cow::Owned(message(reason)))
             }
             _ => Err(Error::NoEntry),
         }

@@ -68,12 +68,13 @@ impl Shown {
         self.0.contains(&name)
     }
 
-    /// How many names the file of a tensor has, in the whole, in its shard, or in both. A raw one stands in `tensors/` and in
-    /// `tree/`, and, being F32, in `f32/`.
-    pub(super) fn links(&self, view: View, dtype: Dtype, in_whole: bool, in_shard: bool) -> u32 {
+    /// How many names the file of a tensor has, in the whole, in its shard, or in both. A raw one stands in `tensors/` and, if
+    /// that has it, in `tree/`, and, being F32, in `f32/`.
+    pub(super) fn links(&self, view: View, dtype: Dtype, in_whole: bool, in_tree: bool, in_shard: bool) -> u32 {
         let in_shard = in_shard && self.contains("shards");
         let is_raw = |name: &str| match name {
-            "tensors" | "tree" => true,
+            "tensors" => true,
+            "tree" => in_tree,
             "f32" => dtype == Dtype::F32,
             _ => false,
         };

@@ -269,3 +269,48 @@ fn permissions_follow_the_source() {
         assert_eq!(superblock.lookup(ROOT, b"header.json").unwrap().perm, file);
     }
 }
+
+#[test]
+fn a_name_of_more_directories_than_a_path_can_have_is_not_in_the_tree() {
+    let name = |dots: usize| format!("{}x", "a.".repeat(dots));
+    let names = strings([&name(2047), &name(2048), &".".repeat(1_000_000)]);
+    let superblock = superblock(&names, &[], Shown::default());
+    let tensors = superblock.lookup(ROOT, b"tensors").unwrap().ino;
+    let links: Vec<u32> =
+        list(&superblock, tensors, 2).iter().map(|entry| superblock.getattr(entry.ino).unwrap().nlink).collect();
+    assert_eq!(links, [2, 1, 1]);
+    let mut ino = superblock.lookup(ROOT, b"tree").unwrap().ino;
+    for _ in 0..2047 {
+        assert_eq!(list(&superblock, ino, 2).len(), 1);
+        ino = superblock.lookup(ino, b"a").unwrap().ino;
+    }
+    assert_eq!(superblock.lookup(ino, b"x").unwrap().nlink, 2);
+    assert!(matches!(superblock.lookup(ino, b"a"), Err(Error::NoEntry)));
+}
+
+#[test]
+fn attributes_that_the_kernel_could_not_carry_are_left_out() {
+    for (name, shape, expected) in [
+        (65_536, 10, "name dtype shape"),
+        (65_537, 10, "dtype shape"),
+        (1, 30_000, "name dtype"),
+        (1, 21_845, "name dtype shape"),
+    ] {
+        let names = ["n".repeat(name)];
+        let shape = vec!["1"; shape].join(",");
+        let header = format!(r#"{{"{}":{{"dtype":"U8","shape":[{shape}],"data_offsets":[0,1]}}}}"#, names[0]);
+        let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), b"x"].concat();
+        let model = Model::from_source(Path::new("/m.safetensors"), Box::new(Memory::new(file)), Mode::Strict).unwrap();
+        let superblock = Superblock::new(Opened::Model(model.into()), Shown::default(), Ownership::default()).unwrap();
+        let tensors = superblock.lookup(ROOT, b"tensors").unwrap().ino;
+        let ino = list(&superblock, tensors, 2)[0].ino;
+        let listed = String::from_utf8(superblock.listxattr(ino).unwrap()).unwrap();
+        let found: Vec<&str> =
+            listed.split_terminator('\0').map(|name| name.strip_prefix("user.weightfs.").unwrap()).collect();
+        assert_eq!(found.join(" "), format!("{expected} nbytes offset shard"));
+        for attribute in found {
+            let value = superblock.getxattr(ino, format!("user.weightfs.{attribute}").as_bytes()).unwrap();
+            assert!(value.len() <= 65_536, "{attribute}");
+        }
+    }
+}

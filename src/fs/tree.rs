@@ -15,6 +15,15 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::OnceLock;
 
+/// Most directories inside one another: what lies deeper has no path that the kernel would take, and one name may be made of
+/// millions.
+const DEPTH_MAX: usize = 2048;
+
+/// Whether a tensor of that name has its file here.
+pub(super) fn has(name: &str) -> bool {
+    dirs_of(name) < DEPTH_MAX
+}
+
 /// The sorted list.
 #[derive(Debug)]
 pub(super) struct Tree {
@@ -28,14 +37,21 @@ pub(super) struct Tree {
 
 impl Tree {
     pub fn new(model: &Model) -> Self {
-        let mut order: Vec<u32> = (0..model.len() as u32).filter(|at| !model.is_aside(*at as usize)).collect();
+        let shown = |at: &u32| !model.is_aside(*at as usize) && has(model.name(*at as usize));
+        let mut order: Vec<u32> = (0..model.len() as u32).filter(shown).collect();
         order.par_sort_unstable_by(|a, b| compare_paths(model.name(*a as usize), model.name(*b as usize)));
         let entered = Vec::with_capacity(order.len() + 1);
         let mut tree = Self { order, entered, cut: OnceLock::new() };
-        let mut nodes = 0;
+        let mut nodes = 0u32;
         for at in 0..tree.order.len() {
+            let entered = dirs_of(tree.name(model, at)) - tree.shared(model, at);
+            // More directories than have numbers take gigabytes of names.
+            let Some(after) = nodes.checked_add(entered as u32) else {
+                tree.order.truncate(at);
+                break;
+            };
             tree.entered.push(nodes);
-            nodes += (dirs_of(tree.name(model, at)) - tree.shared(model, at)) as u32;
+            nodes = after;
         }
         tree.entered.push(nodes);
         tree
@@ -107,9 +123,15 @@ impl Tree {
     fn cut_names(&self, model: &Model) -> HashMap<(Option<u32>, String), usize> {
         let mut cut = HashMap::new();
         for at in 0..self.order.len() {
-            for (depth, component) in self.name(model, at).split('.').enumerate() {
+            // What it shares with the one before it stands there already.
+            let shared = self.shared(model, at);
+            for (depth, component) in self.name(model, at).split('.').enumerate().skip(shared) {
                 if let Some(encoded) = name::cut(component) {
-                    let node = (depth > 0).then(|| self.node(model, at, depth));
+                    let node = match depth {
+                        0 => None,
+                        _ if depth == shared => Some(self.node(model, at, depth)),
+                        _ => Some(self.entered[at] + (depth - shared - 1) as u32),
+                    };
                     cut.entry((node, encoded)).or_insert(at);
                 }
             }

@@ -1,7 +1,7 @@
 //! The tree of one model: knows which file each inode number is, and what stands in each directory.
 
 use super::inode::{Dir, FileRef, Inode};
-use super::tree::Tree;
+use super::tree::{self, Tree};
 use super::{Attr, DOTS, Dentry, Error, FileKind, Ino, Owner, SECTOR, Shown, Statfs, inode, layout};
 use crate::content::Interrupted;
 use crate::format::Dtype;
@@ -29,11 +29,16 @@ pub(super) struct Volume {
     cut_keys: OnceLock<HashMap<(Option<usize>, String), usize>>,
 }
 
-/// Extended attributes of a tensor; the values are texts. One that is joined from several shards has no place of its own.
+/// Extended attributes of a tensor; the values are texts. One that is joined from several shards has no place of its own, and
+/// what is too long has none.
 const XATTRS: [(&str, XattrValue); 6] = [
-    ("user.weightfs.name", |model, at| Some(model.name(at).to_owned())),
-    ("user.weightfs.dtype", |model, at| Some(model.tensor(at).0.dtype.to_string())),
-    ("user.weightfs.shape", |model, at| Some(format!("{:?}", model.tensor(at).0.shape))),
+    ("user.weightfs.name", |model, at| short(model.name(at))),
+    ("user.weightfs.dtype", |model, at| short(model.tensor(at).0.dtype.name())),
+    ("user.weightfs.shape", |model, at| {
+        let shape = model.tensor(at).0.shape;
+        // Each takes a digit, a comma and a space at least.
+        (shape.len() <= XATTR_MAX / 3).then(|| format!("{shape:?}")).filter(|text| text.len() <= XATTR_MAX)
+    }),
     ("user.weightfs.nbytes", |model, at| Some(model.tensor(at).0.nbytes().to_string())),
     ("user.weightfs.offset", |model, at| match model.tensor(at) {
         (tensor, Place::Shard(_)) => Some(tensor.range.start.to_string()),
@@ -46,6 +51,13 @@ const XATTRS: [(&str, XattrValue); 6] = [
 ];
 
 type XattrValue = fn(&Model, usize) -> Option<String>;
+
+/// Most bytes of a value: the kernel takes no more, and would fail a reader of all attributes for the one.
+const XATTR_MAX: usize = 65_536;
+
+fn short(value: &str) -> Option<String> {
+    (value.len() <= XATTR_MAX).then(|| value.to_owned())
+}
 
 impl Volume {
     /// The tree numbered `tree`, below the directory `up`.
@@ -347,7 +359,8 @@ impl Volume {
                         let (in_whole, is_aside) = (at < model.len(), model.is_aside(at));
                         let (tensor, place) = model.tensor(at);
                         let in_shard = model.kind() == Kind::Dataset && matches!(place, Place::Shard(_));
-                        let nlink = self.shown.links(view, tensor.dtype, in_whole && !is_aside, in_shard);
+                        let (dtype, in_tree) = (tensor.dtype, tree::has(tensor.name));
+                        let nlink = self.shown.links(view, dtype, in_whole && !is_aside, in_tree, in_shard);
                         // A part of a joined array takes no room besides it, nor does a view. One sector, so that `du` all but
                         // leaves it out; none would have `tar --sparse` take it for a hole and store zeros.
                         let is_data = view == View::Raw && (in_whole || is_aside);

@@ -1,12 +1,16 @@
 //! A directory of several models: knows which files below it are models and which are not, and opens none of them.
 //!
-//! Hidden files are left out, as `ls` does. Symlinks are followed.
+//! Hidden files are left out, as `ls` does. Symlinks are followed. Names are those of the files, unless they would do harm to a
+//! terminal.
 
 use super::{Error, MANIFEST, Mode, Model, SAFETENSORS, index, stem};
+use crate::name::harmless;
 use crate::source::{self, Stat};
-use std::collections::HashSet;
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::{DirEntry, Metadata};
+use std::hash::Hash;
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
@@ -167,11 +171,48 @@ struct Scan {
     /// How many may be seen.
     limit: usize,
     /// Files that an index names: parts of a model and none themselves.
-    claimed: HashSet<PathBuf>,
+    claimed: Marks<PathBuf>,
     /// Folders that hold the one that is being looked through.
     depth: usize,
     /// Device and inode number of the directories that were looked through: a link may lead to one of them.
-    shown: HashSet<(u64, u64)>,
+    shown: Marks<(u64, u64)>,
+}
+
+/// A set that can forget what was added last.
+struct Marks<T> {
+    all: HashSet<T>,
+    order: Vec<T>,
+}
+
+impl<T> Default for Marks<T> {
+    fn default() -> Self {
+        Self { all: HashSet::new(), order: Vec::new() }
+    }
+}
+
+impl<T: Clone + Eq + Hash> Marks<T> {
+    /// Adds a mark; says whether it is new.
+    fn insert(&mut self, mark: T) -> bool {
+        let is_new = self.all.insert(mark.clone());
+        if is_new {
+            self.order.push(mark);
+        }
+        is_new
+    }
+
+    fn contains(&self, mark: &T) -> bool {
+        self.all.contains(mark)
+    }
+
+    fn len(&self) -> usize {
+        self.order.len()
+    }
+
+    fn truncate(&mut self, len: usize) {
+        for mark in self.order.drain(len..) {
+            self.all.remove(&mark);
+        }
+    }
 }
 
 /// There are more files than may be seen.
@@ -236,7 +277,7 @@ impl Scan {
         }
         let Catalog { folders, models, links, unreadable, bytes, .. } = &self.catalog;
         let before = (folders.len(), models.len(), links.len(), unreadable.len(), *bytes, self.seen, self.depth);
-        let (shown, claimed) = (self.shown.clone(), self.claimed.clone());
+        let (shown, claimed) = (self.shown.len(), self.claimed.len());
         self.limit = self.seen + BEHIND_LINK_MAX;
         let item = self.directory(path, parent);
         self.limit = ENTRIES_MAX;
@@ -248,7 +289,8 @@ impl Scan {
             catalog.unreadable.truncate(before.3);
             (catalog.bytes, self.seen, self.depth) = (before.4, before.5, before.6);
             // What lies there may be reached by another way.
-            (self.shown, self.claimed) = (shown, claimed);
+            self.shown.truncate(shown);
+            self.claimed.truncate(claimed);
             Ok(self.unreadable(path, &format!("a link to more than {BEHIND_LINK_MAX} files")))
         })
     }
@@ -257,7 +299,10 @@ impl Scan {
         for entry in entries.iter().filter(|entry| index::stem(&entry.file_name()).is_some()) {
             // One that cannot be read is a broken model, and claims nothing.
             let shards = index::shards(&entry.path()).unwrap_or_default();
-            self.claimed.extend(shards.iter().map(|shard| dir.join(shard)));
+            // It may name ten thousand that are not there.
+            for path in shards.iter().map(|shard| dir.join(shard)).filter(|path| path.symlink_metadata().is_ok()) {
+                self.claimed.insert(path);
+            }
         }
         let mut names = Names::new(entries);
         let mut listed = Vec::new();
@@ -273,19 +318,19 @@ impl Scan {
                 self.weigh(&path);
             }
             let is_claimed = self.claimed.contains(&path);
-            let is_model = is_file || index::stem(&file).is_some();
+            let is_model = is_model(&file);
             if is_link && !is_dir && (is_model || is_claimed) {
                 self.catalog.reads.push(path.clone());
             }
             let (name, item) = if is_dir {
                 let item = if is_link { self.linked_directory(&path, folder)? } else { self.directory(&path, folder)? };
-                (file, item)
+                (names.shown(file), item)
             } else if is_claimed {
                 continue;
             } else if is_model {
                 (names.of_model(&path, file), self.model(path, folder))
             } else {
-                (file, self.link(&path))
+                (names.shown(file), self.link(&path))
             };
             let error = match item {
                 Item::Model(_) | Item::Unreadable(_) => names.of_error(&name),
@@ -322,12 +367,19 @@ fn is_link(entry: &DirEntry) -> bool {
     entry.file_type().is_ok_and(|kind| kind.is_symlink())
 }
 
+/// Whether a file of that name is a model, or ought to be.
+fn is_model(file: &OsStr) -> bool {
+    file.as_bytes().ends_with(SAFETENSORS.as_bytes()) || index::stem(file).is_some()
+}
+
 /// The names of a folder as they are given out.
 struct Names {
     /// Those of all files, and those that were given.
     taken: HashSet<OsString>,
     /// Stems that two models have.
     twice: HashSet<OsString>,
+    /// The last number of names that were taken without one.
+    numbers: HashMap<OsString, u32>,
 }
 
 /// Longest part of a name that stays in that of its error, in bytes.
@@ -336,26 +388,59 @@ const ERROR_STEM_MAX: usize = 230;
 impl Names {
     fn new(entries: &[DirEntry]) -> Self {
         let mut stems = HashSet::new();
-        let stem = |entry: &DirEntry| stem(&entry.path());
+        let stem = |entry: &DirEntry| stem(&entry.path()).filter(|_| is_model(&entry.file_name()));
         let twice = entries.iter().filter_map(stem).filter(|stem| !stems.insert(stem.clone())).collect();
-        Self { taken: entries.iter().map(DirEntry::file_name).collect(), twice }
+        let taken = entries.iter().map(DirEntry::file_name).collect();
+        Self { taken, twice, numbers: HashMap::new() }
     }
 
     /// A model is called by its stem, unless something else is; then by its file, as nothing else is.
     fn of_model(&mut self, path: &Path, file: OsString) -> OsString {
         let free = |stem: &OsString| !self.twice.contains(stem) && !self.taken.contains(stem);
         let name = stem(path).filter(free).unwrap_or(file);
-        self.taken.insert(name.clone());
-        name
+        self.shown(name)
+    }
+
+    /// The name of a file or stem that nothing else has: its own, unless that would do harm.
+    fn shown(&mut self, name: OsString) -> OsString {
+        match harmless(&name) {
+            Cow::Borrowed(_) => {
+                self.taken.insert(name.clone());
+                name
+            }
+            Cow::Owned(name) => self.unused(|number| {
+                let mut name = name.clone();
+                if number > 1 {
+                    name.push(format!("~{number}"));
+                }
+                name
+            }),
+        }
     }
 
     fn of_error(&mut self, name: &OsStr) -> OsString {
-        let stem = &name.as_bytes()[..name.len().min(ERROR_STEM_MAX)];
-        let numbered = (2..).map(|number| format!(".error{number}.txt"));
-        let endings = std::iter::once(".error.txt".to_owned()).chain(numbered);
-        let mut names = endings.map(|ending| OsString::from_vec([stem, ending.as_bytes()].concat()));
-        let name = names.find(|name| !self.taken.contains(name)).unwrap_or_default();
-        self.taken.insert(name.clone());
-        name
+        let mut end = name.len().min(ERROR_STEM_MAX);
+        while name.to_str().is_some_and(|name| !name.is_char_boundary(end)) {
+            end -= 1;
+        }
+        self.unused(|number| {
+            let ending = if number == 1 { ".error.txt".to_owned() } else { format!(".error{number}.txt") };
+            OsString::from_vec([&name.as_bytes()[..end], ending.as_bytes()].concat())
+        })
+    }
+
+    /// The first of the names that `name` makes of the numbers from 1 on that nothing has. Now it is taken.
+    fn unused(&mut self, name: impl Fn(u32) -> OsString) -> OsString {
+        let mut unused = name(1);
+        if self.taken.contains(&unused) {
+            // Where the search ended last time: there may be a million that begin alike.
+            let number = self.numbers.entry(unused.clone()).or_insert(1);
+            while self.taken.contains(&unused) {
+                *number += 1;
+                unused = name(*number);
+            }
+        }
+        self.taken.insert(unused.clone());
+        unused
     }
 }

@@ -5,10 +5,14 @@
 //! another's.
 
 use super::set::{self, Error, Set};
-use super::{Error as ModelError, Joined, Kind, Mismatch, Model, Place};
-use crate::format::{Mode, NameTable, Skipped, TensorInfo, quote};
+use super::{Error as ModelError, Joined, Kind, Model, Place};
+use crate::format::{Mode, NameTable, SkipList, Skipped, TensorInfo, brackets, quote};
 use crate::source::{MappedFile, Run};
 use serde::Deserialize;
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
+use serde::de::{Deserializer, IntoDeserializer, MapAccess, SeqAccess, Visitor};
+use std::fmt;
+use std::marker::PhantomData;
 use std::path::Path;
 
 /// File name of a manifest.
@@ -18,7 +22,7 @@ pub const MANIFEST: &str = "dataset_manifest.json";
 #[derive(Deserialize)]
 struct Manifest {
     format_version: String,
-    shards: Vec<Listed>,
+    shards: Quiet<Vec<Quiet<Listed>>>,
 }
 
 /// A shard as the manifest has it.
@@ -27,34 +31,72 @@ struct Listed {
     /// Relative to the manifest.
     shard_path: String,
     /// Rows, padding included.
-    samples_count: u64,
+    samples_count: Quiet<u64>,
     /// Size of the whole file.
-    bytes: u64,
+    bytes: Quiet<u64>,
+}
+
+/// A value that is no text. The error does not repeat a text that stands in its place, which may be as long as the file.
+struct Quiet<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Quiet<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(QuietVisitor(PhantomData)).map(Self)
+    }
+}
+
+struct QuietVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for QuietVisitor<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a whole number, a list or an object")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, _: &str) -> Result<T, E> {
+        Err(E::custom("a text stands where there should be none"))
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<T, E> {
+        T::deserialize(value.into_deserializer())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<T, A::Error> {
+        T::deserialize(SeqAccessDeserializer::new(seq))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(map))
+    }
 }
 
 /// Opens all shards that the manifest at `path` names, and joins what belongs together.
 pub(super) fn open(path: &Path, mode: Mode) -> Result<Model, ModelError> {
     let text = set::read_list(path)?;
     let (listed, Set { names, homes, files, broken }) = set::open(path, mode, |names| {
-        let json = |error: serde_json::Error| Error::Json { what: "manifest of a dataset", reason: error.to_string() };
-        let manifest: Manifest = serde_json::from_slice(&text).map_err(json)?;
-        if manifest.format_version.split('.').next() != Some("1") {
-            return Err(Error::Version { found: manifest.format_version });
+        let manifest: Quiet<Manifest> =
+            serde_json::from_slice(&text).map_err(|error| Error::json("manifest of a dataset", &error))?;
+        let Manifest { format_version, shards } = manifest.0;
+        if format_version.split('.').next() != Some("1") {
+            return Err(Error::Version { found: format_version });
         }
-        for (at, shard) in manifest.shards.iter().enumerate() {
+        for (at, Quiet(shard)) in shards.0.iter().enumerate() {
             if names.number(&shard.shard_path)? as usize != at {
                 return Err(Error::Repeated { shard: shard.shard_path.clone() });
             }
         }
-        Ok(manifest.shards)
+        Ok(shards.0)
     })?;
     drop(text);
-    let skipped = broken.iter().map(Mismatch::skipped).collect();
-    let mut model = Model::new(path, Kind::Dataset, files, skipped);
+    let mut skipped = SkipList::default();
+    broken.iter().for_each(|broken| skipped.push(|| broken.skipped()));
+    let mut model = Model::new(path, Kind::Dataset, files, SkipList::default());
     model.manifest = Some(Box::new(MappedFile::open(path)?));
     // Shards are numbered by name, and joined in the order of the manifest.
     let shards: Vec<Part> = names.iter().map(|name| &name[..]).zip(homes).collect();
-    join(&mut model, &shards);
+    join(&mut model, &shards, &mut skipped);
+    model.mismatches = skipped.finish();
     compare(&mut model, &listed, &shards);
     Ok(model)
 }
@@ -64,68 +106,67 @@ type Part<'n> = (&'n str, Option<usize>);
 
 /// Finds out the mode, and joins the arrays of batch mode; of a name that two shards have in key-value mode the first
 /// stands for the whole. What is left is in the shards.
-fn join(model: &mut Model, shards: &[Part]) {
+fn join(model: &mut Model, shards: &[Part], skipped: &mut SkipList) {
     let mut table = NameTable::with_capacity(model.len());
-    // How many other tensors have the name of each.
-    let mut others = vec![0u32; model.len()];
-    let mut aside = Vec::new();
+    // Tensors whose name one before them has, each behind the first of its name.
+    let mut others: Vec<(u32, u32)> = Vec::new();
     for at in 0..model.len() as u32 {
         let name = |at: u32| model.name(at as usize);
         if !table.insert(at, name) {
-            aside.push(at);
-            if let Some(first) = table.find(name(at), name) {
-                others[first as usize] += 1;
-            }
+            others.extend(table.find(name(at), name).map(|first| (first, at)));
         }
     }
-    let repeated: usize = others.iter().filter(|others| **others > 0).map(|others| *others as usize + 1).sum();
+    let aside: Vec<u32> = others.iter().map(|other| other.1).collect();
+    others.sort_unstable();
+    let repeated = others.len() + others.chunk_by(|a, b| a.0 == b.0).count();
     if repeated * 2 < model.len() || repeated == 0 {
-        let report = |at: &u32| {
-            let name = model.name(*at as usize);
-            let shard = |at: usize| quote(&model.shards[model.locate(at).0].name);
-            let first = table.find(name, |at| model.name(at as usize)).unwrap_or(*at);
-            let (first, second) = (shard(first as usize), shard(*at as usize));
-            let reason = format!("it is in {first} and in {second}; the second is in shards/ only");
-            Skipped { name: name.to_owned(), reason }
-        };
-        let reports: Vec<Skipped> = aside.iter().map(report).collect();
-        model.mismatches.extend(reports);
+        let shard = |at: u32| quote(&model.shards[model.locate(at as usize).0].name);
+        for (first, second) in others {
+            let reason =
+                || format!("it is in {} and in {}; the second is in shards/ only", shard(first), shard(second));
+            skipped.push(|| Skipped { name: model.name(first as usize).to_owned(), reason: reason() });
+        }
         model.aside = aside;
-        return;
-    }
-    let is_first = |at: &u32| aside.binary_search(at).is_err();
-    let (mut joined, mut apart) = (Vec::new(), Vec::new());
-    for first in (0..model.len() as u32).filter(is_first) {
-        match join_one(model, first, shards) {
-            Ok(array) => joined.push(array),
-            Err(reason) => {
-                let name = model.name(first as usize).to_owned();
-                let parts = (0..model.shards.len()).filter_map(|shard| model.find_in(shard, &name));
-                apart.extend(parts.map(|at| at as u32));
-                let reason = format!("{reason}; its parts are in shards/");
-                model.mismatches.push(Skipped { name, reason });
+    } else {
+        let (mut joined, mut apart, mut rest) = (Vec::new(), Vec::new(), &others[..]);
+        for first in (0..model.len() as u32).filter(|at| aside.binary_search(at).is_err()) {
+            let (same, after) = rest.split_at(rest.partition_point(|other| other.0 == first));
+            rest = after;
+            let parts = || std::iter::once(first).chain(same.iter().map(|other| other.1));
+            match join_one(model, first, parts(), shards) {
+                Ok(array) => joined.push(array),
+                Err(reason) => {
+                    apart.extend(parts());
+                    let reason = format!("{reason}; its parts are in shards/");
+                    skipped.push(|| Skipped { name: model.name(first as usize).to_owned(), reason });
+                }
             }
         }
+        model.number_joined(joined, apart);
     }
-    model.number_joined(joined, apart);
 }
 
-/// The array of which the tensor numbered `first` is a part, or why there is none.
-fn join_one(model: &Model, first: u32, shards: &[Part]) -> Result<Joined, String> {
+/// The array of all `parts`, which have the name of the tensor numbered `first` and rising numbers; or why there is none.
+fn join_one(model: &Model, first: u32, parts: impl Iterator<Item = u32>, shards: &[Part]) -> Result<Joined, String> {
     let (like, place) = model.tensor(first as usize);
     let Some((_, trailing)) = like.shape.split_first() else { return Err("a scalar cannot be concatenated".into()) };
     let Place::Shard(home) = place else { return Err("joined already".into()) };
     let home = quote(&model.shards[home].name);
-    let (mut rows, mut nbytes, mut runs) = (0u64, 0u64, Vec::with_capacity(shards.len()));
+    // Not looked up in each shard: there may be thousands that have nothing, and a million names.
+    let parts: Vec<(usize, u32)> = parts.map(|at| (model.locate(at as usize).0, at)).collect();
+    let part_in = |shard: usize| parts.binary_search_by_key(&shard, |part| part.0).ok().map(|at| parts[at].1);
+    let (mut rows, mut nbytes, mut runs) = (0u64, 0u64, Vec::with_capacity(parts.len()));
     for (name, shard) in shards {
-        let part = shard.and_then(|shard| Some((shard, model.find_in(shard, like.name)?)));
+        let part = shard.and_then(|shard| Some((shard, part_in(shard)?)));
         let Some((shard, part)) = part else { return Err(format!("{} does not have it", quote(name))) };
-        let (TensorInfo { dtype, shape, range, .. }, _) = model.tensor(part);
+        let (TensorInfo { dtype, shape, range, .. }, _) = model.tensor(part as usize);
         if dtype != like.dtype {
-            return Err(format!("it is {} in {home}, and {dtype} in {}", like.dtype, quote(name)));
+            let (like, dtype) = (like.dtype.quoted(), dtype.quoted());
+            return Err(format!("it is {like} in {home}, and {dtype} in {}", quote(name)));
         }
         let Some((count, _)) = shape.split_first().filter(|(_, rest)| *rest == trailing) else {
-            return Err(format!("its shape is {:?} in {home}, and {shape:?} in {}", like.shape, quote(name)));
+            let (like, shape) = (brackets(like.shape), brackets(shape));
+            return Err(format!("its shape is {like} in {home}, and {shape} in {}", quote(name)));
         };
         let len = range.end - range.start;
         if len > 0 {
@@ -139,20 +180,20 @@ fn join_one(model: &Model, first: u32, shards: &[Part]) -> Result<Joined, String
 }
 
 /// Holds the files against what the manifest says of them. Nothing is left out for it: the headers say what is there.
-fn compare(model: &mut Model, listed: &[Listed], shards: &[Part]) {
-    for (listed, (name, shard)) in listed.iter().zip(shards) {
+fn compare(model: &mut Model, listed: &[Quiet<Listed>], shards: &[Part]) {
+    for (Quiet(listed), (name, shard)) in listed.iter().zip(shards) {
         let Some(shard) = *shard else { continue };
         let len = model.sources[shard].len();
-        if len != listed.bytes {
-            model.remarks.push(format!("{} has {len} bytes, and the manifest says {}", quote(name), listed.bytes));
+        let Listed { bytes: Quiet(bytes), samples_count: Quiet(samples), .. } = listed;
+        if len != *bytes {
+            model.remarks.push(format!("{} has {len} bytes, and the manifest says {bytes}", quote(name)));
         }
         let rows = model.joined.first().and_then(|joined| {
             let part = model.find_in(shard, model.name(joined.like as usize))?;
             model.tensor(part).0.shape.first().copied()
         });
-        if let Some(rows) = rows.filter(|rows| *rows != listed.samples_count) {
-            let said = listed.samples_count;
-            model.remarks.push(format!("{} has {rows} rows, and the manifest says {said}", quote(name)));
+        if let Some(rows) = rows.filter(|rows| rows != samples) {
+            model.remarks.push(format!("{} has {rows} rows, and the manifest says {samples}", quote(name)));
         }
     }
 }

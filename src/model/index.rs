@@ -4,11 +4,11 @@
 
 use super::set::{self, Error, File, Set};
 use super::{Error as ModelError, Kind, Model, Shard};
-use crate::format::{Mode, Skipped, quote};
+use crate::format::{Mode, SkipList, Skipped, TOLD_MAX, quote};
 use hashbrown::DefaultHashBuilder;
 use rayon::prelude::*;
 use serde::Deserialize;
-use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Unexpected, Visitor};
 use std::borrow::Cow;
 use std::cell::LazyCell;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -17,10 +17,8 @@ use std::fmt;
 use std::hash::BuildHasher;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-/// Most tensors without a shard that are told one by one.
-const ABSENT_MAX: usize = 100_000;
 
 /// What stands in the name of an index between the stem and `.json`, but for a variant.
 const INDEX: &str = ".safetensors.index";
@@ -30,17 +28,15 @@ const INDEX: &str = ".safetensors.index";
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum Mismatch {
     #[error("a shard is missing or broken: {reason}")]
-    Shard { shard: String, reason: String },
+    Shard { shard: Arc<str>, reason: String },
     #[error("tensor {} should be in {}, but no shard has it", quote(tensor), quote(shard))]
-    Absent { tensor: String, shard: String },
+    Absent { tensor: String, shard: Arc<str> },
     #[error("tensor {} should be in {}, but is in {}", quote(tensor), quote(shard), quote(found))]
-    Elsewhere { tensor: String, shard: String, found: String },
+    Elsewhere { tensor: String, shard: Arc<str>, found: Arc<str> },
     #[error("tensor {} is in {}, but the index does not name it", quote(tensor), quote(shard))]
-    Unnamed { tensor: String, shard: String },
+    Unnamed { tensor: String, shard: Arc<str> },
     #[error("tensor {} is in {}{}, and in {} too", quote(tensor), quote(shard), if *stated { " as the index says" } else { "" }, quote(other))]
-    Twice { tensor: String, shard: String, other: String, stated: bool },
-    #[error("{more} more tensors should be in a shard, but no shard has them")]
-    More { more: usize },
+    Twice { tensor: String, shard: Arc<str>, other: Arc<str>, stated: bool },
 }
 
 impl Mismatch {
@@ -57,7 +53,6 @@ impl Mismatch {
             | Self::Elsewhere { tensor, .. }
             | Self::Unnamed { tensor, .. }
             | Self::Twice { tensor, .. } => tensor,
-            Self::More { .. } => "",
         }
     }
 }
@@ -81,7 +76,8 @@ impl<'de> DeserializeSeed<'de> for Reader<'_> {
     type Value = Vec<Entry<'de>>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_map(self)
+        // Not as a map: the error would repeat a text that stands in its place, and be as long.
+        deserializer.deserialize_any(self)
     }
 }
 
@@ -90,6 +86,10 @@ impl<'de> Visitor<'de> for Reader<'_> {
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.inside { "an object of tensor and file names" } else { "an object with a weight_map" })
+    }
+
+    fn visit_str<E: serde::de::Error>(self, _: &str) -> Result<Self::Value, E> {
+        Err(E::invalid_type(Unexpected::Other("a text"), &self))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
@@ -125,8 +125,7 @@ fn read<'t>(text: &'t [u8], number: &mut dyn FnMut(&str) -> Result<u32, Error>) 
     let reader = Reader { number, refused: &mut refused, inside: false };
     let mut json = serde_json::Deserializer::from_slice(text);
     let entries = reader.deserialize(&mut json).and_then(|entries| json.end().map(|()| entries));
-    let json = |error: serde_json::Error| Error::Json { what: "index of a sharded model", reason: error.to_string() };
-    entries.map_err(|error| refused.unwrap_or_else(|| json(error)))
+    entries.map_err(|error| refused.unwrap_or_else(|| Error::json("index of a sharded model", &error)))
 }
 
 /// The shards that the index at `path` names.
@@ -162,14 +161,17 @@ pub(super) fn open(path: &Path, mode: Mode) -> Result<Model, ModelError> {
         set::open(path, mode, |names| read(&text, &mut |name| names.number(name)))?;
     let (mut shards, sources): (Vec<Shard>, Vec<_>) = files.into_iter().unzip();
     let mut mismatches = broken;
-    audit(last_of_each(entries), &names, &homes, &mut shards, &mut mismatches);
+    let more = audit(last_of_each(entries), &names, &homes, &mut shards, &mut mismatches);
     drop(text);
     if mode == Mode::Strict && !mismatches.is_empty() {
-        let more = mismatches.len() - 1;
+        let more = mismatches.len() - 1 + more;
         return Err(ModelError::Mismatch { path: path.to_owned(), mismatch: mismatches.swap_remove(0), more });
     }
     let files: Vec<File> = shards.into_iter().zip(sources).collect();
-    Ok(Model::new(path, Kind::Sharded, files, mismatches.iter().map(Mismatch::skipped).collect()))
+    let mut skipped = SkipList::default();
+    mismatches.into_iter().for_each(|mismatch| skipped.push(|| mismatch.skipped()));
+    skipped.add(more);
+    Ok(Model::new(path, Kind::Sharded, files, skipped.finish()))
 }
 
 /// Of a tensor that stands in the index more than once the last entry, as Python reads it.
@@ -186,7 +188,8 @@ fn last_of_each(mut entries: Vec<Entry>) -> Vec<Entry> {
     entries
 }
 
-/// Compares both ways, and leaves each tensor in one shard only: the one that the index names, or else the first.
+/// Compares both ways, and leaves each tensor in one shard only: the one that the index names, or else the first. Of very many
+/// mismatches only so many are told; returns how many there are besides.
 ///
 /// Nothing is allocated for a tensor about which both agree.
 fn audit(
@@ -195,7 +198,11 @@ fn audit(
     homes: &[Option<usize>],
     shards: &mut [Shard],
     mismatches: &mut Vec<Mismatch>,
-) {
+) -> usize {
+    let names: Vec<Arc<str>> = names.iter().map(|name| Arc::from(&name[..])).collect();
+    let files: Vec<Arc<str>> = shards.iter().map(|shard| Arc::from(&shard.name[..])).collect();
+    let mut more = 0;
+    let mut tell = |mismatch| if mismatches.len() < TOLD_MAX { mismatches.push(mismatch) } else { more += 1 };
     let unmarked = |shard: &Shard| (0..shard.header.len()).map(|_| AtomicBool::new(false)).collect();
     let stated: Vec<Vec<AtomicBool>> = shards.iter().map(unmarked).collect();
     let is_absent = |(tensor, shard): &Entry| {
@@ -226,18 +233,18 @@ fn audit(
         for tensor in (0..shard.header.len()).filter(|tensor| !stated[at][*tensor]) {
             let name = shard.header.name(tensor);
             let kept = at_home.get(name).or_else(|| strays.get(name)).copied();
-            let owned = || (name.to_owned(), shard.name.clone());
+            let owned = || (name.to_owned(), files[at].clone());
             match kept {
                 Some(kept) => {
                     dropped[at].insert(name.to_owned());
-                    let ((tensor, other), shard) = (owned(), shards[kept].name.clone());
+                    let ((tensor, other), shard) = (owned(), files[kept].clone());
                     let stated = at_home.contains_key(name);
-                    mismatches.push(Mismatch::Twice { tensor, shard, other, stated });
+                    tell(Mismatch::Twice { tensor, shard, other, stated });
                 }
                 None => {
                     strays.insert(name, at);
                     let (tensor, found) = owned();
-                    mismatches.push(match absent.remove(name) {
+                    tell(match absent.remove(name) {
                         Some(shard) => Mismatch::Elsewhere { tensor, shard: names[shard as usize].clone(), found },
                         None => Mismatch::Unnamed { tensor, shard: found },
                     });
@@ -247,15 +254,8 @@ fn audit(
     }
     // What a missing shard holds is told by that shard.
     absent.retain(|_, shard| homes[*shard as usize].is_some());
-    let more = absent.len().saturating_sub(ABSENT_MAX);
-    mismatches.extend(
-        absent.into_iter().take(ABSENT_MAX).map(|(tensor, shard)| Mismatch::Absent {
-            tensor: tensor.into_owned(),
-            shard: names[shard as usize].clone(),
-        }),
-    );
-    if more > 0 {
-        mismatches.push(Mismatch::More { more });
+    for (tensor, shard) in absent {
+        tell(Mismatch::Absent { tensor: tensor.into_owned(), shard: names[shard as usize].clone() });
     }
     // Missing shards first: they explain the most.
     let order = |mismatch: &Mismatch| !matches!(mismatch, Mismatch::Shard { .. });
@@ -265,4 +265,5 @@ fn audit(
             shard.header.retain(|name| !dropped.contains(name));
         }
     }
+    more
 }

@@ -5,7 +5,7 @@ mod dataset;
 mod index;
 mod set;
 
-use crate::format::{self, Header, Mode, NameTable, Skipped, TensorInfo, quote, safetensors};
+use crate::format::{self, Header, Mode, NameTable, SkipList, Skipped, TensorInfo, quote, safetensors};
 use crate::source::{self, MappedFile, Run, Source, Stat};
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -41,9 +41,10 @@ pub struct Model {
     by_name: OnceLock<NameTable>,
     /// `dataset_manifest.json`, of a dataset.
     manifest: Option<Box<dyn Source>>,
+    /// Of all shards, where there are several.
     metadata: Vec<(String, String)>,
     /// What the index and the files do not agree on.
-    mismatches: Vec<Skipped>,
+    mismatches: SkipList,
     /// What else should be said of it.
     remarks: Vec<String>,
 }
@@ -213,10 +214,10 @@ impl Model {
     pub fn from_source(path: &Path, source: Box<dyn Source>, mode: Mode) -> Result<Self, Error> {
         let name = path.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
         let header = read_header(path, &*source, mode)?;
-        Ok(Self::new(path, Kind::File, vec![(Shard { name, header }, source)], Vec::new()))
+        Ok(Self::new(path, Kind::File, vec![(Shard { name, header }, source)], SkipList::default()))
     }
 
-    fn new(path: &Path, kind: Kind, files: Vec<(Shard, Box<dyn Source>)>, mismatches: Vec<Skipped>) -> Self {
+    fn new(path: &Path, kind: Kind, files: Vec<(Shard, Box<dyn Source>)>, mismatches: SkipList) -> Self {
         let (shards, sources): (Vec<Shard>, Vec<_>) = files.into_iter().unzip();
         let count = |next: &mut u32, shard: &Shard| {
             let first = *next;
@@ -225,7 +226,7 @@ impl Model {
         };
         let first = shards.iter().scan(0, count).collect();
         let len = shards.iter().map(|shard| shard.header.len()).sum();
-        let metadata = merge_metadata(&shards);
+        let metadata = if shards.len() > 1 { merge_metadata(&shards) } else { Vec::new() };
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let (joined, aside, by_name, manifest, remarks) = Default::default();
         Self {
@@ -356,12 +357,15 @@ impl Model {
 
     /// `__metadata__` of all files, sorted by key. Of a key that several files have, the first file's value stands.
     pub fn metadata(&self) -> &[(String, String)] {
-        &self.metadata
+        match &self.shards[..] {
+            [one] => one.header.metadata(),
+            _ => &self.metadata,
+        }
     }
 
     /// What was left out, and what the index and the files do not agree on: empty unless the model was opened leniently.
     pub fn skipped(&self) -> impl Iterator<Item = &Skipped> {
-        self.mismatches.iter().chain(self.shards.iter().flat_map(|shard| shard.header.skipped()))
+        self.mismatches.listed().iter().chain(self.shards.iter().flat_map(|shard| shard.header.skipped()))
     }
 
     /// Logs what was left out and what is not known, and no more than a screen of it.
@@ -371,8 +375,9 @@ impl Model {
         for skipped in self.skipped().take(LINES) {
             log::warn!("{source}: left out {}: {}", quote(&skipped.name), skipped.reason);
         }
-        if let Some(more @ 1..) = self.skipped().count().checked_sub(LINES) {
-            log::warn!("{source}: left out {more} more; index.json lists all of them");
+        let left_out = self.mismatches.total() + self.shards.iter().map(|shard| shard.header.left_out()).sum::<usize>();
+        if let Some(more @ 1..) = left_out.checked_sub(LINES) {
+            log::warn!("{source}: left out {more} more; see index.json");
         }
         for remark in self.remarks.iter().take(LINES) {
             log::warn!("{source}: {remark}");

@@ -2,6 +2,7 @@
 
 use super::{Error as ModelError, Mismatch, SAFETENSORS, Shard, read_header};
 use crate::format::{Mode, quote};
+use crate::name::shorten;
 use crate::source::{MappedFile, Source};
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,6 +14,9 @@ const LIST_MAX: u64 = 300 << 20;
 /// Most shards of a set.
 pub(super) const SHARDS_MAX: usize = 10_000;
 
+/// Longest name of a shard, in bytes: it is told with each of its tensors.
+const NAME_MAX: usize = 1024;
+
 /// Why a list of files cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
@@ -20,7 +24,7 @@ pub enum Error {
     TooLong { len: u64 },
     #[error("no {what}: {reason}")]
     Json { what: &'static str, reason: String },
-    #[error("format version {found}; weightfs knows 1")]
+    #[error("format version {}; weightfs knows 1", quote(found))]
     Version { found: String },
     #[error("names more than {SHARDS_MAX} shards; so many can be mounted")]
     TooManyShards,
@@ -32,6 +36,14 @@ pub enum Error {
     SameFile { a: String, b: String },
     #[error("none of its shards can be mounted: {reason}")]
     Nothing { reason: String },
+}
+
+impl Error {
+    /// What a JSON parser says of a list, which may repeat what it found.
+    pub(super) fn json(what: &'static str, error: &serde_json::Error) -> Self {
+        const REASON_MAX: usize = 300;
+        Self::Json { what, reason: shorten(&error.to_string(), REASON_MAX).into_owned() }
+    }
 }
 
 /// The files of a set.
@@ -118,7 +130,7 @@ pub(super) fn open<R: Send>(
                 }
                 files.push((at, file));
             }
-            Err(reason) => broken.push(Mismatch::Shard { shard: names[at].clone(), reason }),
+            Err(reason) => broken.push(Mismatch::Shard { shard: names[at][..].into(), reason }),
         }
     }
     if mode == Mode::Strict && !broken.is_empty() {
@@ -155,6 +167,8 @@ fn check(name: &str) -> Result<(), Error> {
         "leads out of the directory"
     } else if !name.ends_with(SAFETENSORS) {
         "is no .safetensors file"
+    } else if name.len() > NAME_MAX {
+        "has a longer name than any file"
     } else {
         return Ok(());
     };

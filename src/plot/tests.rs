@@ -378,3 +378,14 @@ fn a_shape_of_many_dimensions() {
     let png = render("", "BF16", &[u64::MAX; 8192], &stats(&[1.0, 2.0]), Some(&Heat::new(u64::MAX, u64::MAX)));
     assert_eq!(png.unwrap().len(), PNG_LEN);
 }
+
+#[test]
+fn a_shape_of_a_million_dimensions_is_not_written_out() {
+    for len in [999, 1000, 1001, 5000] {
+        let dims: Vec<u64> = (0..len).collect();
+        let whole = format!("{dims:?}");
+        let shown = |text: &str| cut(text, |_| true, |text| text.len() < 60);
+        assert_eq!(shown(&words::shape(&dims)), shown(&whole), "{len}");
+    }
+    assert!(words::shape(&[1; 1_000_000]).len() < 5000);
+}

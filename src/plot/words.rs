@@ -61,15 +61,20 @@ pub(super) fn percent(part: u64, whole: u64) -> String {
     }
 }
 
-/// A shape as Python writes it.
+/// A shape as Python writes it; of very many dimensions the first and the last, which is more than there is room for.
 pub(super) fn shape(dims: &[u64]) -> String {
-    format!("[{}]", dims.iter().map(u64::to_string).collect::<Vec<_>>().join(", "))
+    let join = |dims: &[u64]| dims.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+    match dims {
+        dims if dims.len() <= 2 * MOST => format!("[{}]", join(dims)),
+        dims => format!("[{}, {}]", join(&dims[..MOST]), join(&dims[dims.len() - MOST..])),
+    }
 }
+
+/// No line of a picture has so many characters.
+const MOST: usize = 500;
 
 /// `text` with what cannot be `shown` escaped, and with its middle left out where it is too long to `fit`.
 pub(super) fn cut(text: &str, shown: impl Fn(char) -> bool, fits: impl Fn(&str) -> bool) -> String {
-    /// No line of a picture has so many characters.
-    const MOST: usize = 500;
     let escape = |char: char| match char {
         '\'' | '"' | '\\' => char.to_string(),
         _ if shown(char) => char.escape_debug().to_string(),

@@ -138,7 +138,7 @@ fn write_entries(model: &Model, offsets: &[u64], tensors: Range<usize>, out: Out
     let from = tensors.start / STRIDE * STRIDE;
     let shown = |at: &usize| !model.is_aside(*at);
     let before = (from..tensors.start).filter(shown).map(|at| model.tensor(at).0.nbytes());
-    let mut offset = offsets.get(tensors.start / STRIDE).copied().unwrap_or(0) + before.sum::<u64>();
+    let mut offset = before.fold(offsets.get(tensors.start / STRIDE).copied().unwrap_or(0), u64::saturating_add);
     for at in tensors.filter(shown) {
         let (tensor, _) = model.tensor(at);
         // The first of all is never aside.
@@ -146,7 +146,8 @@ fn write_entries(model: &Model, offsets: &[u64], tensors: Range<usize>, out: Out
             out.write_all(b",")?;
         }
         write_entry(&tensor, offset, &mut *out)?;
-        offset += tensor.nbytes();
+        // Beyond the most that a file may have nothing is shown of it.
+        offset = offset.saturating_add(tensor.nbytes());
     }
     Ok(())
 }
@@ -158,5 +159,5 @@ pub fn write_entry(tensor: &TensorInfo, offset: u64, out: Out) -> io::Result<()>
     serde_json::to_writer(&mut *out, tensor.dtype.name())?;
     out.write_all(b",\"shape\":[")?;
     write_list(tensor.shape, ",", out)?;
-    write!(out, "],\"data_offsets\":[{offset},{}]}}", offset + tensor.nbytes())
+    write!(out, "],\"data_offsets\":[{offset},{}]}}", offset.saturating_add(tensor.nbytes()))
 }

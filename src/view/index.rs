@@ -1,7 +1,8 @@
 //! `index.json`: knows how tensors are listed as JSON, one a line.
 
-use super::lines::{Lines, Out, write_list};
+use super::lines::{Lines, Out, write_list, write_string};
 use crate::content::{Content, Run, Segment};
+use crate::format::Skipped;
 use crate::model::{Model, Place};
 use crate::name;
 use std::borrow::Cow;
@@ -11,9 +12,9 @@ use std::ops::Range;
 /// The parts of `index.json`.
 #[derive(Debug)]
 pub struct Index {
-    head: String,
+    head: Vec<u8>,
     lines: Lines,
-    tail: String,
+    tail: Vec<u8>,
     dirs: Dirs,
 }
 
@@ -29,13 +30,9 @@ pub struct Dirs {
 impl Index {
     /// Measures every line.
     pub fn new(model: &Model, dirs: Dirs) -> Self {
-        let source = json(&model.path().to_string_lossy());
-        let head = format!("{{\"source\": {source}, \"format\": \"safetensors\", \"tensors\": [\n");
-        let skipped: Vec<String> = model
-            .skipped()
-            .map(|skipped| format!("\n{{\"name\": {}, \"reason\": {}}}", json(&skipped.name), json(&skipped.reason)))
-            .collect();
-        let tail = format!("], \"skipped\": [{}]}}\n", skipped.join(","));
+        let (mut head, mut tail) = (Vec::new(), Vec::new());
+        // A vector cannot refuse text.
+        let _ = write_head(model, &mut head).and_then(|()| write_tail(model, &mut tail));
         let lines = Lines::new(count(model), |tensors, out| write_lines(model, dirs, tensors, out));
         Self { head, lines, tail, dirs }
     }
@@ -43,9 +40,9 @@ impl Index {
     /// The file.
     pub fn content<'a>(&'a self, model: &'a Model) -> Content<'a> {
         Content::new([
-            Segment::Literal(Cow::Borrowed(self.head.as_bytes())),
+            Segment::Literal(Cow::Borrowed(&self.head)),
             self.lines.segment(|tensors, out| write_lines(model, self.dirs, tensors, out)),
-            Segment::Literal(Cow::Borrowed(self.tail.as_bytes())),
+            Segment::Literal(Cow::Borrowed(&self.tail)),
         ])
     }
 }
@@ -58,6 +55,24 @@ fn behind(model: &Model) -> &[u32] {
 /// Number of lines: of the whole, and of what is in a shard only.
 fn count(model: &Model) -> usize {
     model.len() + behind(model).len()
+}
+
+fn write_head(model: &Model, out: Out) -> io::Result<()> {
+    out.write_all(b"{\"source\": ")?;
+    write_string(&model.path().to_string_lossy(), out)?;
+    out.write_all(b", \"format\": \"safetensors\", \"tensors\": [\n")
+}
+
+fn write_tail(model: &Model, out: Out) -> io::Result<()> {
+    out.write_all(b"], \"skipped\": [")?;
+    for (at, Skipped { name, reason }) in model.skipped().enumerate() {
+        out.write_all(if at == 0 { b"\n{\"name\": " } else { b",\n{\"name\": " })?;
+        write_string(name, out)?;
+        out.write_all(b", \"reason\": ")?;
+        write_string(reason, out)?;
+        out.write_all(b"}")?;
+    }
+    out.write_all(b"]}\n")
 }
 
 fn write_lines(model: &Model, dirs: Dirs, mut lines: Range<usize>, out: Out) -> io::Result<()> {
@@ -75,9 +90,9 @@ fn write_lines(model: &Model, dirs: Dirs, mut lines: Range<usize>, out: Out) -> 
 fn write_line(model: &Model, dirs: Dirs, tensor: usize, out: Out) -> io::Result<()> {
     let (info, place) = model.tensor(tensor);
     out.write_all(b"{\"name\": ")?;
-    serde_json::to_writer(&mut *out, info.name)?;
+    write_string(info.name, out)?;
     out.write_all(b", \"dtype\": ")?;
-    serde_json::to_writer(&mut *out, info.dtype.name())?;
+    write_string(info.dtype.name(), out)?;
     out.write_all(b", \"shape\": [")?;
     write_list(info.shape, ", ", out)?;
     write!(out, "], \"nbytes\": {}, \"file\": ", info.nbytes())?;
@@ -112,11 +127,6 @@ fn write_line(model: &Model, dirs: Dirs, tensor: usize, out: Out) -> io::Result<
 
 fn write_place(shard: &str, offset: u64, out: Out) -> io::Result<()> {
     out.write_all(b"\"shard\": ")?;
-    serde_json::to_writer(&mut *out, shard)?;
+    write_string(shard, out)?;
     write!(out, ", \"offset\": {offset}")
-}
-
-/// A string as JSON, which cannot fail.
-fn json(text: &str) -> String {
-    serde_json::to_string(text).unwrap_or_default()
 }

@@ -1,12 +1,12 @@
 //! `metadata.json` and the decoded values in `metadata/`: knows `__metadata__` as JSON and what a `data:` URL holds.
 
+use super::lines::{Out, write_string};
 use crate::format::quote;
 use crate::name;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Serialize, Serializer};
-use std::borrow::Cow;
-use std::collections::HashSet;
+use std::io;
 
 /// Longest decoded value, in bytes: it is kept in memory.
 const DECODED_MAX: usize = 32 << 20;
@@ -44,10 +44,20 @@ impl Serialize for Object<'_> {
 
 /// An object, one key a line; `{}` where there is none.
 pub fn json(metadata: &[(String, String)]) -> Vec<u8> {
-    // Strings as keys and values cannot fail to be JSON.
-    let mut json = serde_json::to_vec_pretty(&Object(metadata)).unwrap_or_default();
-    json.push(b'\n');
+    let mut json = Vec::new();
+    // A vector cannot refuse text.
+    let _ = write(metadata, &mut json);
     json
+}
+
+fn write(metadata: &[(String, String)], out: Out) -> io::Result<()> {
+    for (at, (key, value)) in metadata.iter().enumerate() {
+        out.write_all(if at == 0 { b"{\n  " } else { b",\n  " })?;
+        write_string(key, out)?;
+        out.write_all(b": ")?;
+        write_string(value, out)?;
+    }
+    out.write_all(if metadata.is_empty() { b"{}\n" } else { b"\n}\n" })
 }
 
 /// A value that was a `data:` URL.
@@ -62,9 +72,9 @@ pub struct Decoded {
 /// All values that are `data:TYPE;base64,...`, decoded, sorted by file name. One that cannot be is left alone, and the log
 /// says why of the first few.
 pub fn decoded(metadata: &[(String, String)]) -> Vec<Decoded> {
-    let taken: HashSet<Cow<str>> = match metadata.iter().any(|(_, value)| data_url(value).is_some()) {
-        true => metadata.iter().map(|(key, _)| name::encode(key)).collect(),
-        false => return Vec::new(),
+    // None has it as its cut name: those end in digits.
+    let is_taken = |file_name: &str| {
+        name::decode(file_name).is_some_and(|key| metadata.binary_search_by(|entry| entry.0[..].cmp(&key)).is_ok())
     };
     let mut left_alone = 0;
     let decode = |(key, value): &(String, String)| {
@@ -73,7 +83,7 @@ pub fn decoded(metadata: &[(String, String)]) -> Vec<Decoded> {
         let file_name = format!("{}.{ending}", name::encode(key));
         let decoded = if text.len() / 4 * 3 > DECODED_MAX {
             Err(format!("{} characters of base64 are more than {DECODED_MAX} bytes", text.len()))
-        } else if taken.contains(&file_name[..]) {
+        } else if is_taken(&file_name) {
             Err(format!("another key has the file name {}", quote(&file_name)))
         } else {
             STANDARD.decode(text).map_err(|error| format!("no valid base64: {error}"))

@@ -3,7 +3,7 @@
 use super::*;
 use crate::format::Mode;
 use crate::name;
-use crate::source::Memory;
+use crate::source::{self, Bytes, Memory, Source, Stat};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 use std::path::Path;
@@ -299,4 +299,47 @@ fn no_more_than_32_mib_is_decoded() {
     };
     assert_eq!(decoded(32 << 20), (32 << 20) / 3 * 3);
     assert_eq!(decoded((32 << 20) + 3), 0);
+}
+
+/// A file of more bytes than there are, all zero but for the first.
+#[derive(Debug)]
+struct Huge(Vec<u8>);
+
+impl Source for Huge {
+    fn len(&self) -> u64 {
+        i64::MAX as u64
+    }
+
+    fn bytes(&self, range: Range<u64>) -> Result<Bytes<'_>, source::Error> {
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        self.read_exact_at(&mut bytes, range.start)?;
+        Ok(Bytes::Owned(bytes))
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), source::Error> {
+        for (byte, at) in buf.iter_mut().zip(offset as usize..) {
+            *byte = self.0.get(at).copied().unwrap_or(0);
+        }
+        Ok(())
+    }
+
+    fn stat(&self) -> Stat {
+        Memory::new(Vec::new()).stat()
+    }
+}
+
+#[test]
+fn tensors_that_are_more_than_any_file_overflow_nothing() {
+    // All over the same bytes: 300 times 2^62 of them.
+    let entries = (0..300).map(|at| format!(r#""{at}":{{"dtype":"Z","shape":[1],"data_offsets":[0,{}]}}"#, 1u64 << 62));
+    let header = format!("{{{}}}", entries.collect::<Vec<_>>().join(","));
+    let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+    let model = Model::from_source(Path::new("/m.safetensors"), Box::new(Huge(file)), Mode::Lenient).unwrap();
+    let views = Views::new(model, Dirs { tensors: true, shards: false }, Arc::default(), 0);
+    assert!(views.export(0).is_none() && views.export(1).is_none());
+    assert_eq!(views.content(View::Raw, 299, &|| false).read_at((1 << 62) - 3, 9).unwrap()[..], [0; 3]);
+    assert_eq!(views.content(View::Single, 299, &|| false).len(), (1 << 62) + 80);
+    assert!(read(&views, View::Index, 0).ends_with(b"], \"skipped\": []}\n"));
+    // Hash, two spaces, name, and the end of the line.
+    assert_eq!(views.content(View::Sums, 0, &|| false).len(), 300 * 67 + 10 + 90 * 2 + 200 * 3);
 }

@@ -140,7 +140,7 @@ fn hostile_names() -> Vec<(String, String)> {
         ("tab\tesc\u{1b}[31m del\u{7f} nul\0", "tab%09esc%1B[31m del%7F nul%00"),
         (" -rf *?'\"\\$(x)`x` ", " -rf *?'\"\\$(x)`x` "),
         ("--help", "--help"),
-        ("\u{202e}重み🦀\u{85}\u{feff}", "\u{202e}重み🦀\u{85}\u{feff}"),
+        ("\u{202e}重み🦀\u{85}\u{feff}", "%E2%80%AE重み🦀%C2%85\u{feff}"),
         ("\u{e9}", "\u{e9}"),
         ("e\u{301}", "e\u{301}"),
     ]

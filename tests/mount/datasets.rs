@@ -219,7 +219,7 @@ fn a_dataset_that_is_not_whole_is_refused_with_the_reason() {
         serde_json::json!({"format_version": version, "shards": shards}).to_string()
     };
     for (text, expected) in [
-        (text("2.0", &["a.safetensors"]), "dataset_manifest.json: format version 2.0; weightfs knows 1"),
+        (text("2.0", &["a.safetensors"]), "dataset_manifest.json: format version \"2.0\"; weightfs knows 1"),
         (text("1.0", &["a.safetensors", "a.safetensors"]), "names shard \"a.safetensors\" twice"),
         (text("1.0", &["../a.safetensors"]), "shard \"../a.safetensors\" leads out of the directory"),
         (text("1.0", &["a.parquet"]), "shard \"a.parquet\" is no .safetensors file"),

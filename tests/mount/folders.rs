@@ -177,6 +177,10 @@ fn no_two_have_one_name() {
         scene.model(&format!("m/{file}.safetensors"), &one("w", at + 1), &[]);
     }
     std::fs::write(scene.path("m/file"), "a file").unwrap();
+    // What stands beside a LoRA is no model of its name.
+    for ending in ["json", "preview.png", "txt"] {
+        std::fs::write(scene.path(format!("m/free.{ending}")), "a file").unwrap();
+    }
     scene.model("m/twice-00001-of-00001.safetensors", &one("s", 9), &[]);
     std::fs::write(
         scene.path("m/twice.safetensors.index.json"),
@@ -195,7 +199,7 @@ fn no_two_have_one_name() {
     for (name, tensor, len) in models {
         assert_eq!(mount.read(format!("{name}/tensors/{tensor}")), pattern(len), "{name}");
     }
-    assert_eq!(mount.list("").len(), models.len() + 2);
+    assert_eq!(mount.list("").len(), models.len() + 2 + 3);
     assert!(mount.list("dir").is_empty());
     assert_eq!(mount.read("file"), b"a file");
 }
@@ -272,7 +276,7 @@ fn errors_have_names_of_their_own() {
         "b.error.txt".to_owned(),
         "b.error2.txt".to_owned(),
         "b.safetensors.error.txt".to_owned(),
-        "bad\n\u{1b}[31m.error.txt".to_owned(),
+        "bad%0A%1B[31m.error.txt".to_owned(),
         "d.error.txt".to_owned(),
         "d.error2.txt".to_owned(),
         long.clone(),
@@ -290,6 +294,27 @@ fn errors_have_names_of_their_own() {
     }
     let copy = outside_copy(&mount, &scene);
     assert_eq!(copy.len(), names.len());
+}
+
+#[test]
+fn names_that_begin_alike_are_numbered() {
+    require_fuse!();
+    const FILES: usize = 500;
+    let scene = Scene::new();
+    let dir = scene.mkdir("m");
+    let begin = "x".repeat(230);
+    for at in 0..FILES {
+        std::fs::write(dir.join(format!("{begin}{at}.safetensors")), "broken").unwrap();
+    }
+    for taken in ["", "3", "4"] {
+        std::fs::write(dir.join(format!("{begin}.error{taken}.txt")), "a file").unwrap();
+    }
+    let mount = scene.mount(&dir, &[]);
+    let name =
+        |number: usize| format!("{begin}.error{}.txt", if number == 1 { String::new() } else { number.to_string() });
+    let mut expected: Vec<String> = (1..=FILES + 3).map(name).collect();
+    expected.sort();
+    assert_eq!(names(&mount, ""), expected);
 }
 
 /// The names of what `cp -a` makes of a mount.

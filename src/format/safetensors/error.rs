@@ -106,12 +106,12 @@ pub enum Fault {
     Count { part: &'static str, expected: usize, found: usize },
     #[error("data_offsets [{begin}, {end}] end before they begin")]
     Reversed { begin: u64, end: u64 },
-    #[error("shape {} of {dtype} is too large to count in 64 bits", brackets(shape))]
-    Overflow { dtype: String, shape: Vec<u64> },
-    #[error("shape {} of {dtype} takes {bits} bits, which is no whole number of bytes", brackets(shape))]
-    Fraction { dtype: String, shape: Vec<u64>, bits: u64 },
-    #[error("shape {} of {dtype} takes {expected} bytes, but its data_offsets span {found}", brackets(shape))]
-    Size { dtype: String, shape: Vec<u64>, expected: u64, found: u64 },
+    #[error("shape {shape} of {dtype} is too large to count in 64 bits")]
+    Overflow { dtype: String, shape: String },
+    #[error("shape {shape} of {dtype} takes {bits} bits, which is no whole number of bytes")]
+    Fraction { dtype: String, shape: String, bits: u64 },
+    #[error("shape {shape} of {dtype} takes {expected} bytes, but its data_offsets span {found}")]
+    Size { dtype: String, shape: String, expected: u64, found: u64 },
     #[error("its data begins at byte {begin}, but the data before it ends at byte {expected}: {} of no tensor between", bytes(begin - expected))]
     Hole { begin: u64, expected: u64 },
     #[error("its data begins at byte {begin}, but the data before it ends at byte {expected}: {} shared", bytes(expected - begin))]
@@ -134,12 +134,4 @@ fn near(entry: &Option<String>) -> String {
 
 pub(super) fn of_key(key: &Option<String>) -> String {
     key.as_ref().map_or(String::new(), |key| format!("key {}: ", quote(key)))
-}
-
-/// A shape as NumPy writes it in a list, cut where it is longer than any real one.
-fn brackets(shape: &[u64]) -> String {
-    const SHOWN: usize = 16;
-    let dims: Vec<String> = shape.iter().take(SHOWN).map(u64::to_string).collect();
-    let more = if shape.len() > SHOWN { format!(", ... {} dimensions", shape.len()) } else { String::new() };
-    format!("[{}{more}]", dims.join(", "))
 }
