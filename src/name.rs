@@ -85,7 +85,7 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     // Besides control characters those that turn the direction of the text or have no width of their own.
     let obeyed = |char: char| {
         char.is_control()
-            || matches!(char, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+            || matches!(char, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
     };
     if !text.contains(obeyed) {
         return Cow::Borrowed(text);
@@ -180,7 +180,10 @@ mod tests {
     #[test]
     fn nothing_reaches_a_terminal_that_it_would_obey() {
         assert_eq!(printable("model.safetensors: 重み é"), "model.safetensors: 重み é");
-        assert_eq!(printable("a\u{1b}[31m\nb\u{7f}\u{9b}\u{202e}"), r"a\u{1b}[31m\nb\u{7f}\u{9b}\u{202e}");
+        assert_eq!(
+            printable("a\u{1b}[31m\nb\u{7f}\u{9b}\u{61c}\u{202e}"),
+            r"a\u{1b}[31m\nb\u{7f}\u{9b}\u{61c}\u{202e}"
+        );
     }
 
     fn name() -> impl Strategy<Value = String> {
