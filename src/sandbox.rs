@@ -67,14 +67,14 @@ type Step = Result<Option<String>, String>;
 
 /// Looks whether this is the only thread. Threads that were joined may take a moment to go.
 fn alone() -> Step {
-    let threads = || std::fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
+    let others = || std::fs::read_dir("/proc/self/task").map_or(0, |tasks| tasks.skip(1).count());
     for _ in 0..100 {
-        if threads() == 1 {
+        if others() == 0 {
             return Ok(None);
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    Err(format!("{} other threads run already, with all rights", threads() - 1))
+    Err(format!("{} other threads run already, with all rights", others()))
 }
 
 fn no_new_privileges() -> Step {

@@ -129,7 +129,7 @@ impl Outside {
             let done = match (&message[..len], &place) {
                 ([STANDS, told @ ..], None) => {
                     place = Place::from_bytes(told);
-                    Ok(false)
+                    place.as_ref().map(|_| false).ok_or_else(|| anyhow!("told of no place"))
                 }
                 ([UNMOUNT], Some(place)) => place.unmount().inspect(|_| place.remove_directory()),
                 ([FORGET], Some(place)) => {
