@@ -73,7 +73,7 @@ pub enum Command {
 }
 
 /// How to mount.
-#[derive(Args)]
+#[derive(Args, Debug, PartialEq)]
 pub struct MountArgs {
     /// A .safetensors file, the index of a sharded model (.safetensors.index.json), a dataset
     /// (dataset_manifest.json), or a directory with one model or several
@@ -140,6 +140,10 @@ pub struct MountArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
 
+    /// Leave the daemon all rights of who mounts [default: it can open SOURCE and no other file]
+    #[arg(long)]
+    pub no_sandbox: bool,
+
     /// Append messages to this file [default: standard error, in the background syslog]
     #[arg(long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
@@ -190,34 +194,48 @@ const WITHOUT_EFFECT: [&str; 19] = [
 /// What mount(8) adds of its own accord when nobody said otherwise: `rw`, and `dev,suid` by way of mount.fuse3.
 const ADDED_BY_MOUNT: [&str; 3] = ["rw", "dev", "suid"];
 
+/// Why a command line names no command.
+pub enum NoCommand {
+    /// Help or version were asked for; this is the text.
+    Text(clap::Error),
+    /// It is wrong; this says why, in one line.
+    Usage(String),
+}
+
 /// Reads the command line. What is wrong with it is printed already; so are help and version.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, ExitCode> {
-    let mut args: Vec<OsString> = args.into_iter().collect();
-    let called = args.first().and_then(|name| Path::new(name).file_name()).unwrap_or_default().to_owned();
+    let args: Vec<OsString> = args.into_iter().collect();
+    let called = args.first().and_then(|name| Path::new(name).file_name()).unwrap_or_default();
     let helper = matches!(called.to_str(), Some("mount.weightfs" | "mount.fuse.weightfs"));
     let codes = if helper { Codes::MountHelper } else { Codes::Weightfs };
-    let from_mount = helper || run_by_mount();
-    let usage = |message: String| {
-        let _ = writeln!(io::stderr(), "weightfs: {}", name::message(&message));
-        codes.usage()
-    };
-    if helper {
-        args = helper_args(args).map_err(usage)?;
+    match read(args, helper, helper || run_by_mount()) {
+        Ok(command) => Ok(Invocation { command, codes }),
+        // Standard output may be closed; there is nobody else to tell.
+        Err(NoCommand::Text(text)) => {
+            let _ = text.print();
+            Err(ExitCode::SUCCESS)
+        }
+        Err(NoCommand::Usage(message)) => {
+            let _ = writeln!(io::stderr(), "weightfs: {}", name::message(&message));
+            Err(codes.usage())
+        }
     }
-    let args = name_mount(expand_options(args, from_mount).map_err(usage)?);
+}
+
+/// The command that `args` name, in the words of mount(8)'s helper if it was called as that.
+pub fn read(mut args: Vec<OsString>, helper: bool, from_mount: bool) -> Result<Command, NoCommand> {
+    if helper {
+        args = helper_args(args).map_err(NoCommand::Usage)?;
+    }
+    let args = name_mount(expand_options(args, from_mount).map_err(NoCommand::Usage)?);
     let command = Cli::try_parse_from(args).and_then(|cli| {
         let missing = || Cli::command().error(ErrorKind::MissingRequiredArgument, "name a SOURCE to mount");
         cli.command.or(cli.mount.map(Command::Mount)).ok_or_else(missing)
     });
-    match command {
-        Ok(command) => Ok(Invocation { command, codes }),
-        // Help and version. Standard output may be closed; there is nobody else to tell.
-        Err(error) if !error.use_stderr() => {
-            let _ = error.print();
-            Err(ExitCode::SUCCESS)
-        }
-        Err(error) => Err(usage(one_line(&error.to_string()))),
-    }
+    command.map_err(|error| match error.use_stderr() {
+        true => NoCommand::Usage(one_line(&error.to_string())),
+        false => NoCommand::Text(error),
+    })
 }
 
 /// What clap says in several lines, the first of which begins with "error:", without its advice.

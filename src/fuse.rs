@@ -2,25 +2,29 @@
 
 use crate::content;
 use crate::fs::{self, Attr, FileKind, Superblock};
-use crate::reader::Reader;
+use crate::reader::{Reader, Watch};
 use crate::source::{self, Bytes};
 use crate::workers::Workers;
 use fuser::{
     BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
-    InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
-    Request, SessionACL, TimeOrNow, WriteFlags,
+    InitFlags, KernelConfig, LockOwner, Notifier, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs,
+    ReplyWrite, ReplyXattr, Request, SessionACL, TimeOrNow, WriteFlags,
 };
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// By this name the log knows the library underneath.
 pub const LOG_TARGET: &str = "fuser";
+
+/// Over this device the kernel asks.
+pub const DEVICE: &str = "/dev/fuse";
 
 /// For ever: the tree never changes.
 const TTL: Duration = Duration::from_secs(u32::MAX as u64);
@@ -71,8 +75,8 @@ pub struct Serving {
 pub struct Session(fuser::Session<FuseAdapter>);
 
 impl Session {
-    /// Shakes hands with the kernel over `device`, /dev/fuse opened and mounted.
-    pub fn new(superblock: Superblock, device: OwnedFd, serving: Serving) -> io::Result<Self> {
+    /// Shakes hands with the kernel over `device`, [`DEVICE`] opened and mounted. By `watch` it sees readers leave.
+    pub fn new(superblock: Superblock, device: OwnedFd, serving: Serving, watch: Watch) -> io::Result<Self> {
         let Serving { access, threads, direct_io } = serving;
         let acl = match access {
             Access::Owner => SessionACL::Owner,
@@ -81,13 +85,18 @@ impl Session {
         };
         let mut config = Config::default();
         config.n_threads = Some(threads);
-        // A descriptor for each thread lets them take requests side by side. It needs /dev/fuse once more.
-        config.clone_fd = threads > 1 && std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_ok();
+        // A descriptor for each thread lets them take requests side by side. It needs the device once more.
+        config.clone_fd = threads > 1 && std::fs::OpenOptions::new().read(true).write(true).open(DEVICE).is_ok();
         // Root and owner only: the kernel lets everyone in and each request says whose it is, so that each must be made.
         let ttl = if access == Access::OwnerAndRoot { Duration::ZERO } else { TTL };
         let (superblock, workers) = (superblock.into(), Workers::new(WORKERS));
-        let adapter = FuseAdapter { superblock, workers, ttl, direct_io, no_open: false };
-        fuser::Session::from_fd(adapter, device, acl, config).map(Self)
+        let notifier = Arc::new(OnceLock::new());
+        let notify = notifier.clone();
+        let adapter = FuseAdapter { superblock, workers, watch, notifier: notify, ttl, direct_io, no_open: false };
+        let session = fuser::Session::from_fd(adapter, device, acl, config)?;
+        // Empty until now.
+        let _ = notifier.set(session.notifier());
+        Ok(Self(session))
     }
 
     /// Serves requests until the file system is unmounted and nobody uses it any more.
@@ -100,6 +109,9 @@ impl Session {
 struct FuseAdapter {
     superblock: Arc<Superblock>,
     workers: Workers,
+    watch: Watch,
+    /// There once the session stands.
+    notifier: Arc<OnceLock<Notifier>>,
     /// How long the kernel may believe an answer.
     ttl: Duration,
     direct_io: bool,
@@ -118,8 +130,13 @@ fn errno(error: &fs::Error) -> Errno {
         fs::Error::Content(content::Error::Interrupted) => Errno::EINTR,
         fs::Error::Content(content::Error::Source(error)) => match error {
             source::Error::Changed { .. } | source::Error::Replaced { .. } => Errno::ESTALE,
+            source::Error::Outside { .. } => Errno::EACCES,
             source::Error::Cut { .. } | source::Error::OutOfRange { .. } | source::Error::NotAFile { .. } => Errno::EIO,
-            source::Error::Io { error, .. } => error.raw_os_error().map_or(Errno::EIO, Errno::from_i32),
+            source::Error::Io { error, .. } => match error.raw_os_error() {
+                // The daemon that is gone is that of the source, and the reader would take it for this one.
+                None | Some(nix::libc::ENOTCONN | nix::libc::ECONNABORTED) => Errno::EIO,
+                Some(errno) => Errno::from_i32(errno),
+            },
         },
     }
 }
@@ -147,7 +164,7 @@ fn file_attr(attr: &Attr) -> FileAttr {
         uid: attr.uid,
         gid: attr.gid,
         rdev: 0,
-        blksize: fs::BLOCK_SIZE,
+        blksize: if attr.kind == FileKind::Dir { fs::DIR_BLOCK_SIZE } else { fs::BLOCK_SIZE },
         flags: 0,
     }
 }
@@ -168,10 +185,43 @@ fn reply_xattr(value: Result<Vec<u8>, fs::Error>, size: u32, reply: ReplyXattr) 
     }
 }
 
-fn reply_read(read: Result<Bytes, fs::Error>, reply: ReplyData) {
+thread_local! {
+    /// Whether the kernel could not read the last answer of this thread.
+    static UNREADABLE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// To be told of each message of the library underneath, [`LOG_TARGET`]: that an answer did not arrive it tells the log, and
+/// nobody else. The kernel has told the reader then.
+pub fn heed(message: &log::Record) {
+    let unreadable = io::Error::from_raw_os_error(nix::libc::EFAULT).to_string();
+    if message.level() == log::Level::Error && message.args().to_string().ends_with(&unreadable) {
+        UNREADABLE.set(true);
+    }
+}
+
+/// Answers a read; says whether the answer was as good when it arrived as when it was made.
+fn reply_read(read: Result<Bytes, fs::Error>, reply: ReplyData) -> bool {
     match read {
-        Ok(bytes) => reply.data(&bytes),
-        Err(error) => reply.error(errno(&error)),
+        Ok(bytes) => {
+            UNREADABLE.set(false);
+            reply.data(&bytes);
+            bytes.look_again(UNREADABLE.get()).is_ok()
+        }
+        Err(error) => {
+            reply.error(errno(&error));
+            true
+        }
+    }
+}
+
+impl FuseAdapter {
+    /// Has the kernel forget a part of a file that it may have copied while the source was written to.
+    fn recall(&self, ino: INodeNo, offset: u64, size: u32) {
+        let Some(notifier) = self.notifier.get().cloned() else { return };
+        // In a thread of its own: the kernel waits for pages that it has asked us for. Where there is none to be had, or
+        // the kernel has forgotten them already, nothing is lost.
+        let recall = move || drop(notifier.inval_inode(ino, offset as i64, size.into()));
+        let _ = std::thread::Builder::new().name("recall".into()).spawn(recall);
     }
 }
 
@@ -243,9 +293,12 @@ impl Filesystem for FuseAdapter {
         reply: ReplyData,
     ) {
         if !self.superblock.is_slow(ino.0) {
-            return reply_read(self.superblock.read(ino.0, offset, size, &|| false), reply);
+            if !reply_read(self.superblock.read(ino.0, offset, size, &|| false), reply) {
+                self.recall(ino, offset, size);
+            }
+            return;
         }
-        let (superblock, reader) = (self.superblock.clone(), Reader::new(request.pid()));
+        let (superblock, reader) = (self.superblock.clone(), Reader::new(request.pid(), &self.watch));
         self.workers.run(move || {
             reply_read(superblock.read(ino.0, offset, size, &|| reader.is_leaving()), reply);
         });

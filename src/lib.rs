@@ -10,7 +10,7 @@
 //! # The layers
 //! Each knows only those below it: `fuse -> fs -> view -> model -> format`, with `content -> source` underneath; beside
 //! stand `name`, the spelling of file names, `widen`, elements as float32, `stats` and `plot`, values in figures and pictures,
-//! and `workers` and `reader`, for answers that take long. Two ideas carry them: every format lowers once to one
+//! `workers` and `reader`, for answers that take long, and `sandbox`, what the daemon gives up before it serves. Two ideas carry them: every format lowers once to one
 //! [`format::Header`], and every file is a [`content::Content`], a splice of segments. A test, `tests/layers.rs`, holds the
 //! code to this.
 
@@ -22,6 +22,7 @@ pub mod model;
 pub mod name;
 pub mod plot;
 pub mod reader;
+pub mod sandbox;
 pub mod source;
 pub mod stats;
 pub mod view;

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use weightfs::fuse::LOG_TARGET;
+use weightfs::fuse::{self, LOG_TARGET};
 use weightfs::name::message;
 
 /// Messages go to the terminal until the program is in the background, and to the file, if there is one, all the time;
@@ -26,6 +26,9 @@ impl Log for Logger {
     }
 
     fn log(&self, record: &Record) {
+        if record.target().starts_with(LOG_TARGET) {
+            fuse::heed(record);
+        }
         let in_background = IN_BACKGROUND.load(Ordering::Relaxed);
         let terminal = (!in_background).then_some(&self.terminal);
         let syslog = self.syslog.as_ref().filter(|_| in_background);

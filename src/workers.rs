@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Threads that take work in the order in which it comes, started as they are needed.
 #[derive(Debug)]
@@ -47,6 +47,12 @@ impl Workers {
     }
 }
 
+/// Cores that this process may use, by its group of processes too. That is looked up in files, once, at the first call.
+pub fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
 /// Threads that help with work of which there is more than one part, over all such work.
 static HELPERS: AtomicUsize = AtomicUsize::new(0);
 
@@ -66,7 +72,7 @@ pub fn side_by_side<R: Send>(count: usize, work: impl Fn(usize) -> R + Sync) -> 
             done.lock().unwrap_or_else(PoisonError::into_inner).push((at, result));
         }
     };
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = cores();
     let help = || {
         take();
         HELPERS.fetch_sub(1, Ordering::Relaxed);

@@ -37,7 +37,7 @@ struct Args {
     /// Rounds [default: 7, with --quick 3]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     rounds: Option<u16>,
-    /// Only the rows whose names contain this, and those that they are compared with
+    /// Only the rows whose names contain this, and those that are measured with them
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// What cargo bench adds
@@ -65,10 +65,9 @@ fn main() -> anyhow::Result<ExitCode> {
         absent: Vec::new(),
     };
     let mut wanted = Vec::new();
-    for (at, pattern) in PATTERNS.iter().enumerate() {
+    for pattern in PATTERNS {
         let is_named = |text: &String| pattern.rows.iter().any(|row| row.name.contains(text.as_str()));
-        // The views are compared with the first pattern.
-        if at > 0 && !args.only.as_ref().is_none_or(is_named) {
+        if !args.only.as_ref().is_none_or(is_named) {
             continue;
         }
         if pattern.args.iter().all(|option| help.contains(option)) {

@@ -62,7 +62,7 @@ pub enum Against {
     Native,
     /// The same row of squashfuse.
     Squashfuse,
-    /// The first row of all, which is of tensors/.
+    /// The second row of the same pattern: tensors/, read by turns with the view.
     Tensors,
     /// Nothing: the value itself is bounded.
     Limit,
@@ -113,8 +113,9 @@ const fn tiny(rows: &'static [Row], run: fn(&Place) -> anyhow::Result<Vec<f64>>)
     Pattern { input: Kind::Tiny, ..model(rows, run) }
 }
 
-const fn view(view: &'static str, rows: &'static [Row]) -> Pattern {
-    Pattern { view, systems: WEIGHTFS, ..model(rows, |place| Ok(vec![place.sequential(128 << 10)?])) }
+/// A view, and tensors/ on the same mount: file by file and by turns, so that what slows the machine slows both.
+const fn view(view: &'static str, rows: &'static [Row; 2]) -> Pattern {
+    Pattern { view, systems: WEIGHTFS, ..model(rows, |place| place.beside(&place.dir.with_file_name("tensors"))) }
 }
 
 pub const PATTERNS: &[Pattern] = &[
@@ -156,12 +157,24 @@ pub const PATTERNS: &[Pattern] = &[
     },
     Pattern {
         input: Kind::Half,
-        ..view("npy", &[row("npy/, of an F16 model", Unit::GBs, &[to(Tensors, AtLeast(0.95))])])
+        ..view(
+            "npy",
+            &[
+                row("npy/, of an F16 model", Unit::GBs, &[to(Tensors, AtLeast(0.95))]),
+                row("tensors/ beside npy/ of F16", Unit::GBs, &[]),
+            ],
+        )
     },
-    view("npy", &[row("npy/, widened, output", Unit::GBs, &[])]),
-    view("f32", &[row("f32/, widened, output", Unit::GBs, &[to(Tensors, AtLeast(0.60))])]),
-    view("safetensors", &[row("safetensors/", Unit::GBs, &[])]),
-    view("export", &[row("export/", Unit::GBs, &[])]),
+    view("npy", &[row("npy/, widened, output", Unit::GBs, &[]), row("tensors/ beside npy/", Unit::GBs, &[])]),
+    view(
+        "f32",
+        &[
+            row("f32/, widened, output", Unit::GBs, &[to(Tensors, AtLeast(0.60))]),
+            row("tensors/ beside f32/", Unit::GBs, &[]),
+        ],
+    ),
+    view("safetensors", &[row("safetensors/", Unit::GBs, &[]), row("tensors/ beside safetensors/", Unit::GBs, &[])]),
+    view("export", &[row("export/", Unit::GBs, &[]), row("tensors/ beside export/", Unit::GBs, &[])]),
     Pattern {
         systems: DAEMONS,
         ..model(&[row("model, peak", Unit::MB, &[]), row("model, settled", Unit::MB, &[])], |place| {
@@ -222,6 +235,25 @@ impl Place {
 
     fn sequential(&self, block: usize) -> anyhow::Result<f64> {
         self.rate(|place| place.files.iter().try_for_each(|file| file.read(block, 0)))
+    }
+
+    /// GB/s of the files here and of those in another directory, read by turns.
+    fn beside(&self, other: &Path) -> anyhow::Result<Vec<f64>> {
+        let other = Self::new(other.to_owned(), self.pid, Kind::Model)?;
+        let places = [self, &other];
+        let mut took = [Duration::ZERO; 2];
+        for at in 0..self.files.len().max(other.files.len()) {
+            for turn in [at % 2, 1 - at % 2] {
+                let Some(file) = places[turn].files.get(at) else { continue };
+                let start = Instant::now();
+                file.read(128 << 10, 0)?;
+                took[turn] += start.elapsed();
+            }
+        }
+        let rate = |(place, took): (&&Self, &Duration)| {
+            place.files.iter().map(|file| file.len).sum::<u64>() as f64 / took.as_nanos() as f64
+        };
+        Ok(places.iter().zip(&took).map(rate).collect())
     }
 
     /// Every file is read by one of so many readers.

@@ -53,7 +53,7 @@ impl Report {
         let (other, base) = match against {
             Against::Native => (System::Native, row),
             Against::Squashfuse => (System::Squashfuse, row),
-            Against::Tensors => (system, &PATTERNS[0].rows[0]),
+            Against::Tensors => (system, beside(row)?),
             Against::Limit => return median(self.values(row, system)),
         };
         let pairs = self.samples(row, system).iter().zip(self.samples(base, other));
@@ -117,7 +117,7 @@ impl Report {
         let time = |row: &&Row| matches!(row.unit, Unit::Us | Unit::Ms);
         self.section(&format!("GB/s, {}", if self.size.quick { "small model" } else { "1.3 GB model" }), throughput);
         self.section(&format!("time ({tiny} tiny tensors)"), time);
-        self.section("views, first read, GB/s", |row| is_view(row));
+        self.section("views, first read, GB/s", |row| beside(row).is_some());
         self.section("memory of the daemon, MB", |row| row.unit == Unit::MB);
         for (row, why) in &self.absent {
             println!("{row}: {why}");
@@ -140,7 +140,7 @@ impl Report {
         }
         let kinds = [Against::Native, Against::Squashfuse, Against::Tensors, Against::Limit];
         let has = |against: &Against| match against {
-            Against::Tensors => rows.iter().any(|row| is_view(row)),
+            Against::Tensors => rows.iter().any(|row| beside(row).is_some()),
             // In the first column of ratios, where there is no other in its row.
             Against::Limit => false,
             _ => rows.iter().any(|row| self.ratio(row, System::Weightfs, *against).is_some()),
@@ -270,9 +270,16 @@ fn width(system: System) -> usize {
     (system.name().chars().count() + 1).max(8)
 }
 
-/// Whether the row is of another view than tensors/.
+/// Whether the row is of a view, or measured beside one.
 fn is_view(row: &Row) -> bool {
     PATTERNS
         .iter()
         .any(|pattern| pattern.view != "tensors" && pattern.rows.iter().any(|other| std::ptr::eq(other, row)))
+}
+
+/// The row of tensors/ that was measured beside this row of a view.
+fn beside(row: &Row) -> Option<&'static Row> {
+    let of_view =
+        |pattern: &&crate::patterns::Pattern| pattern.view != "tensors" && std::ptr::eq(&pattern.rows[0], row);
+    PATTERNS.iter().find(of_view).map(|pattern| &pattern.rows[1])
 }

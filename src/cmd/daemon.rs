@@ -2,8 +2,8 @@
 
 use anyhow::Context;
 use nix::sys::wait::{WaitStatus, waitpid};
-use nix::unistd::{ForkResult, Pid, dup2_stderr, dup2_stdin, dup2_stdout, fork, setsid};
-use std::fs::OpenOptions;
+use nix::unistd::{ForkResult, Pid, dup2_stderr, dup2_stdin, dup2_stdout, setsid};
+use std::fs::{File, OpenOptions};
 use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -26,18 +26,45 @@ pub struct Waiting {
 /// Tells the shell's side that the daemon is ready. Dropped without that, it tells that it failed.
 pub struct Readiness {
     pipe: PipeWriter,
+    null: File,
 }
 
 /// Splits the process in two. Must be called while there is one thread only.
 pub fn split() -> anyhow::Result<Side> {
     let (reader, writer) = pipe().context("cannot make a pipe")?;
-    // SAFETY: nothing in this program starts a thread before the call (`cmd::mount::run` makes it first of all), so that
-    // the child has no lock that another thread held and may go on as usual.
-    #[allow(unsafe_code)]
-    match unsafe { fork() }.context("cannot go to the background")? {
+    // Opened while everything may be.
+    let null = null()?;
+    match fork().context("cannot go to the background")? {
         ForkResult::Parent { child } => Ok(Side::Shell(Waiting { pipe: reader, child })),
-        ForkResult::Child => Ok(Side::Daemon(Readiness { pipe: writer })),
+        ForkResult::Child => Ok(Side::Daemon(Readiness { pipe: writer, null })),
     }
+}
+
+/// fork(2). Must be called while there is one thread only.
+pub fn fork() -> nix::Result<ForkResult> {
+    // SAFETY: nothing in this program starts a thread before `cmd::mount::run` has split off what it needs, which is the
+    // only caller and makes the calls first of all. So the child has no lock that another thread held and may go on as usual.
+    #[allow(unsafe_code)]
+    unsafe {
+        nix::unistd::fork()
+    }
+}
+
+/// /dev/null.
+pub fn null() -> anyhow::Result<File> {
+    OpenOptions::new().read(true).write(true).open("/dev/null").context("/dev/null")
+}
+
+/// Lets go of the terminal and of the directory: no Ctrl-C and no hang-up comes from there any more, and nobody who reads
+/// what this process and others print waits for it.
+pub fn leave_terminal(null: &File) -> anyhow::Result<()> {
+    setsid().context("cannot leave the terminal's session")?;
+    std::env::set_current_dir("/").context("cannot leave the directory")?;
+    // The descriptors stay open, so that no later file gets their numbers.
+    dup2_stdin(null)?;
+    dup2_stdout(null)?;
+    dup2_stderr(null)?;
+    Ok(())
 }
 
 impl Waiting {
@@ -59,16 +86,9 @@ impl Waiting {
 }
 
 impl Readiness {
-    /// Lets go of the terminal and of the directory, then says `path` to the waiting side.
+    /// Goes to the background, then says `path` to the waiting side.
     pub fn announce(mut self, path: &Path) -> anyhow::Result<()> {
-        // A session of its own: no Ctrl-C and no hang-up of the terminal reaches the daemon any more.
-        setsid().context("cannot leave the terminal's session")?;
-        std::env::set_current_dir("/").context("cannot leave the directory")?;
-        let null = OpenOptions::new().read(true).write(true).open("/dev/null").context("/dev/null")?;
-        // The descriptors stay open, so that no later file gets their numbers.
-        dup2_stdin(&null)?;
-        dup2_stdout(&null)?;
-        dup2_stderr(&null)?;
+        leave_terminal(&self.null)?;
         self.pipe.write_all(path.as_os_str().as_bytes()).context("the command that waits is gone")
     }
 }

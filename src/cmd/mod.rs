@@ -2,6 +2,7 @@
 
 mod daemon;
 mod mounts;
+mod unmounter;
 
 pub mod mount;
 pub mod umount;

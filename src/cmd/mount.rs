@@ -1,24 +1,31 @@
 //! `weightfs mount`: knows the order in which a model comes up and goes away, and leaves nothing behind.
 
 use super::daemon::{self, Side};
-use super::mounts::{self, Unmounting};
+use super::mounts::{self, Mount};
 use super::reason;
+use super::unmounter::{self, Place, Unmounter, remove_directory};
 use crate::cli::MountArgs;
 use crate::logging;
 use anyhow::{Context, bail};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 use std::ffi::OsStr;
+use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use weightfs::format::Mode;
 use weightfs::fs::{Ownership, Superblock};
-use weightfs::fuse::{Access, Serving, Session};
+use weightfs::fuse::{Access, DEVICE, Serving, Session};
 use weightfs::model::{self, Opened};
 use weightfs::name::printable;
+use weightfs::sandbox::Sandbox;
 use weightfs::source::{limit_open_files, put_off_limits};
+use weightfs::workers::cores;
 
 /// Mounts a model; returns when it is unmounted, or in the background when the mount answers.
 pub fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
@@ -51,11 +58,18 @@ fn say(line: &str) {
 }
 
 fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Result<ExitCode> {
+    let (unmounter, watch) = match unmounter::split()? {
+        unmounter::Side::Daemon(unmounter, watch) => (unmounter, watch),
+        unmounter::Side::Outside(outside) => {
+            // Else the shell's side would wait for this process, too.
+            drop(readiness);
+            return outside.serve();
+        }
+    };
     logging::init(args.verbose, args.log_file.as_deref())?;
     let signals = ending_signals();
-    start_workers(&signals)?;
     allow_descriptors();
-    let superblock = open(args)?;
+    let (superblock, sandbox) = open(args)?;
     let source = std::path::absolute(&args.source)?;
     let fsname = args.fsname.clone().unwrap_or_else(|| source.to_string_lossy().into_owned());
     // The kernel's list shows it as it is, but for white space.
@@ -75,21 +89,26 @@ fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Resu
         allow_other: args.allow_other || allow_root,
         max_read: args.max_read,
     })?;
-    let mut mounted = Mounted::new(mountpoint);
+    let (mounted, read_ahead) = Mounted::new(mountpoint, &device, unmounter)?;
     let access = match (args.allow_other, allow_root) {
         (true, _) => Access::All,
         (_, true) => Access::OwnerAndRoot,
         _ => Access::Owner,
     };
     let serving = Serving { access, threads: threads(args), direct_io: args.direct_io };
-    let session = Session::new(superblock, device, serving).context("the kernel did not take the mount")?;
-    read_ahead(&mounted.place);
-    unmount_on_signal(signals, mounted.place.clone())?;
-    let path = mounted.place.path.display();
+    enter(sandbox);
+    // Every thread that lives on is started from here on, in the sandbox.
+    let session = Session::new(superblock, device, serving, watch).context("the kernel did not take the mount")?;
+    if let Some(file) = read_ahead {
+        set_read_ahead(file);
+    }
+    start_workers()?;
+    unmount_on_signal(signals, mounted.0.clone())?;
+    let path = mounted.0.path.display();
     log::info!("{}: mounted on {path}", source.display());
     match readiness {
         Some(readiness) => {
-            readiness.announce(&mounted.place.path)?;
+            readiness.announce(&mounted.0.path)?;
             logging::leave_terminal();
         }
         None => {
@@ -98,17 +117,23 @@ fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Resu
     }
     session.run().context("lost the connection to the kernel")?;
     log::info!("{path}: unmounted");
-    mounted.gone = true;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Starts the threads that read headers side by side. They inherit the mask, so that no signal ever ends the program in one
-/// of them behind the back of the thread that unmounts.
-fn start_workers(signals: &SigSet) -> anyhow::Result<()> {
-    signals.thread_block()?;
-    let started = rayon::ThreadPoolBuilder::new().build_global();
-    signals.thread_unblock()?;
-    started.context("cannot start threads")
+/// Gives up what serving does not need, and logs what the kernel makes of it.
+fn enter(sandbox: Option<Sandbox>) {
+    let Some(sandbox) = sandbox else { return log::info!("no sandbox") };
+    let enforced = sandbox.enter();
+    log::info!("sandbox: {enforced}");
+    for missing in enforced.missing() {
+        log::warn!("not in the sandbox: {missing}");
+    }
+}
+
+/// Starts the threads that sort and count for the mount. They are started in any case, as nobody could be told later that there
+/// are none to be had.
+fn start_workers() -> anyhow::Result<()> {
+    rayon::ThreadPoolBuilder::new().num_threads(cores()).build_global().context("cannot start threads")
 }
 
 /// Each file of a model takes a descriptor while it is held open, and the usual limit of 1,024 is there for programs that
@@ -124,33 +149,44 @@ fn allow_descriptors() {
     }
 }
 
-/// Opens what is to be mounted, and says what of a model was left out or is not known.
-fn open(args: &MountArgs) -> anyhow::Result<Superblock> {
+/// Opens what is to be mounted, and says what of a model was left out or is not known. With it comes the sandbox in which it
+/// can be served: made before the mount stands, as a link to a model may lead into that.
+fn open(args: &MountArgs) -> anyhow::Result<(Superblock, Option<Sandbox>)> {
     let mode = if args.lenient { Mode::Lenient } else { Mode::Strict };
-    let opened = model::open(&args.source, mode)?;
+    // The threads that read many headers side by side end with that: the sandbox holds only those that start in it.
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(cores());
+    let open = || model::open(&args.source, mode);
+    let opened =
+        pool.build_scoped(|thread| thread.run(), |pool| pool.install(open)).context("cannot start threads")??;
     if let Opened::Model(model) = &opened {
         model.report(&args.source);
     }
+    let device = (threads(args) > 1).then_some(Path::new(DEVICE));
+    let sandbox = (!args.no_sandbox).then(|| Sandbox::new(&opened.reads(), device));
     let ownership = Ownership { uid: args.uid, gid: args.gid, umask: args.umask.unwrap_or(0) };
-    Superblock::new(opened, args.views.clone().unwrap_or_default(), ownership)
-        .with_context(|| format!("{}: a model of no files", args.source.display()))
+    let superblock = Superblock::new(opened, args.views.clone().unwrap_or_default(), ownership)
+        .with_context(|| format!("{}: a model of no files", args.source.display()))?;
+    Ok((superblock, sandbox))
 }
 
-/// Has the kernel read ahead as much as it asks for at once, 1 MiB: by itself it would do 128 KiB. Only root may say so; for
-/// others it stays as it is.
-fn read_ahead(place: &Place) {
-    const KIB: &str = "1024";
-    let Some(device) = &place.device else { return };
+/// The file that says how much the kernel reads ahead; only root may write it. Written to once the kernel has been told of the
+/// rest.
+fn read_ahead(device: &str) -> Option<File> {
     let path = format!("/sys/class/bdi/{device}/read_ahead_kb");
-    if let Err(error) = std::fs::write(&path, KIB) {
-        log::debug!("{path}: {error}");
+    OpenOptions::new().write(true).open(&path).inspect_err(|error| log::debug!("{path}: {error}")).ok()
+}
+
+/// Has the kernel read ahead as much as it asks for at once, 1 MiB: by itself it would do 128 KiB.
+fn set_read_ahead(mut file: File) {
+    const KIB: &[u8] = b"1024";
+    if let Err(error) = file.write_all(KIB) {
+        log::debug!("read-ahead: {error}");
     }
 }
 
 /// Enough for readers side by side. One reader alone is not faster by any of them.
 fn threads(args: &MountArgs) -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    args.threads.map_or(cores.clamp(2, 8), usize::from)
+    args.threads.map_or(cores().clamp(2, 8), usize::from)
 }
 
 /// A directory to mount on.
@@ -226,82 +262,75 @@ impl Mountpoint {
 
 impl Drop for Mountpoint {
     fn drop(&mut self) {
-        remove_if_made(&self.path, self.made);
+        if self.made {
+            remove_directory(&self.path);
+        }
     }
 }
 
-/// A mount that stands. Dropped, it is taken off, unless it is known to be gone.
-struct Mounted {
-    place: Place,
-    gone: bool,
-}
+/// A mount that stands. Dropped, it is taken off.
+struct Mounted(Arc<Standing>);
 
-/// Where a mount stands.
-#[derive(Clone)]
-struct Place {
+/// What the daemon has of its mount.
+struct Standing {
     path: PathBuf,
-    /// Device number of our mount, where the kernel's list can be read: another mount may stand on the same directory.
-    device: Option<String>,
-    /// Whether the directory was made for the mount.
-    made: bool,
+    /// /dev/fuse.
+    device: OwnedFd,
+    unmounter: Unmounter,
 }
 
 impl Mounted {
-    fn new(mut mountpoint: Mountpoint) -> Self {
-        let mount = mounts::mounted_at(&mountpoint.path).ok().flatten();
+    /// Takes over what was just mounted; with it comes the file that says how much the kernel reads ahead.
+    fn new(mut mountpoint: Mountpoint, device: &OwnedFd, unmounter: Unmounter) -> anyhow::Result<(Self, Option<File>)> {
         let path = mountpoint.path.clone();
-        let made = std::mem::take(&mut mountpoint.made);
-        Self { place: Place { path, device: mount.map(|mount| mount.device), made }, gone: false }
+        let ours = |mount: &Mount| mount.path == path && mount.fstype == mounts::TYPE;
+        let mount = mounts::all().ok().and_then(|all| all.into_iter().rfind(ours));
+        let read_ahead = mount.as_ref().and_then(|mount| read_ahead(&mount.device));
+        let told = device.try_clone().context(DEVICE).and_then(|device| {
+            unmounter.stands(&Place { path: path.clone(), mount, made: mountpoint.made })?;
+            Ok(Self(Arc::new(Standing { path: path.clone(), device, unmounter })))
+        });
+        match told {
+            Ok(mounted) => {
+                // The directory goes with the mount from now on.
+                mountpoint.made = false;
+                Ok((mounted, read_ahead))
+            }
+            Err(error) => {
+                // This process is still free to do it.
+                mounts::unmount(&path, true)?;
+                Err(error)
+            }
+        }
     }
 }
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        let unmounted = if self.gone { Ok(false) } else { self.place.unmount() };
-        if let Err(error) = unmounted {
+        if let Err(error) = self.0.unmount() {
             log::error!("{}", reason(&error));
         }
-        self.place.remove_directory();
     }
 }
 
-impl Place {
-    /// Takes our mount off wherever it stands by now, bound copies and all; says whether it was in use, so that it had to be
+impl Standing {
+    /// Takes our mount off and its directory away, if that was made for it; says whether it was in use, so that it had to be
     /// detached.
     fn unmount(&self) -> anyhow::Result<bool> {
-        let Some(device) = &self.device else {
-            // The kernel's list could not be read: nobody can tell what stands there.
-            return take_off(&self.path);
-        };
-        let all = mounts::all()?;
-        let mut in_use = false;
-        for (at, mount) in all.iter().enumerate().rev().filter(|(_, mount)| mount.device == *device) {
-            if all[at + 1..].iter().any(|above| above.path == mount.path && above.device != *device) {
-                bail!("{}: something else is mounted over it; unmount that first", mount.path.display());
-            }
-            in_use |= take_off(&mount.path)?;
+        if self.is_connected() {
+            self.unmounter.unmount()
+        } else {
+            // Taken off by somebody else: what has its number in the list by now is another.
+            self.unmounter.forget().map(|()| false)
         }
-        Ok(in_use)
     }
 
-    fn remove_directory(&self) {
-        remove_if_made(&self.path, self.made);
-    }
-}
-
-/// Removes a directory that was made for a mount.
-fn remove_if_made(path: &Path, made: bool) {
-    if made {
-        // Not empty, or mounted on again: then it is somebody else's by now.
-        let _ = std::fs::remove_dir(path);
-    }
-}
-
-/// Unmounts what is on top at `path`; says whether it was in use, so that it had to be detached.
-fn take_off(path: &Path) -> anyhow::Result<bool> {
-    match mounts::unmount(path, false)? {
-        Unmounting::Done => Ok(false),
-        Unmounting::Busy => mounts::unmount(path, true).map(|_| true),
+    /// Whether the kernel still has the file system, mounted somewhere or detached and in use. Only while it has, no other one is
+    /// given its number.
+    fn is_connected(&self) -> bool {
+        let mut polled = [PollFd::new(self.device.as_fd(), PollFlags::empty())];
+        let _ = poll(&mut polled, PollTimeout::ZERO);
+        !polled[0].revents().unwrap_or(PollFlags::empty()).contains(PollFlags::POLLERR)
     }
 }
 
@@ -316,19 +345,16 @@ fn ending_signals() -> SigSet {
 
 /// Waits for one of `signals`, unmounts and ends the program. The session need not end by itself: the mount may have
 /// users that it was detached from, by us or by `umount -l`, or a copy in another mount namespace.
-fn unmount_on_signal(signals: SigSet, place: Place) -> anyhow::Result<()> {
+fn unmount_on_signal(signals: SigSet, mount: Arc<Standing>) -> anyhow::Result<()> {
     let wait = move || {
+        let path = mount.path.display();
         while let Ok(signal) = signals.wait() {
-            log::info!("{}: unmounting on {signal}", place.path.display());
-            match place.unmount() {
+            log::info!("{path}: unmounting on {signal}");
+            match mount.unmount() {
                 Ok(in_use) => {
                     if in_use {
-                        log::warn!(
-                            "{}: was in use; detached, and its users get errors from now on",
-                            place.path.display()
-                        );
+                        log::warn!("{path}: was in use; detached, and its users get errors from now on");
                     }
-                    place.remove_directory();
                     std::process::exit(0);
                 }
                 // Better alive than a dead mount; the next signal may find it free.

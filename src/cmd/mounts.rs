@@ -171,10 +171,20 @@ pub fn unmount(mountpoint: &Path, lazy: bool) -> anyhow::Result<Unmounting> {
 pub struct Mount {
     /// Where it stands.
     pub path: PathBuf,
-    /// Device number as the kernel writes it, `major:minor`: no two mounted file systems share one.
+    /// Device number as the kernel writes it, `major:minor`: no two mounted file systems share one, but the next one has that of
+    /// one that is gone.
     pub device: String,
     /// File system type.
     pub fstype: String,
+    /// What is mounted, as it was called.
+    pub source: OsString,
+}
+
+impl Mount {
+    /// Whether both show the same file system, as far as the list tells.
+    pub fn is_of(&self, other: &Self) -> bool {
+        (&self.device, &self.fstype, &self.source) == (&other.device, &other.fstype, &other.source)
+    }
 }
 
 /// The topmost mount on `mountpoint`, an absolute path without symlinks. Asks the kernel's list and never the mount.
@@ -195,7 +205,8 @@ fn parse(list: &[u8]) -> Vec<Mount> {
         let device = text(fields.nth(2)?);
         let path = PathBuf::from(OsString::from_vec(unescape(fields.nth(1)?)));
         fields.find(|field| *field == b"-")?;
-        Some(Mount { path, device, fstype: text(fields.next()?) })
+        let (fstype, source) = (text(fields.next()?), OsString::from_vec(unescape(fields.next()?)));
+        Some(Mount { path, device, fstype, source })
     };
     list.split(|byte| *byte == b'\n').filter_map(mount).collect()
 }
@@ -243,15 +254,21 @@ mod tests {
     #[test]
     fn the_list_of_the_kernel_is_read() {
         let list = b"22 1 254:0 / / rw - ext4 /dev/vda rw\n\
-            30 22 0:41 / /mnt/a\\040b ro shared:1 master:2 - fuse.weightfs /m.safetensors ro\n\
+            30 22 0:41 / /mnt/a\\040b ro shared:1 master:2 - fuse.weightfs /m\\040c.safetensors ro\n\
             31 30 0:42 / /mnt/a\\040b ro - fuse.sshfs host: ro\n";
-        let mount = |path: &str, device: &str, fstype: &str| Mount {
+        let mount = |path: &str, device: &str, fstype: &str, source: &str| Mount {
             path: path.into(),
             device: device.into(),
             fstype: fstype.into(),
+            source: source.into(),
         };
-        let expected =
-            [mount("/", "254:0", "ext4"), mount("/mnt/a b", "0:41", TYPE), mount("/mnt/a b", "0:42", "fuse.sshfs")];
+        let expected = [
+            mount("/", "254:0", "ext4", "/dev/vda"),
+            mount("/mnt/a b", "0:41", TYPE, "/m c.safetensors"),
+            mount("/mnt/a b", "0:42", "fuse.sshfs", "host:"),
+        ];
+        assert!(expected[1].is_of(&Mount { path: "/elsewhere".into(), ..expected[1].clone() }));
+        assert!(!expected[1].is_of(&Mount { source: "/other".into(), ..expected[1].clone() }));
         assert_eq!(parse(list), expected);
         assert_eq!(parse(b""), []);
     }

@@ -33,6 +33,10 @@ pub const ROOT: Ino = 1;
 /// Preferred block size of every file, in bytes: as much as the kernel asks for at once.
 pub const BLOCK_SIZE: u32 = 1 << 20;
 
+/// Preferred block size of a directory, in bytes: libc lists by so much at once. From 256 KiB on a listing takes longer, twice
+/// as long at 1 MiB, because every answer is then written to memory that was not touched before.
+pub const DIR_BLOCK_SIZE: u32 = 128 << 10;
+
 /// Unit of [`Statfs::blocks`] and of `st_blocks`, in bytes.
 pub const SECTOR: u64 = 512;
 
@@ -191,7 +195,7 @@ pub struct Superblock {
 #[derive(Debug)]
 enum Root {
     Volume(Box<Volume>),
-    Folders(Folders),
+    Folders(Box<Folders>),
 }
 
 /// What an inode number belongs to.
@@ -208,7 +212,7 @@ impl Superblock {
                 let owner = ownership.of(model.stat()?);
                 Root::Volume(Volume::new(*model, shown, owner, Arc::default(), 0, ROOT).into())
             }
-            Opened::Catalog(catalog) => Root::Folders(Folders::new(catalog, shown, ownership)),
+            Opened::Catalog(catalog) => Root::Folders(Folders::new(catalog, shown, ownership).into()),
         };
         Some(Self { root })
     }

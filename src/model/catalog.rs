@@ -35,6 +35,8 @@ pub struct Catalog {
     models: Vec<Found>,
     links: Vec<PathBuf>,
     unreadable: Vec<String>,
+    /// The directory itself, and the links by which models lie elsewhere.
+    reads: Vec<PathBuf>,
     /// Size of all files of models, in bytes.
     bytes: u64,
 }
@@ -100,11 +102,11 @@ struct Found {
 impl Catalog {
     /// Looks through the directory at `path`.
     pub fn scan(path: &Path, mode: Mode) -> Result<Self, Error> {
+        let place = std::path::absolute(path).map_err(|error| source::Error::Io { path: path.to_owned(), error })?;
         let (folders, models, links, unreadable) = Default::default();
-        let catalog = Self { mode, folders, models, links, unreadable, bytes: 0 };
+        let catalog = Self { mode, folders, models, links, unreadable, reads: vec![place.clone()], bytes: 0 };
         let (seen, claimed, depth, shown) = Default::default();
         let mut scan = Scan { catalog, seen, limit: ENTRIES_MAX, claimed, depth, shown };
-        let place = std::path::absolute(path).map_err(|error| source::Error::Io { path: path.to_owned(), error })?;
         let error = |found| Err(Error::Directory { path: path.to_owned(), found });
         match scan.directory(&place, 0) {
             Ok(Item::Unreadable(_)) => error(format!("what cannot be listed: {}", scan.catalog.unreadable.join(", "))),
@@ -144,6 +146,11 @@ impl Catalog {
     /// Where the files are that are no models.
     pub fn links(&self) -> &[PathBuf] {
         &self.links
+    }
+
+    /// Where the files of models are: in these directories and below, and behind these links.
+    pub fn reads(&self) -> &[PathBuf] {
+        &self.reads
     }
 
     /// Why directories cannot be listed.
@@ -235,6 +242,7 @@ impl Scan {
         }
         if entries.iter().any(|entry| entry.file_name() == MANIFEST) {
             entries.iter().for_each(|entry| self.weigh(&entry.path()));
+            self.catalog.reads.extend(entries.iter().filter(|entry| is_link(entry)).map(DirEntry::path));
             return Ok(self.model(path.join(MANIFEST), parent));
         }
         let number = self.catalog.folders.len() as u32;
@@ -254,6 +262,16 @@ impl Scan {
 
     /// What the directory is to which a link at `path` leads; one that leads too far is not followed.
     fn linked_directory(&mut self, path: &Path, parent: u32) -> Result<Item, TooMany> {
+        let before = self.catalog.reads.len();
+        let item = self.follow(path, parent)?;
+        match item {
+            Item::Folder(_) | Item::Model(_) => self.catalog.reads.push(path.to_owned()),
+            Item::Link(_) | Item::Unreadable(_) => self.catalog.reads.truncate(before),
+        }
+        Ok(item)
+    }
+
+    fn follow(&mut self, path: &Path, parent: u32) -> Result<Item, TooMany> {
         if self.limit < ENTRIES_MAX {
             return self.directory(path, parent);
         }
@@ -289,8 +307,7 @@ impl Scan {
         let mut names = Names::new(entries);
         let mut listed = Vec::new();
         // Links last: what they lead to is shown where it really is.
-        let is_link = |entry: &&DirEntry| entry.file_type().is_ok_and(|kind| kind.is_symlink());
-        let (links, real): (Vec<&DirEntry>, Vec<&DirEntry>) = entries.iter().partition(is_link);
+        let (links, real): (Vec<&DirEntry>, Vec<&DirEntry>) = entries.iter().partition(|entry| is_link(entry));
         for (entry, is_link) in
             real.into_iter().map(|entry| (entry, false)).chain(links.into_iter().map(|entry| (entry, true)))
         {
@@ -300,12 +317,17 @@ impl Scan {
             if is_file {
                 self.weigh(&path);
             }
+            let is_claimed = self.claimed.contains(&path);
+            let is_model = is_model(&file);
+            if is_link && !is_dir && (is_model || is_claimed) {
+                self.catalog.reads.push(path.clone());
+            }
             let (name, item) = if is_dir {
                 let item = if is_link { self.linked_directory(&path, folder)? } else { self.directory(&path, folder)? };
                 (names.shown(file), item)
-            } else if self.claimed.contains(&path) {
+            } else if is_claimed {
                 continue;
-            } else if is_model(&file) {
+            } else if is_model {
                 (names.of_model(&path, file), self.model(path, folder))
             } else {
                 (names.shown(file), self.link(&path))
@@ -339,6 +361,10 @@ impl Scan {
         let len = path.metadata().map_or(0, |metadata| metadata.len());
         self.catalog.bytes = self.catalog.bytes.saturating_add(len);
     }
+}
+
+fn is_link(entry: &DirEntry) -> bool {
+    entry.file_type().is_ok_and(|kind| kind.is_symlink())
 }
 
 /// Whether a file of that name is a model, or ought to be.

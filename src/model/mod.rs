@@ -163,6 +163,19 @@ pub enum Opened {
     Catalog(Catalog),
 }
 
+impl Opened {
+    /// What is opened later, or once more: files, and directories of which all below may be.
+    pub fn reads(&self) -> Vec<PathBuf> {
+        match self {
+            Self::Model(model) => {
+                let sources = model.sources.iter().chain(&model.manifest);
+                sources.filter_map(|source| source.path().map(Path::to_owned)).collect()
+            }
+            Self::Catalog(catalog) => catalog.reads().to_vec(),
+        }
+    }
+}
+
 /// Opens what is at `path`: a model, or a directory with one or several of them below it.
 pub fn open(path: &Path, mode: Mode) -> Result<Opened, Error> {
     if !path.is_dir() {

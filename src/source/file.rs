@@ -1,14 +1,16 @@
 //! A mapped file: knows its descriptor and its map while they are held, and whether they still show what was opened.
 
-use super::pool::{POOL, Pool, Slot};
+use super::pool::{POOL, Pool, Slot, is_lack};
 use super::{Bytes, Error, Source, Stat, check};
+use nix::unistd::{AccessFlags, access};
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::ops::{Deref, Range};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// A regular file, mapped read-only as a whole. Pages are read when the kernel copies them, not before.
@@ -26,8 +28,31 @@ pub struct MappedFile {
     /// Device and inode number.
     id: (u64, u64),
     stat: Stat,
-    /// Whether the log has been told that the file is not what was opened.
-    reported: AtomicBool,
+    /// The causes of errors that the log has been told of, by their bits.
+    reported: AtomicU8,
+}
+
+/// Why reads fail. The log is told once of each, however many reads it spoils and in whatever way: a file that is cut gives
+/// one error for what is gone and another for the rest, and a file system that dies gives several.
+#[derive(Debug, Clone, Copy)]
+#[repr(u8)]
+enum Cause {
+    /// The file is not what was opened.
+    Version = 1,
+    /// There was no descriptor or no memory to open it again.
+    Lack = 2,
+    /// It cannot be read.
+    Io = 4,
+}
+
+impl Cause {
+    fn of(error: &Error) -> Self {
+        match error {
+            Error::Io { error, .. } if is_lack(error) => Self::Lack,
+            Error::Io { .. } => Self::Io,
+            _ => Self::Version,
+        }
+    }
 }
 
 /// A file that is held open.
@@ -39,12 +64,26 @@ pub(super) struct Open {
 
 /// A part of a map, which stays for as long as this does.
 #[derive(Debug, Clone)]
-pub struct Mapped {
+pub struct Mapped<'a> {
+    of: &'a MappedFile,
     open: Arc<Open>,
     range: Range<usize>,
 }
 
-impl Deref for Mapped {
+impl Mapped<'_> {
+    /// As [`Bytes::look_again`].
+    pub(super) fn look_again(&self, unreadable: bool) -> Result<(), Error> {
+        let range = self.range.start as u64..self.range.end as u64;
+        if !unreadable {
+            return self.of.verify(&self.open.file, range);
+        }
+        // Once more, by the way that tells the reason.
+        self.of.read_exact_at(&mut vec![0; self.range.len()], range.start)?;
+        Err(self.of.report(self.of.io(nix::errno::Errno::EIO.into())))
+    }
+}
+
+impl Deref for Mapped<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -87,7 +126,7 @@ impl MappedFile {
             opened: Version::of(&metadata),
             id: (metadata.dev(), metadata.ino()),
             stat: Stat::of(&metadata),
-            reported: AtomicBool::new(false),
+            reported: AtomicU8::new(0),
         })
     }
 
@@ -110,7 +149,7 @@ impl MappedFile {
         self.pool.get(&self.slot, again).map_err(|error| {
             let gone = [nix::libc::ENOENT, nix::libc::ENOTDIR, nix::libc::ELOOP];
             self.report(match error {
-                Error::NotAFile { .. } => replaced(),
+                Error::NotAFile { .. } | Error::Outside { .. } => replaced(),
                 Error::Io { error, .. } if error.raw_os_error().is_some_and(|error| gone.contains(&error)) => {
                     replaced()
                 }
@@ -121,7 +160,7 @@ impl MappedFile {
 
     /// Refuses `range` unless the file is still what was opened.
     fn verify(&self, file: &File, range: Range<u64>) -> Result<(), Error> {
-        let metadata = file.metadata().map_err(|error| self.io(error))?;
+        let metadata = file.metadata().map_err(|error| self.report(self.io(error)))?;
         let now = Version::of(&metadata);
         if now == self.opened {
             return Ok(());
@@ -134,9 +173,10 @@ impl MappedFile {
         }))
     }
 
-    /// Logs the first error of the file, and returns it.
+    /// Logs the first error of each cause, and returns it.
     fn report(&self, error: Error) -> Error {
-        if !self.reported.swap(true, Ordering::Relaxed) {
+        let cause = Cause::of(&error) as u8;
+        if self.reported.fetch_or(cause, Ordering::Relaxed) & cause == 0 {
             log::warn!("{error}");
         }
         error
@@ -191,13 +231,19 @@ fn resolve(path: &Path, off_limits: &Path) -> io::Result<PathBuf> {
 /// Opens and maps a regular file.
 fn map(path: &Path) -> Result<Open, Error> {
     let io = |error| Error::Io { path: path.to_owned(), error };
-    // Without O_NONBLOCK, opening a named pipe would wait for a writer.
-    let open = |path: &Path| OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path);
-    let file = match OFF_LIMITS.get() {
-        Some(off_limits) => resolve(path, off_limits).and_then(|path| open(&path)),
-        None => open(path),
+    let (place, is_mounted) = match OFF_LIMITS.get() {
+        Some(off_limits) => (Cow::Owned(resolve(path, off_limits).map_err(io)?), true),
+        None => (Cow::Borrowed(path), false),
     };
-    let file = file.map_err(io)?;
+    // Without O_NONBLOCK, opening a named pipe would wait for a writer.
+    let file = OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(&place);
+    let file = file.map_err(|error| match error.kind() {
+        // access(2) asks for the permissions of the file alone; before the mount stands there is no sandbox.
+        ErrorKind::PermissionDenied if is_mounted && access(&*place, AccessFlags::R_OK).is_ok() => {
+            Error::Outside { path: path.to_owned() }
+        }
+        _ => io(error),
+    })?;
     let metadata = file.metadata().map_err(io)?;
     if !metadata.is_file() {
         return Err(Error::NotAFile { path: path.to_owned(), kind: kind(&metadata) });
@@ -222,7 +268,7 @@ impl Source for MappedFile {
         if indices.end > open.map.len() {
             return Err(Error::OutOfRange { range, len: open.map.len() as u64 });
         }
-        Ok(Bytes::Mapped(Mapped { open, range: indices }))
+        Ok(Bytes::Mapped(Mapped { of: self, open, range: indices }))
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
@@ -232,11 +278,15 @@ impl Source for MappedFile {
         let read = open.file.read_exact_at(buf, offset);
         // Checked after the bytes were read, so that what is returned is of the version that was opened.
         self.verify(&open.file, range)?;
-        read.map_err(|error| self.io(error))
+        read.map_err(|error| self.report(self.io(error)))
     }
 
     fn stat(&self) -> Stat {
         self.stat
+    }
+
+    fn path(&self) -> Option<&Path> {
+        Some(&self.place)
     }
 }
 

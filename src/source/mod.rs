@@ -9,7 +9,7 @@ use std::fs::Metadata;
 use std::io;
 use std::ops::{Deref, Range};
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 pub use file::{MappedFile, put_off_limits};
@@ -37,6 +37,11 @@ pub trait Source: Send + Sync + fmt::Debug {
 
     /// Who owns the bytes and since when they stand.
     fn stat(&self) -> Stat;
+
+    /// Where they may be opened once more, if they lie in a file.
+    fn path(&self) -> Option<&Path> {
+        None
+    }
 }
 
 /// A run of bytes, and what keeps them where they are.
@@ -45,9 +50,21 @@ pub enum Bytes<'a> {
     /// In memory that outlives them.
     Borrowed(&'a [u8]),
     /// In the map of a file, which stays for as long as they do.
-    Mapped(file::Mapped),
+    Mapped(file::Mapped<'a>),
     /// Their own.
     Owned(Vec<u8>),
+}
+
+impl Bytes<'_> {
+    /// Whether they are the source's own still, now that a system call has had them: a file may be written to while the
+    /// kernel copies. Where it could not read them (EFAULT) it keeps the reason to itself, and `unreadable` finds it out.
+    /// The first error of each cause is logged.
+    pub fn look_again(&self, unreadable: bool) -> Result<(), Error> {
+        match self {
+            Self::Mapped(mapped) => mapped.look_again(unreadable),
+            Self::Borrowed(_) | Self::Owned(_) => Ok(()),
+        }
+    }
 }
 
 impl Deref for Bytes<'_> {
@@ -130,6 +147,12 @@ pub enum Error {
     /// The file gave way to others that were read, and by its name there is another one now, or none.
     #[error("{}: gone or replaced while too many files were open to hold it; mount it again", path.display())]
     Replaced {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The permissions of the file would let it be read, but the sandbox does not.
+    #[error("{}: not among the files that were there when it was mounted, and no other is opened; mount it again", path.display())]
+    Outside {
         /// The file.
         path: PathBuf,
     },

@@ -97,7 +97,7 @@ impl Pool {
 }
 
 /// Whether the system had no more descriptors or maps to give.
-fn is_lack(error: &io::Error) -> bool {
+pub(super) fn is_lack(error: &io::Error) -> bool {
     let lacks = [nix::libc::EMFILE, nix::libc::ENFILE, nix::libc::ENOMEM];
     error.raw_os_error().is_some_and(|error| lacks.contains(&error))
 }

@@ -5,7 +5,7 @@ use crate::format::{Dtype, TensorInfo};
 use crate::plot::{self, Heat};
 use crate::stats::{Accumulator, Stats};
 use crate::widen;
-use crate::workers::side_by_side;
+use crate::workers::{cores, side_by_side};
 use std::ops::Range;
 
 /// Bytes that are read at once: groups of every dtype go into it, and so often a computation looks whether it is still
@@ -41,8 +41,7 @@ pub fn png(tensor: &TensorInfo, data: &Data, interrupted: Interrupted) -> Result
 fn stats(tensor: &TensorInfo, data: &Data, interrupted: Interrupted) -> Result<Stats, Error> {
     let none = || Error::Picture(format!("{} has no values to count", tensor.dtype));
     // Whole groups in each part but the last.
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let share = data.len().div_ceil(cores as u64).max(PART_MIN).next_multiple_of(AT_ONCE as u64);
+    let share = data.len().div_ceil(cores() as u64).max(PART_MIN).next_multiple_of(AT_ONCE as u64);
     let counted = side_by_side(data.len().div_ceil(share) as usize, |at| {
         let mut counted = Accumulator::new(tensor.dtype).ok_or_else(none)?;
         let part = at as u64 * share..((at as u64 + 1) * share).min(data.len());

@@ -185,7 +185,7 @@ fn ten_thousand_shards_are_read_with_sixty_four_descriptors() {
             });
         }
     });
-    let daemons = outside.processes();
+    let daemons = outside.daemons();
     let descriptors = std::fs::read_dir(format!("/proc/{}/fd", daemons[0])).unwrap().count();
     assert!(daemons.len() == 1 && descriptors < 64, "{descriptors}");
     outside.ok(&format!("weightfs umount {}", point.display()));

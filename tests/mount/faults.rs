@@ -1,6 +1,7 @@
 //! What goes wrong under a mount: a source that is cut, rewritten or replaced, readers that are killed, attempts to write.
 
-use crate::support::{Mount, Scene, pattern, require_fuse, wait_until};
+use crate::gate::{FILE, Gate};
+use crate::support::{Mount, Scene, pattern, python, require_fuse, wait_until};
 use nix::errno::Errno;
 use nix::libc::O_DIRECT;
 use std::fs::File;
@@ -240,29 +241,152 @@ fn a_cut_in_the_middle_of_reading_gives_errors_and_never_other_bytes() {
 }
 
 #[test]
+fn what_was_read_while_the_source_was_written_to_is_not_kept() {
+    require_fuse!();
+    let scene = Scene::new();
+    let model = std::fs::read(model(&scene)).unwrap();
+    let point = scene.mkdir("source");
+    let gate = Gate::new(&point, model);
+    let mut mount = scene.mount(&point.join(FILE), &[]);
+    let index = scene.mount(&point.join(FILE), &[]).read("index.json");
+    let (t2, middle) = (mount.path("tensors/t2"), MIB / 2);
+    // The daemon has found the file to be what it was, and the kernel, with the daemon's answer, waits for the disk.
+    gate.close((DATA + 2 * MIB) as u64);
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| page(&t2, middle));
+        gate.wait_for_read();
+        gate.write(|bytes| bytes[DATA..].fill(0));
+        gate.open();
+        // What this one gets is of neither version for certain.
+        let _ = reader.join().unwrap();
+    });
+    wait_until("the page is forgotten", || page(&t2, middle) == Err(Errno::ESTALE));
+    assert_alive(&mut mount, &index);
+    let log = format!("weightfs: {}: written to since it was opened; mount it again\n", point.join(FILE).display());
+    assert_eq!(mount.log(), log);
+}
+
+#[test]
+fn each_cause_is_told_once_and_what_heals_is_read_again() {
+    require_fuse!();
+    let scene = Scene::new();
+    let model = std::fs::read(model(&scene)).unwrap();
+    let point = scene.mkdir("source");
+    let gate = Gate::new(&point, model);
+    let mount = scene.mount(&point.join(FILE), &[]);
+    let views = ["tensors/t2", "npy/t2.npy", "f32/t2.f32", "safetensors/t3.safetensors", "stats/t3.json", "SHA256SUMS"];
+    let read =
+        || views.map(|view| std::fs::read(mount.path(view)).map_err(|error| error.raw_os_error().unwrap()).err());
+    gate.fail(true);
+    assert_eq!((read(), read()), ([Some(Errno::EIO as i32); 6], [Some(Errno::EIO as i32); 6]));
+    gate.fail(false);
+    assert_eq!(read(), [None; 6]);
+    let whole = pattern(TENSORS * MIB);
+    assert!(mount.read("tensors/t2") == whole[2 * MIB..3 * MIB]);
+    gate.write(|bytes| bytes[DATA..].fill(0));
+    for _ in 0..3 {
+        assert_eq!(page(mount.path("tensors/t1"), MIB / 2), Err(Errno::ESTALE));
+    }
+    let said = ["Input/output error", "written to since it was opened; mount it again"];
+    let lines = said.map(|said| format!("weightfs: {}: {said}\n", point.join(FILE).display()));
+    assert_eq!(mount.log(), lines.concat());
+}
+
+#[test]
+fn a_fault_of_one_shard_leaves_the_others() {
+    require_fuse!();
+    let shards = ["a.safetensors", "b.safetensors", "c.safetensors"];
+    let part = |at: usize| pattern(MIB * (at + 1))[MIB * at..].to_vec();
+    let table = [
+        ("b.safetensors", "truncate -s 4096 b.safetensors"),
+        ("b.safetensors", "touch b.safetensors"),
+        ("b.safetensors", "dd if=a.safetensors of=b.safetensors conv=notrunc status=none"),
+        ("dataset_manifest.json", "echo >>dataset_manifest.json"),
+    ];
+    for (file, line) in table {
+        let (scene, outside) = (Scene::new(), Scene::new());
+        let listed = shards.map(|name| serde_json::json!({"shard_path": name, "samples_count": 1, "bytes": 1}));
+        let manifest = serde_json::json!({"format_version": "1.0", "shards": listed});
+        std::fs::write(scene.path("dataset_manifest.json"), manifest.to_string()).unwrap();
+        for (at, name) in shards.iter().enumerate() {
+            scene.model(name, &[("x", safetensors::Dtype::U8, &[1, MIB], part(at))], &[]);
+        }
+        scene.ok("touch -d 2001-02-03 *.safetensors *.json");
+        let mount = outside.mount(scene.dir.path(), &[]);
+        let before = mount.log();
+        scene.ok(line);
+        for (view, header) in [("tensors/x", 0), ("npy/x.npy", 128)] {
+            for (at, shard) in shards.iter().enumerate() {
+                let (name, part) = (format!("shards/{shard}/{view}"), part(at));
+                let joined = page(mount.path(view), header + MIB * at + 65536);
+                let alone = std::fs::read(mount.path(&name)).map_err(|error| error.raw_os_error().unwrap());
+                if *shard == file {
+                    assert!(matches!(joined, Err(Errno::EIO | Errno::ESTALE)), "{line}: {view} {at}");
+                    assert!(matches!(alone, Err(nix::libc::EIO | nix::libc::ESTALE)), "{line}: {name}");
+                } else {
+                    assert!(joined.is_ok_and(|page| page == part[65536..][..4096]), "{line}: {view} {at}");
+                    assert!(alone.is_ok_and(|bytes| bytes[header..] == part), "{line}: {name}");
+                }
+            }
+        }
+        for view in ["f32/x.f32", "safetensors/x.safetensors", "stats/x.json", "plots/x.png", "SHA256SUMS"] {
+            assert_eq!(std::fs::read(mount.path(view)).is_ok(), file.ends_with(".json"), "{line}: {view}");
+        }
+        let found = std::fs::read(mount.path("dataset_manifest.json"));
+        assert_eq!(
+            found.is_ok_and(|bytes| bytes == manifest.to_string().as_bytes()),
+            !file.ends_with(".json"),
+            "{line}"
+        );
+        let log = mount.log();
+        let said = log.strip_prefix(&before).unwrap();
+        let beginning = format!("weightfs: {}: ", scene.path(file).display());
+        assert!(said.starts_with(&beginning) && said.lines().count() == 1, "{line}: {said}");
+    }
+}
+
+#[test]
 fn a_reader_that_is_killed_harms_nobody() {
     require_fuse!();
     let scene = Scene::new();
     // Too large for anybody to have read it before they are killed.
     let source = sparse(&scene, 1, 1 << 40);
     let mut mount = scene.mount(&source, &[]);
-    let path = mount.path("tensors/t0").display().to_string();
+    let map = "import mmap, sys; f = open(sys.argv[1]); m = mmap.mmap(f.fileno(), 0, prot=1); [m[i] for i in range(0, len(m), 4096)]";
+    let readers = [
+        ("exec cat", "tensors/t0"),
+        ("exec dd bs=64M status=none if=", "tree/t0"),
+        ("exec dd bs=8M iflag=direct status=none if=", "tensors/t0"),
+        ("exec tail -c +12345", "npy/t0.npy"),
+        ("exec cat", "f32/t0.f32"),
+        ("exec dd bs=64M iflag=direct status=none if=", "safetensors/t0.safetensors"),
+        ("exec cat", "export/model.safetensors"),
+        ("exec $PYTHON -c \"$MAP\"", "tensors/t0"),
+        ("exec $PYTHON -c \"$MAP\"", "f32/t0.f32"),
+    ];
+    let read = |line: &str, name: &str| {
+        let space = if line.ends_with('=') { "" } else { " " };
+        let line = format!("{line}{space}{} >/dev/null", mount.path(name).display());
+        scene.command("sh").args(["-c", &line]).env("PYTHON", python()).env("MAP", map).spawn().unwrap()
+    };
     for _ in 0..3 {
-        let lines = ["cat", "dd bs=64M status=none if=", "dd bs=8M iflag=direct status=none if=", "tail -c +12345"];
-        let readers = lines.map(|line| {
-            let line = if line.ends_with('=') { format!("exec {line}{path}") } else { format!("exec {line} {path}") };
-            scene.command("sh").args(["-c", &format!("{line} >/dev/null")]).spawn().unwrap()
-        });
-        for mut reader in readers {
+        for mut reader in readers.map(|(line, name)| read(line, name)) {
+            let id = reader.id();
+            let proc = |name: &str| std::fs::read_to_string(format!("/proc/{id}/{name}")).unwrap();
+            let count = |text: &str, name: &str| -> u64 {
+                let value = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+                value.trim().trim_end_matches(" kB").parse().unwrap_or(0)
+            };
             wait_until("it has read a little", || {
-                let counts = std::fs::read_to_string(format!("/proc/{}/io", reader.id())).unwrap();
-                counts.lines().any(|line| line.strip_prefix("rchar: ").is_some_and(|count| count.len() > 7))
+                assert!(reader.try_wait().unwrap().is_none());
+                count(&proc("io"), "rchar: ") > 10_000_000 || count(&proc("status"), "RssFile:") > 32_000
             });
             reader.kill().unwrap();
             reader.wait().unwrap();
             assert_eq!(mount.list("tensors"), ["t0"]);
         }
     }
+    let path = mount.path("tensors/t0");
     assert_eq!(page(&path, (1 << 40) - 4096).unwrap(), [0; 4096]);
     assert!(mount.child.try_wait().unwrap().is_none());
     assert_eq!(mount.log(), "");

@@ -96,6 +96,21 @@ impl Scene {
         pids.filter(marked).collect()
     }
 
+    /// Those that serve a mount in the background.
+    pub fn daemons(&self) -> Vec<Pid> {
+        self.called("weightfs")
+    }
+
+    /// Those that unmount for a daemon.
+    pub fn unmounters(&self) -> Vec<Pid> {
+        self.called("weightfs-umount")
+    }
+
+    fn called(&self, name: &str) -> Vec<Pid> {
+        let comm = |pid: &Pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        self.processes().into_iter().filter(|pid| comm(pid).trim_end() == name).collect()
+    }
+
     /// Lines of /proc/mounts about this scene.
     pub fn mounts(&self) -> Vec<String> {
         mounts_in(self.dir.path(), "self")

@@ -124,6 +124,9 @@ fn a_user_mounts_and_unmounts_by_the_helper_of_fuse() {
         let line = format!("{dir}/sample.safetensors {dir}/home/mnt fuse.weightfs {plain}");
         assert!(namespace.mounts().contains(&line), "{:?}", namespace.mounts());
         assert_eq!(namespace.ok(&format!("{USER} sh -c 'cat home/mnt/tensors/*' | sha256sum")), bytes);
+        let status = format!("/proc/{}/status", scene.daemons()[0]);
+        let restricted = scene.ok(&format!("grep -cE '^(NoNewPrivs:.1|Seccomp:.2|Cap(Inh|Prm|Eff):.0*)$' {status}"));
+        assert_eq!(restricted, "5\n", "{}", scene.ok(&format!("cat {status}")));
         // Not even root is let in.
         assert!(!let_in("root", &namespace.sh("cat home/mnt/header.json")));
         assert_eq!(namespace.ok(&unmount), "");

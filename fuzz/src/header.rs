@@ -1,0 +1,65 @@
+//! Headers: the official reader's verdict on each, and no number that leads out of the file.
+
+use super::headers::{self, official, once_in};
+use arbitrary::{Result, Unstructured};
+use weightfs::format::{self, Error, Header, Mode, safetensors};
+
+pub fn run(bytes: &[u8]) -> bool {
+    judge(&mut Unstructured::new(bytes)).unwrap_or(false)
+}
+
+fn judge(bytes: &mut Unstructured) -> Result<bool> {
+    let (cut, other_len) = (bytes.arbitrary::<u16>()?, bytes.arbitrary()?);
+    let (header, data) = if once_in(4, bytes)? {
+        let data = bytes.int_in_range(0..=16)?;
+        (bytes.bytes(bytes.len())?.to_vec(), data)
+    } else {
+        let (mut header, data) = headers::header(bytes)?;
+        for _ in 0..bytes.int_in_range(0..=2)? {
+            headers::mutate(bytes, &mut header)?;
+        }
+        (header, data)
+    };
+    let file = official::file(&header, data);
+    let prefix = &file[..file.len().min(cut.into())];
+    for mode in [Mode::Strict, Mode::Lenient] {
+        let len = file.len() as u64;
+        let whole = parse(&file, len, mode);
+        match (parse(prefix, len, mode), whole) {
+            // The rest is asked for, and nothing that is not there.
+            (Err(Error::Safetensors(safetensors::Error::Incomplete { needed })), _) => {
+                assert!(needed > prefix.len() as u64 && needed <= len);
+            }
+            (Ok(part), Ok(whole)) => assert!(part.tensors().eq(whole.tensors())),
+            // What a file is that is no safetensors file may be told from more of it.
+            (Err(Error::Other(_)), Err(_)) | (Err(_), Err(Error::Other(_))) => {}
+            (Err(part), Err(whole)) => assert_eq!(part, whole),
+            (part, whole) => panic!("{part:?} of a part, {whole:?} of the whole"),
+        }
+        // A file of another length than it should have, and one that begins with something else than a length.
+        let _ = parse(prefix, u64::max(other_len, prefix.len() as u64), mode);
+        let _ = parse(&header, header.len() as u64, mode);
+    }
+    Ok(official::compare(&header, data))
+}
+
+/// Parses the beginning of a file of `len` bytes, and checks what holds for each.
+fn parse(prefix: &[u8], len: u64, mode: Mode) -> std::result::Result<Header, Error> {
+    let parsed = format::parse(prefix, len, mode);
+    match &parsed {
+        Ok(header) => {
+            let data_start = header.json().end;
+            let mut end = data_start;
+            for (index, tensor) in header.tensors().enumerate() {
+                assert!(data_start <= tensor.range.start && tensor.range.start <= tensor.range.end);
+                assert!(tensor.range.end <= len);
+                assert_eq!(header.find(tensor.name), Some(index), "a name that stands twice");
+                assert!(mode == Mode::Lenient || tensor.range.start == end);
+                end = tensor.range.end;
+            }
+            assert!(mode == Mode::Lenient || end == len && header.skipped().is_empty());
+        }
+        Err(error) => assert!(!error.to_string().contains(char::is_control), "{error:?}"),
+    }
+    parsed
+}

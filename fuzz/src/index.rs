@@ -1,0 +1,164 @@
+//! The index of a sharded model: what a plain map of tensors and files says of it.
+
+use super::headers::once_in;
+use super::shards::{self, ODD_NAMES, Opening, Says, Shards};
+use arbitrary::{Result, Unstructured};
+use std::collections::{BTreeMap, BTreeSet};
+use weightfs::format::Mode;
+
+pub fn run(bytes: &[u8]) -> bool {
+    open(&mut Unstructured::new(bytes)).unwrap_or(false)
+}
+
+const SHARDS: [&str; 3] = ["a.safetensors", "b.safetensors", "sub/c.safetensors"];
+
+const TENSORS: [&str; 5] = ["a", "a.b", "", "重/%\n", "weight_map"];
+
+/// Tensors by number, of each file; a file may be none of tensors, or not be there.
+struct Files([Option<Vec<usize>>; 3]);
+
+impl Files {
+    fn data(shard: usize, tensor: usize) -> Vec<u8> {
+        vec![(shard * 16 + tensor) as u8; tensor + 1]
+    }
+
+    /// The tensors of a file by the name that it has in an index, if it can be opened.
+    fn find(&self, name: &str) -> Option<(usize, &[usize])> {
+        let shard = SHARDS.iter().position(|shard| *shard == shards::path(name))?;
+        Some((shard, self.0[shard].as_ref()?))
+    }
+
+    /// Whether each tensor that was seen is one of its file.
+    fn have(&self, opening: &Opening) -> bool {
+        opening.whole.iter().all(|(name, seen)| {
+            let tensor = TENSORS.iter().position(|tensor| tensor == name);
+            let shard = seen.shard.as_ref().and_then(|shard| self.find(shard));
+            tensor.zip(shard).is_some_and(|(tensor, (shard, tensors))| {
+                tensors.contains(&tensor)
+                    && seen.data == Self::data(shard, tensor)
+                    && seen.shape == format!("[{}]", tensor + 1)
+            })
+        })
+    }
+}
+
+/// A tensor by number, and a file, in the order of the index.
+type Entries = Vec<(usize, &'static str)>;
+
+fn entries(files: &mut Files, bytes: &mut Unstructured) -> Result<Entries> {
+    let mut entries = Entries::new();
+    for tensor in 0..TENSORS.len() {
+        let homes: u8 = match bytes.int_in_range(0..=9)? {
+            home @ 0..=7 => 1 << (home % 3),
+            8 => 0,
+            _ => bytes.int_in_range(0..=7)?,
+        };
+        for (shard, tensors) in files.0.iter_mut().enumerate() {
+            if let Some(tensors) = tensors.as_mut().filter(|_| homes >> shard & 1 == 1) {
+                tensors.push(tensor);
+            }
+        }
+        let home = (homes.trailing_zeros() < 3).then(|| SHARDS[homes.trailing_zeros() as usize]);
+        match bytes.int_in_range(0..=13)? {
+            0..=9 => entries.extend(home.map(|home| (tensor, home))),
+            10 => entries.push((tensor, *bytes.choose(&SHARDS)?)),
+            11 => entries.push((tensor, *bytes.choose(&ODD_NAMES)?)),
+            // The last of two is what counts.
+            12 => {
+                entries.extend([Some(*bytes.choose(&SHARDS)?), home].into_iter().flatten().map(|home| (tensor, home)))
+            }
+            _ => {}
+        }
+    }
+    let by = bytes.int_in_range(0..=entries.len())?;
+    entries.rotate_left(by);
+    Ok(entries)
+}
+
+fn text(entries: &Entries, bytes: &mut Unstructured) -> Result<(Vec<u8>, Says)> {
+    let escaped = bytes.arbitrary()?;
+    let spell = |text: &str| match escaped {
+        true => format!("\"{}\"", text.encode_utf16().map(|unit| format!("\\u{unit:04x}")).collect::<String>()),
+        false => serde_json::to_string(text).unwrap(),
+    };
+    let members: Vec<String> =
+        entries.iter().map(|(tensor, shard)| format!("{}:{}", spell(TENSORS[*tensor]), spell(shard))).collect();
+    let map = format!("{{{}}}", members.join(","));
+    let key = spell("weight_map");
+    let spoilt = match bytes.int_in_range(0..=15)? {
+        0 => format!("{{{key}:{map},{key}:{map}}}"),
+        1 => format!("{{\"weight_maps\":{map}}}"),
+        2 => format!("{{{key}:[{map}]}}"),
+        3 => format!("{{{key}:{{\"a\":1}}}}"),
+        4 => format!("[{map}]"),
+        _ => return shards::spoil(&format!(r#"{{"metadata":{{"total_size":1}},{key}:{map}}}"#), bytes),
+    };
+    Ok((spoilt.into(), Says::Nothing))
+}
+
+/// The file of each tensor, if the model can be opened.
+fn expected(files: &Files, entries: &Entries, mode: Mode) -> Option<BTreeMap<&'static str, &'static str>> {
+    let named: BTreeSet<&str> = entries.iter().map(|(_, shard)| *shard).collect();
+    let opened: Vec<(&str, usize, &[usize])> =
+        named.iter().filter_map(|name| files.find(name).map(|(shard, tensors)| (*name, shard, tensors))).collect();
+    let broken = opened.len() < named.len();
+    let distinct: BTreeSet<usize> = opened.iter().map(|file| file.1).collect();
+    let nothing = broken && (opened.is_empty() || mode == Mode::Strict);
+    if named.iter().any(|name| shards::is_refused(name)) || distinct.len() < opened.len() || nothing {
+        return None;
+    }
+    let stated: BTreeMap<usize, &str> = entries.iter().copied().collect();
+    let mut homes = BTreeMap::new();
+    for (tensor, name) in TENSORS.iter().enumerate() {
+        let mut holders = opened.iter().filter(|file| file.2.contains(&tensor)).map(|file| file.0);
+        let stated = stated.get(&tensor);
+        if mode == Mode::Strict && holders.clone().ne(stated.copied()) {
+            return None;
+        }
+        let found = holders.clone().find(|holder| Some(holder) == stated).or_else(|| holders.next());
+        homes.extend(found.map(|found| (*name, found)));
+    }
+    Some(homes)
+}
+
+fn open(bytes: &mut Unstructured) -> Result<bool> {
+    let mut files = Files([const { Some(Vec::new()) }; 3]);
+    let (missing, broken) = (once_in(8, bytes)?, once_in(8, bytes)?);
+    if missing || broken {
+        files.0[bytes.choose_index(SHARDS.len())?] = None;
+    }
+    let entries = entries(&mut files, bytes)?;
+    let (text, says) = text(&entries, bytes)?;
+    let content = |(shard, tensors): (usize, &Option<Vec<usize>>)| {
+        let Some(tensors) = tensors else { return (!missing).then(|| (SHARDS[shard], b"no tensors".to_vec())) };
+        let data: Vec<Vec<u8>> = tensors.iter().map(|tensor| Files::data(shard, *tensor)).collect();
+        let shapes: Vec<[u64; 1]> = data.iter().map(|data| [data.len() as u64]).collect();
+        let tensors = tensors.iter().zip(&shapes).zip(&data);
+        let listed: Vec<_> =
+            tensors.map(|((tensor, shape), data)| (TENSORS[*tensor], "U8", &shape[..], &data[..])).collect();
+        Some((SHARDS[shard], shards::file(&listed)))
+    };
+    let directory = Shards::new(files.0.iter().enumerate().filter_map(content));
+    let mut sound = false;
+    for mode in [Mode::Strict, Mode::Lenient] {
+        let opening = directory.open("model.safetensors.index.json", &text, mode);
+        let homes = opening.as_ref().map(|opening| {
+            assert!(files.have(opening), "{opening:?}");
+            assert!(mode == Mode::Lenient || opening.skipped == 0);
+            let home = |(name, seen): (&String, &shards::Seen)| (name.clone(), seen.shard.clone().unwrap_or_default());
+            opening.whole.iter().map(home).collect::<BTreeMap<_, _>>()
+        });
+        let expected = expected(&files, &entries, mode).filter(|_| says == Says::This);
+        if says != Says::Something {
+            let expected = expected.map(|homes| homes.into_iter().map(|(a, b)| (a.to_owned(), b.to_owned())).collect());
+            assert_eq!(homes, expected, "{mode:?}: {entries:?} of {:?} by {}", files.0, text.escape_ascii());
+        }
+        match (mode, opening) {
+            (Mode::Strict, opening) => sound = opening.is_some(),
+            // What is whole has nothing left out.
+            (Mode::Lenient, Some(opening)) => assert_eq!(opening.skipped == 0, sound),
+            (Mode::Lenient, None) => assert!(!sound),
+        }
+    }
+    Ok(sound)
+}

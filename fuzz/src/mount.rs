@@ -1,0 +1,217 @@
+//! A whole model as a file system: every file has the size that it says and the bytes that it should have, and no question
+//! that a kernel may ask makes it panic.
+
+use super::headers::{self, official, once_in};
+use arbitrary::{Result, Unstructured};
+use safetensors::SafeTensors;
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use weightfs::format::Mode;
+use weightfs::fs::{FileKind, Ino, Ownership, ROOT, Shown, Superblock};
+use weightfs::model::{Model, Opened};
+use weightfs::name;
+use weightfs::source::Memory;
+
+pub fn run(bytes: &[u8]) -> bool {
+    look_around(&mut Unstructured::new(bytes)).unwrap_or(false)
+}
+
+/// The bytes of files by their paths; `None` of those that take long to make.
+type Files = BTreeMap<String, Option<Vec<u8>>>;
+
+/// A tensor as the header has it.
+struct Tensor {
+    name: String,
+    dtype: String,
+    is_known: bool,
+    shape: Vec<u64>,
+    data: Vec<u8>,
+}
+
+fn look_around(bytes: &mut Unstructured) -> Result<bool> {
+    let mode = if bytes.arbitrary()? { Mode::Lenient } else { Mode::Strict };
+    let (factor, addend): (u8, u8) = bytes.arbitrary()?;
+    let (header, len) = headers::header(bytes)?;
+    let mut file = official::file(&header, len);
+    for (at, byte) in file[8 + header.len()..].iter_mut().enumerate() {
+        *byte = (at as u8).wrapping_mul(factor).wrapping_add(addend);
+    }
+    let source = Box::new(Memory::new(file.clone()));
+    let Ok(model) = Model::from_source(Path::new("/m.safetensors"), source, mode) else { return Ok(false) };
+    let tensor = |at| {
+        let (tensor, _) = model.tensor(at);
+        Tensor {
+            name: tensor.name.to_owned(),
+            dtype: tensor.dtype.name().to_owned(),
+            is_known: tensor.dtype.bits().is_some(),
+            shape: tensor.shape.to_vec(),
+            data: file[tensor.range.start as usize..tensor.range.end as usize].to_vec(),
+        }
+    };
+    let tensors: Vec<Tensor> = (0..model.len()).map(tensor).collect();
+    let metadata = model.metadata().to_vec();
+    let opened = Opened::Model(model.into());
+    let superblock = Superblock::new(opened, Shown::default(), Ownership::default()).unwrap();
+    let mut files = Files::new();
+    walk(&superblock, ROOT, "", &mut files, bytes)?;
+    check_tensors(&files, &tensors);
+    check_whole(&files, &tensors, &metadata);
+    assert_eq!(files["/header.json"].as_ref().unwrap(), &header);
+    // Pictures take long: one at times.
+    let has_values = |tensor: &&Tensor| tensor.is_known && tensor.dtype != "C64";
+    if let Some(tensor) = tensors.first().filter(has_values)
+        && once_in(256, bytes)?
+    {
+        let dir = superblock.lookup(ROOT, b"plots").unwrap().ino;
+        let attr = superblock.lookup(dir, format!("{}.png", name::encode(&tensor.name)).as_bytes()).unwrap();
+        let picture = superblock.read(attr.ino, 0, u32::MAX, &|| false).unwrap();
+        assert_eq!((&picture[..4], picture.len() as u64), (&b"\x89PNG"[..], attr.size));
+    }
+    while !bytes.is_empty() {
+        ask_anything(&superblock, bytes)?;
+    }
+    Ok(true)
+}
+
+/// Reads everything below a directory, and holds what the kernel learns in different ways against each other.
+fn walk(superblock: &Superblock, dir: Ino, path: &str, files: &mut Files, bytes: &mut Unstructured) -> Result<()> {
+    let list = |offset| {
+        let mut entries = Vec::new();
+        let add = |entry: weightfs::fs::Dentry<'_>| {
+            entries.push((entry.name.to_str().unwrap().to_owned(), entry.ino, entry.kind, entry.next));
+            false
+        };
+        superblock.readdir(dir, offset, add).unwrap();
+        entries
+    };
+    let entries = list(0);
+    assert_eq!((&entries[0].0[..], entries[0].1, &entries[1].0[..]), (".", dir, ".."));
+    let at = bytes.choose_index(entries.len())?;
+    assert_eq!(list(entries[at].3), entries[at + 1..], "a listing of {path} taken up again");
+    for (name, ino, kind, _) in &entries[2..] {
+        let below = format!("{path}/{name}");
+        assert!(name.len() <= 255 && !name.contains('/'), "{below}");
+        let attr = superblock.lookup(dir, name.as_bytes()).unwrap();
+        assert_eq!((attr.ino, attr.kind), (*ino, *kind), "{below}");
+        assert_eq!(superblock.getattr(*ino).unwrap(), attr, "{below}");
+        if *kind == FileKind::Dir {
+            walk(superblock, *ino, &below, files, bytes)?;
+            continue;
+        }
+        for name in superblock.listxattr(*ino).unwrap().split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+            superblock.getxattr(*ino, name).unwrap();
+        }
+        let whole = if path == "/plots" { None } else { Some(read_all(superblock, *ino, attr.size, &below, bytes)?) };
+        assert!(files.insert(below, whole).is_none());
+    }
+    Ok(())
+}
+
+/// A file, and a part of it that is the same.
+fn read_all(superblock: &Superblock, ino: Ino, len: u64, path: &str, bytes: &mut Unstructured) -> Result<Vec<u8>> {
+    let read = |offset, size| superblock.read(ino, offset, size, &|| false).unwrap().to_vec();
+    let whole = read(0, u32::MAX);
+    assert_eq!(whole.len() as u64, len, "{path}");
+    let (offset, size) = (bytes.int_in_range(0..=len)?, bytes.int_in_range(0..=len as u32 + 1)?);
+    let end = len.min(offset + u64::from(size));
+    assert!(read(offset, size) == whole[offset as usize..end as usize], "{path}: {size} bytes from {offset} on");
+    Ok(whole)
+}
+
+/// What stands in the views of each tensor.
+fn check_tensors(files: &Files, tensors: &[Tensor]) {
+    for tensor in tensors {
+        let file =
+            |dir: &str, ending: &str| files.get(&format!("/{dir}/{}{ending}", name::encode(&tensor.name)))?.as_ref();
+        assert_eq!(file("tensors", "").unwrap(), &tensor.data);
+        // The shape of a dtype that nobody knows says nothing.
+        let count: u64 = if tensor.is_known { elements(&tensor.shape) } else { 0 };
+        let has_values = tensor.is_known && tensor.dtype != "C64";
+        let f32 = file("f32", ".f32");
+        assert_eq!(f32.map(|f32| f32.len() as u64), has_values.then_some(count * 4));
+        let npy = file("npy", ".npy");
+        assert_eq!(npy.is_some(), tensor.is_known);
+        let behind = |npy: &Vec<u8>| npy.ends_with(&tensor.data) || f32.is_some_and(|f32| npy.ends_with(f32));
+        assert!(npy.is_none_or(|npy| npy.starts_with(b"\x93NUMPY") && behind(npy)));
+        let stats = file("stats", ".json").map(|text| serde_json::from_slice::<serde_json::Value>(text).unwrap());
+        assert_eq!(stats.map(|stats| stats["count"].as_u64().unwrap()), has_values.then_some(count));
+        let single = file("safetensors", ".safetensors").unwrap();
+        if tensor.is_known {
+            let read = SafeTensors::deserialize(single).unwrap();
+            assert_eq!(read.tensor(&tensor.name).unwrap().data(), tensor.data);
+            assert_eq!(read.len(), 1);
+        }
+    }
+}
+
+fn elements(shape: &[u64]) -> u64 {
+    if shape.contains(&0) { 0 } else { shape.iter().product() }
+}
+
+/// What stands in the files of the whole model.
+fn check_whole(files: &Files, tensors: &[Tensor], metadata: &[(String, String)]) {
+    let file = |path: &str| files[path].as_ref().unwrap();
+    let index: serde_json::Value = serde_json::from_slice(file("/index.json")).unwrap();
+    let names: Vec<&str> =
+        index["tensors"].as_array().unwrap().iter().map(|entry| entry["name"].as_str().unwrap()).collect();
+    assert!(names.iter().copied().eq(tensors.iter().map(|tensor| &tensor.name[..])));
+    let sums = std::str::from_utf8(file("/SHA256SUMS")).unwrap();
+    assert_eq!(sums.lines().count(), tensors.len());
+    let all: HashMap<String, String> = metadata.iter().cloned().collect();
+    assert_eq!(serde_json::from_slice::<HashMap<String, String>>(file("/metadata.json")).unwrap(), all);
+    for (key, value) in metadata {
+        assert_eq!(file(&format!("/metadata/{}", name::encode(key))), value.as_bytes());
+    }
+    if tensors.iter().any(|tensor| !tensor.is_known) {
+        return;
+    }
+    for (path, expected) in [("/export/m.safetensors", all), ("/export/m-clean.safetensors", HashMap::new())] {
+        let (_, header) = SafeTensors::read_metadata(file(path)).unwrap();
+        assert_eq!(header.metadata().clone().unwrap_or_default(), expected);
+        let read = SafeTensors::deserialize(file(path)).unwrap();
+        assert_eq!(read.len(), tensors.len());
+        for tensor in tensors {
+            let found = read.tensor(&tensor.name).unwrap();
+            assert!(
+                found.data() == tensor.data && found.shape().iter().map(|dim| *dim as u64).eq(tensor.shape.clone())
+            );
+            assert_eq!(found.dtype().to_string(), tensor.dtype);
+        }
+    }
+}
+
+/// Asks for any inode and any name.
+fn ask_anything(superblock: &Superblock, bytes: &mut Unstructured) -> Result<()> {
+    let ino = if once_in(4, bytes)? {
+        bytes.arbitrary()?
+    } else {
+        bytes.int_in_range(0..=40u64)? << 32 | bytes.int_in_range(0..=20)?
+    };
+    let len = bytes.int_in_range(0..=12)?;
+    let name = bytes.bytes(len.min(bytes.len()))?;
+    let (offset, size) = (bytes.arbitrary()?, bytes.int_in_range(0..=1 << 20)?);
+    let kind = superblock.getattr(ino).map(|attr| {
+        assert_eq!(attr.ino, ino);
+        attr.kind
+    });
+    let found = superblock.lookup(ino, name).is_ok();
+    let mut listed = 0;
+    let mut same_name = false;
+    let is_dir = superblock.readdir(ino, 0, |entry| {
+        listed += 1;
+        same_name |= listed > 2 && entry.name.as_encoded_bytes() == name;
+        false
+    });
+    assert_eq!(found, same_name, "{name:?} in {ino:#x}");
+    assert_eq!(is_dir.is_ok(), matches!(kind, Ok(FileKind::Dir)));
+    let _ = superblock.readdir(ino, offset, |_| true);
+    let _ = superblock.getxattr(ino, name);
+    assert_eq!(superblock.listxattr(ino).is_ok(), kind.is_ok());
+    let is_plot = ino >> 32 == 16 + 12;
+    if !is_plot {
+        assert_eq!(superblock.read(ino, offset, size, &|| false).is_ok(), matches!(kind, Ok(FileKind::File)));
+    }
+    assert!(superblock.readlink(ino).is_err());
+    let _ = superblock.statfs();
+    Ok(())
+}

@@ -1,0 +1,102 @@
+//! Names: the encoding that SPEC describes, told the long way, and there and back; nothing on a terminal that it would obey.
+
+use super::headers::once_in;
+use arbitrary::{Result, Unstructured};
+use sha2::{Digest, Sha256};
+use weightfs::format::quote;
+use weightfs::name::{MAX, cut, decode, encode, is_cut, printable};
+
+pub fn run(bytes: &[u8]) -> bool {
+    there_and_back(&mut Unstructured::new(bytes)).is_ok()
+}
+
+const UNITS: [&str; 22] = [
+    "a",
+    ".",
+    "..",
+    "/",
+    "%",
+    "%2F",
+    "%~",
+    "~",
+    "0123456789abcdef",
+    "\0",
+    "\n",
+    "\x1b[31m",
+    "\x7f",
+    "\u{80}",
+    "\u{9b}",
+    "é",
+    "重",
+    "🦀",
+    "\u{61c}",
+    "\u{202e}",
+    "\u{2066}",
+    "\u{feff}",
+];
+
+/// A name of a few units, each of them once or often.
+fn name(bytes: &mut Unstructured) -> Result<String> {
+    let mut name = String::new();
+    for _ in 0..bytes.int_in_range(0..=5)? {
+        let unit =
+            if once_in(4, bytes)? { bytes.arbitrary::<char>()?.into() } else { bytes.choose(&UNITS)?.to_string() };
+        let times = if once_in(4, bytes)? { bytes.int_in_range(0..=300)? } else { 1 };
+        name.push_str(&unit.repeat(times));
+    }
+    Ok(name)
+}
+
+/// What SPEC says of the encoding.
+fn as_specified(name: &str) -> String {
+    let dots = matches!(name, "." | "..");
+    let unit = |char: char| match char {
+        '/' | '%' | '\0'..='\x1f' | '\x7f' => format!("%{:02X}", char as u32),
+        '.' if dots => "%2E".into(),
+        _ => char.into(),
+    };
+    let units: Vec<String> = name.chars().map(unit).collect();
+    let whole = units.concat();
+    match whole.len() {
+        0 => return "%".into(),
+        1..=240 => return whole,
+        _ => {}
+    }
+    let mut kept = String::new();
+    for unit in units {
+        if kept.len() + unit.len() > 240 - 18 {
+            break;
+        }
+        kept += &unit;
+    }
+    let hash: String = Sha256::digest(name).iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{kept}%~{}", &hash[..16])
+}
+
+fn there_and_back(bytes: &mut Unstructured) -> Result<()> {
+    let (name, other) = (name(bytes)?, self::name(bytes)?);
+    let other = if once_in(4, bytes)? { encode(&name).into_owned() } else { other };
+    let encoded = encode(&name);
+    assert_eq!(encoded, as_specified(&name));
+    assert!(encoded.len() <= MAX && !encoded.contains(['/', '\0']) && !matches!(&encoded[..], "" | "." | ".."));
+    assert_eq!(encoded == encode(&other), name == other, "{name:?} and {other:?}");
+    assert_eq!(cut(&name), is_cut(&encoded).then(|| encoded.clone().into_owned()));
+    assert!(is_cut(&encoded) || decode(&encoded).as_deref() == Some(&name[..]));
+    // Any file name may be asked for.
+    if let Some(name) = decode(&other) {
+        assert_eq!(encode(&name), other);
+    }
+    let shown = printable(&name);
+    assert!(!shown.contains(is_obeyed), "{shown:?}");
+    let quoted = quote(&name);
+    assert_eq!(printable(&quoted), quoted);
+    assert!(quoted.len() < 2000);
+    Ok(())
+}
+
+/// What a terminal obeys: control characters, ends of lines, and Unicode's `Bidi_Control`.
+fn is_obeyed(char: char) -> bool {
+    let directs =
+        matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    char.is_control() || matches!(char, '\u{2028}' | '\u{2029}') || directs
+}

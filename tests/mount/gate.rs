@@ -1,0 +1,139 @@
+//! A file system that the test itself serves, so that the test decides when a source answers, and with what.
+
+use crate::support::wait_until;
+use fuser::{
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, LockOwner,
+    OpenFlags, ReplyAttr, ReplyData, ReplyEntry, Request,
+};
+use nix::mount::{MntFlags, umount2};
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+/// The one file in it.
+pub const FILE: &str = "model.safetensors";
+
+/// Mounted while it lives.
+pub struct Gate {
+    point: PathBuf,
+    served: Arc<Mutex<Served>>,
+    _session: BackgroundSession,
+}
+
+struct Served {
+    bytes: Vec<u8>,
+    mtime: SystemTime,
+    /// Reads that touch what is from here on are held back.
+    closed_from: u64,
+    held: Vec<(u64, u32, ReplyData)>,
+    failing: bool,
+}
+
+impl Gate {
+    /// Serves `bytes` as a file that was written long ago.
+    pub fn new(point: &Path, bytes: Vec<u8>) -> Self {
+        let mtime = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+        let (held, failing) = Default::default();
+        let served = Arc::new(Mutex::new(Served { bytes, mtime, closed_from: u64::MAX, held, failing }));
+        let session = fuser::spawn_mount(Server(served.clone()), point, &Config::default()).unwrap();
+        Self { point: point.to_owned(), served, _session: session }
+    }
+
+    /// Holds back every read that touches a byte from `offset` on.
+    pub fn close(&self, offset: u64) {
+        self.served.lock().unwrap().closed_from = offset;
+    }
+
+    /// Waits until a read is held back.
+    pub fn wait_for_read(&self) {
+        wait_until("the source is read", || !self.served.lock().unwrap().held.is_empty());
+    }
+
+    /// Has every read fail, or no more.
+    pub fn fail(&self, failing: bool) {
+        self.served.lock().unwrap().failing = failing;
+    }
+
+    /// Writes to the file.
+    pub fn write(&self, change: impl FnOnce(&mut [u8])) {
+        let mut served = self.served.lock().unwrap();
+        change(&mut served.bytes);
+        served.mtime += Duration::from_secs(1);
+    }
+
+    /// Answers what was held back, and holds back no more.
+    pub fn open(&self) {
+        let mut served = self.served.lock().unwrap();
+        served.closed_from = u64::MAX;
+        for (offset, size, reply) in std::mem::take(&mut served.held) {
+            reply.data(served.range(offset, size));
+        }
+    }
+
+    /// Has the file system die under whoever uses it.
+    pub fn die(&self) {
+        // It is in use and stays; what matters is that the kernel ends its connection first.
+        let _ = umount2(&self.point, MntFlags::MNT_FORCE);
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        // A read that is held back would hold back the unmounting.
+        self.die();
+    }
+}
+
+impl Served {
+    fn range(&self, offset: u64, size: u32) -> &[u8] {
+        let from = self.bytes.len().min(offset as usize);
+        &self.bytes[from..self.bytes.len().min(from + size as usize)]
+    }
+
+    fn attr(&self, ino: INodeNo) -> FileAttr {
+        let (kind, perm, size) = match ino {
+            INodeNo::ROOT => (FileType::Directory, 0o755, 0),
+            _ => (FileType::RegularFile, 0o644, self.bytes.len() as u64),
+        };
+        let (atime, mtime, ctime, crtime) = (self.mtime, self.mtime, self.mtime, self.mtime);
+        let (blocks, nlink, uid, gid, rdev, blksize, flags) = (size.div_ceil(512), 1, 0, 0, 0, 4096, 0);
+        FileAttr { ino, size, blocks, atime, mtime, ctime, crtime, kind, perm, nlink, uid, gid, rdev, blksize, flags }
+    }
+}
+
+struct Server(Arc<Mutex<Served>>);
+
+impl Filesystem for Server {
+    fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        match name == FILE {
+            true => reply.entry(&Duration::ZERO, &self.0.lock().unwrap().attr(INodeNo(2)), Generation(0)),
+            false => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        reply.attr(&Duration::ZERO, &self.0.lock().unwrap().attr(ino));
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let mut served = self.0.lock().unwrap();
+        if served.failing {
+            reply.error(Errno::EIO);
+        } else if offset + u64::from(size) > served.closed_from {
+            served.held.push((offset, size, reply));
+        } else {
+            reply.data(served.range(offset, size));
+        }
+    }
+}

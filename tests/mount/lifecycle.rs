@@ -1,0 +1,385 @@
+//! The daemon's own life: ends of every kind under load, mounts beside and over mounts, five hundred of them, and little of
+//! everything: descriptors, memory, room for the log.
+
+use crate::gate::{FILE, Gate};
+use crate::readers::{End, Expected, Mapped, Readers, Way};
+use crate::support::{Mount, Scene, pattern, require_fuse, wait_until};
+use nix::errno::Errno;
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+use nix::libc::SIGBUS;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use safetensors::Dtype;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+const MIB: usize = 1 << 20;
+
+/// A model of one tensor `w` of `len` bytes that are all different, and of a name that views are made of.
+fn model(scene: &Scene, name: &str, len: usize) -> PathBuf {
+    scene.model(name, &[("w", Dtype::BF16, &[len / 2048, 1024], pattern(len))], &[("name", name)])
+}
+
+/// Files of a mount, as they are now.
+fn files(scene: &Scene, point: &Path, names: &[&str]) -> Vec<Arc<Expected>> {
+    let file = |(at, name): (usize, &&str)| {
+        let bytes = std::fs::read(point.join(name)).unwrap();
+        let copy = scene.path(format!("expected{at}"));
+        std::fs::write(&copy, &bytes).unwrap();
+        Arc::new(Expected { name: name.to_string(), len: bytes.len(), bytes, copy })
+    };
+    names.iter().enumerate().map(file).collect()
+}
+
+/// Raw, decoded, computed, and a splice.
+const FILES: [&str; 6] =
+    ["tensors/w", "npy/w.npy", "safetensors/w.safetensors", "export/model.safetensors", "SHA256SUMS", "stats/w.json"];
+
+/// A scene with a model, mounted in the background on `mnt`, and files of it.
+fn mounted() -> (Scene, Vec<Arc<Expected>>) {
+    let scene = Scene::new();
+    model(&scene, "model.safetensors", MIB);
+    scene.ok("mkdir mnt && weightfs --log-file log model.safetensors mnt");
+    let files = files(&scene, &scene.path("mnt"), &FILES);
+    (scene, files)
+}
+
+/// What an attempt to end a mount means to its readers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Then {
+    /// Nothing: it is in use and stays.
+    Stays,
+    /// Nothing, but nobody else finds it, and the daemon ends after them.
+    Fades,
+    /// Errors.
+    Ends,
+}
+
+#[test]
+fn however_a_mount_ends_its_readers_are_served_or_get_an_error_at_once() {
+    require_fuse!();
+    use Then::{Ends, Fades, Stays};
+    let table = [
+        ("weightfs umount mnt", 1, Stays),
+        ("umount mnt", 32, Stays),
+        ("fusermount3 -u mnt", 1, Stays),
+        ("weightfs umount --lazy mnt", 0, Fades),
+        ("umount -l mnt", 0, Fades),
+        ("fusermount3 -uz mnt", 0, Fades),
+        ("kill -INT $DAEMON", 0, Ends),
+        ("kill -TERM $DAEMON", 0, Ends),
+        ("kill -HUP $DAEMON", 0, Ends),
+        ("kill -KILL $DAEMON", 0, Ends),
+    ];
+    for (line, code, then) in table {
+        let (scene, files) = mounted();
+        let mut readers = Readers::start(&scene.path("mnt"), &files);
+        assert_eq!(scene.sh(line).code, code, "{line}");
+        if then == Ends {
+            scene.wait_for_end();
+        }
+        readers.round();
+        if then != Ends {
+            assert_eq!((scene.daemons().len(), scene.mounts().len()), (1, usize::from(then == Stays)), "{line}");
+        }
+        for (name, way, end) in readers.stop() {
+            let fine = match (then, end) {
+                (Stays | Fades, end) => end == End::Right,
+                (Ends, End::Right) => way != Way::Random,
+                (Ends, End::Error(errno)) => [Errno::ENOTCONN, Errno::ECONNABORTED].contains(&errno),
+                (Ends, End::Signal(signal)) => signal == SIGBUS,
+            };
+            assert!(fine, "{line}: {name} {way:?}: {end:?}");
+        }
+        if then == Stays {
+            scene.ok("weightfs umount mnt");
+        }
+        scene.wait_for_end();
+        // It can be mounted again, on what a daemon has left that could not clean up, too.
+        let said = scene.sh("weightfs model.safetensors mnt");
+        let left = "weightfs: mnt: detached the dead mount that a killed daemon had left\n";
+        assert_eq!(said.err, if line.contains("KILL") { left } else { "" }, "{line}");
+        assert_eq!((said.code, scene.mounts().len()), (0, 1), "{line}");
+        assert!(std::fs::read(scene.path("mnt/tensors/w")).unwrap() == pattern(MIB), "{line}");
+    }
+}
+
+#[test]
+fn of_two_daemons_on_one_source_each_ends_alone() {
+    require_fuse!();
+    let scene = Scene::new();
+    let source = model(&scene, "model.safetensors", MIB);
+    let other = scene.mount(&source, &[]);
+    let files = files(&scene, &other.point, &FILES);
+    let mut readers = Readers::start(&other.point, &files);
+    let ends: [fn(&mut Mount); 3] = [
+        |mount| kill(Pid::from_raw(mount.child.id() as i32), Signal::SIGTERM).unwrap(),
+        |mount| kill(Pid::from_raw(mount.child.id() as i32), Signal::SIGKILL).unwrap(),
+        |mount| nix::mount::umount2(&mount.point, nix::mount::MntFlags::MNT_DETACH).unwrap(),
+    ];
+    for end in ends {
+        let mut mount = scene.mount(&source, &[]);
+        let mut beside = Readers::start(&mount.point, &files);
+        beside.round();
+        end(&mut mount);
+        // Of those who read there, only those who are served to the end stay.
+        drop(beside.stop());
+        mount.child.wait().unwrap();
+        readers.round();
+    }
+    for (name, way, end) in readers.stop() {
+        assert_eq!(end, End::Right, "{name} {way:?}");
+    }
+    assert_eq!(other.log(), "");
+}
+
+#[test]
+fn of_mounts_over_mounts_each_comes_off_alone() {
+    require_fuse!();
+    let scene = Scene::new();
+    for name in ["low.safetensors", "high.safetensors"] {
+        model(&scene, name, MIB);
+    }
+    scene.ok("mkdir mnt && weightfs --log-file log low.safetensors mnt");
+    let low = scene.daemons()[0];
+    let shown = || scene.ok("cat mnt/metadata/name && cmp mnt/tensors/w mnt/tree/w");
+    for end in ["weightfs umount mnt", "umount mnt", "kill -TERM $HIGH", "kill -KILL $HIGH; weightfs umount mnt"] {
+        scene.ok("weightfs high.safetensors mnt -o nonempty");
+        assert_eq!((&shown()[..], scene.mounts().len()), ("high.safetensors", 2), "{end}");
+        let high = scene.daemons().into_iter().find(|pid| *pid != low).unwrap();
+        // The one below does not come off, and takes nothing with it that is not its own.
+        kill(low, Signal::SIGTERM).unwrap();
+        wait_until("the log says why", || {
+            let log = scene.ok("cat log");
+            log.ends_with("mnt: something else is mounted over it; unmount that first\n")
+        });
+        assert_eq!((&shown()[..], scene.mounts().len()), ("high.safetensors", 2), "{end}");
+        scene.ok(&end.replace("$HIGH", &high.to_string()));
+        wait_until("its daemon has ended", || scene.daemons() == [low]);
+        assert_eq!((&shown()[..], scene.mounts().len()), ("low.safetensors", 1), "{end}");
+        scene.ok(": >log");
+    }
+    // On a directory of another mount, too.
+    scene.ok("weightfs high.safetensors mnt/tree -o nonempty && cmp mnt/tree/tensors/w mnt/tensors/w");
+    scene.ok("weightfs umount mnt/tree && cmp mnt/tree/w mnt/tensors/w");
+    wait_until("its daemon has ended", || scene.daemons() == [low]);
+    scene.ok("weightfs umount mnt");
+    scene.wait_for_end();
+}
+
+#[test]
+fn five_hundred_mounts_leave_nothing_behind() {
+    require_fuse!();
+    let scene = Scene::new();
+    model(&scene, "model.safetensors", 4096);
+    scene.mkdir("mnt");
+    let before = scene.ok("ls -lAR");
+    let cycle = "weightfs model.safetensors mnt && cmp mnt/tensors/w mnt/tree/w && weightfs umount mnt || exit 1";
+    scene.ok(&format!("for i in $(seq 500); do {cycle}; done"));
+    scene.wait_for_end();
+    assert_eq!((scene.ok("ls -lAR"), scene.mounts()), (before, vec![]));
+}
+
+/// What a process holds: descriptors, maps, and memory of its own in kilobytes.
+fn held(pid: Pid) -> [usize; 3] {
+    let proc = |name: &str| format!("/proc/{pid}/{name}");
+    let status = std::fs::read_to_string(proc("status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    let descriptors = std::fs::read_dir(proc("fd")).unwrap().count();
+    let maps = std::fs::read_to_string(proc("maps")).unwrap().lines().count();
+    [descriptors, maps, line.trim().trim_end_matches(" kB").parse().unwrap()]
+}
+
+#[test]
+fn five_hundred_models_are_served_with_sixty_four_descriptors_for_ever() {
+    require_fuse!();
+    const MODELS: usize = 500;
+    let scene = Scene::new();
+    let (many, point) = (scene.mkdir("many"), scene.mkdir("mnt"));
+    let header = br#"{"w":{"dtype":"U16","shape":[4],"data_offsets":[0,8]}}"#;
+    let bytes = |at: usize| (at as u64 * 0x9e37_79b9).to_le_bytes();
+    for at in 0..MODELS {
+        let file = [&(header.len() as u64).to_le_bytes()[..], header, &bytes(at)].concat();
+        std::fs::write(many.join(format!("{at}.safetensors")), file).unwrap();
+    }
+    scene.ok("ulimit -n 64; weightfs --log-file log many mnt");
+    let daemon = scene.daemons()[0];
+    let pass = |round: usize| {
+        for at in (0..MODELS).map(|at| (at * 7 + round) % MODELS) {
+            let read = |name: &str| std::fs::read(point.join(at.to_string()).join(name)).unwrap();
+            assert_eq!(read("tensors/w"), bytes(at));
+            assert_eq!(read("header.json"), header);
+            assert!(read("stats/w.json").starts_with(b"{"));
+            // So that the next pass asks again.
+            for name in ["tensors/w", "header.json", "stats/w.json"] {
+                let file = File::open(point.join(at.to_string()).join(name)).unwrap();
+                posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).unwrap();
+            }
+        }
+        held(daemon)
+    };
+    let held: Vec<[usize; 3]> = (0..6).map(pass).collect();
+    let [_, first, .., last] = held[..] else { unreachable!() };
+    // A thread more or less, but nothing for each model, of which 2,000 were read in between.
+    let more = [4, 20, 1024];
+    assert!(last[0] < 64 && (0..3).all(|at| last[at] <= first[at] + more[at]), "{first:?} {last:?}");
+    scene.ok("weightfs umount mnt");
+    scene.wait_for_end();
+    assert_eq!(scene.ok("cat log"), "");
+}
+
+#[test]
+fn a_full_disk_of_the_log_stops_nothing() {
+    require_fuse!();
+    for log in ["logs/log", "/dev/full"] {
+        let scene = Scene::new();
+        model(&scene, "model.safetensors", MIB);
+        scene.ok("mkdir mnt logs && mount -t tmpfs -o size=64k none logs && : >logs/log");
+        scene.ok("dd if=/dev/zero of=logs/all status=none 2>/dev/null || true");
+        assert!(scene.sh("dd if=/dev/zero of=logs/more count=1").err.contains("No space left on device"));
+        assert_eq!(scene.sh(&format!("weightfs -v model.safetensors mnt --log-file {log} 2>&1")).code, 0);
+        scene.ok("touch model.safetensors");
+        let said = scene.sh("cat mnt/header.json; cat mnt/tensors/*; cat mnt/npy/*; cat mnt/metadata/name");
+        assert_eq!(
+            (&said.out[..], said.err.matches("Stale file handle").count()),
+            ("model.safetensors", 3),
+            "{said:?}"
+        );
+        assert_eq!(scene.ok("cat logs/log"), "");
+        // Where there is room again, the log goes on.
+        scene.ok("rm logs/all && weightfs umount mnt");
+        scene.wait_for_end();
+        if log != "/dev/full" {
+            let text = scene.ok("cat logs/log");
+            assert!(text.ends_with("/mnt: unmounted\n") && text.lines().count() == 1, "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_signal_takes_off_no_mount_but_its_own() {
+    require_fuse!();
+    let scene = Scene::new();
+    let source = model(&scene, FILE, 8 * MIB);
+    let gate = Gate::new(&scene.mkdir("source"), std::fs::read(&source).unwrap());
+    let mut first = scene.mount(&scene.path("source").join(FILE), &["-v"]);
+    let number = |point: &Path| {
+        let list = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let line = list.lines().find(|line| line.split(' ').nth(4) == point.to_str()).unwrap();
+        line.split(' ').nth(2).unwrap().to_owned()
+    };
+    let of_first = number(&first.point);
+    // A request that it cannot answer keeps the daemon from ending with its mount, and nobody waits for the answer.
+    gate.close(4 * MIB as u64);
+    let file = File::open(first.path("f32/w.f32")).unwrap();
+    posix_fadvise(&file, 12 * MIB as i64, 4096, PosixFadviseAdvice::POSIX_FADV_WILLNEED).unwrap();
+    gate.wait_for_read();
+    drop(file);
+    nix::mount::umount(&first.point).unwrap();
+    // The kernel gives a new mount the lowest number that is free; somebody else may have been quicker.
+    let mut others: Vec<Mount> = Vec::new();
+    while others.last().is_none_or(|other| number(&other.point) != of_first) {
+        assert!(others.len() < 20, "the number did not come again");
+        others.push(scene.mount(&source, &[]));
+    }
+    kill(Pid::from_raw(first.child.id() as i32), Signal::SIGTERM).unwrap();
+    wait_until("it has heard the signal", || first.log().contains("unmounting on SIGTERM"));
+    std::thread::sleep(Duration::from_millis(300));
+    gate.open();
+    first.child.wait().unwrap();
+    let other = others.pop().unwrap();
+    assert!(other.path("tensors/w").exists(), "the mount of another daemon is gone: {}", first.log());
+}
+
+/// A control group whose processes have only so much memory together, page cache included. It goes with the test.
+struct Cgroup {
+    dir: PathBuf,
+    unified: bool,
+}
+
+impl Cgroup {
+    fn new(limit: usize) -> Self {
+        let name = format!("weightfs-test-{}", std::process::id());
+        let unified = std::fs::read_to_string("/sys/fs/cgroup/cgroup.subtree_control");
+        let unified = unified.is_ok_and(|controllers| controllers.contains("memory"));
+        let root = if unified { "/sys/fs/cgroup" } else { "/sys/fs/cgroup/memory" };
+        let cgroup = Self { dir: Path::new(root).join(name), unified };
+        std::fs::create_dir(&cgroup.dir).unwrap();
+        cgroup.write(if unified { "memory.max" } else { "memory.limit_in_bytes" }, limit);
+        cgroup
+    }
+
+    fn write(&self, name: &str, value: impl ToString) {
+        std::fs::write(self.dir.join(name), value.to_string()).unwrap();
+    }
+
+    fn add(&self, pid: u32) {
+        self.write("cgroup.procs", pid);
+    }
+
+    /// How often the limit was met, and how many processes were killed for it.
+    fn met_and_killed(&self) -> (u64, u64) {
+        let read = |name: &str| std::fs::read_to_string(self.dir.join(name)).unwrap();
+        let field = |text: &str, name: &str| {
+            let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
+            value.unwrap_or_else(|| panic!("{name}: {text}"))
+        };
+        match self.unified {
+            true => (field(&read("memory.events"), "max"), field(&read("memory.events"), "oom_kill")),
+            false => (read("memory.failcnt").trim().parse().unwrap(), field(&read("memory.oom_control"), "oom_kill")),
+        }
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // Its processes have been killed and may take a moment to go.
+        for _ in 0..1000 {
+            if std::fs::remove_dir(&self.dir).is_ok() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+#[test]
+fn maps_of_a_model_larger_than_memory_are_read_without_a_kill() {
+    require_fuse!();
+    const LEN: usize = 128 * MIB;
+    let cgroup = Cgroup::new(48 * MIB);
+    let scene = Scene::new();
+    let tensor = ("w", Dtype::F32, &[LEN / 4096, 1024][..], pattern(LEN));
+    let source = scene.model("model.safetensors", &[tensor], &[]);
+    let point = scene.mkdir("mnt");
+    // What is compared with is on the disk, too. Nothing of either is in memory, so that it counts for who reads it.
+    let views = [("tensors/w", "raw"), ("tree/w", "raw"), ("npy/w.npy", "npy")];
+    let mount = scene.mount(&source, &[]);
+    for (name, copy) in &views[1..] {
+        std::fs::copy(mount.path(name), scene.path(copy)).unwrap();
+    }
+    drop(mount);
+    scene.ok("sync raw npy model.safetensors");
+    scene.ok("for file in raw npy model.safetensors; do dd if=$file iflag=nocache count=0 status=none; done");
+    scene.ok(&format!(
+        "echo $$ >{}/cgroup.procs && exec weightfs --log-file log model.safetensors mnt",
+        cgroup.dir.display()
+    ));
+    let files = views.map(|(name, copy)| {
+        let (copy, bytes) = (scene.path(copy), Vec::new());
+        let len = std::fs::metadata(&copy).unwrap().len() as usize;
+        Arc::new(Expected { name: name.to_owned(), bytes, copy, len })
+    });
+    let mut mapped = Mapped::new();
+    cgroup.add(mapped.child.id());
+    mapped.start(&point, &files);
+    mapped.round();
+    assert_eq!(mapped.stop().into_iter().map(|ended| ended.2).collect::<Vec<_>>(), [End::Right; 3]);
+    assert_eq!(scene.ok("cat log"), "");
+    let (met, killed) = cgroup.met_and_killed();
+    assert!(met > 0 && killed == 0, "{met} {killed}");
+    scene.ok("weightfs umount mnt");
+    scene.wait_for_end();
+}

@@ -1,0 +1,248 @@
+//! The sandbox of a daemon at work, and the process outside that unmounts for it. What is refused inside: `tests/sandbox.rs`.
+
+use crate::support::{Namespace, Scene, pattern, require_fuse, wait_until};
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
+use safetensors::Dtype;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+/// What is in force for each thread of a process: no new privileges, seccomp, and the capabilities that it has.
+fn restrictions(pid: Pid) -> Vec<[String; 3]> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let of = |status: &str| {
+        ["NoNewPrivs:", "Seccomp:", "CapPrm:"].map(|name| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+            line.trim().trim_start_matches('0').to_owned()
+        })
+    };
+    // A thread may end between the two.
+    tasks.filter_map(|task| Some(of(&std::fs::read_to_string(task.ok()?.path().join("status")).ok()?))).collect()
+}
+
+/// What the descriptors of a process lead to.
+fn descriptors(pid: Pid) -> Vec<String> {
+    let links = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let mut names: Vec<String> =
+        links.map(|link| std::fs::read_link(link.unwrap().path()).unwrap().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+fn one(name: &str, len: usize) -> Vec<crate::support::Tensor<'_>> {
+    vec![(name, Dtype::U8, Box::leak(Box::new([len])), pattern(len))]
+}
+
+#[test]
+fn every_thread_of_a_daemon_at_work_is_in_the_sandbox() {
+    require_fuse!();
+    let scene = Scene::new();
+    scene.sample();
+    scene.ok("mkdir mnt");
+    // What is left of all capabilities is DAC_READ_SEARCH, or DAC_OVERRIDE where root has no other.
+    let few = |capabilities: &str| ["4", "2"].contains(&capabilities);
+    for (options, expected) in [("", ["1", "2"]), ("--no-sandbox", ["", ""])] {
+        scene.ok(&format!("weightfs {options} --threads 4 sample.safetensors mnt"));
+        // Has every kind of thread started: those that serve, that sort, that wait for long work and that do it.
+        scene.ok("cat mnt/stats/* mnt/plots/* mnt/SHA256SUMS mnt/index.json mnt/export/* >/dev/null; find mnt/tree");
+        let [daemon] = scene.daemons()[..] else { panic!("{:?}", scene.processes()) };
+        let threads = restrictions(daemon);
+        assert!(threads.len() >= 4 + 2, "{threads:?}");
+        for thread in threads {
+            assert!(thread[..2] == expected && few(&thread[2]) == options.is_empty(), "{options} {thread:?}");
+        }
+        // The other process is free, and has nothing but its ends of two sockets, besides what both got from their parent.
+        let [outside] = scene.unmounters()[..] else { panic!("{:?}", scene.processes()) };
+        assert!(restrictions(outside).iter().all(|thread| thread[..2] == ["", ""]));
+        let (held, shared) = (descriptors(outside), descriptors(daemon));
+        let own: Vec<_> = held.iter().filter(|name| !shared.contains(name)).collect();
+        assert!(own.len() == 2 && own.iter().all(|name| name.starts_with("socket:")), "{held:?} {shared:?}");
+        let dir = scene.dir.path().to_str().unwrap();
+        assert!(!held.iter().any(|name| name == "/dev/fuse" || name.starts_with(dir)), "{held:?}");
+        assert!(shared.iter().any(|name| name == "/dev/fuse") && shared.iter().any(|name| name.starts_with(dir)));
+        assert_eq!(std::fs::read_link(format!("/proc/{outside}/cwd")).unwrap(), Path::new("/"));
+        scene.ok("weightfs umount mnt");
+        scene.wait_for_end();
+    }
+}
+
+#[test]
+fn what_was_not_there_when_it_was_mounted_is_not_opened() {
+    require_fuse!();
+    let scene = Scene::new();
+    scene.ok("mkdir mnt m m/folder elsewhere blobs");
+    for model in ["m/a", "m/b", "m/folder/c", "elsewhere/d", "outside"] {
+        scene.model(&format!("{model}.safetensors"), &one("w", 5), &[]);
+    }
+    // As in the cache of Hugging Face: the files are links to others that no name tells to be models.
+    for blob in ["blobs/1", "blobs/2"] {
+        scene.model(blob, &one(blob, 5), &[]);
+    }
+    symlink("../blobs/1", scene.path("m/linked.safetensors")).unwrap();
+    symlink("../blobs/2", scene.path("m/set-00001-of-00001.safetensors")).unwrap();
+    scene.model("m/own-00001-of-00001.safetensors", &one("w", 5), &[]);
+    for (set, tensor) in [("set", "blobs/2"), ("own", "w")] {
+        let index = serde_json::json!({"weight_map": {tensor: format!("{set}-00001-of-00001.safetensors")}});
+        std::fs::write(scene.path(format!("m/{set}.safetensors.index.json")), index.to_string()).unwrap();
+    }
+    symlink("../elsewhere", scene.path("m/far")).unwrap();
+    let there = ["a/tensors/w", "folder/c/tensors/w", "far/d/tensors/w", "linked/tensors/blobs%2F1", "set/tensors/*"];
+    // One is opened by a thread that serves, the other by one of those that read many headers.
+    let replaced = [("b", "b.safetensors"), ("own", "own-00001-of-00001.safetensors")];
+    for (options, is_opened) in [("", false), ("--no-sandbox", true)] {
+        scene.ok(&format!("weightfs {options} --log-file log m mnt"));
+        // Nothing is open yet, and what lies outside becomes a part of the folder, as far as names go.
+        for (_, file) in replaced {
+            scene.ok(&format!("mv m/{file} kept-{file} && ln -s ../outside.safetensors m/{file}"));
+        }
+        let found = scene.ok("ls mnt");
+        for (name, file) in replaced {
+            assert_eq!(found.lines().any(|found| found == name), is_opened, "{options} {found}");
+            if !is_opened {
+                let reason = format!(
+                    "m/{file}: not among the files that were there when it was mounted, and no other is opened; mount it again"
+                );
+                let said = scene.ok(&format!("cat mnt/{name}.error.txt"));
+                assert!(said.contains(&reason), "{said}");
+                assert_eq!(scene.ok(&format!("grep -c '{reason}' log")), "1\n");
+            }
+        }
+        for file in there {
+            assert_eq!(scene.ok(&format!("cat mnt/{file} | wc -c")), "5\n", "{options} {file}");
+        }
+        scene.ok("weightfs umount mnt; rm log");
+        for (_, file) in replaced {
+            scene.ok(&format!("mv kept-{file} m/{file}"));
+        }
+        scene.wait_for_end();
+    }
+}
+
+#[test]
+fn the_log_of_the_system_hears_of_it_from_the_sandbox() {
+    require_fuse!();
+    let scene = Scene::new();
+    scene.sample();
+    scene.ok("mkdir mnt dev");
+    let log = UnixDatagram::bind(scene.path("log")).unwrap();
+    log.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    // Most test machines have no /dev/log.
+    let namespace = Namespace::new(
+        &scene,
+        "mount -t tmpfs dev dev && mknod dev/null c 1 3 && mknod dev/fuse c 10 229
+        touch dev/log && mount --bind log dev/log && mount --rbind dev /dev",
+    );
+    namespace.ok("weightfs sample.safetensors mnt && touch sample.safetensors");
+    assert_eq!(namespace.sh("cat mnt/tensors/model.embed.weight").code, 1);
+    let mut message = [0; 1000];
+    let len = log.recv(&mut message).unwrap();
+    let (message, daemon) = (String::from_utf8_lossy(&message[..len]), scene.daemons()[0]);
+    let said = format!("<28>weightfs[{daemon}]: sample.safetensors: written to since it was opened; mount it again");
+    assert_eq!(message, said);
+    namespace.ok("weightfs umount mnt");
+    scene.wait_for_end();
+}
+
+#[test]
+fn a_file_that_was_closed_and_then_replaced_is_stale() {
+    require_fuse!();
+    let scene = Scene::new();
+    scene.ok("mkdir mnt m");
+    const SHARDS: usize = 100;
+    let name = |at: usize| format!("s-{at:05}.safetensors");
+    for at in 0..SHARDS {
+        scene.model(&format!("m/{}", name(at)), &one(&format!("t{at}"), 9), &[]);
+    }
+    let map: serde_json::Map<_, _> = (0..SHARDS).map(|at| (format!("t{at}"), name(at).into())).collect();
+    let index = serde_json::json!({ "weight_map": map });
+    std::fs::write(scene.path("m/s.safetensors.index.json"), index.to_string()).unwrap();
+    // Sixteen files are held at most.
+    scene.ok("ulimit -n 64; weightfs --log-file log m/s.safetensors.index.json mnt");
+    scene.ok("cat mnt/tensors/t99 mnt/tensors/t98 >/dev/null");
+    // One of them is replaced by its like, and one comes to lie elsewhere: its bytes are those that were mounted.
+    scene.ok(&format!("cp m/{0} new && mv new m/{0} && mv m/{1} kept && ln -s ../kept m/{1}", name(7), name(8)));
+    scene.ok("for at in $(seq 20 90); do cat mnt/tensors/t$at; done >/dev/null");
+    let said = scene.sh("cat mnt/tensors/t7");
+    assert!(said.code == 1 && said.err.contains("Stale file handle"), "{said:?}");
+    assert_eq!(scene.ok("wc -c <mnt/tensors/t8"), "9\n");
+    let log = scene.ok("cat log");
+    let reason = format!("{}: gone or replaced while too many files were open to hold it; mount it again\n", name(7));
+    assert!(log.lines().count() == 1 && log.ends_with(&reason), "{log}");
+    scene.ok("weightfs umount mnt");
+    scene.wait_for_end();
+}
+
+#[test]
+fn a_killed_daemon_has_nobody_wait_and_leaves_no_process() {
+    require_fuse!();
+    let scene = Scene::new();
+    // Terabytes, of which nobody has computed anything before the end.
+    let len = 1u64 << 42;
+    let header = format!(r#"{{"t":{{"dtype":"U8","shape":[{len}],"data_offsets":[0,{len}]}}}}"#);
+    let path = scene.raw("model.safetensors", header.as_bytes(), b"");
+    File::options().append(true).open(&path).unwrap().set_len(8 + header.len() as u64 + len).unwrap();
+    scene.ok("mkdir mnt && weightfs model.safetensors mnt");
+    let mut reader =
+        scene.command("cat").arg("mnt/stats/t.json").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let [daemon] = scene.daemons()[..] else { panic!("{:?}", scene.processes()) };
+    wait_until("the daemon computes", || {
+        let tasks = std::fs::read_dir(format!("/proc/{daemon}/task")).unwrap();
+        let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+        names.into_iter().any(|name| name == "long work\n")
+    });
+    kill(daemon, Signal::SIGKILL).unwrap();
+    let mut said = String::new();
+    reader.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    reader.wait().unwrap();
+    assert!(said.contains("Transport endpoint is not connected") || said.contains("connection abort"), "{said}");
+    wait_until("only this is left", || scene.daemons().is_empty() && scene.unmounters().is_empty());
+    assert!(scene.sh("ls mnt").err.ends_with("Transport endpoint is not connected\n"));
+    assert_eq!(scene.ok("weightfs umount mnt; ls mnt"), "");
+}
+
+#[test]
+fn a_signal_to_the_whole_group_unmounts() {
+    require_fuse!();
+    let scene = Scene::new();
+    scene.sample();
+    // As Ctrl-C in a terminal, and as timeout(1) ends what it has started.
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        let mut command = scene.command("weightfs");
+        command.args(["-f", "sample.safetensors"]).stdout(Stdio::piped()).process_group(0);
+        let mut child = command.spawn().unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        out.read_line(&mut String::new()).unwrap();
+        killpg(Pid::from_raw(child.id() as i32), signal).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(0), "{signal}");
+        // Nobody holds the other end of what it printed to.
+        out.read_to_string(&mut String::new()).unwrap();
+        assert_eq!((scene.mounts(), scene.path("sample").exists()), (vec![], false), "{signal}");
+        scene.wait_for_end();
+    }
+}
+
+#[test]
+fn without_the_process_that_unmounts_the_mount_stays_until_it_is_unmounted() {
+    require_fuse!();
+    let scene = Scene::new();
+    scene.sample();
+    scene.ok("weightfs --log-file log sample.safetensors");
+    let [outside] = scene.unmounters()[..] else { panic!("{:?}", scene.processes()) };
+    // It is not for signals but for this one.
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGPIPE, Signal::SIGKILL] {
+        assert_eq!(scene.unmounters(), [outside]);
+        kill(outside, signal).unwrap();
+    }
+    wait_until("it is gone", || scene.unmounters().is_empty());
+    scene.ok("kill -TERM $DAEMON");
+    let reason = "cannot unmount: the process that does it is gone (`weightfs umount` does without it)\n";
+    wait_until("the log says why", || scene.ok("cat log").ends_with(reason));
+    scene.ok("cat sample/stats/* sample/tensors/* >/dev/null; weightfs umount sample");
+    scene.wait_for_end();
+}
