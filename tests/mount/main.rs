@@ -6,6 +6,7 @@ mod command;
 mod datasets;
 mod faults;
 mod folders;
+mod load;
 mod readme;
 mod reads;
 mod shards;
