@@ -14,11 +14,14 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use weightfs::fuse::DEVICE;
 
 /// The type that /proc/mounts shows.
 pub const TYPE: &str = "fuse.weightfs";
 
 const FUSERMOUNT: &str = "fusermount3";
+
+const NO_FUSE: &str = "this kernel has no FUSE: load the module with `modprobe fuse`";
 
 /// What to mount where; the file system itself is fixed in what it allows.
 pub struct Request<'a> {
@@ -34,6 +37,8 @@ pub struct Request<'a> {
 
 /// Mounts, and returns /dev/fuse, over which the kernel will ask.
 pub fn mount(request: &Request) -> anyhow::Result<OwnedFd> {
+    // The helper would open it, too.
+    std::fs::metadata(DEVICE).map_err(no_device)?;
     let directly = if nix::unistd::geteuid().is_root() { mount_directly(request)? } else { None };
     match directly {
         Some(device) => Ok(device),
@@ -55,15 +60,7 @@ fn kernel_options(request: &Request) -> String {
 
 /// mount(2); `None` where this root may not (in a container, say), so that fusermount3 is worth a try.
 fn mount_directly(request: &Request) -> anyhow::Result<Option<OwnedFd>> {
-    let device = match std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse") {
-        Ok(device) => device,
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            bail!(
-                "/dev/fuse is missing: load the module with `modprobe fuse`, or give it to the container (--device /dev/fuse)"
-            )
-        }
-        Err(error) => return Err(error).context("/dev/fuse"),
-    };
+    let device = std::fs::OpenOptions::new().read(true).write(true).open(DEVICE).map_err(no_device)?;
     let options = format!(
         "fd={},rootmode=40000,user_id={},group_id={},{}",
         device.as_raw_fd(),
@@ -75,7 +72,7 @@ fn mount_directly(request: &Request) -> anyhow::Result<Option<OwnedFd>> {
     match nix::mount::mount(Some(request.fsname), request.mountpoint, Some(TYPE), flags, Some(&options[..])) {
         Ok(()) => Ok(Some(device.into())),
         Err(Errno::EPERM) => Ok(None),
-        Err(Errno::ENODEV) => bail!("this kernel has no FUSE: load the module with `modprobe fuse`"),
+        Err(Errno::ENODEV) => bail!(NO_FUSE),
         Err(errno) => bail!("cannot mount on {}: {}", request.mountpoint.display(), errno.desc()),
     }
 }
@@ -107,17 +104,34 @@ fn mount_by_helper(request: &Request) -> anyhow::Result<OwnedFd> {
         let said = said.trim().trim_start_matches(FUSERMOUNT).trim_start_matches(": ");
         let hint = if said.contains("user_allow_other") {
             " (an administrator can add that line)"
-        } else if said.contains("/dev/fuse") {
-            " (is the fuse module loaded, and may this user open /dev/fuse?)"
+        } else if said.contains(DEVICE) {
+            " (an administrator can let users open it: chmod 666 /dev/fuse)"
+        } else if said.contains("Operation not permitted") {
+            " (it may not: its setuid bit is gone, no_new_privs is set, or the container lacks CAP_SYS_ADMIN)"
         } else {
             ""
         };
-        anyhow::anyhow!("cannot mount on {}: {said}{hint}", request.mountpoint.display())
+        anyhow::anyhow!("cannot mount on {}: {FUSERMOUNT}: {said}{hint}", request.mountpoint.display())
     })
+}
+
+fn no_device(error: std::io::Error) -> anyhow::Error {
+    const GIVE: &str = "give it to the container (--device /dev/fuse)";
+    match error.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::ENOENT) => anyhow::anyhow!("{DEVICE} is missing: load the module with `modprobe fuse`, or {GIVE}"),
+        Some(Errno::ENODEV | Errno::ENXIO) => anyhow::anyhow!(NO_FUSE),
+        Some(Errno::EPERM | Errno::EACCES) => anyhow::anyhow!("{DEVICE} may not be opened here, even by root: {GIVE}"),
+        _ => anyhow::Error::new(error).context(DEVICE),
+    }
 }
 
 fn no_helper(error: std::io::Error) -> anyhow::Error {
     match error.kind() {
+        ErrorKind::NotFound if nix::unistd::geteuid().is_root() => {
+            anyhow::anyhow!(
+                "this root may not mount or unmount: give the container CAP_SYS_ADMIN (--cap-add SYS_ADMIN)"
+            )
+        }
         ErrorKind::NotFound => {
             anyhow::anyhow!("{FUSERMOUNT} is missing, which users need to mount: install the package fuse3")
         }

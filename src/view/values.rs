@@ -12,6 +12,9 @@ use std::ops::Range;
 /// wanted.
 const AT_ONCE: usize = 768 << 10;
 
+/// Bytes that are decoded at once: groups of every dtype go into it, too.
+const DECODED_AT_ONCE: usize = 24 << 10;
+
 /// Bytes below which a tensor is not worth a second thread.
 const PART_MIN: u64 = 4 << 20;
 
@@ -42,12 +45,13 @@ fn stats(tensor: &TensorInfo, data: &Data, interrupted: Interrupted) -> Result<S
     let none = || Error::Picture(format!("{} has no values to count", tensor.dtype));
     // Whole groups in each part but the last.
     let share = data.len().div_ceil(cores() as u64).max(PART_MIN).next_multiple_of(AT_ONCE as u64);
-    let counted = side_by_side(data.len().div_ceil(share) as usize, |at| {
+    let counted = side_by_side(data.len().div_ceil(share).max(1) as usize, |at| {
         let mut counted = Accumulator::new(tensor.dtype).ok_or_else(none)?;
         let part = at as u64 * share..((at as u64 + 1) * share).min(data.len());
         each(data, part, interrupted, |bytes| counted.add(bytes)).map(|()| counted)
     });
-    let mut whole = Accumulator::new(tensor.dtype).ok_or_else(none)?;
+    let mut counted = counted.into_iter();
+    let mut whole = counted.next().ok_or_else(none)??;
     for counted in counted {
         whole.merge(&counted?);
     }
@@ -76,13 +80,16 @@ fn heat(rows: u64, cols: u64, tensor: &TensorInfo, data: &Data, interrupted: Int
             first += values.len() as u64;
         })?;
     } else if let Some(Decoder { group_in, group_out, decode }) = widen::to_f32(tensor.dtype) {
-        let mut decoded = Vec::new();
+        let (mut decoded, mut values) = (Vec::new(), Vec::<f32>::new());
         each(data, part(group_in, group_out / size_of::<f32>()), interrupted, |bytes| {
-            decoded.resize(bytes.len() / group_in * group_out, 0);
-            decode(bytes, &mut decoded);
-            let values: Vec<f32> = decoded.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-            heat.add(first, &values);
-            first += values.len() as u64;
+            for bytes in bytes.chunks(DECODED_AT_ONCE) {
+                decoded.resize(bytes.len() / group_in * group_out, 0);
+                decode(bytes, &mut decoded);
+                values.clear();
+                values.extend(decoded.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
+                heat.add(first, &values);
+                first += values.len() as u64;
+            }
         })?;
     }
     Ok(heat)

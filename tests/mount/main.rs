@@ -11,6 +11,7 @@ mod gate;
 mod hostile;
 mod lifecycle;
 mod limits;
+mod load;
 mod panics;
 mod readers;
 mod readme;

@@ -73,60 +73,6 @@ fn several_threads_serve() {
     }
 }
 
-/// A file of so many tensors of one byte; the data is a hole.
-fn many(scene: &Scene, count: usize) -> std::path::PathBuf {
-    let mut header = String::from("{");
-    for at in 0..count {
-        let end = at + 1;
-        header += &format!(
-            "\"layers.{}.x{}\":{{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[{at},{end}]}},",
-            at % 1000,
-            at / 1000
-        );
-    }
-    header.pop();
-    header.push('}');
-    let path = scene.raw("many.safetensors", header.as_bytes(), &[]);
-    let len = std::fs::metadata(&path).unwrap().len() + count as u64;
-    std::fs::File::options().write(true).open(&path).unwrap().set_len(len).unwrap();
-    path
-}
-
-#[test]
-fn a_million_names_are_listed_by_many_at_once() {
-    require_fuse!();
-    let scene = Scene::new();
-    let mount = scene.mount(&many(&scene, 1_000_000), &[]);
-    let tensors = mount.path("tensors");
-    // Goes back to places that it was told of on the way, while the others list, too.
-    let seek = r#"
-        my (@names, %places);
-        opendir my $dir, $ARGV[0] or die $!;
-        while (defined(my $name = readdir $dir)) {
-            push @names, $name;
-            $places{@names} = telldir $dir if @names % 9973 == 0;
-        }
-        for my $at (sort { $a * 7919 % 1000003 <=> $b * 7919 % 1000003 } keys %places) {
-            seekdir $dir, $places{$at};
-            my $name = readdir $dir;
-            die "$at: $name, not $names[$at]" if $name ne $names[$at];
-        }
-        print scalar @names, " ", scalar keys %places;"#;
-    let listings = std::thread::scope(|scope| {
-        let path = tensors.to_str().unwrap();
-        let seekers: Vec<_> = (0..2).map(|_| scope.spawn(move || run_ok("perl", ["-e", seek, path]))).collect();
-        let listers: Vec<_> = (0..3).map(|_| scope.spawn(move || run_ok("ls", ["-f", path]))).collect();
-        for seeker in seekers {
-            assert_eq!(seeker.join().unwrap(), "1000002 100");
-        }
-        listers.into_iter().map(|lister| lister.join().unwrap()).collect::<Vec<_>>()
-    });
-    assert_eq!(listings[0].lines().count(), 1_000_002);
-    assert!(listings.iter().all(|listing| *listing == listings[0]));
-    assert_eq!(mount.list("tree/layers").len(), 1000);
-    assert_eq!(mount.list("tree/layers/999").len(), 1000);
-}
-
 #[test]
 fn direct_io_reads_the_same_bytes_past_the_cache() {
     require_fuse!();

@@ -211,7 +211,7 @@ fn what_a_user_may_not_do_is_said_clearly_and_leaves_nothing() {
     let missing = "fusermount3 is missing, which users need to mount: install the package fuse3";
     let allow = "only allowed if 'user_allow_other' is set in /etc/fuse.conf (an administrator can add that line)";
     let device =
-        "failed to open /dev/fuse: Permission denied (is the fuse module loaded, and may this user open /dev/fuse?)";
+        "failed to open /dev/fuse: Permission denied (an administrator can let users open it: chmod 666 /dev/fuse)";
     let table = [
         ("", "env PATH=$PWD/bin weightfs sample.safetensors home/mnt", missing, ""),
         ("", "env PATH=$PWD/bin weightfs -f sample.safetensors home/mnt", missing, ""),
@@ -239,33 +239,129 @@ fn what_a_user_may_not_do_is_said_clearly_and_leaves_nothing() {
     scene.wait_for_end();
 }
 
+/// Whoever the kernel lets into a mount reads what he could read of the source itself, no more and no less.
 #[test]
-fn a_user_lets_in_root_or_everybody() {
+fn each_reads_what_the_source_says_of_him_if_he_is_let_in() {
     require_fuse!();
     let scene = scene();
     let namespace = namespace(&scene, "user_allow_other");
-    // Owner of the source and who gets in: the user, root, and a third.
-    let table = [
-        ("0:0", "", [true, false, false]),
-        ("0:0", "-o allow_root", [true, true, false]),
-        ("65534:65534", "-o allow_root", [true, true, false]),
-        ("0:0", "-o allow_other", [true, true, true]),
-        ("65534:65534", "-o allow_other,umask=007", [true, true, false]),
-    ];
-    for (owner, options, expected) in table {
-        namespace
-            .ok(&format!("chown {owner} sample.safetensors; {USER} weightfs {options} sample.safetensors home/mnt"));
-        // Twice: the second time the kernel has it all at hand.
-        for round in 0..2 {
-            for line in ["cat home/mnt/tensors/model.embed.weight", "ls -l home/mnt", "stat home/mnt/tree/model"] {
-                let found = [USER, "", THIRD].map(|who| {
-                    let line = format!("{who} {line} >/dev/null");
-                    let_in(&line, &namespace.sh(&line))
-                });
-                assert_eq!(found, expected, "{owner} {options} {line} {round}");
+    // Says of each file and each directory in two ways whether it can be read.
+    let look = r#"for path; do
+            test -r "$path" && echo yes || echo no
+            case $path in */) ls "$path" ;; *) cat "$path" ;; esac >/dev/null && echo yes || echo no
+        done | sort -u"#;
+    std::fs::write(scene.path("look"), look).unwrap();
+    scene.ok("chown 65534:7000 sample.safetensors");
+    // Root, the owner of the source, one of its group, and one who is neither.
+    let readers = ["env", USER, "setpriv --reuid=65532 --regid=65532 --groups=7000 --", THIRD];
+    let reads = |paths: &str| {
+        readers.map(|who| {
+            let line = format!("{who} sh look {paths}");
+            let said = namespace.sh(&line);
+            let denied = |line: &str| line.ends_with("Permission denied");
+            assert!(said.code == 0 && said.err.lines().all(denied), "{line}: {said:?}");
+            match &said.out[..] {
+                "yes\n" => true,
+                "no\n" => false,
+                other => panic!("{line}: {other}"),
             }
+        })
+    };
+    let of_the_source = [
+        ("600", "-r--------", [true, true, false, false]),
+        ("640", "-r--r-----", [true, true, true, false]),
+        ("644", "-r--r--r--", [true, true, true, true]),
+    ];
+    let let_in = [
+        ("env", "", [true, false, false, false]),
+        ("env", "-o allow_root", [true, false, false, false]),
+        ("env", "-o allow_other", [true, true, true, true]),
+        (USER, "", [false, true, false, false]),
+        (USER, "-o allow_root", [true, true, false, false]),
+        (USER, "-o allow_other", [true, true, true, true]),
+    ];
+    let files =
+        ["header.json", "tensors/model.layers.2.w", "tree/model/embed/weight", "npy/empty.npy", "stats/empty.json"];
+    let paths = files.into_iter().chain(["tensors/", "tree/model/"]).map(|path| format!("home/mnt/{path}"));
+    let paths: Vec<String> = paths.collect();
+    for (mode, shown, may_read) in of_the_source {
+        scene.ok(&format!("chmod {mode} sample.safetensors"));
+        assert_eq!(reads("sample.safetensors"), may_read, "{mode}");
+        for (who, options, let_in) in let_in {
+            namespace.ok(&format!("{who} weightfs {options} sample.safetensors home/mnt"));
+            let expected = std::array::from_fn(|at| let_in[at] && may_read[at]);
+            // Twice: the second time the kernel has it all at hand.
+            for round in 0..2 {
+                assert_eq!(reads(&paths.join(" ")), expected, "{mode} {who} {options} {round}");
+            }
+            for (who, let_in) in readers.iter().zip(expected) {
+                let said = namespace.sh(&format!("{who} stat -c '%A %u %g' home/mnt/header.json"));
+                assert_eq!(said.out == format!("{shown} 65534 7000\n"), let_in, "{mode} {who} {options}: {said:?}");
+            }
+            namespace.ok(&format!("{who} weightfs umount home/mnt"));
+            scene.wait_for_end();
         }
-        namespace.ok(&format!("{USER} weightfs umount home/mnt"));
+    }
+}
+
+#[test]
+fn what_the_system_lacks_is_named_with_what_to_do() {
+    require_fuse!();
+    let scene = scene();
+    // The last one is how overlayfs marks a file that is not there.
+    scene.ok("mkdir dev conf && mknod conf/fuse.conf c 0 0");
+    let no_device = "mount -t tmpfs dev dev && mknod -m 666 dev/null c 1 3 && mount --bind dev /dev";
+    let no_driver = &format!("{no_device} && mknod -m 666 dev/fuse c 10 250")[..];
+    let device = &format!("{no_device} && mknod -m 666 dev/fuse c 10 229")[..];
+    let not_opened = &format!("{device} && mount -o remount,bind,nodev /dev")[..];
+    let no_conf = &format!("{device} && mount -t overlay o -o lowerdir=$PWD/conf:/etc /etc")[..];
+    let no_admin = "setpriv --bounding-set=-sys_admin";
+    let missing =
+        "/dev/fuse is missing: load the module with `modprobe fuse`, or give it to the container (--device /dev/fuse)";
+    let helper = &format!("cannot mount on {}: fusermount3: ", scene.path("home/mnt").display());
+    let no_right = &format!(
+        "{helper}mount failed: Operation not permitted (it may not: its setuid bit is gone, no_new_privs is set, or the \
+         container lacks CAP_SYS_ADMIN)"
+    )[..];
+    let allow = |option: &str| {
+        format!(
+            "{helper}option {option} only allowed if 'user_allow_other' is set in /etc/fuse.conf \
+             (an administrator can add that line)"
+        )
+    };
+    let table = [
+        (no_device, "weightfs", 1, missing),
+        (no_device, "mount.weightfs", 32, missing),
+        (no_device, &format!("{USER} weightfs"), 1, missing),
+        (no_driver, "weightfs", 1, "this kernel has no FUSE: load the module with `modprobe fuse`"),
+        (
+            no_driver,
+            &format!("{USER} weightfs"),
+            1,
+            &format!("{helper}fuse device not found, try 'modprobe fuse' first"),
+        ),
+        (
+            not_opened,
+            "weightfs",
+            1,
+            "/dev/fuse may not be opened here, even by root: give it to the container (--device /dev/fuse)",
+        ),
+        (device, &format!("{USER} setpriv --no-new-privs weightfs"), 1, no_right),
+        (device, &format!("{no_admin} weightfs"), 1, no_right),
+        (
+            device,
+            &format!("{no_admin} env PATH=$PWD/bin weightfs"),
+            1,
+            "this root may not mount or unmount: give the container CAP_SYS_ADMIN (--cap-add SYS_ADMIN)",
+        ),
+        (no_conf, &format!("{USER} weightfs -o allow_other"), 1, &allow("allow_other")),
+        (no_conf, &format!("{USER} weightfs -o allow_root"), 1, &allow("allow_other")),
+    ];
+    for (setup, line, code, text) in table {
+        let namespace = Namespace::new(&scene, setup);
+        let said = namespace.sh(&format!("{line} sample.safetensors home/mnt"));
+        assert_eq!(said, Said { code, out: String::new(), err: format!("weightfs: {text}\n") }, "{setup}: {line}");
         scene.wait_for_end();
+        assert_eq!(shown(&namespace.mounts()), [""; 0], "{line}");
     }
 }

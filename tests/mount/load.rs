@@ -1,0 +1,475 @@
+//! Load: many readers of every kind on every view at once, each byte held against what it must be; a million names.
+//!
+//! One mechanism does all of it: processes of readers, threads that pick files at random and read them in ways picked at random.
+
+use crate::support::{Mount, Scene, pattern, python, require_fuse, run_ok};
+use memmap2::{Mmap, UncheckedAdvice};
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+use nix::libc::O_DIRECT;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// How a file is read.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+enum Way {
+    /// From its beginning to its end, block by block.
+    Whole,
+    /// Here and there.
+    Random,
+    /// Here and there, past the page cache, so that every read asks the daemon.
+    Direct,
+    /// Here and there, by a map that all threads of the process share.
+    Map,
+}
+
+/// What a process of readers has to do.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Orders {
+    mount: PathBuf,
+    /// A directory of ordinary files that are what those of the mount must be.
+    expected: PathBuf,
+    ways: Vec<Way>,
+    threads: u64,
+    /// How many files a thread reads, unless the time is over before.
+    files: u64,
+    seconds: u64,
+    seed: u64,
+}
+
+/// The variable that holds the orders as JSON.
+const ORDERS: &str = "WEIGHTFS_TEST_READERS";
+
+/// What the number of files and bytes that were compared comes after.
+const COMPARED: &str = "readers compared ";
+
+/// An entry of the expected directory.
+struct Entry {
+    /// From the root of the mount.
+    path: PathBuf,
+    expected: OnceLock<Mmap>,
+    map: OnceLock<Mmap>,
+}
+
+/// Numbers that are different for each seed and the same in each run. Source: Steele, Lea, Flood, "Fast splittable
+/// pseudorandom number generators" (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ mixed >> 31) % end as u64) as usize
+    }
+
+    fn one<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len())]
+    }
+}
+
+/// A process of readers. The first error ends it.
+#[test]
+#[ignore = "the readers of the other tests, which start it"]
+fn readers() {
+    let orders = std::env::var(ORDERS).expect("orders, as the tests of this module give them");
+    let orders: Orders = serde_json::from_str(&orders).unwrap();
+    let default = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        default(panic);
+        std::process::exit(1);
+    }));
+    let groups = groups(&orders.expected);
+    let end = Instant::now() + Duration::from_secs(orders.seconds);
+    let (files, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for thread in 0..orders.threads {
+            let mut random = Random(orders.seed << 32 | thread);
+            let (orders, groups, files, bytes) = (&orders, &groups, &files, &bytes);
+            scope.spawn(move || {
+                for _ in (0..orders.files).take_while(|_| Instant::now() < end) {
+                    let group = &groups[random.below(groups.len())];
+                    let entry = &group[random.below(group.len())];
+                    bytes.fetch_add(entry.check(orders, &mut random) as u64, Ordering::Relaxed);
+                    files.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    println!("{COMPARED}{} {}", files.into_inner(), bytes.into_inner());
+}
+
+/// All that is in `expected`, directories too, parted by the first two components of their paths: each view of each model is
+/// as likely to be read as any other, however many files it has.
+fn groups(expected: &Path) -> Vec<Vec<Entry>> {
+    let mut groups: BTreeMap<PathBuf, Vec<Entry>> = BTreeMap::new();
+    let mut ahead = vec![PathBuf::new()];
+    while let Some(path) = ahead.pop() {
+        if expected.join(&path).is_dir() {
+            ahead.extend(names(&expected.join(&path)).into_iter().map(|name| path.join(name)));
+        }
+        let entry = Entry { path, expected: OnceLock::new(), map: OnceLock::new() };
+        groups.entry(entry.path.components().take(2).collect()).or_default().push(entry);
+    }
+    groups.into_values().collect()
+}
+
+/// The names in a directory, sorted.
+fn names(dir: &Path) -> Vec<OsString> {
+    let entries = std::fs::read_dir(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    names
+}
+
+/// The extended attributes of a user.
+fn attributes(path: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut list = [0; 4096];
+    let len = rustix::fs::listxattr(path, &mut list[..]).unwrap();
+    let names = list[..len].split(|byte| *byte == 0).map(|name| str::from_utf8(name).unwrap());
+    let value = |name: &str| {
+        let mut value = [0; 4096];
+        let len = rustix::fs::getxattr(path, name, &mut value[..]).unwrap();
+        (name.to_owned(), value[..len].to_vec())
+    };
+    names.filter(|name| name.starts_with("user.")).map(value).collect()
+}
+
+fn map(file: &File) -> Mmap {
+    // SAFETY: nobody writes to these files. Where a mount fails under its map, the process ends by SIGBUS, which is how the
+    // test that started it should hear of it.
+    #[allow(unsafe_code)]
+    unsafe { Mmap::map(file) }.unwrap()
+}
+
+/// Has the kernel drop what it has cached of a file and does not need at the moment.
+fn forget(file: &File, map: Option<&Mmap>) {
+    if let Some(map) = map {
+        // SAFETY: a map of a file, shared: what is dropped is read again from there, the same.
+        #[allow(unsafe_code)]
+        unsafe { map.unchecked_advise(UncheckedAdvice::DontNeed) }.unwrap();
+    }
+    posix_fadvise(file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).unwrap();
+}
+
+impl Entry {
+    /// Reads it in one of the ways and compares what comes; returns how many bytes.
+    fn check(&self, orders: &Orders, random: &mut Random) -> usize {
+        let (path, plain) = (orders.mount.join(&self.path), orders.expected.join(&self.path));
+        let shown = self.path.display();
+        if plain.is_dir() {
+            assert_eq!(names(&path), names(&plain), "{shown}");
+            return 0;
+        }
+        if plain.is_symlink() {
+            assert_eq!(std::fs::read_link(&path).unwrap(), std::fs::read_link(&plain).unwrap(), "{shown}");
+            return 0;
+        }
+        let way = random.one(&orders.ways);
+        let flags = if matches!(way, Way::Direct) { O_DIRECT } else { 0 };
+        let open = |path: &Path, flags| File::options().read(true).custom_flags(flags).open(path);
+        let mut file = open(&path, flags).unwrap_or_else(|error| panic!("{shown}: {error}"));
+        let expected = self.expected.get_or_init(|| map(&open(&plain, 0).unwrap()));
+        assert_eq!(file.metadata().unwrap().len(), expected.len() as u64, "{shown}");
+        if random.below(8) == 0 {
+            assert_eq!(attributes(&path), attributes(&plain), "{shown}");
+        }
+        let mapped = matches!(way, Way::Map).then(|| self.map.get_or_init(|| map(&file)));
+        if random.below(4) == 0 {
+            forget(&file, mapped);
+        }
+        let same = |found: &[u8], at: usize| {
+            let part = expected.get(at..at + found.len()).unwrap_or_default();
+            if found != part {
+                let differs = found.iter().zip(part).position(|(found, expected)| found != expected);
+                panic!("{shown}, {way:?}: {} bytes at {at}, other from {differs:?} on", found.len());
+            }
+            found.len()
+        };
+        let fail = |error| -> usize { panic!("{shown}, {way:?}: {error}") };
+        if let Way::Whole = way {
+            let mut block = vec![0; random.one(&[511, 4096, 65_536, 100_000, 1 << 20])];
+            let mut at = 0;
+            while let read @ 1.. = file.read(&mut block).unwrap_or_else(fail) {
+                at += same(&block[..read], at);
+            }
+            assert_eq!(at, expected.len(), "{shown}");
+            return at;
+        }
+        let mut buf = vec![0; 1 << 20];
+        let part = |_| {
+            let at = random.below(expected.len() + 1);
+            let most = random.one(&[4096, 1 << 17, 1 << 20]);
+            let size = (random.below(most) + 1).min(expected.len() - at);
+            match mapped {
+                Some(map) => same(&map[at..at + size], at),
+                None => {
+                    assert_eq!(file.read_at(&mut buf[..size], at as u64).unwrap_or_else(fail), size, "{shown} at {at}");
+                    same(&buf[..size], at)
+                }
+            }
+        };
+        (0..8).map(part).sum()
+    }
+}
+
+/// Starts a process of readers for each of the orders and calls `meanwhile` time and again while they are at work; returns how
+/// many files they have read and how many bytes compared. Whoever is not done by `limit` hangs.
+fn load(scene: &Scene, orders: &[Orders], limit: Duration, mut meanwhile: impl FnMut()) -> [u64; 2] {
+    let log = |at| scene.path(format!("readers{at}.log"));
+    let start = |(at, orders): (usize, &Orders)| {
+        let out = File::create(log(at)).unwrap();
+        let mut command = scene.command(std::env::current_exe().unwrap().to_str().unwrap());
+        command.args(["--exact", "load::readers", "--ignored", "--nocapture"]);
+        command.env(ORDERS, serde_json::to_string(orders).unwrap());
+        command.stdout(out.try_clone().unwrap()).stderr(out).spawn().unwrap()
+    };
+    let mut children: Vec<Child> = orders.iter().enumerate().map(start).collect();
+    let said = |at| std::fs::read_to_string(log(at)).unwrap();
+    let begun = Instant::now();
+    // When the test ends here, the daemons are killed, and then the readers, whom nothing else would free.
+    loop {
+        let ended: Vec<_> = children.iter_mut().map(|child| child.try_wait().unwrap()).collect();
+        if let Some(at) = ended.iter().position(|status| status.is_some_and(|status| !status.success())) {
+            panic!("{:?}: {}", ended[at], said(at));
+        }
+        if ended.iter().all(Option::is_some) {
+            break;
+        }
+        let hang = ended.iter().filter(|status| status.is_none()).count();
+        assert!(begun.elapsed() < limit, "{hang} of {} processes hang", children.len());
+        meanwhile();
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let counts = |at| {
+        let said = said(at);
+        let line = said.split_once(COMPARED).unwrap().1.lines().next().unwrap();
+        line.split(' ').map(|count| count.parse().unwrap()).collect::<Vec<u64>>()
+    };
+    (0..children.len()).map(counts).fold([0, 0], |sum, counts| [sum[0] + counts[0], sum[1] + counts[1]])
+}
+
+/// What a daemon uses at the moment.
+#[derive(Debug, Clone, Copy)]
+struct Usage {
+    /// Memory of its own, in KiB.
+    memory: u64,
+    descriptors: u64,
+    threads: u64,
+}
+
+impl Usage {
+    fn of(mount: &Mount) -> Self {
+        let pid = mount.child.id();
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+            line.split_whitespace().next().unwrap().parse().unwrap()
+        };
+        let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count() as u64;
+        Self { memory: field("RssAnon:"), descriptors, threads: field("Threads:") }
+    }
+
+    /// The most of each.
+    fn max(self, other: Self) -> Self {
+        Self {
+            memory: self.memory.max(other.memory),
+            descriptors: self.descriptors.max(other.descriptors),
+            threads: self.threads.max(other.threads),
+        }
+    }
+}
+
+/// Whether a daemon uses no more in the second half of the time than in the first, a fifth of the time at the beginning left
+/// out: there it fills what it keeps.
+fn assert_flat(usages: &[Usage]) {
+    let (first, second) = usages[usages.len() / 5..].split_at(usages.len() * 2 / 5);
+    let median = |part: &[Usage], of: fn(&Usage) -> u64| {
+        let mut values: Vec<_> = part.iter().map(of).collect();
+        values.sort_unstable();
+        values[values.len() / 2]
+    };
+    type Of = fn(&Usage) -> u64;
+    let table: [(&str, Of, u64); 3] = [
+        ("KiB of memory", |usage| usage.memory, 4096),
+        ("descriptors", |usage| usage.descriptors, 4),
+        ("threads", |usage| usage.threads, 4),
+    ];
+    for (what, of, more) in table {
+        let (before, after) = (median(first, of), median(second, of));
+        assert!(after <= before + before / 10 + more, "{what}: {before}, then {after}");
+    }
+}
+
+/// Bytes that a process has written; a daemon writes little but its answers.
+fn written(mount: &Mount) -> u64 {
+    let io = std::fs::read_to_string(format!("/proc/{}/io", mount.child.id())).unwrap();
+    io.lines().find_map(|line| line.strip_prefix("wchar: ")).unwrap().parse().unwrap()
+}
+
+/// `WEIGHTFS_SOAK=SECONDS cargo test --test mount soak -- --nocapture` goes on for so long and says each minute what the daemons
+/// use, which must not grow.
+#[test]
+fn soak_of_every_view() {
+    require_fuse!();
+    const MODELS: [&str; 3] = ["single", "sharded", "dataset"];
+    let seconds = std::env::var("WEIGHTFS_SOAK").ok().map(|seconds| seconds.parse().expect("WEIGHTFS_SOAK: seconds"));
+    let scene = Scene::new();
+    let (models, expected) = (scene.path("models"), scene.path("expected"));
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mount/load.py");
+    // Where there is time, more pictures than a daemon keeps.
+    let count = if seconds.is_some() { "300" } else { "40" };
+    let args = [script.as_os_str(), models.as_os_str(), expected.as_os_str(), count.as_ref()];
+    run_ok(python().to_str().unwrap(), args);
+    // What is computed must be what one reader alone gets; that it is right, other tests show.
+    let alone = scene.mount(&models, &[]);
+    let point = alone.point.display();
+    for model in MODELS {
+        scene.ok(&format!("cp -r {point}/{model}/stats {point}/{model}/plots expected/{model}"));
+    }
+    scene.ok(&format!("diff -r expected {point}"));
+    drop(alone);
+
+    let mounts = [scene.mount(&models, &[]), scene.mount(&models, &["--direct-io", "--threads=8"])];
+    let order = |at: usize| Orders {
+        mount: mounts[at % 2].point.clone(),
+        expected: expected.clone(),
+        ways: vec![Way::Whole, Way::Random, Way::Direct, Way::Map],
+        threads: 8,
+        files: seconds.map_or(100, |_| u64::MAX),
+        seconds: seconds.unwrap_or(u32::MAX.into()),
+        seed: at as u64,
+    };
+    let orders: Vec<Orders> = (0..8).map(order).collect();
+    let begun = Instant::now();
+    let (mut usages, mut minutes) = ([Vec::new(), Vec::new()], 0);
+    let compared = load(&scene, &orders, Duration::from_secs(seconds.unwrap_or(0) + 300), || {
+        let now = mounts.each_ref().map(Usage::of);
+        usages.iter_mut().zip(now).for_each(|(usages, now)| usages.push(now));
+        if begun.elapsed().as_secs() / 60 > minutes {
+            minutes += 1;
+            println!("after {minutes} min: {now:?}");
+        }
+    });
+    let [files, bytes] = compared;
+    println!("{files} files read, {bytes} bytes compared in {:?}", begun.elapsed());
+    for (mount, usages) in mounts.iter().zip(&usages) {
+        assert_eq!(mount.log(), "");
+        assert_eq!(mount.list("").len(), MODELS.len() + 1);
+        let most = usages.iter().copied().reduce(Usage::max).unwrap();
+        println!("{} bytes answered; at most {most:?}", written(mount));
+        // 64 MiB of results are kept, and 128 threads may work on others.
+        assert!(most.memory < 256 << 10 && most.descriptors < 100 && most.threads < 160, "{most:?}");
+        if seconds.is_some() {
+            assert_flat(usages);
+        }
+    }
+}
+
+/// The hang of peers: threads that fault one map, with read-ahead, while others read the file and pages are dropped.
+#[test]
+fn threads_of_many_processes_fault_one_map() {
+    require_fuse!();
+    const LEN: usize = 100 << 20;
+    let scene = Scene::new();
+    // One tensor is all there is, so that its own file in safetensors/ is the same as the source.
+    let header = format!(r#"{{"t":{{"dtype":"U8","shape":[{LEN}],"data_offsets":[0,{LEN}]}}}}"#);
+    let padded = format!("{header:<0$}", header.len().next_multiple_of(8));
+    let source = scene.raw("model.safetensors", padded.as_bytes(), &pattern(LEN));
+    std::fs::hard_link(&source, scene.mkdir("expected").join("t.safetensors")).unwrap();
+    // One thread of the daemon has nobody to help it out.
+    for args in [&[][..], &["--threads=1"]] {
+        let mount = scene.mount(&source, args);
+        let order = |(ways, threads, files), seed| Orders {
+            mount: mount.path("safetensors"),
+            expected: scene.path("expected"),
+            ways: vec![ways],
+            threads,
+            files,
+            seconds: u32::MAX.into(),
+            seed,
+        };
+        let [faulting, reading] = [(Way::Map, 16, 25), (Way::Whole, 4, 4)];
+        let orders = [faulting, faulting, faulting, faulting, reading];
+        let orders: Vec<Orders> = orders.into_iter().zip(0..).map(|(what, seed)| order(what, seed)).collect();
+        let begun = Instant::now();
+        let [files, bytes] = load(&scene, &orders, Duration::from_secs(120), || {});
+        let answered = written(&mount);
+        println!("{files} reads, {bytes} bytes compared, {answered} answered in {:?}", begun.elapsed());
+        // Not all of it came from the page cache.
+        assert!(answered > 3 * LEN as u64, "{answered}");
+        assert_eq!(mount.log(), "");
+    }
+}
+
+/// A file of so many tensors of one byte, and their names in the order of the data, which is a hole.
+fn many(scene: &Scene, count: usize) -> (PathBuf, Vec<String>) {
+    let names: Vec<String> = (0..count).map(|at| format!("layers.{}.x{}", at % 1000, at / 1000)).collect();
+    let entry = |(at, name): (usize, &String)| {
+        format!(r#""{name}":{{"dtype":"U8","shape":[1],"data_offsets":[{at},{}]}}"#, at + 1)
+    };
+    let entries: Vec<String> = names.iter().enumerate().map(entry).collect();
+    let path = scene.raw("many.safetensors", format!("{{{}}}", entries.join(",")).as_bytes(), &[]);
+    let len = std::fs::metadata(&path).unwrap().len() + count as u64;
+    File::options().write(true).open(&path).unwrap().set_len(len).unwrap();
+    (path, names)
+}
+
+/// Eight processes list directories of a million entries, and two more go back and forth in one.
+#[test]
+fn a_million_names_are_listed_by_many_at_once() {
+    require_fuse!();
+    const COUNT: usize = 1_000_000;
+    let scene = Scene::new();
+    let (source, names) = many(&scene, COUNT);
+    assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), COUNT);
+    let mount = scene.mount(&source, &[]);
+    // Goes back to places that it was told of on the way, while the others list, too.
+    let seek = r#"
+        my (@names, %places);
+        opendir my $dir, $ARGV[0] or die $!;
+        while (defined(my $name = readdir $dir)) {
+            push @names, $name;
+            $places{@names} = telldir $dir if @names % 9973 == 0;
+        }
+        for my $at (sort { $a * 7919 % 1000003 <=> $b * 7919 % 1000003 } keys %places) {
+            seekdir $dir, $places{$at};
+            my $name = readdir $dir;
+            die "$at: $name, not $names[$at]" if $name ne $names[$at];
+        }
+        print scalar @names, " ", scalar keys %places;"#;
+    let before = Usage::of(&mount);
+    println!("{before:?}");
+    std::thread::scope(|scope| {
+        let path = |dir: &str| mount.path(dir).display().to_string();
+        for _ in 0..2 {
+            let path = path("tensors");
+            scope.spawn(move || assert_eq!(run_ok("perl", ["-e", seek, &path]), "1000002 100"));
+        }
+        let dirs = [("tensors", ""), ("npy", ".npy"), ("f32", ".f32"), ("safetensors", ".safetensors")];
+        let dirs = dirs.into_iter().chain([("stats", ".json"), ("plots", ".png"), ("tensors", ""), ("tensors", "")]);
+        for (dir, suffix) in dirs {
+            let (names, path) = (&names, path(dir));
+            scope.spawn(move || {
+                let listing = run_ok("ls", ["-f", &path]);
+                // Every name, and each once.
+                assert!(listing.lines().take(2).eq([".", ".."]), "{dir}");
+                let listed = listing.lines().skip(2).map(|line| line.strip_suffix(suffix).unwrap());
+                assert!(listed.eq(names), "{dir}");
+            });
+        }
+    });
+    let after = Usage::of(&mount);
+    assert!(after.memory < before.memory + (16 << 10), "{before:?}, then {after:?}");
+    assert_eq!(mount.list("tree/layers").len(), 1000);
+    assert_eq!(mount.list("tree/layers/999").len(), 1000);
+    assert_eq!(mount.log(), "");
+}
