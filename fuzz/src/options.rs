@@ -14,8 +14,8 @@ pub fn run(bytes: &[u8]) -> bool {
     parse(&mut Unstructured::new(bytes)).unwrap_or(false)
 }
 
-const FLAGS: [&str; 8] =
-    ["allow_other", "allow_root", "direct_io", "fake", "foreground", "lenient", "nonempty", "verbose"];
+const FLAGS: [&str; 9] =
+    ["allow_other", "allow_root", "direct_io", "fake", "foreground", "lenient", "no_sandbox", "nonempty", "verbose"];
 
 const WITH_VALUE: [&str; 8] = ["fsname", "gid", "log_file", "max_read", "threads", "uid", "umask", "views"];
 
