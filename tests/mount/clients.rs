@@ -140,7 +140,7 @@ fn hostile_names() -> Vec<(String, String)> {
         ("tab\tesc\u{1b}[31m del\u{7f} nul\0", "tab%09esc%1B[31m del%7F nul%00"),
         (" -rf *?'\"\\$(x)`x` ", " -rf *?'\"\\$(x)`x` "),
         ("--help", "--help"),
-        ("\u{202e}重み🦀\u{85}\u{feff}", "%E2%80%AE重み🦀%C2%85\u{feff}"),
+        ("\u{202e}重み🦀\u{85}\u{feff}", "\u{202e}重み🦀\u{85}\u{feff}"),
         ("\u{e9}", "\u{e9}"),
         ("e\u{301}", "e\u{301}"),
     ]
@@ -246,7 +246,8 @@ fn du_counts_the_data_once_and_df_knows_the_size() {
         let size = whole.len().div_ceil(512);
         assert_eq!(du("df -B512 --output=size,used,avail . | tail -n 1 | xargs -n 1"), [size, size, 0]);
         assert_eq!(du("stat -f -c '%b %f %a %S %l' . | xargs -n 1"), [size, 0, 0, 512, 255]);
-        assert_eq!(du("stat -c %o header.json tensors | sort -u"), [1 << 20]);
+        // Readers are asked for large blocks, and who lists for smaller ones.
+        assert_eq!(du("stat -c %o header.json tensors"), [1 << 20, 128 << 10]);
         assert!(bash(&mount.point, &[], "findmnt -fno OPTIONS -T .").starts_with("ro,"));
     });
 }

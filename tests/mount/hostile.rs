@@ -17,9 +17,9 @@ fn is_evil(char: char) -> bool {
     char.is_control() || !char.is_ascii() && EVIL.contains(char)
 }
 
-/// Whether a file name may not hold it. What has no width is part of names in some languages.
+/// Whether a file name may not hold it: beyond ASCII, names are as they are.
 fn is_evil_in_names(char: char) -> bool {
-    is_evil(char) && !"\u{200b}\u{feff}\u{e0041}".contains(char)
+    char.is_ascii_control()
 }
 
 /// Every line begins as ours do, none is endless, and none holds anything that a terminal would obey.

@@ -175,11 +175,12 @@ fn five_hundred_mounts_leave_nothing_behind() {
     let scene = Scene::new();
     model(&scene, "model.safetensors", 4096);
     scene.mkdir("mnt");
-    let before = scene.ok("ls -lAR");
+    let list = "find . -printf '%p %M %s %l\\n' | sort";
+    let before = scene.ok(list);
     let cycle = "weightfs model.safetensors mnt && cmp mnt/tensors/w mnt/tree/w && weightfs umount mnt || exit 1";
     scene.ok(&format!("for i in $(seq 500); do {cycle}; done"));
     scene.wait_for_end();
-    assert_eq!((scene.ok("ls -lAR"), scene.mounts()), (before, vec![]));
+    assert_eq!((scene.ok(list), scene.mounts()), (before, vec![]));
 }
 
 /// What a process holds: descriptors, maps, and memory of its own in kilobytes.

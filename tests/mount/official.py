@@ -8,7 +8,6 @@ import hashlib
 import json
 import mmap
 import os
-import re
 import sys
 from os.path import basename, dirname, join, relpath
 
@@ -19,15 +18,11 @@ NUMPY = dict(pair.split(":") for pair in """BOOL:? U8:u1 I8:i1 I16:<i2 U16:<u2 F
              C64:<c8 F64:<f8 I64:<i8 U64:<u8""".split())
 
 
-# What is escaped in file names: what they cannot have or what escapes it, control characters, and what turns text.
-OBEYED = re.compile("[/%\\x00-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]")
-
-
 def encode(name):
     """The file name of `name`, made from the words of the specification and not from the code under test."""
     if name in ("", ".", ".."):
         return name.replace(".", "%2E") or "%"
-    units = ["".join(f"%{byte:02X}" for byte in char.encode()) if OBEYED.match(char) else char for char in name]
+    units = [f"%{ord(char):02X}" if char in "/%\x7f" or char < " " else char for char in name]
     if sum(len(unit.encode()) for unit in units) <= 240:
         return "".join(units)
     kept = ""

@@ -44,15 +44,6 @@ fn what_was_read_stays_cached_between_opens() {
 }
 
 #[test]
-fn readers_are_asked_for_large_blocks_and_listers_for_smaller_ones() {
-    require_fuse!();
-    let scene = Scene::new();
-    let mount = scene.mount(&scene.sample(), &[]);
-    let blocks = |path: &str| run_ok("stat", ["-c", "%o", mount.path(path).to_str().unwrap()]).trim().to_owned();
-    assert_eq!((blocks("tensors/model.embed.weight"), blocks("tensors")), ("1048576".into(), "131072".into()));
-}
-
-#[test]
 fn several_threads_serve() {
     require_fuse!();
     let scene = Scene::new();

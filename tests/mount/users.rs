@@ -313,7 +313,10 @@ fn what_the_system_lacks_is_named_with_what_to_do() {
     let no_device = "mount -t tmpfs dev dev && mknod -m 666 dev/null c 1 3 && mount --bind dev /dev";
     let no_driver = &format!("{no_device} && mknod -m 666 dev/fuse c 10 250")[..];
     let device = &format!("{no_device} && mknod -m 666 dev/fuse c 10 229")[..];
-    let not_opened = &format!("{device} && mount -o remount,bind,nodev /dev")[..];
+    // Only the one device is not to be opened.
+    let not_opened = &format!(
+        "mkdir whole && mount --bind /dev whole && {device} && mount -o remount,bind,nodev /dev && mount --bind whole/null /dev/null"
+    )[..];
     let no_conf = &format!("{device} && mount -t overlay o -o lowerdir=$PWD/conf:/etc /etc")[..];
     let no_admin = "setpriv --bounding-set=-sys_admin";
     let missing =
