@@ -28,7 +28,7 @@ struct Args {
     /// Smaller inputs, fewer rounds
     #[arg(long)]
     quick: bool,
-    /// Hold the ratios against the targets, with a margin; exit 1 and name the rows that miss them
+    /// Hold the ratios against the targets, but for those against native files, with a margin; exit 1 and name the misses
     #[arg(long)]
     check: bool,
     /// Write exact numbers to this file
