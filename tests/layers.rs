@@ -29,11 +29,11 @@ const EDGES: [(&str, &[&str]); 18] = [
 /// What only these files may name.
 const ONLY_IN: [(&str, &[&str]); 7] = [
     ("fuser::", &["src/fuse.rs"]),
-    ("clap::", &["src/cli.rs"]),
+    ("clap::", &["src/cli/"]),
     ("landlock::", &["src/sandbox.rs"]),
     ("seccompiler::", &["src/sandbox.rs"]),
     ("plotters::", &["src/plot.rs", "src/plot/"]),
-    ("anyhow::", &["src/main.rs", "src/cli.rs", "src/logging.rs", "src/cmd/"]),
+    ("anyhow::", &["src/main.rs", "src/cli/", "src/logging.rs", "src/cmd/"]),
     ("#[allow(unsafe_code)]", &["src/source/file.rs", "src/cmd/daemon.rs"]),
 ];
 

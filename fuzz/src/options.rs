@@ -6,7 +6,7 @@ use cli::{Command, NoCommand};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
-#[path = "../../src/cli.rs"]
+#[path = "../../src/cli/mod.rs"]
 #[allow(dead_code, missing_docs, reason = "it is the binary's")]
 mod cli;
 
