@@ -9,17 +9,21 @@
 //!
 //! # The layers
 //! Each knows only those below it: `fuse -> fs -> view -> model -> format`, with `content -> source` underneath; beside
-//! stand `name`, the spelling of file names, `widen`, elements as float32, `stats` and `plot`, values in figures and pictures,
-//! `workers` and `reader`, for answers that take long, and `sandbox`, what the daemon gives up before it serves. Two ideas carry them: every format lowers once to one
-//! [`format::Header`], and every file is a [`content::Content`], a splice of segments. A test, `tests/layers.rs`, holds the
+//! stand `name` and `natural`, the spelling and the order of names, `widen`, elements as float32, `stats` and `plot`, values in
+//! figures and pictures, `workers` and `reader`, for answers that take long, `sandbox`, what the daemon gives up before it
+//! serves, `inspect`, what the commands that do not mount have to say of a model, `compare`, two tensors side by side, and
+//! `write`, files on a disk. Two ideas carry them: every format lowers once to one [`format::Header`], and every file is a
+//! [`content::Content`], a splice of segments. A test, `tests/layers.rs`, holds the
 //! code to this.
 
 pub mod content;
 pub mod format;
 pub mod fs;
 pub mod fuse;
+pub mod inspect;
 pub mod model;
 pub mod name;
+pub mod natural;
 pub mod plot;
 pub mod reader;
 pub mod sandbox;

@@ -104,16 +104,21 @@ pub fn is_obeyed(char: char) -> bool {
         || matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Whether `char` is not to be seen, so that names that look the same are not.
+/// Whether `char` is not to be seen, so that names that look the same are not: what Unicode calls `Default_Ignorable_Code_Point`,
+/// and the marks of interlinear annotation.
 fn is_hidden(char: char) -> bool {
-    matches!(char, '\u{ad}' | '\u{180e}' | '\u{200b}'..='\u{200d}' | '\u{2060}'..='\u{2065}' | '\u{206a}'..='\u{206f}'
-        | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+    matches!(char, '\u{ad}' | '\u{34f}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'
+        | '\u{200b}'..='\u{200d}' | '\u{2060}'..='\u{2065}' | '\u{206a}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}'
+        | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}'
+        | '\u{e0000}'..='\u{e0fff}')
 }
 
 /// `text` as a terminal may show it: on one line, and with every character to be seen and none to be obeyed.
 pub fn printable(text: &str) -> Cow<'_, str> {
     let is_escaped = |char| is_obeyed(char) || is_hidden(char);
-    if !text.contains(is_escaped) {
+    // Most are plain ASCII, which is told of many bytes at once.
+    let is_plain = text.bytes().fold(true, |plain, byte| plain & matches!(byte, b' '..=b'~'));
+    if is_plain || !text.contains(is_escaped) {
         return Cow::Borrowed(text);
     }
     let mut shown = String::with_capacity(text.len() + 8);
@@ -121,6 +126,20 @@ pub fn printable(text: &str) -> Cow<'_, str> {
         if is_escaped(char) { shown.extend(char.escape_default()) } else { shown.push(char) }
     }
     Cow::Owned(shown)
+}
+
+/// JSON in which characters of strings are written by their numbers, those that `is_escaped` tells.
+pub fn escape_json(json: &str, is_escaped: impl Fn(char) -> bool) -> String {
+    let mut text = String::with_capacity(json.len());
+    for char in json.chars() {
+        // Ends of lines stand between strings only.
+        if char != '\n' && is_escaped(char) {
+            text.extend(char.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")));
+        } else {
+            text.push(char);
+        }
+    }
+    text
 }
 
 /// The most bytes of a message, about: two paths of the longest kind and what there is to say of them.
@@ -173,6 +192,22 @@ fn push_tail(encoded: &mut String, name: &[u8]) {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn escaped_json_is_the_same_json() {
+        let text: String =
+            ('\0'..=char::MAX).step_by(7).chain(['"', '\\', '\n', '\u{9b}', '\u{202e}', '\u{7f}']).collect();
+        let json = serde_json::to_string_pretty(&[&text, "x"]).unwrap();
+        let (harmless, ascii) = (escape_json(&json, is_obeyed), escape_json(&json, |char| !char.is_ascii()));
+        assert!(
+            !harmless.contains(|char| char != '\n' && is_obeyed(char))
+                && ascii.is_ascii()
+                && ascii.len() > harmless.len()
+        );
+        for escaped in [harmless, ascii] {
+            assert_eq!(serde_json::from_str::<[String; 2]>(&escaped).unwrap(), [&text, "x"]);
+        }
+    }
 
     #[test]
     fn encodings_as_specified() {
@@ -280,7 +315,16 @@ mod tests {
         assert_eq!(printable("model.safetensors: 重み é"), "model.safetensors: 重み é");
         assert_eq!(printable("a\u{1b}[31m\nb\u{7f}\u{9b}\u{202e}"), r"a\u{1b}[31m\nb\u{7f}\u{9b}\u{202e}");
         let hidden = ["\u{61c}", "\u{ad}", "\u{200b}", "\u{2066}", "\u{feff}", "\u{fff9}", "\u{e0041}"];
-        assert!(hidden.iter().all(|hidden| printable(hidden).is_ascii()));
+        let hidden = hidden.into_iter().chain([
+            "\u{34f}",
+            "\u{1160}",
+            "\u{180b}",
+            "\u{3164}",
+            "\u{fe0f}",
+            "\u{ffa0}",
+            "\u{e0100}",
+        ]);
+        assert!(hidden.into_iter().all(|hidden| printable(hidden).is_ascii()));
     }
 
     fn name() -> impl Strategy<Value = String> {

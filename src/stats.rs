@@ -4,6 +4,7 @@
 //! counts. Wider ones fall into a fine grid whose cells grow as the range does; the grid becomes the histogram.
 
 mod codes;
+mod special;
 mod tally;
 mod wide;
 
@@ -13,6 +14,8 @@ use codes::Codes;
 use serde_json::json;
 use tally::power_of_two;
 use wide::Wide;
+
+pub use special::Specials;
 
 /// Number of bins of a histogram.
 pub const BINS: usize = 64;

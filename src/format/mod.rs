@@ -53,6 +53,11 @@ impl TensorInfo<'_> {
     pub fn nbytes(&self) -> u64 {
         self.range.end - self.range.start
     }
+
+    /// Number of elements, whatever is packed into one. Of a known dtype 64 bits can count them, as the parser has checked.
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().fold(1, |product: u64, dim| product.saturating_mul(*dim))
+    }
 }
 
 /// An entry that was left out of a damaged file, and why.
@@ -99,6 +104,11 @@ impl SkipList {
         &self.listed
     }
 
+    /// Those that are told one by one, and how many there are besides.
+    pub fn told(&self) -> (&[Skipped], usize) {
+        (&self.listed[..self.listed.len().min(TOLD_MAX)], self.more)
+    }
+
     /// How many there are in all.
     pub fn total(&self) -> usize {
         self.listed.len().min(TOLD_MAX) + self.more
@@ -128,6 +138,8 @@ struct Record {
     dims: Range<u32>,
     /// Index into [`dtype::KNOWN`], or behind its end into `unknown_dtypes`.
     dtype: u32,
+    /// Whether its entry is a list instead of an object.
+    is_list: bool,
 }
 
 impl Header {
@@ -160,6 +172,15 @@ impl Header {
     /// Where `index` is not below [`Header::len`].
     pub fn name(&self, index: usize) -> &str {
         &self.names[span(&self.records[index].name)]
+    }
+
+    /// Whether the entry of the tensor at `index` is written as a list, `["U8", [2], [0, 2]]`, which no writer does and the
+    /// official reader takes.
+    ///
+    /// # Panics
+    /// Where `index` is not below [`Header::len`].
+    pub fn is_list(&self, index: usize) -> bool {
+        self.records[index].is_list
     }
 
     /// All tensors, in the order of the data.
@@ -201,6 +222,11 @@ impl Header {
     /// How much was left out, listed or not.
     pub fn left_out(&self) -> usize {
         self.skipped.total()
+    }
+
+    /// All that was left out.
+    pub fn skip_list(&self) -> &SkipList {
+        &self.skipped
     }
 
     /// The names of dtypes that weightfs does not know, each once.

@@ -5,6 +5,7 @@
 //! stands twice is an error here, and a dtype that the crate does not know is none.
 
 mod error;
+mod lint;
 mod reader;
 
 use super::{Dtype, Header, NameTable, Record, SkipList, Skipped, brackets, dtype, span};
@@ -13,6 +14,7 @@ use serde::de;
 use std::ops::Range;
 
 pub use error::{Error, Fault};
+pub use lint::{Oddity, lint};
 
 /// The most bytes that a header may have, inclusive.
 pub const MAX_HEADER: u64 = 100_000_000;
@@ -158,8 +160,8 @@ impl Parser {
         self.dtype = place as u32;
     }
 
-    /// Checks what an entry says of itself and keeps it; `seen` tells which of [`FIELDS`] it gave.
-    fn end_entry<E: de::Error>(&mut self, seen: [bool; 3]) -> Result<(), E> {
+    /// Checks what an entry says of itself and keeps it; `seen` tells which of [`FIELDS`] it gave, `is_list` its form.
+    fn end_entry<E: de::Error>(&mut self, seen: [bool; 3], is_list: bool) -> Result<(), E> {
         let [begin, end] = self.offsets;
         let dims = self.dims_from..self.dims.len() as u32;
         let absolute = (self.data_start.checked_add(begin), self.data_start.checked_add(end));
@@ -176,7 +178,7 @@ impl Parser {
         if let Some(fault) = self.fault.take() {
             self.skip(&name, &fault);
         } else if let (Some(begin), Some(end)) = absolute {
-            self.records.push(Record { range: begin..end, name, dims, dtype: self.dtype });
+            self.records.push(Record { range: begin..end, name, dims, dtype: self.dtype, is_list });
         }
         Ok(())
     }

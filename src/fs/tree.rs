@@ -7,6 +7,7 @@
 use super::inode::{Dir, FileRef, Inode};
 use crate::model::Model;
 use crate::name;
+use crate::natural::{compare_components, compare_paths, compare_prefixes};
 use crate::view::View;
 use rayon::prelude::*;
 use std::borrow::Cow;
@@ -256,54 +257,4 @@ fn partition_point(range: Range<usize>, before: impl Fn(usize) -> bool) -> usize
         if before(middle) { low = middle + 1 } else { high = middle }
     }
     low
-}
-
-fn compare_paths(a: &str, b: &str) -> Ordering {
-    compare_prefixes(a, b, usize::MAX)
-}
-
-/// Compares the first `depth` components.
-fn compare_prefixes(a: &str, b: &str, depth: usize) -> Ordering {
-    let (mut a, mut b) = (a.split('.').take(depth), b.split('.').take(depth));
-    loop {
-        match (a.next(), b.next()) {
-            (Some(a), Some(b)) => match compare_components(a, b) {
-                Ordering::Equal => {}
-                other => return other,
-            },
-            (a, b) => return a.is_some().cmp(&b.is_some()),
-        }
-    }
-}
-
-/// Natural order: runs of digits compare as numbers. Only equal texts are equal.
-fn compare_components(a: &str, b: &str) -> Ordering {
-    let (whole_a, whole_b) = (a.as_bytes(), b.as_bytes());
-    let (mut a, mut b) = (whole_a, whole_b);
-    loop {
-        let (digits_a, digits_b) = (leading_digits(a), leading_digits(b));
-        if digits_a > 0 && digits_b > 0 {
-            let (number_a, number_b) = (trim_zeros(&a[..digits_a]), trim_zeros(&b[..digits_b]));
-            match number_a.len().cmp(&number_b.len()).then_with(|| number_a.cmp(number_b)) {
-                Ordering::Equal => (a, b) = (&a[digits_a..], &b[digits_b..]),
-                other => return other,
-            }
-            continue;
-        }
-        match (a.split_first(), b.split_first()) {
-            (Some((x, rest_a)), Some((y, rest_b))) if x == y => (a, b) = (rest_a, rest_b),
-            (Some((x, _)), Some((y, _))) => return x.cmp(y),
-            // `01` and `1` count the same; the bytes decide.
-            (None, None) => return whole_a.cmp(whole_b),
-            (a, b) => return a.is_some().cmp(&b.is_some()),
-        }
-    }
-}
-
-fn leading_digits(bytes: &[u8]) -> usize {
-    bytes.iter().take_while(|byte| byte.is_ascii_digit()).count()
-}
-
-fn trim_zeros(digits: &[u8]) -> &[u8] {
-    &digits[digits.iter().take_while(|byte| **byte == b'0').count()..]
 }

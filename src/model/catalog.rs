@@ -7,7 +7,7 @@ use super::{Error, MANIFEST, Mode, Model, SAFETENSORS, index, stem};
 use crate::name::harmless;
 use crate::source::{self, Stat};
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::{DirEntry, Metadata};
 use std::hash::Hash;
@@ -131,6 +131,22 @@ impl Catalog {
     /// The file by which each model is opened.
     pub fn models(&self) -> impl ExactSizeIterator<Item = &Path> {
         self.models.iter().map(|found| &*found.path)
+    }
+
+    /// Where a mount shows each model, from its root, and the model's number; sorted by where.
+    pub fn places(&self) -> BTreeMap<PathBuf, u32> {
+        let mut places = BTreeMap::new();
+        let mut ahead = vec![(PathBuf::new(), 0)];
+        while let Some((path, folder)) = ahead.pop() {
+            for entry in self.folders.get(folder as usize).iter().flat_map(|folder| &folder.entries) {
+                match entry.item {
+                    Item::Folder(inner) => ahead.push((path.join(&entry.name), inner)),
+                    Item::Model(model) => drop(places.insert(path.join(&entry.name), model)),
+                    Item::Link(_) | Item::Unreadable(_) => {}
+                }
+            }
+        }
+        places
     }
 
     /// The number of the folder that holds a model.

@@ -22,6 +22,8 @@ pub const MANIFEST: &str = "dataset_manifest.json";
 #[derive(Deserialize)]
 struct Manifest {
     format_version: String,
+    total_samples: Option<Quiet<u64>>,
+    total_bytes: Option<Quiet<u64>>,
     shards: Quiet<Vec<Quiet<Listed>>>,
 }
 
@@ -74,19 +76,19 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for QuietVisitor<T> {
 /// Opens all shards that the manifest at `path` names, and joins what belongs together.
 pub(super) fn open(path: &Path, mode: Mode) -> Result<Model, ModelError> {
     let text = set::read_list(path)?;
-    let (listed, Set { names, homes, files, broken }) = set::open(path, mode, |names| {
+    let (manifest, Set { names, homes, files, broken }) = set::open(path, mode, |names| {
         let manifest: Quiet<Manifest> =
             serde_json::from_slice(&text).map_err(|error| Error::json("manifest of a dataset", &error))?;
-        let Manifest { format_version, shards } = manifest.0;
-        if format_version.split('.').next() != Some("1") {
-            return Err(Error::Version { found: format_version });
+        let manifest = manifest.0;
+        if manifest.format_version.split('.').next() != Some("1") {
+            return Err(Error::Version { found: manifest.format_version });
         }
-        for (at, Quiet(shard)) in shards.0.iter().enumerate() {
+        for (at, Quiet(shard)) in manifest.shards.0.iter().enumerate() {
             if names.number(&shard.shard_path)? as usize != at {
                 return Err(Error::Repeated { shard: shard.shard_path.clone() });
             }
         }
-        Ok(shards.0)
+        Ok(manifest)
     })?;
     drop(text);
     let mut skipped = SkipList::default();
@@ -97,7 +99,7 @@ pub(super) fn open(path: &Path, mode: Mode) -> Result<Model, ModelError> {
     let shards: Vec<Part> = names.iter().map(|name| &name[..]).zip(homes).collect();
     join(&mut model, &shards, &mut skipped);
     model.mismatches = skipped.finish();
-    compare(&mut model, &listed, &shards);
+    compare(&mut model, &manifest, &shards);
     Ok(model)
 }
 
@@ -180,8 +182,8 @@ fn join_one(model: &Model, first: u32, parts: impl Iterator<Item = u32>, shards:
 }
 
 /// Holds the files against what the manifest says of them. Nothing is left out for it: the headers say what is there.
-fn compare(model: &mut Model, listed: &[Quiet<Listed>], shards: &[Part]) {
-    for (Quiet(listed), (name, shard)) in listed.iter().zip(shards) {
+fn compare(model: &mut Model, manifest: &Manifest, shards: &[Part]) {
+    for (Quiet(listed), (name, shard)) in manifest.shards.0.iter().zip(shards) {
         let Some(shard) = *shard else { continue };
         let len = model.sources[shard].len();
         let Listed { bytes: Quiet(bytes), samples_count: Quiet(samples), .. } = listed;
@@ -193,7 +195,18 @@ fn compare(model: &mut Model, listed: &[Quiet<Listed>], shards: &[Part]) {
             model.tensor(part).0.shape.first().copied()
         });
         if let Some(rows) = rows.filter(|rows| rows != samples) {
-            model.remarks.push(format!("{} has {rows} rows, and the manifest says {samples}", quote(name)));
+            let plural = if rows == 1 { "" } else { "s" };
+            model.remarks.push(format!("{} has {rows} row{plural}, and the manifest says {samples}", quote(name)));
+        }
+    }
+    let Manifest { total_samples, total_bytes, shards, .. } = manifest;
+    let sum = |part: fn(&Listed) -> u64| shards.0.iter().map(|Quiet(listed)| part(listed)).fold(0, u64::saturating_add);
+    for (key, stated, sum) in [
+        ("total_samples", total_samples, sum(|shard| shard.samples_count.0)),
+        ("total_bytes", total_bytes, sum(|shard| shard.bytes.0)),
+    ] {
+        if let Some(Quiet(stated)) = stated.as_ref().filter(|stated| stated.0 != sum) {
+            model.remarks.push(format!("{key} is {stated} in the manifest, and its shards add up to {sum}"));
         }
     }
 }

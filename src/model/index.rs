@@ -9,6 +9,7 @@ use hashbrown::DefaultHashBuilder;
 use rayon::prelude::*;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Unexpected, Visitor};
+use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::cell::LazyCell;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -57,6 +58,15 @@ impl Mismatch {
     }
 }
 
+/// What an index says in numbers in its `metadata`, where it does. Nothing depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+pub struct Stated {
+    /// Size of all tensors in bytes.
+    pub total_size: Option<u64>,
+    /// Number of their elements.
+    pub total_parameters: Option<u64>,
+}
+
 /// A tensor and the number of the shard that it should be in.
 type Entry<'t> = (Cow<'t, str>, u32);
 
@@ -69,6 +79,7 @@ struct Reader<'r> {
     number: &'r mut dyn FnMut(&str) -> Result<u32, Error>,
     /// Why a shard was refused: more than a parser of JSON can say.
     refused: &'r mut Option<Error>,
+    stated: &'r mut Stated,
     inside: bool,
 }
 
@@ -93,7 +104,7 @@ impl<'de> Visitor<'de> for Reader<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let Self { number, refused, inside } = self;
+        let Self { number, refused, stated, inside } = self;
         if inside {
             let mut entries = Vec::new();
             while let Some((tensor, shard)) = map.next_entry::<Text, Text>()? {
@@ -107,12 +118,16 @@ impl<'de> Visitor<'de> for Reader<'_> {
         }
         let mut entries = None;
         while let Some(key) = map.next_key::<Text>()? {
-            if key.0 != "weight_map" {
+            if key.0 == "metadata" {
+                // Whatever it is: one that says something else is no error.
+                let text = map.next_value::<&RawValue>()?.get();
+                *stated = serde_json::from_str(text).unwrap_or_default();
+            } else if key.0 != "weight_map" {
                 map.next_value::<IgnoredAny>()?;
             } else if entries.is_some() {
                 return Err(A::Error::duplicate_field("weight_map"));
             } else {
-                entries = Some(map.next_value_seed(Reader { number, refused, inside: true })?);
+                entries = Some(map.next_value_seed(Reader { number, refused, stated, inside: true })?);
             }
         }
         entries.ok_or_else(|| A::Error::missing_field("weight_map"))
@@ -120,11 +135,14 @@ impl<'de> Visitor<'de> for Reader<'_> {
 }
 
 /// Reads an index.
-fn read<'t>(text: &'t [u8], number: &mut dyn FnMut(&str) -> Result<u32, Error>) -> Result<Vec<Entry<'t>>, Error> {
-    let mut refused = None;
-    let reader = Reader { number, refused: &mut refused, inside: false };
+fn read<'t>(
+    text: &'t [u8],
+    number: &mut dyn FnMut(&str) -> Result<u32, Error>,
+) -> Result<(Vec<Entry<'t>>, Stated), Error> {
+    let (mut refused, mut stated) = Default::default();
+    let reader = Reader { number, refused: &mut refused, stated: &mut stated, inside: false };
     let mut json = serde_json::Deserializer::from_slice(text);
-    let entries = reader.deserialize(&mut json).and_then(|entries| json.end().map(|()| entries));
+    let entries = reader.deserialize(&mut json).and_then(|entries| json.end().map(|()| (entries, stated)));
     entries.map_err(|error| refused.unwrap_or_else(|| Error::json("index of a sharded model", &error)))
 }
 
@@ -157,11 +175,15 @@ pub(super) fn stem(name: &OsStr) -> Option<OsString> {
 /// Opens all shards that the index at `path` names, and holds them to it.
 pub(super) fn open(path: &Path, mode: Mode) -> Result<Model, ModelError> {
     let text = set::read_list(path)?;
-    let (entries, Set { names, homes, files, broken }) =
+    let ((entries, stated), Set { names, homes, files, broken }) =
         set::open(path, mode, |names| read(&text, &mut |name| names.number(name)))?;
     let (mut shards, sources): (Vec<Shard>, Vec<_>) = files.into_iter().unzip();
+    let missing = broken.len();
     let mut mismatches = broken;
-    let more = audit(last_of_each(entries), &names, &homes, &mut shards, &mut mismatches);
+    let stood = entries.len();
+    let entries = last_of_each(entries);
+    let repeated = stood - entries.len();
+    let more = audit(entries, &names, &homes, &mut shards, &mut mismatches);
     drop(text);
     if mode == Mode::Strict && !mismatches.is_empty() {
         let more = mismatches.len() - 1 + more;
@@ -171,7 +193,12 @@ pub(super) fn open(path: &Path, mode: Mode) -> Result<Model, ModelError> {
     let mut skipped = SkipList::default();
     mismatches.into_iter().for_each(|mismatch| skipped.push(|| mismatch.skipped()));
     skipped.add(more);
-    Ok(Model::new(path, Kind::Sharded, files, skipped.finish()))
+    let mut model = Model::new(path, Kind::Sharded, files, skipped.finish());
+    if repeated > 0 {
+        let name = if repeated == 1 { "entry names" } else { "entries name" };
+        model.remarks.push(format!("{repeated} {name} what a later entry of the index names again: the last stands"));
+    }
+    Ok(Model { stated, missing, ..model })
 }
 
 /// Of a tensor that stands in the index more than once the last entry, as Python reads it.

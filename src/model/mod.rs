@@ -7,6 +7,7 @@ mod set;
 
 use crate::format::{self, Header, Mode, NameTable, SkipList, Skipped, TensorInfo, quote, safetensors};
 use crate::source::{self, MappedFile, Run, Source, Stat};
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::ops::Range;
@@ -16,7 +17,7 @@ use std::sync::OnceLock;
 
 pub use catalog::{Catalog, Entry, Folder, Item};
 pub use dataset::MANIFEST;
-pub use index::Mismatch;
+pub use index::{Mismatch, Stated};
 
 /// All tensors of one file, or of the many files of one model as one name space.
 ///
@@ -47,6 +48,10 @@ pub struct Model {
     mismatches: SkipList,
     /// What else should be said of it.
     remarks: Vec<String>,
+    /// What the index says in numbers.
+    stated: Stated,
+    /// Shards of the index that could not be opened.
+    missing: usize,
 }
 
 /// What a model was opened from.
@@ -154,6 +159,36 @@ pub fn stem(path: &Path) -> Option<OsString> {
     index::stem(name).or_else(single).or_else(|| path.file_stem().map(OsStr::to_owned))
 }
 
+/// Whether the file at `path` is the list of a set of files, by its name: the index of a sharded model or the manifest of a
+/// dataset.
+pub fn is_set(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name == MANIFEST || index::stem(name).is_some())
+}
+
+/// The files by which the models at `path` are opened, and why there may be more below it: the path itself, or those of a
+/// directory, called as `path` calls it.
+pub fn files(path: &Path) -> Result<(Vec<PathBuf>, Vec<String>), Error> {
+    if !path.is_dir() {
+        return Ok((vec![path.to_owned()], Vec::new()));
+    }
+    let catalog = Catalog::scan(path, Mode::Strict)?;
+    if catalog.models().len() == 0 {
+        return Err(none_in(path));
+    }
+    let files = catalog.models().map(|model| called_as(path, model)).collect();
+    Ok((files, catalog.unreadable().to_vec()))
+}
+
+fn none_in(path: &Path) -> Error {
+    Error::Directory { path: path.to_owned(), found: "no .safetensors file in it".into() }
+}
+
+/// A file below `dir` by the name that was given for that, so that errors call it so.
+fn called_as(dir: &Path, file: &Path) -> PathBuf {
+    let root = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
+    file.strip_prefix(root).map_or_else(|_| file.to_owned(), |relative| dir.join(relative))
+}
+
 /// What is at a path.
 #[derive(Debug)]
 pub enum Opened {
@@ -184,15 +219,8 @@ pub fn open(path: &Path, mode: Mode) -> Result<Opened, Error> {
     let catalog = Catalog::scan(path, mode)?;
     let first = catalog.models().next().map(Path::to_owned);
     match first.filter(|_| catalog.models().len() < 2) {
-        // By the name that was given, so that errors call it that.
-        Some(one) => {
-            let root = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-            let one = one.strip_prefix(root).map_or_else(|_| one.clone(), |relative| path.join(relative));
-            Ok(Opened::Model(Model::open(&one, mode)?.into()))
-        }
-        None if catalog.models().len() == 0 => {
-            Err(Error::Directory { path: path.to_owned(), found: "no .safetensors file in it".into() })
-        }
+        Some(one) => Ok(Opened::Model(Model::open(&called_as(path, &one), mode)?.into())),
+        None if catalog.models().len() == 0 => Err(none_in(path)),
         None => Ok(Opened::Catalog(catalog)),
     }
 }
@@ -228,7 +256,7 @@ impl Model {
         let len = shards.iter().map(|shard| shard.header.len()).sum();
         let metadata = if shards.len() > 1 { merge_metadata(&shards) } else { Vec::new() };
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        let (joined, aside, by_name, manifest, remarks) = Default::default();
+        let (joined, aside, by_name, manifest, remarks, stated, missing) = Default::default();
         Self {
             path,
             kind,
@@ -243,6 +271,8 @@ impl Model {
             metadata,
             mismatches,
             remarks,
+            stated,
+            missing,
         }
     }
 
@@ -287,6 +317,17 @@ impl Model {
         first..first + self.shards[shard].header.len()
     }
 
+    /// The numbers of the tensors that are part of the whole.
+    pub fn whole(&self) -> impl Iterator<Item = u32> {
+        (0..self.len as u32).filter(|at| !self.is_aside(*at as usize))
+    }
+
+    /// The numbers of all tensors that are not parts of joined ones: those of the whole, and those in their shard only.
+    pub fn listed(&self) -> impl Iterator<Item = u32> {
+        let behind = self.aside.partition_point(|at| (*at as usize) < self.len);
+        (0..self.len as u32).chain(self.aside[behind..].iter().copied())
+    }
+
     /// Tensors that are in no way part of the whole, in rising order: found in their shard only.
     pub fn aside(&self) -> &[u32] {
         &self.aside
@@ -310,6 +351,19 @@ impl Model {
         (self.shards[shard].header.tensor(index), Place::Shard(shard))
     }
 
+    /// The runs in which the data of the tensor numbered `index` lies; where it has none, one of no bytes may stand for it.
+    ///
+    /// # Panics
+    /// Where `index` is not below [`Model::numbered`].
+    pub fn runs(&self, index: usize) -> Cow<'_, [Run]> {
+        match self.tensor(index) {
+            (_, Place::Runs(runs)) => runs.into(),
+            (TensorInfo { range, .. }, Place::Shard(shard)) => {
+                vec![Run { start: 0, source: shard as u32, offset: range.start }].into()
+            }
+        }
+    }
+
     /// The name of the tensor numbered `index`.
     ///
     /// # Panics
@@ -318,6 +372,17 @@ impl Model {
         let index = self.joined.get(index).map_or(index, |joined| joined.like as usize);
         let (shard, index) = self.locate(index);
         self.shards[shard].header.name(index)
+    }
+
+    /// Whether the entry of the tensor numbered `index` is a list, which only some readers take. No joined one is.
+    ///
+    /// # Panics
+    /// Where `index` is not below [`Model::numbered`].
+    pub fn is_list(&self, index: usize) -> bool {
+        self.joined.len() <= index && {
+            let (shard, index) = self.locate(index);
+            self.shards[shard].header.is_list(index)
+        }
     }
 
     /// The number of the tensor that is called `name` in the whole.
@@ -363,9 +428,35 @@ impl Model {
         }
     }
 
+    /// What the index or the manifest and the files do not agree on, by what is left out for it: empty unless the model was
+    /// opened leniently, or is a dataset.
+    pub fn mismatches(&self) -> &SkipList {
+        &self.mismatches
+    }
+
+    /// What else should be said of an index or a manifest.
+    pub fn remarks(&self) -> &[String] {
+        &self.remarks
+    }
+
+    /// What the index says in numbers.
+    pub fn stated(&self) -> Stated {
+        self.stated
+    }
+
+    /// How many shards of an index could not be opened.
+    pub fn missing(&self) -> usize {
+        self.missing
+    }
+
     /// What was left out, and what the index and the files do not agree on: empty unless the model was opened leniently.
     pub fn skipped(&self) -> impl Iterator<Item = &Skipped> {
         self.mismatches.listed().iter().chain(self.shards.iter().flat_map(|shard| shard.header.skipped()))
+    }
+
+    /// How many of these there are, listed or not.
+    pub fn left_out(&self) -> usize {
+        self.mismatches.total() + self.shards.iter().map(|shard| shard.header.left_out()).sum::<usize>()
     }
 
     /// Logs what was left out and what is not known, and no more than a screen of it.
@@ -375,8 +466,7 @@ impl Model {
         for skipped in self.skipped().take(LINES) {
             log::warn!("{source}: left out {}: {}", quote(&skipped.name), skipped.reason);
         }
-        let left_out = self.mismatches.total() + self.shards.iter().map(|shard| shard.header.left_out()).sum::<usize>();
-        if let Some(more @ 1..) = left_out.checked_sub(LINES) {
+        if let Some(more @ 1..) = self.left_out().checked_sub(LINES) {
             log::warn!("{source}: left out {more} more; see index.json");
         }
         for remark in self.remarks.iter().take(LINES) {

@@ -3,7 +3,7 @@
 use super::{Error as ModelError, Mismatch, SAFETENSORS, Shard, read_header};
 use crate::format::{Mode, quote};
 use crate::name::shorten;
-use crate::source::{MappedFile, Source};
+use crate::source::{FileId, MappedFile, Source};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -72,7 +72,7 @@ pub(super) struct Names<'a, 'scope> {
 pub(super) type File = (Shard, Box<dyn Source>);
 
 /// A shard and its identity, by which it is known under another name too; or why there is none.
-type Opened = Result<(File, (u64, u64)), String>;
+type Opened = Result<(File, Option<FileId>), String>;
 
 impl Names<'_, '_> {
     /// The number of a shard; refused where the name leads elsewhere, before anything is opened by it.
@@ -121,7 +121,7 @@ pub(super) fn open<R: Send>(
     let read = read.map_err(error)?;
     let opened = opened.into_inner().unwrap_or_else(PoisonError::into_inner);
     let (mut files, mut broken): (Vec<(usize, File)>, Vec<Mismatch>) = Default::default();
-    let mut ids: HashMap<(u64, u64), usize> = HashMap::new();
+    let mut ids: HashMap<Option<FileId>, usize> = HashMap::new();
     for (at, shard) in opened.into_iter().flatten().enumerate() {
         match shard {
             Ok((file, id)) => {
@@ -175,7 +175,7 @@ fn check(name: &str) -> Result<(), Error> {
     Err(Error::Refused { shard: name.to_owned(), why })
 }
 
-fn open_shard(path: &Path, name: String, mode: Mode) -> Result<(File, (u64, u64)), ModelError> {
+fn open_shard(path: &Path, name: String, mode: Mode) -> Result<(File, Option<FileId>), ModelError> {
     let source = MappedFile::open(path)?;
     let header = read_header(path, &source, mode)?;
     let id = source.id();

@@ -1,7 +1,8 @@
 //! A mapped file: knows its descriptor and its map while they are held, and whether they still show what was opened.
 
 use super::pool::{POOL, Pool, Slot, is_lack};
-use super::{Bytes, Error, Source, Stat, check};
+use super::{Block, Bytes, Error, FileId, Source, Stat, check};
+use fiemap::{Fiemap, FiemapExtent, FiemapExtentFlags, FiemapFlags};
 use nix::unistd::{AccessFlags, access};
 use std::borrow::Cow;
 use std::ffi::OsString;
@@ -25,8 +26,7 @@ pub struct MappedFile {
     slot: Arc<Slot>,
     pool: &'static Pool,
     opened: Version,
-    /// Device and inode number.
-    id: (u64, u64),
+    id: FileId,
     stat: Stat,
     /// The causes of errors that the log has been told of, by their bits.
     reported: AtomicU8,
@@ -128,11 +128,6 @@ impl MappedFile {
             stat: Stat::of(&metadata),
             reported: AtomicU8::new(0),
         })
-    }
-
-    /// Device and inode number, by which a file is known under all its names.
-    pub fn id(&self) -> (u64, u64) {
-        self.id
     }
 
     /// The file, opened again where it is not held.
@@ -287,6 +282,24 @@ impl Source for MappedFile {
 
     fn path(&self) -> Option<&Path> {
         Some(&self.place)
+    }
+
+    fn id(&self) -> Option<FileId> {
+        Some(self.id)
+    }
+
+    fn shared_blocks(&self) -> Vec<Block> {
+        let Ok(open) = self.hold() else { return Vec::new() };
+        let shared = |extent: &FiemapExtent| {
+            // What has another mark is not on the disk yet, in another form there, or nowhere.
+            let rest = extent.fe_flags - (FiemapExtentFlags::LAST | FiemapExtentFlags::MERGED);
+            rest.bits() == FiemapExtentFlags::SHARED.bits()
+        };
+        // What was written and is not on the disk yet is written there first: until then the place is that of the old bytes.
+        let extents = Fiemap::with_flags(&open.file, FiemapFlags::SYNC).map_while(Result::ok).filter(shared);
+        let block =
+            |extent: FiemapExtent| Block { start: extent.fe_logical, len: extent.fe_length, place: extent.fe_physical };
+        extents.map(block).collect()
     }
 }
 

@@ -42,6 +42,31 @@ pub trait Source: Send + Sync + fmt::Debug {
     fn path(&self) -> Option<&Path> {
         None
     }
+
+    /// By what a file is known under all its names.
+    fn id(&self) -> Option<FileId> {
+        None
+    }
+
+    /// The bytes that lie on a disk where those of another file lie too (reflinks), as far as the file system tells; sorted by
+    /// where they begin.
+    fn shared_blocks(&self) -> Vec<Block> {
+        Vec::new()
+    }
+}
+
+/// Device and inode number of a file.
+pub type FileId = (u64, u64);
+
+/// Bytes of a file in one run on a disk. Files of one device that have the same place there have the same bytes in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Block {
+    /// In bytes from the start of the file.
+    pub start: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// In bytes from the start of what the file system calls a disk.
+    pub place: u64,
 }
 
 /// A run of bytes, and what keeps them where they are.

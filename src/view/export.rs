@@ -1,4 +1,4 @@
-//! `export/`: knows the whole model as one safetensors file with a header of our own.
+//! `export/`: knows a whole model, or some of its tensors, as one safetensors file with a header of our own.
 //!
 //! The tensors keep the order that they have in the source, and are not sorted anew as the official writer does (by dtype,
 //! then name): the data is then one run of each file, whole, and is read at the speed of a tensor. Spaces behind the
@@ -14,19 +14,47 @@ use std::borrow::Cow;
 use std::io;
 use std::ops::Range;
 
-/// The data begins at a multiple of this many bytes.
+/// The data begins at a multiple of this many bytes, unless something else is asked for.
 const PAGE: u64 = 4096;
 
 /// More data than any file system takes as one file, with room for a header: file sizes are signed.
 const DATA_MAX: u64 = (i64::MAX as u64) - 2 * MAX_HEADER;
 
+/// Which tensors an export has.
+#[derive(Debug)]
+pub enum Tensors {
+    /// All of the model.
+    Whole,
+    /// Those of these numbers, in this order; none of them is aside.
+    These(Vec<u32>),
+}
+
+impl Tensors {
+    /// Number of places in which a tensor may stand.
+    fn places(&self, model: &Model) -> usize {
+        match self {
+            Self::Whole => model.len(),
+            Self::These(numbers) => numbers.len(),
+        }
+    }
+
+    /// The tensor in a place, if one stands there; in the first one does.
+    fn at<'m>(&self, model: &'m Model, place: usize) -> Option<(TensorInfo<'m>, Place<'m>)> {
+        match self {
+            Self::Whole => (!model.is_aside(place)).then(|| model.tensor(place)),
+            Self::These(numbers) => Some(model.tensor(numbers[place] as usize)),
+        }
+    }
+}
+
 /// The tables behind both exports, with metadata and without.
 #[derive(Debug)]
 pub struct Export {
+    tensors: Tensors,
     with_metadata: Option<Frame>,
     clean: Option<Frame>,
     entries: Lines,
-    /// Where the data of every [`STRIDE`]th tensor begins, in bytes from the first.
+    /// Where the data of the tensor in every [`STRIDE`]th place begins, in bytes from the first.
     offsets: Vec<u64>,
     /// The data, neighbours joined: one run for each shard, unless it is damaged.
     runs: Vec<Run>,
@@ -42,11 +70,12 @@ struct Frame {
 
 impl Frame {
     /// `None` where no reader would take a header of that length.
-    fn new(metadata: &str, entries: u64) -> Option<Self> {
+    fn new(metadata: &str, entries: u64, align: Option<u64>) -> Option<Self> {
         let used = 8 + 1 + metadata.len() as u64 + entries + 1;
         let fits = |data_start: &u64| data_start - 8 <= MAX_HEADER;
         // Near the limit there is no room for a page of spaces.
-        let data_start = [PAGE, 8].map(|unit| used.next_multiple_of(unit)).into_iter().find(fits)?;
+        let units = align.map_or([PAGE, 8], |align| [align; 2]);
+        let data_start = units.iter().filter_map(|unit| used.checked_next_multiple_of(*unit)).find(fits)?;
         let head = [&(data_start - 8).to_le_bytes()[..], b"{", metadata.as_bytes()].concat();
         let mut tail = vec![b'}'];
         tail.resize(1 + (data_start - used) as usize, b' ');
@@ -55,26 +84,25 @@ impl Frame {
 }
 
 impl Export {
-    /// Measures the header. Of the data only its places are looked at.
-    pub fn new(model: &Model) -> Self {
+    /// Measures the header. Of the data only its places are looked at. It begins at a multiple of `align` bytes, by default
+    /// on a page.
+    pub fn new(model: &Model, tensors: Tensors, align: Option<u64>) -> Self {
+        let places = tensors.places(model);
         let metadata = match model.metadata() {
             [] => String::new(),
             pairs => {
                 // Strings as keys and values cannot fail to be JSON.
                 let json = serde_json::to_string(&metadata::Object(pairs)).unwrap_or_default();
-                format!("\"__metadata__\":{json}{}", if model.is_empty() { "" } else { "," })
+                format!("\"__metadata__\":{json}{}", if places == 0 { "" } else { "," })
             }
         };
         let (mut offsets, mut data_len, mut fits) = (Vec::new(), 0u64, true);
         let mut runs = Runs::default();
-        for at in 0..model.len() {
+        for at in 0..places {
             if at % STRIDE == 0 {
                 offsets.push(data_len);
             }
-            if model.is_aside(at) {
-                continue;
-            }
-            let (tensor, place) = model.tensor(at);
+            let Some((tensor, place)) = tensors.at(model, at) else { continue };
             match place {
                 Place::Shard(shard) => runs.push(data_len, shard as u32, tensor.range.clone()),
                 Place::Runs(parts) => {
@@ -89,16 +117,10 @@ impl Export {
             data_len = sum.unwrap_or(data_len);
         }
         let runs = runs.runs;
-        let entries = Lines::new(model.len(), |tensors, out| write_entries(model, &offsets, tensors, out));
-        let frame = |metadata| Frame::new(metadata, entries.len()).filter(|_| fits);
+        let entries = Lines::new(places, |places, out| write_entries(model, &tensors, &offsets, places, out));
+        let frame = |metadata| Frame::new(metadata, entries.len(), align).filter(|_| fits);
         let (with_metadata, clean) = (frame(&metadata), frame(""));
-        if with_metadata.is_none() {
-            log::warn!(
-                "export/: left out what no reader would take: {} bytes of header, {data_len} of data",
-                entries.len()
-            );
-        }
-        Self { with_metadata, clean, entries, offsets, runs, data_len }
+        Self { tensors, with_metadata, clean, entries, offsets, runs, data_len }
     }
 
     /// The file, if there can be one; `clean` leaves the metadata out.
@@ -106,10 +128,19 @@ impl Export {
         let frame = if clean { &self.clean } else { &self.with_metadata }.as_ref()?;
         Some(Content::new([
             Segment::Literal(Cow::Borrowed(&frame.head)),
-            self.entries.segment(|tensors, out| write_entries(model, &self.offsets, tensors, out)),
+            self.entries.segment(|places, out| write_entries(model, &self.tensors, &self.offsets, places, out)),
             Segment::Literal(Cow::Borrowed(&frame.tail)),
             Segment::Data(Data::Extents(Extents { sources: model.sources(), runs: &self.runs, len: self.data_len })),
         ]))
+    }
+
+    /// Why there can be no file, where there is none.
+    pub fn refusal(&self) -> String {
+        let (entries, data) = (self.entries.len(), self.data_len);
+        format!(
+            "more than a safetensors file may have: {entries} bytes of header besides the metadata (at most {MAX_HEADER} \
+             with it and what aligns the data), {data} bytes of data"
+        )
     }
 }
 
@@ -133,15 +164,14 @@ impl Runs {
     }
 }
 
-/// The entries of a run of tensors, with commas between all of the model's.
-fn write_entries(model: &Model, offsets: &[u64], tensors: Range<usize>, out: Out) -> io::Result<()> {
-    let from = tensors.start / STRIDE * STRIDE;
-    let shown = |at: &usize| !model.is_aside(*at);
-    let before = (from..tensors.start).filter(shown).map(|at| model.tensor(at).0.nbytes());
-    let mut offset = before.fold(offsets.get(tensors.start / STRIDE).copied().unwrap_or(0), u64::saturating_add);
-    for at in tensors.filter(shown) {
-        let (tensor, _) = model.tensor(at);
+/// The entries of a run of places, with commas between those of all.
+fn write_entries(model: &Model, tensors: &Tensors, offsets: &[u64], places: Range<usize>, out: Out) -> io::Result<()> {
+    let from = places.start / STRIDE * STRIDE;
+    let before = (from..places.start).filter_map(|at| Some(tensors.at(model, at)?.0.nbytes()));
+    let mut offset = before.fold(offsets.get(places.start / STRIDE).copied().unwrap_or(0), u64::saturating_add);
+    for at in places {
         // The first of all is never aside.
+        let Some((tensor, _)) = tensors.at(model, at) else { continue };
         if at > 0 {
             out.write_all(b",")?;
         }

@@ -77,17 +77,18 @@ fn write_tail(model: &Model, out: Out) -> io::Result<()> {
 
 fn write_lines(model: &Model, dirs: Dirs, mut lines: Range<usize>, out: Out) -> io::Result<()> {
     lines.try_for_each(|line| {
-        write_line(
-            model,
-            dirs,
-            behind(model).get(line.wrapping_sub(model.len())).map_or(line, |at| *at as usize),
-            out,
-        )?;
+        let tensor = behind(model).get(line.wrapping_sub(model.len())).map_or(line, |at| *at as usize);
+        write_line(model, Some(dirs), tensor, out)?;
         out.write_all(if line + 1 == count(model) { b"\n" } else { b",\n" })
     })
 }
 
-fn write_line(model: &Model, dirs: Dirs, tensor: usize, out: Out) -> io::Result<()> {
+/// A tensor as a line of `index.json`, without the file that it has in a mount.
+pub fn write_tensor(model: &Model, tensor: usize, out: Out) -> io::Result<()> {
+    write_line(model, None, tensor, out)
+}
+
+fn write_line(model: &Model, dirs: Option<Dirs>, tensor: usize, out: Out) -> io::Result<()> {
     let (info, place) = model.tensor(tensor);
     out.write_all(b"{\"name\": ")?;
     write_string(info.name, out)?;
@@ -95,18 +96,12 @@ fn write_line(model: &Model, dirs: Dirs, tensor: usize, out: Out) -> io::Result<
     write_string(info.dtype.name(), out)?;
     out.write_all(b", \"shape\": [")?;
     write_list(info.shape, ", ", out)?;
-    write!(out, "], \"nbytes\": {}, \"file\": ", info.nbytes())?;
-    let (file, shards) = (name::encode(info.name), model.shards());
-    match place {
-        Place::Shard(shard) if dirs.shards && model.is_aside(tensor) => {
-            let shard = name::encode(&shards[shard].name);
-            serde_json::to_writer(&mut *out, &format_args!("shards/{shard}/tensors/{file}"))?;
-        }
-        _ if dirs.tensors && !model.is_aside(tensor) => {
-            serde_json::to_writer(&mut *out, &format_args!("tensors/{file}"))?;
-        }
-        _ => out.write_all(b"null")?,
+    write!(out, "], \"nbytes\": {}", info.nbytes())?;
+    if let Some(dirs) = dirs {
+        out.write_all(b", \"file\": ")?;
+        write_file(model, dirs, tensor, out)?;
     }
+    let shards = model.shards();
     match place {
         Place::Shard(shard) => {
             out.write_all(b", ")?;
@@ -123,6 +118,23 @@ fn write_line(model: &Model, dirs: Dirs, tensor: usize, out: Out) -> io::Result<
         }
     }
     out.write_all(b"}")
+}
+
+/// Where the file of a tensor is in the mount.
+fn write_file(model: &Model, dirs: Dirs, tensor: usize, out: Out) -> io::Result<()> {
+    let (info, place) = model.tensor(tensor);
+    let file = name::encode(info.name);
+    match place {
+        Place::Shard(shard) if dirs.shards && model.is_aside(tensor) => {
+            let shard = name::encode(&model.shards()[shard].name);
+            serde_json::to_writer(&mut *out, &format_args!("shards/{shard}/tensors/{file}"))?;
+        }
+        _ if dirs.tensors && !model.is_aside(tensor) => {
+            serde_json::to_writer(&mut *out, &format_args!("tensors/{file}"))?;
+        }
+        _ => out.write_all(b"null")?,
+    }
+    Ok(())
 }
 
 fn write_place(shard: &str, offset: u64, out: Out) -> io::Result<()> {

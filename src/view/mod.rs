@@ -22,7 +22,8 @@ use crate::{plot, stats};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-pub use index::Dirs;
+pub use export::{Export, Tensors};
+pub use index::{Dirs, write_tensor};
 pub use results::Results;
 
 /// A kind of file. The numbers are part of inode numbers, which stay the same from mount to mount.
@@ -112,7 +113,7 @@ pub struct Views {
     /// The number of the first metadata value of each shard; one more entry for the number of all.
     first_value: Vec<usize>,
     decoded: OnceLock<Vec<metadata::Decoded>>,
-    export: OnceLock<export::Export>,
+    export: OnceLock<Export>,
     sums: OnceLock<sums::Sums>,
     /// What was computed for this model and others, by the number that this one has among them.
     results: Arc<Results>,
@@ -265,7 +266,14 @@ impl Views {
 
     /// An export, if there can be one.
     pub fn export(&self, item: usize) -> Option<Content<'_>> {
-        self.export.get_or_init(|| export::Export::new(&self.model)).content(&self.model, item == 1)
+        let export = self.export.get_or_init(|| {
+            let export = Export::new(&self.model, Tensors::Whole, None);
+            if export.content(&self.model, false).is_none() {
+                log::warn!("export/: left out: {}", export.refusal());
+            }
+            export
+        });
+        export.content(&self.model, item == 1)
     }
 
     fn decoded(&self) -> &[metadata::Decoded] {

@@ -343,3 +343,31 @@ fn tensors_that_are_more_than_any_file_overflow_nothing() {
     // Hash, two spaces, name, and the end of the line.
     assert_eq!(views.content(View::Sums, 0, &|| false).len(), 300 * 67 + 10 + 90 * 2 + 200 * 3);
 }
+
+#[test]
+fn some_tensors_in_another_order_are_an_export_too() {
+    let tensor = |at: usize| (format!("t{at}"), "U8", 8, vec![at]);
+    let tensors: Vec<Tensor> = (0..2000).map(tensor).collect();
+    let data: Vec<u8> = (0..=255).chain(7..99).collect();
+    let (views, _) = views(&tensors, &data, r#"{"a":"b"}"#);
+    let whole = read(&views, View::Export, 0);
+    let whole = SafeTensors::deserialize(&whole).unwrap();
+    for align in [8, 64, 1 << 20] {
+        let numbers: Vec<u32> = (0..2000).rev().filter(|at| at % 3 > 0).collect();
+        let export = Export::new(views.model(), Tensors::These(numbers.clone()), Some(align));
+        let bytes = export.content(views.model(), false).unwrap().read_at(0, u32::MAX).unwrap().to_vec();
+        let (len, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
+        assert_eq!((len as u64 + 8) % align, 0);
+        assert_eq!(metadata.metadata().as_ref().unwrap()["a"], "b");
+        let found = SafeTensors::deserialize(&bytes).unwrap();
+        assert_eq!(found.len(), numbers.len());
+        for (name, tensor) in found.iter() {
+            assert!(tensor.data() == whole.tensor(name).unwrap().data(), "{name}");
+        }
+        // Any part is that of the whole.
+        for from in (0..bytes.len()).step_by(bytes.len() / 7) {
+            let part = export.content(views.model(), false).unwrap().read_at(from as u64, 70_000).unwrap().to_vec();
+            assert!(part == bytes[from..(from + 70_000).min(bytes.len())], "{from}");
+        }
+    }
+}

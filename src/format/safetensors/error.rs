@@ -24,6 +24,12 @@ pub enum Error {
         /// The length that the file gives.
         len: u64,
     },
+    /// More metadata than a header may have.
+    #[error("the header would have {len} bytes, and at most {MAX_HEADER} are allowed")]
+    NoRoom {
+        /// Bytes that the header would have.
+        len: u64,
+    },
     /// The file ends inside its header.
     #[error(
         "cut short: the header takes bytes 8 to {end}, but the file ends at byte {len}; at least {} missing \

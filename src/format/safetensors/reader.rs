@@ -156,7 +156,7 @@ impl<'de> Visitor<'de> for Value<'_> {
                 if found != FIELDS.len() {
                     parser.fault(count("its entry", FIELDS.len(), found))?;
                 }
-                return parser.end_entry([true; 3]);
+                return parser.end_entry([true; 3], true);
             }
             role => {
                 while seq.next_element_seed(Value(parser, Role::Ignored))?.is_some() {}
@@ -250,7 +250,7 @@ impl Parser {
             }
             map.next_value_seed(Value(self, FIELDS[field].1))?;
         }
-        self.end_entry(seen)
+        self.end_entry(seen, false)
     }
 
     /// serde reads a string as a variant of an enum, and `{"U8": null}` as well.

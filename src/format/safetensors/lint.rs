@@ -1,0 +1,197 @@
+//! What readers take and the format does not have: knows the words of its description that the official reader does not
+//! enforce, and what that reader lets in by side doors.
+//!
+//! Source: `safetensors/README.md`, "Format": the header "MUST begin with a `{`", "MAY be trailing padded with whitespace
+//! (0x20)", and "duplicate keys are disallowed".
+
+use crate::format::quote;
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::fmt;
+
+/// Something in a header that other readers may stumble over.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
+pub enum Oddity {
+    #[error("the header begins with {found:?}, and the format wants {{")]
+    Start { found: char },
+    #[error("the header is padded with {found:?}, and the format wants spaces")]
+    Padding { found: char },
+    #[error("__metadata__ is null, not an object")]
+    NullMetadata,
+    #[error("metadata key {} stands there twice; readers take the last value", quote(key))]
+    KeyTwice { key: String },
+    #[error("tensor {}: its entry has the field {}, which the format does not have", quote(tensor), quote(field))]
+    UnknownField { tensor: String, field: String },
+    #[error("tensor {}: its entry is a list, not an object", quote(tensor))]
+    List { tensor: String },
+    #[error("tensor {}: its dtype is an object, not a name", quote(tensor))]
+    DtypeObject { tensor: String },
+}
+
+impl Oddity {
+    /// The tensor or key of metadata that has it.
+    pub fn subject(&self) -> Option<&str> {
+        match self {
+            Self::Start { .. } | Self::Padding { .. } | Self::NullMetadata => None,
+            Self::KeyTwice { key: name }
+            | Self::UnknownField { tensor: name, .. }
+            | Self::List { tensor: name }
+            | Self::DtypeObject { tensor: name } => Some(name),
+        }
+    }
+}
+
+/// Hands all that is odd to `found`; `json` is a header that was parsed, its padding included.
+pub fn lint(json: &str, found: &mut dyn FnMut(Oddity)) {
+    if let Some(first) = json.chars().next().filter(|first| *first != '{') {
+        found(Oddity::Start { found: first });
+    }
+    let padding = json.rfind('}').map_or("", |end| &json[end + 1..]);
+    if let Some(char) = padding.chars().find(|char| *char != ' ') {
+        found(Oddity::Padding { found: char });
+    }
+    // What is no JSON has been refused by the parser.
+    let _ = Top(found).deserialize(&mut serde_json::Deserializer::from_str(json));
+}
+
+/// What is looked at.
+type Found<'f> = &'f mut dyn FnMut(Oddity);
+
+/// A string as it lies in the text, where nothing in it is escaped.
+#[derive(Deserialize)]
+struct Text<'t>(#[serde(borrow)] Cow<'t, str>);
+
+struct Top<'f>(Found<'f>);
+
+impl<'de> DeserializeSeed<'de> for Top<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Top<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a header")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(Text(key)) = map.next_key()? {
+            let part = if key == "__metadata__" { Part::Metadata } else { Part::Entry(&key) };
+            map.next_value_seed(Value(&mut *self.0, part))?;
+        }
+        Ok(())
+    }
+}
+
+/// A value of the header and what it is.
+struct Value<'f, 't>(Found<'f>, Part<'t>);
+
+/// What a value is, with the name of the tensor.
+#[derive(Clone, Copy)]
+enum Part<'t> {
+    Metadata,
+    Entry(&'t str),
+    Dtype(&'t str),
+}
+
+impl<'de> DeserializeSeed<'de> for Value<'_, '_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Value<'_, '_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("what the parser takes")
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        (self.0)(Oddity::NullMetadata);
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        if let Part::Entry(tensor) = self.1 {
+            (self.0)(Oddity::List { tensor: tensor.to_owned() });
+        }
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let Self(found, part) = self;
+        let mut keys = HashSet::new();
+        while let Some(Text(key)) = map.next_key()? {
+            match part {
+                Part::Entry(tensor) if key == "dtype" => {
+                    map.next_value_seed(Value(&mut *found, Part::Dtype(tensor)))?;
+                    continue;
+                }
+                Part::Entry(tensor) if key != "shape" && key != "data_offsets" => {
+                    found(Oddity::UnknownField { tensor: tensor.to_owned(), field: key.into_owned() });
+                }
+                Part::Metadata => {
+                    if !keys.insert(key.clone()) {
+                        found(Oddity::KeyTwice { key: key.into_owned() });
+                    }
+                }
+                Part::Entry(_) | Part::Dtype(_) => {}
+            }
+            map.next_value::<IgnoredAny>()?;
+        }
+        if let Part::Dtype(tensor) = part {
+            found(Oddity::DtypeObject { tensor: tensor.to_owned() });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_readers_take_and_the_format_does_not_have() {
+        let entry = r#""t":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}"#;
+        let cases = [
+            (format!("{{{entry}}}   "), vec![]),
+            (
+                format!(r#"{{"__metadata__":{{"k":"1","a":"","k":"2","k":"3"}},{entry}}}"#),
+                vec![r#"metadata key "k" stands there twice; readers take the last value"#; 2],
+            ),
+            (format!(r#"{{"__metadata__":null,{entry}}}"#), vec!["__metadata__ is null, not an object"]),
+            (format!(" {{{entry}}}"), vec!["the header begins with ' ', and the format wants {"]),
+            (format!("{{{entry}}} \n "), vec![r"the header is padded with '\n', and the format wants spaces"]),
+            (r#"{"t":["U8",[1],[0,1]]}"#.into(), vec![r#"tensor "t": its entry is a list, not an object"#]),
+            (
+                r#"{"t":{"dtype":{"U8":null},"shape":[1],"data_offsets":[0,1],"x":[{"dtype":{}}]}}"#.into(),
+                vec![
+                    r#"tensor "t": its dtype is an object, not a name"#,
+                    r#"tensor "t": its entry has the field "x", which the format does not have"#,
+                ],
+            ),
+        ];
+        for (json, expected) in cases {
+            let file = [&(json.len() as u64).to_le_bytes(), json.as_bytes(), &[0]].concat();
+            assert!(safetensors::SafeTensors::deserialize(&file).is_ok(), "{json}");
+            let mut found = Vec::new();
+            lint(&json, &mut |oddity| found.push(oddity.to_string()));
+            assert_eq!(found, expected, "{json}");
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Counts: knows how many tensors, parameters and bytes there are of each dtype and in each part of a model.
+
+use crate::format::TensorInfo;
+use crate::model::Model;
+use crate::natural;
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+/// How much there is of something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Totals {
+    /// Number of tensors.
+    pub tensors: u64,
+    /// Number of their elements: the products of their dimensions, whatever is packed into an element.
+    pub parameters: u64,
+    /// Their size in bytes.
+    pub nbytes: u64,
+}
+
+impl Totals {
+    fn add(&mut self, tensor: &TensorInfo) {
+        self.tensors += 1;
+        self.parameters = self.parameters.saturating_add(tensor.elements());
+        self.nbytes = self.nbytes.saturating_add(tensor.nbytes());
+    }
+}
+
+/// Totals of tensors, and of their parts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Breakdown<'m> {
+    /// Of all.
+    pub all: Totals,
+    /// Of each dtype, the largest first.
+    pub dtypes: Vec<(&'m str, Totals)>,
+    /// Of each module, in natural order.
+    pub modules: Vec<(&'m str, Totals)>,
+}
+
+impl<'m> Breakdown<'m> {
+    /// Of the tensors of those numbers. A module is the first `depth` dotted components of a name, less the last of all.
+    pub fn of(model: &'m Model, tensors: impl IntoIterator<Item = u32>, depth: usize) -> Self {
+        let mut all = Totals::default();
+        let (mut dtypes, mut modules) = (Groups::default(), Groups::default());
+        for at in tensors {
+            let (tensor, _) = model.tensor(at as usize);
+            all.add(&tensor);
+            dtypes.of(tensor.dtype.name()).add(&tensor);
+            modules.of(module(tensor.name, depth)).add(&tensor);
+        }
+        let (mut dtypes, mut modules) = (dtypes.groups, modules.groups);
+        dtypes.sort_by_key(|(name, totals)| (Reverse(totals.nbytes), *name));
+        modules.sort_by(|a, b| natural::compare_paths(a.0, b.0));
+        Self { all, dtypes, modules }
+    }
+}
+
+/// The first `depth` components of a name that are followed by another.
+fn module(name: &str, depth: usize) -> &str {
+    match name.match_indices('.').take(depth).last() {
+        Some((end, _)) => &name[..end],
+        None => "",
+    }
+}
+
+/// Totals by name.
+#[derive(Default)]
+struct Groups<'m> {
+    groups: Vec<(&'m str, Totals)>,
+    places: HashMap<&'m str, usize>,
+    /// The place of the last one: neighbours are mostly of one group.
+    last: usize,
+}
+
+impl<'m> Groups<'m> {
+    fn of(&mut self, name: &'m str) -> &mut Totals {
+        if self.groups.get(self.last).is_none_or(|group| group.0 != name) {
+            let next = self.groups.len();
+            self.last = *self.places.entry(name).or_insert(next);
+            if self.last == next {
+                self.groups.push((name, Totals::default()));
+            }
+        }
+        &mut self.groups[self.last].1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_module_is_what_stands_before_a_dot() {
+        let cases = [
+            ("model.layers.0.w", 1, "model"),
+            ("model.layers.0.w", 2, "model.layers"),
+            ("model.layers.0.w", 9, "model.layers.0"),
+            ("model.layers.0.w", 0, ""),
+            ("w", 1, ""),
+            ("", 1, ""),
+            (".w", 1, ""),
+            ("a..w", 2, "a."),
+        ];
+        for (name, depth, expected) in cases {
+            assert_eq!(module(name, depth), expected, "{name} {depth}");
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Training data: knows what sd-scripts wrote about folders, tags and times, and sums it up.
+
+use super::conventions::value;
+use jiff::{SignedDuration, Timestamp};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+
+/// How many tags are named.
+const TAGS: usize = 10;
+
+/// What a model was trained on. What is not there, or is not as sd-scripts writes it, is left out.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+pub struct Training {
+    /// Folders of images, by name.
+    pub folders: Vec<Folder>,
+    /// Number of different tags in the captions.
+    pub tags: usize,
+    /// The most frequent of them, and in how many captions they are.
+    pub frequent_tags: Vec<(String, u64)>,
+    /// Resolutions of the datasets, `1024x1024`.
+    pub resolutions: Vec<String>,
+    /// When the training began, in UTC.
+    pub started: Option<String>,
+    /// When it ended.
+    pub finished: Option<String>,
+    /// How long it took, in seconds.
+    pub seconds: Option<u64>,
+}
+
+/// Images of one kind.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Folder {
+    /// Its name.
+    pub name: String,
+    /// Number of images.
+    pub images: u64,
+    /// How often each is used in an epoch.
+    pub repeats: u64,
+    /// Whether they show what the model should not unlearn.
+    pub regularisation: bool,
+}
+
+/// As `ss_dataset_dirs` has it.
+#[derive(Deserialize)]
+struct Dir {
+    #[serde(default)]
+    n_repeats: u64,
+    img_count: u64,
+}
+
+/// What is used of an entry of `ss_datasets`.
+#[derive(Deserialize)]
+struct Dataset {
+    resolution: Option<(u64, u64)>,
+}
+
+impl Training {
+    /// What the metadata tells; `None` where that is nothing.
+    pub fn of(metadata: &[(String, String)]) -> Option<Self> {
+        let mut folders = Vec::new();
+        for (key, regularisation) in [("ss_dataset_dirs", false), ("ss_reg_dataset_dirs", true)] {
+            let dirs: BTreeMap<String, Dir> = json(metadata, key).unwrap_or_default();
+            folders.extend(dirs.into_iter().map(|(name, Dir { n_repeats, img_count })| Folder {
+                name,
+                images: img_count,
+                repeats: n_repeats,
+                regularisation,
+            }));
+        }
+        let (tags, frequent_tags) = tags(metadata);
+        let datasets: Vec<Dataset> = json(metadata, "ss_datasets").unwrap_or_default();
+        let mut resolutions: Vec<(u64, u64)> = datasets.iter().filter_map(|dataset| dataset.resolution).collect();
+        resolutions.sort_unstable();
+        resolutions.dedup();
+        let resolutions = resolutions.into_iter().map(|(width, height)| format!("{width}x{height}")).collect();
+        let started = time(metadata, "ss_training_started_at");
+        let finished = time(metadata, "ss_training_finished_at");
+        let took = |(from, to): (Timestamp, Timestamp)| to.duration_since(from);
+        let seconds = started.zip(finished).map(took).filter(|took| *took >= SignedDuration::ZERO);
+        let seconds = seconds.map(|took| took.as_secs().unsigned_abs());
+        let text = |time: Timestamp| time.to_string();
+        let (started, finished) = (started.map(text), finished.map(text));
+        let training = Self { folders, tags, frequent_tags, resolutions, started, finished, seconds };
+        (training != Self::default()).then_some(training)
+    }
+}
+
+/// The value of a key as JSON.
+fn json<T: DeserializeOwned>(metadata: &[(String, String)], key: &str) -> Option<T> {
+    serde_json::from_str(value(metadata, key)?).ok()
+}
+
+/// Number of different tags, and the most frequent: `ss_tag_frequency` counts them by folder.
+fn tags(metadata: &[(String, String)]) -> (usize, Vec<(String, u64)>) {
+    let folders: BTreeMap<String, HashMap<String, u64>> = json(metadata, "ss_tag_frequency").unwrap_or_default();
+    let mut counts: HashMap<String, u64> = HashMap::new();
+    for (tag, count) in folders.into_values().flatten() {
+        // Some captions have spaces around their commas.
+        let sum = counts.entry(tag.trim().to_owned()).or_default();
+        *sum = sum.saturating_add(count);
+    }
+    let number = counts.len();
+    let mut counts: Vec<(String, u64)> = counts.into_iter().collect();
+    counts.sort_by(|a, b| (Reverse(a.1), &a.0).cmp(&(Reverse(b.1), &b.0)));
+    counts.truncate(TAGS);
+    (number, counts)
+}
+
+/// Seconds since 1970 as Python writes them, with a fraction, which is dropped.
+fn time(metadata: &[(String, String)], key: &str) -> Option<Timestamp> {
+    let seconds = value(metadata, key)?.parse().ok().filter(|seconds: &f64| seconds.is_finite())?;
+    Timestamp::from_second(seconds as i64).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn training(pairs: &[(&str, &str)]) -> Option<Training> {
+        let mut metadata: Vec<_> = pairs.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+        metadata.sort();
+        Training::of(&metadata)
+    }
+
+    #[test]
+    fn what_sd_scripts_wrote_is_summed_up() {
+        let found = training(&[
+            (
+                "ss_dataset_dirs",
+                r#"{"10_cat": {"n_repeats": 10, "img_count": 40}, "2_dog": {"n_repeats": 2, "img_count": 5}}"#,
+            ),
+            ("ss_reg_dataset_dirs", r#"{"1_animal": {"n_repeats": 1, "img_count": 200}}"#),
+            (
+                "ss_tag_frequency",
+                r#"{"10_cat": {"cat": 40, " tail": 3, "fur": 9}, "2_dog": {"dog": 5, "tail": 5, "fur": 1}}"#,
+            ),
+            (
+                "ss_datasets",
+                r#"[{"resolution": [1024, 1024], "x": 1}, {"resolution": [512, 768]}, {"resolution": [1024, 1024]}]"#,
+            ),
+            ("ss_training_started_at", "1700000000.5"),
+            ("ss_training_finished_at", "1700003725.25"),
+        ])
+        .unwrap();
+        let folder =
+            |name: &str, images, repeats, regularisation| Folder { name: name.into(), images, repeats, regularisation };
+        assert_eq!(
+            found.folders,
+            [folder("10_cat", 40, 10, false), folder("2_dog", 5, 2, false), folder("1_animal", 200, 1, true)]
+        );
+        let tags = [("cat", 40), ("fur", 10), ("tail", 8), ("dog", 5)].map(|(tag, count)| (tag.to_owned(), count));
+        assert_eq!((found.tags, &found.frequent_tags[..]), (4, &tags[..]));
+        assert_eq!(found.resolutions, ["512x768", "1024x1024"]);
+        assert_eq!(found.started.as_deref(), Some("2023-11-14T22:13:20Z"));
+        assert_eq!((found.finished.as_deref(), found.seconds), (Some("2023-11-14T23:15:25Z"), Some(3725)));
+    }
+
+    #[test]
+    fn what_is_not_as_it_should_be_is_left_out() {
+        assert_eq!(training(&[]), None);
+        for value in ["", "None", "{", "[]", r#"{"a": 1}"#, r#"{"a": {"b": -1}}"#, "1e300", "NaN", "inf", "-1e300"] {
+            for key in ["ss_dataset_dirs", "ss_tag_frequency", "ss_datasets", "ss_training_started_at"] {
+                assert_eq!(training(&[(key, value)]), None, "{key} {value}");
+            }
+        }
+        // It ended before it began.
+        let found = training(&[("ss_training_started_at", "20"), ("ss_training_finished_at", "10")]).unwrap();
+        assert_eq!(found.seconds, None);
+    }
+}

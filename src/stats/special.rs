@@ -1,0 +1,205 @@
+//! NaN and infinity: knows how to find them when nothing else of the values is asked for.
+
+use crate::format::Dtype;
+use crate::widen;
+use std::array;
+use std::sync::LazyLock;
+
+/// How many values are no finite numbers. The two parts of a C64 count as values of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Specials {
+    /// How many are not a number.
+    pub nan: u64,
+    /// How many are positive infinity.
+    pub pos_inf: u64,
+    /// How many are negative infinity.
+    pub neg_inf: u64,
+    /// Number of the first element that has one of them.
+    pub first: Option<u64>,
+}
+
+/// Elements of a standard type: sign, exponent, fraction. `$inf` is the code of positive infinity, above which are the NaNs.
+macro_rules! words {
+    ($word:ty, $encoded:expr, $inf:literal) => {{
+        let magnitude = |bytes: &[u8; size_of::<$word>()]| <$word>::from_le_bytes(*bytes) & (<$word>::MAX >> 1);
+        let class = |bytes: &[u8; size_of::<$word>()]| match magnitude(bytes).cmp(&$inf) {
+            std::cmp::Ordering::Less => Class::Finite,
+            std::cmp::Ordering::Greater => Class::Nan,
+            std::cmp::Ordering::Equal if magnitude(bytes) == <$word>::from_le_bytes(*bytes) => Class::PosInf,
+            std::cmp::Ordering::Equal => Class::NegInf,
+        };
+        search($encoded.as_chunks().0, |bytes| magnitude(bytes) >= $inf, class)
+    }};
+}
+impl Specials {
+    /// Those in `encoded`, whole elements of `dtype`; `None` where the dtype has finite numbers only, or is unknown.
+    pub fn of(dtype: Dtype, encoded: &[u8]) -> Option<Self> {
+        Some(match dtype {
+            Dtype::F16 => words!(u16, encoded, 0x7c00),
+            Dtype::BF16 => words!(u16, encoded, 0x7f80),
+            Dtype::F32 => words!(u32, encoded, 0x7f80_0000),
+            Dtype::F64 => words!(u64, encoded, 0x7ff0_0000_0000_0000),
+            Dtype::C64 => {
+                let parts: Self = words!(u32, encoded, 0x7f80_0000);
+                Self { first: parts.first.map(|part| part / 2), ..parts }
+            }
+            _ => {
+                let at = EIGHT_BITS.iter().position(|eight| *eight == dtype)?;
+                let classes = &CLASSES[at];
+                let is_special = |[byte]: &[u8; 1]| classes[usize::from(*byte)] != Class::Finite;
+                search(encoded.as_chunks().0, is_special, |[byte]| classes[usize::from(*byte)])
+            }
+        })
+    }
+
+    /// Whether all values are finite.
+    pub fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    /// Adds those of another part of the same tensor, before which there are `elements`.
+    pub fn merge(&mut self, other: &Self, elements: u64) {
+        self.nan += other.nan;
+        self.pos_inf += other.pos_inf;
+        self.neg_inf += other.neg_inf;
+        let other = other.first.map(|first| first + elements);
+        self.first = self.first.into_iter().chain(other).min();
+    }
+
+    fn count(&mut self, class: Class) {
+        match class {
+            Class::Finite => {}
+            Class::Nan => self.nan += 1,
+            Class::PosInf => self.pos_inf += 1,
+            Class::NegInf => self.neg_inf += 1,
+        }
+    }
+}
+
+/// What kind of value a code stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Class {
+    Finite,
+    Nan,
+    PosInf,
+    NegInf,
+}
+
+/// Elements that are looked at at once: nearly always all of them are finite.
+const AT_ONCE: usize = 1024;
+
+/// Looks for special elements, and only where there are any, of what class each is.
+fn search<const N: usize>(
+    elements: &[[u8; N]],
+    is_special: impl Fn(&[u8; N]) -> bool,
+    class: impl Fn(&[u8; N]) -> Class,
+) -> Specials {
+    let mut found = Specials::default();
+    for (block, elements) in elements.chunks(AT_ONCE).enumerate() {
+        // Without a way out in the middle, so that the compiler can look at many together.
+        if !elements.iter().fold(false, |any, element| any | is_special(element)) {
+            continue;
+        }
+        if found.first.is_none() {
+            found.first = elements.iter().position(&is_special).map(|at| (block * AT_ONCE + at) as u64);
+        }
+        elements.iter().for_each(|element| found.count(class(element)));
+    }
+    found
+}
+
+/// Types of few codes, each of which can be looked up.
+const EIGHT_BITS: [Dtype<'static>; 5] =
+    [Dtype::F8E5M2, Dtype::F8E4M3, Dtype::F8E8M0, Dtype::F8E4M3Fnuz, Dtype::F8E5M2Fnuz];
+
+/// What each code of them stands for.
+static CLASSES: LazyLock<[[Class; 256]; 5]> = LazyLock::new(|| {
+    EIGHT_BITS.map(|dtype| {
+        array::from_fn(|code| {
+            let mut value = [0; 4];
+            if let Some(decoder) = widen::to_f32(dtype) {
+                (decoder.decode)(&[code as u8], &mut value);
+            }
+            match f32::from_le_bytes(value) {
+                value if value.is_nan() => Class::Nan,
+                f32::INFINITY => Class::PosInf,
+                f32::NEG_INFINITY => Class::NegInf,
+                _ => Class::Finite,
+            }
+        })
+    })
+});
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stats::Accumulator;
+    use proptest::prelude::*;
+
+    const FLOATS: [Dtype<'static>; 9] = [
+        Dtype::F8E5M2,
+        Dtype::F8E4M3,
+        Dtype::F8E8M0,
+        Dtype::F8E4M3Fnuz,
+        Dtype::F8E5M2Fnuz,
+        Dtype::F16,
+        Dtype::BF16,
+        Dtype::F32,
+        Dtype::F64,
+    ];
+
+    fn check(dtype: Dtype, encoded: &[u8]) {
+        let found = Specials::of(dtype, encoded).unwrap();
+        let mut all = Accumulator::new(dtype).unwrap();
+        all.add(encoded);
+        let all = all.finish();
+        assert_eq!((found.nan, found.pos_inf, found.neg_inf), (all.nan, all.pos_inf, all.neg_inf), "{dtype}");
+        let width = dtype.bits().unwrap() as usize / 8;
+        let first = encoded.chunks(width).position(|element| !Specials::of(dtype, element).unwrap().is_empty());
+        assert_eq!(found.first, first.map(|at| at as u64), "{dtype}");
+        // In two parts, and the second first.
+        let middle = encoded.len() / width / 3 * width;
+        let mut merged = Specials::default();
+        merged.merge(&Specials::of(dtype, &encoded[middle..]).unwrap(), (middle / width) as u64);
+        merged.merge(&Specials::of(dtype, &encoded[..middle]).unwrap(), 0);
+        assert_eq!(merged, found, "{dtype}");
+    }
+
+    #[test]
+    fn every_code_of_every_small_dtype_is_told_as_the_statistics_tell_it() {
+        let codes: Vec<u8> = (0..=u16::MAX).flat_map(|code| (code ^ 0x1234).to_le_bytes()).collect();
+        for dtype in FLOATS {
+            check(dtype, &codes);
+            check(dtype, &[]);
+        }
+    }
+
+    #[test]
+    fn only_dtypes_that_have_them_are_searched() {
+        let all = Dtype::from_name;
+        for name in ["BOOL", "F4", "F6_E2M3", "F6_E3M2", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64", "I4"] {
+            assert_eq!(Specials::of(all(name), &[0xff; 16]), None, "{name}");
+        }
+        let parts = [1.0, f32::NAN, 2.0, 3.0, f32::NEG_INFINITY, f32::INFINITY].map(f32::to_le_bytes).concat();
+        let expected = Specials { nan: 1, pos_inf: 1, neg_inf: 1, first: Some(0) };
+        assert_eq!(Specials::of(Dtype::C64, &parts), Some(expected));
+        assert_eq!(Specials::of(Dtype::C64, &parts[8..]).unwrap().first, Some(1));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn wide_values_too(bits in prop::collection::vec(prop_oneof![
+            8 => any::<u64>(),
+            1 => Just(f64::NAN.to_bits()),
+            1 => Just(u64::from(f32::INFINITY.to_bits()) << 32 | 0xff80_0000),
+            1 => Just(f64::NEG_INFINITY.to_bits()),
+            100 => Just(0),
+        ], 0..3000)) {
+            let bytes: Vec<u8> = bits.into_iter().flat_map(u64::to_le_bytes).collect();
+            check(Dtype::F32, &bytes);
+            check(Dtype::F64, &bytes);
+        }
+    }
+}
