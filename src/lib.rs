@@ -16,6 +16,7 @@
 //! [`content::Content`], a splice of segments. A test, `tests/layers.rs`, holds the
 //! code to this.
 
+pub mod compare;
 pub mod content;
 pub mod format;
 pub mod fs;
@@ -32,3 +33,4 @@ pub mod stats;
 pub mod view;
 pub mod widen;
 pub mod workers;
+pub mod write;

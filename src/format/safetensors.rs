@@ -4,6 +4,7 @@
 //! version 0.8.0, whose verdict this parser shares on every file, with two deliberate differences: a tensor name that
 //! stands twice is an error here, and a dtype that the crate does not know is none.
 
+mod edit;
 mod error;
 mod lint;
 mod reader;
@@ -13,6 +14,7 @@ use reader::FIELDS;
 use serde::de;
 use std::ops::Range;
 
+pub use edit::with_metadata;
 pub use error::{Error, Fault};
 pub use lint::{Oddity, lint};
 

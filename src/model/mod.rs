@@ -2,6 +2,7 @@
 
 mod catalog;
 mod dataset;
+mod diff;
 mod index;
 mod set;
 
@@ -17,6 +18,7 @@ use std::sync::OnceLock;
 
 pub use catalog::{Catalog, Entry, Folder, Item};
 pub use dataset::MANIFEST;
+pub use diff::{Change, Diff, changes};
 pub use index::{Mismatch, Stated};
 
 /// All tensors of one file, or of the many files of one model as one name space.

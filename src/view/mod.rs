@@ -9,6 +9,7 @@ mod lines;
 mod metadata;
 mod npy;
 mod results;
+mod shards;
 mod single;
 mod sums;
 #[cfg(test)]
@@ -25,6 +26,7 @@ use std::sync::{Arc, OnceLock};
 pub use export::{Export, Tensors};
 pub use index::{Dirs, write_tensor};
 pub use results::Results;
+pub use shards::Shards;
 
 /// A kind of file. The numbers are part of inode numbers, which stay the same from mount to mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -345,6 +345,33 @@ fn tensors_that_are_more_than_any_file_overflow_nothing() {
 }
 
 #[test]
+fn a_model_is_cut_where_the_next_tensor_would_be_too_much() {
+    let tensor = |at: usize, len: usize| (format!("t{at}"), "U8", 8, vec![len]);
+    // Sizes, the most that a file may have, and the sizes of each file.
+    type Sizes<'s> = &'s [usize];
+    let table: [(Sizes, u64, &[Sizes]); 7] = [
+        (&[], 5, &[&[]]),
+        (&[3, 2, 1], 6, &[&[3, 2, 1]]),
+        (&[3, 2, 1], 5, &[&[3, 2], &[1]]),
+        (&[1, 9, 1], 5, &[&[1], &[9], &[1]]),
+        (&[9, 0, 5], 5, &[&[9], &[0, 5]]),
+        (&[5, 0, 5], 5, &[&[5, 0], &[5]]),
+        (&[1, 1], 0, &[&[1], &[1]]),
+    ];
+    for (sizes, most, expected) in table {
+        let tensors: Vec<Tensor> = sizes.iter().enumerate().map(|(at, len)| tensor(at, *len)).collect();
+        let (views, _) = views(&tensors, &[7], "");
+        let model = views.model();
+        let numbers: Vec<u32> = (0..sizes.len() as u32).collect();
+        let shards = Shards::new(model, &numbers, most);
+        let size = |at: &u32| model.tensor(*at as usize).0.nbytes() as usize;
+        let found: Vec<Vec<usize>> = shards.files().map(|(_, numbers)| numbers.iter().map(size).collect()).collect();
+        assert_eq!(found, expected);
+        assert_eq!(shards.index(model).is_some(), expected.len() > 1);
+    }
+}
+
+#[test]
 fn some_tensors_in_another_order_are_an_export_too() {
     let tensor = |at: usize| (format!("t{at}"), "U8", 8, vec![at]);
     let tensors: Vec<Tensor> = (0..2000).map(tensor).collect();

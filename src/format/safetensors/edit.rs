@@ -1,0 +1,174 @@
+//! A header with other metadata: knows how to write it around entries that it leaves as they are.
+
+use super::{Error, LENGTH, MAX_HEADER};
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
+use std::borrow::Cow;
+use std::fmt;
+
+/// The data keeps its place within a block of this many bytes, so that file systems can share the blocks of the old file.
+const BLOCK: u64 = 4096;
+
+/// The bytes of a file up to its data, with `metadata` in place of its own: `json` is the header of a valid file whose data
+/// begins at `data_start`.
+///
+/// Entries keep their order and their text. Spaces fill the header up, so that the data moves by whole blocks, or not at all, and
+/// is aligned as it was.
+pub fn with_metadata(json: &str, data_start: u64, metadata: &[(String, String)]) -> Result<Vec<u8>, Error> {
+    let unreadable = |error: serde_json::Error| Error::Json { entry: None, reason: error.to_string() };
+    let mut reader = serde_json::Deserializer::from_str(json);
+    let entries = reader.deserialize_map(Entries).map_err(unreadable)?;
+    let mut file = vec![0; LENGTH as usize];
+    file.push(b'{');
+    let separate = |file: &mut Vec<u8>| {
+        if file.len() as u64 > LENGTH + 1 {
+            file.push(b',');
+        }
+    };
+    if !metadata.is_empty() {
+        file.extend(b"\"__metadata__\":{");
+        for (at, (key, value)) in metadata.iter().enumerate() {
+            if at > 0 {
+                file.push(b',');
+            }
+            write_member(&mut file, key, &serde_json::to_string(value).map_err(unreadable)?)?;
+        }
+        file.push(b'}');
+    }
+    for (name, entry) in entries {
+        separate(&mut file);
+        write_member(&mut file, &name, entry.get())?;
+    }
+    file.push(b'}');
+    let used = file.len() as u64;
+    let unit = BLOCK.max(1 << data_start.trailing_zeros());
+    let aligned = |unit: u64| used + (unit + data_start % unit - used % unit) % unit;
+    // Near the limit there is no room for so many spaces.
+    let fits = |start: &u64| start - LENGTH <= MAX_HEADER;
+    let start = [aligned(unit), aligned(BLOCK), used.next_multiple_of(8)].into_iter().find(fits);
+    let start = start.ok_or(Error::NoRoom { len: used - LENGTH })?;
+    file.resize(start as usize, b' ');
+    file[..LENGTH as usize].copy_from_slice(&(start - LENGTH).to_le_bytes());
+    Ok(file)
+}
+
+fn write_member(file: &mut Vec<u8>, key: &str, value: &str) -> Result<(), Error> {
+    let reason = |error: serde_json::Error| Error::Json { entry: None, reason: error.to_string() };
+    serde_json::to_writer(&mut *file, key).map_err(reason)?;
+    file.push(b':');
+    file.extend(value.as_bytes());
+    Ok(())
+}
+
+/// Reads the names of a header and the text behind each, but for the metadata.
+struct Entries;
+
+impl<'de> Visitor<'de> for Entries {
+    type Value = Vec<(Cow<'de, str>, &'de RawValue)>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut entries = Vec::new();
+        while let Some((name, entry)) = map.next_entry::<Name, &RawValue>()? {
+            if name.0 != "__metadata__" {
+                entries.push((name.0, entry));
+            }
+        }
+        Ok(entries)
+    }
+}
+
+/// A string as it lies in the text, where nothing in it is escaped.
+#[derive(serde::Deserialize)]
+struct Name<'t>(#[serde(borrow)] Cow<'t, str>);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{Header, Mode, safetensors::parse};
+    use proptest::prelude::*;
+
+    fn pairs(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+        pairs.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect()
+    }
+
+    /// The header of a file with the head of another one, whose data has `len` bytes.
+    fn read(head: &[u8], len: u64) -> Header {
+        parse(head, head.len() as u64 + len, Mode::Strict).unwrap()
+    }
+
+    #[test]
+    fn entries_keep_their_text_and_their_order() {
+        let json = "{\n \"b\" : {\"dtype\":\"U8\", \"shape\":[2],\"data_offsets\":[1,3], \"mine\":[1.50, {\"\\u0041\":null}]},\
+            \"__metadata__\":{\"old\":\"x\"},\"a\\/\\n\":[\"U8\",[1],[0,1]]}  ";
+        let head = with_metadata(json, 4096, &pairs(&[("new", "\"\n\u{1}é"), ("", "")])).unwrap();
+        assert_eq!(head.len(), 4096);
+        let text = str::from_utf8(&head[8..]).unwrap().trim_end();
+        assert_eq!(
+            text,
+            "{\"__metadata__\":{\"new\":\"\\\"\\n\\u0001é\",\"\":\"\"},\
+             \"b\":{\"dtype\":\"U8\", \"shape\":[2],\"data_offsets\":[1,3], \"mine\":[1.50, {\"\\u0041\":null}]},\
+             \"a/\\n\":[\"U8\",[1],[0,1]]}"
+        );
+        assert_eq!(read(&head, 3).metadata(), pairs(&[("", ""), ("new", "\"\n\u{1}é")]));
+        let clean = with_metadata(text, 4096, &[]).unwrap();
+        assert!(clean[8..].starts_with(b"{\"b\":"));
+        assert_eq!(read(&clean, 3).metadata(), []);
+    }
+
+    #[test]
+    fn a_file_without_tensors_has_a_header_too() {
+        for (json, metadata, expected) in [
+            ("{}", &[][..], "{}"),
+            ("{\"__metadata__\":null}", &[], "{}"),
+            ("{}", &[("a", "b")], "{\"__metadata__\":{\"a\":\"b\"}}"),
+        ] {
+            let head = with_metadata(json, 16, &pairs(metadata)).unwrap();
+            assert_eq!(str::from_utf8(&head[8..]).unwrap().trim_end(), expected);
+            assert_eq!(read(&head, 0).len(), 0);
+        }
+    }
+
+    #[test]
+    fn the_data_moves_by_whole_blocks_and_no_further_than_it_must() {
+        let json = |len: usize| format!("{{\"__metadata__\":{{\"k\":\"{}\"}}}}", "x".repeat(len));
+        for old in [0, 100, 4000, 5000, 10_000] {
+            for new in [0, 1, 99, 4000, 4080, 9000, 20_000] {
+                for data_start in [8 + json(old).len() as u64, 4096, 4099, 12_345, 16_384] {
+                    let head = with_metadata(&json(old), data_start, &pairs(&[("k", &"x".repeat(new))])).unwrap();
+                    let needed = 8 + json(new).len() as u64;
+                    let start = head.len() as u64;
+                    let unit = if data_start == 16_384 { 16_384 } else { 4096 };
+                    assert_eq!(start % unit, data_start % unit);
+                    assert!((needed..needed + unit).contains(&start), "{needed} {start}");
+                    assert_eq!(head[..8], (start - 8).to_le_bytes());
+                    read(&head, 0);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_header_has_a_limit() {
+        // What stands around the value takes 25 bytes.
+        let head = |len: usize| with_metadata("{}", 4096, &pairs(&[("k", &"x".repeat(len))]));
+        let most = MAX_HEADER as usize - 25;
+        assert_eq!(head(most).unwrap().len() as u64, 8 + MAX_HEADER);
+        assert_eq!(head(most + 1), Err(Error::NoRoom { len: MAX_HEADER + 1 }));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_set_is_read(metadata in prop::collection::btree_map(any::<String>(), any::<String>(), 0..5), start in 8u64..10_000) {
+            let metadata: Vec<(String, String)> = metadata.into_iter().collect();
+            let json = r#"{"t":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"__metadata__":{"old":""}}"#;
+            let head = with_metadata(json, start, &metadata).unwrap();
+            let header = read(&head, 1);
+            prop_assert_eq!(header.metadata(), metadata);
+            prop_assert_eq!(header.name(0), "t");
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Two models side by side: knows what their headers say differently, and nothing of their data.
+
+use super::Model;
+
+/// What differs between an old model and a new one. Tensors are told by their numbers, in the order of these.
+#[derive(Debug)]
+pub struct Diff<'m> {
+    /// In the new model only.
+    pub added: Vec<u32>,
+    /// In the old model only.
+    pub removed: Vec<u32>,
+    /// In both, with another dtype, shape or size; the old one's number first.
+    pub changed: Vec<(u32, u32)>,
+    /// In both, and said to be the same.
+    pub alike: Vec<(u32, u32)>,
+    /// Metadata that differs, sorted by key.
+    pub metadata: Vec<Change<'m>>,
+}
+
+/// A key whose value differs. One side may have none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Change<'m> {
+    /// The key.
+    pub key: &'m str,
+    /// Its value in the old model.
+    pub old: Option<&'m str>,
+    /// Its value in the new model.
+    pub new: Option<&'m str>,
+}
+
+impl<'m> Diff<'m> {
+    /// Compares two models by what their headers say.
+    pub fn new(old: &'m Model, new: &'m Model) -> Self {
+        let mut diff = Self {
+            added: Vec::new(),
+            removed: Vec::new(),
+            changed: Vec::new(),
+            alike: Vec::new(),
+            metadata: changes(old.metadata(), new.metadata()),
+        };
+        for at in whole(old) {
+            let (tensor, _) = old.tensor(at as usize);
+            let Some(other) = new.find(tensor.name) else {
+                diff.removed.push(at);
+                continue;
+            };
+            let (found, _) = new.tensor(other);
+            let alike = (tensor.dtype, tensor.shape, tensor.nbytes()) == (found.dtype, found.shape, found.nbytes());
+            if alike { &mut diff.alike } else { &mut diff.changed }.push((at, other as u32));
+        }
+        diff.added = whole(new).filter(|at| old.find(new.name(*at as usize)).is_none()).collect();
+        diff
+    }
+
+    /// Whether the headers say the same.
+    pub fn is_empty(&self) -> bool {
+        self.added.is_empty() && self.removed.is_empty() && self.changed.is_empty() && self.metadata.is_empty()
+    }
+}
+
+/// The numbers of the tensors in the name space of the whole.
+fn whole(model: &Model) -> impl Iterator<Item = u32> {
+    (0..model.len()).filter(|at| !model.is_aside(*at)).map(|at| at as u32)
+}
+
+/// What differs between two lists of keys and values, each sorted by key.
+pub fn changes<'m>(old: &'m [(String, String)], new: &'m [(String, String)]) -> Vec<Change<'m>> {
+    let find = |list: &'m [(String, String)], key: &str| {
+        let at = list.binary_search_by(|entry| entry.0[..].cmp(key)).ok()?;
+        Some(&list[at].1[..])
+    };
+    let gone_or_other = old.iter().filter_map(|(key, value)| {
+        let (old, new) = (Some(&value[..]), find(new, key));
+        (old != new).then_some(Change { key, old, new })
+    });
+    let added = new.iter().filter(|(key, _)| find(old, key).is_none());
+    let added = added.map(|(key, value)| Change { key, old: None, new: Some(value) });
+    let mut changes: Vec<Change> = gone_or_other.chain(added).collect();
+    changes.sort_by_key(|change| change.key);
+    changes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::Mode;
+    use crate::source::Memory;
+    use std::path::Path;
+
+    /// A model of tensors of bytes: name, dtype, length.
+    fn model(tensors: &[(&str, &str, usize)], metadata: &str) -> Model {
+        let mut end = 0;
+        let entry = |(name, dtype, len): &(&str, &str, usize)| {
+            end += len;
+            format!(r#","{name}":{{"dtype":"{dtype}","shape":[{len}],"data_offsets":[{},{end}]}}"#, end - len)
+        };
+        let entries: String = tensors.iter().map(entry).collect();
+        let header = format!("{{\"__metadata__\":{metadata}{entries}}}");
+        let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &vec![0; end]].concat();
+        Model::from_source(Path::new("/m.safetensors"), Box::new(Memory::new(file)), Mode::Strict).unwrap()
+    }
+
+    #[test]
+    fn each_tensor_and_key_is_in_one_list() {
+        let old = model(
+            &[("same", "U8", 3), ("gone", "U8", 1), ("dtype", "U8", 2), ("shape", "U8", 4)],
+            r#"{"a":"1","b":"2","d":"4"}"#,
+        );
+        let new = model(
+            &[("new", "I8", 1), ("shape", "U8", 5), ("same", "U8", 3), ("dtype", "I8", 2)],
+            r#"{"a":"1","b":"3","c":"4"}"#,
+        );
+        let diff = Diff::new(&old, &new);
+        let names = |model: &Model, list: &[u32]| -> Vec<String> {
+            list.iter().map(|at| model.name(*at as usize).to_owned()).collect()
+        };
+        let pairs = |list: &[(u32, u32)]| -> Vec<String> {
+            assert!(list.iter().all(|(a, b)| old.name(*a as usize) == new.name(*b as usize)));
+            list.iter().map(|pair| old.name(pair.0 as usize).to_owned()).collect()
+        };
+        assert_eq!((names(&new, &diff.added), names(&old, &diff.removed)), (vec!["new".into()], vec!["gone".into()]));
+        assert_eq!(
+            (pairs(&diff.changed), pairs(&diff.alike)),
+            (vec!["dtype".into(), "shape".into()], vec!["same".into()])
+        );
+        let change = |key, old, new| Change { key, old, new };
+        let expected = [change("b", Some("2"), Some("3")), change("c", None, Some("4")), change("d", Some("4"), None)];
+        assert_eq!(diff.metadata, expected);
+        assert!(!diff.is_empty() && Diff::new(&old, &old).is_empty());
+    }
+
+    #[test]
+    fn an_unknown_dtype_of_another_size_is_a_change() {
+        let file = |len: usize| {
+            let header = format!(r#"{{"t":{{"dtype":"I4","shape":[2],"data_offsets":[0,{len}]}}}}"#);
+            let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &vec![0; len]].concat();
+            Model::from_source(Path::new("/m.safetensors"), Box::new(Memory::new(file)), Mode::Strict).unwrap()
+        };
+        assert_eq!(Diff::new(&file(1), &file(2)).changed, [(0, 0)]);
+    }
+}
