@@ -5,9 +5,7 @@ mod cmd;
 mod logging;
 
 use cli::Invocation;
-use std::io::{self, Write};
 use std::process::ExitCode;
-use weightfs::name::message;
 
 #[cfg(all(panic = "unwind", not(any(test, doc))))]
 compile_error!(
@@ -23,12 +21,16 @@ fn main() -> ExitCode {
     let done = match command {
         cli::Command::Mount(args) => cmd::mount::run(&args),
         cli::Command::Umount(args) => cmd::umount::run(&args),
+        cli::Command::Ls(args) => cmd::ls::run(&args),
+        cli::Command::Inspect(args) => cmd::inspect::run(&args),
+        cli::Command::Id(args) => cmd::id::run(&args),
+        cli::Command::Summary(args) => cmd::summary::run(&args),
+        cli::Command::Check(args) => cmd::check::run(&args),
     };
     match done {
         Ok(code) => code,
         Err(error) => {
-            // Where standard error is closed there is nobody to tell, and the exit code says it too.
-            let _ = writeln!(io::stderr(), "weightfs: {}", message(&cmd::reason(&error)));
+            cmd::complain(&error);
             codes.failure()
         }
     }

@@ -1,5 +1,8 @@
 //! The command line: knows its words, and how fstab's `-o` and mount(8)'s helper call are the same words in other form.
 
+mod commands;
+mod pattern;
+
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use std::ffi::{OsStr, OsString};
@@ -8,6 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use weightfs::fs::Shown;
 use weightfs::name;
+
+pub use commands::*;
 
 /// What was asked for.
 pub struct Invocation {
@@ -49,8 +54,9 @@ Examples:
   weightfs model.safetensors /mnt       mount on /mnt
   ls -l model/tensors                   every tensor is a file
   weightfs umount model                 the same as `umount model`
+  weightfs ls model.safetensors         list tensors without mounting
 
-Exit status: 0 done, 1 failed, 2 wrong usage.";
+Exit status: 0 done, 1 failed, 2 wrong usage. `weightfs COMMAND --help` tells more of a command.";
 
 /// Mount model weights as a read-only file system: every tensor is a file.
 #[derive(Parser)]
@@ -64,12 +70,22 @@ struct Cli {
 }
 
 /// What weightfs can do.
-#[derive(Subcommand)]
+#[derive(Subcommand, Debug, PartialEq)]
 pub enum Command {
     /// Mount SOURCE (what `weightfs SOURCE` does as well)
     Mount(MountArgs),
     /// Unmount a model
     Umount(UmountArgs),
+    /// List tensors
+    Ls(LsArgs),
+    /// Tell what a model is
+    Inspect(InspectArgs),
+    /// Print the structural hash of a model
+    Id(IdArgs),
+    /// Print the structural hash and counts in one line
+    Summary(SummaryArgs),
+    /// Find what is wrong with a model
+    Check(CheckArgs),
 }
 
 /// How to mount.
@@ -158,7 +174,7 @@ pub struct MountArgs {
 }
 
 /// How to unmount.
-#[derive(Args)]
+#[derive(Args, Debug, PartialEq)]
 pub struct UmountArgs {
     /// Where the model is mounted
     pub mountpoint: PathBuf,

@@ -138,7 +138,7 @@ fn start_workers() -> anyhow::Result<()> {
 
 /// Each file of a model takes a descriptor while it is held open, and the usual limit of 1,024 is there for programs that
 /// use select(2).
-fn allow_descriptors() {
+pub fn allow_descriptors() {
     /// For /dev/fuse in each thread, the log, and files that are read while others are closed.
     const RESERVE: u64 = 48;
     /// Each file takes a map too, of which the kernel gives 65,530 (`vm.max_map_count`).
@@ -334,8 +334,8 @@ impl Standing {
     }
 }
 
-/// The signals that end a mount; not those that are ignored from the start, as nohup(1) has it.
-fn ending_signals() -> SigSet {
+/// The signals that end a command; not those that are ignored from the start, as nohup(1) has it.
+pub(super) fn ending_signals() -> SigSet {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = |line: &str| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok();
     let ignored = status.lines().find_map(ignored).unwrap_or(0);

@@ -1,0 +1,143 @@
+//! `weightfs check`: knows how findings are told and which exit code says what, not what is checked.
+
+use super::complain;
+use super::models::Models;
+use super::output::{ERROR, GOOD, Output, WARNING, plural, pretty, size, to_stdout};
+use super::progress::Progress;
+use crate::cli::CheckArgs;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+use weightfs::inspect::check::{Check, Finding, Report, Rule, Severity};
+use weightfs::model::Error;
+use weightfs::name::printable;
+use weightfs::source;
+
+/// Something could not be read or written.
+const TROUBLE: u8 = 2;
+
+/// Checks each model: 0 sound, 1 an error was found, 2 trouble.
+pub fn run(args: &CheckArgs) -> anyhow::Result<ExitCode> {
+    let done = to_stdout(|out| {
+        let models = Models::find(&args.sources, out)?;
+        // What cannot be read is told once, with what it means here.
+        log::set_max_level(log::LevelFilter::Off);
+        let mut code = if models.failed { TROUBLE } else { 0 };
+        for path in &models.files {
+            match check(path, args) {
+                Ok(mut report) => {
+                    let counted = report.total(Severity::Error) > 0
+                        || args.fail_on_warning && report.total(Severity::Warning) > 0;
+                    code = code.max(u8::from(counted));
+                    match (args.quiet, args.json) {
+                        (true, _) => {}
+                        (false, true) => print_json(&mut report, path, out)?,
+                        (false, false) => print(&mut report, path, out)?,
+                    }
+                }
+                Err(error) => {
+                    code = TROUBLE;
+                    out.complain(&reason(&error))?;
+                }
+            }
+        }
+        Ok(ExitCode::from(code))
+    });
+    done.or_else(|error| {
+        complain(&error);
+        Ok(ExitCode::from(TROUBLE))
+    })
+}
+
+/// Why a check did not come to its end.
+fn reason(error: &Error) -> String {
+    match error {
+        Error::Source(source::Error::Cut { path, .. } | source::Error::Changed { path }) => {
+            format!("{}: changed while it was checked", path.display())
+        }
+        other => other.to_string(),
+    }
+}
+
+fn check(path: &Path, args: &CheckArgs) -> Result<Report, Error> {
+    let mut check = Check::open(path)?;
+    if !args.no_data {
+        let progress = Progress::new("checking", check.bytes_to_read(args.values));
+        check.read(args.values, &|bytes| progress.add(bytes))?;
+    }
+    Ok(check.into_report())
+}
+
+/// How many findings of one rule are told.
+const SHOWN: u64 = 10;
+
+fn print(report: &mut Report, path: &Path, out: &mut Output) -> io::Result<()> {
+    let findings = report.findings().to_vec();
+    for group in findings.chunk_by(|a, b| a.rule == b.rule) {
+        let [first, ..] = group else { continue };
+        let (label, style) = match first.severity {
+            Severity::Error => ("error", ERROR),
+            Severity::Warning => ("warning", WARNING),
+        };
+        for Finding { file, message, .. } in group.iter().take(SHOWN as usize) {
+            let label = out.styled(style, label);
+            writeln!(out, "{}: {label}: {}", printable(file), printable(message))?;
+        }
+        if let Some(more @ 1..) = report.count(first.rule).checked_sub(SHOWN) {
+            let label = out.styled(style, label);
+            writeln!(out, "{}: {label}: {more} more of this kind", printable(&path.to_string_lossy()))?;
+        }
+        if let Some(hint) = first.rule.hint() {
+            writeln!(out, "    ({hint})")?;
+        }
+    }
+    summarise(report, path, out)
+}
+
+/// The last line: how it stands, and what was looked at.
+fn summarise(report: &Report, path: &Path, out: &mut Output) -> io::Result<()> {
+    let (errors, warnings) = (report.total(Severity::Error), report.total(Severity::Warning));
+    let verdict = match (errors, warnings) {
+        (0, 0) => out.styled(GOOD, "sound".to_owned()),
+        (0, _) => out.styled(GOOD, format!("sound, with {}", plural(warnings, "warning"))),
+        (_, 0) => out.styled(ERROR, plural(errors, "error")),
+        _ => out.styled(ERROR, format!("{}, {}", plural(errors, "error"), plural(warnings, "warning"))),
+    };
+    let mut facts = vec![format!("{}, {}", plural(report.tensors, "tensor"), size(report.nbytes))];
+    if report.files > 1 {
+        facts.push(plural(report.files as u64, "file"));
+    }
+    if let Some(alignment) = report.alignment {
+        facts.push(format!("data at multiples of {}", plural(alignment, "byte")));
+    }
+    let mut verified: BTreeMap<&str, u64> = BTreeMap::new();
+    for (_, key) in &report.verified {
+        *verified.entry(key).or_default() += 1;
+    }
+    for (key, files) in verified {
+        let of = if report.files > 1 { format!(" of {}", plural(files, "file")) } else { String::new() };
+        facts.push(format!("{} verified{of}", printable(key)));
+    }
+    // Nobody knows the values of an unknown dtype, nor those of what is left out, and of what overlaps not all are looked at.
+    let not_finite =
+        [Rule::Nan, Rule::Infinite, Rule::UnknownDtype, Rule::Format, Rule::Entry, Rule::Index, Rule::Overlap];
+    if report.values && report.tensors > 0 && not_finite.iter().all(|rule| report.count(*rule) == 0) {
+        facts.push("all values finite".to_owned());
+    }
+    writeln!(out, "{}: {verdict} ({})", printable(&path.to_string_lossy()), facts.join("; "))
+}
+
+fn print_json(report: &mut Report, path: &Path, out: &mut Output) -> io::Result<()> {
+    let findings = report.findings().to_vec();
+    let errors = report.total(Severity::Error);
+    let verified = report.verified.iter().map(|(file, key)| json!({"file": file, "key": key}));
+    let object = json!({
+        "source": path.to_string_lossy(), "sound": errors == 0, "errors": errors,
+        "warnings": report.total(Severity::Warning), "files": report.files, "tensors": report.tensors,
+        "nbytes": report.nbytes, "alignment": report.alignment, "values": report.values,
+        "verified": verified.collect::<Vec<_>>(), "findings": findings,
+    });
+    writeln!(out, "{}", pretty(&object)?)
+}

@@ -1,0 +1,42 @@
+//! `weightfs id`: knows how weight-inspect writes the identity of a model, and writes it so.
+
+use super::models::Models;
+use super::output::{pretty, to_stdout};
+use crate::cli::IdArgs;
+use serde_json::json;
+use std::io::Write;
+use std::process::ExitCode;
+use weightfs::inspect::Identity;
+
+/// Prints the identity of each model.
+pub fn run(args: &IdArgs) -> anyhow::Result<ExitCode> {
+    to_stdout(|out| {
+        let models = Models::find(&args.sources, out)?;
+        let several = models.files.len() > 1;
+        models.each(false, out, |model, path, out| {
+            let Identity { hash, tensors, metadata } = Identity::of(model);
+            if args.json {
+                let mut object = json!({
+                    "schema": 1, "format": "safetensors", "structural_hash": hash, "tensor_count": tensors,
+                    "metadata_count": metadata,
+                });
+                if several {
+                    object["source"] = path.to_string_lossy().into();
+                }
+                writeln!(out, "{}", pretty(&object)?)?;
+                return Ok(());
+            }
+            if several {
+                out.title(path, ":")?;
+            }
+            writeln!(out, "Structural identity\n{}", "─".repeat(18))?;
+            writeln!(out, "ID:        wi:safetensors:0:{}", &hash[..8])?;
+            writeln!(out, "Stable:    yes (machine independent)")?;
+            writeln!(out, "Includes:  header, tensor names, shapes, dtypes")?;
+            writeln!(out, "Excludes:  raw weight bytes")?;
+            writeln!(out, "\nformat: Safetensors\nstructural_hash: {hash}")?;
+            writeln!(out, "tensor_count: {tensors}\nmetadata_count: {metadata}")?;
+            Ok(())
+        })
+    })
+}

@@ -1,0 +1,311 @@
+//! Standard output: knows whether it is a terminal, when nobody reads it any more, and how sizes and names look to a person.
+
+use anstream::{AutoStream, ColorChoice};
+use anstyle::{AnsiColor, Style};
+use anyhow::Context;
+use serde::Serialize;
+use std::borrow::Cow;
+use std::fmt::{Display, Write as _};
+use std::io::{self, BufWriter, ErrorKind, IsTerminal, StdoutLock, Write};
+use std::path::Path;
+use std::process::ExitCode;
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+use weightfs::name::{escape_json, is_obeyed, message, printable};
+
+/// Columns where there is no terminal to ask, or it does not know.
+const WIDTH: usize = 100;
+
+/// No column of a table is made wider for the sake of one cell.
+const WIDEST: usize = 80;
+
+/// What headings look like.
+pub const HEADING: Style = Style::new().bold();
+/// What an error looks like.
+pub const ERROR: Style = AnsiColor::Red.on_default().bold();
+/// What a warning looks like.
+pub const WARNING: Style = AnsiColor::Yellow.on_default().bold();
+/// What good news look like.
+pub const GOOD: Style = AnsiColor::Green.on_default();
+
+/// Standard output.
+pub struct Output {
+    out: BufWriter<StdoutLock<'static>>,
+    coloured: bool,
+    /// Whether a title was printed by now.
+    titled: bool,
+    /// Whether it is a terminal.
+    pub is_terminal: bool,
+    /// How many columns a line has.
+    pub width: usize,
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.out.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+impl Output {
+    /// `text` in a style, where there are colours.
+    pub fn styled<T: Display>(&self, style: Style, text: T) -> impl Display + use<T> {
+        let style = if self.coloured { style } else { Style::new() };
+        Styled { style, text }
+    }
+
+    /// Names what follows, with a gap between it and what has a title before.
+    pub fn title(&mut self, name: &Path, end: &str) -> io::Result<()> {
+        let gap = if std::mem::replace(&mut self.titled, true) { "\n" } else { "" };
+        let name = name.to_string_lossy();
+        let title = self.styled(HEADING, printable(&name));
+        writeln!(self.out, "{gap}{title}{end}")
+    }
+
+    /// Says on standard error what went wrong, after what is on standard output by now.
+    pub fn complain(&mut self, text: &str) -> io::Result<()> {
+        self.flush()?;
+        // Where standard error is closed there is nobody to tell.
+        let _ = writeln!(io::stderr(), "weightfs: {}", message(text));
+        Ok(())
+    }
+}
+
+struct Styled<T> {
+    style: Style,
+    text: T,
+}
+
+impl<T: Display> Display for Styled<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}{}{:#}", self.style, self.text, self.style)
+    }
+}
+
+/// Has `work` print. That nobody reads on is no failure: the reader has what it wanted.
+pub fn to_stdout(work: impl FnOnce(&mut Output) -> anyhow::Result<ExitCode>) -> anyhow::Result<ExitCode> {
+    let stdout = io::stdout();
+    let coloured = AutoStream::choice(&stdout) != ColorChoice::Never;
+    let is_terminal = stdout.is_terminal();
+    let width = terminal_size::terminal_size_of(&stdout).map_or(WIDTH, |(width, _)| usize::from(width.0));
+    let writer = BufWriter::with_capacity(64 << 10, stdout.lock());
+    let mut out = Output { out: writer, coloured, titled: false, is_terminal, width };
+    let done = work(&mut out).and_then(|code| Ok(out.flush().map(|()| code)?));
+    // Files fail with errors of their own: a bare one is of the output.
+    match done.as_ref().err().and_then(|error| error.downcast_ref::<io::Error>()).map(io::Error::kind) {
+        Some(ErrorKind::BrokenPipe) => Ok(ExitCode::SUCCESS),
+        Some(_) => done.context("standard output"),
+        None => done,
+    }
+}
+
+/// A size in bytes as a person reads it, in decimal units: `1.30 GB`.
+pub fn size(bytes: u64) -> String {
+    scaled(bytes, [" B", " kB", " MB", " GB", " TB", " PB", " EB"])
+}
+
+/// A number as a person reads it: `494M`.
+pub fn count(number: u64) -> String {
+    scaled(number, ["", "K", "M", "B", "T", "Q", " quintillion"])
+}
+
+/// Three digits and a unit.
+fn scaled(number: u64, units: [&str; 7]) -> String {
+    if number < 1000 {
+        return format!("{number}{}", units[0]);
+    }
+    let (mut value, mut unit) = (number as f64 / 1000.0, 1);
+    while value >= 999.5 {
+        value /= 1000.0;
+        unit += 1;
+    }
+    let decimals = if value < 9.995 { 2 } else { usize::from(value < 99.95) };
+    format!("{value:.decimals$}{}", units[unit])
+}
+
+/// A number with its digits in groups of three.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() * 4 / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// `1 tensor`, `2 tensors`.
+pub fn plural(number: u64, what: &str) -> String {
+    format!("{} {what}{}", grouped(number), if number == 1 { "" } else { "s" })
+}
+
+/// A value as JSON that does no harm to a terminal: what that would obey is written as its number.
+pub fn compact(value: &impl Serialize) -> serde_json::Result<String> {
+    Ok(escape_json(&serde_json::to_string(value)?, is_obeyed))
+}
+
+/// The same over many lines.
+pub fn pretty(value: &impl Serialize) -> serde_json::Result<String> {
+    Ok(escape_json(&serde_json::to_string_pretty(value)?, is_obeyed))
+}
+
+/// Adds a shape without spaces, so that it stays one word: `[4096,1024]`.
+pub fn push_shape(text: &mut String, shape: &[u64]) {
+    text.push('[');
+    for (at, dim) in shape.iter().enumerate() {
+        // A string cannot refuse text.
+        let _ = write!(text, "{}{dim}", if at == 0 { "" } else { "," });
+    }
+    text.push(']');
+}
+
+/// A text as a terminal may show it, in that many columns at most: of a longer one the middle is left out, for names of tensors
+/// differ at both ends.
+pub fn squeeze(text: &str, columns: usize) -> Cow<'_, str> {
+    /// Never squeezed into less than this.
+    const LEAST: usize = 24;
+    let columns = columns.max(LEAST);
+    // A character takes four bytes at most.
+    if text.len() / 4 <= columns {
+        let shown = printable(text);
+        if shown.len() <= columns || shown.width() <= columns {
+            return shown;
+        }
+    }
+    // No more of either end can be needed.
+    let head_end = text.char_indices().nth(columns).map_or(text.len(), |(at, _)| at);
+    let tail_start = text.char_indices().rev().nth(columns).map_or(0, |(at, _)| at);
+    let (head, tail) = (printable(&text[..head_end]), printable(&text[tail_start..]));
+    // One column is for the dots.
+    let (back, used) = fitting(tail.chars().rev(), columns / 2);
+    let (front, _) = fitting(head.chars(), columns - 1 - used);
+    format!("{front}…{}", back.chars().rev().collect::<String>()).into()
+}
+
+/// As many of `chars` as fit into that many columns, and how many they take, one by one: as a text they may be of another width.
+fn fitting(chars: impl Iterator<Item = char>, columns: usize) -> (String, usize) {
+    let mut used = 0;
+    let fits = |char: &char| {
+        let width = char.width().unwrap_or(0);
+        let fits = used + width <= columns;
+        used += if fits { width } else { 0 };
+        fits
+    };
+    let text = chars.take_while(fits).collect();
+    (text, used)
+}
+
+/// A text as a terminal may show it, cut to that many columns; how long it is stands behind what was cut.
+pub fn cut(text: &str, columns: usize) -> String {
+    /// Never cut below this.
+    const LEAST: usize = 20;
+    let columns = columns.max(LEAST);
+    // So much at most can be needed, and the rest need not be looked at.
+    let end = text.char_indices().nth(columns.saturating_add(1)).map_or(text.len(), |(end, _)| end);
+    let shown = printable(&text[..end]);
+    if end == text.len() && shown.width() <= columns {
+        return shown.into_owned();
+    }
+    let tail = format!("... ({})", size(text.len() as u64));
+    fitting(shown.chars(), columns.saturating_sub(tail.len())).0 + &tail
+}
+
+/// Prints a few rows below headings, each column as wide as its widest cell: the first to the left, the others to the right.
+/// No column is wider than [`WIDEST`]; a longer cell juts out.
+pub fn table(out: &mut Output, headings: &[&str], rows: &[Vec<String>]) -> io::Result<()> {
+    let width = |at: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.width());
+        cells.chain([headings[at].width()]).max().unwrap_or(0).min(WIDEST)
+    };
+    let widths: Vec<usize> = (0..headings.len()).map(width).collect();
+    let line = |cells: &mut dyn Iterator<Item = &str>| {
+        let mut line = String::new();
+        for (at, cell) in cells.enumerate() {
+            let padding = " ".repeat(widths[at].saturating_sub(cell.width()));
+            match at {
+                0 => line.extend([cell, &padding]),
+                _ => line.extend(["  ", &padding, cell]),
+            }
+        }
+        line
+    };
+    let titles = line(&mut headings.iter().copied());
+    writeln!(out, "{}", out.styled(HEADING, titles))?;
+    rows.iter().try_for_each(|row| writeln!(out, "{}", line(&mut row.iter().map(String::as_str))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_three_digits_and_a_unit() {
+        let cases = [
+            (0, "0 B", "0"),
+            (999, "999 B", "999"),
+            (1000, "1.00 kB", "1.00K"),
+            (9_994, "9.99 kB", "9.99K"),
+            (9_995, "10.0 kB", "10.0K"),
+            (99_949, "99.9 kB", "99.9K"),
+            (99_950, "100 kB", "100K"),
+            (999_499, "999 kB", "999K"),
+            (999_500, "1.00 MB", "1.00M"),
+            (1_300_234_240, "1.30 GB", "1.30B"),
+            (u64::MAX, "18.4 EB", "18.4 quintillion"),
+        ];
+        for (number, bytes, plain) in cases {
+            assert_eq!((&size(number)[..], &count(number)[..]), (bytes, plain));
+        }
+        let cases = [(0, "0"), (999, "999"), (1000, "1,000"), (123_456, "123,456"), (1_234_567, "1,234,567")];
+        for (number, text) in cases {
+            assert_eq!(grouped(number), text);
+        }
+    }
+
+    #[test]
+    fn json_says_the_same_without_harm() {
+        let value = serde_json::json!({"a\u{202e}": ["\u{1b}[31m\n\u{7f}\u{9b}\u{2028}重", 1.5], "b": u64::MAX});
+        let (compact, pretty) = (compact(&value).unwrap(), pretty(&value).unwrap());
+        assert_eq!(compact.lines().count(), 1);
+        for text in [compact, pretty] {
+            assert!(!text.contains(|char| char != '\n' && is_obeyed(char)), "{text:?}");
+            assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
+        }
+    }
+
+    #[test]
+    fn a_squeezed_text_fits_and_keeps_both_ends() {
+        let name = "model.layers.10.block_sparse_moe.experts.7.w2.weight";
+        assert_eq!(squeeze(name, 52), name);
+        assert_eq!(squeeze(name, 51), "model.layers.10.block_spa…e_moe.experts.7.w2.weight");
+        for columns in [0, 24, 25, 40, 79] {
+            let wide = ["重".repeat(100), "☁\u{fe0f}".repeat(100), "🇩🇪".repeat(100)];
+            for text in [name.repeat(9), "\u{1b}[31m".repeat(50), "e\u{301}".repeat(90)].into_iter().chain(wide) {
+                let squeezed = squeeze(&text, columns);
+                assert!(squeezed.width() <= columns.max(24), "{columns} {squeezed}");
+                assert!(squeezed.contains('…') && !squeezed.contains('\u{1b}'), "{squeezed}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_cut_text_fits() {
+        assert_eq!(cut("short", 80), "short");
+        assert_eq!(cut("tab\there", 80), r"tab\there");
+        for columns in [0, 20, 21, 40, 79] {
+            let wide = ["重".repeat(100), "☁\u{fe0f}".repeat(100), "🇩🇪".repeat(100)];
+            for text in ["x".repeat(500), "\u{1b}[31m".repeat(50), "e\u{301}".repeat(90)].into_iter().chain(wide) {
+                let cut = cut(&text, columns);
+                assert!(cut.width() <= columns.max(20), "{columns} {cut}");
+                assert!(!cut.contains('\u{1b}') && (cut.ends_with(" B)") || cut.ends_with("kB)")), "{cut}");
+            }
+        }
+        let exact = "x".repeat(30);
+        assert_eq!(cut(&exact, 30), exact);
+        assert_eq!(cut(&exact, 29), format!("{}... (30 B)", "x".repeat(19)));
+    }
+}

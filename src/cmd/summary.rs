@@ -1,0 +1,22 @@
+//! `weightfs summary`: knows the one line that weight-inspect prints for scripts.
+
+use super::models::Models;
+use super::output::to_stdout;
+use crate::cli::SummaryArgs;
+use std::io::Write;
+use std::process::ExitCode;
+use weightfs::inspect::Identity;
+use weightfs::name::printable;
+
+/// Prints a line for each model.
+pub fn run(args: &SummaryArgs) -> anyhow::Result<ExitCode> {
+    to_stdout(|out| {
+        let models = Models::find(&args.sources, out)?;
+        let several = models.files.len() > 1;
+        models.each(false, out, |model, path, out| {
+            let Identity { hash, tensors, metadata } = Identity::of(model);
+            let file = if several { format!(",{}", printable(&path.to_string_lossy())) } else { String::new() };
+            Ok(writeln!(out, "safetensors,N/A,{tensors},{metadata},{hash}{file}")?)
+        })
+    })
+}

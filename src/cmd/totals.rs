@@ -1,0 +1,99 @@
+//! How totals look: knows them as tables, as two lines below a list, and as JSON.
+
+use super::output::{Output, count, cut, plural, size, table};
+use serde_json::{Value, json};
+use std::cmp::Reverse;
+use std::io::{self, Write};
+use unicode_width::UnicodeWidthStr;
+use weightfs::inspect::{Breakdown, Totals};
+use weightfs::name::printable;
+
+/// No name of a dtype or module takes more columns of a line that has others beside it.
+const NAME_MAX: usize = 60;
+
+/// The name of a group as it stands in a line.
+pub fn group_name(name: &str) -> String {
+    if name.is_empty() { "(none)".to_owned() } else { cut(name, NAME_MAX) }
+}
+
+/// A table by dtype and one by module; numbers whole if `exact` says so.
+pub fn print_tables(breakdown: &Breakdown, exact: bool, out: &mut Output) -> io::Result<()> {
+    let Breakdown { all, dtypes, modules } = breakdown;
+    let row = |(name, totals): &(&str, Totals)| {
+        let Totals { tensors, parameters, nbytes } = *totals;
+        let number = |number: u64, short: fn(u64) -> String| if exact { number.to_string() } else { short(number) };
+        // Of nothing, nothing is all.
+        let share = if all.nbytes == 0 { 0.0 } else { 100.0 * nbytes as f64 / all.nbytes as f64 };
+        let name = if name.is_empty() { "(none)".into() } else { printable(name) };
+        let (parameters, nbytes) = (number(parameters, count), number(nbytes, size));
+        vec![name.into_owned(), tensors.to_string(), parameters, nbytes, format!("{share:.1} %")]
+    };
+    for (title, gap, groups) in [("DTYPE", "", dtypes), ("MODULE", "\n", modules)] {
+        let rows: Vec<_> = groups.iter().chain([&("total", *all)]).map(row).collect();
+        out.write_all(gap.as_bytes())?;
+        table(out, &[title, "TENSORS", "PARAMETERS", "SIZE", "SHARE"], &rows)?;
+    }
+    Ok(())
+}
+
+/// How much there is, of which dtypes and in which modules: as many as fit into a line each, the largest first.
+pub fn print_lines(breakdown: &Breakdown, out: &mut Output) -> io::Result<()> {
+    let Breakdown { all, dtypes, modules } = breakdown;
+    let largest = |groups: &[(&str, Totals)]| {
+        let mut groups: Vec<_> = groups.iter().collect();
+        groups.sort_by_key(|(_, totals)| Reverse(totals.nbytes));
+        groups.iter().map(|(name, totals)| format!("{} {}", group_name(name), size(totals.nbytes))).collect::<Vec<_>>()
+    };
+    let parameters = format!("{} parameter{}", count(all.parameters), if all.parameters == 1 { "" } else { "s" });
+    let all = format!("{}, {parameters}, {}", plural(all.tensors, "tensor"), size(all.nbytes));
+    let width = out.width;
+    writeln!(out, "\n{}", in_a_line(&format!("{all}: "), &largest(dtypes), width))?;
+    // A name without dots has none.
+    if modules.iter().all(|(name, _)| name.is_empty()) {
+        return Ok(());
+    }
+    writeln!(out, "{}", in_a_line("modules: ", &largest(modules), width))
+}
+
+/// `begin` and as many of `items` as fit into so many columns, but one at least.
+fn in_a_line(begin: &str, items: &[String], columns: usize) -> String {
+    /// `, and 1,000,000 more`.
+    const MORE: usize = 20;
+    let mut line = begin.to_owned();
+    for (at, item) in items.iter().enumerate() {
+        let room = if at + 1 < items.len() { columns.saturating_sub(MORE) } else { columns };
+        if at > 0 && line.width() + 2 + item.width() > room {
+            line.push_str(&format!(", and {} more", items.len() - at));
+            break;
+        }
+        line.extend([if at == 0 { "" } else { ", " }, item]);
+    }
+    line
+}
+
+/// Totals as JSON.
+pub fn to_json(breakdown: &Breakdown) -> Value {
+    let Breakdown { all, dtypes, modules } = breakdown;
+    let with = |key: &str, groups: &[(&str, Totals)]| {
+        let object = |(name, Totals { tensors, parameters, nbytes }): &(&str, Totals)| json!({key: name, "tensors": tensors, "parameters": parameters, "nbytes": nbytes});
+        groups.iter().map(object).collect::<Vec<_>>()
+    };
+    json!({
+        "tensors": all.tensors, "parameters": all.parameters, "nbytes": all.nbytes,
+        "dtypes": with("dtype", dtypes), "modules": with("module", modules),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_what_fits_and_says_how_much_does_not() {
+        let items = ["F32 4 B", "BF16 2 B", "U8 1 B"].map(str::to_owned);
+        assert_eq!(in_a_line("x: ", &items, 80), "x: F32 4 B, BF16 2 B, U8 1 B");
+        assert_eq!(in_a_line("x: ", &items, 28), "x: F32 4 B, and 2 more");
+        assert_eq!(in_a_line("x: ", &items, 0), "x: F32 4 B, and 2 more");
+        assert_eq!(in_a_line("x: ", &[], 80), "x: ");
+    }
+}

@@ -1,0 +1,587 @@
+//! `check`: what is found in files that are sound, that are not, and that somebody stumbles over.
+
+use crate::room::{Room, Said, floats};
+use safetensors::Dtype;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use std::path::Path;
+use weightfs::format::{Mode, parse};
+
+/// What is found in the files of a line, as `severity rule`, and the messages.
+fn found(room: &Room, line: &str) -> (Vec<String>, Vec<String>) {
+    let objects = room.json(&format!("weightfs check --json {line}"));
+    let findings = objects.iter().flat_map(|object| object["findings"].as_array().unwrap());
+    let text = |finding: &Value, key: &str| finding[key].as_str().unwrap().to_owned();
+    findings
+        .map(|finding| (format!("{} {}", text(finding, "severity"), text(finding, "rule")), text(finding, "message")))
+        .unzip()
+}
+
+fn entry(name: &str, dtype: &str, shape: &[u64], begin: u64, end: u64) -> String {
+    format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{begin},{end}]}}"#)
+}
+
+/// A header of those entries, padded so that the data begins at a multiple of 8.
+fn header(entries: &[String]) -> String {
+    let mut json = format!("{{{}}}", entries.join(","));
+    while json.len() % 8 != 0 {
+        json.push(' ');
+    }
+    json
+}
+
+#[test]
+fn a_sound_file_is_said_to_be_sound() {
+    let room = Room::new();
+    room.model(
+        "m.safetensors",
+        &[("a", Dtype::F32, &[2], floats(&[1.0, 2.0])), ("b", Dtype::BF16, &[1], vec![0; 2])],
+        &[],
+    );
+    let said = room.sh("weightfs check m.safetensors");
+    let line = "m.safetensors: sound (2 tensors, 10 B; data at multiples of 8 bytes)\n";
+    assert_eq!(said, Said { code: 0, out: line.into(), err: "".into() });
+    let line = "m.safetensors: sound (2 tensors, 10 B; data at multiples of 8 bytes; all values finite)\n";
+    assert_eq!(room.ok("weightfs check --values m.safetensors"), line);
+    assert_eq!(room.ok("weightfs check --quiet m.safetensors"), "");
+    let object = json!({"source": "m.safetensors", "sound": true, "errors": 0, "warnings": 0, "files": 1, "tensors": 2,
+        "nbytes": 10, "alignment": 8, "values": false, "verified": [], "findings": []});
+    assert_eq!(room.json("weightfs check --json m.safetensors"), [object]);
+}
+
+#[test]
+fn everything_that_is_wrong_is_told_and_not_only_the_first() {
+    let room = Room::new();
+    let entries = [
+        entry("a", "F32", &[2], 0, 8),
+        entry("gap", "F32", &[1], 16, 20),
+        entry("over", "F32", &[2], 16, 24),
+        entry("size", "F32", &[3], 24, 32),
+        entry("far", "U8", &[100], 24, 124),
+        entry("a", "F32", &[2], 24, 32),
+        r#""__metadata__":{"k":5}"#.to_owned(),
+        r#""none":{"dtype":"U8","shape":[1]}"#.to_owned(),
+    ];
+    room.raw("m.safetensors", &header(&entries), &[0; 40]);
+    let (rules, messages) = found(&room, "m.safetensors");
+    let expected = [
+        ("entry", "__metadata__: key \"k\": the value is 5, not a string"),
+        ("entry", "tensor \"size\": shape [3] of F32 takes 12 bytes, but its data_offsets span 8"),
+        ("entry", "tensor \"none\": its entry has no data_offsets"),
+        ("entry", "tensor \"far\": its data takes bytes "),
+        ("entry", "tensor \"a\": the name stands twice in the header"),
+        ("hole", "tensor \"gap\": its data begins at byte "),
+        ("hole", "too long: the data ends at byte "),
+        ("overlap", "tensor \"over\": its data begins at byte "),
+    ];
+    let all = || format!("{rules:?}\n{}", messages.join("\n"));
+    for (rule, message) in expected {
+        let told = rules.iter().zip(&messages).any(|(r, m)| *r == format!("error {rule}") && m.starts_with(message));
+        assert!(told, "{rule}: {message}\n{}", all());
+    }
+    // `a` stays where it stands last, so that there is a hole in its former place, too.
+    assert_eq!(rules.iter().filter(|rule| rule.starts_with("error")).count(), expected.len(), "{}", all());
+    let said = room.sh("weightfs check m.safetensors");
+    assert_eq!((said.code, &said.err[..]), (1, ""), "{said:?}");
+    assert!(said.out.lines().all(|line| line.starts_with("m.safetensors: ")), "{said:?}");
+    assert!(
+        said.out.ends_with("m.safetensors: 8 errors (3 tensors, 20 B; data at multiples of 8 bytes)\n"),
+        "{said:?}"
+    );
+    // What is left out may be what lies in a hole.
+    let twice = [entry("a", "U8", &[8], 0, 8), entry("a", "U8", &[8], 8, 16)];
+    room.raw("twice.safetensors", &header(&twice), &[0; 16]);
+    let (rules, messages) = found(&room, "twice.safetensors");
+    assert_eq!(rules, ["error entry", "error hole"]);
+    assert!(messages[1].ends_with(": 8 bytes of no tensor between, or of one that is left out"), "{messages:?}");
+    // Nor does one thing that is wrong with a tensor hide another.
+    let (cut, empty) = (entry("a", "U8", &[8], 0, 8), entry("a", "U8", &[0], 0, 0));
+    let part = entry("a", "F4", &[], 0, 0);
+    for (both, reason) in
+        [([&cut, &empty], "but the file ends"), ([&part, &empty], "4 bits"), ([&part, &part], "4 bits")]
+    {
+        room.raw("both.safetensors", &header(&both.map(String::clone)), &[]);
+        let (rules, messages) = found(&room, "both.safetensors");
+        let told = |what: &str| messages.iter().filter(|message| message.contains(what)).count();
+        assert!(told("the name stands twice") == 1 && told(reason) + 1 == rules.len(), "{messages:?}");
+    }
+    // Two values of metadata are no tensor that stands twice.
+    room.raw("metadata.safetensors", r#"{"__metadata__":{"a":1,"b":2}}  "#, &[]);
+    assert_eq!(found(&room, "metadata.safetensors").0, ["error entry"; 2]);
+    let hole = [entry("a", "U8", &[8], 0, 8), entry("b", "U8", &[8], 16, 24)];
+    room.raw("hole.safetensors", &header(&hole), &[0; 25]);
+    let (rules, messages) = found(&room, "hole.safetensors");
+    assert_eq!(rules, ["error hole"; 2]);
+    assert!(messages[0].ends_with(" between") && messages[1].ends_with("; 1 byte of no tensor"), "{messages:?}");
+}
+
+#[test]
+fn a_file_that_is_cut_short_is_not_said_to_be_too_long() {
+    let room = Room::new();
+    let entries = [entry("a", "U8", &[8], 0, 8), entry("b", "U8", &[8], 8, 16), entry("c", "U8", &[8], 16, 24)];
+    room.raw("m.safetensors", &header(&entries), &[0; 10]);
+    let (rules, messages) = found(&room, "m.safetensors");
+    assert_eq!(rules, ["error format", "error entry", "error entry"]);
+    assert!(messages[0].starts_with("cut short: the data ends at byte ") && messages[0].contains("; 14 bytes missing"));
+    assert!(messages[1].starts_with("tensor \"b\": its data takes bytes "), "{messages:?}");
+}
+
+#[test]
+fn the_verdict_is_that_of_the_strict_parser_on_every_golden_file() {
+    let room = Room::new();
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let mut broken = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let Ok(golden) = std::fs::read_to_string(path.with_extension("txt")) else { continue };
+        let path = path.with_extension("safetensors");
+        let code = room.sh(&format!("weightfs check --quiet --values '{}'", path.display())).code;
+        let is_sound = golden.starts_with("strict: ok");
+        assert_eq!(code, i32::from(!is_sound), "{}", path.display());
+        broken += u32::from(!is_sound);
+    }
+    assert!(broken > 30, "{broken}");
+}
+
+#[test]
+fn the_verdict_is_that_of_the_strict_parser_whichever_byte_is_another() {
+    let room = Room::new();
+    let paths = room.mutations();
+    let reports = room.json("weightfs check --json --values *.safetensors");
+    assert_eq!(reports.len(), paths.len());
+    let mut sound = 0;
+    for report in reports {
+        let file = std::fs::read(room.path(report["source"].as_str().unwrap())).unwrap();
+        let is_sound = parse(&file, file.len() as u64, Mode::Strict).is_ok();
+        assert_eq!(report["sound"], is_sound, "{report:#}");
+        assert_eq!(report["errors"] == 0, is_sound, "{report:#}");
+        sound += usize::from(is_sound);
+    }
+    assert!((20..paths.len() - 20).contains(&sound), "{sound} of {}", paths.len());
+}
+
+#[test]
+fn what_somebody_stumbles_over_is_a_warning() {
+    let room = Room::new();
+    // Name, header, data, what is found and the first message.
+    type Case<'c> = (&'c str, String, &'c [u8], &'c [&'c str], &'c str);
+    let cases: [Case; 8] = [
+        (
+            "unaligned",
+            header(&[entry("pad", "U8", &[3], 0, 3), entry("x", "F32", &[1], 3, 7), entry("y", "BF16", &[1], 7, 9)]),
+            &[0; 9],
+            &["warning unaligned", "warning unaligned"],
+            "tensor \"x\": its F32 data begins at byte ",
+        ),
+        // Eight bits wide, or several in a byte: they may lie anywhere.
+        (
+            "narrow",
+            header(&[entry("pad", "U8", &[3], 0, 3), entry("x", "F8_E4M3", &[1], 3, 4), entry("y", "F4", &[2], 4, 5)]),
+            &[0; 5],
+            &[],
+            "",
+        ),
+        (
+            "unpadded",
+            format!("{{{}}}", [entry("x", "U8", &[1], 0, 1)].join(",")),
+            &[0; 1],
+            &["warning data-start"],
+            "the data begins at byte 61, no multiple of 8",
+        ),
+        (
+            "dtype",
+            header(&[entry("x", "I4", &[4], 0, 2)]),
+            &[0; 2],
+            &["warning unknown-dtype"],
+            "dtype \"I4\" is none of the 22 that the format has",
+        ),
+        (
+            "twice",
+            header(&[r#""__metadata__":{"k":"1","k":"2"}"#.into()]),
+            &[],
+            &["warning json"],
+            "metadata key \"k\" stands there twice; readers take the last value",
+        ),
+        (
+            "field",
+            header(&[r#""x":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"sparse":true}"#.into()]),
+            &[0; 1],
+            &["warning json"],
+            "tensor \"x\": its entry has the field \"sparse\", which the format does not have",
+        ),
+        ("empty", "{}      ".into(), &[], &[], ""),
+        (
+            "newline",
+            "{}     \n".into(),
+            &[],
+            &["warning json"],
+            r"the header is padded with '\n', and the format wants spaces",
+        ),
+    ];
+    for (name, header, data, rules, message) in cases {
+        room.raw(&format!("{name}.safetensors"), &header, data);
+        let (found, messages) = found(&room, &format!("{name}.safetensors"));
+        assert_eq!(found, rules, "{name}");
+        assert!(messages.first().is_none_or(|first| first.starts_with(message)), "{messages:?}");
+        assert_eq!(room.sh(&format!("weightfs check {name}.safetensors")).code, 0, "{name}");
+        let code = room.sh(&format!("weightfs check --fail-on-warning {name}.safetensors")).code;
+        assert_eq!(code, i32::from(!rules.is_empty()), "{name}");
+    }
+    let out = room.ok("weightfs check unaligned.safetensors");
+    assert!(out.contains("bytemuck") && out.contains("sound, with 2 warnings ("), "{out}");
+    // The official writer aligns everything.
+    let room = Room::new();
+    room.model("m.safetensors", &[("a", Dtype::U8, &[3], vec![0; 3]), ("b", Dtype::F64, &[1], vec![0; 8])], &[]);
+    assert_eq!(found(&room, "m.safetensors").0, [""; 0]);
+}
+
+#[test]
+fn nan_and_infinity_are_found_where_they_are() {
+    let room = Room::new();
+    let (nan, inf) = (f32::NAN, f32::INFINITY);
+    let mut large = vec![0.5f32; 700_000];
+    large[699_999] = nan;
+    large[400_123] = nan;
+    large[5] = -inf;
+    let half = |values: &[f32]| values.iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect::<Vec<u8>>();
+    let brain =
+        |values: &[f32]| values.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect::<Vec<u8>>();
+    let doubles = [f64::MAX, 0.0, f64::NAN].map(f64::to_le_bytes).concat();
+    room.model(
+        "m.safetensors",
+        &[
+            ("large", Dtype::F32, &[700, 1000], floats(&large)),
+            ("double", Dtype::F64, &[3], doubles),
+            ("half", Dtype::F16, &[2, 2], half(&[1.0, 65504.0, inf, -inf])),
+            ("brain", Dtype::BF16, &[1], brain(&[nan])),
+            ("fine", Dtype::BF16, &[2], brain(&[half::bf16::MAX.to_f32(), -1.0])),
+            ("eight", Dtype::F8_E4M3, &[3], vec![0x7e, 0x7f, 0xff]),
+            ("eight2", Dtype::F8_E5M2, &[3], vec![0x7c, 0x7b, 0xfc]),
+            ("mask", Dtype::I64, &[1], vec![0xff; 8]),
+            ("bytes", Dtype::U8, &[2], vec![0xff; 2]),
+            ("complex", Dtype::C64, &[2], floats(&[0.0, 1.0, nan, -inf])),
+            ("scalar", Dtype::F32, &[], floats(&[inf])),
+            ("none", Dtype::F32, &[0], vec![]),
+        ],
+        &[],
+    );
+    assert_eq!(found(&room, "m.safetensors").0, [""; 0]);
+    let (rules, mut messages) = found(&room, "--values m.safetensors");
+    let mut expected = [
+        "tensor \"large\": 2 NaN, 1 -Inf among 700000 elements, the first at [0, 5]",
+        "tensor \"double\": 1 NaN among 3 elements, the first at [2]",
+        "tensor \"half\": 1 +Inf, 1 -Inf among 4 elements, the first at [1, 0]",
+        "tensor \"brain\": 1 NaN among 1 element, the first at [0]",
+        "tensor \"eight\": 2 NaN among 3 elements, the first at [1]",
+        "tensor \"eight2\": 1 +Inf, 1 -Inf among 3 elements, the first at [0]",
+        "tensor \"complex\": 1 NaN, 1 -Inf among the 4 parts of 2 elements, the first at [1]",
+        "tensor \"scalar\": 1 +Inf among 1 element, the first at []",
+    ];
+    expected.sort_unstable();
+    messages.sort_unstable();
+    assert_eq!(messages, expected);
+    let nans = ["error nan"; 5].into_iter().chain(["warning infinite"; 3]);
+    assert_eq!(rules, nans.collect::<Vec<_>>());
+    assert_eq!(room.sh("weightfs check --values m.safetensors").code, 1);
+    // A place is no longer than a line can bear.
+    room.model("deep.safetensors", &[("a", Dtype::F32, &[1; 5000], floats(&[nan]))], &[]);
+    let (_, messages) = found(&room, "--values deep.safetensors");
+    assert!(messages[0].len() < 200 && messages[0].ends_with(", 0, ... 5000 dimensions]"), "{messages:?}");
+    // Of what cannot be looked at nobody says that it is finite.
+    room.raw("broken.safetensors", "{", &[]);
+    room.raw("none.safetensors", "{}      ", &[]);
+    room.raw("cut.safetensors", &header(&[entry("a", "U8", &[1], 0, 1), entry("b", "F32", &[1], 1, 5)]), &[0; 4]);
+    let out = room.sh("weightfs check --values broken.safetensors none.safetensors cut.safetensors").out;
+    assert!(!out.contains("finite"), "{out}");
+    // Of tensors that overlap the first is looked at: all of them would take ten thousand times as long as the file is.
+    let len = 1 << 22;
+    let whole = |at: usize| entry(&format!("w{at}"), "F32", &[len / 4], 0, len);
+    let mut entries: Vec<String> = (0..10_000).map(whole).collect();
+    entries.push(entry("behind", "F32", &[1], len, len + 4));
+    let data = [vec![0; len as usize - 4], floats(&[nan, inf])].concat();
+    room.raw("overlap.safetensors", &header(&entries), &data);
+    let [ref object] = room.json("weightfs check --json --values overlap.safetensors")[..] else { panic!() };
+    let told = object["findings"].as_array().unwrap().iter().filter(|finding| finding["rule"] != "overlap");
+    let told: Vec<&str> = told.map(|finding| finding["message"].as_str().unwrap()).collect();
+    let (first, second) =
+        ("1 NaN among 1048576 elements, the first at [1048575]", "1 +Inf among 1 element, the first at [0]");
+    assert_eq!(told, [format!("tensor \"w0\": {first}"), format!("tensor \"behind\": {second}")]);
+    // Infinity alone is no error.
+    room.model("inf.safetensors", &[("a", Dtype::F32, &[1], floats(&[inf]))], &[]);
+    assert_eq!(room.sh("weightfs check --values inf.safetensors").code, 0);
+    assert_eq!(room.sh("weightfs check --values --fail-on-warning inf.safetensors").code, 1);
+}
+
+#[test]
+fn hashes_are_verified_where_there_are_any() {
+    let room = Room::new();
+    // More than is read at once, and no multiple of it.
+    let bytes: Vec<u8> = (0..5_000_001u32).map(|at| (at.wrapping_mul(7919) >> 8) as u8).collect();
+    let hash: String =
+        Sha256::digest([&floats(&[f32::NAN])[..], &bytes].concat()).iter().map(|byte| format!("{byte:02x}")).collect();
+    let tensors =
+        || [("a", Dtype::U8, &[5_000_001usize][..], bytes.clone()), ("nan", Dtype::F32, &[1], floats(&[f32::NAN]))];
+    let spec = |hash: &str| {
+        [
+            ("modelspec.architecture", "stable-diffusion-v1/lora".to_owned()),
+            ("modelspec.implementation", "diffusers".to_owned()),
+            ("modelspec.resolution", "512x512".to_owned()),
+            ("modelspec.sai_model_spec", "1.0.1".to_owned()),
+            ("modelspec.title", "A".to_owned()),
+            ("modelspec.hash_sha256", hash.to_owned()),
+            ("sshs_model_hash", hash.trim_start_matches("0x").to_owned()),
+        ]
+    };
+    let write = |name: &str, hash: &str| {
+        let metadata = spec(hash);
+        let metadata: Vec<_> = metadata.iter().map(|(key, value)| (*key, &value[..])).collect();
+        room.model(name, &tensors(), &metadata);
+    };
+    write("right.safetensors", &format!("0x{hash}"));
+    assert_eq!(found(&room, "right.safetensors").0, [""; 0]);
+    let verified = |file: &str, key: &str| json!({"file": file, "key": key});
+    let both = |file| json!([verified(file, "modelspec.hash_sha256"), verified(file, "sshs_model_hash")]);
+    assert_eq!(room.json("weightfs check --json right.safetensors")[0]["verified"], both("right.safetensors"));
+    assert!(
+        room.ok("weightfs check right.safetensors")
+            .contains("; modelspec.hash_sha256 verified; sshs_model_hash verified)")
+    );
+    // Together with a look at all values, which reads the same bytes by another way.
+    let [ref object] = room.json("weightfs check --json --values right.safetensors")[..] else { panic!() };
+    assert_eq!((&object["verified"], &object["errors"]), (&both("right.safetensors"), &json!(1)));
+    // One byte is another.
+    let mut changed = std::fs::read(room.path("right.safetensors")).unwrap();
+    let last = changed.len() - 1;
+    changed[last] ^= 1;
+    std::fs::write(room.path("changed.safetensors"), changed).unwrap();
+    for options in ["", "--values"] {
+        let (rules, messages) = found(&room, &format!("{options} changed.safetensors"));
+        assert_eq!(rules[..2], ["error hash"; 2], "{options}");
+        let message = format!("metadata \"modelspec.hash_sha256\" is {hash}, but the SHA-256 of the data is ");
+        assert!(messages[0].starts_with(&message), "{messages:?}");
+    }
+    assert_eq!(room.sh("weightfs check changed.safetensors").code, 1);
+    assert_eq!(room.sh("weightfs check --no-data changed.safetensors").code, 0);
+    // Upper case and no 0x: against ModelSpec, but the right hash.
+    write("upper.safetensors", &hash.to_uppercase());
+    assert_eq!(found(&room, "upper.safetensors").0, ["warning modelspec"]);
+    assert_eq!(room.json("weightfs check --json upper.safetensors")[0]["verified"].as_array().unwrap().len(), 2);
+    // Of many files each key is told once.
+    for name in ["s-00001-of-00002.safetensors", "s-00002-of-00002.safetensors"] {
+        let tensors: [(&str, Dtype, &[usize], Vec<u8>); 1] = [(&name[..7], Dtype::U8, &[0], vec![])];
+        let hash: String = Sha256::digest([]).iter().map(|byte| format!("{byte:02x}")).collect();
+        room.model(name, &tensors, &[("sshs_model_hash", &hash)]);
+    }
+    let index =
+        json!({"weight_map": {"s-00001": "s-00001-of-00002.safetensors", "s-00002": "s-00002-of-00002.safetensors"}});
+    std::fs::write(room.path("s.safetensors.index.json"), index.to_string()).unwrap();
+    let out = room.ok("weightfs check s.safetensors.index.json");
+    assert!(out.ends_with("sound (2 tensors, 0 B; 2 files; sshs_model_hash verified of 2 files)\n"), "{out}");
+    // No hash at all.
+    write("none.safetensors", "None");
+    assert_eq!(found(&room, "none.safetensors").0, ["warning modelspec"]);
+}
+
+#[test]
+fn conventions_of_metadata() {
+    let room = Room::new();
+    let tensors = [("a", Dtype::U8, &[1usize][..], vec![0])];
+    room.model(
+        "m.safetensors",
+        &tensors,
+        &[
+            ("modelspec.title", "A model"),
+            ("modelspec.resolution", "large"),
+            ("modelspec.date", "yesterday"),
+            ("ss_tag_frequency", "{broken"),
+            ("ss_network_args", "None"),
+            ("sshs_model_hash", "abc"),
+        ],
+    );
+    let (rules, messages) = found(&room, "m.safetensors");
+    assert_eq!(rules, [["warning modelspec"; 5].as_slice(), &["warning kohya"; 2]].concat());
+    let expected = [
+        "metadata \"modelspec.sai_model_spec\": missing, and every model must have it",
+        "metadata \"modelspec.architecture\": missing, and every model must have it",
+        "metadata \"modelspec.implementation\": missing, and every model must have it",
+        "metadata \"modelspec.date\": is \"yesterday\", and should be a date of ISO 8601, such as 2023-07-16",
+        "metadata \"modelspec.resolution\": is \"large\", and should be WIDTHxHEIGHT, such as 1024x1024",
+    ];
+    assert_eq!(messages[..5], expected);
+    assert!(messages[5].starts_with("metadata \"ss_tag_frequency\": no valid JSON: "), "{messages:?}");
+}
+
+#[test]
+fn a_set_is_held_against_its_list() {
+    let room = Room::new();
+    room.sharded("s");
+    let line = "s.safetensors.index.json: sound (3 tensors, 30 B; 2 files; data at multiples of 8 bytes)\n";
+    assert_eq!(room.ok("weightfs check s.safetensors.index.json"), line);
+    // The numbers are others than those of the files.
+    room.ok("sed 's/30/31/; s/: *9/: 8/' s.safetensors.index.json >t.safetensors.index.json");
+    let (rules, messages) = found(&room, "t.safetensors.index.json");
+    assert_eq!(rules, ["warning index-totals"; 2]);
+    let mut messages = messages;
+    messages.sort();
+    assert_eq!(
+        messages,
+        [
+            "total_parameters is 8 in the index, and 9 in the files",
+            "total_size is 31 in the index, and 30 in the files"
+        ]
+    );
+    // A tensor elsewhere, one too many, one missing, one that no shard has, a shard that is not there.
+    let index = json!({"metadata": {"total_size": "many"}, "weight_map": {
+        "a.0.w": "s-00002-of-00002.safetensors", "b.w": "s-00002-of-00002.safetensors",
+        "c.w": "s-00001-of-00002.safetensors", "d.w": "gone.safetensors",
+    }});
+    std::fs::write(room.path("u.safetensors.index.json"), index.to_string()).unwrap();
+    let (rules, messages) = found(&room, "u.safetensors.index.json");
+    assert_eq!(rules[..4], ["error index"; 4]);
+    let expected = [
+        "a shard is missing or broken: gone.safetensors: No such file or directory",
+        "tensor \"a.0.w\" should be in \"s-00002-of-00002.safetensors\", but is in \"s-00001-of-00002.safetensors\"",
+        "tensor \"a.1.w\" is in \"s-00001-of-00002.safetensors\", but the index does not name it",
+        "tensor \"c.w\" should be in \"s-00001-of-00002.safetensors\", but no shard has it",
+        "shard \"s-00001-of-00002.safetensors\" is one of 2 by its name, and the index names 3",
+    ];
+    assert_eq!(messages, expected);
+    // Of a shard that is missing its absence is told, and not also what follows from that.
+    room.ok("mkdir lost && cp s-00001-of-00002.safetensors s.safetensors.index.json lost");
+    assert_eq!(found(&room, "lost").0, ["error index"]);
+    // A tensor that the index names twice.
+    room.ok(r#"sed 's/"weight_map":{/&"b.w":"s-00001-of-00002.safetensors",/' s.safetensors.index.json >r.safetensors.index.json"#);
+    let (rules, messages) = found(&room, "r.safetensors.index.json");
+    let twice = "1 entry names what a later entry of the index names again: the last stands";
+    assert_eq!((&rules[..], &messages[0][..]), (&["warning index-twice".to_owned()][..], twice));
+    // A tensor that two shards have.
+    room.ok("cp s-00002-of-00002.safetensors s-00003-of-00003.safetensors");
+    let index = json!({"weight_map": {
+        "a.0.w": "s-00001-of-00002.safetensors", "a.1.w": "s-00001-of-00002.safetensors",
+        "b.w": "s-00002-of-00002.safetensors", "c.w": "s-00003-of-00003.safetensors",
+    }});
+    std::fs::write(room.path("w.safetensors.index.json"), index.to_string()).unwrap();
+    let (rules, messages) = found(&room, "w.safetensors.index.json");
+    assert_eq!(rules, ["error index", "error index", "warning index-totals"], "{messages:?}");
+    let twice = "tensor \"b.w\" is in \"s-00002-of-00002.safetensors\" as the index says, and in \"s-00003-of-00003.safetensors\" too";
+    assert_eq!(messages[0], twice);
+    assert_eq!(messages[2], "shard \"s-00001-of-00002.safetensors\" is one of 2 by its name, and the index names 3");
+    // What is wrong with a shard is told of that shard.
+    let nan: [(&str, Dtype, &[usize], Vec<u8>); 1] = [("b.w", Dtype::F32, &[4], floats(&[0.0, f32::NAN, 0.0, 0.0]))];
+    room.model("s-00002-of-00002.safetensors", &nan, &[("modelspec.title", "x")]);
+    let said = room.sh("weightfs check --values s.safetensors.index.json");
+    assert!(said.out.starts_with("s-00002-of-00002.safetensors: error: tensor \"b.w\": 1 NaN"), "{said:?}");
+    room.raw(
+        "s-00001-of-00002.safetensors",
+        &header(&[entry("a.0.w", "F32", &[2], 0, 8), entry("a.1.w", "BF16", &[3], 9, 15)]),
+        &[0; 15],
+    );
+    let (rules, _) = found(&room, "s.safetensors.index.json");
+    assert!(rules.contains(&"error hole".to_owned()), "{rules:?}");
+    // No index at all.
+    std::fs::write(room.path("v.safetensors.index.json"), "{}").unwrap();
+    assert_eq!(found(&room, "v.safetensors.index.json").0, ["error format"]);
+
+    room.dataset("set");
+    assert_eq!(
+        room.ok("weightfs check set"),
+        "set/dataset_manifest.json: sound (2 tensors, 12 B; 2 files; data at multiples of 8 bytes)\n"
+    );
+    room.ok(r#"sed -i 's/"samples_count":2/"samples_count":3/; s/"total_samples":4/"total_samples":9/' set/dataset_manifest.json"#);
+    let (rules, messages) = found(&room, "set");
+    assert_eq!(rules, ["warning manifest"; 2], "{messages:?}");
+    let expected = [
+        "\"x.safetensors\" has 2 rows, and the manifest says 3",
+        "total_samples is 9 in the manifest, and its shards add up to 5",
+    ];
+    assert_eq!(messages, expected);
+}
+
+#[test]
+fn a_dataset_is_held_against_itself() {
+    let room = Room::new();
+    room.dataset("set");
+    // In key-value mode no two shards have a name in common.
+    let byte = |name| (name, Dtype::U8, &[1usize][..], vec![0]);
+    room.model("set/x.safetensors", &["a", "b", "c"].map(byte), &[]);
+    room.model("set/y.safetensors", &["a", "d", "e"].map(byte), &[]);
+    let (rules, messages) = found(&room, "set");
+    let twice = "\"a\": it is in \"x.safetensors\" and in \"y.safetensors\"; the second is in shards/ only";
+    assert_eq!((&rules[0][..], &messages[0][..]), ("error index", twice));
+    assert!(rules[1..].iter().all(|rule| rule == "warning manifest"), "{rules:?}");
+    // In batch mode all parts of an array are alike.
+    let rows = |dtype, bytes| ("images", dtype, &[2usize, 3][..], vec![0; bytes]);
+    room.model("set/x.safetensors", &[rows(Dtype::U8, 6), byte("a")], &[]);
+    room.model("set/y.safetensors", &[rows(Dtype::F32, 24), byte("a")], &[]);
+    let (rules, messages) = found(&room, "set");
+    let apart = "\"images\": it is U8 in \"x.safetensors\", and F32 in \"y.safetensors\"; its parts are in shards/";
+    assert_eq!((&rules[0][..], &messages[0][..]), ("error index", apart), "{messages:?}");
+}
+
+#[test]
+fn the_exit_code_tells_what_is_broken_from_what_cannot_be_read() {
+    let room = Room::new();
+    room.model("m.safetensors", &[("a", Dtype::U8, &[1], vec![0])], &[]);
+    room.ok("mkdir all all/sub && cp m.safetensors all && cp m.safetensors all/sub && echo text >text.safetensors; mkfifo pipe");
+    room.ok("echo GGUF0000000 >model.gguf; : >empty.safetensors");
+    let cases = [
+        ("m.safetensors", 0),
+        ("all", 0),
+        ("m.safetensors all", 0),
+        ("text.safetensors", 1),
+        ("model.gguf", 1),
+        ("empty.safetensors", 1),
+        ("m.safetensors text.safetensors", 1),
+        ("absent", 2),
+        ("pipe", 2),
+        ("m.safetensors absent text.safetensors", 2),
+        ("all/sub/..", 0),
+        ("", 2),
+        ("--bogus m.safetensors", 2),
+        ("--values --no-data m.safetensors", 2),
+        ("--quiet --json m.safetensors", 2),
+    ];
+    for (line, code) in cases {
+        let said = room.sh(&format!("weightfs check {line}"));
+        assert_eq!(said.code, code, "{line}: {said:?}");
+        assert_eq!(said.err.lines().count(), usize::from(code == 2), "{line}: {said:?}");
+    }
+    let (rules, messages) = found(&room, "model.gguf empty.safetensors");
+    assert_eq!(rules, ["error format"; 2]);
+    assert!(messages[0].contains("GGUF") && messages[1].contains("empty"), "{messages:?}");
+}
+
+#[test]
+fn a_file_that_changes_meanwhile_cannot_be_checked() {
+    // So much that it changes before the end, and none of it on the disk.
+    let len = 20_000_000_000u64;
+    let header = format!(r#"{{"a":{{"dtype":"F32","shape":[{}],"data_offsets":[0,{len}]}}}}    "#, len / 4);
+    for change in ["touch m.safetensors", "truncate -s 1000 m.safetensors"] {
+        let room = Room::new();
+        room.raw("m.safetensors", &header, &[]);
+        room.ok(&format!("truncate -s {} m.safetensors", 8 + header.len() as u64 + len));
+        // When it has more than the header in memory, it is under way.
+        let line = format!(
+            "weightfs check --values m.safetensors & while [ $(grep -c . /proc/$!/maps) -lt 5 ]; do :; done; sleep 0.2; {change}; wait $!"
+        );
+        let said = room.sh(&line);
+        let err = "weightfs: m.safetensors: changed while it was checked\n";
+        assert_eq!((said.code, &said.out[..], &said.err[..]), (2, "", err), "{change}");
+    }
+}
+
+#[test]
+fn many_findings_of_a_kind_are_counted() {
+    let room = Room::new();
+    let entries: Vec<String> = std::iter::once(entry("pad", "U8", &[1], 0, 1))
+        .chain((0..1500).map(|at| entry(&format!("t{at}"), "F32", &[1], 1 + at * 4, 5 + at * 4)))
+        .collect();
+    room.raw("m.safetensors", &header(&entries), &[0; 6001]);
+    let out = room.ok("weightfs check m.safetensors");
+    let lines: Vec<&str> = out.lines().collect();
+    assert_eq!(lines.len(), 13, "{out}");
+    assert_eq!(lines[10], "m.safetensors: warning: 1490 more of this kind");
+    assert!(lines[12].starts_with("m.safetensors: sound, with 1,500 warnings (1,501 tensors, "), "{out}");
+    let [ref object] = room.json("weightfs check --json m.safetensors")[..] else { panic!() };
+    assert_eq!((&object["warnings"], object["findings"].as_array().unwrap().len()), (&json!(1500), 1000));
+}

@@ -1,0 +1,100 @@
+//! Names and values that try to take hold of a terminal, or to be very many or very long: no command lets them.
+
+use crate::room::Room;
+use serde_json::json;
+
+/// Colour, a bell, the end of a line, text from right to left, what cannot be seen, and the controls beyond ASCII.
+const HOSTILE: &str = "\u{1b}[31m\u{7}\r\n\t\u{202e}\u{2028}\u{7f}\u{9b}2J\u{85}";
+
+/// A name of file, too, which can have all of it.
+fn room() -> Room {
+    let room = Room::new();
+    let long = "k".repeat(70_000);
+    let header = json!({
+        "__metadata__": {
+            HOSTILE: HOSTILE, "": "", &long: &long, "modelspec.title": HOSTILE, format!("modelspec.{HOSTILE}"): HOSTILE,
+            "modelspec.resolution": HOSTILE, "modelspec.thumbnail": &long, format!("ss_{HOSTILE}"): HOSTILE,
+            "ss_dataset_dirs": json!({HOSTILE: {"n_repeats": 1, "img_count": u64::MAX}}).to_string(),
+            "ss_tag_frequency": json!({HOSTILE: {HOSTILE: u64::MAX, "b": 1}, "c": {HOSTILE: 5}}).to_string(),
+            "ss_network_args": HOSTILE, "sshs_model_hash": HOSTILE, "ss_training_started_at": "1e300",
+        },
+        HOSTILE: {"dtype": HOSTILE, "shape": [3], "data_offsets": [0, 3], HOSTILE: HOSTILE},
+        format!("{long}.x"): {"dtype": &long, "shape": vec![1; 5000], "data_offsets": [3, 4]},
+        format!("{HOSTILE}.{HOSTILE}"): {"dtype": "F32", "shape": [0], "data_offsets": [4, 4]},
+    });
+    room.raw(&format!("{HOSTILE}m.safetensors"), &header.to_string(), &[0; 4]);
+    // And one in which hardly anything is sound.
+    let header = json!({
+        "__metadata__": {HOSTILE: 5},
+        HOSTILE: {"dtype": HOSTILE, "shape": [3], "data_offsets": [0, 30]},
+        format!("{HOSTILE}2"): {"dtype": "U8", "shape": [2, HOSTILE], "data_offsets": [0, 2]},
+        "left": {"dtype": "U8", "shape": [2], "data_offsets": [1, 3]},
+    });
+    room.raw(&format!("{HOSTILE}n.safetensors"), &header.to_string(), &[0; 4]);
+    room
+}
+
+const COMMANDS: [&str; 12] = [
+    "ls",
+    "ls --lenient",
+    "ls --totals --lenient --depth 2",
+    "ls --json --lenient",
+    "inspect --lenient",
+    "inspect --all --lenient",
+    "inspect --json --lenient",
+    "id",
+    "id --json",
+    "summary",
+    "check --values",
+    "check --json --values",
+];
+
+#[test]
+fn no_command_lets_a_terminal_obey() {
+    let room = room();
+    for command in COMMANDS {
+        let said = room.sh(&format!("weightfs {command} ."));
+        let obeyed = |char: char| {
+            char != '\n' && (char.is_control() || matches!(char, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'))
+        };
+        for text in [&said.out, &said.err] {
+            assert!(!text.contains(obeyed), "{command}: {}", text.escape_debug());
+        }
+        // One message a line, whatever it names.
+        assert!(said.err.lines().all(|line| line.starts_with("weightfs: ")), "{command}: {}", said.err);
+        assert!(said.out.contains("m.safetensors"), "{command}: {said:?}");
+    }
+}
+
+#[test]
+fn json_has_every_name_and_value_as_it_is() {
+    let room = room();
+    let [ref m, ref n] = room.json("weightfs ls --json --lenient .")[..] else { panic!() };
+    let name = |at: usize| m["tensors"][at]["name"].as_str().unwrap();
+    let long = "k".repeat(70_000);
+    assert_eq!([name(0), name(1), name(2)], [HOSTILE, &format!("{HOSTILE}.{HOSTILE}"), &format!("{long}.x")]);
+    assert_eq!(m["source"], format!("./{HOSTILE}m.safetensors"));
+    assert_eq!((&m["tensors"][0]["dtype"], &m["totals"]["modules"][1]["module"]), (&json!(HOSTILE), &json!(HOSTILE)));
+    assert_eq!((&n["tensors"][0]["name"], n["skipped"].as_array().unwrap().len()), (&json!("left"), 3));
+    let [ref m, _] = room.json("weightfs inspect --json --lenient .")[..] else { panic!() };
+    assert_eq!((&m["metadata"][HOSTILE], &m["metadata"][&long]), (&json!(HOSTILE), &json!(long)));
+    assert_eq!(m["training"]["folders"][0]["name"], HOSTILE);
+    assert_eq!(m["training"]["frequent_tags"][0][0], HOSTILE.trim());
+    let reports = room.json("weightfs check --json .");
+    for report in reports {
+        let findings = report["findings"].as_array().unwrap();
+        assert!(findings.iter().any(|finding| finding["subject"] == HOSTILE), "{report:#}");
+        assert!(findings.iter().all(|finding| finding["file"] == report["source"]), "{report:#}");
+    }
+}
+
+#[test]
+fn a_page_is_short_whatever_is_on_it() {
+    let room = room();
+    for options in ["", "--all"] {
+        let out = room.sh(&format!("weightfs inspect --lenient {options} .")).out;
+        assert!(out.lines().all(|line| line.len() < 250) && out.len() < 10_000, "{out}");
+    }
+    let out = room.sh("weightfs check .").out;
+    assert!(out.lines().all(|line| line.len() < 1000), "{out}");
+}

@@ -1,0 +1,157 @@
+//! `inspect`: what a person wants to know first.
+
+use crate::room::Room;
+use safetensors::Dtype;
+use serde_json::json;
+
+fn lora() -> Room {
+    let room = Room::new();
+    let tags = r#"{"10_cat": {"cat": 40, "fur": 9}}"#;
+    let thumbnail = format!("data:image/jpeg;base64,{}", "A".repeat(4000));
+    room.model(
+        "lora.safetensors",
+        &[
+            ("lora_unet_a.lora_down.weight", Dtype::F16, &[8, 320], vec![0; 5120]),
+            ("lora_unet_a.lora_up.weight", Dtype::F16, &[320, 8], vec![0; 5120]),
+            ("lora_unet_a.alpha", Dtype::F32, &[], vec![0; 4]),
+        ],
+        &[
+            ("modelspec.title", "Cats\u{1b}[31m"),
+            ("modelspec.architecture", "stable-diffusion-v1/lora"),
+            ("modelspec.sai_model_spec", "1.0.1"),
+            ("modelspec.thumbnail", &thumbnail),
+            ("modelspec.custom", "mine"),
+            ("ss_network_dim", "8"),
+            ("ss_network_alpha", "4.0"),
+            ("ss_network_args", r#"{"conv_dim": "4"}"#),
+            ("ss_network_dropout", "None"),
+            ("ss_max_grad_norm", "1.0"),
+            ("ss_dataset_dirs", r#"{"10_cat": {"n_repeats": 10, "img_count": 40}}"#),
+            ("ss_tag_frequency", tags),
+            ("ss_training_started_at", "1700000000.5"),
+            ("ss_training_finished_at", "1700003725.25"),
+            ("sshs_model_hash", "abc"),
+            ("format", "pt"),
+        ],
+    );
+    room
+}
+
+#[test]
+fn a_page_tells_what_a_model_is() {
+    let room = lora();
+    let size = std::fs::metadata(room.path("lora.safetensors")).unwrap().len();
+    let hash = room.ok("weightfs summary lora.safetensors");
+    let hash = hash.trim_end().rsplit(',').next().unwrap();
+    let out = room.ok("weightfs inspect lora.safetensors");
+    let header = size - 10244;
+    let expected = format!(
+        r#"lora.safetensors
+  Format           safetensors
+  Size             {:.1} kB ({},{:03} bytes), {:.2} kB of it header
+  Tensors          3
+  Parameters       5.12K (5,121)
+  Dtypes           F16 10.2 kB in 2 tensors
+                   F32 4 B in 1 tensor
+  Modules          lora_unet_a 10.2 kB in 3 tensors
+  Largest          lora_unet_a.lora_down.weight  F16 [8, 320]  5.12 kB
+  Structural hash  {hash}
+ModelSpec
+  Title              Cats\u{{1b}}[31m
+  Architecture       stable-diffusion-v1/lora
+  Thumbnail          data:image/jpeg;base64,AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA... (4.02 kB)
+  ModelSpec version  1.0.1
+  and 1 more key (--all)
+Training (kohya sd-scripts)
+  Rank                 8
+  Alpha                4.0
+  Network arguments    {{"conv_dim": "4"}}
+  SHA-256 of the data  abc
+  and 5 more keys (--all)
+Training data
+  Started   2023-11-14T22:13:20Z
+  Finished  2023-11-14T23:15:25Z (took 1 h 02 min)
+  Folders   10_cat: 40 images times 10
+  Tags      2, most often cat (40), fur (9)
+Metadata
+  format  pt
+"#,
+        size as f64 / 1e3,
+        size / 1000,
+        size % 1000,
+        header as f64 / 1e3,
+    );
+    assert_eq!(out, expected);
+    let all = room.ok("weightfs inspect --all lora.safetensors");
+    for line in ["  Dropout              None", "  modelspec.custom   mine", "  ss_max_grad_norm           1.0"] {
+        let (key, value) = line.trim().rsplit_once("  ").unwrap();
+        assert!(all.lines().any(|l| l.trim().starts_with(key.trim()) && l.ends_with(value)), "{line}\n{all}");
+    }
+    assert!(!all.contains("--all"), "{all}");
+    let tags = r#"  ss_tag_frequency         {"10_cat": {"cat": 40, "fur": 9}}"#;
+    assert!(all.lines().any(|line| line == tags), "{all}");
+    // What cannot be summed up is not left out either, and there is no heading over nothing.
+    room.model("few.safetensors", &[], &[("ss_bucket_info", "{")]);
+    let out = room.ok("weightfs inspect few.safetensors");
+    assert!(out.ends_with("Training (kohya sd-scripts)\n  and 1 more key (--all)\n"), "{out}");
+    room.model("none.safetensors", &[], &[("ss_seed", "None")]);
+    let out = room.ok("weightfs inspect none.safetensors");
+    assert!(!out.contains("Training"), "{out}");
+}
+
+#[test]
+fn json_has_every_value_whole() {
+    let room = lora();
+    let [ref object] = room.json("weightfs inspect --json lora.safetensors")[..] else { panic!() };
+    assert_eq!(object["metadata"]["modelspec.thumbnail"].as_str().unwrap().len(), 4023);
+    assert_eq!(object["metadata"]["modelspec.title"], "Cats\u{1b}[31m");
+    assert_eq!(object["metadata"].as_object().unwrap().len(), 16);
+    assert_eq!((&object["kind"], &object["totals"]["parameters"]), (&json!("file"), &json!(5121)));
+    assert_eq!(
+        object["training"]["folders"],
+        json!([{"name": "10_cat", "images": 40, "repeats": 10, "regularisation": false}])
+    );
+    assert_eq!((&object["training"]["seconds"], &object["left_out"]), (&json!(3725), &json!(0)));
+    let data_start = object["files"][0]["data_start"].as_u64().unwrap();
+    assert_eq!(object["files"][0]["nbytes"], data_start + 10244);
+}
+
+#[test]
+fn models_of_many_files() {
+    let room = Room::new();
+    room.sharded("s");
+    let out = room.ok("weightfs inspect s.safetensors.index.json");
+    assert!(out.contains("  Format           safetensors, 2 shards by an index\n"), "{out}");
+    assert!(
+        out.contains("\nShards\n  s-00001-of-00002.safetensors  ")
+            && out.contains(" in 1 tensor\nMetadata\n  format  pt\n"),
+        "{out}"
+    );
+    room.dataset("set");
+    let out = room.ok("weightfs inspect set");
+    assert!(out.contains("safetensors, a dataset of 2 shards\n") && out.contains("  Parameters       12\n"), "{out}");
+    // Several, and one of them broken.
+    room.ok("echo text >text.safetensors");
+    let said = room.sh("weightfs inspect set text.safetensors s.safetensors.index.json");
+    assert_eq!((said.code, said.err.lines().count()), (1, 1), "{said:?}");
+    let titles: Vec<&str> = said.out.lines().filter(|line| line.ends_with(".json")).collect();
+    assert_eq!(titles, ["set/dataset_manifest.json", "s.safetensors.index.json"]);
+    assert_eq!(room.json("weightfs inspect --json set s.safetensors.index.json").len(), 2);
+}
+
+#[test]
+fn an_empty_model_and_a_damaged_one() {
+    let room = Room::new();
+    room.raw("empty.safetensors", "{}      ", &[]);
+    let out = room.ok("weightfs inspect empty.safetensors");
+    assert!(out.contains("  Tensors          0\n") && !out.contains("Largest"), "{out}");
+    room.model("m.safetensors", &[("a", Dtype::F32, &[2], vec![0; 8]), ("b", Dtype::U8, &[9], vec![0; 9])], &[]);
+    room.ok("head -c -1 m.safetensors >cut.safetensors");
+    let said = room.sh("weightfs inspect cut.safetensors");
+    assert_eq!((said.code, said.out.len()), (1, 0), "{said:?}");
+    let said = room.sh("weightfs inspect --lenient cut.safetensors");
+    assert!(
+        said.code == 0 && said.out.contains("  Left out         1\n") && said.err.contains("left out \"b\""),
+        "{said:?}"
+    );
+}

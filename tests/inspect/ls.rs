@@ -1,0 +1,280 @@
+//! `ls`: which tensors, in which order, with which columns.
+
+use crate::room::{Room, Said};
+use safetensors::Dtype;
+use serde_json::{Value, json};
+
+fn sample() -> Room {
+    let room = Room::new();
+    room.model(
+        "m.safetensors",
+        &[
+            ("model.layers.10.w", Dtype::BF16, &[600, 1000], vec![0; 1_200_000]),
+            ("model.layers.2.w", Dtype::BF16, &[3, 5], vec![0; 30]),
+            ("model.embed.weight", Dtype::F32, &[2, 3], vec![0; 24]),
+            ("lm_head.weight", Dtype::F32, &[], vec![0; 4]),
+            ("position", Dtype::I64, &[0], vec![]),
+        ],
+        &[("format", "pt")],
+    );
+    room
+}
+
+/// Last words of lines.
+fn names(out: &str) -> Vec<&str> {
+    out.lines().map(|line| line.rsplit("  ").next().unwrap()).collect()
+}
+
+#[test]
+fn tensors_are_listed_with_their_facts() {
+    let room = sample();
+    let header = u64::from_le_bytes(std::fs::read(room.path("m.safetensors")).unwrap()[..8].try_into().unwrap()) + 8;
+    // As the official writer lays them out: by dtype, then by name.
+    let at = |after: u64| header + after;
+    let expected = format!(
+        "DTYPE  SHAPE         SIZE  OFFSET   NAME
+F32    []             4 B  {:<7}  lm_head.weight
+F32    [2,3]         24 B  {:<7}  model.embed.weight
+BF16   [3,5]         30 B  {:<7}  model.layers.2.w
+BF16   [600,1000]  1.20 MB  {:<7}  model.layers.10.w
+I64    [0]            0 B  {:<7}  position
+",
+        at(0),
+        at(4),
+        at(1_200_028),
+        at(28),
+        at(0)
+    );
+    // Both columns of numbers are aligned to the right, which the text above is not.
+    let words = |text: &str| {
+        text.lines().map(|line| line.split_whitespace().map(str::to_owned).collect()).collect::<Vec<Vec<_>>>()
+    };
+    let out = room.ok("weightfs ls m.safetensors");
+    assert_eq!(words(&out), words(&expected));
+    let width = out.lines().next().unwrap().find("NAME").unwrap();
+    assert!(out.lines().all(|line| line.as_bytes()[width - 1] == b' ' && line.as_bytes()[width] != b' '), "{out}");
+    let bytes = room.ok("weightfs ls --bytes --no-headings m.safetensors 'model.layers.10*'");
+    assert_eq!(bytes, format!("BF16  [600,1000]  1200000  {}  model.layers.10.w\n", at(28)));
+    assert_eq!(room.ok("weightfs ls -bn m.safetensors position lm_head.weight | wc -l"), "2\n");
+}
+
+#[test]
+fn orders_and_globs() {
+    let room = sample();
+    let natural = ["lm_head.weight", "model.embed.weight", "model.layers.2.w", "model.layers.10.w", "position"];
+    let reversed: Vec<&str> = natural.iter().rev().copied().collect();
+    let by_size = ["model.layers.10.w", "model.layers.2.w", "model.embed.weight", "lm_head.weight", "position"];
+    let by_offset = ["position", "lm_head.weight", "model.embed.weight", "model.layers.10.w", "model.layers.2.w"];
+    let cases: [(&str, &[&str]); 11] = [
+        ("", &natural),
+        ("--sort name", &natural),
+        ("-r", &reversed),
+        ("--sort size", &by_size),
+        ("--sort=offset", &by_offset),
+        ("--sort offset '*.w' --reverse", &["model.layers.2.w", "model.layers.10.w"]),
+        ("'*'", &natural),
+        ("'*.weight'", &["lm_head.weight", "model.embed.weight"]),
+        ("'*.weight' position", &["lm_head.weight", "model.embed.weight", "position"]),
+        ("'model.layers.?.w'", &["model.layers.2.w"]),
+        ("'*[0-1]*'", &["model.layers.10.w"]),
+    ];
+    for (options, expected) in cases {
+        let out = room.ok(&format!("weightfs ls -n m.safetensors {options}"));
+        assert_eq!(names(&out), expected, "{options}");
+    }
+}
+
+#[test]
+fn totals_are_those_of_the_tensors_that_match() {
+    let room = sample();
+    let out = room.ok("weightfs ls --totals m.safetensors");
+    let expected = "\
+DTYPE  TENSORS  PARAMETERS     SIZE    SHARE
+BF16         2        600K  1.20 MB  100.0 %
+F32          2           7     28 B    0.0 %
+I64          1           0      0 B    0.0 %
+total        5        600K  1.20 MB  100.0 %
+
+MODULE   TENSORS  PARAMETERS     SIZE    SHARE
+(none)         1           0      0 B    0.0 %
+lm_head        1           1      4 B    0.0 %
+model          3        600K  1.20 MB  100.0 %
+total          5        600K  1.20 MB  100.0 %
+";
+    assert_eq!(out, expected);
+    let out = room.ok("weightfs ls --totals --depth 2 --bytes m.safetensors '*.w' '*.weight'");
+    let expected = "\
+DTYPE  TENSORS  PARAMETERS     SIZE    SHARE
+BF16         2      600015  1200030  100.0 %
+F32          2           7       28    0.0 %
+total        4      600022  1200058  100.0 %
+
+MODULE        TENSORS  PARAMETERS     SIZE    SHARE
+lm_head             1           1        4    0.0 %
+model.embed         1           6       24    0.0 %
+model.layers        2      600015  1200030  100.0 %
+total               4      600022  1200058  100.0 %
+";
+    assert_eq!(out, expected);
+}
+
+#[test]
+fn json_is_that_of_the_index_and_one_tensor_is_a_line() {
+    let room = sample();
+    let out = room.ok("weightfs ls --json m.safetensors 'model.*'");
+    let [ref object] = room.json("weightfs ls --json m.safetensors 'model.*'")[..] else { panic!("{out}") };
+    assert_eq!(out.lines().filter(|line| line.starts_with("{\"name\": \"model.")).count(), 3);
+    assert_eq!((&object["source"], &object["skipped"]), (&json!("m.safetensors"), &json!([])));
+    let first = json!({"name": "model.embed.weight", "dtype": "F32", "shape": [2, 3], "nbytes": 24,
+        "shard": "m.safetensors", "offset": object["tensors"][0]["offset"]});
+    assert_eq!(object["tensors"][0], first);
+    let group = |key: &str, name: &str, tensors, parameters, nbytes| json!({key: name, "tensors": tensors, "parameters": parameters, "nbytes": nbytes});
+    let totals = json!({"tensors": 3, "parameters": 600_021, "nbytes": 1_200_054,
+        "dtypes": [group("dtype", "BF16", 2, 600_015, 1_200_030), group("dtype", "F32", 1, 6, 24)],
+        "modules": [group("module", "model", 3, 600_021, 1_200_054)]});
+    assert_eq!(object["totals"], totals);
+    for empty in ["--totals", "nothing"] {
+        assert_eq!(room.json(&format!("weightfs ls --json m.safetensors {empty}"))[0]["tensors"], json!([]));
+    }
+    // What needs more than 53 bits is exact as well.
+    let dim = (1u64 << 63) - 1;
+    room.raw("huge.safetensors", &format!(r#"{{"a":{{"dtype":"U8","shape":[0,{dim}],"data_offsets":[0,0]}}}}"#), &[]);
+    assert_eq!(room.json("weightfs ls --json huge.safetensors")[0]["tensors"][0]["shape"], json!([0, dim]));
+}
+
+#[test]
+fn a_pattern_that_matches_nothing_is_named() {
+    let room = sample();
+    room.model("n.safetensors", &[("n", Dtype::U8, &[1], vec![0])], &[]);
+    room.ok("mkdir all && cp *.safetensors all");
+    let complaint = |source: &str, pattern: &str| format!("weightfs: {source}: no tensor matches \"{pattern}\"\n");
+    // Line, the last words of what is listed, and what is complained of.
+    let cases: [(&str, &[&str], String); 6] = [
+        ("m.safetensors weight", &[], complaint("m.safetensors", "weight")),
+        ("--totals m.safetensors '*.x'", &[], complaint("m.safetensors", "*.x")),
+        (
+            "m.safetensors x position y",
+            &["position"],
+            complaint("m.safetensors", "x") + &complaint("m.safetensors", "y"),
+        ),
+        ("m.safetensors $'\\xe2\\x80\\xae'", &[], complaint("m.safetensors", r"\u{202e}")),
+        // In one of several is enough, and the others are not spoken of.
+        ("all n", &["all/n.safetensors:", "n"], String::new()),
+        ("all nowhere", &[], complaint("all", "nowhere")),
+    ];
+    for (line, expected, err) in cases {
+        let said = room.sh(&format!("weightfs ls -n {line}"));
+        assert_eq!(names(&said.out), expected, "{line}");
+        assert_eq!((said.code, &said.err), (i32::from(!err.is_empty()), &err), "{line}");
+    }
+    // A pattern is not looked for in what cannot be opened, and matches again what another one did.
+    let said = room.sh("echo x >broken.safetensors; weightfs ls broken.safetensors n");
+    assert!(said.code == 1 && !said.err.contains("matches"), "{said:?}");
+    assert_eq!(names(&room.ok("weightfs ls -n m.safetensors '*' position 'pos*'")).len(), 5);
+}
+
+#[test]
+fn every_dtype_and_an_empty_model() {
+    let room = Room::new();
+    let header = concat!(
+        r#"{"c":{"dtype":"C64","shape":[2],"data_offsets":[0,16]},"f4":{"dtype":"F4","shape":[2,4],"data_offsets":[16,20]},"#,
+        r#""f6":{"dtype":"F6_E2M3","shape":[4],"data_offsets":[20,23]},"#,
+        r#""i4":{"dtype":"I4\u001b[31m","shape":[2],"data_offsets":[23,24]},"none":{"dtype":"F32","shape":[3,0],"data_offsets":[24,24]}}"#
+    );
+    room.raw("m.safetensors", header, &[0; 24]);
+    let said = room.sh("weightfs ls -bn m.safetensors | tr -s ' '");
+    let at = 8 + header.len();
+    let expected = format!(
+        "C64 [2] 16 {} c\nF4 [2,4] 4 {} f4\nF6_E2M3 [4] 3 {} f6\nI4\\u{{1b}}[31m [2] 1 {} i4\nF32 [3,0] 0 {} none\n",
+        at,
+        at + 16,
+        at + 20,
+        at + 23,
+        at + 24
+    );
+    assert_eq!(said.out, expected);
+    assert!(!said.err.contains('\u{1b}'), "{said:?}");
+    let totals = &room.json("weightfs ls --json --totals m.safetensors")[0]["totals"];
+    assert_eq!((&totals["parameters"], &totals["nbytes"]), (&json!(16), &json!(24)));
+    room.raw("empty.safetensors", "{}", &[]);
+    assert_eq!(room.ok("weightfs ls empty.safetensors"), "DTYPE  SHAPE  SIZE  OFFSET  NAME\n");
+    let total = "total        0           0   0 B  0.0 %\n";
+    assert!(room.ok("weightfs ls --totals empty.safetensors").contains(total));
+    assert_eq!(room.json("weightfs ls --json empty.safetensors")[0]["tensors"], json!([]));
+}
+
+#[test]
+fn sources_of_every_kind() {
+    let room = sample();
+    room.sharded("s");
+    room.dataset("set");
+    let out = room.ok("weightfs ls -n s.safetensors.index.json | tr -s ' '");
+    let lines: Vec<Vec<&str>> = out.lines().map(|line| line.split(' ').collect()).collect();
+    assert_eq!(lines[0][..4], ["F32", "[2]", "8", "B"]);
+    assert_eq!(lines[0][5..], ["s-00001-of-00002.safetensors", "a.0.w"]);
+    assert_eq!(lines[2][5..], ["s-00002-of-00002.safetensors", "b.w"]);
+    assert_eq!(room.ok("weightfs ls -n set"), "U8  [4,3]     12 B  -  2 parts  images\n");
+    let array = &room.json("weightfs ls --json set/dataset_manifest.json")[0]["tensors"][0];
+    assert_eq!((&array["shape"], array["extents"].as_array().unwrap().len()), (&json!([4, 3]), 2));
+    // A folder of models: one after the other, and a broken one does not spoil the others.
+    room.ok("mkdir -p all/sub && cp m.safetensors all && cp set/x.safetensors all/sub && echo text >all/n.safetensors");
+    let said = room.sh("weightfs ls -n all '*es' position");
+    let names: Vec<&str> = said.out.lines().map(|line| line.rsplit("  ").next().unwrap()).collect();
+    assert_eq!((said.code, names), (1, vec!["all/m.safetensors:", "position", "", "all/sub/x.safetensors:", "images"]));
+    assert!(said.err.starts_with("weightfs: all/n.safetensors: too short: 5 bytes"), "{said:?}");
+    let sources: Vec<Value> =
+        room.json("weightfs ls --json all").into_iter().map(|model| model["source"].clone()).collect();
+    assert_eq!(sources, ["all/m.safetensors", "all/sub/x.safetensors"]);
+    // A directory with one model is that model.
+    assert_eq!(room.ok("weightfs ls -n all/sub").lines().count(), 1);
+}
+
+#[test]
+fn what_is_wrong_is_said_in_a_line() {
+    let room = sample();
+    room.ok("head -c 1000 m.safetensors >cut.safetensors; mkdir empty");
+    let cases = [
+        ("weightfs ls absent", 1, "absent: No such file or directory"),
+        ("weightfs ls empty", 1, "empty: a directory with no .safetensors file in it"),
+        ("weightfs ls cut.safetensors", 1, "cut.safetensors: cut short: "),
+        ("weightfs ls", 2, "SOURCE"),
+        ("weightfs ls m.safetensors '[a'", 2, "'[a' for '[PATTERN]...'"),
+        ("weightfs ls m.safetensors --sort colour", 2, "'colour' for '--sort <KEY>'"),
+        ("weightfs ls m.safetensors --depth x", 2, "'x' for '--depth <N>'"),
+        ("weightfs ls --bogus m.safetensors", 2, "'--bogus'"),
+    ];
+    for (line, code, message) in cases {
+        let said = room.sh(line);
+        assert!(said.code == code && said.out.is_empty() && said.err.contains(message), "{line}: {said:?}");
+        assert_eq!(said.err.lines().count(), 1, "{line}: {said:?}");
+    }
+    let Said { code, out, err } = room.sh("weightfs ls -n --lenient cut.safetensors");
+    assert_eq!((code, names(&out)), (0, vec!["lm_head.weight", "model.embed.weight", "position"]));
+    assert_eq!(err.matches("left out").count(), 2, "{err}");
+    let skipped = &room.json("weightfs ls --json --lenient cut.safetensors")[0]["skipped"];
+    assert_eq!(skipped.as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn hostile_names_are_escaped_for_people_and_exact_in_json() {
+    let room = Room::new();
+    let long = "重".repeat(2000);
+    let hostile = ["\u{1b}[31mred\u{7}", "line\nbreak", "\u{202e}right", "", " ", &long];
+    let tensors: Vec<_> = hostile.iter().map(|name| (*name, Dtype::U8, &[1usize][..], vec![0])).collect();
+    room.model("\u{1b}]0;m.safetensors", &tensors, &[]);
+    let room_ls = |options: &str| room.ok(&format!("weightfs ls {options} *m.safetensors"));
+    let out = room_ls("-n");
+    assert!(!out.chars().any(|char| char.is_control() && char != '\n') && !out.contains('\u{202e}'), "{out:?}");
+    assert_eq!(out.lines().count(), hostile.len());
+    for shown in [r"\u{1b}[31mred\u{7}", r"line\nbreak", r"\u{202e}right", &long] {
+        assert!(out.lines().any(|line| line.ends_with(shown)), "{shown}");
+    }
+    let object = &room.json("weightfs ls --json *m.safetensors")[0];
+    let mut listed: Vec<&str> =
+        object["tensors"].as_array().unwrap().iter().map(|t| t["name"].as_str().unwrap()).collect();
+    let mut expected = hostile;
+    listed.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(listed, expected);
+    assert!(!room_ls("--totals").contains('\u{1b}'));
+}
