@@ -26,6 +26,9 @@ fn main() -> ExitCode {
         cli::Command::Id(args) => cmd::id::run(&args),
         cli::Command::Summary(args) => cmd::summary::run(&args),
         cli::Command::Check(args) => cmd::check::run(&args),
+        cli::Command::Diff(args) => cmd::diff::run(&args),
+        cli::Command::Metadata(args) => cmd::metadata::run(&args),
+        cli::Command::Export(args) => cmd::export::run(&args),
     };
     match done {
         Ok(code) => code,

@@ -1,7 +1,9 @@
 //! The words of the commands that do not mount.
 
 use super::pattern;
-use clap::{Args, ValueEnum};
+use bytesize::ByteSize;
+use clap::{Args, Subcommand, ValueEnum};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 const LS_HELP: &str = "\
@@ -180,4 +182,180 @@ pub struct CheckArgs {
     /// Print JSON, one object for each model
     #[arg(long)]
     pub json: bool,
+}
+
+const DIFF_HELP: &str = "\
+Examples:
+  weightfs diff base.safetensors tuned.safetensors       tensors and metadata, by the headers
+  weightfs diff --data base tuned                        the bytes, too, and how far apart
+  weightfs diff --json --data a b | jq '.data.different[].max_abs'
+
+Relative is a distance in parts of the larger of the two values. Data that both have in the same
+place of a disk (one file by two names, or shared by cp --reflink) is not read.
+
+Exit status: 0 no difference, 1 some, 2 trouble.";
+
+/// What to compare, and how to tell.
+#[derive(Args, Debug, PartialEq)]
+#[command(after_help = DIFF_HELP)]
+pub struct DiffArgs {
+    /// The old model, or directory of models: what `mount` takes
+    pub a: PathBuf,
+
+    /// The new one
+    pub b: PathBuf,
+
+    /// Compare the data, too: which tensors differ, in how many bits, and how far their values are apart
+    #[arg(long)]
+    pub data: bool,
+
+    /// Print JSON
+    #[arg(long, conflicts_with = "markdown")]
+    pub json: bool,
+
+    /// Print Markdown
+    #[arg(long)]
+    pub markdown: bool,
+
+    /// Compare what is sound of damaged files, and report the rest
+    #[arg(long)]
+    pub lenient: bool,
+}
+
+const METADATA_HELP: &str = "\
+Examples:
+  weightfs metadata get model.safetensors                every key and its value
+  weightfs metadata set model.safetensors modelspec.author=me license=mit
+  weightfs metadata set model.safetensors notes <notes.txt
+  weightfs metadata remove model.safetensors ss_dataset_dirs
+  weightfs metadata clear model.safetensors -o clean.safetensors
+
+A changed file is written beside the old one and takes its place when it is whole and on the disk:
+until then the old one stays. Owner, permissions and extended attributes are kept. Where the file
+system can, the data is shared with the old file and not copied.
+
+Exit status: 0 done, 1 failed, 2 wrong usage.";
+
+/// What to do with the metadata.
+#[derive(Args, Debug, PartialEq)]
+#[command(after_help = METADATA_HELP)]
+pub struct MetadataArgs {
+    /// What exactly.
+    #[command(subcommand)]
+    pub action: Action,
+}
+
+/// What to do with the metadata of a file.
+#[derive(Subcommand, Debug, PartialEq)]
+pub enum Action {
+    /// Print the value of a key, or KEY=VALUE of several or of all; of several models each with its place
+    Get {
+        /// What `mount` takes
+        source: PathBuf,
+        /// Keys; none for all of them
+        #[arg(value_name = "KEY")]
+        keys: Vec<String>,
+        /// Print a JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Set keys to values
+    Set {
+        /// A .safetensors file
+        file: PathBuf,
+        /// A key and its value; a KEY alone takes the text on standard input
+        #[arg(value_name = "KEY[=VALUE]", required = true)]
+        pairs: Vec<String>,
+        #[command(flatten)]
+        how: How,
+    },
+    /// Remove keys
+    Remove {
+        /// A .safetensors file
+        file: PathBuf,
+        /// Keys, all of which must be there
+        #[arg(value_name = "KEY", required = true)]
+        keys: Vec<String>,
+        #[command(flatten)]
+        how: How,
+    },
+    /// Remove all metadata
+    Clear {
+        /// A .safetensors file
+        file: PathBuf,
+        #[command(flatten)]
+        how: How,
+    },
+}
+
+/// How a change is made.
+#[derive(Args, Debug, PartialEq)]
+pub struct How {
+    /// Write the changed file here, and leave FILE as it is; - is standard output
+    #[arg(short, long, value_name = "OUT")]
+    pub out: Option<PathBuf>,
+
+    /// Only print what would change
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+const EXPORT_HELP: &str = "\
+Examples:
+  weightfs export model model.safetensors                a sharded model as one file
+  weightfs export --shard-size 5GB model.safetensors parts
+  weightfs export --only '*.layers.0.*' model.safetensors layer0.safetensors
+  weightfs export --clean model.safetensors - | ssh host 'cat >model.safetensors'
+
+A file or a directory gets its name when it is whole and on the disk: until then what had it stays.
+
+Exit status: 0 done, 1 failed, 2 wrong usage.";
+
+/// How to export.
+#[derive(Args, Debug, PartialEq)]
+#[command(after_help = EXPORT_HELP)]
+pub struct ExportArgs {
+    /// What `mount` takes: a .safetensors file, the index of a sharded model, a dataset, or a directory with one model
+    /// or several
+    pub source: PathBuf,
+
+    /// The file to write, a directory to write it to, or - for standard output; of several models, or with --shard-size,
+    /// a new directory
+    pub out: PathBuf,
+
+    /// Only tensors whose whole names match: * stands for any characters, ? for one, [a-z] for one of
+    /// a set; may be given more than once
+    #[arg(long, value_name = "PATTERN", value_parser = pattern::parse)]
+    pub only: Vec<glob::Pattern>,
+
+    /// Leave the metadata out
+    #[arg(long)]
+    pub clean: bool,
+
+    /// Have the data begin at a multiple of this, a power of two [default: 4096]
+    #[arg(long, value_name = "BYTES", value_parser = parse_align)]
+    pub align: Option<u64>,
+
+    /// Write several files of at most this much data each, such as 5GB, and their index
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub shard_size: Option<ByteSize>,
+
+    /// Export what is sound of a damaged file, and report the rest
+    #[arg(long)]
+    pub lenient: bool,
+}
+
+fn parse_size(text: &str) -> Result<ByteSize, String> {
+    match text.parse() {
+        Ok(ByteSize(0)) => Err("no data fits into that".into()),
+        size => size,
+    }
+}
+
+/// Least alignment that the official writer has, and most that makes sense: huge pages are not larger.
+const ALIGN: RangeInclusive<u64> = 8..=1 << 26;
+
+fn parse_align(text: &str) -> Result<u64, String> {
+    let align = text.parse().ok().filter(|align: &u64| align.is_power_of_two() && ALIGN.contains(align));
+    align.ok_or_else(|| format!("not a power of two from {} to {}", ALIGN.start(), ALIGN.end()))
 }

@@ -86,6 +86,12 @@ pub enum Command {
     Summary(SummaryArgs),
     /// Find what is wrong with a model
     Check(CheckArgs),
+    /// Tell what differs between two models
+    Diff(DiffArgs),
+    /// Read or change the metadata of a file
+    Metadata(MetadataArgs),
+    /// Write a model as one file or several
+    Export(ExportArgs),
 }
 
 /// How to mount.

@@ -3,6 +3,7 @@
 mod daemon;
 mod models;
 mod mounts;
+mod open;
 mod output;
 mod progress;
 mod totals;
@@ -10,16 +11,21 @@ mod unmounter;
 mod wanted;
 
 pub mod check;
+pub mod diff;
+pub mod export;
 pub mod id;
 pub mod inspect;
 pub mod ls;
+pub mod metadata;
 pub mod mount;
 pub mod summary;
 pub mod umount;
 
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
+use std::process::ExitCode;
 use weightfs::name::message;
 use weightfs::source::strerror;
+use weightfs::write;
 
 /// Says what went wrong.
 pub fn complain(error: &anyhow::Error) {
@@ -34,4 +40,14 @@ pub fn reason(error: &anyhow::Error) -> String {
         None => cause.to_string(),
     };
     error.chain().map(text).collect::<Vec<_>>().join(": ")
+}
+
+/// The exit code of a command that writes data. That its reader has seen enough it need not be told.
+fn written(done: anyhow::Result<()>) -> anyhow::Result<ExitCode> {
+    let is_unheard =
+        |error: &write::Error| matches!(error, write::Error::Io { error, .. } if error.kind() == ErrorKind::BrokenPipe);
+    match done {
+        Err(error) if error.downcast_ref().is_some_and(is_unheard) => Ok(ExitCode::FAILURE),
+        done => done.map(|()| ExitCode::SUCCESS),
+    }
 }

@@ -18,8 +18,10 @@ fn dataset(scene: &Scene, shards: &[Shard], said: impl Fn(&str, u64) -> (u64, u6
             serde_json::json!({"shard_path": file, "samples_count": samples, "bytes": bytes})
         })
         .collect();
+    let sum = |key: &str| listed.iter().map(|shard| shard[key].as_u64().unwrap()).sum::<u64>();
     let manifest = serde_json::json!({
-        "format_version": "1.0", "safetensors_version": "1.0", "total_samples": 0, "total_bytes": 0, "shards": listed,
+        "format_version": "1.0", "safetensors_version": "1.0", "total_samples": sum("samples_count"),
+        "total_bytes": sum("bytes"), "shards": listed,
     });
     let path = scene.path("dataset_manifest.json");
     std::fs::write(&path, serde_json::to_vec_pretty(&manifest).unwrap()).unwrap();

@@ -1,7 +1,10 @@
 """The dtypes of safetensors as NumPy and ml_dtypes have them: what every script beside this one takes for the truth."""
 
+import json
+
 import ml_dtypes
 import numpy as np
+from safetensors import safe_open
 
 NATIVE = {
     "BOOL": "?", "U8": "u1", "I8": "i1", "I16": "<i2", "U16": "<u2", "F16": "<f2", "I32": "<i4", "U32": "<u4",
@@ -21,8 +24,32 @@ def values(dtype, shape, raw):
         return np.frombuffer(raw, NATIVE[dtype]).reshape(shape)
     if dtype in SMALL:
         return np.frombuffer(raw, SMALL[dtype]).astype("<f4").reshape(shape)
-    width, kind = PACKED[dtype]
-    # The low bits of the first byte come first.
-    bits = np.unpackbits(np.frombuffer(raw, "u1"), bitorder="little").reshape(-1, width)
-    codes = (bits << np.arange(width, dtype="u1")).sum(axis=1, dtype="u1")
-    return codes.view(kind).astype("<f4").reshape(shape)
+    return codes(dtype, raw).view(PACKED[dtype][1]).astype("<f4").reshape(shape)
+
+
+def codes(dtype, raw):
+    """The elements as they stand in the file, whatever they mean: bytes of each, or the code of one that is less than a byte."""
+    if dtype in PACKED:
+        # The low bits of the first byte come first.
+        width = PACKED[dtype][0]
+        bits = np.unpackbits(np.frombuffer(raw, "u1"), bitorder="little").reshape(-1, width)
+        return (bits << np.arange(width, dtype="u1")).sum(axis=1, dtype="u1")
+    width = np.dtype(NATIVE.get(dtype) or SMALL[dtype]).itemsize
+    return np.frombuffer(raw, "u1").reshape(-1, width)
+
+
+def entries(path):
+    """Name to [dtype, shape, bytes] by the header, which the official package has accepted."""
+    with safe_open(path, framework="numpy") as opened:
+        names, metadata = sorted(opened.keys()), opened.metadata()
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        assert sorted(header) == names
+        found = {}
+        for name, info in header.items():
+            begin, end = info["data_offsets"]
+            file.seek(8 + length + begin)
+            found[name] = (info["dtype"], info["shape"], file.read(end - begin))
+    return found, metadata, 8 + length

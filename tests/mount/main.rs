@@ -4,6 +4,8 @@
 mod clients;
 mod command;
 mod datasets;
+mod diff;
+mod export;
 mod fault_table;
 mod faults;
 mod folders;
@@ -12,6 +14,7 @@ mod hostile;
 mod lifecycle;
 mod limits;
 mod load;
+mod metadata;
 mod panics;
 mod readers;
 mod readme;

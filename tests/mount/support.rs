@@ -46,6 +46,12 @@ pub struct Scene {
     pub dir: TempDir,
 }
 
+/// A line of shell that tells all that a scene holds, but for when its directories were last written to.
+pub const STATE: &str = r"
+    find . -path ./bin -prune -o -printf '%p %i %m %n ' \( -type d -printf '\n' -o -printf '%s %T@\n' \) | sort
+    find . -path ./bin -prune -o -type f -exec sha256sum {} + | sort
+";
+
 /// Marks the processes of a scene in their environment, which the background daemon inherits too.
 const MARK: &str = "WEIGHTFS_TEST_SCENE";
 
@@ -241,11 +247,17 @@ impl<'s> Namespace<'s> {
         namespace
     }
 
+    /// A line of shell that runs in the namespace, in one process with what it ends in if that is called by `exec`.
+    pub fn command(&self, line: &str) -> Command {
+        let line = format!("cd '{}' && {line}", self.scene.dir.path().display());
+        let mut command = self.scene.command("nsenter");
+        command.args(["--mount", "--target", &self.holder.id().to_string(), "sh", "-c", &line]);
+        command
+    }
+
     /// As [`Scene::sh`].
     pub fn sh(&self, line: &str) -> Said {
-        let line = format!("cd '{}' && {line}", self.scene.dir.path().display());
-        let holder = self.holder.id().to_string();
-        Said::of(self.scene.command("nsenter").args(["--mount", "--target", &holder, "sh", "-c", &line]))
+        Said::of(&mut self.command(line))
     }
 
     /// As [`Scene::ok`].

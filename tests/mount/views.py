@@ -11,9 +11,9 @@ import urllib.parse
 import zlib
 
 import numpy as np
-from safetensors import safe_open
 
-from dtypes import values
+sys.dont_write_bytecode = True
+from dtypes import entries, values
 
 source, mount = sys.argv[1:]
 name_of_stem = os.path.basename(source).removesuffix(".safetensors")
@@ -30,23 +30,6 @@ def same(found, expected, what):
         assert np.array_equal(np.signbit(real)[~np.isnan(real)], np.signbit(other)[~np.isnan(other)]), what
     else:
         assert np.array_equal(found, expected), what
-
-
-def entries(path):
-    """Name to [dtype, shape, bytes] by the header, which the official package has accepted."""
-    with safe_open(path, framework="numpy") as opened:
-        names, metadata = sorted(opened.keys()), opened.metadata()
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-        header.pop("__metadata__", None)
-        assert sorted(header) == names
-        found = {}
-        for name, info in header.items():
-            begin, end = info["data_offsets"]
-            file.seek(8 + length + begin)
-            found[name] = (info["dtype"], info["shape"], file.read(end - begin))
-    return found, metadata, 8 + length
 
 
 model, metadata, _ = entries(source)

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 /// Every code of every dtype that is widened, all native dtypes, and shapes of every kind.
-fn zoo(scene: &Scene) -> std::path::PathBuf {
+pub fn zoo(scene: &Scene) -> std::path::PathBuf {
     let codes = |bytes: usize| -> Vec<u8> {
         (0..1u32 << (8 * bytes)).flat_map(|code| code.to_le_bytes().into_iter().take(bytes)).collect()
     };

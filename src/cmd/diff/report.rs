@@ -1,0 +1,429 @@
+//! What differs between two models, in words: knows text, Markdown and JSON.
+
+use crate::cmd::output::{Output, grouped, plural, size};
+use anstyle::{AnsiColor, Style};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::Path;
+use unicode_width::UnicodeWidthStr;
+use weightfs::compare::Difference;
+use weightfs::format::{TensorInfo, brackets, quote};
+use weightfs::model::{Diff, Model};
+use weightfs::name::printable;
+
+/// All that there is to say of two models.
+#[derive(Serialize)]
+pub struct Report<'m> {
+    same: bool,
+    a: Side,
+    b: Side,
+    tensors: Tensors<'m>,
+    metadata: Metadata<'m>,
+    /// Only where it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data: Option<Data<'m>>,
+}
+
+#[derive(Serialize)]
+struct Side {
+    source: String,
+    tensors: usize,
+    nbytes: u64,
+}
+
+#[derive(Serialize)]
+struct Tensors<'m> {
+    added: Vec<Tensor<'m>>,
+    removed: Vec<Tensor<'m>>,
+    changed: Vec<Changed<'m>>,
+    alike: usize,
+}
+
+#[derive(Serialize)]
+struct Tensor<'m> {
+    name: &'m str,
+    #[serde(flatten)]
+    layout: Layout<'m>,
+}
+
+#[derive(Serialize)]
+struct Layout<'m> {
+    dtype: &'m str,
+    shape: &'m [u64],
+    nbytes: u64,
+}
+
+#[derive(Serialize)]
+struct Changed<'m> {
+    name: &'m str,
+    a: Layout<'m>,
+    b: Layout<'m>,
+}
+
+#[derive(Serialize)]
+struct Metadata<'m> {
+    added: BTreeMap<&'m str, &'m str>,
+    removed: BTreeMap<&'m str, &'m str>,
+    changed: BTreeMap<&'m str, Both<'m>>,
+    alike: usize,
+}
+
+#[derive(Serialize)]
+struct Both<'m> {
+    a: &'m str,
+    b: &'m str,
+}
+
+#[derive(Serialize)]
+struct Data<'m> {
+    equal: usize,
+    nbytes: u64,
+    /// Bytes that both have in the same place of a disk.
+    shared: u64,
+    different: Vec<Different<'m>>,
+}
+
+/// A tensor with other data. Where there is no value there is null: of unknown dtypes nothing but the bits is known, and JSON has
+/// no infinite distance.
+#[derive(Serialize)]
+struct Different<'m> {
+    #[serde(flatten)]
+    tensor: Tensor<'m>,
+    elements: Option<u64>,
+    bits_different: u64,
+    elements_different: Option<u64>,
+    not_finite: Option<u64>,
+    max_abs: Option<f64>,
+    max_rel: Option<f64>,
+}
+
+impl<'m> Report<'m> {
+    /// Of models as their user calls them; `data` goes with `diff.alike`.
+    pub fn new(
+        (path_a, a): (&Path, &'m Model),
+        (path_b, b): (&Path, &'m Model),
+        diff: &Diff<'m>,
+        data: Option<&[Difference]>,
+    ) -> Self {
+        let tensor = |model: &'m Model, at: &u32| Tensor::new(&model.tensor(*at as usize).0);
+        let changed = |(old, new): &(u32, u32)| {
+            let (old, new) = (tensor(a, old), tensor(b, new));
+            Changed { name: old.name, a: old.layout, b: new.layout }
+        };
+        let tensors = Tensors {
+            added: diff.added.iter().map(|at| tensor(b, at)).collect(),
+            removed: diff.removed.iter().map(|at| tensor(a, at)).collect(),
+            changed: diff.changed.iter().map(changed).collect(),
+            alike: diff.alike.len(),
+        };
+        let data = data.map(|found| Data::new(a, &diff.alike, found));
+        let metadata = Metadata::new(a, diff);
+        let same = diff.is_empty() && data.as_ref().is_none_or(|data| data.different.is_empty());
+        Self { same, a: Side::new(path_a, a), b: Side::new(path_b, b), tensors, metadata, data }
+    }
+
+    /// Whether nothing differs, as far as it was compared.
+    pub fn is_same(&self) -> bool {
+        self.same
+    }
+
+    /// For a person at a terminal.
+    pub fn text(&self, out: &Output) -> String {
+        let mut text = String::new();
+        let sides = [&self.a, &self.b].map(|side| (printable(&side.source), side.size()));
+        let width = sides.iter().map(|(source, _)| source.width()).max().unwrap_or(0);
+        for (source, size) in &sides {
+            line(&mut text, &format!("{source}{:pad$}  {size}", "", pad = width - source.width()));
+        }
+        line(&mut text, &format!("\ntensors: {}", self.tensors.summary()));
+        for (sign, name, what) in self.tensors.rows() {
+            signed(&mut text, out, sign, &printable(name), &what);
+        }
+        line(&mut text, &format!("\nmetadata: {}", self.metadata.summary()));
+        for (sign, key, what) in self.metadata.rows() {
+            signed(&mut text, out, sign, &quote(key), &what);
+        }
+        if let Some(data) = &self.data {
+            line(&mut text, &format!("\ndata: {}", data.summary()));
+            for different in &data.different {
+                signed(&mut text, out, '~', &printable(different.tensor.name), &different.told());
+            }
+        }
+        text
+    }
+
+    /// For a page.
+    pub fn markdown(&self) -> String {
+        let mut text = String::new();
+        let (from, to) = (code(&self.a.source), code(&self.b.source));
+        line(&mut text, &format!("# {from} and {to}\n\n| | a | b |\n|---|---|---|"));
+        line(&mut text, &format!("| source | {from} | {to} |\n| size | {} | {} |", self.a.size(), self.b.size()));
+        let row = |sign: char, name: &str, what: &str| {
+            let sign = match sign {
+                '+' => "added",
+                '-' => "removed",
+                _ => "changed",
+            };
+            format!("| {sign} | {} | {} |", code(name), code(what))
+        };
+        line(&mut text, &format!("\n## Tensors\n\n{}", self.tensors.summary()));
+        let rows: Vec<String> = self.tensors.rows().map(|(sign, name, what)| row(sign, name, &what)).collect();
+        table(&mut text, "| | tensor | dtype, shape and size |\n|---|---|---|", &rows);
+        line(&mut text, &format!("\n## Metadata\n\n{}", self.metadata.summary()));
+        let rows: Vec<String> = self.metadata.rows().map(|(sign, key, what)| row(sign, key, &what)).collect();
+        table(&mut text, "| | key | value |\n|---|---|---|", &rows);
+        if let Some(data) = &self.data {
+            line(&mut text, &format!("\n## Data\n\n{}", data.summary()));
+            let row = |different: &Different| format!("| {} | {} |", code(different.tensor.name), different.told());
+            let rows: Vec<String> = data.different.iter().map(row).collect();
+            table(&mut text, "| tensor | difference |\n|---|---|", &rows);
+        }
+        text
+    }
+}
+
+impl Side {
+    fn new(path: &Path, model: &Model) -> Self {
+        let whole = (0..model.len()).filter(|at| !model.is_aside(*at));
+        let (tensors, nbytes) = whole
+            .fold((0, 0u64), |(count, nbytes), at| (count + 1, nbytes.saturating_add(model.tensor(at).0.nbytes())));
+        Self { source: path.to_string_lossy().into_owned(), tensors, nbytes }
+    }
+
+    fn size(&self) -> String {
+        format!("{}, {}", plural(self.tensors as u64, "tensor"), size(self.nbytes))
+    }
+}
+
+impl<'m> Tensor<'m> {
+    fn new(tensor: &TensorInfo<'m>) -> Self {
+        let layout = Layout { dtype: tensor.dtype.name(), shape: tensor.shape, nbytes: tensor.nbytes() };
+        Self { name: tensor.name, layout }
+    }
+}
+
+impl Layout<'_> {
+    fn told(&self) -> String {
+        format!("{} {}, {}", printable(self.dtype), brackets(self.shape), size(self.nbytes))
+    }
+}
+
+/// A line of a list: its sign, of what it is, and what there is to say.
+type Row<'r> = (char, &'r str, String);
+
+impl Tensors<'_> {
+    fn summary(&self) -> String {
+        summary(self.added.len(), self.removed.len(), self.changed.len(), self.alike)
+    }
+
+    fn rows(&self) -> impl Iterator<Item = Row<'_>> {
+        let one = |sign| move |tensor: &Tensor<'_>| (sign, tensor.layout.told());
+        let removed = self.removed.iter().map(move |tensor| (tensor.name, one('-')(tensor)));
+        let added = self.added.iter().map(move |tensor| (tensor.name, one('+')(tensor)));
+        let changed = self.changed.iter();
+        let changed = changed.map(|tensor| (tensor.name, ('~', format!("{} -> {}", tensor.a.told(), tensor.b.told()))));
+        removed.chain(added).chain(changed).map(|(name, (sign, what))| (sign, name, what))
+    }
+}
+
+impl<'m> Metadata<'m> {
+    fn new(old: &Model, diff: &Diff<'m>) -> Self {
+        let (added, removed, changed) = Default::default();
+        let mut metadata = Self { added, removed, changed, alike: 0 };
+        for change in &diff.metadata {
+            match (change.old, change.new) {
+                (Some(a), Some(b)) => drop(metadata.changed.insert(change.key, Both { a, b })),
+                (Some(a), None) => drop(metadata.removed.insert(change.key, a)),
+                (None, Some(b)) => drop(metadata.added.insert(change.key, b)),
+                (None, None) => {}
+            }
+        }
+        metadata.alike = old.metadata().len() - metadata.removed.len() - metadata.changed.len();
+        metadata
+    }
+
+    fn summary(&self) -> String {
+        summary(self.added.len(), self.removed.len(), self.changed.len(), self.alike)
+    }
+
+    fn rows(&self) -> impl Iterator<Item = Row<'_>> {
+        let removed = self.removed.iter().map(|(key, value)| ('-', *key, quote(value)));
+        let added = self.added.iter().map(|(key, value)| ('+', *key, quote(value)));
+        let both = |Both { a, b }: &Both| format!("{} -> {}", quote(a), quote(b));
+        removed.chain(added).chain(self.changed.iter().map(move |(key, values)| ('~', *key, both(values))))
+    }
+}
+
+impl<'m> Data<'m> {
+    fn new(model: &'m Model, alike: &[(u32, u32)], found: &[Difference]) -> Self {
+        let tensors = alike.iter().map(|pair| model.tensor(pair.0 as usize).0);
+        let different: Vec<_> = tensors
+            .zip(found)
+            .filter(|(_, difference)| !difference.is_empty())
+            .map(|(tensor, difference)| Different::new(&tensor, difference))
+            .collect();
+        let nbytes = alike.iter().map(|pair| model.tensor(pair.0 as usize).0.nbytes()).sum();
+        let shared = found.iter().map(|difference| difference.shared).sum();
+        Self { equal: alike.len() - different.len(), nbytes, shared, different }
+    }
+
+    fn summary(&self) -> String {
+        let Self { equal, nbytes, shared, different } = self;
+        let mut summary = format!("{} different, {} equal", count(different.len()), count(*equal));
+        if *shared > 0 {
+            let (shared, nbytes) = (size(*shared), size(*nbytes));
+            // Writing to a string cannot fail.
+            let _ = write!(summary, "; {shared} of {nbytes} lie in the same place of the disk and were not read");
+        }
+        summary
+    }
+}
+
+impl<'m> Different<'m> {
+    fn new(tensor: &TensorInfo<'m>, difference: &Difference) -> Self {
+        let values = difference.values;
+        Self {
+            tensor: Tensor::new(tensor),
+            // All elements that are listed here have bytes.
+            elements: tensor.dtype.bits().map(|bits| (u128::from(tensor.nbytes()) * 8 / u128::from(bits)) as u64),
+            bits_different: difference.bits,
+            elements_different: values.map(|values| values.elements),
+            not_finite: values.map(|values| values.not_finite),
+            max_abs: values.map(|values| values.max_abs),
+            max_rel: values.map(|values| values.max_rel),
+        }
+    }
+
+    fn told(&self) -> String {
+        let bits = plural(self.bits_different, "bit");
+        let (Some(all), Some(elements), Some(not_finite)) = (self.elements, self.elements_different, self.not_finite)
+        else {
+            return bits;
+        };
+        let mut told = format!("{} of {}, {bits}", grouped(elements), plural(all, "element"));
+        if let (Some(abs), Some(rel), true) = (self.max_abs, self.max_rel, elements > not_finite) {
+            // Writing to a string cannot fail.
+            let _ = write!(told, "; at most {} apart, relative {}", short(abs), short(rel));
+        }
+        if not_finite > 0 {
+            let _ = write!(told, "; {} infinite or no number in one", grouped(not_finite));
+        }
+        told
+    }
+}
+
+fn summary(added: usize, removed: usize, changed: usize, alike: usize) -> String {
+    let [added, removed, changed, alike] = [added, removed, changed, alike].map(count);
+    format!("{added} added, {removed} removed, {changed} changed, {alike} alike")
+}
+
+fn count(count: usize) -> String {
+    grouped(count as u64)
+}
+
+/// What differs between two directories of models: those that only one has, and what there is to say of those that differ.
+/// It is Markdown where it goes to no one's screen.
+pub fn catalogs(
+    removed: &[String],
+    added: &[String],
+    alike: usize,
+    texts: &[String],
+    screen: Option<&Output>,
+) -> String {
+    let summary = summary(added.len(), removed.len(), texts.len(), alike);
+    let mut text = String::new();
+    let names = removed.iter().map(|name| ('-', name)).chain(added.iter().map(|name| ('+', name)));
+    if let Some(out) = screen {
+        line(&mut text, &format!("models: {summary}"));
+        names.for_each(|(sign, name)| signed(&mut text, out, sign, &printable(name), ""));
+    } else {
+        line(&mut text, &format!("# Models\n\n{summary}"));
+        let word = |sign| if sign == '-' { "removed" } else { "added" };
+        let rows: Vec<String> = names.map(|(sign, name)| format!("| {} | {} |", word(sign), code(name))).collect();
+        table(&mut text, "| | model |\n|---|---|", &rows);
+    }
+    for told in texts {
+        line(&mut text, &format!("\n{}", told.trim_end()));
+    }
+    text
+}
+
+/// A number as a person wants it: four digits.
+fn short(number: f64) -> String {
+    let rounded = format!("{number:.3e}");
+    match rounded.parse::<f64>() {
+        Ok(value) if value == 0.0 || (1e-4..1e7).contains(&value.abs()) => value.to_string(),
+        _ => rounded,
+    }
+}
+
+fn line(text: &mut String, line: &str) {
+    text.push_str(line);
+    text.push('\n');
+}
+
+/// A line that begins with a sign in colour.
+fn signed(text: &mut String, out: &Output, sign: char, name: &str, what: &str) {
+    let style: Style = match sign {
+        '+' => AnsiColor::Green,
+        '-' => AnsiColor::Red,
+        _ => AnsiColor::Yellow,
+    }
+    .on_default();
+    line(text, format!("{}  {what}", out.styled(style, format!("{sign} {name}"))).trim_end());
+}
+
+/// A table, if it has rows.
+fn table(text: &mut String, head: &str, rows: &[String]) {
+    if !rows.is_empty() {
+        line(text, &format!("\n{head}\n{}", rows.join("\n")));
+    }
+}
+
+/// Text that stands in a cell of a table as it is.
+fn code(text: &str) -> String {
+    let text = printable(text).replace('|', "\\|");
+    let runs = text.split(|char| char != '`').map(str::len);
+    let fence = "`".repeat(runs.max().unwrap_or(0) + 1);
+    // Inside it one space on each side does not count.
+    let pad = if text.is_empty() || text.starts_with(['`', ' ']) || text.ends_with(['`', ' ']) { " " } else { "" };
+    format!("{fence}{pad}{text}{pad}{fence}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_four_digits() {
+        let table = [
+            (0.0, "0"),
+            (1.0, "1"),
+            (0.123456, "0.1235"),
+            (1234.56, "1235"),
+            (0.00001234567, "1.235e-5"),
+            (9.87654e30, "9.877e30"),
+            (2.0, "2"),
+            (f64::INFINITY, "inf"),
+        ];
+        for (number, expected) in table {
+            assert_eq!(short(number), expected);
+        }
+    }
+
+    #[test]
+    fn a_cell_holds_any_name() {
+        let table = [
+            ("model.embed_tokens", "`model.embed_tokens`"),
+            ("a|b", "`a\\|b`"),
+            ("a`b``c", "```a`b``c```"),
+            ("`", "`` ` ``"),
+            ("", "`  `"),
+            ("new\nline", "`new\\nline`"),
+        ];
+        for (name, expected) in table {
+            assert_eq!(code(name), expected);
+        }
+    }
+}

@@ -1,0 +1,476 @@
+//! `weightfs export`: that it writes what the mount shows, whole or not at all.
+
+use crate::support::{Namespace, STATE, Scene, WEIGHTFS, pattern, python, real_model, require_fuse, run_ok};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use safetensors::{Dtype, SafeTensors};
+use std::collections::BTreeSet;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A dataset, a sharded model, and single files, real ones among them.
+fn sources(scene: &Scene) -> Vec<PathBuf> {
+    let mut sources = vec![scene.sample()];
+    sources.extend(["silero_vad_16k", "model-p2k", "hadamards"].map(real_model));
+    scene.mkdir("sharded");
+    scene.model("sharded/1.safetensors", &[("a", Dtype::U8, &[5000], pattern(5000))], &[("format", "pt")]);
+    scene.model("sharded/2.safetensors", &[("b", Dtype::I8, &[3], vec![3, 4, 5])], &[("other", "x")]);
+    let index = r#"{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}"#;
+    std::fs::write(scene.path("sharded/whole.safetensors.index.json"), index).unwrap();
+    sources.extend([scene.path("sharded"), scene.path("sharded/whole.safetensors.index.json")]);
+    scene.mkdir("data");
+    for (at, file) in ["data/x.safetensors", "data/y.safetensors"].iter().enumerate() {
+        let rows = vec![at as u8; 3 * 4096];
+        scene.model(file, &[("images", Dtype::U8, &[3, 4096], rows), ("labels", Dtype::I64, &[3], pattern(24))], &[]);
+    }
+    let bytes = scene.path("data/x.safetensors").metadata().unwrap().len();
+    let listed = |file| serde_json::json!({"shard_path": file, "samples_count": 3, "bytes": bytes});
+    let shards = [listed("x.safetensors"), listed("y.safetensors")];
+    let manifest = serde_json::json!({"format_version": "1.0", "shards": shards});
+    std::fs::write(scene.path("data/dataset_manifest.json"), manifest.to_string()).unwrap();
+    sources.push(scene.path("data"));
+    sources
+}
+
+/// What is in a directory, hidden files included.
+fn listed(dir: &Path) -> Vec<String> {
+    let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn the_file_is_that_of_the_mount() {
+    require_fuse!();
+    let scene = Scene::new();
+    for source in sources(&scene) {
+        let out = Scene::new();
+        let mount = out.mount(&source, &[]);
+        let exports = mount.list("export");
+        out.mkdir("dir");
+        out.ok(&format!(
+            "weightfs export {0} out && weightfs export --clean {0} clean && weightfs export {0} dir",
+            source.display()
+        ));
+        let whole = exports.iter().find(|name| !name.ends_with("-clean.safetensors")).unwrap();
+        let clean = exports.iter().find(|name| name.ends_with("-clean.safetensors")).unwrap();
+        assert!(
+            std::fs::read(out.path("out")).unwrap() == mount.read(format!("export/{whole}")),
+            "{}",
+            source.display()
+        );
+        assert!(
+            std::fs::read(out.path("clean")).unwrap() == mount.read(format!("export/{clean}")),
+            "{}",
+            source.display()
+        );
+        // In a directory it is called by its model.
+        assert_eq!(listed(&out.path("dir")), [&whole[..]]);
+        out.ok(&format!("cmp out dir/{whole} && weightfs export {0} - | cmp - out", source.display()));
+    }
+}
+
+#[test]
+fn some_tensors_and_another_alignment() {
+    let scene = Scene::new();
+    scene.sample();
+    let original = std::fs::read(scene.path("sample.safetensors")).unwrap();
+    let original = SafeTensors::deserialize(&original).unwrap();
+    let table: [(&str, &[&str], u64); 8] = [
+        ("--only 'model.*'", &["model.embed.weight", "model.layers.10", "model.layers.10.w", "model.layers.2.w"], 4096),
+        ("--only '*.w'", &["model.layers.10.w", "model.layers.2.w"], 4096),
+        ("--only 'model.layers.?.w' --align 8", &["model.layers.2.w"], 8),
+        ("--only '*embed*' --only '*slash*' --align 65536", &["model.embed.weight", "slash/and%percent"], 65536),
+        (
+            "--only 'model.layers.[0-9]*' --only ..",
+            &["..", "model.layers.10", "model.layers.10.w", "model.layers.2.w"],
+            4096,
+        ),
+        ("--only '' --only empty --clean", &["", "empty"], 4096),
+        (
+            "--only '*' --align 1048576",
+            &[
+                "",
+                "..",
+                "empty",
+                "model.embed.weight",
+                "model.layers.10",
+                "model.layers.10.w",
+                "model.layers.2.w",
+                "slash/and%percent",
+            ],
+            1 << 20,
+        ),
+        (
+            "--align 64",
+            &[
+                "",
+                "..",
+                "empty",
+                "model.embed.weight",
+                "model.layers.10",
+                "model.layers.10.w",
+                "model.layers.2.w",
+                "slash/and%percent",
+            ],
+            64,
+        ),
+    ];
+    for (options, names, align) in table {
+        assert_eq!(scene.ok(&format!("weightfs export {options} sample.safetensors out")), "");
+        let written = std::fs::read(scene.path("out")).unwrap();
+        let (len, header) = SafeTensors::read_metadata(&written).unwrap();
+        assert_eq!((len as u64 + 8) % align, 0, "{options}");
+        assert_eq!(header.metadata().is_some(), !options.contains("--clean"), "{options}");
+        let found = SafeTensors::deserialize(&written).unwrap();
+        let mut found_names = found.names();
+        found_names.sort();
+        assert_eq!(found_names, names, "{options}");
+        for (name, tensor) in found.iter() {
+            let expected = original.tensor(name).unwrap();
+            assert!(
+                (tensor.dtype(), tensor.shape(), tensor.data())
+                    == (expected.dtype(), expected.shape(), expected.data()),
+                "{name}"
+            );
+        }
+    }
+}
+
+#[test]
+fn many_files_are_as_transformers_has_them() {
+    require_fuse!();
+    let script = "
+import json, os, sys
+sys.dont_write_bytecode = True
+from safetensors import safe_open
+folder, source, most = sys.argv[1], sys.argv[2], int(sys.argv[3])
+text = open(f'{folder}/model.safetensors.index.json').read()
+index = json.loads(text)
+assert text == json.dumps(index, indent=2, sort_keys=True) + '\\n'
+assert list(index) == ['metadata', 'weight_map'] and list(index['metadata']) == ['total_parameters', 'total_size']
+files = sorted(set(index['weight_map'].values()))
+assert files == [f'model-{at + 1:05}-of-{len(files):05}.safetensors' for at in range(len(files))], files
+assert sorted(os.listdir(folder)) == sorted([*files, 'model.safetensors.index.json'])
+total = 0
+with safe_open(source, 'numpy') as whole:
+    names = set(whole.keys())
+    assert set(index['weight_map']) == names
+    for file in files:
+        with safe_open(f'{folder}/{file}', 'numpy') as part:
+            assert part.metadata() == whole.metadata()
+            sizes = []
+            for name in part.keys():
+                assert index['weight_map'][name] == file
+                a, b = part.get_tensor(name), whole.get_tensor(name)
+                assert a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes(), name
+                sizes.append(a.nbytes)
+                names.discard(name)
+            assert sum(sizes) <= most or len([size for size in sizes if size]) == 1, sizes
+            total += sum(sizes)
+assert not names and total == index['metadata']['total_size']
+print(len(files))
+";
+    let scene = Scene::new();
+    for (name, size, bytes, files) in [
+        ("hadamards", "300kB", 300_000, 4..=66),
+        ("silero_vad_16k", "0.25MiB", 262_144, 3..=8),
+        ("model-p2k", "1MB", 1_000_000, 4..=9),
+    ] {
+        let source = real_model(name);
+        scene.ok(&format!("weightfs export --shard-size {size} {} {name}", source.display()));
+        let folder = scene.path(name);
+        let args = ["-c".as_ref(), script.as_ref(), folder.as_os_str(), source.as_os_str()];
+        let bytes = bytes.to_string();
+        let said = run_ok(python().to_str().unwrap(), [&args[..], &[bytes.as_ref()]].concat());
+        assert!(files.contains(&said.trim().parse().unwrap()), "{name}: {said}");
+        assert!(scene.ok(&format!("weightfs diff --data {name} {}", source.display())).contains("data: 0 different"));
+        // Put together again it is what it was.
+        scene.ok(&format!(
+            "weightfs export {name} {name}.one && weightfs export {} {name}.two && cmp {name}.one {name}.two",
+            source.display()
+        ));
+    }
+    // Names of all kinds, as the official package reads them.
+    let names = ["", "é", "重み", "😀", "\u{ffff}", "\u{7f}", "\u{1}\n\t\u{8}", "\"\\/", "a.10", "a.2", "B"];
+    let tensors: Vec<_> = names.iter().map(|name| (*name, Dtype::U8, &[3][..], vec![1, 2, 3])).collect();
+    let source = scene.model("names.safetensors", &tensors, &[("é", "重み\n")]);
+    scene.ok("weightfs export --shard-size 7 names.safetensors names");
+    let folder = scene.path("names");
+    let args = ["-c".as_ref(), script.as_ref(), folder.as_os_str(), source.as_os_str(), "7".as_ref()];
+    assert_eq!(run_ok(python().to_str().unwrap(), args), "6\n");
+    let mount = scene.mount(&folder, &[]);
+    assert_eq!(mount.list("tensors").len(), names.len());
+    drop(mount);
+    // One file has no index; an empty directory may be there already.
+    scene.mkdir("one");
+    scene.ok(&format!(
+        "weightfs export --shard-size 1GB --only '*weight*' {} one",
+        real_model("silero_vad_16k").display()
+    ));
+    assert_eq!(listed(&scene.path("one")), ["model.safetensors"]);
+}
+
+#[test]
+fn where_it_may_go() {
+    let scene = Scene::new();
+    scene.sample();
+    scene.ok("weightfs export sample.safetensors keep && cp keep old && chmod 604 old && chown 5:7 old && setfattr -n user.note -v x old");
+    scene.ok("ln -s old link && umask 027 && weightfs export sample.safetensors link && weightfs export sample.safetensors new");
+    let found =
+        scene.ok("stat -c '%a %u:%g' old new; getfattr --only-values -n user.note old; cmp old keep; test -L link");
+    assert_eq!(found, "604 5:7\n640 0:0\nx");
+    // The source itself is replaced, not written to.
+    scene.ok("cp sample.safetensors mine.safetensors && weightfs export mine.safetensors mine.safetensors && cmp mine.safetensors keep");
+    scene.ok("weightfs export sample.safetensors /dev/null && test -c /dev/null");
+    scene.ok("mkfifo fifo && (cat fifo >read & weightfs export sample.safetensors fifo && wait) && cmp read keep && test -p fifo");
+    // Names of standard output, and of pipes that have no other name.
+    scene.ok("weightfs export sample.safetensors /dev/stdout | cmp - keep && weightfs export sample.safetensors /dev/fd/5 5>&1 >/dev/null | cmp - keep");
+    scene.ok("{ echo head; weightfs export sample.safetensors /dev/stdout; echo tail; } >out");
+    scene.ok("{ echo head; cat keep; echo tail; } | cmp - out");
+    let line = "weightfs export sample.safetensors - | head -c 5 | wc -c; echo ${PIPESTATUS[0]}";
+    assert_eq!(scene.ok(&format!("bash -c '{line}'")), "5\n1\n");
+    scene.ok("umask 027 && weightfs export --shard-size 1MB sample.safetensors parts");
+    assert_eq!(scene.ok("stat -c %a parts parts/model-00001-of-00003.safetensors"), "750\n640\n");
+    // An empty directory stays what it is, also where a shell stands in it, or a link leads to it.
+    scene.ok("mkdir empty other && chmod 711 empty && ln -s other to && cd empty && weightfs export --shard-size 1MB ../sample.safetensors . && test -e model.safetensors.index.json");
+    scene.ok("weightfs export --shard-size 1MB sample.safetensors to && diff -r empty other && diff -r parts other && test -L to");
+    assert_eq!(scene.ok("stat -c %a empty; find empty other | wc -l"), "711\n10\n");
+    // The bar and a refusal are for a terminal, which script(1) is.
+    let said = scene.sh("script -qec 'weightfs export sample.safetensors -' /dev/null </dev/null");
+    assert!(said.code == 1 && said.out.contains("standard output is a terminal"), "{said:?}");
+}
+
+#[test]
+fn what_cannot_be_written_leaves_nothing() {
+    let scene = Scene::new();
+    scene.sample();
+    scene.ok("head -c 3000000 sample.safetensors >cut.safetensors && mkdir several full && cp sample.safetensors several/a.safetensors && cp sample.safetensors several/b.safetensors && echo old >old");
+    let table = [
+        ("sample.safetensors absent/", 1, "absent/: No such file or directory"),
+        ("sample.safetensors absent/out", 1, "absent/out: No such file or directory"),
+        ("cut.safetensors out", 1, "cut.safetensors: cut short"),
+        ("several old", 1, "old: Not a directory"),
+        ("several -", 1, "several files cannot go to standard output; name a directory"),
+        ("sample.safetensors - --shard-size 1MB", 1, "several files cannot go to standard output; name a directory"),
+        ("parts parts/model-00002-of-00003.safetensors", 1, "a part of parts, which would be none without it"),
+        ("parts link", 1, "a part of parts, which would be none without it"),
+        ("parts parts/model.safetensors.index.json", 1, "a part of parts, which would be none without it"),
+        ("data data/dataset_manifest.json", 1, "a part of data, which would be none without it"),
+        (
+            "--only 'model.embed.*' sample.safetensors sample.safetensors",
+            1,
+            "sample.safetensors: the source itself, which would keep 1 of ",
+        ),
+        (
+            "--only 'model.embed.*' sample.safetensors .",
+            1,
+            "./sample.safetensors: the source itself, which would keep 1 of ",
+        ),
+        (
+            "--only 'model.embed.*' alone alone",
+            1,
+            "alone/sample.safetensors: the source itself, which would keep 1 of ",
+        ),
+        ("--only 'model.embed.*' sample.safetensors second", 1, "second: the source itself, which would keep 1 of "),
+        ("--clean sample.safetensors .", 1, "the source itself, which would lose its metadata; name another file"),
+        ("several several", 1, "several: Directory not empty"),
+        ("several out --only nothing", 1, "several: no tensor matches \"nothing\""),
+        ("sample.safetensors out --only nothing", 1, "sample.safetensors: no tensor matches \"nothing\""),
+        ("sample.safetensors out --only '*' --only nothing", 1, "no tensor matches \"nothing\""),
+        ("sample.safetensors out --only '['", 2, "'['"),
+        ("sample.safetensors out --align 100", 2, "not a power of two from 8 to 67108864"),
+        ("sample.safetensors out --align 4", 2, "not a power of two from 8 to 67108864"),
+        ("sample.safetensors out --shard-size much", 2, "'much'"),
+        ("sample.safetensors out --shard-size 0", 2, "'0'"),
+        ("sample.safetensors several --shard-size 1GB", 1, "several: Directory not empty"),
+        ("sample.safetensors old --shard-size 1GB", 1, "old: Not a directory"),
+        ("sample.safetensors", 2, "<OUT>"),
+    ];
+    scene.ok("weightfs export --shard-size 1MB sample.safetensors parts && ln -s parts/model-00001-of-00003.safetensors link");
+    sources(&scene);
+    scene.ok("mkdir alone && cp sample.safetensors alone && ln -s sample.safetensors second");
+    let before = scene.ok(STATE);
+    for (line, code, text) in table {
+        let said = scene.sh(&format!("weightfs export {line}"));
+        assert!(said.code == code && said.out.is_empty() && said.err.contains(text), "{line}: {said:?}");
+        assert!(said.err.starts_with("weightfs: ") && said.err.lines().count() == 1, "{line}: {said:?}");
+    }
+    assert_eq!(scene.ok(STATE), before);
+    let full = Namespace::new(&scene, "mount -t tmpfs -o size=2m full full && echo old >full/old");
+    let before = full.ok("ls -la full && cat full/old");
+    for line in
+        ["sample.safetensors full/out", "sample.safetensors full/old", "--shard-size 1MB sample.safetensors full/parts"]
+    {
+        let said = full.sh(&format!("weightfs export {line}"));
+        assert!(said.code == 1 && said.err.ends_with(": No space left on device\n"), "{line}: {said:?}");
+        assert_eq!(full.ok("ls -la full && cat full/old").replace("total", ""), before.replace("total", ""), "{line}");
+    }
+    // No file may be as large.
+    let before = scene.ok(STATE);
+    for (line, file) in [
+        ("sample.safetensors out", "out"),
+        ("sample.safetensors sample.safetensors", "sample.safetensors"),
+        ("--shard-size 1MB sample.safetensors new", "new/model-00001-of-00003.safetensors"),
+        ("several new", "new/a.safetensors"),
+    ] {
+        let said = scene.sh(&format!("ulimit -f 8; weightfs export {line}"));
+        assert_eq!((said.code, said.err), (1, format!("weightfs: {file}: File too large\n")), "{line}");
+    }
+    assert_eq!(scene.ok(STATE), before);
+    // What is sound of a damaged file, but not in its place.
+    let said = scene.sh("weightfs export --lenient cut.safetensors cut.safetensors");
+    assert!(said.code == 1 && said.err.contains("cut.safetensors: the source itself, which would keep "), "{said:?}");
+    assert_eq!(scene.ok(STATE), before);
+    let said = scene.sh("weightfs export --lenient cut.safetensors rescued");
+    assert!(said.code == 0 && said.err.contains("left out \"model.embed.weight\""), "{said:?}");
+    let rescued = std::fs::read(scene.path("rescued")).unwrap();
+    assert!(SafeTensors::deserialize(&rescued).unwrap().len() < 8);
+}
+
+/// A model `m.safetensors` of 24 MiB.
+fn large() -> Scene {
+    let scene = Scene::new();
+    let tensors: Vec<String> = (0..24).map(|at| format!("layers.{at}.weight")).collect();
+    let tensor = |name| (name, Dtype::BF16, &[512, 1024][..], pattern(1 << 20));
+    scene.model("m.safetensors", &tensors.iter().map(|name| tensor(&name[..])).collect::<Vec<_>>(), &[]);
+    scene
+}
+
+#[test]
+fn a_source_that_changes_meanwhile_is_an_error() {
+    let scene = large();
+    scene.ok("cp m.safetensors keep");
+    for (line, text) in [
+        ("cat keep >m.safetensors", "m.safetensors: written to since it was opened"),
+        ("truncate -s 100000 m.safetensors", "m.safetensors: cut from 2516"),
+    ] {
+        scene.ok("cp keep m.safetensors");
+        let mut command = scene.command("weightfs");
+        command.args(["export", "m.safetensors", "-"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut out = child.stdout.take().unwrap();
+        // It has begun to write from the map, and waits for the pipe.
+        out.read_exact(&mut vec![0; 9 << 20]).unwrap();
+        scene.ok(line);
+        out.read_to_end(&mut Vec::new()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(1) && said.contains(text), "{line}: {said}");
+    }
+}
+
+#[test]
+fn stopped_at_any_moment_the_old_file_is_whole() {
+    let scene = large();
+    scene.ok("weightfs export m.safetensors expected && weightfs export --shard-size 3MB m.safetensors parts");
+    let expected = std::fs::read(scene.path("expected")).unwrap();
+    let parts = listed(&scene.path("parts"));
+    assert_eq!(parts.len(), 13);
+    let signals = [Signal::SIGKILL, Signal::SIGINT, Signal::SIGTERM, Signal::SIGKILL];
+    let (mut stopped, mut done, mut delay) = (0, 0, Duration::ZERO);
+    while stopped < 32 || done < 2 {
+        let signal = signals[(stopped + done) % signals.len()];
+        let sharded = (stopped + done) / signals.len() % 2 == 1;
+        // Into a directory that is there already.
+        let is_there = (stopped + done) / signals.len() % 4 == 3;
+        if is_there {
+            scene.mkdir("new");
+        }
+        std::fs::write(scene.path("out"), "old").unwrap();
+        let mut command = Command::new("env");
+        command.args(["--default-signal=HUP,INT,TERM", WEIGHTFS, "export", "m.safetensors"]);
+        command.args(if sharded { &["new", "--shard-size=3MB"][..] } else { &["out"] });
+        let mut child =
+            command.current_dir(scene.dir.path()).stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let started = Instant::now();
+        while started.elapsed() < delay {
+            std::hint::spin_loop();
+        }
+        let _ = kill(Pid::from_raw(child.id() as i32), signal);
+        let success = child.wait().unwrap().success();
+        let out = std::fs::read(scene.path("out")).unwrap();
+        assert!(out == b"old" || out == expected, "{signal} after {delay:?}");
+        assert!(!success || sharded || out == expected, "{signal} after {delay:?}");
+        if scene.path("new").exists() {
+            let mut found = listed(&scene.path("new"));
+            assert!(is_there && signal == Signal::SIGKILL || found.iter().all(|name| !name.starts_with('.')));
+            found.retain(|name| !name.starts_with('.'));
+            // The index comes last: who sees it sees all.
+            let is_part = found.is_empty() || signal == Signal::SIGKILL && found.last() != parts.last();
+            assert!(found == parts || is_there && !success && is_part, "{signal} after {delay:?}: {found:?}");
+            for part in &found {
+                let (a, b) = (scene.path("new").join(part), scene.path("parts").join(part));
+                assert!(std::fs::read(a).unwrap() == std::fs::read(b).unwrap(), "{signal} after {delay:?}");
+            }
+            std::fs::remove_dir_all(scene.path("new")).unwrap();
+        } else {
+            assert!(!success || !sharded, "{signal} after {delay:?}");
+        }
+        for name in listed(scene.dir.path()).iter().filter(|name| name.starts_with('.')) {
+            // Only who is killed can clean nothing up, and what stays is told by its name.
+            assert!(signal == Signal::SIGKILL && name.ends_with(".weightfs-tmp"), "{signal} {name}");
+            let path = scene.path(name);
+            if path.is_dir() { std::fs::remove_dir_all(path).unwrap() } else { std::fs::remove_file(path).unwrap() }
+        }
+        if success {
+            done += 1;
+            delay = delay.mul_f64(0.6);
+        } else {
+            stopped += 1;
+        }
+        delay = delay.mul_f64(1.15) + Duration::from_micros(300);
+    }
+}
+
+#[test]
+fn very_many_tensors_are_exported() {
+    let scene = Scene::new();
+    let count = 100_000;
+    let entry = |at: usize| {
+        format!("\"model.layers.{at}.w\":{{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[{at},{}]}}", at + 1)
+    };
+    let header = format!("{{{}}}", (0..count).map(entry).collect::<Vec<_>>().join(","));
+    scene.raw("many.safetensors", header.as_bytes(), &pattern(count));
+    scene.ok(
+        "weightfs export many.safetensors out && weightfs export --only '*7.w' --shard-size 4KB many.safetensors parts",
+    );
+    let index = std::fs::read(scene.path("parts/model.safetensors.index.json")).unwrap();
+    let index: serde_json::Value = serde_json::from_slice(&index).unwrap();
+    let map = index["weight_map"].as_object().unwrap();
+    let files: BTreeSet<&str> = map.values().map(|file| file.as_str().unwrap()).collect();
+    assert_eq!((map.len(), files.len()), (count / 10, 3));
+    assert!(scene.ok("weightfs diff --data many.safetensors out").contains("100,000 alike"));
+    let said = scene.sh("weightfs diff --data parts many.safetensors");
+    assert!(said.code == 1 && said.out.contains("90,000 added") && said.out.contains("0 different, 10,000 equal"));
+}
+
+#[test]
+fn a_directory_of_models_is_exported_as_it_is_mounted() {
+    let scene = Scene::new();
+    scene.sample();
+    scene.ok("mkdir -p all/sub/deep && cp sample.safetensors all/one.safetensors && cp sample.safetensors all/sub/deep/two.safetensors");
+    scene.model("all/sub/other.safetensors", &[("t", Dtype::U8, &[3], vec![1, 2, 3])], &[]);
+    scene.ok("echo text >all/readme.txt && weightfs export all out && weightfs export sample.safetensors keep");
+    let files = "find out -type f | sort; cmp out/one.safetensors keep; cmp out/sub/deep/two.safetensors keep";
+    assert_eq!(scene.ok(files), "out/one.safetensors\nout/sub/deep/two.safetensors\nout/sub/other.safetensors\n");
+    scene.ok("weightfs diff --data all out && weightfs export all --only '*.embed.*' --shard-size 1MB some");
+    assert_eq!(
+        scene.ok("find some -type f | sort"),
+        "some/one/model.safetensors\nsome/sub/deep/two/model.safetensors\n"
+    );
+    // One that is broken spoils them all, unless what is sound will do.
+    scene.ok("echo text >all/sub/broken.safetensors");
+    let said = scene.sh("weightfs export all new");
+    assert!(said.code == 1 && said.err.contains("all/sub/broken.safetensors: "), "{said:?}");
+    assert_eq!(scene.ok("ls -A"), "all\nbin\nkeep\nout\nsample.safetensors\nsome\n");
+    let said = scene.sh("weightfs export --lenient all new && diff -r out new");
+    assert!(said.code == 0 && said.err.contains("all/sub/broken.safetensors: "), "{said:?}");
+    // But not where nothing is left.
+    let said = scene.sh("mkdir bad && echo text >bad/a.safetensors && echo text >bad/b.safetensors && weightfs export --lenient bad none");
+    assert!(said.code == 1 && said.err.ends_with("weightfs: bad: no model in it can be read\n"), "{said:?}");
+    assert_eq!(scene.ok("ls -A"), "all\nbad\nbin\nkeep\nnew\nout\nsample.safetensors\nsome\n");
+}

@@ -1,0 +1,579 @@
+//! `weightfs metadata`: what it reads and writes, and that no moment at which it is stopped costs a byte.
+
+use crate::support::{Namespace, STATE, Said, Scene, WEIGHTFS, pattern, python, real_model, run_ok};
+use nix::libc;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use safetensors::{Dtype, SafeTensors};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// What the official reader finds: metadata, and each tensor's bytes.
+type Found = (BTreeMap<String, String>, BTreeMap<String, Vec<u8>>);
+
+fn read(path: &Path) -> Found {
+    let bytes = std::fs::read(path).unwrap();
+    let (_, header) = SafeTensors::read_metadata(&bytes).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let metadata = header.metadata().clone().unwrap_or_default().into_iter().collect();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    (metadata, tensors.iter().map(|(name, tensor)| (name.to_owned(), tensor.data().to_vec())).collect())
+}
+
+fn pairs(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect()
+}
+
+/// What is in a directory, hidden files included.
+fn listed(dir: &Path) -> Vec<String> {
+    let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    names
+}
+
+/// A model `m.safetensors` with some metadata.
+fn scene() -> Scene {
+    let scene = Scene::new();
+    let tensors = [("big", Dtype::F32, &[64, 1000][..], pattern(256_000)), ("b", Dtype::U8, &[3], vec![1, 2, 3])];
+    scene.model("m.safetensors", &tensors, &[("format", "pt"), ("title", "first"), ("a=b", "c")]);
+    scene
+}
+
+#[test]
+fn keys_are_set_and_removed_one_by_one() {
+    let scene = scene();
+    let path = scene.path("m.safetensors");
+    let (_, tensors) = read(&path);
+    let long = "x".repeat(9000);
+    let rest = [("a=b", "c"), ("format", "pt")];
+    let with = |more: &[(&str, &str)]| pairs(&[&rest[..], more].concat());
+    let table = [
+        ("set m.safetensors title=second".to_owned(), with(&[("title", "second")])),
+        ("set m.safetensors title= 'new key=a=b'".to_owned(), with(&[("title", ""), ("new key", "a=b")])),
+        ("remove m.safetensors 'new key' title title".to_owned(), with(&[])),
+        (format!("set m.safetensors long={long}"), with(&[("long", &long)])),
+        ("set m.safetensors long=short".to_owned(), with(&[("long", "short")])),
+        ("remove m.safetensors long".to_owned(), with(&[])),
+        ("set m.safetensors 'é\"\\=line\nline\t'".to_owned(), with(&[("é\"\\", "line\nline\t")])),
+        ("remove m.safetensors 'é\"\\'".to_owned(), with(&[])),
+        ("set m.safetensors text <text".to_owned(), with(&[("text", "of a\nfile\n")])),
+        ("clear m.safetensors".to_owned(), pairs(&[])),
+        ("clear m.safetensors".to_owned(), pairs(&[])),
+        ("set m.safetensors format=pt".to_owned(), pairs(&[("format", "pt")])),
+    ];
+    scene.ok("printf 'of a\\nfile\\n' >text");
+    for (line, metadata) in table {
+        assert_eq!(scene.ok(&format!("weightfs metadata {line}")), "", "{line}");
+        assert_eq!(read(&path), (metadata, tensors.clone()), "{line}");
+        assert_eq!(listed(scene.dir.path()), ["bin", "m.safetensors", "text"], "{line}");
+    }
+}
+
+#[test]
+fn the_official_package_reads_real_models_with_other_metadata() {
+    let script = "
+import sys
+from safetensors import safe_open
+a, b, mode = sys.argv[1:]
+with safe_open(a, 'numpy') as old, safe_open(b, 'numpy') as new:
+    assert old.keys() == new.keys()
+    for name in old.keys():
+        old_tensor, new_tensor = old.get_tensor(name), new.get_tensor(name)
+        assert old_tensor.dtype == new_tensor.dtype and old_tensor.shape == new_tensor.shape
+        assert old_tensor.tobytes() == new_tensor.tobytes(), name
+    expected = dict(old.metadata() or {})
+    if mode == 'set':
+        expected['modelspec.title'] = 'A title'
+    elif mode == 'clear':
+        expected = {}
+    assert (new.metadata() or {}) == expected, new.metadata()
+";
+    for name in ["silero_vad_16k", "model-p2k", "hadamards"] {
+        let source = real_model(name);
+        let scene = Scene::new();
+        for (line, mode) in [
+            ("set in 'modelspec.title=A title' -o out", "set"),
+            ("clear in -o out", "clear"),
+            ("remove out2 modelspec.title", "same"),
+        ] {
+            scene.ok(&format!("ln -sf {} in && weightfs metadata {line}", source.display()));
+            if mode == "set" {
+                scene.ok("cp out out2");
+            }
+            let written = scene.path(if mode == "same" { "out2" } else { "out" });
+            let python = python();
+            let args = ["-c".as_ref(), script.as_ref(), source.as_os_str(), written.as_os_str(), mode.as_ref()];
+            run_ok(python.to_str().unwrap(), args);
+        }
+        assert!(scene.ok("weightfs diff --data in out2").contains("0 different"), "{name}");
+    }
+}
+
+#[test]
+fn values_are_printed_for_pipes_and_for_people() {
+    let scene = Scene::new();
+    let bad = "\u{1b}[2Jtwo\nlines\u{9b}";
+    scene.model("m.safetensors", &[], &[("plain", "value"), ("bad\n", bad), ("empty", "")]);
+    let said = |out: &str| Said { code: 0, out: out.into(), err: String::new() };
+    assert_eq!(scene.sh("weightfs metadata get m.safetensors plain"), said("value\n"));
+    assert_eq!(scene.sh("weightfs metadata get m.safetensors empty"), said("\n"));
+    assert_eq!(scene.sh("weightfs metadata get m.safetensors \"$(printf 'bad\\nx')\"").code, 1);
+    assert_eq!(scene.sh("weightfs metadata get m.safetensors 'bad\n'"), said(&format!("{bad}\n")));
+    let lines = r"bad\n=\u{1b}[2Jtwo\nlines\u{9b}";
+    assert_eq!(scene.sh("weightfs metadata get m.safetensors"), said(&format!("{lines}\nempty=\nplain=value\n")));
+    assert_eq!(scene.sh("weightfs metadata get m.safetensors plain 'bad\n'"), said(&format!("{lines}\nplain=value\n")));
+    // script(1) is a terminal.
+    let shown =
+        scene.ok("script -qec \"weightfs metadata get m.safetensors 'bad\n'\" /dev/null </dev/null | tr -d '\\r'");
+    assert_eq!(shown, "\\u{1b}[2Jtwo\nlines\\u{9b}\n");
+    for (line, expected) in [
+        ("m.safetensors --json", serde_json::json!({"bad\n": bad, "empty": "", "plain": "value"})),
+        ("m.safetensors plain --json", serde_json::json!({"plain": "value"})),
+    ] {
+        let out = scene.ok(&format!("weightfs metadata get {line}"));
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&out).unwrap(), expected);
+        assert!(!out.contains('\u{9b}'));
+    }
+    scene.mkdir("sharded");
+    scene.model("sharded/1.safetensors", &[("a", Dtype::U8, &[1], vec![1])], &[("k", "v")]);
+    scene.model("sharded/2.safetensors", &[("b", Dtype::U8, &[1], vec![1])], &[("l", "w")]);
+    let index = r#"{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}"#;
+    std::fs::write(scene.path("sharded/model.safetensors.index.json"), index).unwrap();
+    assert_eq!(scene.ok("weightfs metadata get sharded"), "k=v\nl=w\n");
+    // Of many models each says its own.
+    scene.model("sharded/lora.safetensors", &[], &[("k", "x")]);
+    assert_eq!(scene.ok("weightfs metadata get sharded k"), "lora: k=x\nmodel: k=v\n");
+    let json: serde_json::Value = serde_json::from_str(&scene.ok("weightfs metadata get sharded --json")).unwrap();
+    assert_eq!(json, serde_json::json!({"lora": {"k": "x"}, "model": {"k": "v", "l": "w"}}));
+    scene.ok("echo text >sharded/broken.safetensors");
+    let said = scene.sh("weightfs metadata get sharded l");
+    assert!(said.code == 1 && said.out == "model: l=w\n" && said.err.contains("broken.safetensors: "), "{said:?}");
+}
+
+#[test]
+fn a_dry_run_says_what_would_change_and_changes_nothing() {
+    let scene = scene();
+    let before = scene.ok("stat -c '%i %y %s' m.safetensors; sha256sum m.safetensors");
+    let table = [
+        ("set m.safetensors title=second new=n format=pt", "+ new=n\n- title=first\n+ title=second\n"),
+        ("set m.safetensors 'title=\u{1b}' -o out", "- title=first\n+ title=\\u{1b}\n"),
+        ("remove m.safetensors title", "- title=first\n"),
+        ("clear m.safetensors", "- a=b=c\n- format=pt\n- title=first\n"),
+        ("set m.safetensors title=first", ""),
+    ];
+    for (line, out) in table {
+        assert_eq!(scene.ok(&format!("weightfs metadata {line} --dry-run")), out, "{line}");
+    }
+    let large = "head -c 100000000 /dev/zero | tr '\\0' x | weightfs metadata set m.safetensors large --dry-run";
+    let said = scene.sh(large);
+    assert!(said.code == 1 && said.out.is_empty() && said.err.contains("at most 100000000 are allowed"), "{said:?}");
+    // What changes nothing leaves the file alone, too.
+    scene.ok("weightfs metadata set m.safetensors title=first && weightfs metadata set m.safetensors title=first -o ./m.safetensors");
+    assert_eq!(scene.ok("stat -c '%i %y %s' m.safetensors; sha256sum m.safetensors"), before);
+    assert_eq!(listed(scene.dir.path()), ["bin", "m.safetensors"]);
+}
+
+#[test]
+fn owner_permissions_and_attributes_stay() {
+    let scene = scene();
+    // rw for the owner, r for user 4 and the group, masked by rw.
+    let acl = "0sAgAAAAEABgD/////AgAEAAQAAAAEAAQA/////xAABgD/////IAAAAP////8=";
+    scene.ok("chown 5:7 m.safetensors && chmod 2640 m.safetensors && setfattr -n user.note -v text m.safetensors");
+    scene.ok(&format!("setfattr -n user.empty m.safetensors && setfattr -n trusted.x -v y m.safetensors && setfattr -n system.posix_acl_access -v {acl} m.safetensors"));
+    let attributes = "stat -c '%u:%g %a' m.safetensors && getfattr -dm - -e hex m.safetensors";
+    let before = scene.ok(attributes);
+    assert!(before.contains("posix_acl_access") && before.contains("user.empty"), "{before}");
+    let inode = scene.path("m.safetensors").metadata().unwrap().ino();
+    scene.ok("weightfs metadata set m.safetensors title=second");
+    assert_eq!(scene.ok(attributes), before);
+    assert_ne!(scene.path("m.safetensors").metadata().unwrap().ino(), inode);
+    // Nor does it get what the directory gives to new files: that would let others in.
+    scene.ok(&format!("mkdir dir && cp m.safetensors dir && chmod 640 dir/m.safetensors && setfattr -n system.posix_acl_default -v {acl} dir"));
+    scene.ok("touch dir/new && getfattr -n system.posix_acl_access dir/new && weightfs metadata set dir/m.safetensors title=second");
+    assert_eq!(scene.ok("stat -c %a dir/m.safetensors && getfattr -dm - dir/m.safetensors"), "640\n");
+    scene.ok("rm -r dir");
+    // A link stays a link.
+    scene.ok("ln -s m.safetensors link && weightfs metadata set link title=third");
+    assert!(scene.path("link").is_symlink());
+    assert_eq!(
+        scene.ok(&format!("{attributes}; weightfs metadata get m.safetensors title")),
+        format!("{before}third\n")
+    );
+    // Another name keeps the old file.
+    scene.ok("ln m.safetensors other.safetensors");
+    let said = scene.sh("weightfs metadata set m.safetensors title=fourth");
+    assert_eq!(said.err, "weightfs: m.safetensors: had 2 names; under the others it stays as it was\n");
+    assert_eq!(
+        scene.ok("weightfs metadata get other.safetensors title; weightfs metadata get m.safetensors title"),
+        "third\nfourth\n"
+    );
+}
+
+#[test]
+fn a_changed_copy_goes_where_it_is_told() {
+    let scene = scene();
+    let path = scene.path("m.safetensors");
+    scene.ok("chmod 640 m.safetensors && cp m.safetensors keep && touch old && chmod 604 old && chown 5:7 old");
+    scene.ok("mkdir dir && cp m.safetensors dir && ln -s m.safetensors link && ln m.safetensors hard");
+    let (_, tensors) = read(&path);
+    let is_new = |path: &Path| {
+        let (metadata, found) = read(path);
+        assert_eq!((metadata["title"].as_str(), found), ("second", tensors.clone()), "{}", path.display());
+    };
+    let set = |line: &str| scene.ok(&format!("umask 037; weightfs metadata set {line}"));
+    set("m.safetensors title=second -o new");
+    is_new(&scene.path("new"));
+    assert_eq!(scene.ok("stat -c '%a' new"), "640\n");
+    set("m.safetensors title=second -o old");
+    is_new(&scene.path("old"));
+    assert_eq!(scene.ok("stat -c '%a %u:%g' old; cmp keep m.safetensors"), "604 5:7\n");
+    // Another name of the file is replaced, and the file is not.
+    set("m.safetensors title=second -o hard");
+    is_new(&scene.path("hard"));
+    scene.ok("cmp keep m.safetensors");
+    // A directory with one model in it.
+    set("dir title=second");
+    is_new(&scene.path("dir/m.safetensors"));
+    for out in ["m.safetensors", "./m.safetensors", "dir/../m.safetensors", "link"] {
+        scene.ok("cat keep >m.safetensors");
+        set(&format!("m.safetensors title=second -o {out}"));
+        is_new(&path);
+        assert!(scene.path("link").is_symlink());
+    }
+    // A link to what is not there yet leads there.
+    scene.ok("mkdir elsewhere && ln -s elsewhere/first first && ln -s ../second elsewhere/first");
+    set("keep title=second -o first");
+    is_new(&scene.path("second"));
+    assert!(scene.path("first").is_symlink() && scene.path("elsewhere/first").is_symlink());
+    // Pipes and devices get the bytes and stay what they are.
+    scene.ok("weightfs metadata set keep title=second -o - >piped && weightfs metadata set keep title=second -o - | cat >piped2");
+    scene.ok("mkfifo fifo && (cat fifo >piped3 & weightfs metadata set keep title=second -o fifo && wait)");
+    scene.ok("cmp piped m.safetensors && cmp piped2 m.safetensors && cmp piped3 m.safetensors");
+    scene.ok("weightfs metadata set keep title=second -o /dev/null && test -c /dev/null && test -p fifo");
+    scene.ok("weightfs metadata set keep title=second -o - >>appended && cmp appended m.safetensors");
+    for (line, text) in [
+        ("weightfs metadata set keep title=x -o /dev/full", "weightfs: /dev/full: No space left on device\n"),
+        ("weightfs metadata set keep title=x -o - >/dev/full", "weightfs: -: No space left on device\n"),
+        (
+            "weightfs metadata set keep title=x --dry-run >/dev/full",
+            "weightfs: standard output: No space left on device\n",
+        ),
+        ("weightfs metadata get keep >/dev/full", "weightfs: standard output: No space left on device\n"),
+    ] {
+        let said = scene.sh(line);
+        assert_eq!((said.code, &said.err[..]), (1, text), "{line}");
+    }
+    let said = scene.sh("script -qec 'weightfs metadata set keep title=x -o -' /dev/null </dev/null");
+    assert!(said.code == 1 && said.out.contains("standard output is a terminal"), "{said:?}");
+    let line = "weightfs metadata set keep title=x -o - | head -c 5 | wc -c; echo ${PIPESTATUS[0]}";
+    assert_eq!(scene.ok(&format!("bash -c '{line}'")), "5\n1\n");
+}
+
+#[test]
+fn what_is_refused_is_left_as_it_was() {
+    let scene = scene();
+    scene.ok("head -c 9999 m.safetensors >cut.safetensors && echo text >text.safetensors && mkdir several empty && cp m.safetensors several/a.safetensors && cp m.safetensors several/b.safetensors");
+    scene.mkdir("sharded");
+    scene.model("sharded/1.safetensors", &[("a", Dtype::U8, &[1], vec![1])], &[]);
+    std::fs::write(scene.path("sharded/m.safetensors.index.json"), r#"{"weight_map": {"a": "1.safetensors"}}"#)
+        .unwrap();
+    scene.ok("printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n' >lfs.safetensors && printf 'GGUF\\3\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0' >gguf.safetensors");
+    let tensor =
+        |name, from| format!("\"{name}\":{{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[{from},{}]}}", from + 1);
+    scene.raw("twice.safetensors", format!("{{{},{}}}", tensor("t", 0), tensor("t", 1)).as_bytes(), &[1, 2]);
+    scene.raw("hole.safetensors", format!("{{{},{}}}", tensor("t", 0), tensor("u", 2)).as_bytes(), &[1, 2, 3]);
+    let before = scene.ok(STATE);
+    let table = [
+        ("clear cut.safetensors", 1, "cut.safetensors: cut short"),
+        ("clear lfs.safetensors", 1, "lfs.safetensors: not a safetensors file but a Git LFS pointer"),
+        ("clear gguf.safetensors", 1, "gguf.safetensors: not a safetensors file but a GGUF"),
+        ("clear twice.safetensors", 1, "twice.safetensors: "),
+        ("clear hole.safetensors", 1, "hole.safetensors: "),
+        ("set cut.safetensors a=b", 1, "cut.safetensors: cut short"),
+        ("set text.safetensors a=b -o out", 1, "text.safetensors: "),
+        ("set absent a=b", 1, "absent: No such file or directory"),
+        ("set several a=b", 1, "several: a directory of 2 models; name one of them"),
+        ("set sharded a=b", 1, "sharded: a model of several files; name one of them"),
+        ("remove m.safetensors title absent", 1, "m.safetensors: no metadata has the key \"absent\""),
+        ("remove m.safetensors title absent title", 1, "m.safetensors: no metadata has the key \"absent\""),
+        ("get m.safetensors absent", 1, "m.safetensors: no metadata has the key \"absent\""),
+        ("set m.safetensors a=b -o absent/out", 1, "absent/out: No such file or directory"),
+        ("set m.safetensors a=b -o absent/", 1, "absent/: No such file or directory"),
+        ("set m.safetensors a=b -o empty", 1, "empty: Is a directory"),
+        ("set m.safetensors a b", 1, "\"b\": only one value can be read"),
+        ("set m.safetensors", 2, "<KEY[=VALUE]>..."),
+        ("remove m.safetensors", 2, "<KEY>..."),
+        ("bogus m.safetensors", 2, "unrecognized subcommand 'bogus'"),
+        ("", 2, ""),
+    ];
+    for (line, code, text) in table {
+        let said = scene.sh(&format!("weightfs metadata {line}"));
+        assert!(said.code == code && said.out.is_empty() && said.err.contains(text), "{line}: {said:?}");
+        assert!(said.err.starts_with("weightfs: ") && said.err.lines().count() == 1, "{line}: {said:?}");
+    }
+    assert_eq!(scene.ok(STATE), before);
+    // What another user may not write to, or not make a file beside.
+    let user = "setpriv --reuid=65534 --regid=65534 --clear-groups -- weightfs metadata";
+    scene.ok("chmod 777 . && chmod 644 m.safetensors");
+    let said = scene.sh(&format!("{user} set m.safetensors a=b"));
+    assert_eq!(said.err, "weightfs: m.safetensors: may not be written to; -o writes a changed copy\n");
+    let said = scene.sh(&format!("chmod 666 m.safetensors && cp m.safetensors kept && chmod 444 kept && {user} set m.safetensors a=b -o kept; rm kept"));
+    assert_eq!(said.err, "weightfs: kept: may not be written to: Permission denied\n");
+    scene.ok("chmod 755 . && chmod 666 m.safetensors");
+    let said = scene.sh(&format!("{user} set m.safetensors a=b"));
+    assert_eq!(said.err, "weightfs: m.safetensors: no file can be made beside it: Permission denied\n");
+    scene.ok("chmod 777 .");
+    let said = scene.sh(&format!("{user} set m.safetensors a=b"));
+    assert_eq!(said.err, "weightfs: m.safetensors: cannot keep its owner and group: Operation not permitted\n");
+    // In a directory like /tmp nobody else may replace it.
+    let before = scene.ok(
+        "chmod 1777 . && cp m.safetensors mine && chmod 666 mine && stat -c '%i %a %u:%g %y' mine && sha256sum mine",
+    );
+    let said = scene.sh(&format!("{user} set m.safetensors a=b -o mine"));
+    assert!(said.code == 1 && said.err.starts_with("weightfs: mine: cannot "), "{said:?}");
+    assert_eq!(scene.ok("stat -c '%i %a %u:%g %y' mine && sha256sum mine && chmod 777 ."), before);
+    scene.ok(&format!("{user} set m.safetensors a=b -o theirs && weightfs metadata get theirs a && chmod 755 . && cmp m.safetensors several/a.safetensors"));
+    assert!(listed(scene.dir.path()).iter().all(|name| !name.starts_with('.')));
+}
+
+#[test]
+fn a_full_disk_costs_nothing() {
+    let scene = scene();
+    let full = Namespace::new(&scene, "mkdir full && mount -t tmpfs -o size=400k full full && cp m.safetensors full");
+    let before = full.ok("ls -la full && sha256sum full/m.safetensors");
+    // Nor does a limit to the size of files, of which a signal tells.
+    let said = scene.sh("ulimit -f 100; weightfs metadata set m.safetensors a=b");
+    assert_eq!((said.code, &said.err[..]), (1, "weightfs: m.safetensors: File too large\n"));
+    for line in ["set full/m.safetensors a=b", "clear full/m.safetensors", "set m.safetensors a=b -o full/out"] {
+        let said = full.sh(&format!("weightfs metadata {line}"));
+        assert!(said.code == 1 && said.err.ends_with(": No space left on device\n"), "{line}: {said:?}");
+        assert_eq!(full.ok("ls -la full && sha256sum full/m.safetensors"), before, "{line}");
+    }
+}
+
+/// A model of some tens of megabytes, with a copy that the command has changed.
+fn large(scene: &Scene) -> (Vec<u8>, Vec<u8>) {
+    let tensors: Vec<String> = (0..24).map(|at| format!("layers.{at}.weight")).collect();
+    let tensors: Vec<_> =
+        tensors.iter().map(|name| (&name[..], Dtype::BF16, &[512, 1024][..], pattern(1 << 20))).collect();
+    let path = scene.model("m.safetensors", &tensors, &[("title", "first")]);
+    let old = std::fs::read(&path).unwrap();
+    scene.ok("weightfs metadata set m.safetensors title=second -o changed");
+    let new = std::fs::read(scene.path("changed")).unwrap();
+    assert!(new != old && read(&path).1 == read(&scene.path("changed")).1);
+    (old, new)
+}
+
+fn set_title(scene: &Scene) -> Command {
+    let mut command = Command::new(WEIGHTFS);
+    command.args(["metadata", "set", "m.safetensors", "title=second"]).current_dir(scene.dir.path());
+    command.stdin(Stdio::null());
+    command
+}
+
+#[test]
+fn what_two_change_at_once_is_changed_twice() {
+    let scene = Scene::new();
+    large(&scene);
+    for round in 0..10 {
+        let keys: Vec<String> = (0..3).map(|at| format!("key{round}.{at}")).collect();
+        let set = |key: &String| {
+            let pair = format!("{key}=x");
+            scene.command("weightfs").args(["metadata", "set", "m.safetensors", &pair]).spawn().unwrap()
+        };
+        for mut child in keys.iter().map(set).collect::<Vec<_>>() {
+            assert!(child.wait().unwrap().success());
+        }
+        let found = scene.ok("weightfs metadata get m.safetensors");
+        assert!(keys.iter().all(|key| found.contains(&format!("{key}=x\n"))), "{found}");
+    }
+    // Who waits says so, and can be stopped.
+    let wait = "weightfs metadata set m.safetensors late=x 2>said & until grep -q waiting said; do sleep 0.02; done; kill $!; wait $!";
+    assert_eq!(scene.sh(&format!("flock m.safetensors sh -c '{wait}'")).code, 1);
+    let text = "weightfs: m.safetensors: locked by another program; waiting for it\nweightfs: interrupted; no file was written\n";
+    assert_eq!(scene.ok("cat said"), text);
+    scene.ok("flock m.safetensors weightfs metadata set m.safetensors late=x -o copy && flock m.safetensors weightfs metadata clear --dry-run m.safetensors");
+}
+
+#[test]
+fn killed_at_any_moment_the_file_is_whole() {
+    let scene = Scene::new();
+    let path = scene.path("m.safetensors");
+    let (old, new) = large(&scene);
+    let (mut killed, mut replaced, mut delay) = (0, 0, Duration::ZERO);
+    // Later and later, until it comes too late several times: on any machine every part of the way is among them.
+    while killed < 60 || replaced < 5 {
+        let mut child = set_title(&scene).spawn().unwrap();
+        let started = Instant::now();
+        while started.elapsed() < delay {
+            std::hint::spin_loop();
+        }
+        let _ = child.kill();
+        let status = child.wait().unwrap();
+        let found = std::fs::read(&path).unwrap();
+        assert!(found == old || found == new, "after {delay:?}: neither the old file nor the new one");
+        killed += usize::from(!status.success());
+        if status.success() {
+            assert!(found == new, "after {delay:?}: it said that all was well");
+        }
+        // Between its two names the new file is whole, and one may stay.
+        for name in listed(scene.dir.path()).iter().filter(|name| name.starts_with('.')) {
+            assert!(name.starts_with(".m.safetensors.") && name.ends_with(".weightfs-tmp"), "{name}");
+            assert!(std::fs::read(scene.path(name)).unwrap() == new, "{name}");
+            std::fs::remove_file(scene.path(name)).unwrap();
+        }
+        if found == new {
+            replaced += 1;
+            std::fs::write(&path, &old).unwrap();
+            delay = delay.mul_f64(0.7);
+        }
+        delay = delay.mul_f64(1.08) + Duration::from_micros(200);
+    }
+}
+
+#[test]
+fn stopped_at_any_byte_the_file_is_whole() {
+    let scene = Scene::new();
+    let path = scene.path("m.safetensors");
+    let (old, new) = large(&scene);
+    let header = 8 + u64::from_le_bytes(new[..8].try_into().unwrap());
+    let len = new.len() as u64;
+    // The kernel takes nothing beyond, and says so by an error and by a signal that would end the program.
+    for limit in [0, 1, 7, 8, header - 1, header, header + 1, 4096, 8192, 1 << 20, len / 2, len - 4096, len - 1, len] {
+        let limit_arg = format!("--fsize={limit}");
+        let mut command = Command::new("prlimit");
+        command.args(["--core=0", &limit_arg, WEIGHTFS, "metadata", "set", "m.safetensors", "title=second"]);
+        let said = Said::of(command.current_dir(scene.dir.path()).stdin(Stdio::null()));
+        let found = std::fs::read(&path).unwrap();
+        if limit < len {
+            let refused = (1, "weightfs: m.safetensors: File too large\n");
+            assert_eq!((said.code, &said.err[..]), refused, "{limit}");
+            assert!(found == old, "{limit}");
+        } else {
+            assert!(said.code == 0 && found == new, "{limit}: {said:?}");
+        }
+        assert_eq!(listed(scene.dir.path()), ["bin", "changed", "m.safetensors"], "{limit}");
+    }
+}
+
+#[test]
+fn where_every_file_has_a_name_the_unfinished_one_is_told_by_it() {
+    let scene = Scene::new();
+    let path = scene.path("m.safetensors");
+    let (old, new) = large(&scene);
+    // Without /proc a file cannot get its name later.
+    let bare = Namespace::new(&scene, "mount -t tmpfs none /proc");
+    let unfinished = || {
+        let mut names = listed(scene.dir.path()).into_iter().filter(|name| name.starts_with('.'));
+        names.next().inspect(|name| {
+            assert!(name.starts_with(".m.safetensors.") && name.ends_with(".weightfs-tmp"), "{name}");
+        })
+    };
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGKILL] {
+        std::fs::write(&path, &old).unwrap();
+        let mut command = bare.command("exec weightfs metadata set m.safetensors title=second");
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let begun = Instant::now();
+        while unfinished().is_none() && child.try_wait().unwrap().is_none() {
+            assert!(begun.elapsed() < Duration::from_secs(60));
+        }
+        kill(Pid::from_raw(child.id() as i32), signal).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let found = std::fs::read(&path).unwrap();
+        match output.status.code() {
+            // The signal came when it was all but done.
+            Some(0) => assert!(found == new && unfinished().is_none(), "{signal}"),
+            Some(code) => {
+                let said = String::from_utf8(output.stderr).unwrap();
+                assert_eq!((code, &said[..]), (1, "weightfs: interrupted; no file was written\n"), "{signal}");
+                assert!(found == old && unfinished().is_none(), "{signal}");
+            }
+            None => {
+                assert_eq!((signal, output.status.signal()), (Signal::SIGKILL, Some(libc::SIGKILL)));
+                assert!(found == old || found == new);
+                unfinished().inspect(|name| std::fs::remove_file(scene.path(name)).unwrap());
+            }
+        }
+    }
+    std::fs::write(&path, &old).unwrap();
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o604)).unwrap();
+    bare.ok("weightfs metadata set m.safetensors title=second");
+    assert!(std::fs::read(&path).unwrap() == new && unfinished().is_none());
+    assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o604);
+}
+
+/// Whether the kernel has a file system, or can load it.
+fn kernel_has(kind: &str) -> bool {
+    let known = || std::fs::read_to_string("/proc/filesystems").unwrap().contains(&format!("\t{kind}\n"));
+    known() || Command::new("modprobe").args(["-q", kind]).status().is_ok_and(|status| status.success()) && known()
+}
+
+#[test]
+fn the_data_is_shared_where_the_file_system_can() {
+    /// What both sides have in the same place of the disk, by `weightfs diff`, which then reads nothing of it.
+    fn shared(disk: &Namespace, pair: &str) -> u64 {
+        let said = disk.sh(&format!("weightfs diff --data --json {pair}"));
+        // The metadata differs.
+        assert_eq!((said.code, &said.err[..]), (1, ""), "{pair}");
+        let said: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+        assert!(said["data"]["different"].as_array().unwrap().is_empty());
+        said["data"]["shared"].as_u64().unwrap()
+    }
+    for kind in ["xfs", "btrfs", "ext4"] {
+        if !kernel_has(kind) {
+            // Past the harness, which would swallow it in a test that passes.
+            let _ = writeln!(std::io::stderr(), "this kernel has no {kind}: nothing was shown of it");
+            continue;
+        }
+        let scene = Scene::new();
+        let (old, new) = large(&scene);
+        // A loop device that goes with its mount.
+        let setup = format!(
+            "mkdir fs && truncate -s 400M disk && mkfs.{kind} -q disk >mkfs.log && mount -o loop disk fs && cp m.safetensors fs && sync -f fs"
+        );
+        let disk = Namespace::new(&scene, &setup);
+        let used = || -> u64 {
+            let found = disk.ok("sync -f fs; stat -f -c '%b %f %S' fs");
+            let found: Vec<u64> = found.split_whitespace().map(|number| number.parse().unwrap()).collect();
+            (found[0] - found[1]) * found[2]
+        };
+        let before = used();
+        let long = "x".repeat(20_000);
+        // In the room that the header has, in a longer header, and in a shorter one.
+        disk.ok("weightfs metadata set fs/m.safetensors title=second -o fs/a");
+        disk.ok(&format!("weightfs metadata set fs/m.safetensors title={long} -o fs/b"));
+        disk.ok("weightfs metadata clear fs/b -o fs/c");
+        assert!(std::fs::read(scene.path("m.safetensors")).unwrap() == old);
+        disk.ok("cmp fs/a changed && cmp fs/m.safetensors m.safetensors");
+        assert_eq!(disk.ok("weightfs metadata get fs/b title").len(), long.len() + 1);
+        let taken = used().saturating_sub(before);
+        let data = 24 << 20;
+        for pair in ["fs/m.safetensors fs/a", "fs/m.safetensors fs/b", "fs/b fs/c"] {
+            let shared = shared(&disk, pair);
+            match kind {
+                "ext4" => assert_eq!(shared, 0, "{kind} {pair}"),
+                // All but what shares a block with the header.
+                _ => assert!((data - 4096..=data).contains(&shared), "{kind} {pair}: {shared}"),
+            }
+        }
+        match kind {
+            "ext4" => assert!(taken > 3 * data, "{kind}: {taken}"),
+            _ => assert!(taken < data / 4, "{kind}: {taken}"),
+        }
+        // What is written and not on the disk yet is another's: its place there is not the one that the file system still tells.
+        if kind != "ext4" {
+            disk.ok("cp --reflink=always fs/m.safetensors fs/d && sync -f fs");
+            disk.ok("printf x | dd of=fs/d bs=1 seek=9000000 conv=notrunc status=none");
+            let said = disk.sh("weightfs diff --data fs/m.safetensors fs/d");
+            assert!(said.code == 1 && said.out.contains("data: 1 different, 23 equal; "), "{kind}: {said:?}");
+        }
+        // Nothing of the old file was touched.
+        disk.ok("weightfs metadata set fs/m.safetensors title=second && cmp fs/m.safetensors fs/a");
+        assert!(new == std::fs::read(scene.path("changed")).unwrap());
+    }
+}
