@@ -1,11 +1,11 @@
 //! Writes a small Llama-shaped model with the official crate: `cargo run --example sample -- OUT.safetensors`.
 //!
 //! Four layers of width 256 in BF16, norms in F32, one layer quantised to F8 with its scale, a causal mask in BOOL, and
-//! metadata of the kinds that real files have. About 10 MB, the same bytes each time.
+//! metadata of the kinds that real files have. About 10 MB, the same data each time.
 
-use safetensors::Dtype;
 use safetensors::tensor::TensorView;
-use std::collections::HashMap;
+use safetensors::{Dtype, SafeTensorError, SafeTensors};
+use sha2::{Digest, Sha256};
 use std::error::Error;
 use std::path::Path;
 
@@ -58,21 +58,28 @@ pub fn write(out: &Path) -> Result<(), Box<dyn Error>> {
         tensors.push(f32(&mut random, &name("input_layernorm.weight"), &[HIDDEN], 1.0));
         tensors.push(f32(&mut random, &name("post_attention_layernorm.weight"), &[HIDDEN], 1.0));
     }
-    let metadata = HashMap::from(
-        [
-            ("format", "pt"),
-            ("modelspec.sai_model_spec", "1.0.1"),
-            ("modelspec.title", "weightfs sample"),
-            ("modelspec.description", "Random weights in the shape of a small Llama.\nMade to be looked at."),
-            ("modelspec.license", "CC0-1.0"),
-        ]
-        .map(|(key, value)| (key.to_owned(), value.to_owned())),
-    );
     let views = tensors
         .iter()
         .map(|tensor| Ok((&tensor.name, TensorView::new(tensor.dtype, tensor.shape.clone(), &tensor.bytes)?)))
-        .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()?;
-    safetensors::serialize_to_file(views, Some(metadata), out)?;
+        .collect::<Result<Vec<_>, SafeTensorError>>()?;
+    let plain = safetensors::serialize(views.clone(), None)?;
+    let (header_len, _) = SafeTensors::read_metadata(&plain)?;
+    let sha256: String = Sha256::digest(&plain[8 + header_len..]).iter().map(|byte| format!("{byte:02x}")).collect();
+    let metadata = [
+        ("format", "pt"),
+        ("modelspec.sai_model_spec", "1.0.1"),
+        ("modelspec.architecture", "llama"),
+        ("modelspec.implementation", "https://github.com/huggingface/transformers"),
+        ("modelspec.title", "weightfs sample"),
+        ("modelspec.description", "Random weights in the shape of a small Llama.\nMade to be looked at."),
+        ("modelspec.author", "weightfs"),
+        ("modelspec.date", "2026-11-21"),
+        ("modelspec.data_format", "bf16"),
+        ("modelspec.license", "CC0-1.0"),
+        ("modelspec.hash_sha256", &format!("0x{sha256}")),
+    ]
+    .map(|(key, value)| (key.to_owned(), value.to_owned()));
+    safetensors::serialize_to_file(views, Some(metadata.into()), out)?;
     Ok(())
 }
 
