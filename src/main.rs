@@ -2,8 +2,10 @@
 
 mod cli;
 mod cmd;
+mod docs;
 mod logging;
 
+use anyhow::Context;
 use cli::Invocation;
 use std::process::ExitCode;
 
@@ -29,6 +31,9 @@ fn main() -> ExitCode {
         cli::Command::Diff(args) => cmd::diff::run(&args),
         cli::Command::Metadata(args) => cmd::metadata::run(&args),
         cli::Command::Export(args) => cmd::export::run(&args),
+        cli::Command::WriteDocs { dir } => {
+            docs::write_all(&dir).with_context(|| dir.display().to_string()).map(|()| ExitCode::SUCCESS)
+        }
     };
     match done {
         Ok(code) => code,

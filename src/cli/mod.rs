@@ -69,6 +69,11 @@ struct Cli {
     mount: Option<MountArgs>,
 }
 
+/// All words, for those who describe them.
+pub fn words() -> clap::Command {
+    Cli::command()
+}
+
 /// What weightfs can do.
 #[derive(Subcommand, Debug, PartialEq)]
 pub enum Command {
@@ -92,6 +97,12 @@ pub enum Command {
     Metadata(MetadataArgs),
     /// Write a model as one file or several
     Export(ExportArgs),
+    /// Write the manual page and shell completions below DIR
+    #[command(hide = true)]
+    WriteDocs {
+        /// Where `share` is to be
+        dir: PathBuf,
+    },
 }
 
 /// How to mount.
