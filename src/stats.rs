@@ -198,31 +198,13 @@ impl Stats {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::DTYPES;
     use proptest::prelude::*;
 
-    const DTYPES: [Dtype<'static>; 21] = [
-        Dtype::Bool,
-        Dtype::F4,
-        Dtype::F6E2M3,
-        Dtype::F6E3M2,
-        Dtype::U8,
-        Dtype::I8,
-        Dtype::F8E5M2,
-        Dtype::F8E4M3,
-        Dtype::F8E8M0,
-        Dtype::F8E4M3Fnuz,
-        Dtype::F8E5M2Fnuz,
-        Dtype::I16,
-        Dtype::U16,
-        Dtype::F16,
-        Dtype::BF16,
-        Dtype::I32,
-        Dtype::U32,
-        Dtype::F32,
-        Dtype::F64,
-        Dtype::I64,
-        Dtype::U64,
-    ];
+    /// Those whose elements are numbers; the parts of a complex one are two.
+    fn numbers() -> Vec<Dtype<'static>> {
+        DTYPES.into_iter().filter(|dtype| *dtype != Dtype::C64).collect()
+    }
 
     /// Bytes of a group of elements.
     fn group(dtype: Dtype) -> usize {
@@ -306,7 +288,7 @@ mod tests {
 
     #[test]
     fn what_there_are_statistics_for() {
-        assert!(DTYPES.iter().all(|dtype| has(*dtype) && Accumulator::new(*dtype).is_some()));
+        assert!(numbers().into_iter().all(|dtype| has(dtype) && Accumulator::new(dtype).is_some()));
         for dtype in [Dtype::C64, Dtype::Unknown("I4")] {
             assert!(!has(dtype) && Accumulator::new(dtype).is_none());
         }
@@ -315,7 +297,7 @@ mod tests {
     #[test]
     fn every_code_of_every_small_dtype() {
         let codes: Vec<u8> = (0..=u16::MAX).flat_map(|code| (code ^ 0x5aa5).to_le_bytes()).collect();
-        for dtype in DTYPES {
+        for dtype in numbers() {
             for len in [codes.len(), 3 * 5 * 8 * 100, 24, 0] {
                 check(dtype, &codes[..len / (3 * 8) * 3 * 8]);
             }
@@ -413,9 +395,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn like_value_by_value(which in 0..DTYPES.len(), bytes in prop::collection::vec(any::<u8>(), 0..20_000)) {
-            let group = group(DTYPES[which]);
-            check(DTYPES[which], &bytes[..bytes.len() / group * group]);
+        fn like_value_by_value(dtype in prop::sample::select(numbers()), bytes in prop::collection::vec(any::<u8>(), 0..20_000)) {
+            let group = group(dtype);
+            check(dtype, &bytes[..bytes.len() / group * group]);
         }
 
         #[test]
@@ -428,10 +410,9 @@ mod tests {
 
         #[test]
         fn parts_in_any_order_are_the_whole(
-            which in 0..DTYPES.len(),
+            dtype in prop::sample::select(numbers()),
             parts in prop::collection::vec((prop::collection::vec(any::<u8>(), 0..500), 0..8), 0..6),
         ) {
-            let dtype = DTYPES[which];
             let mut whole = Accumulator::new(dtype).unwrap();
             let mut accumulators = Vec::new();
             for (bytes, order) in &parts {

@@ -62,6 +62,18 @@ pub(super) const KNOWN: [(Dtype<'static>, &str, u64); 22] = [
     (Dtype::U64, "U64", 64),
 ];
 
+/// Every known dtype.
+#[cfg(test)]
+pub(crate) const ALL: [Dtype<'static>; KNOWN.len()] = {
+    let mut all = [Dtype::Bool; KNOWN.len()];
+    let mut at = 0;
+    while at < all.len() {
+        all[at] = KNOWN[at].0;
+        at += 1;
+    }
+    all
+};
+
 impl<'a> Dtype<'a> {
     /// The dtype of that name; names are case-sensitive.
     pub fn from_name(name: &'a str) -> Self {

@@ -7,10 +7,14 @@ mod dtype;
 pub mod safetensors;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
+use serde::Deserialize;
+use std::borrow::Cow;
 use std::hash::BuildHasher;
 use std::ops::Range;
 
 pub use detect::Format;
+#[cfg(test)]
+pub(crate) use dtype::ALL as DTYPES;
 pub use dtype::Dtype;
 pub use safetensors::Mode;
 
@@ -287,6 +291,10 @@ pub fn quote(name: &str) -> String {
         None => format!("{name:?}"),
     }
 }
+
+/// A string of JSON as it lies in the text, where nothing in it is escaped.
+#[derive(Deserialize)]
+pub(crate) struct Text<'t>(#[serde(borrow)] pub Cow<'t, str>);
 
 /// A shape as NumPy writes it in a list, cut where it is longer than any real one.
 pub fn brackets(shape: &[u64]) -> String {

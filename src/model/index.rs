@@ -4,7 +4,7 @@
 
 use super::set::{self, Error, File, Set};
 use super::{Error as ModelError, Kind, Model, Shard};
-use crate::format::{Mode, SkipList, Skipped, TOLD_MAX, quote};
+use crate::format::{Mode, SkipList, Skipped, TOLD_MAX, Text, quote};
 use hashbrown::DefaultHashBuilder;
 use rayon::prelude::*;
 use serde::Deserialize;
@@ -69,10 +69,6 @@ pub struct Stated {
 
 /// A tensor and the number of the shard that it should be in.
 type Entry<'t> = (Cow<'t, str>, u32);
-
-/// A string as it lies in the text, where nothing in it is escaped.
-#[derive(Deserialize)]
-struct Text<'t>(#[serde(borrow)] Cow<'t, str>);
 
 /// Reads an index, or the `weight_map` in it, and has the shards numbered as they are named.
 struct Reader<'r> {

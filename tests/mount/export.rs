@@ -79,6 +79,16 @@ fn some_tensors_and_another_alignment() {
     scene.sample();
     let original = std::fs::read(scene.path("sample.safetensors")).unwrap();
     let original = SafeTensors::deserialize(&original).unwrap();
+    let all = [
+        "",
+        "..",
+        "empty",
+        "model.embed.weight",
+        "model.layers.10",
+        "model.layers.10.w",
+        "model.layers.2.w",
+        "slash/and%percent",
+    ];
     let table: [(&str, &[&str], u64); 8] = [
         ("--only 'model.*'", &["model.embed.weight", "model.layers.10", "model.layers.10.w", "model.layers.2.w"], 4096),
         ("--only '*.w'", &["model.layers.10.w", "model.layers.2.w"], 4096),
@@ -90,34 +100,8 @@ fn some_tensors_and_another_alignment() {
             4096,
         ),
         ("--only '' --only empty --clean", &["", "empty"], 4096),
-        (
-            "--only '*' --align 1048576",
-            &[
-                "",
-                "..",
-                "empty",
-                "model.embed.weight",
-                "model.layers.10",
-                "model.layers.10.w",
-                "model.layers.2.w",
-                "slash/and%percent",
-            ],
-            1 << 20,
-        ),
-        (
-            "--align 64",
-            &[
-                "",
-                "..",
-                "empty",
-                "model.embed.weight",
-                "model.layers.10",
-                "model.layers.10.w",
-                "model.layers.2.w",
-                "slash/and%percent",
-            ],
-            64,
-        ),
+        ("--only '*' --align 1048576", &all, 1 << 20),
+        ("--align 64", &all, 64),
     ];
     for (options, names, align) in table {
         assert_eq!(scene.ok(&format!("weightfs export {options} sample.safetensors out")), "");

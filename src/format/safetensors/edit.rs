@@ -1,6 +1,7 @@
 //! A header with other metadata: knows how to write it around entries that it leaves as they are.
 
 use super::{Error, LENGTH, MAX_HEADER};
+use crate::format::Text;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
@@ -72,7 +73,7 @@ impl<'de> Visitor<'de> for Entries {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut entries = Vec::new();
-        while let Some((name, entry)) = map.next_entry::<Name, &RawValue>()? {
+        while let Some((name, entry)) = map.next_entry::<Text, &RawValue>()? {
             if name.0 != "__metadata__" {
                 entries.push((name.0, entry));
             }
@@ -80,10 +81,6 @@ impl<'de> Visitor<'de> for Entries {
         Ok(entries)
     }
 }
-
-/// A string as it lies in the text, where nothing in it is escaped.
-#[derive(serde::Deserialize)]
-struct Name<'t>(#[serde(borrow)] Cow<'t, str>);
 
 #[cfg(test)]
 mod tests {

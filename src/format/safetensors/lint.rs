@@ -4,10 +4,8 @@
 //! Source: `safetensors/README.md`, "Format": the header "MUST begin with a `{`", "MAY be trailing padded with whitespace
 //! (0x20)", and "duplicate keys are disallowed".
 
-use crate::format::quote;
-use serde::Deserialize;
+use crate::format::{Text, quote};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
-use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
 
@@ -59,10 +57,6 @@ pub fn lint(json: &str, found: &mut dyn FnMut(Oddity)) {
 
 /// What is looked at.
 type Found<'f> = &'f mut dyn FnMut(Oddity);
-
-/// A string as it lies in the text, where nothing in it is escaped.
-#[derive(Deserialize)]
-struct Text<'t>(#[serde(borrow)] Cow<'t, str>);
 
 struct Top<'f>(Found<'f>);
 
