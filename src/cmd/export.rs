@@ -83,7 +83,8 @@ impl Exporting<'_> {
         if model.kind() != Kind::File {
             bail!("{}: a part of {}, which would be none without it", path.display(), self.args.source.display());
         }
-        let (all, tensors) = (model.whole().count(), numbers.map_or(model.whole().count(), <[u32]>::len));
+        let all = model.whole().count();
+        let tensors = numbers.map_or(all, <[u32]>::len);
         if tensors < all || model.left_out() > 0 {
             let all = all + model.left_out();
             bail!(

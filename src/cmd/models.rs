@@ -1,8 +1,7 @@
 //! The models that a command is about: knows how a person names them, and goes on where one of several cannot be opened.
 
-use super::mount::allow_descriptors;
+use super::open;
 use super::output::Output;
-use crate::logging;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use weightfs::format::Mode;
@@ -19,8 +18,7 @@ pub struct Models {
 impl Models {
     /// Finds what `sources` mean: files, indices, manifests, and directories of one model or several.
     pub fn find(sources: &[PathBuf], out: &mut Output) -> anyhow::Result<Self> {
-        logging::init(false, None)?;
-        allow_descriptors();
+        open::prepare()?;
         let mut models = Self { files: Vec::new(), failed: false };
         for source in sources {
             let complaints = match model::files(source) {

@@ -7,10 +7,16 @@ use std::path::Path;
 use weightfs::format::Mode;
 use weightfs::model::{self, Catalog, Model, Opened};
 
-/// Opens what is at `source`, and says what of a model was left out or is not known.
-pub fn any(source: &Path, mode: Mode) -> anyhow::Result<Opened> {
+/// What opening models wants done before: messages have where to go, and many files may be open.
+pub fn prepare() -> anyhow::Result<()> {
     logging::init(false, None)?;
     allow_descriptors();
+    Ok(())
+}
+
+/// Opens what is at `source`, and says what of a model was left out or is not known.
+pub fn any(source: &Path, mode: Mode) -> anyhow::Result<Opened> {
+    prepare()?;
     let opened = model::open(source, mode)?;
     if let Opened::Model(model) = &opened {
         model.report(source);

@@ -246,7 +246,7 @@ impl Volume {
     fn find_cut(&self, shard: Option<usize>, encoded: &str) -> Option<usize> {
         let model = self.model();
         let cut = self.cut_tensors.get_or_init(|| {
-            let whole = (0..model.len()).filter(|at| !model.is_aside(*at)).map(|at| (None, at));
+            let whole = model.whole().map(|at| (None, at as usize));
             let in_shards = |shard| model.tensors_of(shard).map(move |at| (Some(shard), at));
             let shards = if model.kind() == Kind::Dataset { model.shards().len() } else { 0 };
             let cut = |(shard, at): (Option<usize>, usize)| Some(((shard, name::cut(model.name(at))?), at as u32));

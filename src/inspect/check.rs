@@ -164,7 +164,7 @@ impl File {
             let key = format!("{MODELSPEC_PREFIX}{key}");
             report.add(Rule::ModelSpec, &self.name, Some(&key), || format!("metadata {}: {what}", quote(&key)));
         }
-        let given = |key| conventions::value(metadata, key).filter(|value| *value != "None");
+        let given = |key| model::value(metadata, key).filter(|value| *value != "None");
         for key in KOHYA_JSON {
             let broken = |value| serde_json::from_str::<IgnoredAny>(value).err();
             if let Some(error) = given(key).and_then(broken) {

@@ -4,6 +4,7 @@
 //! Sources: `github.com/Stability-AI/ModelSpec` 1.0.1, README; `github.com/kohya-ss/sd-scripts`, `train_network.py`.
 
 use crate::format::quote;
+use crate::model::value;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
@@ -94,12 +95,6 @@ pub(super) const KOHYA_JSON: [&str; 6] =
 /// Whether a key was written by sd-scripts.
 pub fn is_kohya(key: &str) -> bool {
     KOHYA_PREFIXES.iter().any(|prefix| key.starts_with(prefix))
-}
-
-/// The value of a key; the metadata is sorted by key.
-pub(super) fn value<'m>(metadata: &'m [(String, String)], key: &str) -> Option<&'m str> {
-    let at = metadata.binary_search_by(|(other, _)| other[..].cmp(key)).ok()?;
-    Some(&metadata[at].1)
 }
 
 /// A hash as it stands in metadata, in 64 lower-case digits; `None` where it is no SHA-256.

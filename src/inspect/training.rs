@@ -1,6 +1,6 @@
 //! Training data: knows what sd-scripts wrote about folders, tags and times, and sums it up.
 
-use super::conventions::value;
+use crate::model::value;
 use jiff::{SignedDuration, Timestamp};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

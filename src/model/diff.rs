@@ -1,6 +1,6 @@
 //! Two models side by side: knows what their headers say differently, and nothing of their data.
 
-use super::Model;
+use super::{Model, value};
 
 /// What differs between an old model and a new one. Tensors are told by their numbers, in the order of these.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl<'m> Diff<'m> {
             alike: Vec::new(),
             metadata: changes(old.metadata(), new.metadata()),
         };
-        for at in whole(old) {
+        for at in old.whole() {
             let (tensor, _) = old.tensor(at as usize);
             let Some(other) = new.find(tensor.name) else {
                 diff.removed.push(at);
@@ -48,7 +48,7 @@ impl<'m> Diff<'m> {
             let alike = (tensor.dtype, tensor.shape, tensor.nbytes()) == (found.dtype, found.shape, found.nbytes());
             if alike { &mut diff.alike } else { &mut diff.changed }.push((at, other as u32));
         }
-        diff.added = whole(new).filter(|at| old.find(new.name(*at as usize)).is_none()).collect();
+        diff.added = new.whole().filter(|at| old.find(new.name(*at as usize)).is_none()).collect();
         diff
     }
 
@@ -58,22 +58,13 @@ impl<'m> Diff<'m> {
     }
 }
 
-/// The numbers of the tensors in the name space of the whole.
-fn whole(model: &Model) -> impl Iterator<Item = u32> {
-    (0..model.len()).filter(|at| !model.is_aside(*at)).map(|at| at as u32)
-}
-
 /// What differs between two lists of keys and values, each sorted by key.
 pub fn changes<'m>(old: &'m [(String, String)], new: &'m [(String, String)]) -> Vec<Change<'m>> {
-    let find = |list: &'m [(String, String)], key: &str| {
-        let at = list.binary_search_by(|entry| entry.0[..].cmp(key)).ok()?;
-        Some(&list[at].1[..])
-    };
-    let gone_or_other = old.iter().filter_map(|(key, value)| {
-        let (old, new) = (Some(&value[..]), find(new, key));
+    let gone_or_other = old.iter().filter_map(|(key, old)| {
+        let (old, new) = (Some(&old[..]), value(new, key));
         (old != new).then_some(Change { key, old, new })
     });
-    let added = new.iter().filter(|(key, _)| find(old, key).is_none());
+    let added = new.iter().filter(|(key, _)| value(old, key).is_none());
     let added = added.map(|(key, value)| Change { key, old: None, new: Some(value) });
     let mut changes: Vec<Change> = gone_or_other.chain(added).collect();
     changes.sort_by_key(|change| change.key);

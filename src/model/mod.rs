@@ -161,6 +161,12 @@ pub fn stem(path: &Path) -> Option<OsString> {
     index::stem(name).or_else(single).or_else(|| path.file_stem().map(OsStr::to_owned))
 }
 
+/// The value of a key of metadata, which is sorted by key.
+pub fn value<'m>(metadata: &'m [(String, String)], key: &str) -> Option<&'m str> {
+    let at = metadata.binary_search_by(|(other, _)| other[..].cmp(key)).ok()?;
+    Some(&metadata[at].1)
+}
+
 /// Whether the file at `path` is the list of a set of files, by its name: the index of a sharded model or the manifest of a
 /// dataset.
 pub fn is_set(path: &Path) -> bool {
@@ -394,7 +400,7 @@ impl Model {
         }
         let table = || {
             let mut table = NameTable::with_capacity(self.len);
-            for at in (0..self.len).filter(|at| !self.is_aside(*at)) {
+            for at in self.whole().map(|at| at as usize) {
                 table.insert(at as u32, |at| self.name(at as usize));
             }
             table

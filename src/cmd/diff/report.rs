@@ -185,9 +185,9 @@ impl<'m> Report<'m> {
 
 impl Side {
     fn new(path: &Path, model: &Model) -> Self {
-        let whole = (0..model.len()).filter(|at| !model.is_aside(*at));
-        let (tensors, nbytes) = whole
-            .fold((0, 0u64), |(count, nbytes), at| (count + 1, nbytes.saturating_add(model.tensor(at).0.nbytes())));
+        let (tensors, nbytes) = model.whole().fold((0, 0u64), |(count, nbytes), at| {
+            (count + 1, nbytes.saturating_add(model.tensor(at as usize).0.nbytes()))
+        });
         Self { source: path.to_string_lossy().into_owned(), tensors, nbytes }
     }
 
