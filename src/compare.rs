@@ -3,9 +3,10 @@
 use crate::content::{Data, Error, Extents, Run};
 use crate::format::Dtype;
 use crate::source::{Block, FileId, Source};
+use crate::threads;
 use crate::widen;
-use rayon::prelude::*;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes that are read at once: groups of every dtype go into it.
 const AT_ONCE: u64 = 768 << 10;
@@ -85,7 +86,7 @@ pub struct Files<'a> {
 impl<'a> Files<'a> {
     /// Asks the file system where the files lie.
     pub fn new(sources: &'a [Box<dyn Source>]) -> Self {
-        Self { sources, places: sources.par_iter().map(|source| (source.id(), source.shared_blocks())).collect() }
+        Self { sources, places: threads::map(sources.len(), |at| (sources[at].id(), sources[at].shared_blocks())) }
     }
 
     fn data<'r>(&'r self, runs: &'r [Run], len: u64) -> Data<'r> {
@@ -93,32 +94,64 @@ impl<'a> Files<'a> {
     }
 }
 
-/// Compares two tensors of `len` bytes, each told by its files and by the runs in which it lies there.
+/// Two tensors of one dtype and one length.
+#[derive(Debug)]
+pub struct Pair<'a> {
+    dtype: Dtype<'a>,
+    a: Data<'a>,
+    b: Data<'a>,
+    /// The parts that have to be read: whole groups of elements, at most [`PART`] bytes each.
+    parts: Vec<Range<u64>>,
+    /// Bytes that need not be read, because both files have them in the same place of a disk.
+    shared: u64,
+}
+
+impl<'a> Pair<'a> {
+    /// Two tensors of `len` bytes, each given by its files and by the runs in which it lies there.
+    pub fn new(dtype: Dtype<'a>, len: u64, a: (&'a Files, &'a [Run]), b: (&'a Files, &'a [Run])) -> Self {
+        let group = group(dtype) as u64;
+        let unlike = unlike(a, b, len);
+        let shared = len - unlike.iter().map(|range| range.end - range.start).sum::<u64>();
+        // What is read in vain for whole groups is less than a block.
+        let whole = |range: &Range<u64>| range.start / group * group..range.end.next_multiple_of(group).min(len);
+        let parts = unlike.iter().map(whole).flat_map(|range| {
+            let end = range.end;
+            range.step_by(PART as usize).map(move |start| start..end.min(start + PART))
+        });
+        let parts = parts.collect();
+        Self { dtype, a: a.0.data(a.1, len), b: b.0.data(b.1, len), parts, shared }
+    }
+
+    fn empty(&self) -> Difference {
+        Difference { values: self.dtype.bits().map(|_| Values::default()), ..Difference::default() }
+    }
+}
+
+/// Compares all pairs on all cores, large tensors in parts.
 ///
-/// `progress` hears of bytes that are done with, from any thread.
-pub fn difference(
-    dtype: Dtype,
-    len: u64,
-    a: (&Files, &[Run]),
-    b: (&Files, &[Run]),
-    progress: &(impl Fn(u64) + Sync),
-) -> Result<Difference, Error> {
-    let group = group(dtype) as u64;
-    let unlike = unlike(a, b, len);
-    let shared = len - unlike.iter().map(|range| range.end - range.start).sum::<u64>();
-    progress(shared);
-    // Whole groups; what is read in vain for it is less than a block.
-    let whole = |range: &Range<u64>| range.start / group * group..range.end.next_multiple_of(group).min(len);
-    let parts = unlike.iter().map(whole).flat_map(|range| {
-        let end = range.end;
-        range.step_by(PART as usize).map(move |start| start..end.min(start + PART))
+/// `progress` gets the number of bytes that are done, from any thread.
+pub fn differences(pairs: &[Pair], progress: &(impl Fn(u64) + Sync)) -> Result<Vec<Difference>, Error> {
+    let jobs: Vec<(usize, &Range<u64>)> =
+        pairs.iter().enumerate().flat_map(|(at, pair)| pair.parts.iter().map(move |part| (at, part))).collect();
+    pairs.iter().for_each(|pair| progress(pair.shared));
+    let failed = AtomicBool::new(false);
+    let compared = threads::map(jobs.len(), |job| {
+        let (at, part) = jobs[job];
+        // After an error the rest need not be read.
+        if failed.load(Ordering::Relaxed) {
+            return Ok(Difference::default());
+        }
+        let Pair { dtype, a, b, .. } = &pairs[at];
+        let compared = compare_part(*dtype, a, b, part.clone(), pairs[at].empty(), progress);
+        failed.fetch_or(compared.is_err(), Ordering::Relaxed);
+        compared
     });
-    let parts: Vec<Range<u64>> = parts.collect();
-    let none = Difference { values: dtype.bits().map(|_| Values::default()), ..Difference::default() };
-    let (a, b) = (a.0.data(a.1, len), b.0.data(b.1, len));
-    let compared = parts.into_par_iter().map(|part| compare_part(dtype, &a, &b, part, none, progress));
-    let compared = compared.try_reduce(|| none, |a, b| Ok(a.merge(b)))?;
-    Ok(Difference { shared, ..compared })
+    let mut found: Vec<Difference> =
+        pairs.iter().map(|pair| Difference { shared: pair.shared, ..pair.empty() }).collect();
+    for ((at, _), compared) in jobs.iter().zip(compared) {
+        found[*at] = found[*at].merge(compared?);
+    }
+    Ok(found)
 }
 
 fn compare_part(
@@ -332,7 +365,17 @@ mod tests {
     use crate::source::{Bytes, Error as SourceError, Memory, Stat};
     use proptest::prelude::*;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::atomic::AtomicU64;
+
+    fn difference(
+        dtype: Dtype,
+        len: u64,
+        a: (&Files, &[Run]),
+        b: (&Files, &[Run]),
+        progress: &(impl Fn(u64) + Sync),
+    ) -> Result<Difference, Error> {
+        Ok(differences(&[Pair::new(dtype, len, a, b)], progress)?[0])
+    }
 
     /// The known ones and another.
     fn dtypes() -> Vec<Dtype<'static>> {

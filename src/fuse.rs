@@ -4,7 +4,7 @@ use crate::content;
 use crate::fs::{self, Attr, FileKind, Superblock};
 use crate::reader::{Reader, Watch};
 use crate::source::{self, Bytes};
-use crate::workers::Workers;
+use crate::threads::Workers;
 use fuser::{
     BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
     InitFlags, KernelConfig, LockOwner, Notifier, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,

@@ -2,10 +2,10 @@
 
 mod cli;
 mod cmd;
-mod docs;
-mod logging;
+mod models;
+mod process;
+mod terminal;
 
-use anyhow::Context;
 use cli::Invocation;
 use std::process::ExitCode;
 
@@ -15,7 +15,7 @@ compile_error!(
 );
 
 fn main() -> ExitCode {
-    logging::report_panics();
+    process::logging::report_panics();
     let Invocation { command, codes } = match cli::parse(std::env::args_os()) {
         Ok(invocation) => invocation,
         Err(code) => return code,
@@ -31,14 +31,12 @@ fn main() -> ExitCode {
         cli::Command::Diff(args) => cmd::diff::run(&args),
         cli::Command::Metadata(args) => cmd::metadata::run(&args),
         cli::Command::Export(args) => cmd::export::run(&args),
-        cli::Command::WriteDocs { dir } => {
-            docs::write_all(&dir).with_context(|| dir.display().to_string()).map(|()| ExitCode::SUCCESS)
-        }
+        cli::Command::WriteDocs { dir } => cmd::write_docs::run(&dir),
     };
     match done {
         Ok(code) => code,
         Err(error) => {
-            cmd::complain(&error);
+            process::logging::complain(&error);
             codes.failure()
         }
     }

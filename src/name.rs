@@ -4,6 +4,7 @@
 //! bytes is cut and ends in `%~` and 16 digits of its SHA-256. No `%` stands in an encoding but as one of these, so that a `%`
 //! at the end is free to tell a tensor from a directory of the same name (`a%` beside `a/`).
 
+use crate::text::{Hex, is_terminal_control};
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -33,8 +34,8 @@ pub fn encode(name: &str) -> Cow<'_, str> {
 /// obey and of what is no UTF-8.
 pub fn harmless(name: &OsStr) -> Cow<'_, OsStr> {
     match name.to_str() {
-        Some(text) if !text.contains(is_obeyed) => Cow::Borrowed(name),
-        _ => Cow::Owned(escape(name.as_bytes(), is_obeyed).into()),
+        Some(text) if !text.contains(is_terminal_control) => Cow::Borrowed(name),
+        _ => Cow::Owned(escape(name.as_bytes(), is_terminal_control).into()),
     }
 }
 
@@ -97,74 +98,6 @@ pub fn is_cut(encoded: &str) -> bool {
         && encoded[encoded.len() - TAIL..].starts_with("%~")
 }
 
-/// Whether a terminal would obey `char` rather than show it: control characters, ends of lines and paragraphs, and what turns
-/// the direction of text.
-pub fn is_obeyed(char: char) -> bool {
-    char.is_control()
-        || matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-}
-
-/// Whether `char` is not to be seen, so that names that look the same are not: what Unicode calls `Default_Ignorable_Code_Point`,
-/// and the marks of interlinear annotation.
-fn is_hidden(char: char) -> bool {
-    matches!(char, '\u{ad}' | '\u{34f}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'
-        | '\u{200b}'..='\u{200d}' | '\u{2060}'..='\u{2065}' | '\u{206a}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}'
-        | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}'
-        | '\u{e0000}'..='\u{e0fff}')
-}
-
-/// `text` as a terminal may show it: on one line, and with every character to be seen and none to be obeyed.
-pub fn printable(text: &str) -> Cow<'_, str> {
-    let is_escaped = |char| is_obeyed(char) || is_hidden(char);
-    // Most are plain ASCII, which is told of many bytes at once.
-    let is_plain = text.bytes().fold(true, |plain, byte| plain & matches!(byte, b' '..=b'~'));
-    if is_plain || !text.contains(is_escaped) {
-        return Cow::Borrowed(text);
-    }
-    let mut shown = String::with_capacity(text.len() + 8);
-    for char in text.chars() {
-        if is_escaped(char) { shown.extend(char.escape_default()) } else { shown.push(char) }
-    }
-    Cow::Owned(shown)
-}
-
-/// JSON in which characters of strings are written by their numbers, those that `is_escaped` tells.
-pub fn escape_json(json: &str, is_escaped: impl Fn(char) -> bool) -> String {
-    let mut text = String::with_capacity(json.len());
-    for char in json.chars() {
-        // Ends of lines stand between strings only.
-        if char != '\n' && is_escaped(char) {
-            text.extend(char.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")));
-        } else {
-            text.push(char);
-        }
-    }
-    text
-}
-
-/// The most bytes of a message, about: two paths of the longest kind and what there is to say of them.
-const MESSAGE_MAX: usize = 10_000;
-
-/// `text` as one line of a log: printable, and no longer than a reader can bear.
-pub fn message(text: &str) -> String {
-    shorten(&printable(text), MESSAGE_MAX).into_owned()
-}
-
-/// `text` without its middle, if it has more than `most` bytes: a message names its file first and its reason last.
-pub fn shorten(text: &str, most: usize) -> Cow<'_, str> {
-    if text.len() <= most {
-        return Cow::Borrowed(text);
-    }
-    let boundary = |mut at: usize| {
-        while !text.is_char_boundary(at) {
-            at -= 1;
-        }
-        at
-    };
-    let (head, tail) = (boundary(most / 2), boundary(text.len() - most / 2));
-    Cow::Owned(format!("{}[... {} bytes ...]{}", &text[..head], tail - head, &text[tail..]))
-}
-
 /// The file name of `name` where it had to be cut. No other file name looks as if it was: a `%` in one is followed by digits.
 pub fn cut(name: &str) -> Option<String> {
     // No shorter name has an encoding that is too long.
@@ -182,32 +115,13 @@ fn push_escape(encoded: &mut String, byte: u8) {
 }
 
 fn push_tail(encoded: &mut String, name: &[u8]) {
-    encoded.push_str("%~");
-    for byte in &Sha256::digest(name)[..8] {
-        encoded.push_str(&format!("{byte:02x}"));
-    }
+    encoded.push_str(&format!("%~{}", Hex(&Sha256::digest(name)[..8])));
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
-
-    #[test]
-    fn escaped_json_is_the_same_json() {
-        let text: String =
-            ('\0'..=char::MAX).step_by(7).chain(['"', '\\', '\n', '\u{9b}', '\u{202e}', '\u{7f}']).collect();
-        let json = serde_json::to_string_pretty(&[&text, "x"]).unwrap();
-        let (harmless, ascii) = (escape_json(&json, is_obeyed), escape_json(&json, |char| !char.is_ascii()));
-        assert!(
-            !harmless.contains(|char| char != '\n' && is_obeyed(char))
-                && ascii.is_ascii()
-                && ascii.len() > harmless.len()
-        );
-        for escaped in [harmless, ascii] {
-            assert_eq!(serde_json::from_str::<[String; 2]>(&escaped).unwrap(), [&text, "x"]);
-        }
-    }
 
     #[test]
     fn encodings_as_specified() {
@@ -274,18 +188,6 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_one_line_of_a_bearable_length() {
-        assert_eq!(message("a: b"), "a: b");
-        assert_eq!(shorten("äöü", 6), "äöü");
-        assert_eq!(shorten("äöüäöü", 6), "ä[... 6 bytes ...]öü");
-        let long = message(&format!("begin {}\n{}end", "\u{202e}".repeat(10_000), "重".repeat(100_000)));
-        assert!(
-            long.len() < MESSAGE_MAX + 100 && long.starts_with("begin \\u{202e}") && long.ends_with("重end"),
-            "{long}"
-        );
-    }
-
-    #[test]
     fn long_names_are_cut_at_a_character() {
         let exact = "x".repeat(MAX);
         assert_eq!(encode(&exact), exact);
@@ -308,23 +210,6 @@ mod tests {
             }
         }
         assert!(encode(&"/".repeat(65_536)).len() <= MAX);
-    }
-
-    #[test]
-    fn nothing_reaches_a_terminal_that_it_would_obey() {
-        assert_eq!(printable("model.safetensors: 重み é"), "model.safetensors: 重み é");
-        assert_eq!(printable("a\u{1b}[31m\nb\u{7f}\u{9b}\u{202e}"), r"a\u{1b}[31m\nb\u{7f}\u{9b}\u{202e}");
-        let hidden = ["\u{61c}", "\u{ad}", "\u{200b}", "\u{2066}", "\u{feff}", "\u{fff9}", "\u{e0041}"];
-        let hidden = hidden.into_iter().chain([
-            "\u{34f}",
-            "\u{1160}",
-            "\u{180b}",
-            "\u{3164}",
-            "\u{fe0f}",
-            "\u{ffa0}",
-            "\u{e0100}",
-        ]);
-        assert!(hidden.into_iter().all(|hidden| printable(hidden).is_ascii()));
     }
 
     fn name() -> impl Strategy<Value = String> {

@@ -1,110 +1,365 @@
-//! Holds the code to the layers that `src/lib.rs` declares.
+//! Holds the code to the layers that `src/lib.rs` describes.
+//!
+//! Every path in the code (`use crate::a::{b, c::D}`, `super::f()`) is resolved to the file that defines the item, through
+//! the re-exports of `mod.rs` files. Unit tests are left out.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "that is how a test fails")]
 
-use std::collections::BTreeSet;
+use proc_macro2::{Delimiter, TokenStream, TokenTree};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Each layer with those that it may name. The binary's rooms may name one another and the library from outside.
-const EDGES: [(&str, &[&str]); 23] = [
-    ("format", &[]),
-    ("source", &[]),
-    ("name", &[]),
+/// Each room of the library with the rooms that it uses.
+const LIBRARY: &[(&str, &[&str])] = &[
+    ("text", &[]),
+    ("name", &["text"]),
     ("natural", &[]),
+    ("threads", &[]),
+    ("format", &["text"]),
+    ("source", &[]),
     ("content", &["source"]),
     ("widen", &["content", "format"]),
-    ("model", &["format", "source", "name"]),
+    ("model", &["format", "source", "name", "text", "threads"]),
     ("stats", &["content", "format", "widen"]),
-    ("compare", &["content", "source", "format", "widen"]),
+    ("plot", &["stats"]),
+    ("compare", &["content", "source", "format", "widen", "threads"]),
     ("write", &["content", "source"]),
-    ("plot", &["format", "stats"]),
-    ("view", &["content", "model", "format", "name", "widen", "stats", "plot", "workers"]),
-    ("inspect", &["format", "model", "natural", "source", "stats", "workers"]),
-    ("fs", &["view", "content", "model", "format", "source", "name", "natural", "workers"]),
-    ("workers", &[]),
+    ("view", &["content", "model", "format", "source", "name", "text", "threads", "widen", "stats", "plot"]),
+    ("inspect", &["format", "model", "natural", "source", "stats", "text", "threads"]),
+    ("fs", &["view", "content", "model", "format", "source", "name", "natural", "text", "threads"]),
     ("reader", &[]),
-    ("sandbox", &[]),
-    ("fuse", &["fs", "content", "source", "workers", "reader"]),
-    ("main", &["cli", "cmd", "docs", "logging"]),
-    ("docs", &["cli"]),
-    ("cmd", &["cli", "logging"]),
+    ("fuse", &["fs", "content", "source", "threads", "reader"]),
+];
+
+/// Each room of the binary with the rooms that it uses. All of them may use the library.
+const BINARY: &[(&str, &[&str])] = &[
     ("cli", &[]),
-    ("logging", &[]),
+    ("terminal", &[]),
+    ("process", &[]),
+    ("models", &["process", "terminal"]),
+    ("cmd", &["cli", "models", "process", "terminal"]),
+    ("main", &["cli", "cmd", "process"]),
 ];
 
 /// What only these files may name.
-const ONLY_IN: [(&str, &[&str]); 7] = [
+const ONLY_IN: &[(&str, &[&str])] = &[
     ("fuser::", &["src/fuse.rs"]),
-    ("clap::", &["src/cli/", "src/docs.rs"]),
-    ("landlock::", &["src/sandbox.rs"]),
-    ("seccompiler::", &["src/sandbox.rs"]),
-    ("plotters::", &["src/plot.rs", "src/plot/"]),
-    ("anyhow::", &["src/main.rs", "src/cli/", "src/logging.rs", "src/cmd/"]),
-    ("#[allow(unsafe_code)]", &["src/source/file.rs", "src/cmd/daemon.rs"]),
+    ("clap::", &["src/cli/", "src/cmd/write_docs.rs"]),
+    ("landlock::", &["src/process/sandbox.rs"]),
+    ("seccompiler::", &["src/process/sandbox.rs"]),
+    ("plotters::", &["src/plot/"]),
+    ("anyhow::", &["src/main.rs", "src/models.rs", "src/cli/", "src/cmd/", "src/process/", "src/terminal/"]),
+    ("#[allow(unsafe_code)]", &["src/source/file.rs", "src/process/daemon.rs", "src/process/mounts.rs"]),
 ];
 
-fn sources(dir: &Path) -> Vec<PathBuf> {
+/// A path to a module, from the root of its crate: `["fs", "tree"]`.
+type Module = Vec<String>;
+
+/// A file of the code.
+struct File {
+    path: PathBuf,
+    text: String,
+    module: Module,
+    /// Its tokens without unit tests.
+    tokens: Vec<TokenTree>,
+}
+
+/// A path in the code, as it is written: `["crate", "fs", "Attr"]`. With a public `use` it is an export.
+struct Named {
+    path: Vec<String>,
+    alias: Option<String>,
+    imported: bool,
+    exported: bool,
+}
+
+/// One of the two crates.
+struct Crate {
+    files: Vec<File>,
+    modules: BTreeSet<Module>,
+    /// By module and item, the module from which the item is exported.
+    exports: BTreeMap<(Module, String), Vec<String>>,
+}
+
+impl Crate {
+    /// Reads the files of the rooms, and the root file where `root` names one.
+    fn read(rooms: &[(&str, &[&str])]) -> Self {
+        let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let mut files = Vec::new();
+        for path in rust_files(&src) {
+            let relative = path.strip_prefix(&src).unwrap().with_extension("");
+            let mut module: Module =
+                relative.components().map(|part| part.as_os_str().to_str().unwrap().to_owned()).collect();
+            if module.last().is_some_and(|last| last == "mod") {
+                module.pop();
+            }
+            if !rooms.iter().any(|room| room.0 == module[0]) || module.last().is_some_and(|last| last == "tests") {
+                continue;
+            }
+            // The root of the binary.
+            module.retain(|part| part != "main");
+            let text = std::fs::read_to_string(&path).unwrap();
+            let tokens = without_tests(text.parse().unwrap());
+            files.push(File { path, text, module, tokens });
+        }
+        let modules = files.iter().map(|file| file.module.clone()).collect();
+        let mut read = Self { files, modules, exports: BTreeMap::new() };
+        for file in &read.files {
+            for named in paths(&file.tokens).into_iter().filter(|named| named.exported) {
+                let (item, mut path) = (named.path.last().unwrap().clone(), named.path.clone());
+                if path[0] != "crate" && path[0] != "super" {
+                    path.insert(0, "self".to_owned());
+                }
+                read.exports.insert((file.module.clone(), named.alias.unwrap_or(item)), path);
+            }
+        }
+        read
+    }
+
+    /// The module that defines what a path in `module` names, and whether the path names an item in it.
+    fn resolve(&self, module: &Module, path: &[String], depth: usize) -> Option<(Module, bool)> {
+        assert!(depth < 16, "{path:?}");
+        let mut at = match path[0].as_str() {
+            "crate" => Vec::new(),
+            "self" => module.clone(),
+            "super" => module[..module.len().checked_sub(1)?].to_vec(),
+            _ => return None,
+        };
+        let mut rest = &path[1..];
+        while let Some((first, after)) = rest.split_first() {
+            if first == "super" {
+                at.pop();
+            } else {
+                let child = [&at[..], std::slice::from_ref(first)].concat();
+                if !self.modules.contains(&child) && !self.modules.iter().any(|module| module.starts_with(&child)) {
+                    break;
+                }
+                at = child;
+            }
+            rest = after;
+        }
+        let Some(item) = rest.first() else { return Some((at, false)) };
+        match self.exports.get(&(at.clone(), item.clone())) {
+            Some(export) => self.resolve(&at, export, depth + 1),
+            None => Some((at, true)),
+        }
+    }
+
+    /// Each pair of modules of which the first uses an item of the second, and each pair of rooms.
+    fn edges(&self) -> (BTreeSet<(Module, Module)>, BTreeSet<(String, String)>) {
+        let (mut modules, mut rooms) = (BTreeSet::new(), BTreeSet::new());
+        for file in &self.files {
+            let named = paths(&file.tokens);
+            // Modules that an import or a declaration binds to a name.
+            let mut bound: BTreeMap<String, Module> = BTreeMap::new();
+            let children =
+                self.modules.iter().filter(|module| module.split_last().is_some_and(|(_, up)| up == file.module));
+            bound.extend(children.map(|child| (child.last().unwrap().clone(), child.clone())));
+            for import in named.iter().filter(|named| named.imported) {
+                if let Some((module, false)) = self.resolve(&file.module, &import.path, 0) {
+                    bound.insert(import.alias.clone().unwrap_or_else(|| import.path.last().unwrap().clone()), module);
+                }
+            }
+            for named in named.iter().filter(|named| !named.exported) {
+                let mut path = named.path.clone();
+                if let Some(module) = bound.get(&path[0]) {
+                    let from_root = std::iter::once("crate".to_owned()).chain(module.iter().cloned());
+                    path = from_root.chain(path[1..].iter().cloned()).collect();
+                }
+                let Some((module, is_item)) = self.resolve(&file.module, &path, 0) else { continue };
+                let room = |module: &Module| module.first().cloned().unwrap_or_else(|| "main".to_owned());
+                if room(&file.module) != room(&module) {
+                    rooms.insert((room(&file.module), room(&module)));
+                }
+                if is_item && module != file.module {
+                    modules.insert((file.module.clone(), module));
+                }
+            }
+        }
+        (modules, rooms)
+    }
+}
+
+fn rust_files(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            found.extend(sources(&path));
+            found.extend(rust_files(&path));
         } else {
             found.push(path);
         }
     }
+    found.sort();
     found
 }
 
-/// The code of a file without its comments and its tests.
-fn code(path: &Path) -> String {
-    let text = std::fs::read_to_string(path).unwrap();
-    let text = text.split("\nmod tests {").next().unwrap_or_default();
-    text.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
+/// The tokens without items behind `#[cfg(test)]`.
+fn without_tests(tokens: TokenStream) -> Vec<TokenTree> {
+    let mut kept = Vec::new();
+    let mut tokens = tokens.into_iter().peekable();
+    while let Some(token) = tokens.next() {
+        let is_attribute = matches!(&token, TokenTree::Punct(punct) if punct.as_char() == '#');
+        let is_test = matches!(tokens.peek(), Some(TokenTree::Group(group)) if group.to_string().replace(' ', "") == "[cfg(test)]");
+        if !(is_attribute && is_test) {
+            kept.push(token);
+            continue;
+        }
+        for token in tokens.by_ref().skip(1) {
+            match token {
+                TokenTree::Punct(punct) if punct.as_char() == ';' => break,
+                TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => break,
+                _ => {}
+            }
+        }
+    }
+    kept
 }
 
-/// The layers that `code` names by `crate::`.
-fn named(code: &str) -> BTreeSet<&str> {
-    code.split("crate::")
-        .skip(1)
-        .flat_map(|rest| match rest.strip_prefix('{') {
-            Some(group) => group.split('}').next().unwrap_or_default().split(',').collect(),
-            None => vec![rest],
-        })
-        .map(|item| item.trim().split(|char: char| !char.is_alphanumeric() && char != '_').next().unwrap_or_default())
-        .filter(|layer| !layer.is_empty())
-        .collect()
+/// Every path of at least two parts, also inside groups; each path of a `use` with its groups spread.
+fn paths(tokens: &[TokenTree]) -> Vec<Named> {
+    let (mut found, mut at) = (Vec::new(), 0);
+    while at < tokens.len() {
+        match &tokens[at] {
+            TokenTree::Ident(word) if *word == "use" => {
+                // `pub use`, `pub(crate) use`.
+                let before = tokens[..at].iter().rev().find(|token| !matches!(token, TokenTree::Group(_)));
+                let exported = matches!(before, Some(TokenTree::Ident(word)) if *word == "pub");
+                let end = tokens[at..].iter().position(is(';')).map_or(tokens.len(), |end| at + end);
+                spread(&tokens[at + 1..end], &[], exported, &mut found);
+                at = end;
+            }
+            TokenTree::Ident(first) => {
+                let mut path = vec![first.to_string()];
+                while tokens.get(at + 1).is_some_and(is(':')) && tokens.get(at + 2).is_some_and(is(':')) {
+                    let Some(TokenTree::Ident(next)) = tokens.get(at + 3) else { break };
+                    path.push(next.to_string());
+                    at += 3;
+                }
+                if path.len() > 1 {
+                    found.push(Named { path, alias: None, imported: false, exported: false });
+                }
+            }
+            TokenTree::Group(group) => found.extend(paths(&group.stream().into_iter().collect::<Vec<_>>())),
+            _ => {}
+        }
+        at += 1;
+    }
+    found
+}
+
+fn is(char: char) -> impl Fn(&TokenTree) -> bool {
+    move |token| matches!(token, TokenTree::Punct(punct) if punct.as_char() == char)
+}
+
+/// The paths of a `use` statement, whose groups may lie inside one another.
+fn spread(tokens: &[TokenTree], prefix: &[String], exported: bool, found: &mut Vec<Named>) {
+    for part in tokens.split(is(',')) {
+        let (mut path, mut alias, mut renamed) = (prefix.to_vec(), None, false);
+        let mut is_group = false;
+        for token in part {
+            match token {
+                TokenTree::Ident(word) if *word == "as" => renamed = true,
+                TokenTree::Ident(word) if renamed => alias = Some(word.to_string()),
+                TokenTree::Ident(word) if *word == "self" && !prefix.is_empty() => {}
+                TokenTree::Ident(word) => path.push(word.to_string()),
+                TokenTree::Group(group) => {
+                    spread(&group.stream().into_iter().collect::<Vec<_>>(), &path, exported, found);
+                    is_group = true;
+                }
+                _ => {}
+            }
+        }
+        if !is_group && path.len() > prefix.len().min(1) {
+            found.push(Named { path, alias, imported: true, exported });
+        }
+    }
+}
+
+/// A chain of modules that ends where it begins.
+fn cycle(edges: &BTreeSet<(Module, Module)>) -> Option<Vec<String>> {
+    fn visit(
+        at: &Module,
+        edges: &BTreeSet<(Module, Module)>,
+        chain: &mut Vec<Module>,
+        done: &mut BTreeSet<Module>,
+    ) -> Option<Vec<String>> {
+        if let Some(start) = chain.iter().position(|before| before == at) {
+            return Some(chain[start..].iter().chain([at]).map(|module| module.join("::")).collect());
+        }
+        if !done.insert(at.clone()) {
+            return None;
+        }
+        chain.push(at.clone());
+        let next = edges.iter().filter(|edge| edge.0 == *at);
+        let found = next.into_iter().find_map(|(_, to)| visit(to, edges, chain, done));
+        chain.pop();
+        found
+    }
+    let mut done = BTreeSet::new();
+    edges.iter().find_map(|(from, _)| visit(from, edges, &mut Vec::new(), &mut done))
 }
 
 #[test]
-fn no_layer_knows_those_above_it() {
-    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let mut seen = BTreeSet::new();
-    for path in sources(&src) {
-        let relative = path.strip_prefix(&src).unwrap();
-        let layer = relative.components().next().unwrap().as_os_str().to_str().unwrap().trim_end_matches(".rs");
-        if layer == "lib" || relative.ends_with("tests.rs") {
-            continue;
-        }
-        let (_, allowed) = EDGES.iter().find(|edge| edge.0 == layer).unwrap_or_else(|| panic!("{layer} has no edges"));
-        for named in named(&code(&path)) {
-            assert!(named == layer || allowed.contains(&named), "{} names {named}", relative.display());
-            seen.insert((layer.to_owned(), named.to_owned()));
-        }
+fn rooms_use_what_the_table_allows_and_all_of_it() {
+    for (table, name) in [(LIBRARY, "library"), (BINARY, "binary")] {
+        let (_, found) = Crate::read(table).edges();
+        let allowed: BTreeSet<(String, String)> =
+            table.iter().flat_map(|(from, to)| to.iter().map(|to| (from.to_string(), to.to_string()))).collect();
+        let forbidden: Vec<_> = found.difference(&allowed).collect();
+        let unused: Vec<_> = allowed.difference(&found).collect();
+        assert!(forbidden.is_empty() && unused.is_empty(), "{name}: not allowed {forbidden:?}, not used {unused:?}");
     }
-    // The rule is about something: the edges that a read goes along were seen.
-    for edge in [("fuse", "fs"), ("fs", "view"), ("view", "content"), ("content", "source"), ("model", "format")] {
-        assert!(seen.contains(&(edge.0.to_owned(), edge.1.to_owned())), "{edge:?}");
+}
+
+#[test]
+fn every_file_is_in_a_room() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let rooms: BTreeSet<&str> = LIBRARY.iter().chain(BINARY).map(|room| room.0).chain(["lib"]).collect();
+    for entry in std::fs::read_dir(&src).unwrap() {
+        let path = entry.unwrap().path();
+        let room = path.file_stem().unwrap().to_str().unwrap();
+        assert!(rooms.contains(room), "{room} is in no table");
+    }
+}
+
+#[test]
+fn the_library_does_not_name_the_command_line() {
+    for file in Crate::read(LIBRARY).files {
+        assert!(!file.text.contains("clap"), "{}", file.path.display());
     }
 }
 
 #[test]
 fn what_belongs_to_one_file_stays_there() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    for path in sources(&root.join("src")) {
+    for path in rust_files(&root.join("src")) {
         let file = path.strip_prefix(root).unwrap().to_str().unwrap();
-        let code = code(&path);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let code: Vec<&str> = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
         for (word, homes) in ONLY_IN {
-            assert!(!code.contains(word) || homes.iter().any(|home| file.starts_with(home)), "{file} names {word}");
+            let is_named = code.iter().any(|line| line.contains(word));
+            assert!(!is_named || homes.iter().any(|home| file.starts_with(home)), "{file} names {word}");
         }
     }
+}
+
+#[test]
+fn a_module_of_several_files_is_a_folder_with_a_mod_file() {
+    for path in rust_files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src")) {
+        assert!(!path.with_extension("").is_dir(), "{} stands beside a folder of its name", path.display());
+    }
+}
+
+#[test]
+fn paths_in_groups_are_found() {
+    let text = "use crate::{a::{self, b::{C, D as E}}, f}; pub use g::H; fn i() { crate::j::k(super::l::M) }";
+    let tokens: Vec<TokenTree> = text.parse::<TokenStream>().unwrap().into_iter().collect();
+    let found: Vec<String> = paths(&tokens).iter().map(|named| named.path.join("::")).collect();
+    assert_eq!(
+        found,
+        ["crate::a", "crate::a::b::C", "crate::a::b::D", "crate::f", "g::H", "crate::j::k", "super::l::M"]
+    );
+    let module = |name: &str| vec![name.to_owned()];
+    let edge = |a: &str, b: &str| (module(a), module(b));
+    assert_eq!(cycle(&[edge("a", "b"), edge("b", "c"), edge("c", "b")].into()).unwrap(), ["b", "c", "b"]);
+    assert_eq!(cycle(&[edge("a", "b"), edge("b", "c"), edge("a", "c")].into()), None);
 }

@@ -16,7 +16,10 @@ use std::os::unix::process::{CommandExt, parent_id};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
-use weightfs::sandbox::Sandbox;
+#[path = "../src/process/sandbox.rs"]
+mod sandbox;
+
+use sandbox::Sandbox;
 
 /// Names the directory in which [`inside`] is to make its attempts.
 const DIR: &str = "WEIGHTFS_TEST_SANDBOX";

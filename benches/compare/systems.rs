@@ -2,6 +2,8 @@
 
 use crate::inputs::Input;
 use anyhow::{Context, bail};
+use nix::errno::Errno;
+use nix::libc;
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::{Pid, geteuid};
@@ -94,14 +96,19 @@ impl System {
         }
     }
 
-    /// Makes this thread, and those it starts, the user whose mount it is. There is no way back.
+    /// Makes this thread the user whose mount it is. There is no way back.
     pub fn become_its_user(self) -> anyhow::Result<()> {
         if self == Self::User {
-            use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
-            let (uid, gid) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
-            set_thread_groups(&[])?;
-            set_thread_res_gid(gid, gid, gid)?;
-            set_thread_res_uid(uid, uid, uid)?;
+            // libc's functions would change every thread, and the other threads have to stay root.
+            let call = |number, arguments: [u32; 3]| {
+                let [a, b, c] = arguments;
+                // SAFETY: these calls take numbers only; no memory is handed over.
+                #[allow(unsafe_code)]
+                Errno::result(unsafe { libc::syscall(number, a, b, c) })
+            };
+            call(libc::SYS_setgroups, [0; 3])?;
+            call(libc::SYS_setresgid, [NOBODY; 3])?;
+            call(libc::SYS_setresuid, [NOBODY; 3])?;
         }
         Ok(())
     }

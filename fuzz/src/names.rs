@@ -3,8 +3,9 @@
 use super::headers::once_in;
 use arbitrary::{Result, Unstructured};
 use sha2::{Digest, Sha256};
-use weightfs::format::quote;
-use weightfs::name::{MAX, cut, decode, encode, is_cut, printable};
+use weightfs::name::{MAX, cut, decode, encode, is_cut};
+use weightfs::text::printable;
+use weightfs::text::quote;
 
 pub fn run(bytes: &[u8]) -> bool {
     there_and_back(&mut Unstructured::new(bytes)).is_ok()
@@ -87,7 +88,7 @@ fn there_and_back(bytes: &mut Unstructured) -> Result<()> {
         assert_eq!(encode(&name), other);
     }
     let shown = printable(&name);
-    assert!(!shown.contains(is_obeyed), "{shown:?}");
+    assert!(!shown.contains(is_terminal_control), "{shown:?}");
     let quoted = quote(&name);
     assert_eq!(printable(&quoted), quoted);
     assert!(quoted.len() < 2000);
@@ -95,7 +96,7 @@ fn there_and_back(bytes: &mut Unstructured) -> Result<()> {
 }
 
 /// What a terminal obeys: control characters, ends of lines, and Unicode's `Bidi_Control`.
-fn is_obeyed(char: char) -> bool {
+fn is_terminal_control(char: char) -> bool {
     let directs =
         matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     char.is_control() || matches!(char, '\u{2028}' | '\u{2029}') || directs

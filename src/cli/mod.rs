@@ -1,7 +1,7 @@
 //! The command line: knows its words, and how fstab's `-o` and mount(8)'s helper call are the same words in other form.
 
 mod commands;
-mod pattern;
+pub mod pattern;
 
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use weightfs::fs::Shown;
-use weightfs::name;
+use weightfs::text;
 
 pub use commands::*;
 
@@ -249,7 +249,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, Exi
             Err(ExitCode::SUCCESS)
         }
         Err(NoCommand::Usage(message)) => {
-            let _ = writeln!(io::stderr(), "weightfs: {}", name::message(&message));
+            let _ = writeln!(io::stderr(), "weightfs: {}", text::message(&message));
             Err(codes.usage())
         }
     }

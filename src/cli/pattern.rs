@@ -1,6 +1,9 @@
 //! Globs over names of tensors: knows that a name is no path, so that `*` goes across dots and slashes alike.
 
 use glob::Pattern;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use weightfs::text::quote;
 
 /// Reads a glob, for the parser of the command line.
 pub fn parse(glob: &str) -> Result<Pattern, String> {
@@ -10,6 +13,43 @@ pub fn parse(glob: &str) -> Result<Pattern, String> {
         plain = plain.replace("**", "*");
     }
     Pattern::new(&plain).map_err(|error| error.to_string())
+}
+
+/// Globs, and whether each has matched something by now.
+pub struct Wanted<'a>(Vec<(&'a Pattern, AtomicBool)>);
+
+impl<'a> Wanted<'a> {
+    /// Those globs; where there are none, every name will do.
+    pub fn new(patterns: &'a [Pattern]) -> Self {
+        Self(patterns.iter().map(|pattern| (pattern, AtomicBool::new(false))).collect())
+    }
+
+    /// Whether a name matches one of them.
+    pub fn matches(&self, name: &str) -> bool {
+        let mut any = self.0.is_empty();
+        for (pattern, matched) in &self.0 {
+            // One that has matched something is not asked again where another one does.
+            let has_matched = matched.load(Ordering::Relaxed);
+            if !(any && has_matched) && pattern.matches(name) {
+                any = true;
+                if !has_matched {
+                    matched.store(true, Ordering::Relaxed);
+                }
+            }
+        }
+        any
+    }
+
+    /// Those that have matched nothing.
+    pub fn unmatched(&self) -> Vec<&str> {
+        let unmatched = self.0.iter().filter(|(_, matched)| !matched.load(Ordering::Relaxed));
+        unmatched.map(|(pattern, _)| pattern.as_str()).collect()
+    }
+}
+
+/// What is said of a glob that asks in vain.
+pub fn unmatched(source: &Path, pattern: &str) -> String {
+    format!("{}: no tensor matches {}", source.display(), quote(pattern))
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! `weightfs check`: knows how findings are told and which exit code says what, not what is checked.
 
-use super::complain;
-use super::models::Models;
-use super::output::{ERROR, GOOD, Output, WARNING, plural, pretty, size, to_stdout};
-use super::progress::Progress;
 use crate::cli::CheckArgs;
+use crate::models::Models;
+use crate::process::logging::complain;
+use crate::terminal::output::{ERROR, GOOD, Output, WARNING, plural, pretty, size, to_stdout};
+use crate::terminal::progress::Progress;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -12,8 +12,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use weightfs::inspect::check::{Check, Finding, Report, Rule, Severity};
 use weightfs::model::Error;
-use weightfs::name::printable;
 use weightfs::source;
+use weightfs::text::printable;
 
 /// Something could not be read or written.
 const TROUBLE: u8 = 2;

@@ -1,9 +1,12 @@
 //! `weightfs export`: knows how a model, a part of it, or a directory of models becomes files on a disk.
 
-use super::progress::{Interrupted, Progress};
-use super::wanted::{Wanted, unmatched};
-use super::{complain, open, written};
 use crate::cli::ExportArgs;
+use crate::cli::pattern::{Wanted, unmatched};
+use crate::models;
+use crate::process::logging::complain;
+use crate::process::signals::Interrupted;
+use crate::terminal::output::written;
+use crate::terminal::progress::Progress;
 use anyhow::{Context, bail};
 use bytesize::ByteSize;
 use std::ffi::OsString;
@@ -27,7 +30,7 @@ const SHARDS_MAX: usize = 10_000;
 pub fn run(args: &ExportArgs) -> anyhow::Result<ExitCode> {
     let export = Exporting { args, wanted: Wanted::new(&args.only), interrupted: Interrupted::watch()? };
     let mode = if args.lenient { Mode::Lenient } else { Mode::Strict };
-    written(match open::any(&args.source, mode)? {
+    written(match models::any(&args.source, mode)? {
         Opened::Model(model) => export.one(&model),
         Opened::Catalog(catalog) => export.several(&catalog),
     })
@@ -49,7 +52,7 @@ impl Exporting<'_> {
             let folder = self.folder()?;
             let written = self.write_shards(model, numbers, size, source, folder.place());
             written.map_err(|error| placed(&folder, error))?;
-            open::still_the_same(model)?;
+            models::still_the_same(model)?;
             self.interrupted.check()?;
             return Ok(folder.commit()?);
         }
@@ -61,7 +64,7 @@ impl Exporting<'_> {
         };
         self.spare_source(model, numbers.as_deref(), &path)?;
         let written = self.write_file(model, tensors(numbers), source, &path)?;
-        open::still_the_same(model)?;
+        models::still_the_same(model)?;
         written.finish(&self.interrupted)
     }
 
@@ -127,7 +130,7 @@ impl Exporting<'_> {
         let mut readable = false;
         for (place, number) in catalog.places() {
             let (source, path) = (self.args.source.join(&place), into.join(&place));
-            let model = match open::in_catalog(catalog, number, &source) {
+            let model = match models::in_catalog(catalog, number, &source) {
                 // The others are no worse for it.
                 Err(error) if self.args.lenient => {
                     complain(&error);
@@ -150,7 +153,7 @@ impl Exporting<'_> {
                     self.write_file(&model, tensors(numbers), &source, &dir.join(file_name(name.to_owned())))?;
                 written.finish(&self.interrupted)?;
             }
-            open::still_the_same(&model)?;
+            models::still_the_same(&model)?;
         }
         if !readable {
             bail!("{}: no model in it can be read", self.args.source.display());

@@ -1,8 +1,8 @@
 //! `weightfs id`: knows how weight-inspect writes the identity of a model, and writes it so.
 
-use super::models::Models;
-use super::output::{pretty, to_stdout};
 use crate::cli::IdArgs;
+use crate::models::Models;
+use crate::terminal::output::{pretty, to_stdout};
 use serde_json::json;
 use std::io::Write;
 use std::process::ExitCode;

@@ -1,9 +1,9 @@
 //! `weightfs inspect`: knows what a person wants to know of a model first, and in which order.
 
-use super::models::Models;
-use super::output::{HEADING, Output, count, cut, grouped, plural, pretty, size, to_stdout};
-use super::totals::{self, group_name};
 use crate::cli::InspectArgs;
+use crate::models::Models;
+use crate::terminal::output::{HEADING, Output, count, cut, grouped, plural, pretty, size, to_stdout};
+use crate::terminal::totals::{self, group_name};
 use serde_json::{Map, Value, json};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -11,12 +11,13 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use unicode_width::UnicodeWidthStr;
-use weightfs::format::{TensorInfo, brackets};
+use weightfs::format::TensorInfo;
 use weightfs::inspect::{
     Breakdown, Folder, Identity, KOHYA, Label, MODELSPEC, MODELSPEC_PREFIX, Totals, Training, is_kohya,
 };
 use weightfs::model::{Kind, Model, Shard};
 use weightfs::source::Source;
+use weightfs::text::brackets;
 
 /// How many of a kind are shown, unless all are wanted.
 const SHOWN: usize = 12;

@@ -1,12 +1,11 @@
 //! `weightfs ls`: knows how tensors are picked, sorted and written one a line, and when their totals follow.
 
-use super::models::Models;
-use super::output::{HEADING, Output, compact, plural, push_shape, size, squeeze, to_stdout};
-use super::totals;
-use super::wanted::{Wanted, unmatched};
+use crate::cli::pattern::{Wanted, unmatched};
 use crate::cli::{LsArgs, Sort};
+use crate::models::Models;
+use crate::terminal::output::{HEADING, Output, compact, plural, push_shape, size, squeeze, to_stdout};
+use crate::terminal::totals;
 use anyhow::Result;
-use rayon::prelude::*;
 use serde_json::json;
 use std::cmp::Reverse;
 use std::io::{self, Write};
@@ -16,8 +15,8 @@ use unicode_width::UnicodeWidthStr;
 use weightfs::format::TensorInfo;
 use weightfs::inspect::Breakdown;
 use weightfs::model::{Kind, Model, Place};
-use weightfs::name::printable;
-use weightfs::{natural, view};
+use weightfs::text::printable;
+use weightfs::{natural, threads, view};
 
 /// Lists tensors.
 pub fn run(args: &LsArgs) -> Result<ExitCode> {
@@ -53,13 +52,18 @@ pub fn run(args: &LsArgs) -> Result<ExitCode> {
 fn pick(model: &Model, wanted: &Wanted, args: &LsArgs) -> Vec<u32> {
     let mut tensors: Vec<u32> = model.listed().collect();
     if !args.patterns.is_empty() {
-        tensors = tensors.into_par_iter().filter(|at| wanted.matches(model.name(*at as usize))).collect();
+        let matching = |part: &[u32]| -> Vec<u32> {
+            part.iter().copied().filter(|at| wanted.matches(model.name(*at as usize))).collect()
+        };
+        tensors = blocks(&tensors, matching).concat();
     }
     let name = |at: &u32| model.name(*at as usize);
     match args.sort {
-        // Stable, and quick where they are in order already, as they mostly are in part.
-        Sort::Name => tensors.par_sort_by(|a, b| natural::compare_paths(name(a), name(b))),
-        Sort::Size => tensors.par_sort_by_key(|at| Reverse(model.tensor(*at as usize).0.nbytes())),
+        Sort::Name => threads::sort_by(&mut tensors, |a, b| natural::compare_paths(name(a), name(b))),
+        Sort::Size => {
+            let size = |at: &u32| Reverse(model.tensor(*at as usize).0.nbytes());
+            threads::sort_by(&mut tensors, |a, b| size(a).cmp(&size(b)));
+        }
         Sort::Offset => {}
     }
     if args.reverse {
@@ -90,7 +94,8 @@ fn print_tensors(model: &Model, tensors: &[u32], args: &LsArgs, out: &mut Output
     let mut row = Row { model, bytes: args.bytes, shards: model.kind() != Kind::File, name_max: usize::MAX };
     let titles = COLUMNS.map(str::len);
     let wider = |a: [usize; 5], b: [usize; 5]| std::array::from_fn(|at| a[at].max(b[at]));
-    let widths = tensors.par_iter().map(|at| row.widths(*at)).reduce(|| [0; 5], wider);
+    let widest = |part: &[u32]| part.iter().map(|at| row.widths(*at)).fold([0; 5], wider);
+    let widths = blocks(tensors, widest).into_iter().fold([0; 5], wider);
     let widths = wider(widths.map(|width| width.min(WIDEST)), if args.no_headings { [0; 5] } else { titles });
     if out.is_terminal {
         let before = widths[..row.cells()].iter().map(|width| width + 2).sum();
@@ -108,7 +113,6 @@ fn print_tensors(model: &Model, tensors: &[u32], args: &LsArgs, out: &mut Output
 
 /// Writes a line for each tensor, many at once on every core.
 fn lines(tensors: &[u32], out: &mut Output, write: impl Fn(u32, &mut Vec<u8>) + Sync) -> io::Result<()> {
-    const BLOCK: usize = 2048;
     const BLOCKS: usize = 64;
     for part in tensors.chunks(BLOCK * BLOCKS) {
         let text = |block: &[u32]| {
@@ -116,10 +120,18 @@ fn lines(tensors: &[u32], out: &mut Output, write: impl Fn(u32, &mut Vec<u8>) + 
             block.iter().for_each(|at| write(*at, &mut text));
             text
         };
-        let blocks: Vec<Vec<u8>> = part.par_chunks(BLOCK).map(text).collect();
-        blocks.iter().try_for_each(|block| out.write_all(block))?;
+        blocks(part, text).iter().try_for_each(|block| out.write_all(block))?;
     }
     Ok(())
+}
+
+/// Tensors that one thread handles before it takes the next.
+const BLOCK: usize = 2048;
+
+/// Runs `work` on blocks of tensors, on all cores.
+fn blocks<R: Send>(tensors: &[u32], work: impl Fn(&[u32]) -> R + Sync) -> Vec<R> {
+    let blocks: Vec<&[u32]> = tensors.chunks(BLOCK).collect();
+    threads::map(blocks.len(), |at| work(blocks[at]))
 }
 
 /// How a tensor becomes a line.

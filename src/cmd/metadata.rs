@@ -1,9 +1,12 @@
 //! `weightfs metadata`: knows how keys of `__metadata__` are read and changed, without a byte of data ever being in danger.
 
-use super::output::{pretty, to_stdout};
-use super::progress::{Interrupted, Progress};
-use super::{complain, open, written};
 use crate::cli::{Action, How, MetadataArgs};
+use crate::models;
+use crate::process::logging::complain;
+use crate::process::signals::Interrupted;
+use crate::terminal::output::written;
+use crate::terminal::output::{pretty, to_stdout};
+use crate::terminal::progress::Progress;
 use anyhow::{Context, bail};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -18,10 +21,11 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
-use weightfs::format::{Mode, quote, safetensors};
+use weightfs::format::{Mode, safetensors};
 use weightfs::model::{Change, Kind, Model, Opened, changes};
-use weightfs::name::printable;
 use weightfs::source::FileId;
+use weightfs::text::printable;
+use weightfs::text::quote;
 use weightfs::write::Output;
 
 type Pairs = BTreeMap<String, String>;
@@ -62,14 +66,14 @@ fn get(source: &Path, keys: &[String], json: bool) -> anyhow::Result<ExitCode> {
         found.insert(place, metadata);
     };
     let mut trouble = false;
-    let several = match open::any(source, Mode::Strict)? {
+    let several = match models::any(source, Mode::Strict)? {
         Opened::Model(model) => {
             take(String::new(), model.metadata());
             false
         }
         Opened::Catalog(catalog) => {
             for (place, number) in catalog.places() {
-                match open::in_catalog(&catalog, number, &source.join(&place)) {
+                match models::in_catalog(&catalog, number, &source.join(&place)) {
                     Ok(model) => take(place.to_string_lossy().into_owned(), model.metadata()),
                     // The others are no worse for it.
                     Err(error) => {
@@ -144,7 +148,7 @@ fn edit(file: &Path, how: &How, change: impl FnOnce(&mut Pairs) -> anyhow::Resul
     let interrupted = Interrupted::watch()?;
     // Until the end nobody else changes the file that this one replaces.
     let (model, in_place, _lock) = loop {
-        let model = open::one(file, Mode::Strict)?;
+        let model = models::one(file, Mode::Strict)?;
         if model.kind() != Kind::File {
             bail!("{}: a model of several files; name one of them", file.display());
         }
@@ -237,7 +241,7 @@ fn write(
     progress.set_message("to the disk");
     // That takes long, and what comes after does not.
     output.sync()?;
-    open::still_the_same(model)?;
+    models::still_the_same(model)?;
     if out.is_none() && !is_at(path, id(&stat)) {
         bail!("{}", replaced());
     }

@@ -1,15 +1,15 @@
 //! `weightfs mount`: knows the order in which a model comes up and goes away, and leaves nothing behind.
 
-use super::daemon::{self, Side};
-use super::mounts::{self, Mount};
-use super::reason;
-use super::unmounter::{self, Place, Unmounter, remove_directory};
 use crate::cli::MountArgs;
-use crate::logging;
+use crate::process::daemon::{self, Side};
+use crate::process::logging::{self, reason};
+use crate::process::mounts::{self, Mount};
+use crate::process::sandbox::Sandbox;
+use crate::process::unmounter::{self, Place, Unmounter, remove_directory};
+use crate::process::{limits, signals};
 use anyhow::{Context, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signal::SigSet;
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -22,10 +22,9 @@ use weightfs::format::Mode;
 use weightfs::fs::{Ownership, Superblock};
 use weightfs::fuse::{Access, DEVICE, Serving, Session};
 use weightfs::model::{self, Opened};
-use weightfs::name::printable;
-use weightfs::sandbox::Sandbox;
-use weightfs::source::{limit_open_files, put_off_limits};
-use weightfs::workers::cores;
+use weightfs::source::put_off_limits;
+use weightfs::text::printable;
+use weightfs::threads::cores;
 
 /// Mounts a model; returns when it is unmounted, or in the background when the mount answers.
 pub fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
@@ -67,8 +66,8 @@ fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Resu
         }
     };
     logging::init(args.verbose, args.log_file.as_deref())?;
-    let signals = ending_signals();
-    allow_descriptors();
+    let signals = signals::ending();
+    limits::raise_open_files();
     let (superblock, sandbox) = open(args)?;
     let source = std::path::absolute(&args.source)?;
     let fsname = args.fsname.clone().unwrap_or_else(|| source.to_string_lossy().into_owned());
@@ -102,7 +101,6 @@ fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Resu
     if let Some(file) = read_ahead {
         set_read_ahead(file);
     }
-    start_workers()?;
     unmount_on_signal(signals, mounted.0.clone())?;
     let path = mounted.0.path.display();
     log::info!("{}: mounted on {path}", source.display());
@@ -130,34 +128,11 @@ fn enter(sandbox: Option<Sandbox>) {
     }
 }
 
-/// Starts the threads that sort and count for the mount. They are started in any case, as nobody could be told later that there
-/// are none to be had.
-fn start_workers() -> anyhow::Result<()> {
-    rayon::ThreadPoolBuilder::new().num_threads(cores()).build_global().context("cannot start threads")
-}
-
-/// Each file of a model takes a descriptor while it is held open, and the usual limit of 1,024 is there for programs that
-/// use select(2).
-pub fn allow_descriptors() {
-    /// For /dev/fuse in each thread, the log, and files that are read while others are closed.
-    const RESERVE: u64 = 48;
-    /// Each file takes a map too, of which the kernel gives 65,530 (`vm.max_map_count`).
-    const MOST: u64 = 16_384;
-    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        let limit = setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map_or(soft, |()| hard);
-        limit_open_files(limit.saturating_sub(RESERVE).clamp(4, MOST) as usize);
-    }
-}
-
 /// Opens what is to be mounted, and says what of a model was left out or is not known. With it comes the sandbox in which it
 /// can be served: made before the mount stands, as a link to a model may lead into that.
 fn open(args: &MountArgs) -> anyhow::Result<(Superblock, Option<Sandbox>)> {
     let mode = if args.lenient { Mode::Lenient } else { Mode::Strict };
-    // The threads that read many headers side by side end with that: the sandbox holds only those that start in it.
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(cores());
-    let open = || model::open(&args.source, mode);
-    let opened =
-        pool.build_scoped(|thread| thread.run(), |pool| pool.install(open)).context("cannot start threads")??;
+    let opened = model::open(&args.source, mode)?;
     if let Opened::Model(model) = &opened {
         model.report(&args.source);
     }
@@ -332,15 +307,6 @@ impl Standing {
         let _ = poll(&mut polled, PollTimeout::ZERO);
         !polled[0].revents().unwrap_or(PollFlags::empty()).contains(PollFlags::POLLERR)
     }
-}
-
-/// The signals that end a command; not those that are ignored from the start, as nohup(1) has it.
-pub(super) fn ending_signals() -> SigSet {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let ignored = |line: &str| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok();
-    let ignored = status.lines().find_map(ignored).unwrap_or(0);
-    let signals = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
-    signals.into_iter().filter(|signal| ignored >> (*signal as u32 - 1) & 1 == 0).collect()
 }
 
 /// Waits for one of `signals`, unmounts and ends the program. The session need not end by itself: the mount may have

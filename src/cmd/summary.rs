@@ -1,12 +1,12 @@
 //! `weightfs summary`: knows the one line that weight-inspect prints for scripts.
 
-use super::models::Models;
-use super::output::to_stdout;
 use crate::cli::SummaryArgs;
+use crate::models::Models;
+use crate::terminal::output::to_stdout;
 use std::io::Write;
 use std::process::ExitCode;
 use weightfs::inspect::Identity;
-use weightfs::name::printable;
+use weightfs::text::printable;
 
 /// Prints a line for each model.
 pub fn run(args: &SummaryArgs) -> anyhow::Result<ExitCode> {

@@ -1,7 +1,7 @@
 //! `weightfs umount`: knows to take off models only, dead ones too.
 
-use super::mounts::{self, Unmounting};
 use crate::cli::UmountArgs;
+use crate::process::mounts::{self, Unmounting};
 use anyhow::bail;
 use std::process::ExitCode;
 

@@ -1,6 +1,6 @@
 //! Element types: knows their names and widths in a file, not how to turn them into numbers.
 
-use super::quote;
+use crate::text::quote;
 use std::fmt;
 
 /// The type of a tensor's elements, by the name that the file uses.

@@ -275,47 +275,13 @@ fn span(range: &Range<u32>) -> Range<usize> {
     range.start as usize..range.end as usize
 }
 
-/// Most characters that are shown of a quoted name.
-const QUOTED_MAX: usize = 120;
-
-/// A name as a person may see it: in quotes, control characters escaped, and not longer than a line can bear.
-pub fn quote(name: &str) -> String {
-    let mut room = QUOTED_MAX;
-    let too_long = |(_, char): &(usize, char)| {
-        let left = room.checked_sub(char.escape_debug().count());
-        room = left.unwrap_or(0);
-        left.is_none()
-    };
-    match name.char_indices().find(too_long) {
-        Some((end, _)) => format!("{:?}... ({} bytes)", &name[..end], name.len()),
-        None => format!("{name:?}"),
-    }
-}
-
 /// A string of JSON as it lies in the text, where nothing in it is escaped.
 #[derive(Deserialize)]
 pub(crate) struct Text<'t>(#[serde(borrow)] pub Cow<'t, str>);
 
-/// A shape as NumPy writes it in a list, cut where it is longer than any real one.
-pub fn brackets(shape: &[u64]) -> String {
-    const SHOWN: usize = 16;
-    let dims: Vec<String> = shape.iter().take(SHOWN).map(u64::to_string).collect();
-    let more = if shape.len() > SHOWN { format!(", ... {} dimensions", shape.len()) } else { String::new() };
-    format!("[{}{more}]", dims.join(", "))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn no_quoted_name_is_longer_than_a_line_can_bear() {
-        for (unit, shown) in [("x", 120), ("\n", 60), ("\u{202e}", 15), ("重", 120), ("\u{7f}", 20)] {
-            let cut = format!("{:?}... ({} bytes)", unit.repeat(shown), unit.len() * 1000);
-            assert_eq!(quote(&unit.repeat(1000)), cut);
-            assert_eq!(quote(&unit.repeat(shown)), format!("{:?}", unit.repeat(shown)));
-        }
-    }
 
     #[test]
     fn of_very_many_things_the_number_is_told() {

@@ -3,10 +3,10 @@
 use super::volume::Volume;
 use super::{Attr, DOTS, Dentry, Error, FileKind, Ino, Owner, Ownership, ROOT, SECTOR, Shown, Statfs, inode};
 use crate::model::{Catalog, Entry, Item};
-use crate::name::message;
 use crate::source::Bytes;
+use crate::text::message;
+use crate::threads;
 use crate::view::Results;
-use crate::workers::side_by_side;
 use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -140,7 +140,7 @@ impl Folders {
             _ => None,
         };
         let models: Vec<u32> = folder.entries.iter().filter_map(unchecked).collect();
-        side_by_side(models.len(), |at| self.check(models[at]).is_ok());
+        threads::map(models.len(), |at| self.check(models[at]).is_ok());
         for (at, entry) in folder.entries.iter().enumerate().skip(offset.saturating_sub(DOTS) as usize) {
             let (ino, kind) = self.item(entry.item);
             let name = match (inode::split(ino).0, inode::parts(ino).0) {

@@ -8,8 +8,8 @@ use super::inode::{Dir, FileRef, Inode};
 use crate::model::Model;
 use crate::name;
 use crate::natural::{compare_components, compare_paths, compare_prefixes};
+use crate::threads;
 use crate::view::View;
-use rayon::prelude::*;
 use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -40,7 +40,7 @@ impl Tree {
     pub fn new(model: &Model) -> Self {
         let shown = |at: &u32| !model.is_aside(*at as usize) && has(model.name(*at as usize));
         let mut order: Vec<u32> = (0..model.len() as u32).filter(shown).collect();
-        order.par_sort_unstable_by(|a, b| compare_paths(model.name(*a as usize), model.name(*b as usize)));
+        threads::sort_by(&mut order, |a, b| compare_paths(model.name(*a as usize), model.name(*b as usize)));
         let entered = Vec::with_capacity(order.len() + 1);
         let mut tree = Self { order, entered, cut: OnceLock::new() };
         let mut nodes = 0u32;

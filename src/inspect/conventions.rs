@@ -3,8 +3,8 @@
 //!
 //! Sources: `github.com/Stability-AI/ModelSpec` 1.0.1, README; `github.com/kohya-ss/sd-scripts`, `train_network.py`.
 
-use crate::format::quote;
 use crate::model::value;
+use crate::text::quote;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;

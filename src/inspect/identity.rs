@@ -5,7 +5,8 @@
 //! size is 0 here.
 
 use crate::model::Model;
-use rayon::prelude::*;
+use crate::text::Hex;
+use crate::threads;
 use serde_json::to_writer;
 use sha2::{Digest, Sha256};
 use std::fmt::Write as _;
@@ -27,22 +28,13 @@ impl Identity {
     pub fn of(model: &Model) -> Self {
         // An entry that is a list is no tensor to weight-inspect.
         let mut tensors: Vec<u32> = model.whole().filter(|at| !model.is_list(*at as usize)).collect();
-        tensors.par_sort_unstable_by_key(|at| model.name(*at as usize));
+        threads::sort_by(&mut tensors, |a, b| model.name(*a as usize).cmp(model.name(*b as usize)));
         let mut text = BufWriter::with_capacity(64 << 10, Hashing(Sha256::new()));
         // A hash cannot refuse text.
         let _ = write_canonical(model, &tensors, &mut text).and_then(|()| text.flush());
         let hash = text.get_ref().0.clone().finalize();
-        Self { hash: hex(&hash), tensors: tensors.len(), metadata: model.metadata().len() }
+        Self { hash: Hex(&hash).to_string(), tensors: tensors.len(), metadata: model.metadata().len() }
     }
-}
-
-/// Bytes as lower-case digits.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        // A string cannot refuse text.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 /// Compact JSON. Keys of metadata come sorted from the model.

@@ -6,8 +6,9 @@
 
 use super::set::{self, Error, Set};
 use super::{Error as ModelError, Joined, Kind, Model, Place};
-use crate::format::{Mode, NameTable, SkipList, Skipped, TensorInfo, brackets, quote};
+use crate::format::{Mode, NameTable, SkipList, Skipped, TensorInfo};
 use crate::source::{MappedFile, Run};
+use crate::text::{brackets, quote};
 use serde::Deserialize;
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserializer, IntoDeserializer, MapAccess, SeqAccess, Visitor};

@@ -4,9 +4,10 @@
 
 use super::set::{self, Error, File, Set};
 use super::{Error as ModelError, Kind, Model, Shard};
-use crate::format::{Mode, SkipList, Skipped, TOLD_MAX, Text, quote};
+use crate::format::{Mode, SkipList, Skipped, TOLD_MAX, Text};
+use crate::text::quote;
+use crate::threads;
 use hashbrown::DefaultHashBuilder;
-use rayon::prelude::*;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Unexpected, Visitor};
 use serde_json::value::RawValue;
@@ -197,11 +198,19 @@ pub(super) fn open(path: &Path, mode: Mode) -> Result<Model, ModelError> {
     Ok(Model { stated, missing, ..model })
 }
 
+/// Runs `work` on parts of the entries, on all cores.
+fn parts<'t, R: Send>(entries: &[Entry<'t>], work: impl Fn(&[Entry<'t>]) -> R + Sync) -> Vec<R> {
+    const PART: usize = 1 << 14;
+    let parts: Vec<&[Entry]> = entries.chunks(PART).collect();
+    threads::map(parts.len(), |at| work(parts[at]))
+}
+
 /// Of a tensor that stands in the index more than once the last entry, as Python reads it.
 fn last_of_each(mut entries: Vec<Entry>) -> Vec<Entry> {
     let hasher = DefaultHashBuilder::default();
-    let mut hashes: Vec<u64> = entries.par_iter().map(|(tensor, _)| hasher.hash_one(&tensor[..])).collect();
-    hashes.par_sort_unstable();
+    let hash = |part: &[Entry]| part.iter().map(|(tensor, _)| hasher.hash_one(&tensor[..])).collect::<Vec<u64>>();
+    let mut hashes = parts(&entries, hash).concat();
+    threads::sort_by(&mut hashes, u64::cmp);
     // A table of all names is made only where two seem to be the same.
     if hashes.windows(2).any(|pair| pair[0] == pair[1]) {
         entries.reverse();
@@ -237,7 +246,8 @@ fn audit(
         found.is_none()
     };
     // What the shard that the index names does not have, and that shard.
-    let mut absent: HashMap<Cow<str>, u32> = entries.into_par_iter().filter(is_absent).collect();
+    let absent = parts(&entries, |part| part.iter().filter(|entry| is_absent(entry)).cloned().collect::<Vec<_>>());
+    let mut absent: HashMap<Cow<str>, u32> = absent.into_iter().flatten().collect();
     let stated: Vec<Vec<bool>> =
         stated.into_iter().map(|shard| shard.into_iter().map(AtomicBool::into_inner).collect()).collect();
     let mut dropped: Vec<HashSet<String>> = vec![HashSet::new(); shards.len()];

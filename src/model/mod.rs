@@ -6,8 +6,9 @@ mod diff;
 mod index;
 mod set;
 
-use crate::format::{self, Header, Mode, NameTable, SkipList, Skipped, TensorInfo, quote, safetensors};
+use crate::format::{self, Header, Mode, NameTable, SkipList, Skipped, TensorInfo, safetensors};
 use crate::source::{self, MappedFile, Run, Source, Stat};
+use crate::text::quote;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};

@@ -1,12 +1,13 @@
 //! The files of one set: knows which names are let in, and opens the files side by side while their list is still read.
 
 use super::{Error as ModelError, Mismatch, SAFETENSORS, Shard, read_header};
-use crate::format::{Mode, quote};
-use crate::name::shorten;
+use crate::format::Mode;
 use crate::source::{FileId, MappedFile, Source};
+use crate::text::quote;
+use crate::text::shorten;
+use crate::threads;
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 
 /// Longest list of files, in bytes: five times that of a model of half a million tensors.
 const LIST_MAX: u64 = 300 << 20;
@@ -58,12 +59,9 @@ pub(super) struct Set {
     pub broken: Vec<Mismatch>,
 }
 
-/// Numbers the names of shards as they come up, and has each file opened as soon as it is known.
-pub(super) struct Names<'a, 'scope> {
-    dir: &'a Path,
-    mode: Mode,
-    scope: &'a rayon::Scope<'scope>,
-    opened: &'scope Mutex<Vec<Option<Opened>>>,
+/// Numbers the names of shards in the order of their first use, and starts to open each file at once.
+pub(super) struct Names<'a> {
+    open: &'a mut dyn FnMut(String),
     numbers: HashMap<String, u32>,
     list: Vec<String>,
 }
@@ -74,7 +72,7 @@ pub(super) type File = (Shard, Box<dyn Source>);
 /// A shard and its identity, by which it is known under another name too; or why there is none.
 type Opened = Result<(File, Option<FileId>), String>;
 
-impl Names<'_, '_> {
+impl Names<'_> {
     /// The number of a shard; refused where the name leads elsewhere, before anything is opened by it.
     pub fn number(&mut self, name: &str) -> Result<u32, Error> {
         // Neighbours in a list are mostly of one shard.
@@ -91,38 +89,30 @@ impl Names<'_, '_> {
         }
         self.numbers.insert(name.to_owned(), number as u32);
         self.list.push(name.to_owned());
-        let (path, name, mode, opened) = (self.dir.join(name), name.to_owned(), self.mode, self.opened);
-        self.scope.spawn(move |_| {
-            let shard = open_shard(&path, name, mode).map_err(|error| error.to_string());
-            let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
-            if opened.len() <= number {
-                opened.resize_with(number + 1, || None);
-            }
-            opened[number] = Some(shard);
-        });
+        (self.open)(name.to_owned());
         Ok(number as u32)
     }
 }
 
 /// Opens all shards whose names come up while `read` goes through the list at `path`.
-pub(super) fn open<R: Send>(
+pub(super) fn open<R>(
     path: &Path,
     mode: Mode,
-    read: impl FnOnce(&mut Names) -> Result<R, Error> + Send,
+    read: impl FnOnce(&mut Names) -> Result<R, Error>,
 ) -> Result<(R, Set), ModelError> {
     let error = |error| ModelError::Set { path: path.to_owned(), error };
     let dir = path.parent().unwrap_or(Path::new(""));
-    let opened = Mutex::new(Vec::new());
-    let (read, names) = rayon::scope(|scope| {
+    let read = |open: &mut dyn FnMut(String)| {
         let (numbers, list) = Default::default();
-        let mut names = Names { dir, mode, scope, opened: &opened, numbers, list };
+        let mut names = Names { open, numbers, list };
         (read(&mut names), names.list)
-    });
+    };
+    let open = |name: String| -> Opened { open_shard(&dir.join(&name), name, mode).map_err(|error| error.to_string()) };
+    let ((read, names), opened) = threads::stream(read, open);
     let read = read.map_err(error)?;
-    let opened = opened.into_inner().unwrap_or_else(PoisonError::into_inner);
     let (mut files, mut broken): (Vec<(usize, File)>, Vec<Mismatch>) = Default::default();
     let mut ids: HashMap<Option<FileId>, usize> = HashMap::new();
-    for (at, shard) in opened.into_iter().flatten().enumerate() {
+    for (at, shard) in opened.into_iter().enumerate() {
         match shard {
             Ok((file, id)) => {
                 if let Some(other) = ids.insert(id, at) {

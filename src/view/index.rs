@@ -1,10 +1,11 @@
 //! `index.json`: knows how tensors are listed as JSON, one a line.
 
-use super::lines::{Lines, Out, write_list, write_string};
+use super::lines::{Lines, Out, write_list};
 use crate::content::{Content, Run, Segment};
 use crate::format::Skipped;
 use crate::model::{Model, Place};
 use crate::name;
+use crate::text::write_json_string;
 use std::borrow::Cow;
 use std::io;
 use std::ops::Range;
@@ -59,7 +60,7 @@ fn count(model: &Model) -> usize {
 
 fn write_head(model: &Model, out: Out) -> io::Result<()> {
     out.write_all(b"{\"source\": ")?;
-    write_string(&model.path().to_string_lossy(), out)?;
+    write_json_string(&model.path().to_string_lossy(), out)?;
     out.write_all(b", \"format\": \"safetensors\", \"tensors\": [\n")
 }
 
@@ -67,9 +68,9 @@ fn write_tail(model: &Model, out: Out) -> io::Result<()> {
     out.write_all(b"], \"skipped\": [")?;
     for (at, Skipped { name, reason }) in model.skipped().enumerate() {
         out.write_all(if at == 0 { b"\n{\"name\": " } else { b",\n{\"name\": " })?;
-        write_string(name, out)?;
+        write_json_string(name, out)?;
         out.write_all(b", \"reason\": ")?;
-        write_string(reason, out)?;
+        write_json_string(reason, out)?;
         out.write_all(b"}")?;
     }
     out.write_all(b"]}\n")
@@ -91,9 +92,9 @@ pub fn write_tensor(model: &Model, tensor: usize, out: Out) -> io::Result<()> {
 fn write_line(model: &Model, dirs: Option<Dirs>, tensor: usize, out: Out) -> io::Result<()> {
     let (info, place) = model.tensor(tensor);
     out.write_all(b"{\"name\": ")?;
-    write_string(info.name, out)?;
+    write_json_string(info.name, out)?;
     out.write_all(b", \"dtype\": ")?;
-    write_string(info.dtype.name(), out)?;
+    write_json_string(info.dtype.name(), out)?;
     out.write_all(b", \"shape\": [")?;
     write_list(info.shape, ", ", out)?;
     write!(out, "], \"nbytes\": {}", info.nbytes())?;
@@ -139,6 +140,6 @@ fn write_file(model: &Model, dirs: Dirs, tensor: usize, out: Out) -> io::Result<
 
 fn write_place(shard: &str, offset: u64, out: Out) -> io::Result<()> {
     out.write_all(b"\"shard\": ")?;
-    write_string(shard, out)?;
+    write_json_string(shard, out)?;
     write!(out, ", \"offset\": {offset}")
 }

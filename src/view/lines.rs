@@ -4,11 +4,7 @@
 //! long, and pieces are written when they are read.
 
 use crate::content::{Generated, Segment};
-use crate::name::is_obeyed;
-use rayon::prelude::*;
-use serde::Serialize;
-use serde_json::Serializer;
-use serde_json::ser::Formatter;
+use crate::threads;
 use std::io::{self, ErrorKind, Write};
 use std::ops::Range;
 
@@ -59,9 +55,7 @@ impl Lines {
             }
             (places, whole)
         };
-        let firsts: Vec<usize> = (0..count).step_by(STRIDE).collect();
-        let mut strides = Vec::new();
-        firsts.into_par_iter().map(measure).collect_into_vec(&mut strides);
+        let strides = threads::map(count.div_ceil(STRIDE), |stride| measure(stride * STRIDE));
         let (mut places, mut len) = (Vec::new(), 0);
         for (stride, length) in strides {
             places.extend(stride.into_iter().map(|place| Place { offset: len + place.offset, ..place }));
@@ -111,28 +105,6 @@ pub fn write_list(numbers: &[u64], separator: &str, out: Out) -> io::Result<()> 
         write!(out, "{}{number}", if at == 0 { "" } else { separator })?;
     }
     Ok(())
-}
-
-/// Writes a string as JSON that does no harm to a terminal: what that would obey is written as its number.
-pub fn write_string(string: &str, out: Out) -> io::Result<()> {
-    Ok(string.serialize(&mut Serializer::with_formatter(out, Harmless))?)
-}
-
-struct Harmless;
-
-impl Formatter for Harmless {
-    fn write_string_fragment<W: ?Sized + Write>(&mut self, out: &mut W, fragment: &str) -> io::Result<()> {
-        if fragment.is_ascii() && !fragment.contains('\x7f') {
-            return out.write_all(fragment.as_bytes());
-        }
-        for part in fragment.split_inclusive(is_obeyed) {
-            let text = part.strip_suffix(is_obeyed).unwrap_or(part);
-            out.write_all(text.as_bytes())?;
-            // All of them take one unit of UTF-16.
-            part[text.len()..].chars().try_for_each(|char| write!(out, "\\u{:04x}", u32::from(char)))?;
-        }
-        Ok(())
-    }
 }
 
 /// Takes a part of a text, and stops who writes it when it has that.
@@ -191,25 +163,6 @@ mod tests {
     use super::*;
     use crate::content::Content;
     use proptest::prelude::*;
-
-    #[test]
-    fn strings_are_json_without_what_a_terminal_would_obey() {
-        let written = |string: &str| {
-            let mut json = Vec::new();
-            write_string(string, &mut json).unwrap();
-            String::from_utf8(json).unwrap()
-        };
-        for string in ["", "a/b", "重み é\u{200d}", "\"\\"] {
-            assert_eq!(written(string), serde_json::to_string(string).unwrap());
-        }
-        assert_eq!(
-            written("\u{1b}[31m\0\n\u{7f}é\u{9b}\u{202e}\u{2028}x"),
-            r#""\u001b[31m\u0000\n\u007fé\u009b\u202e\u2028x""#
-        );
-        let obeyed: String = ('\0'..=char::MAX).filter(|char| is_obeyed(*char)).collect();
-        assert!(obeyed.len() > 64 && !written(&obeyed).contains(is_obeyed));
-        assert_eq!(serde_json::from_str::<String>(&written(&obeyed)).unwrap(), obeyed);
-    }
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]

@@ -1,8 +1,9 @@
 //! `metadata.json` and the decoded values in `metadata/`: knows `__metadata__` as JSON and what a `data:` URL holds.
 
-use super::lines::{Out, write_string};
-use crate::format::quote;
+use super::lines::Out;
 use crate::name;
+use crate::text::quote;
+use crate::text::write_json_string;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Serialize, Serializer};
@@ -53,9 +54,9 @@ pub fn json(metadata: &[(String, String)]) -> Vec<u8> {
 fn write(metadata: &[(String, String)], out: Out) -> io::Result<()> {
     for (at, (key, value)) in metadata.iter().enumerate() {
         out.write_all(if at == 0 { b"{\n  " } else { b",\n  " })?;
-        write_string(key, out)?;
+        write_json_string(key, out)?;
         out.write_all(b": ")?;
-        write_string(value, out)?;
+        write_json_string(value, out)?;
     }
     out.write_all(if metadata.is_empty() { b"{}\n" } else { b"\n}\n" })
 }

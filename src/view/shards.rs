@@ -4,7 +4,7 @@
 
 use crate::format::TensorInfo;
 use crate::model::Model;
-use crate::name::escape_json;
+use crate::text::escape_json;
 use serde_json::json;
 use std::collections::BTreeMap;
 

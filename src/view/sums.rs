@@ -6,7 +6,8 @@ use super::{View, values};
 use crate::content::{Content, Data, Error, Generated, Interrupted, Segment};
 use crate::model::Model;
 use crate::name;
-use crate::workers::side_by_side;
+use crate::text::Hex;
+use crate::threads;
 use sha2::{Digest, Sha256};
 use std::io;
 use std::ops::Range;
@@ -43,7 +44,7 @@ impl Sums {
                 let compute = || sha256(&data(*tensor), interrupted);
                 results.get((number, View::Sums, *tensor as u32), interrupted, compute)
             };
-            let hashes = side_by_side(touched.len(), |at| hash(&touched[at]));
+            let hashes = threads::map(touched.len(), |at| hash(&touched[at]));
             let mut text = Vec::new();
             for (tensor, hash) in touched.iter().zip(hashes) {
                 // A vector cannot refuse text.
@@ -78,9 +79,7 @@ fn write_line(model: &Model, tensor: usize, hash: &[u8], out: Out) -> io::Result
     if name.contains('\\') {
         out.write_all(b"\\")?;
     }
-    for byte in hash {
-        write!(out, "{byte:02x}")?;
-    }
+    write!(out, "{}", Hex(hash))?;
     // By the name `-` it would read its standard input.
     let name = if name == "-" { "./-".into() } else { name };
     writeln!(out, "  {}", name.replace('\\', "\\\\"))

@@ -4,8 +4,8 @@ use crate::content::{Data, Decoder, Error, Interrupted};
 use crate::format::{Dtype, TensorInfo};
 use crate::plot::{self, Heat};
 use crate::stats::{Accumulator, Stats};
+use crate::threads::{self, cores};
 use crate::widen;
-use crate::workers::{cores, side_by_side};
 use std::ops::Range;
 
 /// Bytes that are read at once: groups of every dtype go into it, and so often a computation looks whether it is still
@@ -45,7 +45,7 @@ fn stats(tensor: &TensorInfo, data: &Data, interrupted: Interrupted) -> Result<S
     let none = || Error::Picture(format!("{} has no values to count", tensor.dtype));
     // Whole groups in each part but the last.
     let share = data.len().div_ceil(cores() as u64).max(PART_MIN).next_multiple_of(AT_ONCE as u64);
-    let counted = side_by_side(data.len().div_ceil(share).max(1) as usize, |at| {
+    let counted = threads::map(data.len().div_ceil(share).max(1) as usize, |at| {
         let mut counted = Accumulator::new(tensor.dtype).ok_or_else(none)?;
         let part = at as u64 * share..((at as u64 + 1) * share).min(data.len());
         each(data, part, interrupted, |bytes| counted.add(bytes)).map(|()| counted)

@@ -132,13 +132,10 @@ fn names(dir: &Path) -> Vec<OsString> {
 
 /// The extended attributes of a user.
 fn attributes(path: &Path) -> BTreeMap<String, Vec<u8>> {
-    let mut list = [0; 4096];
-    let len = rustix::fs::listxattr(path, &mut list[..]).unwrap();
-    let names = list[..len].split(|byte| *byte == 0).map(|name| str::from_utf8(name).unwrap());
-    let value = |name: &str| {
-        let mut value = [0; 4096];
-        let len = rustix::fs::getxattr(path, name, &mut value[..]).unwrap();
-        (name.to_owned(), value[..len].to_vec())
+    let names = xattr::list(path).unwrap().map(|name| name.into_string().unwrap());
+    let value = |name: String| {
+        let value = xattr::get(path, &name).unwrap().unwrap();
+        (name, value)
     };
     names.filter(|name| name.starts_with("user.")).map(value).collect()
 }

@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use std::path::Path;
 
 /// Threads that serve requests, and those that compute what takes long; by the beginning of their names.
-const THREADS: [&str; 2] = ["fuser-", "long work"];
+const THREADS: [&str; 2] = ["fuser-", "worker"];
 
 /// A command that runs with a clock which fails on demand. Rust's standard library panics when the kernel has no time for it:
 /// so the program is the one that is installed, with nothing in it for the test.

@@ -194,7 +194,7 @@ fn a_killed_daemon_has_nobody_wait_and_leaves_no_process() {
     wait_until("the daemon computes", || {
         let tasks = std::fs::read_dir(format!("/proc/{daemon}/task")).unwrap();
         let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
-        names.into_iter().any(|name| name == "long work\n")
+        names.into_iter().any(|name| name == "worker\n")
     });
     kill(daemon, Signal::SIGKILL).unwrap();
     let mut said = String::new();

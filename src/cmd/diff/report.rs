@@ -1,6 +1,6 @@
 //! What differs between two models, in words: knows text, Markdown and JSON.
 
-use crate::cmd::output::{Output, grouped, plural, size};
+use crate::terminal::output::{Output, grouped, plural, size};
 use anstyle::{AnsiColor, Style};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -8,9 +8,10 @@ use std::fmt::Write;
 use std::path::Path;
 use unicode_width::UnicodeWidthStr;
 use weightfs::compare::Difference;
-use weightfs::format::{TensorInfo, brackets, quote};
+use weightfs::format::TensorInfo;
 use weightfs::model::{Diff, Model};
-use weightfs::name::printable;
+use weightfs::text::printable;
+use weightfs::text::{brackets, quote};
 
 /// All that there is to say of two models.
 #[derive(Serialize)]

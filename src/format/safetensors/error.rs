@@ -1,7 +1,7 @@
 //! What can be wrong with a safetensors header: knows the words, each with the expected and the found numbers.
 
 use super::MAX_HEADER;
-use crate::format::quote;
+use crate::text::quote;
 
 /// Why a file has no header.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -4,7 +4,8 @@
 //! Source: `safetensors/README.md`, "Format": the header "MUST begin with a `{`", "MAY be trailing padded with whitespace
 //! (0x20)", and "duplicate keys are disallowed".
 
-use crate::format::{Text, quote};
+use crate::format::Text;
+use crate::text::quote;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::collections::HashSet;
 use std::fmt;

@@ -2,7 +2,7 @@
 //! the parser's arenas without a copy in between.
 
 use super::{Error, Fault, Parser};
-use crate::format::quote;
+use crate::text::quote;
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use std::fmt;
 

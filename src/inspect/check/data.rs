@@ -2,11 +2,11 @@
 //! memory yet is read from the disk once.
 
 use super::{File, Report, Rule};
-use crate::format::{Dtype, TensorInfo, brackets, quote};
-use crate::inspect::identity::hex;
+use crate::format::{Dtype, TensorInfo};
 use crate::source::{self, Source};
 use crate::stats::Specials;
-use crate::workers::side_by_side;
+use crate::text::{Hex, brackets, quote};
+use crate::threads;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -76,7 +76,7 @@ pub(super) fn read(
             None => hash(file, hashed..end, &hasher, advance).map(|()| Done::Hashed),
             Some(at) => search(file, &window[at], advance).map(Done::Seen),
         };
-        for done in side_by_side(1 + window.len(), work) {
+        for done in threads::map(1 + window.len(), work) {
             if let Done::Seen(seen) = done? {
                 for (tensor, specials, before) in seen {
                     found.entry(tensor).or_default().merge(&specials, before);
@@ -89,7 +89,7 @@ pub(super) fn read(
     for (tensor, specials) in found {
         tell(file, &file.header.tensor(tensor), &specials, report);
     }
-    let digest = hex(&hasher.into_inner().unwrap_or_else(PoisonError::into_inner).finalize());
+    let digest = Hex(&hasher.into_inner().unwrap_or_else(PoisonError::into_inner).finalize()).to_string();
     for (key, stated) in &file.stated {
         if *stated == digest {
             report.verified.push((file.name.clone(), key.clone()));

@@ -1,9 +1,10 @@
 //! The list of a set of files: knows what an index or a manifest promises of them beyond what a mount asks for.
 
 use super::{Report, Rule};
-use crate::format::{Mode, Skipped, quote};
+use crate::format::{Mode, Skipped};
 use crate::inspect::totals::{Breakdown, Totals};
 use crate::model::{Error, Kind, Model, Shard, Stated};
+use crate::text::quote;
 use std::path::{Path, PathBuf};
 
 /// Checks the list at `path` against its files; returns where these are.

@@ -8,7 +8,8 @@ use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use weightfs::fuse::{self, LOG_TARGET};
-use weightfs::name::message;
+use weightfs::source::strerror;
+use weightfs::text::message;
 
 /// Messages go to the terminal until the program is in the background, and to the file, if there is one, all the time;
 /// to syslog instead where there is none.
@@ -106,6 +107,21 @@ pub fn report_panics() {
             let _ = writeln!(io::stderr(), "weightfs: {}", message(&report));
         }
     }));
+}
+
+/// Says what went wrong.
+pub fn complain(error: &anyhow::Error) {
+    // Where standard error is closed there is nobody to tell, and the exit code says it too.
+    let _ = writeln!(io::stderr(), "weightfs: {}", message(&reason(error)));
+}
+
+/// An error and what caused it, in one line and in the words that other tools use.
+pub fn reason(error: &anyhow::Error) -> String {
+    let text = |cause: &(dyn std::error::Error + 'static)| match cause.downcast_ref::<io::Error>() {
+        Some(error) => strerror(error),
+        None => cause.to_string(),
+    };
+    error.chain().map(text).collect::<Vec<_>>().join(": ")
 }
 
 fn text(record: &Record) -> String {

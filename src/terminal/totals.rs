@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use std::io::{self, Write};
 use unicode_width::UnicodeWidthStr;
 use weightfs::inspect::{Breakdown, Totals};
-use weightfs::name::printable;
+use weightfs::text::printable;
 
 /// No name of a dtype or module takes more columns of a line that has others beside it.
 const NAME_MAX: usize = 60;

@@ -1,13 +1,8 @@
 //! How far a long command is: knows a bar on the terminal, and whether somebody wants it to end.
 
-use super::mount::ending_signals;
-use anyhow::Context;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use nix::sys::signal::{SigSet, Signal};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use weightfs::write;
 
 /// A command that is done by then shows no bar.
 const SILENT: Duration = Duration::from_millis(500);
@@ -47,39 +42,5 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
-    }
-}
-
-/// Whether Ctrl-C or the like has come: then what was begun is taken back.
-pub struct Interrupted(Arc<AtomicBool>);
-
-impl Interrupted {
-    /// Watches from now on; to be called before there are other threads. The second signal ends the program at once.
-    pub fn watch() -> anyhow::Result<Self> {
-        let signals = ending_signals();
-        signals.thread_block()?;
-        // A file may be larger than the user's limit: the write then says so, where the signal would end the program.
-        SigSet::from(Signal::SIGXFSZ).thread_block()?;
-        let flag = Arc::new(AtomicBool::new(false));
-        let seen = flag.clone();
-        let wait = move || {
-            while let Ok(signal) = signals.wait() {
-                if seen.swap(true, Ordering::Relaxed) {
-                    std::process::exit(128 + signal as i32);
-                }
-            }
-        };
-        std::thread::Builder::new().name("signals".into()).spawn(wait).context("cannot start a thread")?;
-        Ok(Self(flag))
-    }
-
-    /// Whether one has come.
-    pub fn is_set(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    /// Fails if one has come.
-    pub fn check(&self) -> Result<(), write::Error> {
-        if self.is_set() { Err(write::Error::Interrupted) } else { Ok(()) }
     }
 }

@@ -2,19 +2,19 @@
 
 mod report;
 
-use super::output::{Output, pretty, to_stdout};
-use super::progress::Progress;
-use super::{complain, open};
 use crate::cli::DiffArgs;
+use crate::models;
+use crate::process::logging::complain;
+use crate::terminal::output::{Output, pretty, to_stdout};
+use crate::terminal::progress::Progress;
 use anyhow::bail;
-use rayon::prelude::*;
 use report::Report;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use weightfs::compare::{Difference, Files, difference};
+use weightfs::compare::{Difference, Files, Pair, differences};
 use weightfs::format::Mode;
 use weightfs::model::{Catalog, Diff, Model, Opened};
 
@@ -45,13 +45,13 @@ pub fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
 /// Whether nothing differs, and what there is to say.
 fn compare(args: &DiffArgs, out: &Output) -> anyhow::Result<(bool, String)> {
     let mode = if args.lenient { Mode::Lenient } else { Mode::Strict };
-    match (open::any(&args.a, mode)?, open::any(&args.b, mode)?) {
+    match (models::any(&args.a, mode)?, models::any(&args.b, mode)?) {
         (Opened::Model(a), Opened::Model(b)) => {
             compare_models((&args.a, &a), (&args.b, &b), args, |report| told(report, args, out))
         }
         (Opened::Catalog(a), Opened::Catalog(b)) => compare_catalogs(&a, &b, args, out),
-        (Opened::Catalog(catalog), _) => bail!("{}", open::several(&args.a, &catalog)),
-        (_, Opened::Catalog(catalog)) => bail!("{}", open::several(&args.b, &catalog)),
+        (Opened::Catalog(catalog), _) => bail!("{}", models::several(&args.a, &catalog)),
+        (_, Opened::Catalog(catalog)) => bail!("{}", models::several(&args.b, &catalog)),
     }
 }
 
@@ -88,7 +88,7 @@ fn compare_catalogs(a: &Catalog, b: &Catalog, args: &DiffArgs, out: &Output) -> 
     for (place, number_a) in &places_a {
         let Some(number_b) = places_b.get(place) else { continue };
         let (path_a, path_b) = (args.a.join(place), args.b.join(place));
-        let (of_a, of_b) = (open::in_catalog(a, *number_a, &path_a)?, open::in_catalog(b, *number_b, &path_b)?);
+        let (of_a, of_b) = (models::in_catalog(a, *number_a, &path_a)?, models::in_catalog(b, *number_b, &path_b)?);
         let tell = |report: &Report| match args.json {
             true => Ok((String::new(), serde_json::to_value(report)?)),
             false => Ok((told(report, args, out)?, Value::Null)),
@@ -111,14 +111,15 @@ fn compare_data(a: &Model, b: &Model, diff: &Diff) -> anyhow::Result<Vec<Differe
     let (files_a, files_b) = (Files::new(a.sources()), Files::new(b.sources()));
     let nbytes = |pair: &(u32, u32)| a.tensor(pair.0 as usize).0.nbytes();
     let progress = Progress::new("comparing", diff.alike.iter().map(nbytes).sum());
-    let compare = |pair: &(u32, u32)| {
-        let (tensor, _) = a.tensor(pair.0 as usize);
-        let (of_a, of_b) = (a.runs(pair.0 as usize), b.runs(pair.1 as usize));
-        difference(tensor.dtype, tensor.nbytes(), (&files_a, &of_a), (&files_b, &of_b), &|bytes| progress.add(bytes))
-    };
-    let found = diff.alike.par_iter().map(compare).collect::<Result<Vec<Difference>, _>>()?;
+    let runs: Vec<_> = diff.alike.iter().map(|(of_a, of_b)| (a.runs(*of_a as usize), b.runs(*of_b as usize))).collect();
+    let pairs = diff.alike.iter().zip(&runs).map(|((of_a, _), (runs_a, runs_b))| {
+        let (tensor, _) = a.tensor(*of_a as usize);
+        Pair::new(tensor.dtype, tensor.nbytes(), (&files_a, runs_a), (&files_b, runs_b))
+    });
+    let pairs: Vec<Pair> = pairs.collect();
+    let found = differences(&pairs, &|bytes| progress.add(bytes))?;
     // What lies in one place was not read, so that nobody has noticed a change there.
-    open::still_the_same(a)?;
-    open::still_the_same(b)?;
+    models::still_the_same(a)?;
+    models::still_the_same(b)?;
     Ok(found)
 }

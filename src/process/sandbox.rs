@@ -3,11 +3,12 @@
 //! The same is refused in more than one way, so that an older kernel still refuses most of it. What a kernel lacks is
 //! told, not an error: a mount without a sandbox is better than none.
 
+use caps::{CapSet, Capability, CapsHashSet};
 use landlock::{
     ABI, Access, AccessFs, AccessNet, LandlockStatus, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreated,
     RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
-use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs};
+use nix::sys::prctl::set_no_new_privs;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -78,7 +79,7 @@ fn alone() -> Step {
 }
 
 fn no_new_privileges() -> Step {
-    let set = set_no_new_privs(true);
+    let set = set_no_new_privs();
     set.map(|()| Some("no new privileges".into())).map_err(|error| format!("privileges may be gained: {error}"))
 }
 
@@ -117,14 +118,17 @@ fn files(rules: Result<RulesetCreated, RulesetError>) -> Step {
 /// Root keeps what it takes to read files of other users, as those may be opened once more.
 fn few_capabilities() -> Step {
     let drop_most = || {
-        let held = capabilities(None)?.permitted;
+        let held = caps::read(None, CapSet::Permitted)?;
         // In many containers root has the second without the first.
-        let ways = [(CapabilitySet::DAC_READ_SEARCH, "DAC_READ_SEARCH"), (CapabilitySet::DAC_OVERRIDE, "DAC_OVERRIDE")];
-        let kept = ways.into_iter().find(|(way, _)| held.contains(*way));
-        let set = kept.map_or(CapabilitySet::empty(), |(way, _)| way);
-        let sets = CapabilitySets { effective: set, permitted: set, inheritable: CapabilitySet::empty() };
-        set_capabilities(None, sets)?;
-        Ok::<_, rustix::io::Errno>(kept.map(|kept| kept.1))
+        let ways =
+            [(Capability::CAP_DAC_READ_SEARCH, "DAC_READ_SEARCH"), (Capability::CAP_DAC_OVERRIDE, "DAC_OVERRIDE")];
+        let kept = ways.into_iter().find(|(way, _)| held.contains(way));
+        let set: CapsHashSet = kept.iter().map(|(way, _)| *way).collect();
+        // The effective set must never be larger than the permitted one.
+        caps::clear(None, CapSet::Inheritable)?;
+        caps::set(None, CapSet::Effective, &set)?;
+        caps::set(None, CapSet::Permitted, &set)?;
+        Ok::<_, caps::errors::CapsError>(kept.map(|kept| kept.1))
     };
     match drop_most() {
         Ok(None) => Ok(Some("no capabilities".into())),

@@ -10,7 +10,8 @@ use std::io::{self, BufWriter, ErrorKind, IsTerminal, StdoutLock, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
-use weightfs::name::{escape_json, is_obeyed, message, printable};
+use weightfs::text::{escape_json, is_terminal_control, message, printable};
+use weightfs::write;
 
 /// Columns where there is no terminal to ask, or it does not know.
 const WIDTH: usize = 100;
@@ -101,6 +102,16 @@ pub fn to_stdout(work: impl FnOnce(&mut Output) -> anyhow::Result<ExitCode>) -> 
     }
 }
 
+/// The exit code of a command that writes data. That its reader has seen enough it need not be told.
+pub fn written(done: anyhow::Result<()>) -> anyhow::Result<ExitCode> {
+    let is_unheard =
+        |error: &write::Error| matches!(error, write::Error::Io { error, .. } if error.kind() == ErrorKind::BrokenPipe);
+    match done {
+        Err(error) if error.downcast_ref().is_some_and(is_unheard) => Ok(ExitCode::FAILURE),
+        done => done.map(|()| ExitCode::SUCCESS),
+    }
+}
+
 /// A size in bytes as a person reads it, in decimal units: `1.30 GB`.
 pub fn size(bytes: u64) -> String {
     scaled(bytes, [" B", " kB", " MB", " GB", " TB", " PB", " EB"])
@@ -145,12 +156,12 @@ pub fn plural(number: u64, what: &str) -> String {
 
 /// A value as JSON that does no harm to a terminal: what that would obey is written as its number.
 pub fn compact(value: &impl Serialize) -> serde_json::Result<String> {
-    Ok(escape_json(&serde_json::to_string(value)?, is_obeyed))
+    Ok(escape_json(&serde_json::to_string(value)?, is_terminal_control))
 }
 
 /// The same over many lines.
 pub fn pretty(value: &impl Serialize) -> serde_json::Result<String> {
-    Ok(escape_json(&serde_json::to_string_pretty(value)?, is_obeyed))
+    Ok(escape_json(&serde_json::to_string_pretty(value)?, is_terminal_control))
 }
 
 /// Adds a shape without spaces, so that it stays one word: `[4096,1024]`.
@@ -272,7 +283,7 @@ mod tests {
         let (compact, pretty) = (compact(&value).unwrap(), pretty(&value).unwrap());
         assert_eq!(compact.lines().count(), 1);
         for text in [compact, pretty] {
-            assert!(!text.contains(|char| char != '\n' && is_obeyed(char)), "{text:?}");
+            assert!(!text.contains(|char| char != '\n' && is_terminal_control(char)), "{text:?}");
             assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
         }
     }

@@ -6,12 +6,13 @@
 //! when the daemon does.
 
 use super::daemon;
+use super::logging::reason;
 use super::mounts::{self, Mount, Unmounting};
-use super::reason;
 use anyhow::{Context, anyhow, bail};
+use nix::sys::prctl::set_name;
 use nix::sys::signal::{SigSet, SigmaskHow};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use nix::unistd::ForkResult;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -34,7 +35,7 @@ pub fn split() -> anyhow::Result<Side> {
     let what = "cannot start the process that unmounts";
     // Each message is one; an empty one is the end.
     let (ours, theirs) =
-        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).context(what)?;
+        socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).context(what)?;
     let (asking, asked) = UnixStream::pair().context(what)?;
     // Signals are for the daemon, whoever else they are sent to.
     let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK).context(what)?;
@@ -119,7 +120,7 @@ impl Outside {
         let Self { mut orders, questions } = self;
         daemon::leave_terminal(&daemon::null()?)?;
         // So that it is told apart where processes are listed. Fails for no name.
-        let _ = rustix::thread::set_name(c"weightfs-umount");
+        let _ = set_name(c"weightfs-umount");
         // Questions have a thread of their own, as unmounting may take its time. Without it nobody sees readers leave, and
         // the rest works.
         let _ = std::thread::Builder::new().name("readers".into()).spawn(move || reader::answer(questions));

@@ -9,7 +9,8 @@ mod error;
 mod lint;
 mod reader;
 
-use super::{Dtype, Header, NameTable, Record, SkipList, Skipped, brackets, dtype, span};
+use super::{Dtype, Header, NameTable, Record, SkipList, Skipped, dtype, span};
+use crate::text::brackets;
 use reader::FIELDS;
 use serde::de;
 use std::ops::Range;

@@ -3,14 +3,11 @@
 use anyhow::{Context, bail};
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, umount2};
+use nix::sys::socket::{AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg, socketpair};
 use nix::sys::statvfs::statvfs;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg, socketpair,
-};
 use std::ffi::OsString;
 use std::io::{ErrorKind, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -80,7 +77,7 @@ fn mount_directly(request: &Request) -> anyhow::Result<Option<OwnedFd>> {
 /// The setuid program of libfuse mounts for users and sends the device over a socket whose number it finds in
 /// `_FUSE_COMMFD`. Source: libfuse 3, util/fusermount.c.
 fn mount_by_helper(request: &Request) -> anyhow::Result<OwnedFd> {
-    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+    let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC)
         .context("cannot make a socket pair")?;
     // Only this end goes on to the helper.
     nix::fcntl::fcntl(&theirs, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty()))?;
@@ -140,16 +137,23 @@ fn no_helper(error: std::io::Error) -> anyhow::Error {
 }
 
 /// The descriptor that comes over `socket`, or none if the other end was closed without sending it.
-fn receive(socket: std::os::fd::BorrowedFd) -> Option<OwnedFd> {
+fn receive(socket: BorrowedFd) -> Option<OwnedFd> {
     let mut byte = [0];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut data = [IoSliceMut::new(&mut byte)];
-    rustix::io::retry_on_intr(|| recvmsg(socket, &mut data, &mut control, RecvFlags::CMSG_CLOEXEC)).ok()?;
-    control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+    let mut space = nix::cmsg_space!(RawFd);
+    let message = loop {
+        match recvmsg::<()>(socket.as_raw_fd(), &mut data, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC) {
+            Err(Errno::EINTR) => {}
+            received => break received.ok()?,
+        }
+    };
+    let descriptor = message.cmsgs().ok()?.find_map(|message| match message {
+        ControlMessageOwned::ScmRights(descriptors) => descriptors.first().copied(),
         _ => None,
-    })
+    });
+    // SAFETY: the kernel has just made this descriptor for us, and nobody else has its number.
+    #[allow(unsafe_code)]
+    descriptor.map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
 /// Why a mount is still there.

@@ -9,10 +9,11 @@ mod set;
 
 use super::conventions::{self, KOHYA_JSON, MODELSPEC_PREFIX};
 use crate::format::safetensors::{Error as Broken, Fault, MAX_HEADER, lint};
-use crate::format::{self, Dtype, Header, Mode, Skipped, TensorInfo, quote};
+use crate::format::{self, Dtype, Header, Mode, Skipped, TensorInfo};
 use crate::model::{self, Error};
 use crate::source::{self, MappedFile, Source};
-use crate::workers::side_by_side;
+use crate::text::quote;
+use crate::threads;
 use serde::de::IgnoredAny;
 use std::cmp::Ordering;
 use std::collections::HashSet;
@@ -55,7 +56,7 @@ impl Check {
         let paths: Vec<PathBuf> =
             if model::is_set(path) { set::check(path, &mut report)? } else { vec![path.to_owned()] };
         let mut files = Vec::new();
-        for checked in side_by_side(paths.len(), |at| File::check(&paths[at])) {
+        for checked in threads::map(paths.len(), |at| File::check(&paths[at])) {
             let (file, found) = checked?;
             report.merge(found);
             files.extend(file);

@@ -2,6 +2,7 @@
 //! command line's own words, and takes the list of what is in a mount from the README.
 
 use crate::cli;
+use anyhow::Context;
 use clap::{Arg, Command};
 use clap_complete::Shell;
 use clap_mangen::Man;
@@ -9,9 +10,10 @@ use clap_mangen::roff::{Roff, bold, roman};
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::process::ExitCode;
 
-const PAGE: &str = include_str!("../docs/weightfs.1");
-const README: &str = include_str!("../README.md");
+const PAGE: &str = include_str!("../../docs/weightfs.1");
+const README: &str = include_str!("../../README.md");
 
 /// How the roff crate begins each text.
 const APOSTROPHE: &str = ".ie \\n(.g .ds Aq \\(aq\n.el .ds Aq '\n";
@@ -29,8 +31,13 @@ const FOR_ZSH: [(&str, &str); 2] = [
     ("\n        esac\n    ;;\nesac\n}\n", "\n(*) _files && ret=0 ;;\n        esac\n    ;;\nesac\n}\n"),
 ];
 
+/// Writes the manual page and the completions below `dir`.
+pub fn run(dir: &Path) -> anyhow::Result<ExitCode> {
+    write_all(dir).with_context(|| dir.display().to_string()).map(|()| ExitCode::SUCCESS)
+}
+
 /// Writes them below `place`, where they belong below the prefix of an installation.
-pub fn write_all(place: &Path) -> io::Result<()> {
+fn write_all(place: &Path) -> io::Result<()> {
     let command = cli::words();
     write(&place.join("share/man/man1/weightfs.1"), page(&command)?.as_bytes())?;
     write(&place.join("share/man/man8/mount.weightfs.8"), b".so man1/weightfs.1\n")?;

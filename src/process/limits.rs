@@ -1,0 +1,17 @@
+//! Limits of the process: how many files it may hold open.
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use weightfs::source::limit_open_files;
+
+/// Each file of a model takes a descriptor while it is held open, and the usual limit of 1,024 is there for programs that
+/// use select(2).
+pub fn raise_open_files() {
+    /// For /dev/fuse in each thread, the log, and files that are read while others are closed.
+    const RESERVE: u64 = 48;
+    /// Each file takes a map too, of which the kernel gives 65,530 (`vm.max_map_count`).
+    const MOST: u64 = 16_384;
+    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        let limit = setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map_or(soft, |()| hard);
+        limit_open_files(limit.saturating_sub(RESERVE).clamp(4, MOST) as usize);
+    }
+}

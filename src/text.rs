@@ -1,0 +1,198 @@
+//! How text from outside is shown: quoted, on one line, and without anything that a terminal would act on.
+//!
+//! Tensor names, metadata and file names are untrusted, and reach terminals, logs and JSON.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::io::{self, Write};
+
+/// Whether a terminal would obey `char` rather than show it: control characters, ends of lines and paragraphs, and what turns
+/// the direction of text.
+pub fn is_terminal_control(char: char) -> bool {
+    char.is_control()
+        || matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Whether `char` is not to be seen, so that names that look the same are not: what Unicode calls `Default_Ignorable_Code_Point`,
+/// and the marks of interlinear annotation.
+fn is_hidden(char: char) -> bool {
+    matches!(char, '\u{ad}' | '\u{34f}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'
+        | '\u{200b}'..='\u{200d}' | '\u{2060}'..='\u{2065}' | '\u{206a}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}'
+        | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}'
+        | '\u{e0000}'..='\u{e0fff}')
+}
+
+/// `text` as a terminal may show it: on one line, and with every character to be seen and none to be obeyed.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    let is_escaped = |char| is_terminal_control(char) || is_hidden(char);
+    // Most are plain ASCII, which is told of many bytes at once.
+    let is_plain = text.bytes().fold(true, |plain, byte| plain & matches!(byte, b' '..=b'~'));
+    if is_plain || !text.contains(is_escaped) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 8);
+    for char in text.chars() {
+        if is_escaped(char) { shown.extend(char.escape_default()) } else { shown.push(char) }
+    }
+    Cow::Owned(shown)
+}
+
+/// JSON in which characters of strings are written by their numbers, those that `is_escaped` tells.
+pub fn escape_json(json: &str, is_escaped: impl Fn(char) -> bool) -> String {
+    let mut text = String::with_capacity(json.len());
+    for char in json.chars() {
+        // Ends of lines stand between strings only.
+        if char != '\n' && is_escaped(char) {
+            text.extend(char.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")));
+        } else {
+            text.push(char);
+        }
+    }
+    text
+}
+
+/// The most bytes of a message, about: two paths of the longest kind and what there is to say of them.
+const MESSAGE_MAX: usize = 10_000;
+
+/// `text` as one line of a log: printable, and no longer than a reader can bear.
+pub fn message(text: &str) -> String {
+    shorten(&printable(text), MESSAGE_MAX).into_owned()
+}
+
+/// `text` without its middle, if it has more than `most` bytes: a message names its file first and its reason last.
+pub fn shorten(text: &str, most: usize) -> Cow<'_, str> {
+    if text.len() <= most {
+        return Cow::Borrowed(text);
+    }
+    let boundary = |mut at: usize| {
+        while !text.is_char_boundary(at) {
+            at -= 1;
+        }
+        at
+    };
+    let (head, tail) = (boundary(most / 2), boundary(text.len() - most / 2));
+    Cow::Owned(format!("{}[... {} bytes ...]{}", &text[..head], tail - head, &text[tail..]))
+}
+
+/// Most characters that are shown of a quoted name.
+const QUOTED_MAX: usize = 120;
+
+/// A name as a person may see it: in quotes, control characters escaped, and not longer than a line can bear.
+pub fn quote(name: &str) -> String {
+    let mut room = QUOTED_MAX;
+    let too_long = |(_, char): &(usize, char)| {
+        let left = room.checked_sub(char.escape_debug().count());
+        room = left.unwrap_or(0);
+        left.is_none()
+    };
+    match name.char_indices().find(too_long) {
+        Some((end, _)) => format!("{:?}... ({} bytes)", &name[..end], name.len()),
+        None => format!("{name:?}"),
+    }
+}
+
+/// A shape as NumPy writes it in a list, cut where it is longer than any real one.
+pub fn brackets(shape: &[u64]) -> String {
+    const SHOWN: usize = 16;
+    let dims: Vec<String> = shape.iter().take(SHOWN).map(u64::to_string).collect();
+    let more = if shape.len() > SHOWN { format!(", ... {} dimensions", shape.len()) } else { String::new() };
+    format!("[{}{more}]", dims.join(", "))
+}
+
+/// Writes `string` as a JSON string in which [`is_terminal_control`] characters are escaped.
+pub fn write_json_string(string: &str, out: &mut dyn Write) -> io::Result<()> {
+    // Most names need no escape at all.
+    if string.bytes().all(|byte| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\') {
+        out.write_all(b"\"")?;
+        out.write_all(string.as_bytes())?;
+        return out.write_all(b"\"");
+    }
+    out.write_all(escape_json(&serde_json::to_string(string)?, is_terminal_control).as_bytes())
+}
+
+/// Bytes as lower-case hexadecimal digits.
+pub struct Hex<'b>(pub &'b [u8]);
+
+impl fmt::Display for Hex<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escaped_json_is_the_same_json() {
+        let text: String =
+            ('\0'..=char::MAX).step_by(7).chain(['"', '\\', '\n', '\u{9b}', '\u{202e}', '\u{7f}']).collect();
+        let json = serde_json::to_string_pretty(&[&text, "x"]).unwrap();
+        let (harmless, ascii) = (escape_json(&json, is_terminal_control), escape_json(&json, |char| !char.is_ascii()));
+        assert!(
+            !harmless.contains(|char| char != '\n' && is_terminal_control(char))
+                && ascii.is_ascii()
+                && ascii.len() > harmless.len()
+        );
+        for escaped in [harmless, ascii] {
+            assert_eq!(serde_json::from_str::<[String; 2]>(&escaped).unwrap(), [&text, "x"]);
+        }
+    }
+
+    #[test]
+    fn a_message_is_one_line_of_a_bearable_length() {
+        assert_eq!(message("a: b"), "a: b");
+        assert_eq!(shorten("äöü", 6), "äöü");
+        assert_eq!(shorten("äöüäöü", 6), "ä[... 6 bytes ...]öü");
+        let long = message(&format!("begin {}\n{}end", "\u{202e}".repeat(10_000), "重".repeat(100_000)));
+        assert!(
+            long.len() < MESSAGE_MAX + 100 && long.starts_with("begin \\u{202e}") && long.ends_with("重end"),
+            "{long}"
+        );
+    }
+
+    #[test]
+    fn nothing_reaches_a_terminal_that_it_would_obey() {
+        assert_eq!(printable("model.safetensors: 重み é"), "model.safetensors: 重み é");
+        assert_eq!(printable("a\u{1b}[31m\nb\u{7f}\u{9b}\u{202e}"), r"a\u{1b}[31m\nb\u{7f}\u{9b}\u{202e}");
+        let hidden = ["\u{61c}", "\u{ad}", "\u{200b}", "\u{2066}", "\u{feff}", "\u{fff9}", "\u{e0041}"];
+        let hidden = hidden.into_iter().chain([
+            "\u{34f}",
+            "\u{1160}",
+            "\u{180b}",
+            "\u{3164}",
+            "\u{fe0f}",
+            "\u{ffa0}",
+            "\u{e0100}",
+        ]);
+        assert!(hidden.into_iter().all(|hidden| printable(hidden).is_ascii()));
+    }
+
+    #[test]
+    fn no_quoted_name_is_longer_than_a_line_can_bear() {
+        for (unit, shown) in [("x", 120), ("\n", 60), ("\u{202e}", 15), ("重", 120), ("\u{7f}", 20)] {
+            let cut = format!("{:?}... ({} bytes)", unit.repeat(shown), unit.len() * 1000);
+            assert_eq!(quote(&unit.repeat(1000)), cut);
+            assert_eq!(quote(&unit.repeat(shown)), format!("{:?}", unit.repeat(shown)));
+        }
+    }
+
+    #[test]
+    fn strings_are_json_without_what_a_terminal_would_obey() {
+        let written = |string: &str| {
+            let mut json = Vec::new();
+            write_json_string(string, &mut json).unwrap();
+            String::from_utf8(json).unwrap()
+        };
+        for string in ["", "a/b", "重み é\u{200d}", "\"\\"] {
+            assert_eq!(written(string), serde_json::to_string(string).unwrap());
+        }
+        assert_eq!(
+            written("\u{1b}[31m\0\n\u{7f}é\u{9b}\u{202e}\u{2028}x"),
+            r#""\u001b[31m\u0000\n\u007fé\u009b\u202e\u2028x""#
+        );
+        let obeyed: String = ('\0'..=char::MAX).filter(|char| is_terminal_control(*char)).collect();
+        assert!(obeyed.len() > 64 && !written(&obeyed).contains(is_terminal_control));
+        assert_eq!(serde_json::from_str::<String>(&written(&obeyed)).unwrap(), obeyed);
+    }
+}
