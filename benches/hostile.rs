@@ -1,7 +1,7 @@
 //! What hostile files cost: `cargo bench --bench hostile`, as root.
 //!
-//! Each input is read once without being mounted, in a process of its own; printed are its length, how long that took, the
-//! most memory that the process had, and that in lengths of the input. The bounds are in `tests/mount/limits.rs`.
+//! Each input is read once without being mounted, in a process of its own; printed are its length, how long that took,
+//! the most memory that the process had, and that in lengths of the input. The bounds are in `tests/mount/limits.rs`.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a benchmark may stop")]
 #![allow(missing_docs, reason = "a program of its own")]
 

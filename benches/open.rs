@@ -1,10 +1,10 @@
-//! How long a model takes to open, and what it keeps: `cargo bench --bench open`, as root.
+//! Time to open a model, and memory of the daemon: `cargo bench --bench open`, as root.
 //!
-//! In one run, turn by turn, with the source in the page cache: the official crate parses a header of a million tensors,
-//! weightfs mounts the same file until `stat` answers, does all of that but the mount, and lists the tensors. Prints medians
-//! of [`RUNS`] with minimum and maximum, and ratios.
+//! In one run, in turn, with the source in the page cache: the official crate parses a header of a million tensors;
+//! weightfs mounts the same file until `stat` answers, does the same without mounting, and lists the tensors. Prints
+//! medians of [`RUNS`] with minimum and maximum, and ratios.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a benchmark may stop")]
-#![allow(missing_docs, reason = "a program of its own")]
+#![allow(missing_docs, reason = "a program")]
 
 use std::fs::File;
 use std::io::Write;
@@ -43,7 +43,7 @@ fn main() {
         let output = Command::new("ls").arg("-f").arg(mounted.point.join("tensors")).output().unwrap();
         list.add(start);
         assert_eq!(output.stdout.iter().filter(|byte| **byte == b'\n').count(), 1_000_002);
-        // Settled: after a look at everything that is made when first needed.
+        // Everything that is made on demand is used once.
         for file in ["tree", "index.json", "metadata.json"] {
             std::fs::metadata(mounted.point.join(file)).unwrap();
         }
@@ -74,7 +74,10 @@ fn main() {
         let ratio = times.median().as_secs_f64() / against.median().as_secs_f64();
         println!("{what:42} {times}   x {ratio:.3}");
     }
-    println!("anonymous memory of the daemon, a million tensors, settled: {:.1} MB", anonymous as f64 / 1e6);
+    println!(
+        "anonymous memory of the daemon with a million tensors, everything used once: {:.1} MB",
+        anonymous as f64 / 1e6
+    );
 }
 
 /// Writes a file of `count` tensors of `size` bytes, sparse, and returns the length of its header.
@@ -125,14 +128,14 @@ impl std::fmt::Display for Times {
     }
 }
 
-/// A mount in the foreground of its own process.
+/// A mount that runs in the foreground.
 struct Mounted {
     point: std::path::PathBuf,
     child: Child,
 }
 
 impl Mounted {
-    /// Mounts, and says how long it took until the mount answered.
+    /// Mounts; returns the time until the mount answered.
     fn new(source: &Path, dir: &Path) -> (Self, Duration) {
         let point = dir.join("mnt");
         std::fs::create_dir_all(&point).unwrap();
@@ -140,7 +143,7 @@ impl Mounted {
         let start = Instant::now();
         let child = Command::new(WEIGHTFS).arg("-f").arg(source).arg(&point).stdout(Stdio::null()).spawn().unwrap();
         let mounted = Self { point, child };
-        // The mounted root has another device: the first answer from it ends the clock.
+        // The root of the mount has another device number.
         use std::os::unix::fs::MetadataExt;
         while std::fs::metadata(&mounted.point).unwrap().dev() == empty.dev() {
             std::thread::sleep(Duration::from_micros(200));

@@ -1,9 +1,9 @@
-//! How fast values become statistics, beside memcpy: `cargo bench --bench stats`.
+//! Statistics of values compared with memcpy: `cargo bench --bench stats`.
 //!
-//! One thread, in bytes of input a second. The input is in memory, 64 MiB, so that it passes through the caches as a
-//! file's does, and is added 1 MiB at once. The floats are those of a normal distribution, as weights mostly are; `random`
-//! is bytes without any order, the worst for tables of counts, and `zeros` is one value over and over.
-#![allow(missing_docs, reason = "a program of its own")]
+//! One thread, in bytes of input per second. The input is 64 MiB of memory, so that it exceeds the caches as real data
+//! does, and is added 1 MiB at a time. Floats have a normal distribution, as most weights do. `random` is random bytes,
+//! the worst case for tables of counts, and `zeros` is a single value.
+#![allow(missing_docs, reason = "a program")]
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use half::{bf16, f16};
@@ -14,7 +14,7 @@ use weightfs::stats::Accumulator;
 const INPUT: usize = 64 << 20;
 const READ: usize = 1 << 20;
 
-/// Numbers of a normal distribution of that deviation, near enough: sums of the four halves of a scrambled number.
+/// Numbers with nearly a normal distribution: each is the sum of four 16-bit parts of a scrambled number.
 fn normal(deviation: f64) -> impl Iterator<Item = f64> {
     (1u64..).map(move |at| {
         let mut bits = at.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -48,7 +48,7 @@ fn benches(criterion: &mut Criterion) {
         (Dtype::BF16, "", input(0.02, |value| bf16::from_f64(value).to_le_bytes())),
         (Dtype::F16, "", input(0.02, |value| f16::from_f64(value).to_le_bytes())),
         (Dtype::F64, "", input(0.02, f64::to_le_bytes)),
-        // Codes of a float8 of weights are about as unequal as the upper bytes of float16.
+        // The codes of float8 weights are distributed about like the upper bytes of float16.
         (Dtype::F8E4M3, "", input(0.02, |value| [(f16::from_f64(value * 16.0).to_bits() >> 7) as u8 ^ 0x40])),
         (Dtype::I8, "", input(32.0, |value| [value as i8 as u8])),
         (Dtype::I32, "", input(1e4, |value| (value as i32).to_le_bytes())),

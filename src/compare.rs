@@ -1,28 +1,34 @@
-//! Two tensors of one dtype and shape: knows how far apart their bytes and values are, and which bytes need no look.
+//! What differs between two tensors of one dtype and one shape, and which of their bytes need not be read for that.
 
-use crate::content::{Data, Error, Extents, Run};
-use crate::format::Dtype;
-use crate::source::{Block, FileId, Source};
+use crate::content::{Data, Error, Extents, Run, Sources};
+use crate::format::{Block as Elements, Dtype};
+use crate::source::{Block, FileId};
 use crate::threads;
-use crate::widen;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Bytes that are read at once: groups of every dtype go into it.
+/// Bytes that are read at a time, about.
 const AT_ONCE: u64 = 768 << 10;
 
-/// Bytes that one thread compares before it takes the next. A multiple of the above.
-const PART: u64 = 12 << 20;
+/// Steps that one thread compares before it takes other bytes.
+const STEPS: u64 = 16;
 
-/// Bytes whose values are compared at once, where they differ: decoded they stay in the core's cache.
-const DECODED_AT_ONCE: usize = 24 << 10;
+/// Bytes whose values are compared at a time if they differ, about: decoded they stay in a core's cache.
+const DECODED_AT_ONCE: u64 = 24 << 10;
+
+/// Whole blocks of a dtype that have about `bytes` bytes, in bytes.
+fn step(dtype: Dtype, bytes: u64) -> u64 {
+    let block = dtype.block().map_or(1, |block| block.bytes);
+    (bytes / block).max(1) * block
+}
 
 /// What differs between two tensors.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Difference {
     /// Number of bits.
     pub bits: u64,
-    /// Elements and their values; `None` for an unknown dtype.
+    /// Elements and their values; `None` if the dtype is unknown.
     pub values: Option<Values>,
     /// Bytes that were not read, because both files have them in the same place of a disk.
     pub shared: u64,
@@ -31,13 +37,13 @@ pub struct Difference {
 /// What differs between the values of two tensors.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Values {
-    /// Elements with other bits.
+    /// Elements with different bits.
     pub elements: u64,
-    /// How many of these are infinite or not a number on either side, and so have no distance.
+    /// How many of these are infinite or NaN on either side, and have no distance.
     pub not_finite: u64,
-    /// The largest distance of two values; of complex ones its magnitude.
+    /// The largest distance of two values; for complex values its magnitude.
     pub max_abs: f64,
-    /// The largest distance in parts of the larger magnitude of the two: from 0 to 2.
+    /// The largest distance relative to the larger magnitude of the two values: from 0 to 2.
     pub max_rel: f64,
 }
 
@@ -63,7 +69,7 @@ impl Difference {
 }
 
 impl Values {
-    /// Takes note of two elements with other bits, and of what their distance is: absolute and relative.
+    /// Counts two elements with different bits, and their absolute and relative distance.
     fn add(&mut self, distance: Option<(f64, f64)>) {
         self.elements += 1;
         match distance {
@@ -76,21 +82,33 @@ impl Values {
     }
 }
 
-/// The files of one side, and which of their bytes may be those of other files.
+/// The files of one model, and the blocks on the disk that they may share with other files.
 #[derive(Debug)]
-pub struct Files<'a> {
-    sources: &'a [Box<dyn Source>],
-    places: Vec<(Option<FileId>, Vec<Block>)>,
+pub struct Files {
+    sources: Sources,
+    blocks: Vec<(Option<FileId>, Vec<Block>)>,
 }
 
-impl<'a> Files<'a> {
-    /// Asks the file system where the files lie.
-    pub fn new(sources: &'a [Box<dyn Source>]) -> Self {
-        Self { sources, places: threads::map(sources.len(), |at| (sources[at].id(), sources[at].shared_blocks())) }
+impl Files {
+    /// Asks the file system for the blocks.
+    pub fn new(sources: &Sources) -> Self {
+        let blocks = threads::map(sources.len(), |at| (sources[at].id(), sources[at].shared_blocks()));
+        Self { sources: sources.clone(), blocks }
     }
+}
 
-    fn data<'r>(&'r self, runs: &'r [Run], len: u64) -> Data<'r> {
-        Data::Extents(Extents { sources: self.sources, runs, len })
+/// A tensor as runs in files.
+#[derive(Debug, Clone)]
+pub struct Stored<'a> {
+    /// The files.
+    pub files: &'a Files,
+    /// The runs.
+    pub runs: Arc<[Run]>,
+}
+
+impl Stored<'_> {
+    fn data(&self, len: u64) -> Data {
+        Data::Extents(Extents { sources: self.files.sources.clone(), runs: self.runs.clone(), len })
     }
 }
 
@@ -98,32 +116,32 @@ impl<'a> Files<'a> {
 #[derive(Debug)]
 pub struct Pair<'a> {
     dtype: Dtype<'a>,
-    a: Data<'a>,
-    b: Data<'a>,
-    /// The parts that have to be read: whole groups of elements, at most [`PART`] bytes each.
+    a: Data,
+    b: Data,
+    /// The parts that have to be read: whole blocks of elements.
     parts: Vec<Range<u64>>,
     /// Bytes that need not be read, because both files have them in the same place of a disk.
     shared: u64,
 }
 
 impl<'a> Pair<'a> {
-    /// Two tensors of `len` bytes, each given by its files and by the runs in which it lies there.
-    pub fn new(dtype: Dtype<'a>, len: u64, a: (&'a Files, &'a [Run]), b: (&'a Files, &'a [Run])) -> Self {
-        let group = group(dtype) as u64;
+    /// Two tensors of `len` bytes.
+    pub fn new(dtype: Dtype<'a>, len: u64, a: &Stored, b: &Stored) -> Self {
         let unlike = unlike(a, b, len);
         let shared = len - unlike.iter().map(|range| range.end - range.start).sum::<u64>();
-        // What is read in vain for whole groups is less than a block.
-        let whole = |range: &Range<u64>| range.start / group * group..range.end.next_multiple_of(group).min(len);
+        let block = step(dtype, 1);
+        let whole = |range: &Range<u64>| range.start / block * block..range.end.next_multiple_of(block).min(len);
+        let part = step(dtype, AT_ONCE) * STEPS;
         let parts = unlike.iter().map(whole).flat_map(|range| {
             let end = range.end;
-            range.step_by(PART as usize).map(move |start| start..end.min(start + PART))
+            range.step_by(part as usize).map(move |start| start..end.min(start + part))
         });
         let parts = parts.collect();
-        Self { dtype, a: a.0.data(a.1, len), b: b.0.data(b.1, len), parts, shared }
+        Self { dtype, a: a.data(len), b: b.data(len), parts, shared }
     }
 
     fn empty(&self) -> Difference {
-        Difference { values: self.dtype.bits().map(|_| Values::default()), ..Difference::default() }
+        Difference { values: self.dtype.block().map(|_| Values::default()), ..Difference::default() }
     }
 }
 
@@ -162,16 +180,17 @@ fn compare_part(
     mut found: Difference,
     progress: &impl Fn(u64),
 ) -> Result<Difference, Error> {
-    let size = AT_ONCE.min(part.end - part.start) as usize;
+    let (step, decoded) = (step(dtype, AT_ONCE), step(dtype, DECODED_AT_ONCE) as usize);
+    let size = step.min(part.end - part.start) as usize;
     let (mut of_a, mut of_b) = (vec![0; size], vec![0; size]);
     let mut at = part.start;
     while at < part.end {
-        let len = AT_ONCE.min(part.end - at);
+        let len = step.min(part.end - at);
         let (of_a, of_b) = (&mut of_a[..len as usize], &mut of_b[..len as usize]);
         a.read_exact_at(of_a, at)?;
         b.read_exact_at(of_b, at)?;
         if of_a != of_b {
-            for (a, b) in of_a.chunks(DECODED_AT_ONCE).zip(of_b.chunks(DECODED_AT_ONCE)).filter(|(a, b)| a != b) {
+            for (a, b) in of_a.chunks(decoded).zip(of_b.chunks(decoded)).filter(|(a, b)| a != b) {
                 found.bits += differing_bits(a, b);
                 if let Some(values) = &mut found.values {
                     compare_values(dtype, a, b, values);
@@ -191,15 +210,7 @@ fn differing_bits(a: &[u8], b: &[u8]) -> u64 {
     words.chain(rest).map(u64::from).sum()
 }
 
-/// Bytes of the fewest elements that are whole bytes.
-fn group(dtype: Dtype) -> usize {
-    match widen::to_f32(dtype) {
-        Some(decoder) => decoder.group_in,
-        None => dtype.bits().map_or(1, |bits| bits as usize / 8),
-    }
-}
-
-/// Compares the elements of whole groups.
+/// Compares the elements of whole blocks.
 fn compare_values(dtype: Dtype, a: &[u8], b: &[u8], values: &mut Values) {
     match dtype {
         Dtype::F32 => each_wide::<4>((a, b), (a, b), values),
@@ -219,26 +230,26 @@ fn compare_values(dtype: Dtype, a: &[u8], b: &[u8], values: &mut Values) {
     }
 }
 
-/// Elements that float32 can hold.
+/// Compares elements whose values float32 can hold.
 fn compare_widened(dtype: Dtype, a: &[u8], b: &[u8], values: &mut Values) {
-    let Some(decoder) = widen::to_f32(dtype) else { return };
-    let widen = |bytes: &[u8]| {
-        let mut wide = vec![0; bytes.len() / decoder.group_in * decoder.group_out];
-        (decoder.decode)(bytes, &mut wide);
+    let (Some(Elements { elements, bytes }), Some(to_f32)) = (dtype.block(), dtype.to_f32()) else { return };
+    let widen = |encoded: &[u8]| {
+        let mut wide = vec![0; encoded.len() / bytes as usize * elements as usize * size_of::<f32>()];
+        to_f32(encoded, &mut wide);
         wide
     };
     let (wide_a, wide_b) = (widen(a), widen(b));
-    match (decoder.group_in, decoder.group_out) {
-        (1, 4) => each_wide::<1>((a, b), (&wide_a, &wide_b), values),
-        (2, 4) => each_wide::<2>((a, b), (&wide_a, &wide_b), values),
-        // Elements that share bytes: each code has a value of its own.
+    match (elements, bytes) {
+        (1, 1) => each_wide::<1>((a, b), (&wide_a, &wide_b), values),
+        (1, 2) => each_wide::<2>((a, b), (&wide_a, &wide_b), values),
+        // Elements that share bytes are compared by their values: each code has a value of its own.
         _ => each_wide::<4>((&wide_a, &wide_b), (&wide_a, &wide_b), values),
     }
 }
 
 /// Compares elements of `N` bytes by the float32 of each.
 ///
-/// The distance of two such numbers is one that float64 has: all is done without a branch, which could not be foretold.
+/// float64 holds the distance of two float32 numbers exactly. There is no branch, because it could not be predicted.
 fn each_wide<const N: usize>(raw: (&[u8], &[u8]), wide: (&[u8], &[u8]), values: &mut Values) {
     let raw = raw.0.as_chunks::<N>().0.iter().zip(raw.1.as_chunks::<N>().0);
     let wide = wide.0.as_chunks::<4>().0.iter().zip(wide.1.as_chunks::<4>().0);
@@ -285,21 +296,22 @@ fn complex(a: [u8; 8], b: [u8; 8]) -> Option<(f64, f64)> {
     finite.then(|| relative(distance, scale, || distance / scale))
 }
 
-/// A distance and what it is in parts of `scale`, by `scaled` where it is beyond the largest number.
+/// A distance, absolute and relative to `scale`. `scaled` computes the latter if the distance is beyond the largest
+/// number.
 fn relative(distance: f64, scale: f64, scaled: impl Fn() -> f64) -> (f64, f64) {
-    // Zeros of either sign are no distance apart.
+    // Zeros of different signs have no distance.
     let rel = if distance == 0.0 { 0.0 } else { distance / scale };
     (distance, if distance.is_finite() { rel } else { scaled() })
 }
 
-/// The ranges of two tensors of `len` bytes that do not lie in the same place.
-fn unlike(a: (&Files, &[Run]), b: (&Files, &[Run]), len: u64) -> Vec<Range<u64>> {
+/// The ranges of two tensors of `len` bytes that do not lie in the same place of a disk.
+fn unlike(a: &Stored, b: &Stored, len: u64) -> Vec<Range<u64>> {
     let mut ranges: Vec<Range<u64>> = Vec::new();
     let mut at = 0;
     while at < len {
         let (side_a, side_b) = (Piece::find(a, at, len), Piece::find(b, at, len));
         let (same, long) = side_a.compare(&side_b);
-        // Never none, whatever a file system says.
+        // At least one byte, whatever a file system says.
         let end = at + long.clamp(1, len - at);
         match ranges.last_mut() {
             _ if same => {}
@@ -311,33 +323,34 @@ fn unlike(a: (&Files, &[Run]), b: (&Files, &[Run]), len: u64) -> Vec<Range<u64>>
     ranges
 }
 
-/// What is known of the bytes from some place of a tensor on.
+/// What is known about the bytes from an offset in a tensor on.
 struct Piece<'a> {
     id: Option<FileId>,
     blocks: &'a [Block],
     /// In bytes from the start of the file.
     offset: u64,
-    /// Bytes from there on that are of this file.
+    /// Bytes from there on that lie in this file.
     len: u64,
 }
 
 impl<'a> Piece<'a> {
-    fn find((files, runs): (&'a Files, &[Run]), at: u64, len: u64) -> Self {
+    fn find(tensor: &Stored<'a>, at: u64, len: u64) -> Self {
+        let runs = &tensor.runs;
         let next = runs.partition_point(|run| run.start <= at);
         let end = runs.get(next).map_or(len, |run| run.start);
         let Some(run) = next.checked_sub(1).map(|last| runs[last]) else {
             return Self { id: None, blocks: &[], offset: 0, len: end - at };
         };
-        let (id, blocks) = &files.places[run.source as usize];
+        let (id, blocks) = &tensor.files.blocks[run.source];
         Self { id: *id, blocks, offset: run.offset + at - run.start, len: end - at }
     }
 
-    /// Whether both lie in the same place, and for how many bytes that is the answer.
+    /// Whether both lie in the same place, and for how many bytes this is known.
     fn compare(&self, other: &Self) -> (bool, u64) {
         let len = self.len.min(other.len);
         match (self.id, other.id) {
             (Some(a), Some(b)) if a == b && self.offset == other.offset => return (true, len),
-            // Places on different disks have nothing to do with each other.
+            // Places on different disks cannot be compared.
             (Some((a, _)), Some((b, _))) if a != b => return (false, len),
             _ => {}
         }
@@ -345,7 +358,7 @@ impl<'a> Piece<'a> {
         (place_a.is_some() && place_a == place_b, len.min(len_a).min(len_b))
     }
 
-    /// Where on the disk it begins, if that is known, and for how many bytes that is so.
+    /// Its place on the disk, if that is known, and the number of bytes for which this holds.
     fn place(&self) -> (Option<u64>, u64) {
         let next = self.blocks.partition_point(|block| block.start <= self.offset);
         if let Some(block) = next.checked_sub(1).map(|last| self.blocks[last]) {
@@ -361,25 +374,25 @@ impl<'a> Piece<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::DTYPES;
-    use crate::source::{Bytes, Error as SourceError, Memory, Stat};
+    use crate::source::{Bytes, Error as SourceError, Memory, Source, Stat};
     use proptest::prelude::*;
-    use std::sync::Arc;
     use std::sync::atomic::AtomicU64;
 
     fn difference(
         dtype: Dtype,
         len: u64,
-        a: (&Files, &[Run]),
-        b: (&Files, &[Run]),
+        (a, runs_a): (&Sources, &[Run]),
+        (b, runs_b): (&Sources, &[Run]),
         progress: &(impl Fn(u64) + Sync),
-    ) -> Result<Difference, Error> {
-        Ok(differences(&[Pair::new(dtype, len, a, b)], progress)?[0])
+    ) -> Difference {
+        let (a, b) = (Files::new(a), Files::new(b));
+        let (a, b) = (Stored { files: &a, runs: runs_a.into() }, Stored { files: &b, runs: runs_b.into() });
+        differences(&[Pair::new(dtype, len, &a, &b)], progress).unwrap()[0]
     }
 
     /// The known ones and another.
     fn dtypes() -> Vec<Dtype<'static>> {
-        DTYPES.into_iter().chain([Dtype::Unknown("I4")]).collect()
+        Dtype::ALL.iter().copied().chain([Dtype::Unknown("I4")]).collect()
     }
 
     /// Bytes in memory that claim to lie somewhere on a disk, and count how many of them are read.
@@ -395,12 +408,18 @@ mod tests {
         fn len(&self) -> u64 {
             self.memory.len()
         }
-        fn bytes(&self, range: Range<u64>) -> Result<Bytes<'_>, SourceError> {
+        fn bytes(&self, range: Range<u64>) -> Result<Bytes, SourceError> {
             self.memory.bytes(range)
         }
         fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), SourceError> {
             self.read.fetch_add(buf.len() as u64, Ordering::Relaxed);
             self.memory.read_exact_at(buf, offset)
+        }
+        fn verify(&self) -> Result<(), SourceError> {
+            self.memory.verify()
+        }
+        fn may_block(&self, range: &Range<u64>) -> bool {
+            self.memory.may_block(range)
         }
         fn stat(&self) -> Stat {
             self.memory.stat()
@@ -415,16 +434,15 @@ mod tests {
 
     const FIRST: [Run; 1] = [Run { start: 0, source: 0, offset: 0 }];
 
-    fn memory(bytes: &[u8]) -> [Box<dyn Source>; 1] {
-        [Box::new(Memory::new(bytes.to_vec()))]
+    fn memory(bytes: &[u8]) -> Sources {
+        Arc::new([Arc::new(Memory::new(bytes.to_vec())) as Arc<dyn Source>])
     }
 
     fn compare(dtype: Dtype, a: &[u8], b: &[u8]) -> Difference {
         let (of_a, of_b) = (memory(a), memory(b));
-        let (files_a, files_b) = (Files::new(&of_a), Files::new(&of_b));
         let told = AtomicU64::new(0);
         let progress = |bytes| _ = told.fetch_add(bytes, Ordering::Relaxed);
-        let found = difference(dtype, a.len() as u64, (&files_a, &FIRST), (&files_b, &FIRST), &progress).unwrap();
+        let found = difference(dtype, a.len() as u64, (&of_a, &FIRST), (&of_b, &FIRST), &progress);
         assert_eq!((told.into_inner(), found.shared), (a.len() as u64, 0));
         found
     }
@@ -446,9 +464,9 @@ mod tests {
                 [re, im]
             }),
             _ => {
-                let decoder = widen::to_f32(dtype).unwrap();
-                let mut values = vec![0; bytes.len() / decoder.group_in * decoder.group_out];
-                (decoder.decode)(bytes, &mut values);
+                let block = dtype.block().unwrap();
+                let mut values = vec![0; bytes.len() / block.bytes as usize * block.elements as usize * 4];
+                dtype.to_f32().unwrap()(bytes, &mut values);
                 let width = dtype.bits().unwrap() as usize;
                 let bit = |at: usize| u64::from(bytes[at / 8] >> (at % 8) & 1);
                 let bits = |at: usize| (0..width).map(|place| bit(at * width + place) << place).sum();
@@ -541,10 +559,10 @@ mod tests {
         const LEN: u64 = 3 << 20;
         let bytes: Vec<u8> = (0..LEN).map(|at| (at * 7 / 8) as u8).collect();
         let read = Arc::new(AtomicU64::new(0));
-        let source = |id, blocks: &[(u64, u64, u64)]| -> [Box<dyn Source>; 1] {
+        let source = |id, blocks: &[(u64, u64, u64)]| -> Sources {
             let blocks = blocks.iter().map(|(start, len, place)| Block { start: *start, len: *len, place: *place });
             let (blocks, read) = (blocks.collect(), read.clone());
-            [Box::new(OnDisk { memory: Memory::new(bytes.clone()), id, blocks, read })]
+            Arc::new([Arc::new(OnDisk { memory: Memory::new(bytes.clone()), id, blocks, read }) as Arc<dyn Source>])
         };
         let at = |offset: u64| [Run { start: 0, source: 0, offset }];
         let len = LEN - 8192;
@@ -561,9 +579,8 @@ mod tests {
         ];
         for (id_a, blocks_a, offset_a, id_b, blocks_b, offset_b, expected) in table {
             let (a, b) = (source(id_a, blocks_a), source(id_b, blocks_b));
-            let (files_a, files_b) = (Files::new(&a), Files::new(&b));
             let (runs_a, runs_b) = (at(offset_a), at(offset_b));
-            let found = difference(Dtype::U8, len, (&files_a, &runs_a), (&files_b, &runs_b), &|_| {}).unwrap();
+            let found = difference(Dtype::U8, len, (&a, &runs_a), (&b, &runs_b), &|_| {});
             assert_eq!(found.shared, expected, "{blocks_a:?} {blocks_b:?}");
             assert_eq!(read.swap(0, Ordering::Relaxed), (len - expected) * 2, "{blocks_a:?} {blocks_b:?}");
         }
@@ -611,18 +628,17 @@ mod tests {
             if let Some(at) = changed {
                 other[at] ^= 0x11;
             }
-            let on_disk = |bytes: &[u8], id| -> Box<dyn Source> {
+            let on_disk = |bytes: &[u8], id| -> Arc<dyn Source> {
                 let (memory, blocks, read) = (Memory::new(bytes.to_vec()), blocks.clone(), Arc::default());
-                Box::new(OnDisk { memory, id, blocks, read })
+                Arc::new(OnDisk { memory, id, blocks, read })
             };
-            let (a, b) = ([on_disk(&bytes, (1, 1))], [on_disk(&other, (1, 2)), on_disk(&other, (1, 3))]);
+            let a: Sources = Arc::new([on_disk(&bytes, (1, 1))]);
+            let b: Sources = Arc::new([on_disk(&other, (1, 2)), on_disk(&other, (1, 3))]);
             let mut starts = vec![0];
             starts.extend(&seams);
             let runs: Vec<Run> =
-                starts.iter().map(|start| Run { start: *start, source: (*start % 2) as u32, offset: *start }).collect();
-            let (files_a, files_b) = (Files::new(&a), Files::new(&b));
-            let found =
-                difference(Dtype::U8, LEN, (&files_a, &FIRST), (&files_b, &runs), &|_| {}).unwrap();
+                starts.iter().map(|start| Run { start: *start, source: (*start % 2) as usize, offset: *start }).collect();
+            let found = difference(Dtype::U8, LEN, (&a, &FIRST), (&b, &runs), &|_| {});
             let shared = (0..LEN as usize).filter(|at| hidden(*at)).count() as u64;
             prop_assert_eq!(found.shared, shared);
             let seen = changed.filter(|at| !hidden(*at)).is_some();

@@ -1,145 +1,232 @@
-//! What a file in the mount consists of: knows how to splice segments, not what they mean.
+//! The content of a file in the mount: segments read one after the other.
+//!
+//! A content owns what it reads from and borrows nothing from the tree, so it can go to another thread, and outlive the
+//! tree that made it. It is made on demand and not stored.
 
 use crate::source::{self, Bytes, Source};
 use smallvec::SmallVec;
-use std::borrow::Cow;
+use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
 
-pub use crate::source::Run;
-
-/// A file as a splice of segments, made on demand and never stored.
-#[derive(Debug)]
-pub struct Content<'a> {
-    segments: SmallVec<[Segment<'a>; 2]>,
+/// A file as a sequence of segments.
+#[derive(Debug, Clone)]
+pub struct Content {
+    segments: SmallVec<[Segment; 2]>,
+    cost: Cost,
 }
 
 /// A part of a file.
-#[derive(Debug)]
-pub enum Segment<'a> {
+#[derive(Debug, Clone)]
+pub enum Segment {
     /// The bytes themselves.
-    Literal(Cow<'a, [u8]>),
-    /// Bytes that lie in sources.
-    Data(Data<'a>),
-    /// Bytes that lie in sources in another form.
-    Decoded(Decoded<'a>),
+    Literal(Arc<[u8]>),
+    /// Bytes of sources.
+    Data(Data),
+    /// Bytes of sources, decoded.
+    Decoded(Decoded),
     /// Text of a known length that is written when it is read.
-    Generated(Generated<'a>),
+    Generated(Generated),
 }
 
-/// Bytes that lie in sources.
+/// Bytes of sources.
 #[derive(Debug, Clone)]
-pub enum Data<'a> {
-    /// In one run.
-    Extent(Extent<'a>),
-    /// In many.
-    Extents(Extents<'a>),
+pub enum Data {
+    /// One run.
+    Extent(Extent),
+    /// Several runs, one after the other.
+    Extents(Extents),
 }
 
-/// A run of bytes in a source.
+/// A run of bytes of one source.
 #[derive(Debug, Clone)]
-pub struct Extent<'a> {
-    /// Where the bytes are.
-    pub source: &'a dyn Source,
-    /// Which of them, in bytes from the start of the source.
+pub struct Extent {
+    /// The source.
+    pub source: Arc<dyn Source>,
+    /// In bytes from the start of the source.
     pub range: Range<u64>,
 }
 
-/// Runs of bytes in several sources, one after the other.
+/// Runs of bytes of several sources, read as one.
 #[derive(Debug, Clone)]
-pub struct Extents<'a> {
-    /// By the numbers that the runs give them.
-    pub sources: &'a [Box<dyn Source>],
-    /// Sorted by `start`, the first of which is 0; none is empty.
-    pub runs: &'a [Run],
-    /// Length of all of them in bytes.
+pub struct Extents {
+    /// The sources that the runs refer to by their index.
+    pub sources: Sources,
+    /// Sorted by `start`, beginning at 0; none is empty.
+    pub runs: Arc<[Run]>,
+    /// The length of all runs in bytes.
     pub len: u64,
 }
 
-/// Data whose elements are shown in another form, which may take more room.
-#[derive(Debug)]
-pub struct Decoded<'a> {
-    /// The bytes as they lie in the source: whole groups.
-    pub data: Data<'a>,
-    /// What becomes of them.
+/// The sources of a model.
+pub type Sources = Arc<[Arc<dyn Source>]>;
+
+/// One of several runs that are read as one. It ends where the next one starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    /// In bytes from the start of the whole.
+    pub start: u64,
+    /// Index of the source.
+    pub source: usize,
+    /// In bytes from the start of the source.
+    pub offset: u64,
+}
+
+impl Run {
+    /// Each of `runs`, which have `len` bytes together, with its own length in bytes.
+    pub fn with_lengths(runs: &[Self], len: u64) -> impl Iterator<Item = (Self, u64)> {
+        let ends = runs.iter().skip(1).map(|next| next.start).chain([len]);
+        runs.iter().zip(ends).map(|(run, end)| (*run, end - run.start))
+    }
+}
+
+/// Data that is decoded when it is read.
+#[derive(Debug, Clone)]
+pub struct Decoded {
+    /// The encoded bytes: whole blocks.
+    pub data: Data,
+    /// How to decode them.
     pub decoder: Decoder,
 }
 
-/// A change of form, group by group: elements that share a byte are one group.
+/// Decodes blocks of a fixed size to blocks of another fixed size. Elements that share bytes are in one block.
 #[derive(Debug, Clone, Copy)]
 pub struct Decoder {
-    /// Bytes of a group in the source.
-    pub group_in: usize,
-    /// Bytes of a group in the file.
-    pub group_out: usize,
-    /// Decodes whole groups; the output has just the room for them.
+    /// Encoded bytes of a block.
+    pub block_in: usize,
+    /// Decoded bytes of a block.
+    pub block_out: usize,
+    /// Decodes whole blocks; the output has exactly the room for them.
     pub decode: fn(&[u8], &mut [u8]),
 }
 
-/// Bytes of a source that are decoded at once: they and what becomes of them stay in the core's cache.
+/// Encoded bytes that are decoded at a time: they and their decoded form stay in a core's cache.
 const DECODED_AT_ONCE: usize = 32 << 10;
 
-/// A text that need not be in memory: it can write any part of itself.
-pub struct Generated<'a> {
+/// Text that is not kept in memory.
+#[derive(Clone)]
+pub struct Generated {
     /// Length in bytes.
     pub len: u64,
-    /// Appends the bytes of the range, which lies within the length, to the vector.
-    pub write: Write<'a>,
+    /// Appends the bytes of a range inside the length to the vector.
+    pub write: Arc<Write>,
 }
 
 /// Writes a part of a text.
-type Write<'a> = Box<dyn Fn(Range<u64>, &mut Vec<u8>) -> Result<(), Error> + 'a>;
+pub type Write = dyn Fn(Range<u64>, &Request, &mut Vec<u8>) -> Result<(), Error> + Send + Sync;
 
-/// Says whether nobody waits for the bytes any more, so that a long computation may end without them.
-pub type Interrupted<'a> = &'a (dyn Fn() -> bool + Sync);
+impl Generated {
+    /// A text of `len` bytes, of which `write` writes any part.
+    pub fn new(
+        len: u64,
+        write: impl Fn(Range<u64>, &Request, &mut Vec<u8>) -> Result<(), Error> + Send + Sync + 'static,
+    ) -> Self {
+        Self { len, write: Arc::new(write) }
+    }
+}
 
-impl std::fmt::Debug for Generated<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Generated {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Generated {{ len: {} }}", self.len)
     }
 }
 
-/// Why the content of a file cannot be had.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The source does not give it.
-    #[error(transparent)]
-    Source(#[from] source::Error),
-    /// Nobody waits for it any more.
-    #[error("interrupted")]
-    Interrupted,
-    /// The picture or the figures of a tensor cannot be made.
-    #[error("{0}")]
-    Picture(String),
+/// What reading a part of a file takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Cost {
+    /// Copying, decoding or formatting of that part alone.
+    #[default]
+    Part,
+    /// A pass over the data of whole tensors.
+    Pass,
 }
 
-impl Segment<'_> {
-    fn len(&self) -> u64 {
-        match self {
-            Self::Literal(bytes) => bytes.len() as u64,
-            Self::Data(data) => data.len(),
-            Self::Decoded(Decoded { data, decoder }) => data.len() / decoder.group_in as u64 * decoder.group_out as u64,
-            Self::Generated(generated) => generated.len,
+/// How long an operation may take: whether it may wait at all, until when, and whether anybody still wants its result.
+#[derive(Clone, Copy)]
+pub struct Request<'r> {
+    may_wait: bool,
+    deadline: Option<Instant>,
+    is_cancelled: Option<&'r (dyn Fn() -> bool + Sync)>,
+}
+
+impl<'r> Request<'r> {
+    /// Fails with [`Error::WouldBlock`] instead of waiting.
+    pub const NOWAIT: Self = Self { may_wait: false, deadline: None, is_cancelled: None };
+
+    /// Waits as long as it takes.
+    pub const WAIT: Self = Self { may_wait: true, ..Self::NOWAIT };
+
+    /// Waits as long as `is_cancelled` returns false. It is called often and has to be quick.
+    pub fn cancelled_by(is_cancelled: &'r (dyn Fn() -> bool + Sync)) -> Self {
+        Self { is_cancelled: Some(is_cancelled), ..Self::WAIT }
+    }
+
+    /// The same, but not after `deadline`.
+    pub fn until(self, deadline: Instant) -> Self {
+        Self { deadline: Some(deadline), ..self }
+    }
+
+    /// Whether the operation may wait for a device, a network or a computation.
+    pub fn may_wait(&self) -> bool {
+        self.may_wait
+    }
+
+    /// Fails if the operation should end now. Long operations call this regularly.
+    pub fn check(&self) -> Result<(), Error> {
+        if self.is_cancelled.is_some_and(|is_cancelled| is_cancelled()) {
+            return Err(Error::Interrupted);
+        }
+        match self.deadline {
+            Some(deadline) if deadline <= Instant::now() => Err(Error::TimedOut),
+            _ => Ok(()),
         }
     }
 }
 
-impl<'a> Content<'a> {
+impl fmt::Debug for Request<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Request {{ may_wait: {}, deadline: {:?} }}", self.may_wait, self.deadline)
+    }
+}
+
+/// Why the content of a file cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The source fails.
+    #[error(transparent)]
+    Source(#[from] source::Error),
+    /// The request does not allow waiting, and the content is not at hand.
+    #[error("not available without waiting")]
+    WouldBlock,
+    /// Nobody waits for the result any more.
+    #[error("interrupted")]
+    Interrupted,
+    /// The deadline has passed.
+    #[error("timed out")]
+    TimedOut,
+    /// The statistics or the picture of a tensor cannot be made.
+    #[error("{0}")]
+    Picture(String),
+}
+
+impl Content {
     /// A file of these segments, one after the other.
-    pub fn new(segments: impl IntoIterator<Item = Segment<'a>>) -> Self {
-        Self { segments: segments.into_iter().collect() }
+    pub fn new(segments: impl IntoIterator<Item = Segment>) -> Self {
+        Self { segments: segments.into_iter().collect(), cost: Cost::Part }
     }
 
     /// A file of these bytes.
-    pub fn literal(bytes: impl Into<Cow<'a, [u8]>>) -> Self {
+    pub fn literal(bytes: impl Into<Arc<[u8]>>) -> Self {
         Self::new([Segment::Literal(bytes.into())])
     }
 
-    /// A file that shows a part of `source`.
-    pub fn extent(source: &'a dyn Source, range: Range<u64>) -> Self {
-        Self::new([Segment::Data(Data::Extent(Extent { source, range }))])
+    /// The same file, reading of which has another cost.
+    pub fn with_cost(self, cost: Cost) -> Self {
+        Self { cost, ..self }
     }
 
-    /// Length in bytes. Tells it without reading anything.
+    /// Length in bytes. Reads nothing.
     pub fn len(&self) -> u64 {
         self.segments.iter().map(Segment::len).sum()
     }
@@ -149,51 +236,83 @@ impl<'a> Content<'a> {
         self.len() == 0
     }
 
-    /// The `size` bytes from `offset` on, fewer only where the file ends: the kernel takes a short answer for its end.
+    /// Whether reading `range` may wait for a device, a network or a computation.
+    pub fn may_block(&self, range: &Range<u64>) -> bool {
+        self.cost == Cost::Pass || self.parts(range).any(|(segment, part)| segment.may_block(&part))
+    }
+
+    /// The bytes of `range`, fewer only where the file ends: the kernel takes a short answer for the end of the file.
     ///
-    /// Inside one segment the bytes are borrowed, and must be treated as [`Source::bytes`] says. Across a seam they are
-    /// copied.
-    pub fn read_at(self, offset: u64, size: u32) -> Result<Bytes<'a>, Error> {
-        let end = offset.saturating_add(size.into()).min(self.len());
-        let offset = offset.min(end);
+    /// Inside one segment the bytes are not copied, and may lie in the map of a file: see [`Source::bytes`]. Across a
+    /// seam they are copied.
+    pub fn read(&self, range: Range<u64>, request: &Request) -> Result<Bytes, Error> {
+        let end = range.end.min(self.len());
+        let range = range.start.min(end)..end;
+        if !request.may_wait() && self.may_block(&range) {
+            return Err(Error::WouldBlock);
+        }
         let mut seam = Vec::new();
-        let mut start = 0;
-        for segment in self.segments {
-            let len = segment.len();
-            // The part of the segment that is asked for, counted from the segment's own start.
-            let part = offset.saturating_sub(start).min(len)..end.saturating_sub(start).min(len);
-            if part.start < part.end {
-                if part.end - part.start == end - offset {
-                    return segment.borrow(part);
-                }
-                seam.reserve_exact((end - offset) as usize - seam.len());
-                segment.append(part, &mut seam)?;
+        for (segment, part) in self.parts(&range) {
+            if part.end - part.start == range.end - range.start {
+                return segment.read(part, request);
             }
-            start += len;
+            seam.reserve_exact((range.end - range.start) as usize - seam.len());
+            segment.append(part, request, &mut seam)?;
         }
         Ok(Bytes::Owned(seam))
     }
+
+    /// The segments that `range` touches, each with the part that is touched, in bytes from the segment's own start.
+    fn parts(&self, range: &Range<u64>) -> impl Iterator<Item = (&Segment, Range<u64>)> {
+        let (start, end) = (range.start, range.end);
+        let mut from = 0;
+        self.segments.iter().filter_map(move |segment| {
+            let len = segment.len();
+            let part = start.saturating_sub(from).min(len)..end.saturating_sub(from).min(len);
+            from += len;
+            (part.start < part.end).then_some((segment, part))
+        })
+    }
 }
 
-impl<'a> Segment<'a> {
-    fn borrow(self, part: Range<u64>) -> Result<Bytes<'a>, Error> {
+impl Segment {
+    fn len(&self) -> u64 {
         match self {
-            Self::Literal(Cow::Borrowed(bytes)) => Ok(Bytes::Borrowed(&bytes[indices(&part)])),
-            Self::Data(data) => match data.run(&part) {
-                Some((source, range)) => Ok(source.bytes(range)?),
-                None => Self::Data(data).copy(part),
-            },
-            other => other.copy(part),
+            Self::Literal(bytes) => bytes.len() as u64,
+            Self::Data(data) => data.len(),
+            Self::Decoded(Decoded { data, decoder }) => data.len() / decoder.block_in as u64 * decoder.block_out as u64,
+            Self::Generated(generated) => generated.len,
         }
     }
 
-    fn copy(&self, part: Range<u64>) -> Result<Bytes<'a>, Error> {
+    fn may_block(&self, part: &Range<u64>) -> bool {
+        match self {
+            Self::Literal(_) | Self::Generated(_) => false,
+            Self::Data(data) => data.may_block(part),
+            Self::Decoded(decoded) => {
+                let blocks = decoded.blocks(part);
+                let block_in = decoded.decoder.block_in as u64;
+                decoded.data.may_block(&(blocks.start * block_in..blocks.end * block_in))
+            }
+        }
+    }
+
+    fn read(&self, part: Range<u64>, request: &Request) -> Result<Bytes, Error> {
+        match self {
+            Self::Literal(bytes) => return Ok(Bytes::Shared(bytes.clone(), indices(&part))),
+            Self::Data(data) => {
+                if let Some((source, range)) = data.run(&part) {
+                    return Ok(source.bytes(range)?);
+                }
+            }
+            Self::Decoded(_) | Self::Generated(_) => {}
+        }
         let mut bytes = Vec::with_capacity((part.end - part.start) as usize);
-        self.append(part, &mut bytes)?;
+        self.append(part, request, &mut bytes)?;
         Ok(Bytes::Owned(bytes))
     }
 
-    fn append(&self, part: Range<u64>, out: &mut Vec<u8>) -> Result<(), Error> {
+    fn append(&self, part: Range<u64>, request: &Request, out: &mut Vec<u8>) -> Result<(), Error> {
         match self {
             Self::Literal(bytes) => out.extend_from_slice(&bytes[indices(&part)]),
             Self::Data(data) => {
@@ -202,13 +321,13 @@ impl<'a> Segment<'a> {
                 data.read_exact_at(&mut out[from..], part.start)?;
             }
             Self::Decoded(decoded) => decoded.append(part, out)?,
-            Self::Generated(generated) => (generated.write)(part, out)?,
+            Self::Generated(generated) => (generated.write)(part, request, out)?,
         }
         Ok(())
     }
 }
 
-impl<'a> Data<'a> {
+impl Data {
     /// Length in bytes.
     pub fn len(&self) -> u64 {
         match self {
@@ -222,7 +341,7 @@ impl<'a> Data<'a> {
         self.len() == 0
     }
 
-    /// Copies `buf.len()` bytes from `offset` on, which must be there.
+    /// Copies `buf.len()` bytes from `offset` on, which must lie inside the length.
     pub fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
         match self {
             Self::Extent(extent) => Ok(extent.source.read_exact_at(buf, extent.range.start + offset)?),
@@ -230,21 +349,41 @@ impl<'a> Data<'a> {
         }
     }
 
-    /// Where a part lies, if it is in one run.
-    fn run(&self, part: &Range<u64>) -> Option<(&'a dyn Source, Range<u64>)> {
+    fn may_block(&self, part: &Range<u64>) -> bool {
         match self {
-            Self::Extent(Extent { source, range }) => Some((*source, range.start + part.start..range.start + part.end)),
+            Self::Extent(Extent { source, range }) => {
+                source.may_block(&(range.start + part.start..range.start + part.end))
+            }
+            Self::Extents(extents) => extents.may_block(part),
+        }
+    }
+
+    /// The source of a part that lies in one run, and the range there.
+    fn run(&self, part: &Range<u64>) -> Option<(&dyn Source, Range<u64>)> {
+        match self {
+            Self::Extent(Extent { source, range }) => {
+                Some((&**source, range.start + part.start..range.start + part.end))
+            }
             Self::Extents(extents) => extents.run(part),
         }
     }
 }
 
-impl<'a> Extents<'a> {
-    fn run(&self, part: &Range<u64>) -> Option<(&'a dyn Source, Range<u64>)> {
+impl Extents {
+    fn run(&self, part: &Range<u64>) -> Option<(&dyn Source, Range<u64>)> {
         let at = self.run_at(part.start);
         let run = self.runs.get(at)?;
         let from = run.offset + part.start - run.start;
-        (part.end <= self.end(at)).then(|| (&*self.sources[run.source as usize], from..from + part.end - part.start))
+        (part.end <= self.end(at)).then(|| (&*self.sources[run.source], from..from + part.end - part.start))
+    }
+
+    fn may_block(&self, part: &Range<u64>) -> bool {
+        let touched = (self.run_at(part.start)..self.runs.len()).take_while(|at| self.runs[*at].start < part.end);
+        touched.into_iter().any(|at| {
+            let Run { start, source, offset } = self.runs[at];
+            let (from, to) = (part.start.max(start), part.end.min(self.end(at)));
+            self.sources[source].may_block(&(offset + from - start..offset + to - start))
+        })
     }
 
     fn read_exact_at(&self, mut buf: &mut [u8], mut offset: u64) -> Result<(), Error> {
@@ -255,7 +394,7 @@ impl<'a> Extents<'a> {
             let run = self.runs[at];
             let here = (self.end(at) - offset).min(buf.len() as u64);
             let (part, rest) = buf.split_at_mut(here as usize);
-            self.sources[run.source as usize].read_exact_at(part, run.offset + offset - run.start)?;
+            self.sources[run.source].read_exact_at(part, run.offset + offset - run.start)?;
             (buf, offset) = (rest, offset + here);
         }
         Ok(())
@@ -270,23 +409,28 @@ impl<'a> Extents<'a> {
     }
 }
 
-impl Decoded<'_> {
-    /// Decodes the groups that `part` touches and no others.
+impl Decoded {
+    /// The blocks that a part of the decoded bytes touches.
+    fn blocks(&self, part: &Range<u64>) -> Range<u64> {
+        let block_out = self.decoder.block_out as u64;
+        part.start / block_out..part.end.div_ceil(block_out)
+    }
+
+    /// Decodes the blocks that `part` touches and no others.
     fn append(&self, part: Range<u64>, out: &mut Vec<u8>) -> Result<(), Error> {
-        let Decoder { group_in, group_out, decode } = self.decoder;
-        let mut group = part.start / group_out as u64;
-        let end = part.end.div_ceil(group_out as u64);
-        let skipped = (part.start - group * group_out as u64) as usize;
+        let Decoder { block_in, block_out, decode } = self.decoder;
+        let Range { start: mut block, end } = self.blocks(&part);
+        let skipped = (part.start - block * block_out as u64) as usize;
         let from = out.len();
         let mut encoded = [0; DECODED_AT_ONCE];
-        while group < end {
-            let groups = (end - group).min((DECODED_AT_ONCE / group_in) as u64) as usize;
-            let encoded = &mut encoded[..groups * group_in];
-            self.data.read_exact_at(encoded, group * group_in as u64)?;
+        while block < end {
+            let blocks = (end - block).min((DECODED_AT_ONCE / block_in) as u64) as usize;
+            let encoded = &mut encoded[..blocks * block_in];
+            self.data.read_exact_at(encoded, block * block_in as u64)?;
             let at = out.len();
-            out.resize(at + groups * group_out, 0);
+            out.resize(at + blocks * block_out, 0);
             decode(encoded, &mut out[at..]);
-            group += groups as u64;
+            block += blocks as u64;
         }
         out.drain(from..from + skipped);
         out.truncate(from + (part.end - part.start) as usize);
@@ -302,13 +446,13 @@ fn indices(part: &Range<u64>) -> Range<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::Memory;
+    use crate::source::{Memory, Stat};
     use proptest::prelude::*;
+    use std::time::Duration;
 
     #[derive(Debug, Clone)]
     enum Kind {
-        Borrowed(Vec<u8>),
-        Owned(Vec<u8>),
+        Literal(Vec<u8>),
         Extent(usize, usize),
         Generated(Vec<u8>),
         Extents(Vec<(usize, usize)>),
@@ -317,8 +461,8 @@ mod tests {
 
     /// Three bytes become five: their sum, then each of them and a zero.
     const DECODER: Decoder = Decoder {
-        group_in: 3,
-        group_out: 5,
+        block_in: 3,
+        block_out: 5,
         decode: |input, output| {
             for (input, output) in input.chunks_exact(3).zip(output.chunks_exact_mut(5)) {
                 output.copy_from_slice(&[input.iter().sum(), input[0], input[1], input[2], 0]);
@@ -329,17 +473,16 @@ mod tests {
     fn kind() -> impl Strategy<Value = Kind> {
         let bytes = || prop::collection::vec(any::<u8>(), 0..12);
         prop_oneof![
-            bytes().prop_map(Kind::Borrowed),
-            bytes().prop_map(Kind::Owned),
+            bytes().prop_map(Kind::Literal),
             bytes().prop_map(Kind::Generated),
             (0usize..60, 0usize..12).prop_map(|(start, len)| Kind::Extent(start, (start + len).min(64))),
             prop::collection::vec((0usize..60, 1usize..5), 0..5)
                 .prop_map(|runs| Kind::Extents(runs.into_iter().map(|(start, len)| (start, start + len)).collect())),
-            (0usize..50, 0usize..5).prop_map(|(start, groups)| Kind::Decoded(start, start + groups * 3)),
+            (0usize..50, 0usize..5).prop_map(|(start, blocks)| Kind::Decoded(start, start + blocks * 3)),
         ]
     }
 
-    fn runs(extents: &[(usize, usize)]) -> Vec<Run> {
+    fn runs(extents: &[(usize, usize)]) -> Arc<[Run]> {
         let mut start = 0;
         let run = |(from, to): &(usize, usize)| {
             let run = Run { start, source: 0, offset: *from as u64 };
@@ -349,35 +492,37 @@ mod tests {
         extents.iter().map(run).collect()
     }
 
-    fn content<'a>(kinds: &'a [Kind], sources: &'a [Box<dyn Source>], tables: &'a [Vec<Run>]) -> Content<'a> {
-        let source = &*sources[0];
-        let extent = |start: usize, end: usize| Data::Extent(Extent { source, range: start as u64..end as u64 });
-        Content::new(kinds.iter().zip(tables).map(|(kind, runs)| match kind {
+    fn content(kinds: &[Kind], source: &Arc<dyn Source>) -> Content {
+        let extent =
+            |start: usize, end: usize| Data::Extent(Extent { source: source.clone(), range: start as u64..end as u64 });
+        Content::new(kinds.iter().map(|kind| match kind {
             Kind::Extents(extents) => {
                 let len = extents.iter().map(|(from, to)| (to - from) as u64).sum();
-                Segment::Data(Data::Extents(Extents { sources, runs, len }))
+                Segment::Data(Data::Extents(Extents { sources: [source.clone()].into(), runs: runs(extents), len }))
             }
             Kind::Decoded(start, end) => Segment::Decoded(Decoded { data: extent(*start, *end), decoder: DECODER }),
-            Kind::Borrowed(bytes) => Segment::Literal(Cow::Borrowed(bytes)),
-            Kind::Owned(bytes) => Segment::Literal(Cow::Owned(bytes.clone())),
+            Kind::Literal(bytes) => Segment::Literal(bytes.clone().into()),
             Kind::Extent(start, end) => Segment::Data(extent(*start, *end)),
-            Kind::Generated(bytes) => Segment::Generated(Generated {
-                len: bytes.len() as u64,
-                write: Box::new(|range, out| {
+            Kind::Generated(bytes) => {
+                let bytes = bytes.clone();
+                Segment::Generated(Generated::new(bytes.len() as u64, move |range, _, out| {
                     out.extend_from_slice(&bytes[indices(&range)]);
                     Ok(())
-                }),
-            }),
+                }))
+            }
         }))
+    }
+
+    fn memory(bytes: Vec<u8>) -> Arc<dyn Source> {
+        Arc::new(Memory::new(bytes))
     }
 
     proptest! {
         #[test]
         fn reads_like_plain_concatenation(kinds in prop::collection::vec(kind(), 0..6)) {
             let bytes: Vec<u8> = (0..64).collect();
-            let sources: [Box<dyn Source>; 1] = [Box::new(Memory::new(bytes.clone()))];
             let whole: Vec<u8> = kinds.iter().flat_map(|kind| match kind {
-                Kind::Borrowed(bytes) | Kind::Owned(bytes) | Kind::Generated(bytes) => bytes.clone(),
+                Kind::Literal(bytes) | Kind::Generated(bytes) => bytes.clone(),
                 Kind::Extent(start, end) => bytes[*start..*end].to_vec(),
                 Kind::Extents(runs) => runs.iter().flat_map(|(from, to)| bytes[*from..*to].to_vec()).collect(),
                 Kind::Decoded(start, end) => {
@@ -386,36 +531,98 @@ mod tests {
                     decoded
                 }
             }).collect();
-            let tables: Vec<_> = kinds.iter().map(|kind| match kind {
-                Kind::Extents(extents) => runs(extents),
-                _ => Vec::new(),
-            }).collect();
-            let content = || content(&kinds, &sources, &tables);
-            prop_assert_eq!(content().len(), whole.len() as u64);
-            for offset in 0..whole.len() + 2 {
-                for size in 0..whole.len() + 2 - offset.min(whole.len()) {
-                    let expected = &whole[offset.min(whole.len())..(offset + size).min(whole.len())];
-                    let read = content().read_at(offset as u64, size as u32).unwrap();
-                    prop_assert_eq!(&read[..], expected);
+            let content = content(&kinds, &memory(bytes));
+            prop_assert_eq!(content.len(), whole.len() as u64);
+            for from in 0..whole.len() + 2 {
+                for to in from..whole.len() + 2 {
+                    let read = content.read(from as u64..to as u64, &Request::NOWAIT).unwrap();
+                    prop_assert_eq!(&read[..], &whole[from.min(whole.len())..to.min(whole.len())]);
                 }
             }
-            let far = content().read_at(u64::MAX, u32::MAX).unwrap();
+            let far = content.read(u64::MAX - 1..u64::MAX, &Request::NOWAIT).unwrap();
             prop_assert!(far.is_empty());
+        }
+
+        #[test]
+        fn blocks_where_a_source_of_the_range_does(kinds in prop::collection::vec(kind(), 0..6), slow in 0u64..64) {
+            /// A source of which only one byte takes time.
+            #[derive(Debug)]
+            struct Slow(Memory, u64);
+
+            impl Source for Slow {
+                fn len(&self) -> u64 {
+                    self.0.len()
+                }
+                fn bytes(&self, range: Range<u64>) -> Result<Bytes, source::Error> {
+                    self.0.bytes(range)
+                }
+                fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), source::Error> {
+                    self.0.read_exact_at(buf, offset)
+                }
+                fn verify(&self) -> Result<(), source::Error> {
+                    self.0.verify()
+                }
+                fn may_block(&self, range: &Range<u64>) -> bool {
+                    range.contains(&self.1)
+                }
+                fn stat(&self) -> Stat {
+                    self.0.stat()
+                }
+            }
+
+            let source: Arc<dyn Source> = Arc::new(Slow(Memory::new(vec![0; 64]), slow));
+            let content = content(&kinds, &source);
+            // Whether each byte of the file comes from the slow byte, or from a block that holds it.
+            let slow = slow as usize;
+            let waits: Vec<bool> = kinds.iter().flat_map(|kind| match kind {
+                Kind::Literal(bytes) | Kind::Generated(bytes) => vec![false; bytes.len()],
+                Kind::Extent(start, end) => (*start..*end).map(|at| at == slow).collect(),
+                Kind::Extents(runs) => runs.iter().flat_map(|(from, to)| (*from..*to).map(|at| at == slow)).collect(),
+                Kind::Decoded(start, end) => (*start..*end)
+                    .step_by(3)
+                    .flat_map(|block| [(block..block + 3).contains(&slow); 5])
+                    .collect(),
+            }).collect();
+            for from in 0..=waits.len() {
+                for to in from..=waits.len() {
+                    let range = from as u64..to as u64;
+                    let expected = waits[from..to].contains(&true);
+                    prop_assert_eq!(content.may_block(&range), expected);
+                    let read = content.read(range.clone(), &Request::NOWAIT);
+                    prop_assert_eq!(matches!(read, Err(Error::WouldBlock)), expected);
+                    prop_assert!(content.read(range, &Request::WAIT).is_ok());
+                }
+            }
         }
     }
 
     #[test]
-    fn a_read_inside_one_segment_borrows() {
-        let source = Memory::new(vec![1; 64]);
-        let npy = || {
-            Content::new([
-                Segment::Literal(Cow::Borrowed(b"header")),
-                Segment::Data(Data::Extent(Extent { source: &source, range: 8..64 })),
-            ])
-        };
-        assert!(matches!(npy().read_at(0, 6), Ok(Bytes::Borrowed(_))));
-        assert!(matches!(npy().read_at(6, 56), Ok(Bytes::Borrowed(bytes)) if bytes.len() == 56));
-        assert!(matches!(npy().read_at(6, 100), Ok(Bytes::Borrowed(bytes)) if bytes.len() == 56));
-        assert!(matches!(npy().read_at(5, 2), Ok(Bytes::Owned(bytes)) if bytes == b"r\x01"));
+    fn a_read_inside_one_segment_does_not_copy() {
+        let data = Data::Extent(Extent { source: memory(vec![1; 64]), range: 8..64 });
+        let npy = Content::new([Segment::Literal(b"header"[..].into()), Segment::Data(data)]);
+        let read = |range| npy.read(range, &Request::NOWAIT);
+        assert!(matches!(read(0..6), Ok(Bytes::Shared(..))));
+        assert!(matches!(read(6..62), Ok(Bytes::Shared(_, range)) if range == (8..64)));
+        assert!(matches!(read(6..106), Ok(Bytes::Shared(_, range)) if range == (8..64)));
+        assert!(matches!(read(5..7), Ok(Bytes::Owned(bytes)) if bytes == b"r\x01"));
+    }
+
+    #[test]
+    fn a_pass_over_data_may_block() {
+        let content = Content::literal(b"text".to_vec()).with_cost(Cost::Pass);
+        assert!(matches!(content.read(0..4, &Request::NOWAIT), Err(Error::WouldBlock)));
+        assert_eq!(&content.read(0..4, &Request::WAIT).unwrap()[..], b"text");
+    }
+
+    #[test]
+    fn a_request_ends_when_it_is_cancelled_or_late() {
+        assert!(Request::WAIT.check().is_ok() && Request::NOWAIT.check().is_ok());
+        assert!(matches!(Request::cancelled_by(&|| true).check(), Err(Error::Interrupted)));
+        assert!(Request::cancelled_by(&|| false).check().is_ok());
+        let now = Instant::now();
+        assert!(matches!(Request::WAIT.until(now).check(), Err(Error::TimedOut)));
+        assert!(Request::WAIT.until(now + Duration::from_secs(3600)).check().is_ok());
+        let waits = [Request::NOWAIT, Request::WAIT, Request::WAIT.until(now)].map(|request| request.may_wait());
+        assert_eq!(waits, [false, true, true]);
     }
 }

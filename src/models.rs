@@ -1,24 +1,24 @@
-//! The models that a command works on: opens what the command line names, one model or several.
+//! Opens the models that a command line names.
 
 use crate::process::{limits, logging};
 use crate::terminal::output::Output;
 use anyhow::bail;
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use weightfs::format::Mode;
-use weightfs::model::{self, Catalog, Model, Opened};
+use weightfs::model::{self, Catalog, Model, ModelId, Opened};
+use weightfs::source::Location;
 
-/// The files by which models are opened, and whether all that was asked for is among them.
+/// The files by which models are opened.
 pub struct Models {
-    /// As the command line calls them.
-    pub files: Vec<PathBuf>,
-    /// Whether something could not be looked through; that was said.
+    /// Named as on the command line.
+    pub files: Vec<Location>,
+    /// Whether a source could not be searched for models. The reason was printed.
     pub failed: bool,
 }
 
 impl Models {
-    /// Finds what `sources` mean: files, indices, manifests, and directories of one model or several.
-    pub fn find(sources: &[PathBuf], out: &mut Output) -> anyhow::Result<Self> {
+    /// Finds the models at `sources`: files, indices, manifests, and directories of one model or several.
+    pub fn find(sources: &[Location], out: &mut Output) -> anyhow::Result<Self> {
         prepare()?;
         let mut models = Self { files: Vec::new(), failed: false };
         for source in sources {
@@ -37,17 +37,17 @@ impl Models {
         Ok(models)
     }
 
-    /// Opens each and hands it to `show`; says which cannot be opened, and fails then. A damaged one is opened if `lenient`
-    /// says so, and what is left out of it said.
+    /// Opens each model and passes it to `show`. Models that cannot be opened are reported, and the exit code is then
+    /// 1. If `lenient`, damaged models are opened, and what was left out is logged.
     pub fn each(
         self,
         lenient: bool,
         out: &mut Output,
-        mut show: impl FnMut(&Model, &Path, &mut Output) -> anyhow::Result<()>,
+        mut show: impl FnMut(&Model, &Location, &mut Output) -> anyhow::Result<()>,
     ) -> anyhow::Result<ExitCode> {
         let mut failed = self.failed;
         for file in &self.files {
-            match Model::open(file, if lenient { Mode::Lenient } else { Mode::Strict }) {
+            match model::open_model(file, mode(lenient)) {
                 Ok(model) => {
                     model.report(file);
                     show(&model, file, out)?;
@@ -62,15 +62,20 @@ impl Models {
     }
 }
 
-/// What opening models wants done before: messages have where to go, and many files may be open.
+/// The mode that `--lenient` selects.
+pub fn mode(lenient: bool) -> Mode {
+    if lenient { Mode::Lenient } else { Mode::Strict }
+}
+
+/// Sets up logging, and raises the limit of open files. Call this before models are opened.
 pub fn prepare() -> anyhow::Result<()> {
     logging::init(false, None)?;
     limits::raise_open_files();
     Ok(())
 }
 
-/// Opens what is at `source`, and says what of a model was left out or is not known.
-pub fn any(source: &Path, mode: Mode) -> anyhow::Result<Opened> {
+/// Opens one model or a directory of models, and logs what was left out of a model.
+pub fn any(source: &Location, mode: Mode) -> anyhow::Result<Opened> {
     prepare()?;
     let opened = model::open(source, mode)?;
     if let Opened::Model(model) = &opened {
@@ -80,29 +85,21 @@ pub fn any(source: &Path, mode: Mode) -> anyhow::Result<Opened> {
 }
 
 /// Opens the one model at `source`.
-pub fn one(source: &Path, mode: Mode) -> anyhow::Result<Model> {
+pub fn one(source: &Location, mode: Mode) -> anyhow::Result<Model> {
     match any(source, mode)? {
         Opened::Model(model) => Ok(*model),
         Opened::Catalog(catalog) => bail!("{}", several(source, &catalog)),
     }
 }
 
-/// What is wrong with a directory of models where one is wanted.
-pub fn several(source: &Path, catalog: &Catalog) -> String {
-    format!("{}: a directory of {} models; name one of them", source.display(), catalog.models().len())
+/// The error for a directory of several models where one model is expected.
+pub fn several(source: &Location, catalog: &Catalog) -> String {
+    format!("{source}: a directory of {} models; name one of them", catalog.models().len())
 }
 
-/// Opens one of several models, which its user calls `source` and its place there.
-pub fn in_catalog(catalog: &Catalog, number: u32, source: &Path) -> anyhow::Result<Model> {
-    let model = catalog.open(number)?;
-    model.report(source);
+/// Opens a model of a directory. `shown` is the directory and the name of the model in a mount of it.
+pub fn in_catalog(catalog: &Catalog, id: ModelId, shown: &Location) -> anyhow::Result<Model> {
+    let model = model::open_model(catalog.model(id), catalog.mode())?;
+    model.report(shown);
     Ok(model)
-}
-
-/// Fails if a file of the model is not what was opened any more.
-pub fn still_the_same(model: &Model) -> anyhow::Result<()> {
-    for source in model.sources() {
-        source.bytes(0..0)?;
-    }
-    Ok(())
 }

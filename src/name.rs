@@ -1,8 +1,9 @@
 //! Names as file names: knows the one encoding that every view uses, and nothing of what is named.
 //!
-//! UTF-8 stays as it is, except that the bytes of `/`, NUL, `%` and of ASCII control characters are written `%XX`. The whole names `.` and `..` have their dots escaped, the empty name is `%`. A name whose encoding is over [`MAX`]
-//! bytes is cut and ends in `%~` and 16 digits of its SHA-256. No `%` stands in an encoding but as one of these, so that a `%`
-//! at the end is free to tell a tensor from a directory of the same name (`a%` beside `a/`).
+//! UTF-8 stays as it is, except that the bytes of `/`, NUL, `%` and of ASCII control characters are written `%XX`. The
+//! whole names `.` and `..` have their dots escaped, the empty name is `%`. A name whose encoding is over [`MAX`] bytes
+//! is cut and ends in `%~` and 16 digits of its SHA-256. No `%` stands in an encoding but as one of these, so that a
+//! `%` at the end is free to tell a tensor from a directory of the same name (`a%` beside `a/`).
 
 use crate::text::{Hex, is_terminal_control};
 use sha2::{Digest, Sha256};
@@ -30,8 +31,8 @@ pub fn encode(name: &str) -> Cow<'_, str> {
     Cow::Owned(escape(name.as_bytes(), |_| false))
 }
 
-/// `name`, that of a file elsewhere, if it can be shown as it is; else with escapes, those of [`encode`], of what a terminal would
-/// obey and of what is no UTF-8.
+/// `name`, that of a file elsewhere, if it can be shown as it is; else with escapes, those of [`encode`], of what a
+/// terminal would obey and of what is no UTF-8.
 pub fn harmless(name: &OsStr) -> Cow<'_, OsStr> {
     match name.to_str() {
         Some(text) if !text.contains(is_terminal_control) => Cow::Borrowed(name),
@@ -98,7 +99,8 @@ pub fn is_cut(encoded: &str) -> bool {
         && encoded[encoded.len() - TAIL..].starts_with("%~")
 }
 
-/// The file name of `name` where it had to be cut. No other file name looks as if it was: a `%` in one is followed by digits.
+/// The file name of `name` where it had to be cut. No other file name looks as if it was: a `%` in one is followed by
+/// digits.
 pub fn cut(name: &str) -> Option<String> {
     // No shorter name has an encoding that is too long.
     let encoded = (name.len() > MAX / 3).then(|| encode(name)).filter(|encoded| is_cut(encoded))?;

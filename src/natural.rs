@@ -7,7 +7,8 @@ use std::cmp::Ordering;
 /// Compares whole names.
 pub fn compare_paths(a: &str, b: &str) -> Ordering {
     let (a, b) = (a.as_bytes(), b.as_bytes());
-    // Neighbours mostly begin alike. What is the same in both decides nothing, but for the digits of a number that goes on.
+    // Neighbours mostly begin alike. What is the same in both decides nothing, but for the digits of a number that goes
+    // on.
     let same = a.iter().zip(b).take_while(|(a, b)| a == b).count();
     let from = a[..same].iter().rposition(|byte| !byte.is_ascii_digit()).map_or(0, |at| at + 1);
     compare(&a[from..], &b[from..], usize::MAX)

@@ -6,15 +6,15 @@ use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, Write};
 
-/// Whether a terminal would obey `char` rather than show it: control characters, ends of lines and paragraphs, and what turns
-/// the direction of text.
+/// Whether a terminal would obey `char` rather than show it: control characters, ends of lines and paragraphs, and what
+/// turns the direction of text.
 pub fn is_terminal_control(char: char) -> bool {
     char.is_control()
         || matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Whether `char` is not to be seen, so that names that look the same are not: what Unicode calls `Default_Ignorable_Code_Point`,
-/// and the marks of interlinear annotation.
+/// Whether `char` is not to be seen, so that names that look the same are not: what Unicode calls
+/// `Default_Ignorable_Code_Point`, and the marks of interlinear annotation.
 fn is_hidden(char: char) -> bool {
     matches!(char, '\u{ad}' | '\u{34f}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'
         | '\u{200b}'..='\u{200d}' | '\u{2060}'..='\u{2065}' | '\u{206a}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}'

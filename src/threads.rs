@@ -1,8 +1,8 @@
 //! Threads: parallel loops over all cores, and a bounded set of workers for requests that take long.
 //!
-//! Every thread of the library comes from here. A parallel loop starts its own threads and joins them before it returns.
-//! A shared pool would let short work wait behind long work, and a pool thread that waits for a result could pick up the
-//! job that waits for the same result.
+//! Every thread of the library comes from here. A parallel loop starts its own threads and joins them before it
+//! returns. A shared pool would let short work wait behind long work, and a pool thread that waits for a result could
+//! pick up the job that waits for the same result.
 
 use std::cmp::Ordering;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -26,8 +26,8 @@ pub fn map<R: Send>(count: usize, work: impl Fn(usize) -> R + Sync) -> Vec<R> {
     }
 }
 
-/// Runs `work` on all cores for each job that `produce` sends, while it is still producing. Returns what `produce` returns,
-/// and the results in the order of the jobs.
+/// Runs `work` on all cores for each job that `produce` sends, while it is still producing. Returns what `produce`
+/// returns, and the results in the order of the jobs.
 pub fn stream<J: Send, R: Send, P>(
     produce: impl FnOnce(&mut dyn FnMut(J)) -> P,
     work: impl Fn(J) -> R + Sync,

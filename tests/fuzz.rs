@@ -1,4 +1,5 @@
-//! Fuzzing without a fuzzer: every input that `scripts/fuzz` has kept, and some made by chance, through the same functions.
+//! Fuzzing without a fuzzer: every input that `scripts/fuzz` has kept, and some made by chance, through the same
+//! functions.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "that is how a test fails")]
 
 #[path = "../fuzz/src/lib.rs"]

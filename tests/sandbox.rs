@@ -69,8 +69,8 @@ impl Open {
 /// A system call that no library makes like this.
 fn call(number: c_long, arguments: [c_long; 6]) -> io::Result<()> {
     let [a, b, c, d, e, f] = arguments;
-    // SAFETY: the calls below fail, or do nothing that is felt in this process: none is handed memory to write to but its
-    // own, and each is made just to see whether it is refused.
+    // SAFETY: the calls below fail, or do nothing that is felt in this process: none is handed memory to write to but
+    // its own, and each is made just to see whether it is refused.
     #[allow(unsafe_code)]
     let returned = unsafe { libc::syscall(number, a, b, c, d, e, f) };
     Errno::result(returned).map(drop).map_err(io::Error::from)

@@ -1,8 +1,8 @@
 //! weightfs beside its peers, in one run: `scripts/bench`, which installs what this needs.
 //!
-//! In each round every pattern is run on every system, in another order from round to round, each on a fresh mount. What is
-//! printed are medians. `inputs.rs` says what is measured on, `systems.rs` who is measured, `patterns.rs` what is done and
-//! what weightfs is to reach, `report.rs` what becomes of the numbers.
+//! In each round every pattern is run on every system, in another order from round to round, each on a fresh mount.
+//! What is printed are medians. `inputs.rs` says what is measured on, `systems.rs` who is measured, `patterns.rs` what
+//! is done and what weightfs is to reach, `report.rs` what becomes of the numbers.
 #![allow(missing_docs, reason = "a program of its own")]
 
 mod inputs;
@@ -28,8 +28,8 @@ struct Args {
     /// Smaller inputs, fewer rounds
     #[arg(long)]
     quick: bool,
-    /// Hold the ratios against the targets, but for those against native files, with a margin; exit 1 and name the misses.
-    /// The targets are for the large inputs: among 10,000 names what a listing costs besides shows
+    /// Hold the ratios against the targets, but for those against native files, with a margin; exit 1 and name the
+    /// misses. The targets are for the large inputs: among 10,000 names what a listing costs besides shows
     #[arg(long, conflicts_with = "quick")]
     check: bool,
     /// Write exact numbers to this file

@@ -199,7 +199,8 @@ impl Report {
             }
         };
         let wanted = Self::rows().flat_map(|row| row.targets.iter().map(move |target| (row, target)));
-        // How far native files are ahead is a matter of the processor first: one that copies twice as fast halves the ratio.
+        // How far native files are ahead is a matter of the processor first: one that copies twice as fast halves the
+        // ratio.
         let wanted = wanted.filter(|(_, target)| target.against != Against::Native);
         wanted.filter(|(row, _)| self.was_wanted(row)).filter_map(miss).collect()
     }

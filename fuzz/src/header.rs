@@ -1,8 +1,8 @@
-//! Headers: the official reader's verdict on each, and no number that leads out of the file.
+//! Headers get the official reader's verdict, and no number leads out of the file.
 
 use super::headers::{self, official, once_in};
 use arbitrary::{Result, Unstructured};
-use weightfs::format::{self, Error, Header, Mode, safetensors};
+use weightfs::format::{self, Error, Header, Input, Missing, Mode};
 
 pub fn run(bytes: &[u8]) -> bool {
     judge(&mut Unstructured::new(bytes)).unwrap_or(false)
@@ -26,38 +26,38 @@ fn judge(bytes: &mut Unstructured) -> Result<bool> {
         let len = file.len() as u64;
         let whole = parse(&file, len, mode);
         match (parse(prefix, len, mode), whole) {
-            // The rest is asked for, and nothing that is not there.
-            (Err(Error::Safetensors(safetensors::Error::Incomplete { needed })), _) => {
-                assert!(needed > prefix.len() as u64 && needed <= len);
+            // The parser asks for more, but not beyond the end.
+            (Err(Error::Missing(Missing(range))), _) => {
+                assert!(range.start < range.end && range.end > prefix.len() as u64 && range.end <= len);
             }
             (Ok(part), Ok(whole)) => assert!(part.tensors().eq(whole.tensors())),
-            // What a file is that is no safetensors file may be told from more of it.
-            (Err(Error::Other(_)), Err(_)) | (Err(_), Err(Error::Other(_))) => {}
+            // Detecting another format may take more of the file.
+            (Err(Error::Foreign(_)), Err(_)) | (Err(_), Err(Error::Foreign(_))) => {}
             (Err(part), Err(whole)) => assert_eq!(part, whole),
             (part, whole) => panic!("{part:?} of a part, {whole:?} of the whole"),
         }
-        // A file of another length than it should have, and one that begins with something else than a length.
+        // A file of a wrong size, and one that does not begin with a length.
         let _ = parse(prefix, u64::max(other_len, prefix.len() as u64), mode);
         let _ = parse(&header, header.len() as u64, mode);
     }
     Ok(official::compare(&header, data))
 }
 
-/// Parses the beginning of a file of `len` bytes, and checks what holds for each.
+/// Parses the beginning of a file of `len` bytes, and checks what holds for every header.
 fn parse(prefix: &[u8], len: u64, mode: Mode) -> std::result::Result<Header, Error> {
-    let parsed = format::parse(prefix, len, mode);
+    let parsed = format::parse(&Input::with_prefix(len, prefix.to_vec()), mode);
     match &parsed {
         Ok(header) => {
-            let data_start = header.json().end;
+            let data_start = header.data_start();
             let mut end = data_start;
             for (index, tensor) in header.tensors().enumerate() {
                 assert!(data_start <= tensor.range.start && tensor.range.start <= tensor.range.end);
                 assert!(tensor.range.end <= len);
-                assert_eq!(header.find(tensor.name), Some(index), "a name that stands twice");
+                assert_eq!(header.find(tensor.name), Some(index), "a repeated name");
                 assert!(mode == Mode::Lenient || tensor.range.start == end);
                 end = tensor.range.end;
             }
-            assert!(mode == Mode::Lenient || end == len && header.skipped().is_empty());
+            assert!(mode == Mode::Lenient || end == len && header.skipped().total() == 0);
         }
         Err(error) => assert!(!error.to_string().contains(char::is_control), "{error:?}"),
     }

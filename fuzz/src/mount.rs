@@ -1,25 +1,28 @@
-//! A whole model as a file system: every file has the size that it says and the bytes that it should have, and no question
-//! that a kernel may ask makes it panic.
+//! A model as a file system: every file has the size and the bytes that it should have, and no request panics.
 
 use super::headers::{self, official, once_in};
+use super::shards::read;
 use arbitrary::{Result, Unstructured};
 use safetensors::SafeTensors;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
+use std::sync::Arc;
+use weightfs::content::Request;
 use weightfs::format::Mode;
-use weightfs::fs::{FileKind, Ino, Ownership, ROOT, Shown, Superblock};
-use weightfs::model::{Model, Opened};
+use weightfs::fs::{FileKind, Ino, Ownership, ROOT, Superblock};
+use weightfs::model::{Model, Opened, TensorId};
 use weightfs::name;
 use weightfs::source::Memory;
+use weightfs::view::{Shown, View};
 
 pub fn run(bytes: &[u8]) -> bool {
     look_around(&mut Unstructured::new(bytes)).unwrap_or(false)
 }
 
-/// The bytes of files by their paths; `None` of those that take long to make.
+/// The bytes of files by their paths; `None` for files that are slow to compute.
 type Files = BTreeMap<String, Option<Vec<u8>>>;
 
-/// A tensor as the header has it.
+/// A tensor as its header describes it.
 struct Tensor {
     name: String,
     dtype: String,
@@ -36,10 +39,10 @@ fn look_around(bytes: &mut Unstructured) -> Result<bool> {
     for (at, byte) in file[8 + header.len()..].iter_mut().enumerate() {
         *byte = (at as u8).wrapping_mul(factor).wrapping_add(addend);
     }
-    let source = Box::new(Memory::new(file.clone()));
-    let Ok(model) = Model::from_source(Path::new("/m.safetensors"), source, mode) else { return Ok(false) };
-    let tensor = |at| {
-        let (tensor, _) = model.tensor(at);
+    let source = Arc::new(Memory::new(file.clone()));
+    let Ok(model) = Model::from_source(&Path::new("/m.safetensors").into(), source, mode) else { return Ok(false) };
+    let tensor = |id: TensorId| {
+        let tensor = model.tensor(id).info;
         Tensor {
             name: tensor.name.to_owned(),
             dtype: tensor.dtype.name().to_owned(),
@@ -48,7 +51,7 @@ fn look_around(bytes: &mut Unstructured) -> Result<bool> {
             data: file[tensor.range.start as usize..tensor.range.end as usize].to_vec(),
         }
     };
-    let tensors: Vec<Tensor> = (0..model.len()).map(tensor).collect();
+    let tensors: Vec<Tensor> = model.logical().iter().map(tensor).collect();
     let metadata = model.metadata().to_vec();
     let opened = Opened::Model(model.into());
     let superblock = Superblock::new(opened, Shown::default(), Ownership::default()).unwrap();
@@ -57,14 +60,15 @@ fn look_around(bytes: &mut Unstructured) -> Result<bool> {
     check_tensors(&files, &tensors);
     check_whole(&files, &tensors, &metadata);
     assert_eq!(files["/header.json"].as_ref().unwrap(), &header);
-    // Pictures take long: one at times.
+    // Pictures are slow, so only a few are made.
     let has_values = |tensor: &&Tensor| tensor.is_known && tensor.dtype != "C64";
     if let Some(tensor) = tensors.first().filter(has_values)
         && once_in(256, bytes)?
     {
-        let dir = superblock.lookup(ROOT, b"plots").unwrap().ino;
-        let attr = superblock.lookup(dir, format!("{}.png", name::encode(&tensor.name)).as_bytes()).unwrap();
-        let picture = superblock.read(attr.ino, 0, u32::MAX, &|| false).unwrap();
+        let dir = superblock.lookup(ROOT, b"plots", &Request::WAIT).unwrap().ino;
+        let file = format!("{}.png", name::encode(&tensor.name));
+        let attr = superblock.lookup(dir, file.as_bytes(), &Request::WAIT).unwrap();
+        let picture = read(&superblock, attr.ino, 0, u64::MAX).unwrap();
         assert_eq!((&picture[..4], picture.len() as u64), (&b"\x89PNG"[..], attr.size));
     }
     while !bytes.is_empty() {
@@ -73,7 +77,7 @@ fn look_around(bytes: &mut Unstructured) -> Result<bool> {
     Ok(true)
 }
 
-/// Reads everything below a directory, and holds what the kernel learns in different ways against each other.
+/// Reads everything below a directory, and compares what different operations return.
 fn walk(superblock: &Superblock, dir: Ino, path: &str, files: &mut Files, bytes: &mut Unstructured) -> Result<()> {
     let list = |offset| {
         let mut entries = Vec::new();
@@ -81,25 +85,26 @@ fn walk(superblock: &Superblock, dir: Ino, path: &str, files: &mut Files, bytes:
             entries.push((entry.name.to_str().unwrap().to_owned(), entry.ino, entry.kind, entry.next));
             false
         };
-        superblock.readdir(dir, offset, add).unwrap();
+        superblock.readdir(dir, offset, &Request::WAIT, add).unwrap();
         entries
     };
     let entries = list(0);
     assert_eq!((&entries[0].0[..], entries[0].1, &entries[1].0[..]), (".", dir, ".."));
     let at = bytes.choose_index(entries.len())?;
-    assert_eq!(list(entries[at].3), entries[at + 1..], "a listing of {path} taken up again");
+    assert_eq!(list(entries[at].3), entries[at + 1..], "a resumed listing of {path}");
     for (name, ino, kind, _) in &entries[2..] {
         let below = format!("{path}/{name}");
         assert!(name.len() <= 255 && !name.contains('/'), "{below}");
-        let attr = superblock.lookup(dir, name.as_bytes()).unwrap();
+        let attr = superblock.lookup(dir, name.as_bytes(), &Request::WAIT).unwrap();
         assert_eq!((attr.ino, attr.kind), (*ino, *kind), "{below}");
-        assert_eq!(superblock.getattr(*ino).unwrap(), attr, "{below}");
+        assert_eq!(superblock.getattr(*ino, &Request::WAIT).unwrap(), attr, "{below}");
         if *kind == FileKind::Dir {
             walk(superblock, *ino, &below, files, bytes)?;
             continue;
         }
-        for name in superblock.listxattr(*ino).unwrap().split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
-            superblock.getxattr(*ino, name).unwrap();
+        let names = superblock.listxattr(*ino, &Request::WAIT).unwrap();
+        for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+            superblock.getxattr(*ino, name, &Request::WAIT).unwrap();
         }
         let whole = if path == "/plots" { None } else { Some(read_all(superblock, *ino, attr.size, &below, bytes)?) };
         assert!(files.insert(below, whole).is_none());
@@ -107,24 +112,24 @@ fn walk(superblock: &Superblock, dir: Ino, path: &str, files: &mut Files, bytes:
     Ok(())
 }
 
-/// A file, and a part of it that is the same.
+/// Reads a file, and compares a part of it with the whole.
 fn read_all(superblock: &Superblock, ino: Ino, len: u64, path: &str, bytes: &mut Unstructured) -> Result<Vec<u8>> {
-    let read = |offset, size| superblock.read(ino, offset, size, &|| false).unwrap().to_vec();
-    let whole = read(0, u32::MAX);
+    let read = |offset, size| read(superblock, ino, offset, size).unwrap().to_vec();
+    let whole = read(0, u64::MAX);
     assert_eq!(whole.len() as u64, len, "{path}");
-    let (offset, size) = (bytes.int_in_range(0..=len)?, bytes.int_in_range(0..=len as u32 + 1)?);
-    let end = len.min(offset + u64::from(size));
+    let (offset, size) = (bytes.int_in_range(0..=len)?, bytes.int_in_range(0..=len + 1)?);
+    let end = len.min(offset + size);
     assert!(read(offset, size) == whole[offset as usize..end as usize], "{path}: {size} bytes from {offset} on");
     Ok(whole)
 }
 
-/// What stands in the views of each tensor.
+/// Checks the views of each tensor.
 fn check_tensors(files: &Files, tensors: &[Tensor]) {
     for tensor in tensors {
         let file =
             |dir: &str, ending: &str| files.get(&format!("/{dir}/{}{ending}", name::encode(&tensor.name)))?.as_ref();
         assert_eq!(file("tensors", "").unwrap(), &tensor.data);
-        // The shape of a dtype that nobody knows says nothing.
+        // For an unknown dtype the shape does not tell the number of values.
         let count: u64 = if tensor.is_known { elements(&tensor.shape) } else { 0 };
         let has_values = tensor.is_known && tensor.dtype != "C64";
         let f32 = file("f32", ".f32");
@@ -148,7 +153,7 @@ fn elements(shape: &[u64]) -> u64 {
     if shape.contains(&0) { 0 } else { shape.iter().product() }
 }
 
-/// What stands in the files of the whole model.
+/// Checks the files of the whole model.
 fn check_whole(files: &Files, tensors: &[Tensor], metadata: &[(String, String)]) {
     let file = |path: &str| files[path].as_ref().unwrap();
     let index: serde_json::Value = serde_json::from_slice(file("/index.json")).unwrap();
@@ -180,36 +185,37 @@ fn check_whole(files: &Files, tensors: &[Tensor], metadata: &[(String, String)])
     }
 }
 
-/// Asks for any inode and any name.
+/// Sends requests for any inode and any name.
 fn ask_anything(superblock: &Superblock, bytes: &mut Unstructured) -> Result<()> {
     let ino = if once_in(4, bytes)? {
         bytes.arbitrary()?
     } else {
-        bytes.int_in_range(0..=40u64)? << 32 | bytes.int_in_range(0..=20)?
+        bytes.int_in_range(0..=160u64)? << 32 | bytes.int_in_range(0..=20)?
     };
     let len = bytes.int_in_range(0..=12)?;
     let name = bytes.bytes(len.min(bytes.len()))?;
-    let (offset, size) = (bytes.arbitrary()?, bytes.int_in_range(0..=1 << 20)?);
-    let kind = superblock.getattr(ino).map(|attr| {
+    let (offset, size) = (bytes.arbitrary()?, bytes.int_in_range(0..=1u64 << 20)?);
+    let kind = superblock.getattr(ino, &Request::WAIT).map(|attr| {
         assert_eq!(attr.ino, ino);
         attr.kind
     });
-    let found = superblock.lookup(ino, name).is_ok();
+    let found = superblock.lookup(ino, name, &Request::WAIT).is_ok();
     let mut listed = 0;
     let mut same_name = false;
-    let is_dir = superblock.readdir(ino, 0, |entry| {
+    let is_dir = superblock.readdir(ino, 0, &Request::WAIT, |entry| {
         listed += 1;
         same_name |= listed > 2 && entry.name.as_encoded_bytes() == name;
         false
     });
     assert_eq!(found, same_name, "{name:?} in {ino:#x}");
     assert_eq!(is_dir.is_ok(), matches!(kind, Ok(FileKind::Dir)));
-    let _ = superblock.readdir(ino, offset, |_| true);
-    let _ = superblock.getxattr(ino, name);
-    assert_eq!(superblock.listxattr(ino).is_ok(), kind.is_ok());
-    let is_plot = ino >> 32 == 16 + 12;
+    let _ = superblock.readdir(ino, offset, &Request::WAIT, |_| true);
+    let _ = superblock.getxattr(ino, name, &Request::WAIT);
+    assert_eq!(superblock.listxattr(ino, &Request::WAIT).is_ok(), kind.is_ok());
+    // Pictures are slow.
+    let is_plot = View::all().any(|view| view.row().file == "plots" && ino >> 32 == 128 + view.index() as u64);
     if !is_plot {
-        assert_eq!(superblock.read(ino, offset, size, &|| false).is_ok(), matches!(kind, Ok(FileKind::File)));
+        assert_eq!(read(superblock, ino, offset, size).is_ok(), matches!(kind, Ok(FileKind::File)), "{ino:#x}");
     }
     assert!(superblock.readlink(ino).is_err());
     let _ = superblock.statfs();

@@ -1,4 +1,5 @@
-//! Names: the encoding that SPEC describes, told the long way, and there and back; nothing on a terminal that it would obey.
+//! Names: the encoding that SPEC describes, told the long way, and there and back; nothing on a terminal that it would
+//! obey.
 
 use super::headers::once_in;
 use arbitrary::{Result, Unstructured};

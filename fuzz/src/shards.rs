@@ -1,17 +1,20 @@
-//! A directory of shards beside their list, for the targets that open models of many files.
+//! A directory of shards and a list of them, for the targets that open models of several files.
 
 use super::headers::{self, odd_value};
-use arbitrary::{Result, Unstructured};
+use arbitrary::{Result as Arbitrary, Unstructured};
 use std::collections::BTreeMap;
 use tempfile::TempDir;
+use weightfs::content::Request;
 use weightfs::format::Mode;
-use weightfs::fs::{FileKind, Ino, Ownership, ROOT, Shown, Superblock};
-use weightfs::model::{Model, Opened};
+use weightfs::fs::{FileKind, Ino, Ownership, ROOT, Superblock};
+use weightfs::model::{self, Opened};
+use weightfs::source::Bytes;
+use weightfs::view::Shown;
 
-/// The shards that are there, and one more beside their directory, where no list may lead.
+/// The directory of shards. Another shard lies outside of it, where no list may lead.
 pub struct Shards(TempDir);
 
-/// Names that lead nowhere, elsewhere, or to the first shard by another name.
+/// Names that lead nowhere, elsewhere, or to the first shard.
 pub const ODD_NAMES: [&str; 12] = [
     "missing.safetensors",
     "./a.safetensors",
@@ -27,20 +30,20 @@ pub const ODD_NAMES: [&str; 12] = [
     "a\0.safetensors",
 ];
 
-/// Whether SPEC has that name refused.
+/// Whether a name must be refused.
 pub fn is_refused(name: &str) -> bool {
     name.starts_with('/') || name.split('/').any(|part| part == "..") || !name.ends_with(".safetensors")
 }
 
-/// The path to which a name leads, in one spelling.
+/// The path that a name leads to, normalised.
 pub fn path(name: &str) -> String {
     name.split('/').filter(|part| !matches!(*part, "" | ".")).collect::<Vec<_>>().join("/")
 }
 
-/// What a tensor looks like from outside.
+/// A tensor as a mount shows it.
 #[derive(Debug, PartialEq)]
 pub struct Seen {
-    /// Unless it is joined from several.
+    /// The shard; `None` for an array that is joined from several.
     pub shard: Option<String>,
     pub shape: String,
     pub data: Vec<u8>,
@@ -49,17 +52,17 @@ pub struct Seen {
 /// Tensors by name.
 pub type Tensors = BTreeMap<String, Seen>;
 
-/// A model as it looks from outside.
+/// A model as a mount shows it.
 #[derive(Debug)]
 pub struct Opening {
     pub whole: Tensors,
-    /// What is in each of the shards, of a dataset.
+    /// The tensors of each shard of a dataset.
     pub shards: BTreeMap<String, Tensors>,
     pub skipped: usize,
 }
 
 impl Shards {
-    /// These files.
+    /// A directory of these files.
     pub fn new<'f>(files: impl IntoIterator<Item = (&'f str, Vec<u8>)>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         for made in ["model", "model/sub", "model/sub.safetensors"] {
@@ -72,11 +75,11 @@ impl Shards {
         Self(dir)
     }
 
-    /// Opens the model of that list; `None` where it is refused.
+    /// Opens a model by its list; `None` if it is refused.
     pub fn open(&self, list: &str, text: &[u8], mode: Mode) -> Option<Opening> {
         let path = self.0.path().join("model").join(list);
         std::fs::write(&path, text).unwrap();
-        let model = match Model::open(&path, mode) {
+        let model = match model::open_model(&path.as_path().into(), mode) {
             Ok(model) => model,
             Err(error) => {
                 assert!(error.to_string().starts_with(path.parent().unwrap().to_str().unwrap()), "{error}");
@@ -88,9 +91,11 @@ impl Shards {
         let (mut whole, mut shards) = <(Tensors, BTreeMap<_, _>)>::default();
         if let Some(superblock) = Superblock::new(opened, Shown::default(), Ownership::default()) {
             whole = tensors(&superblock, ROOT);
-            for (ino, kind, name) in list_dir(&superblock, superblock.lookup(ROOT, b"shards").unwrap().ino) {
+            for (ino, kind, name) in
+                list_dir(&superblock, superblock.lookup(ROOT, b"shards", &Request::WAIT).unwrap().ino)
+            {
                 assert_eq!(kind, FileKind::Dir);
-                if superblock.lookup(ino, b"tensors").is_ok() {
+                if superblock.lookup(ino, b"tensors", &Request::WAIT).is_ok() {
                     shards.insert(name, tensors(&superblock, ino));
                 }
             }
@@ -99,18 +104,27 @@ impl Shards {
     }
 }
 
-/// `tensors/` of a directory.
+/// Bytes of a file.
+pub fn read(superblock: &Superblock, ino: Ino, offset: u64, size: u64) -> Result<Bytes, weightfs::fs::Error> {
+    let content = superblock.open(ino, &Request::WAIT)?;
+    Ok(content.read(offset..offset.saturating_add(size), &Request::WAIT)?)
+}
+
+/// The tensors in `tensors/` of a directory.
 fn tensors(superblock: &Superblock, parent: Ino) -> Tensors {
-    let dir = superblock.lookup(parent, b"tensors").unwrap().ino;
+    let dir = superblock.lookup(parent, b"tensors", &Request::WAIT).unwrap().ino;
     let mut tensors = BTreeMap::new();
     for (ino, _, name) in list_dir(superblock, dir) {
-        let attr = superblock.lookup(dir, name.as_bytes()).unwrap();
+        let attr = superblock.lookup(dir, name.as_bytes(), &Request::WAIT).unwrap();
         assert_eq!(attr.ino, ino);
-        let xattr = |name: &str| Some(String::from_utf8(superblock.getxattr(ino, name.as_bytes()).ok()?).unwrap());
-        let data = superblock.read(ino, 0, u32::MAX, &|| false).unwrap().to_vec();
+        let xattr = |name: &str| {
+            let value = superblock.getxattr(ino, name.as_bytes(), &Request::WAIT).ok()?;
+            Some(String::from_utf8(value).unwrap())
+        };
+        let data = read(superblock, ino, 0, u64::MAX).unwrap().to_vec();
         assert_eq!(data.len() as u64, attr.size);
         let seen = Seen { shard: xattr("user.weightfs.shard"), shape: xattr("user.weightfs.shape").unwrap(), data };
-        assert!(tensors.insert(xattr("user.weightfs.name").unwrap(), seen).is_none(), "a name that stands twice");
+        assert!(tensors.insert(xattr("user.weightfs.name").unwrap(), seen).is_none(), "a repeated name");
     }
     tensors
 }
@@ -121,7 +135,7 @@ fn list_dir(superblock: &Superblock, dir: Ino) -> Vec<(Ino, FileKind, String)> {
         entries.push((entry.ino, entry.kind, entry.name.to_str().unwrap().to_owned()));
         false
     };
-    superblock.readdir(dir, 0, add).unwrap();
+    superblock.readdir(dir, 0, &Request::WAIT, add).unwrap();
     entries.split_off(2)
 }
 
@@ -139,19 +153,19 @@ pub fn file(tensors: &[(&str, &str, &[u64], &[u8])]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat()
 }
 
-/// What a list says.
+/// The meaning of a list.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Says {
-    /// What it was made to say.
+    /// What it was made to mean.
     This,
-    /// Nothing that may be accepted.
+    /// It must be refused.
     Nothing,
-    /// Who knows.
+    /// Not known.
     Something,
 }
 
-/// The text of a list, a JSON object, as it is, in another form, or spoilt.
-pub fn spoil(text: &str, bytes: &mut Unstructured) -> Result<(Vec<u8>, Says)> {
+/// The text of a list, a JSON object: unchanged, in another form, or damaged.
+pub fn spoil(text: &str, bytes: &mut Unstructured) -> Arbitrary<(Vec<u8>, Says)> {
     Ok(match bytes.int_in_range(0..=15)? {
         0..=9 => (text.into(), Says::This),
         10 => (format!(" \t{text}\r\n").into(), Says::This),

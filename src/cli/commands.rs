@@ -1,10 +1,11 @@
 //! The words of the commands that do not mount.
 
-use super::pattern;
+use super::{location, pattern};
 use bytesize::ByteSize;
 use clap::{Args, Subcommand, ValueEnum};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use weightfs::source::Location;
 
 const LS_HELP: &str = "\
 Examples:
@@ -25,7 +26,8 @@ Exit status: 0 done, 1 failed, or a PATTERN matches no tensor, 2 wrong usage.";
 pub struct LsArgs {
     /// A .safetensors file, the index of a sharded model (.safetensors.index.json), a dataset
     /// (dataset_manifest.json), or a directory with one model or several
-    pub source: PathBuf,
+    #[arg(value_parser = location())]
+    pub source: Location,
 
     /// Only tensors whose whole names match one of these globs: * matches any characters, ? one,
     /// [a-z] one of a set
@@ -87,8 +89,8 @@ Exit status: 0 done, 1 failed, 2 wrong usage.";
 #[command(after_help = INSPECT_HELP)]
 pub struct InspectArgs {
     /// Files, indices, datasets, or directories with one model or several
-    #[arg(required = true, value_name = "SOURCE")]
-    pub sources: Vec<PathBuf>,
+    #[arg(required = true, value_name = "SOURCE", value_parser = location())]
+    pub sources: Vec<Location>,
 
     /// Show all shards, modules and keys of metadata
     #[arg(short, long)]
@@ -115,8 +117,8 @@ Exit status: 0 done, 1 failed, 2 wrong usage.";
 #[command(after_help = ID_HELP)]
 pub struct IdArgs {
     /// Files, indices, datasets, or directories with one model or several
-    #[arg(required = true, value_name = "SOURCE")]
-    pub sources: Vec<PathBuf>,
+    #[arg(required = true, value_name = "SOURCE", value_parser = location())]
+    pub sources: Vec<Location>,
 
     /// Print JSON, one object for each model
     #[arg(long)]
@@ -135,8 +137,8 @@ Exit status: 0 done, 1 failed, 2 wrong usage.";
 #[command(after_help = SUMMARY_HELP)]
 pub struct SummaryArgs {
     /// Files, indices, datasets, or directories with one model or several
-    #[arg(required = true, value_name = "SOURCE")]
-    pub sources: Vec<PathBuf>,
+    #[arg(required = true, value_name = "SOURCE", value_parser = location())]
+    pub sources: Vec<Location>,
 }
 
 const CHECK_HELP: &str = "\
@@ -160,8 +162,8 @@ printed, or changed meanwhile.";
 #[command(after_help = CHECK_HELP)]
 pub struct CheckArgs {
     /// Files, indices, datasets, or directories with one model or several
-    #[arg(required = true, value_name = "SOURCE")]
-    pub sources: Vec<PathBuf>,
+    #[arg(required = true, value_name = "SOURCE", value_parser = location())]
+    pub sources: Vec<Location>,
 
     /// Look for NaN and infinity in all tensors
     #[arg(long)]
@@ -200,10 +202,12 @@ Exit status: 0 no difference, 1 some, 2 trouble.";
 #[command(after_help = DIFF_HELP)]
 pub struct DiffArgs {
     /// The old model, or directory of models: what `mount` takes
-    pub a: PathBuf,
+    #[arg(value_parser = location())]
+    pub a: Location,
 
     /// The new one
-    pub b: PathBuf,
+    #[arg(value_parser = location())]
+    pub b: Location,
 
     /// Compare the data, too: which tensors differ, in how many bits, and how far their values are apart
     #[arg(long)]
@@ -251,7 +255,8 @@ pub enum Action {
     /// Print the value of a key, or KEY=VALUE of several or of all; of several models each with its place
     Get {
         /// What `mount` takes
-        source: PathBuf,
+        #[arg(value_parser = location())]
+        source: Location,
         /// Keys; none for all of them
         #[arg(value_name = "KEY")]
         keys: Vec<String>,
@@ -317,10 +322,11 @@ Exit status: 0 done, 1 failed, 2 wrong usage.";
 pub struct ExportArgs {
     /// What `mount` takes: a .safetensors file, the index of a sharded model, a dataset, or a directory with one model
     /// or several
-    pub source: PathBuf,
+    #[arg(value_parser = location())]
+    pub source: Location,
 
-    /// The file to write, a directory to write it to, or - for standard output; of several models, or with --shard-size,
-    /// a new directory
+    /// The file to write, a directory to write it to, or - for standard output; of several models, or with
+    /// --shard-size, a new directory
     pub out: PathBuf,
 
     /// Only tensors whose whole names match: * stands for any characters, ? for one, [a-z] for one of

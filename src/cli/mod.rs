@@ -3,14 +3,16 @@
 mod commands;
 pub mod pattern;
 
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use weightfs::fs::Shown;
+use weightfs::source::Location;
 use weightfs::text;
+use weightfs::view::{self, Shown};
 
 pub use commands::*;
 
@@ -110,7 +112,8 @@ pub enum Command {
 pub struct MountArgs {
     /// A .safetensors file, the index of a sharded model (.safetensors.index.json), a dataset
     /// (dataset_manifest.json), or a directory with one model or several
-    pub source: PathBuf,
+    #[arg(value_parser = location())]
+    pub source: Location,
 
     /// An empty directory; by default one named after SOURCE is made here, and removed at unmount
     pub mountpoint: Option<PathBuf>,
@@ -124,9 +127,8 @@ pub struct MountArgs {
     #[arg(short, value_name = "OPT[,OPT...]")]
     options: Vec<String>,
 
-    /// Show these only: export, f32, header, index, manifest, metadata, npy, plots, safetensors,
-    /// shards, stats, sums, tensors, tree [default: all]
-    #[arg(long, value_name = "VIEW[,VIEW...]", value_parser = parse_views)]
+    // The names come from the table of views.
+    #[arg(long, value_name = "VIEW[,VIEW...]", value_parser = parse_views, help = views_help())]
     pub views: Option<Shown>,
 
     /// Mount what is sound in a damaged file, and report the rest
@@ -408,8 +410,8 @@ fn split(options: &str) -> Vec<String> {
     parts
 }
 
-/// Whether mount(8) runs us, by way of mount.fuse3: that calls the program by its own name, through a shell, which may stay
-/// in between.
+/// Whether mount(8) runs us, by way of mount.fuse3: that calls the program by its own name, through a shell, which may
+/// stay in between.
 fn run_by_mount() -> bool {
     let status = |pid: &str| std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let field =
@@ -419,9 +421,20 @@ fn run_by_mount() -> bool {
     [parent, grandparent].iter().any(|status| field(status, "Name:").as_deref() == Some("mount"))
 }
 
+/// Parses the place of a file or a directory.
+fn location() -> impl TypedValueParser<Value = Location> {
+    PathBufValueParser::new().map(Location::from)
+}
+
+fn views_help() -> String {
+    let mut names = view::names();
+    names.sort_unstable();
+    format!("Show these only: {} [default: all]", names.join(", "))
+}
+
 /// Names with commas, or with colons where a comma would end the option: `-o views=tensors:tree`.
 fn parse_views(names: &str) -> Result<Shown, String> {
-    Shown::only(names.split([',', ':'])).map_err(|error| error.to_string())
+    view::shown(names.split([',', ':'])).map_err(|error| error.to_string())
 }
 
 fn parse_umask(mask: &str) -> Result<u16, String> {

@@ -1,13 +1,13 @@
-//! Globs over names of tensors: knows that a name is no path, so that `*` goes across dots and slashes alike.
+//! Glob patterns for tensor names. A name is not a path, so `*` matches dots and slashes too.
 
 use glob::Pattern;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use weightfs::source::Location;
 use weightfs::text::quote;
 
-/// Reads a glob, for the parser of the command line.
+/// Parses a pattern of the command line.
 pub fn parse(glob: &str) -> Result<Pattern, String> {
-    // `**` goes across directories, of which there are none.
+    // The crate gives `**` a meaning for directories only.
     let mut plain = glob.to_owned();
     while plain.contains("**") {
         plain = plain.replace("**", "*");
@@ -15,20 +15,20 @@ pub fn parse(glob: &str) -> Result<Pattern, String> {
     Pattern::new(&plain).map_err(|error| error.to_string())
 }
 
-/// Globs, and whether each has matched something by now.
+/// Patterns, and whether each has matched a name so far.
 pub struct Wanted<'a>(Vec<(&'a Pattern, AtomicBool)>);
 
 impl<'a> Wanted<'a> {
-    /// Those globs; where there are none, every name will do.
+    /// Wants the names that match one of `patterns`; without patterns, every name.
     pub fn new(patterns: &'a [Pattern]) -> Self {
         Self(patterns.iter().map(|pattern| (pattern, AtomicBool::new(false))).collect())
     }
 
-    /// Whether a name matches one of them.
+    /// Whether a name is wanted.
     pub fn matches(&self, name: &str) -> bool {
         let mut any = self.0.is_empty();
         for (pattern, matched) in &self.0 {
-            // One that has matched something is not asked again where another one does.
+            // A pattern that has matched before need not be tried if another one matches.
             let has_matched = matched.load(Ordering::Relaxed);
             if !(any && has_matched) && pattern.matches(name) {
                 any = true;
@@ -40,16 +40,16 @@ impl<'a> Wanted<'a> {
         any
     }
 
-    /// Those that have matched nothing.
+    /// The patterns that have matched nothing.
     pub fn unmatched(&self) -> Vec<&str> {
         let unmatched = self.0.iter().filter(|(_, matched)| !matched.load(Ordering::Relaxed));
         unmatched.map(|(pattern, _)| pattern.as_str()).collect()
     }
 }
 
-/// What is said of a glob that asks in vain.
-pub fn unmatched(source: &Path, pattern: &str) -> String {
-    format!("{}: no tensor matches {}", source.display(), quote(pattern))
+/// The error for a pattern that has matched nothing.
+pub fn unmatched(source: &Location, pattern: &str) -> String {
+    format!("{source}: no tensor matches {}", quote(pattern))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `weightfs check`: knows how findings are told and which exit code says what, not what is checked.
+//! `weightfs check`: prints findings. What is checked is in `inspect::check`.
 
 use crate::cli::CheckArgs;
 use crate::models::Models;
@@ -8,33 +8,31 @@ use crate::terminal::progress::Progress;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::path::Path;
 use std::process::ExitCode;
 use weightfs::inspect::check::{Check, Finding, Report, Rule, Severity};
 use weightfs::model::Error;
-use weightfs::source;
+use weightfs::source::{self, Location};
 use weightfs::text::printable;
 
-/// Something could not be read or written.
+/// Exit code if something could not be read or printed.
 const TROUBLE: u8 = 2;
 
-/// Checks each model: 0 sound, 1 an error was found, 2 trouble.
+/// Checks each model. The exit code is 0 if all are sound, 1 if an error was found, and 2 if something could not be
+/// read.
 pub fn run(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     let done = to_stdout(|out| {
         let models = Models::find(&args.sources, out)?;
-        // What cannot be read is told once, with what it means here.
-        log::set_max_level(log::LevelFilter::Off);
         let mut code = if models.failed { TROUBLE } else { 0 };
-        for path in &models.files {
-            match check(path, args) {
+        for location in &models.files {
+            match check(location, args) {
                 Ok(mut report) => {
                     let counted = report.total(Severity::Error) > 0
                         || args.fail_on_warning && report.total(Severity::Warning) > 0;
                     code = code.max(u8::from(counted));
                     match (args.quiet, args.json) {
                         (true, _) => {}
-                        (false, true) => print_json(&mut report, path, out)?,
-                        (false, false) => print(&mut report, path, out)?,
+                        (false, true) => print_json(&mut report, location, out)?,
+                        (false, false) => print(&mut report, location, out)?,
                     }
                 }
                 Err(error) => {
@@ -51,7 +49,7 @@ pub fn run(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Why a check did not come to its end.
+/// The message about a check that could not be completed.
 fn reason(error: &Error) -> String {
     match error {
         Error::Source(source::Error::Cut { path, .. } | source::Error::Changed { path }) => {
@@ -61,8 +59,8 @@ fn reason(error: &Error) -> String {
     }
 }
 
-fn check(path: &Path, args: &CheckArgs) -> Result<Report, Error> {
-    let mut check = Check::open(path)?;
+fn check(location: &Location, args: &CheckArgs) -> Result<Report, Error> {
+    let mut check = Check::open(location)?;
     if !args.no_data {
         let progress = Progress::new("checking", check.bytes_to_read(args.values));
         check.read(args.values, &|bytes| progress.add(bytes))?;
@@ -70,10 +68,10 @@ fn check(path: &Path, args: &CheckArgs) -> Result<Report, Error> {
     Ok(check.into_report())
 }
 
-/// How many findings of one rule are told.
+/// Most findings of one rule that are printed.
 const SHOWN: u64 = 10;
 
-fn print(report: &mut Report, path: &Path, out: &mut Output) -> io::Result<()> {
+fn print(report: &mut Report, location: &Location, out: &mut Output) -> io::Result<()> {
     let findings = report.findings().to_vec();
     for group in findings.chunk_by(|a, b| a.rule == b.rule) {
         let [first, ..] = group else { continue };
@@ -87,17 +85,17 @@ fn print(report: &mut Report, path: &Path, out: &mut Output) -> io::Result<()> {
         }
         if let Some(more @ 1..) = report.count(first.rule).checked_sub(SHOWN) {
             let label = out.styled(style, label);
-            writeln!(out, "{}: {label}: {more} more of this kind", printable(&path.to_string_lossy()))?;
+            writeln!(out, "{}: {label}: {more} more of this kind", printable(&location.to_string()))?;
         }
         if let Some(hint) = first.rule.hint() {
             writeln!(out, "    ({hint})")?;
         }
     }
-    summarise(report, path, out)
+    summarise(report, location, out)
 }
 
-/// The last line: how it stands, and what was looked at.
-fn summarise(report: &Report, path: &Path, out: &mut Output) -> io::Result<()> {
+/// Prints the last line: the verdict, and what was checked.
+fn summarise(report: &Report, location: &Location, out: &mut Output) -> io::Result<()> {
     let (errors, warnings) = (report.total(Severity::Error), report.total(Severity::Warning));
     let verdict = match (errors, warnings) {
         (0, 0) => out.styled(GOOD, "sound".to_owned()),
@@ -120,21 +118,22 @@ fn summarise(report: &Report, path: &Path, out: &mut Output) -> io::Result<()> {
         let of = if report.files > 1 { format!(" of {}", plural(files, "file")) } else { String::new() };
         facts.push(format!("{} verified{of}", printable(key)));
     }
-    // Nobody knows the values of an unknown dtype, nor those of what is left out, and of what overlaps not all are looked at.
+    // Values of unknown dtypes and of tensors that were left out are not known, and overlapping data is not checked
+    // twice.
     let not_finite =
         [Rule::Nan, Rule::Infinite, Rule::UnknownDtype, Rule::Format, Rule::Entry, Rule::Index, Rule::Overlap];
     if report.values && report.tensors > 0 && not_finite.iter().all(|rule| report.count(*rule) == 0) {
         facts.push("all values finite".to_owned());
     }
-    writeln!(out, "{}: {verdict} ({})", printable(&path.to_string_lossy()), facts.join("; "))
+    writeln!(out, "{}: {verdict} ({})", printable(&location.to_string()), facts.join("; "))
 }
 
-fn print_json(report: &mut Report, path: &Path, out: &mut Output) -> io::Result<()> {
+fn print_json(report: &mut Report, location: &Location, out: &mut Output) -> io::Result<()> {
     let findings = report.findings().to_vec();
     let errors = report.total(Severity::Error);
     let verified = report.verified.iter().map(|(file, key)| json!({"file": file, "key": key}));
     let object = json!({
-        "source": path.to_string_lossy(), "sound": errors == 0, "errors": errors,
+        "source": location.to_string(), "sound": errors == 0, "errors": errors,
         "warnings": report.total(Severity::Warning), "files": report.files, "tensors": report.tensors,
         "nbytes": report.nbytes, "alignment": report.alignment, "values": report.values,
         "verified": verified.collect::<Vec<_>>(), "findings": findings,

@@ -1,4 +1,4 @@
-//! `weightfs export`: knows how a model, a part of it, or a directory of models becomes files on a disk.
+//! `weightfs export`: writes a model, a part of it, or a directory of models to files.
 
 use crate::cli::ExportArgs;
 use crate::cli::pattern::{Wanted, unmatched};
@@ -14,80 +14,81 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::ExitCode;
-use weightfs::format::Mode;
-use weightfs::model::{self, Catalog, Kind, Model, Opened};
-use weightfs::source::Bytes;
+use std::sync::Arc;
+use weightfs::model::{self, Catalog, Kind, Model, Opened, TensorId};
+use weightfs::source::Location;
 use weightfs::view::{Export, Shards, Tensors};
-use weightfs::write::{self, Folder, Output, is_stdout};
+use weightfs::write::{self, Output, OutputDir, is_stdout};
 
-/// Permissions of new files, less the umask.
+/// Permissions of new files before the umask.
 const MODE: u32 = 0o666;
 
-/// Most files of one model: so many can be mounted again.
+/// Most files of one model: a mount accepts so many.
 const SHARDS_MAX: usize = 10_000;
 
 /// Writes a model as one file or as several.
 pub fn run(args: &ExportArgs) -> anyhow::Result<ExitCode> {
-    let export = Exporting { args, wanted: Wanted::new(&args.only), interrupted: Interrupted::watch()? };
-    let mode = if args.lenient { Mode::Lenient } else { Mode::Strict };
-    written(match models::any(&args.source, mode)? {
-        Opened::Model(model) => export.one(&model),
-        Opened::Catalog(catalog) => export.several(&catalog),
+    let job = Job { args, wanted: Wanted::new(&args.only), interrupted: Interrupted::watch()? };
+    written(match models::any(&args.source, models::mode(args.lenient))? {
+        Opened::Model(model) => job.one(&Arc::new(*model)),
+        Opened::Catalog(catalog) => job.several(&catalog),
     })
 }
 
-/// What is asked for, and whether it still is.
-struct Exporting<'a> {
+/// An export in progress.
+struct Job<'a> {
     args: &'a ExportArgs,
     wanted: Wanted<'a>,
     interrupted: Interrupted,
 }
 
-impl Exporting<'_> {
-    fn one(self, model: &Model) -> anyhow::Result<()> {
+impl Job<'_> {
+    fn one(self, model: &Arc<Model>) -> anyhow::Result<()> {
         let (source, out) = (&self.args.source, &self.args.out);
-        let numbers = self.choose(model);
+        let tensors = self.choose(model);
         self.all_matched()?;
         if let Some(size) = self.args.shard_size {
-            let folder = self.folder()?;
-            let written = self.write_shards(model, numbers, size, source, folder.place());
-            written.map_err(|error| placed(&folder, error))?;
-            models::still_the_same(model)?;
+            let dir = self.directory()?;
+            let written = self.write_shards(model, &tensors, size, source, dir.unfinished());
+            written.map_err(|error| rename_error(&dir, error))?;
+            model.verify()?;
             self.interrupted.check()?;
-            return Ok(folder.commit()?);
+            return Ok(dir.commit()?);
         }
         let path = if out.is_dir() && !is_stdout(out) {
-            let stem = model::stem(model.path()).context("the source has no name to write it under")?;
+            let stem = model::stem(model.location()).context("the source has no name to write it under")?;
             out.join(file_name(stem))
         } else {
             out.clone()
         };
-        self.spare_source(model, numbers.as_deref(), &path)?;
-        let written = self.write_file(model, tensors(numbers), source, &path)?;
-        models::still_the_same(model)?;
+        self.spare_source(model, &tensors, &path)?;
+        let written = self.write_file(model, tensors, source, &path)?;
+        model.verify()?;
         written.finish(&self.interrupted)
     }
 
-    /// The tensors that are asked for, where not all are.
-    fn choose(&self, model: &Model) -> Option<Vec<u32>> {
-        let is_wanted = |at: &u32| self.wanted.matches(model.name(*at as usize));
-        (!self.args.only.is_empty()).then(|| model.whole().filter(is_wanted).collect())
+    /// The tensors to write.
+    fn choose(&self, model: &Model) -> Tensors {
+        let is_wanted = |id: &TensorId| self.wanted.matches(model.name(*id));
+        match self.args.only.is_empty() {
+            true => Tensors::Whole,
+            false => Tensors::These(model.logical().iter().filter(is_wanted).collect()),
+        }
     }
 
-    /// Fails if a file at `path` would replace something of the source that it has not in it. Standard output replaces nothing.
-    fn spare_source(&self, model: &Model, numbers: Option<&[u32]>, path: &Path) -> anyhow::Result<()> {
+    /// Fails if a file at `path` would replace a file of the source and lose some of its content.
+    fn spare_source(&self, model: &Model, tensors: &Tensors, path: &Path) -> anyhow::Result<()> {
         let id = |path: &Path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
         let Some(replaced) = id(path).filter(|_| !is_stdout(path)) else { return Ok(()) };
         let is_part = model.sources().iter().any(|part| part.id() == Some(replaced));
-        // Of several files the model's own is the index or the manifest.
-        if !is_part && id(model.path()) != Some(replaced) {
+        // The location of a model of several files is the index or the manifest.
+        if !is_part && model.location().path().and_then(id) != Some(replaced) {
             return Ok(());
         }
         if model.kind() != Kind::File {
-            bail!("{}: a part of {}, which would be none without it", path.display(), self.args.source.display());
+            bail!("{}: a file of {} itself; name another file", path.display(), self.args.source);
         }
-        let all = model.whole().count();
-        let tensors = numbers.map_or(all, <[u32]>::len);
+        let (all, tensors) = (model.logical().len(), tensors.len(model));
         if tensors < all || model.left_out() > 0 {
             let all = all + model.left_out();
             bail!(
@@ -109,98 +110,97 @@ impl Exporting<'_> {
         }
     }
 
-    /// Where several files go.
-    fn folder(&self) -> anyhow::Result<Folder> {
+    /// The directory for several files.
+    fn directory(&self) -> anyhow::Result<OutputDir> {
         if is_stdout(&self.args.out) {
             bail!("several files cannot go to standard output; name a directory");
         }
-        Ok(Folder::create(&self.args.out)?)
+        Ok(OutputDir::create(&self.args.out)?)
     }
 
-    /// Writes each model of a directory to the place where a mount shows it.
+    /// Writes each model of a directory to the path that it has in a mount.
     fn several(self, catalog: &Catalog) -> anyhow::Result<()> {
-        let folder = self.folder()?;
-        self.write_each(catalog, folder.place()).map_err(|error| placed(&folder, error))?;
+        let dir = self.directory()?;
+        self.write_each(catalog, dir.unfinished()).map_err(|error| rename_error(&dir, error))?;
         self.all_matched()?;
         self.interrupted.check()?;
-        Ok(folder.commit()?)
+        Ok(dir.commit()?)
     }
 
     fn write_each(&self, catalog: &Catalog, into: &Path) -> anyhow::Result<()> {
         let mut readable = false;
-        for (place, number) in catalog.places() {
-            let (source, path) = (self.args.source.join(&place), into.join(&place));
-            let model = match models::in_catalog(catalog, number, &source) {
-                // The others are no worse for it.
+        for (path, id) in catalog.paths() {
+            let (source, path) = (self.args.source.join(&path), into.join(&path));
+            let model = match models::in_catalog(catalog, id, &source) {
+                // The other models are written all the same.
                 Err(error) if self.args.lenient => {
                     complain(&error);
                     continue;
                 }
-                model => model?,
+                model => Arc::new(model?),
             };
             readable = true;
-            let numbers = self.choose(&model);
-            if numbers.as_ref().is_some_and(Vec::is_empty) {
+            let tensors = self.choose(&model);
+            if matches!(&tensors, Tensors::These(tensors) if tensors.is_empty()) {
                 continue;
             }
             let (dir, name) = (path.parent().unwrap_or(&path), path.file_name().unwrap_or_default());
             if let Some(size) = self.args.shard_size {
                 fs::create_dir_all(&path).with_context(|| path.display().to_string())?;
-                self.write_shards(&model, numbers, size, &source, &path)?;
+                self.write_shards(&model, &tensors, size, &source, &path)?;
             } else {
                 fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
-                let written =
-                    self.write_file(&model, tensors(numbers), &source, &dir.join(file_name(name.to_owned())))?;
+                let written = self.write_file(&model, tensors, &source, &dir.join(file_name(name.to_owned())))?;
                 written.finish(&self.interrupted)?;
             }
-            models::still_the_same(&model)?;
+            model.verify()?;
         }
         if !readable {
-            bail!("{}: no model in it can be read", self.args.source.display());
+            bail!("{}: no model in it can be read", self.args.source);
         }
         Ok(())
     }
 
-    /// Writes files of one model, and their index, to the directory at `place`.
+    /// Writes a model as several files and their index to the directory `dir`.
     fn write_shards(
         &self,
-        model: &Model,
-        numbers: Option<Vec<u32>>,
+        model: &Arc<Model>,
+        tensors: &Tensors,
         size: ByteSize,
-        source: &Path,
-        place: &Path,
+        source: &Location,
+        dir: &Path,
     ) -> anyhow::Result<()> {
-        let shards = Shards::new(model, &numbers.unwrap_or_else(|| model.whole().collect()), size.as_u64());
+        let shards = Shards::new(model, tensors, size.as_u64());
         if shards.count() > SHARDS_MAX {
             let count = shards.count();
-            bail!("{}: {count} files of {size}, and at most {SHARDS_MAX} can be mounted again", source.display());
+            bail!("{source}: {count} files of {size}; a mount accepts {SHARDS_MAX} at most");
         }
-        for (name, numbers) in shards.files() {
-            let written = self.write_file(model, Tensors::These(numbers.to_vec()), source, &place.join(name))?;
+        for (name, tensors) in shards.files() {
+            let written = self.write_file(model, Tensors::These(tensors.into()), source, &dir.join(name))?;
             written.finish(&self.interrupted)?;
         }
         if let Some((name, text)) = shards.index(model) {
-            let mut output = Output::create(&place.join(name), MODE)?;
+            let mut output = Output::create(&dir.join(name), MODE)?;
             output.write(text.as_bytes())?;
             output.commit()?;
         }
         Ok(())
     }
 
-    /// Writes a file, which has no name yet.
-    fn write_file(&self, model: &Model, tensors: Tensors, source: &Path, path: &Path) -> anyhow::Result<Written> {
-        let (export, clean) = (Export::new(model, tensors, self.args.align), self.args.clean);
-        let Some(len) = export.content(model, clean).map(|content| content.len()) else {
-            bail!("{}: {}", source.display(), export.refusal());
-        };
-        let progress = Progress::new("writing", len);
+    /// Writes a file that gets its name when [`Written::finish`] is called.
+    fn write_file(
+        &self,
+        model: &Arc<Model>,
+        tensors: Tensors,
+        source: &Location,
+        path: &Path,
+    ) -> anyhow::Result<Written> {
+        let export = Export::new(model, tensors, self.args.align);
+        let Some(content) = export.content(self.args.clean) else { bail!("{source}: {}", export.refusal()) };
+        let progress = Progress::new("writing", content.len());
         let mut output = Output::create(path, MODE)?;
-        output.reserve(len)?;
-        let read = |offset, size| match export.content(model, clean) {
-            Some(content) => content.read_at(offset, size),
-            None => Ok(Bytes::Borrowed(&[])),
-        };
-        output.write_content(len, read, &mut |bytes| {
+        output.reserve(content.len())?;
+        output.write_content(content, &mut |bytes| {
             progress.add(bytes);
             !self.interrupted.is_set()
         })?;
@@ -208,7 +208,7 @@ impl Exporting<'_> {
     }
 }
 
-/// A file that is written and has no name yet.
+/// A file whose content is written, but which has no name yet.
 struct Written {
     output: Output,
     progress: Progress,
@@ -216,19 +216,15 @@ struct Written {
 
 impl Written {
     fn finish(self, interrupted: &Interrupted) -> anyhow::Result<()> {
-        self.progress.set_message("to the disk");
+        self.progress.set_message("syncing");
         interrupted.check()?;
         Ok(self.output.commit()?)
     }
 }
 
-/// An error as its user knows the place: what is not finished stands under another name.
-fn placed(folder: &Folder, error: anyhow::Error) -> anyhow::Error {
-    error.downcast().map_or_else(|other| other, |error: write::Error| folder.place_error(error).into())
-}
-
-fn tensors(numbers: Option<Vec<u32>>) -> Tensors {
-    numbers.map_or(Tensors::Whole, Tensors::These)
+/// The error with the path that the user gave, instead of the temporary one.
+fn rename_error(dir: &OutputDir, error: anyhow::Error) -> anyhow::Error {
+    error.downcast().map_or_else(|other| other, |error: write::Error| dir.rename_error(error).into())
 }
 
 fn file_name(mut stem: OsString) -> OsString {

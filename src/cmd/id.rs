@@ -1,4 +1,4 @@
-//! `weightfs id`: knows how weight-inspect writes the identity of a model, and writes it so.
+//! `weightfs id`: prints the structural hash of a model as weight-inspect does.
 
 use crate::cli::IdArgs;
 use crate::models::Models;
@@ -13,30 +13,35 @@ pub fn run(args: &IdArgs) -> anyhow::Result<ExitCode> {
     to_stdout(|out| {
         let models = Models::find(&args.sources, out)?;
         let several = models.files.len() > 1;
-        models.each(false, out, |model, path, out| {
+        models.each(false, out, |model, location, out| {
             let Identity { hash, tensors, metadata } = Identity::of(model);
             if args.json {
                 let mut object = json!({
-                    "schema": 1, "format": "safetensors", "structural_hash": hash, "tensor_count": tensors,
+                    "schema": 1, "format": model.format(), "structural_hash": hash, "tensor_count": tensors,
                     "metadata_count": metadata,
                 });
                 if several {
-                    object["source"] = path.to_string_lossy().into();
+                    object["source"] = location.to_string().into();
                 }
                 writeln!(out, "{}", pretty(&object)?)?;
                 return Ok(());
             }
             if several {
-                out.title(path, ":")?;
+                out.title(location, ":")?;
             }
             writeln!(out, "Structural identity\n{}", "─".repeat(18))?;
-            writeln!(out, "ID:        wi:safetensors:0:{}", &hash[..8])?;
+            writeln!(out, "ID:        wi:{}:0:{}", model.format(), &hash[..8])?;
             writeln!(out, "Stable:    yes (machine independent)")?;
             writeln!(out, "Includes:  header, tensor names, shapes, dtypes")?;
             writeln!(out, "Excludes:  raw weight bytes")?;
-            writeln!(out, "\nformat: Safetensors\nstructural_hash: {hash}")?;
+            writeln!(out, "\nformat: {}\nstructural_hash: {hash}", capitalised(model.format()))?;
             writeln!(out, "tensor_count: {tensors}\nmetadata_count: {metadata}")?;
             Ok(())
         })
     })
+}
+
+fn capitalised(word: &str) -> String {
+    let mut chars = word.chars();
+    chars.next().map(|first| first.to_uppercase().chain(chars).collect()).unwrap_or_default()
 }

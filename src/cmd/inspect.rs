@@ -1,4 +1,4 @@
-//! `weightfs inspect`: knows what a person wants to know of a model first, and in which order.
+//! `weightfs inspect`: describes a model on a page.
 
 use crate::cli::InspectArgs;
 use crate::models::Models;
@@ -8,52 +8,51 @@ use serde_json::{Map, Value, json};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::path::Path;
 use std::process::ExitCode;
 use unicode_width::UnicodeWidthStr;
 use weightfs::format::TensorInfo;
 use weightfs::inspect::{
-    Breakdown, Folder, Identity, KOHYA, Label, MODELSPEC, MODELSPEC_PREFIX, Totals, Training, is_kohya,
+    Breakdown, Identity, ImageFolder, KOHYA, Label, MODELSPEC, MODELSPEC_PREFIX, Totals, Training, is_kohya,
 };
 use weightfs::model::{Kind, Model, Shard};
-use weightfs::source::Source;
+use weightfs::source::{Location, Source};
 use weightfs::text::brackets;
 
-/// How many of a kind are shown, unless all are wanted.
+/// Most items of a kind that are shown without --all.
 const SHOWN: usize = 12;
 
-/// No name of a tensor or file takes more columns, so that a line stays one.
+/// Most characters of the name of a tensor or a file, so that it fits on a line.
 const NAME_MAX: usize = 80;
 
-/// Nor does one of a fact, that it does not push all values to the right.
+/// Most characters of a field's name, so that a long one does not push the values to the right.
 const KEY_MAX: usize = 40;
 
-/// Tells what each model is.
+/// Describes each model.
 pub fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
     to_stdout(|out| {
         let models = Models::find(&args.sources, out)?;
-        models.each(args.lenient, out, |model, path, out| {
-            let breakdown = Breakdown::of(model, model.listed(), 1);
+        models.each(args.lenient, out, |model, location, out| {
+            let breakdown = Breakdown::of(model, model.listed().iter(), 1);
             if args.json {
-                writeln!(out, "{}", pretty(&to_json(model, path, &breakdown))?)?;
+                writeln!(out, "{}", pretty(&to_json(model, location, &breakdown))?)?;
                 return Ok(());
             }
-            Ok(Page { model, shown: if args.all { usize::MAX } else { SHOWN }, out }.print(path, &breakdown)?)
+            Ok(Page { model, shown: if args.all { usize::MAX } else { SHOWN }, out }.print(location, &breakdown)?)
         })
     })
 }
 
-/// What is printed of a model.
+/// The page about a model.
 struct Page<'p> {
     model: &'p Model,
-    /// How many of a kind are shown.
+    /// Most items of a kind that are shown.
     shown: usize,
     out: &'p mut Output,
 }
 
 impl Page<'_> {
-    fn print(mut self, path: &Path, breakdown: &Breakdown) -> io::Result<()> {
-        self.out.title(path, "")?;
+    fn print(mut self, location: &Location, breakdown: &Breakdown) -> io::Result<()> {
+        self.out.title(location, "")?;
         self.print_model(breakdown)?;
         if self.model.kind() != Kind::File {
             self.print_shards()?;
@@ -71,7 +70,7 @@ impl Page<'_> {
         writeln!(self.out, "{text}")
     }
 
-    /// Names and values in two columns; values of metadata are cut where the line ends, facts are not.
+    /// Prints names and values in two columns. If `cut_values`, values are cut at the end of the line.
     fn fields(&mut self, fields: &[(String, String)], cut_values: bool) -> io::Result<()> {
         let fields: Vec<_> = fields.iter().map(|(name, value)| (cut(name, KEY_MAX), value)).collect();
         let width = fields.iter().map(|(name, _)| name.width()).max().unwrap_or(0);
@@ -97,10 +96,10 @@ impl Page<'_> {
         let model = self.model;
         let Breakdown { all, dtypes, modules } = breakdown;
         let bytes = model.sources().iter().map(|source| source.len()).fold(0, u64::saturating_add);
-        let header = model.shards().iter().map(|shard| shard.header.json().end).fold(0, u64::saturating_add);
+        let header = model.shards().iter().map(|shard| shard.header.data_start()).fold(0, u64::saturating_add);
         let left_out = model.left_out();
         let one = |name: &str, value: String| vec![(name.to_owned(), value)];
-        // What is short enough is exact already.
+        // Short numbers are exact anyway.
         let exact = |number: u64, what: &str| match number {
             0..1000 => String::new(),
             _ => format!(" ({}{what})", grouped(number)),
@@ -112,14 +111,13 @@ impl Page<'_> {
             one("Tensors", grouped(all.tensors)),
             one("Parameters", count(all.parameters) + &exact(all.parameters, "")),
             groups("Dtypes", dtypes, self.shown),
-            // A name without dots is in none.
+            // A tensor whose name has no dots is in no module.
             if modules.iter().all(|(name, _)| name.is_empty()) {
                 Vec::new()
             } else {
                 groups("Modules", modules, self.shown)
             },
             largest(model).map_or(Vec::new(), |largest| one("Largest", largest)),
-            // Of all tensors, their names, dtypes, shapes and sizes, and the metadata.
             one("Structural hash", Identity::of(model).hash),
             if left_out == 0 { Vec::new() } else { one("Left out", grouped(left_out as u64)) },
         ];
@@ -141,7 +139,7 @@ impl Page<'_> {
         self.more(model.shards().len(), fields.len(), "shard")
     }
 
-    /// The keys of a convention by the names that a person has for them, then those that have none.
+    /// Prints metadata that follows a convention: first the keys that have a label, by their labels.
     fn print_known(
         &mut self,
         title: &'static str,
@@ -157,7 +155,7 @@ impl Page<'_> {
             .map(|(key, value)| (&**key, &**value))
             .collect();
         let whole = self.shown == usize::MAX;
-        // Python's None says no more than a key that is not there.
+        // Python's None says no more than a missing key.
         let tells = |value: &str| whole || !matches!(value, "" | "None");
         let named = labels.iter().filter_map(|(key, label)| {
             let value = rest.remove(&*format!("{prefix}{key}"))?;
@@ -191,7 +189,7 @@ impl Page<'_> {
         if !resolutions.is_empty() {
             field("Resolutions", resolutions.join(", "));
         }
-        for (at, Folder { name, images, repeats, regularisation }) in folders.iter().take(self.shown).enumerate() {
+        for (at, ImageFolder { name, images, repeats, regularisation }) in folders.iter().take(self.shown).enumerate() {
             let kind = if *regularisation { ", for regularisation" } else { "" };
             let label = if at == 0 { "Folders" } else { "" };
             field(label, format!("{name}: {} times {repeats}{kind}", plural(*images, "image")));
@@ -222,17 +220,17 @@ impl Page<'_> {
     }
 }
 
-/// What kind of thing it is.
+/// The format, and whether the model has several files.
 fn format(model: &Model) -> String {
     let shards = plural(model.shards().len() as u64, "shard");
     match model.kind() {
-        Kind::File => "safetensors".to_owned(),
-        Kind::Sharded => format!("safetensors, {shards} by an index"),
-        Kind::Dataset => format!("safetensors, a dataset of {shards}"),
+        Kind::File => model.format().to_owned(),
+        Kind::Sharded => format!("{}, {shards} by an index", model.format()),
+        Kind::Dataset => format!("{}, a dataset of {shards}", model.format()),
     }
 }
 
-/// How much there is of each dtype or module, the name of the field at the first only.
+/// The fields for each dtype or module. Only the first has a name.
 fn groups(name: &str, groups: &[(&str, Totals)], shown: usize) -> Vec<(String, String)> {
     let text = |(group, totals): &(&str, Totals)| {
         format!("{} {} in {}", group_name(group), size(totals.nbytes), plural(totals.tensors, "tensor"))
@@ -243,10 +241,10 @@ fn groups(name: &str, groups: &[(&str, Totals)], shown: usize) -> Vec<(String, S
     texts.enumerate().map(|(at, text)| (if at == 0 { name } else { "" }.to_owned(), text)).collect()
 }
 
-/// The largest tensor, the first of several.
+/// The largest tensor; of several, the first.
 fn largest(model: &Model) -> Option<String> {
-    let at = model.listed().max_by_key(|at| (model.tensor(*at as usize).0.nbytes(), Reverse(*at)))?;
-    let (tensor, _) = model.tensor(at as usize);
+    let id = model.listed().iter().max_by_key(|id| (model.tensor(*id).info.nbytes(), Reverse(*id)))?;
+    let tensor = model.tensor(id).info;
     let TensorInfo { name, dtype, shape, .. } = tensor;
     let (name, dtype) = (cut(name, NAME_MAX), cut(dtype.name(), NAME_MAX));
     Some(format!("{name}  {dtype} {}  {}", brackets(shape), size(tensor.nbytes())))
@@ -261,22 +259,22 @@ fn duration(seconds: u64) -> String {
     }
 }
 
-/// Everything, values whole.
-fn to_json(model: &Model, path: &Path, breakdown: &Breakdown) -> Value {
+/// Everything as JSON, with values uncut.
+fn to_json(model: &Model, location: &Location, breakdown: &Breakdown) -> Value {
     let Identity { hash, .. } = Identity::of(model);
     let kind = match model.kind() {
         Kind::File => "file",
         Kind::Sharded => "sharded",
         Kind::Dataset => "dataset",
     };
-    let files = model.shards().iter().zip(model.sources()).map(|(shard, source)| {
-        let header = shard.header.json();
-        json!({"name": shard.name, "nbytes": source.len(), "data_start": header.end, "tensors": shard.header.len()})
+    let files = model.shards().iter().zip(model.sources().iter()).map(|(shard, source)| {
+        let Shard { name, header } = shard;
+        json!({"name": name, "nbytes": source.len(), "data_start": header.data_start(), "tensors": header.len()})
     });
     let metadata: Map<String, Value> =
         model.metadata().iter().map(|(key, value)| (key.clone(), value.clone().into())).collect();
     json!({
-        "source": path.to_string_lossy(), "format": "safetensors", "kind": kind, "files": files.collect::<Vec<_>>(),
+        "source": location.to_string(), "format": model.format(), "kind": kind, "files": files.collect::<Vec<_>>(),
         "totals": totals::to_json(breakdown), "structural_hash": hash, "left_out": model.left_out(), "metadata": metadata,
         "training": Training::of(model.metadata()),
     })

@@ -1,11 +1,10 @@
-//! `weightfs metadata`: knows how keys of `__metadata__` are read and changed, without a byte of data ever being in danger.
+//! `weightfs metadata`: reads and changes metadata.
 
 use crate::cli::{Action, How, MetadataArgs};
 use crate::models;
 use crate::process::logging::complain;
 use crate::process::signals::Interrupted;
-use crate::terminal::output::written;
-use crate::terminal::output::{pretty, to_stdout};
+use crate::terminal::output::{pretty, to_stdout, written};
 use crate::terminal::progress::Progress;
 use anyhow::{Context, bail};
 use nix::errno::Errno;
@@ -21,11 +20,10 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
-use weightfs::format::{Mode, safetensors};
-use weightfs::model::{Change, Kind, Model, Opened, changes};
-use weightfs::source::FileId;
-use weightfs::text::printable;
-use weightfs::text::quote;
+use weightfs::format::{self, Mode};
+use weightfs::model::{self, Change, Kind, Model, Opened, changes};
+use weightfs::source::{FileId, Location};
+use weightfs::text::{printable, quote};
 use weightfs::write::Output;
 
 type Pairs = BTreeMap<String, String>;
@@ -43,7 +41,7 @@ pub fn run(args: &MetadataArgs) -> anyhow::Result<ExitCode> {
         }
         Action::Remove { file, keys, how } => edit(file, how, |metadata| {
             if let Some(absent) = keys.iter().find(|key| !metadata.contains_key(*key)) {
-                bail!("{}: no metadata has the key {}", file.display(), quote(absent));
+                bail!("{}: no metadata key {}", file.display(), quote(absent));
             }
             metadata.retain(|key, _| !keys.contains(key));
             Ok(())
@@ -55,15 +53,15 @@ pub fn run(args: &MetadataArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn get(source: &Path, keys: &[String], json: bool) -> anyhow::Result<ExitCode> {
+fn get(source: &Location, keys: &[String], json: bool) -> anyhow::Result<ExitCode> {
     let (mut found, mut wanted) = (BTreeMap::new(), keys.to_vec());
-    let mut take = |place: String, metadata: &[(String, String)]| {
+    let mut take = |path: String, metadata: &[(String, String)]| {
         let mut metadata: Pairs = metadata.iter().cloned().collect();
         wanted.retain(|key| !metadata.contains_key(key));
         if !keys.is_empty() {
             metadata.retain(|key, _| keys.contains(key));
         }
-        found.insert(place, metadata);
+        found.insert(path, metadata);
     };
     let mut trouble = false;
     let several = match models::any(source, Mode::Strict)? {
@@ -72,10 +70,10 @@ fn get(source: &Path, keys: &[String], json: bool) -> anyhow::Result<ExitCode> {
             false
         }
         Opened::Catalog(catalog) => {
-            for (place, number) in catalog.places() {
-                match models::in_catalog(&catalog, number, &source.join(&place)) {
-                    Ok(model) => take(place.to_string_lossy().into_owned(), model.metadata()),
-                    // The others are no worse for it.
+            for (path, id) in catalog.paths() {
+                match models::in_catalog(&catalog, id, &source.join(&path)) {
+                    Ok(model) => take(path.to_string_lossy().into_owned(), model.metadata()),
+                    // The other models are printed all the same.
                     Err(error) => {
                         complain(&error);
                         trouble = true;
@@ -86,7 +84,7 @@ fn get(source: &Path, keys: &[String], json: bool) -> anyhow::Result<ExitCode> {
         }
     };
     if let Some(absent) = wanted.first() {
-        bail!("{}: no metadata has the key {}", source.display(), quote(absent));
+        bail!("{source}: no metadata key {}", quote(absent));
     }
     let only = found.values().next().cloned().unwrap_or_default();
     let text = match (several, keys, json) {
@@ -94,17 +92,17 @@ fn get(source: &Path, keys: &[String], json: bool) -> anyhow::Result<ExitCode> {
         (false, _, true) => pretty(&only)? + "\n",
         (false, [key], false) => {
             let value = only.get(key).map_or("", String::as_str);
-            // Byte for byte, but not for a terminal, which would obey what is in it.
+            // A terminal would act on control characters.
             let lines = || value.split('\n').map(printable).collect::<Vec<_>>().join("\n");
             let value = if io::stdout().is_terminal() { lines() } else { value.to_owned() };
             value + "\n"
         }
         (false, _, false) => only.iter().map(|(key, value)| pair(key, value)).collect(),
         (true, _, false) => {
-            let of = |(place, metadata): (&String, &Pairs)| -> String {
-                metadata.iter().map(|(key, value)| format!("{}: {}", printable(place), pair(key, value))).collect()
+            let lines = |(path, metadata): (&String, &Pairs)| -> String {
+                metadata.iter().map(|(key, value)| format!("{}: {}", printable(path), pair(key, value))).collect()
             };
-            found.iter().map(of).collect()
+            found.iter().map(lines).collect()
         }
     };
     print(&text)?;
@@ -118,19 +116,21 @@ fn print(text: &str) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// One line.
+/// A key and its value as a line.
 fn pair(key: &str, value: &str) -> String {
     format!("{}={}\n", printable(key), printable(value))
 }
 
-/// Splits `KEY=VALUE` at the first `=`, and reads the value of a `KEY` alone.
+/// Parses `KEY=VALUE`, split at the first `=`. The value of a `KEY` alone is read from standard input.
 fn read_pairs(words: &[String]) -> anyhow::Result<Pairs> {
     let mut pairs = Pairs::new();
     let mut read = false;
     for word in words {
         let (key, value) = match word.split_once('=') {
             Some((key, value)) => (key, value.to_owned()),
-            None if mem::replace(&mut read, true) => bail!("{}: only one value can be read", quote(word)),
+            None if mem::replace(&mut read, true) => {
+                bail!("{}: only one value can be read from standard input", quote(word))
+            }
             None => {
                 let mut value = String::new();
                 let read = io::stdin().read_to_string(&mut value);
@@ -143,20 +143,20 @@ fn read_pairs(words: &[String]) -> anyhow::Result<Pairs> {
     Ok(pairs)
 }
 
-/// Changes the metadata of `file`, there or in a copy.
+/// Changes the metadata of `file`, in place or in a copy.
 fn edit(file: &Path, how: &How, change: impl FnOnce(&mut Pairs) -> anyhow::Result<()>) -> anyhow::Result<ExitCode> {
     let interrupted = Interrupted::watch()?;
-    // Until the end nobody else changes the file that this one replaces.
+    // The lock is held until the file is replaced, so that no change of another process is lost.
     let (model, in_place, _lock) = loop {
-        let model = models::one(file, Mode::Strict)?;
-        if model.kind() != Kind::File {
+        let model = models::one(&file.into(), Mode::Strict)?;
+        let Some(path) = model.location().path().filter(|_| model.kind() == Kind::File) else {
             bail!("{}: a model of several files; name one of them", file.display());
-        }
-        let in_place = how.out.as_deref().is_none_or(|out| is_same(out, model.path()));
-        let lock = if in_place && !how.dry_run { lock(file, model.path(), &interrupted)? } else { None };
-        // Who had it before has put another file there.
+        };
+        let in_place = how.out.as_deref().is_none_or(|out| is_same(out, path));
+        let lock = if in_place && !how.dry_run { lock(file, path, &interrupted)? } else { None };
+        // The process that held the lock before may have replaced the file.
         let id = lock.as_ref().and_then(|lock| Some(id(&lock.metadata().ok()?)));
-        if id.is_none_or(|id| is_at(model.path(), id) && model.sources().iter().all(|source| source.id() == Some(id))) {
+        if id.is_none_or(|id| is_at(path, id) && model.sources().iter().all(|source| source.id() == Some(id))) {
             break (model, in_place, lock);
         }
     };
@@ -176,7 +176,8 @@ fn edit(file: &Path, how: &How, change: impl FnOnce(&mut Pairs) -> anyhow::Resul
     written(write(&model, file, out, &new, &interrupted))
 }
 
-/// Waits for the others who change the file at `path`, which its user calls `file`. Not every file system can.
+/// Waits until no other process changes the file at `path`, which the user calls `file`. `None` if the file system does
+/// not support locks.
 fn lock(file: &Path, path: &Path, interrupted: &Interrupted) -> anyhow::Result<Option<Flock<File>>> {
     const PAUSE: Duration = Duration::from_millis(10);
     const SILENT: Duration = Duration::from_secs(1);
@@ -196,12 +197,12 @@ fn lock(file: &Path, path: &Path, interrupted: &Interrupted) -> anyhow::Result<O
     }
 }
 
-/// Whether two paths lead to one name of a file. Other names of it are others.
+/// Whether two paths lead to the same name of a file. Hard links are different names.
 fn is_same(a: &Path, b: &Path) -> bool {
     a.canonicalize().ok().is_some_and(|place| b.canonicalize().is_ok_and(|other| other == place))
 }
 
-/// A change as a line.
+/// A change as lines: the old value, and the new one.
 fn line(change: &Change) -> String {
     let signed = |sign, value: Option<&str>| value.map(|value| format!("{sign} {}", pair(change.key, value)));
     [signed('-', change.old), signed('+', change.new)].into_iter().flatten().collect()
@@ -215,54 +216,49 @@ fn write(
     metadata: &[(String, String)],
     interrupted: &Interrupted,
 ) -> anyhow::Result<()> {
-    let Some(source) = model.sources().first() else {
-        bail!("{}: a model of no files", file.display());
+    let (Some(source), Some(path)) = (model.sources().first(), model.location().path()) else {
+        bail!("{}: a model without files", file.display());
     };
-    let path = model.path();
-    // The directory alone decides who may replace it; but who protects a file means it.
+    // The kernel checks the permissions of the directory only, but a write-protected file must not be replaced.
     if out.is_none() && eaccess(path, AccessFlags::W_OK).is_err() {
-        bail!("{}: may not be written to; -o writes a changed copy", file.display());
+        bail!("{}: is write-protected; -o writes a changed copy", file.display());
     }
     let opened = File::open(path).with_context(|| file.display().to_string())?;
     let stat = opened.metadata()?;
-    let replaced = || format!("{}: replaced by somebody else meanwhile; nothing was written", file.display());
+    let replaced = || format!("{}: replaced by another process meanwhile; nothing was written", file.display());
     if source.id() != Some(id(&stat)) {
         bail!("{}", replaced());
     }
     let (head, data) = head(model, file, metadata)?;
-    let place = if file.is_dir() { path } else { file };
-    let mut output = Output::create(out.unwrap_or(place), stat.mode())?;
+    let named = if file.is_dir() { path } else { file };
+    let mut output = Output::create(out.unwrap_or(named), stat.mode())?;
     output.write(&head)?;
     let progress = Progress::new("copying", data.end - data.start);
     output.copy(&opened, data, &mut |bytes| {
         progress.add(bytes);
         !interrupted.is_set()
     })?;
-    progress.set_message("to the disk");
-    // That takes long, and what comes after does not.
+    progress.set_message("syncing");
+    // This takes long, so it comes before the last checks.
     output.sync()?;
-    models::still_the_same(model)?;
+    model.verify()?;
     if out.is_none() && !is_at(path, id(&stat)) {
         bail!("{}", replaced());
     }
     if out.is_none() && stat.nlink() > 1 {
-        log::warn!("{}: had {} names; under the others it stays as it was", file.display(), stat.nlink());
+        log::warn!("{}: has {} names; only this one leads to the changed file", file.display(), stat.nlink());
     }
     interrupted.check()?;
     Ok(output.commit()?)
 }
 
-/// What stands before the data of the model in `file` with other metadata, and where the data is now.
+/// The bytes before the data with other metadata, and the range of the data in the file.
 fn head(model: &Model, file: &Path, metadata: &[(String, String)]) -> anyhow::Result<(Vec<u8>, Range<u64>)> {
-    let (Some(shard), Some(source)) = (model.shards().first(), model.sources().first()) else {
-        bail!("{}: a model of no files", file.display());
-    };
-    let json = shard.header.json();
-    let mut text = vec![0; (json.end - json.start) as usize];
-    source.read_exact_at(&mut text, json.start)?;
-    let text = String::from_utf8(text).with_context(|| file.display().to_string())?;
-    let head = safetensors::with_metadata(&text, json.end, metadata).with_context(|| file.display().to_string())?;
-    Ok((head, json.end..source.len()))
+    let Some(source) = model.sources().first() else { bail!("{}: a model without files", file.display()) };
+    let (input, header) = model::load(&**source, Mode::Strict)?;
+    let header = header.with_context(|| file.display().to_string())?;
+    let head = format::with_metadata(&header, &input, metadata).with_context(|| file.display().to_string())?;
+    Ok((head, header.data_start()..source.len()))
 }
 
 fn id(stat: &fs::Metadata) -> FileId {

@@ -1,4 +1,4 @@
-//! One file for each command, and nothing else.
+//! The commands. Each is one file.
 
 pub mod check;
 pub mod diff;

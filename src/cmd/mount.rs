@@ -1,11 +1,12 @@
-//! `weightfs mount`: knows the order in which a model comes up and goes away, and leaves nothing behind.
+//! `weightfs mount`: the order of steps in which a model is mounted and unmounted.
 
 use crate::cli::MountArgs;
-use crate::process::daemon::{self, Side};
+use crate::models;
+use crate::process::daemon::{self, Forked};
 use crate::process::logging::{self, reason};
-use crate::process::mounts::{self, Mount};
+use crate::process::mounts::{self, Mount, MountRequest};
 use crate::process::sandbox::Sandbox;
-use crate::process::unmounter::{self, Place, Unmounter, remove_directory};
+use crate::process::unmounter::{self, Split, Target, Unmounter, remove_directory};
 use crate::process::{limits, signals};
 use anyhow::{Context, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -18,26 +19,26 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use weightfs::format::Mode;
 use weightfs::fs::{Ownership, Superblock};
 use weightfs::fuse::{Access, DEVICE, Serving, Session};
 use weightfs::model::{self, Opened};
-use weightfs::source::put_off_limits;
+use weightfs::source::{self, Location, put_off_limits};
 use weightfs::text::printable;
 use weightfs::threads::cores;
 
-/// Mounts a model; returns when it is unmounted, or in the background when the mount answers.
+/// Mounts a model. In the foreground, returns when it is unmounted; otherwise, when the mount answers.
 pub fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
     if args.foreground || args.fake {
         return serve(args, None);
     }
     match daemon::split()? {
-        Side::Daemon(readiness) => serve(args, Some(readiness)),
-        Side::Shell(waiting) => match waiting.wait()? {
+        Forked::Daemon(readiness) => serve(args, Some(readiness)),
+        Forked::Command(waiting) => match waiting.wait()? {
             Err(code) => Ok(code),
             Ok(path) => {
                 let path = Path::new(OsStr::from_bytes(&path));
-                // The proof: it answers someone who is not the daemon. Without permission it has answered too.
+                // The mount must answer a process other than the daemon. A refusal for lack of permission is an answer
+                // too.
                 if mounts::is_dead(path) {
                     bail!("{}: the mount died at once", path.display());
                 }
@@ -51,38 +52,38 @@ pub fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The mount stands, whether or not there is anybody to hear of it.
+/// Prints a line. If standard output is closed, the mount works all the same.
 fn say(line: &str) {
     let _ = writeln!(io::stdout(), "{line}");
 }
 
 fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Result<ExitCode> {
     let (unmounter, watch) = match unmounter::split()? {
-        unmounter::Side::Daemon(unmounter, watch) => (unmounter, watch),
-        unmounter::Side::Outside(outside) => {
-            // Else the shell's side would wait for this process, too.
+        Split::Daemon(unmounter, watch) => (unmounter, watch),
+        Split::Helper(helper) => {
+            // Otherwise the command would wait for this process too.
             drop(readiness);
-            return outside.serve();
+            return helper.serve();
         }
     };
     logging::init(args.verbose, args.log_file.as_deref())?;
     let signals = signals::ending();
     limits::raise_open_files();
     let (superblock, sandbox) = open(args)?;
-    let source = std::path::absolute(&args.source)?;
-    let fsname = args.fsname.clone().unwrap_or_else(|| source.to_string_lossy().into_owned());
-    // The kernel's list shows it as it is, but for white space.
+    let source = args.source.absolute()?;
+    let fsname = args.fsname.clone().unwrap_or_else(|| source.to_string());
+    // The kernel's list escapes white space only.
     let fsname = printable(&fsname);
-    // Before there is anything to take back: from now on a signal waits for the thread that unmounts.
+    // From now on a signal is handled by the thread that unmounts. There is nothing to undo yet.
     signals.thread_block()?;
     let mountpoint = Mountpoint::prepare(args)?;
     if args.fake {
         return Ok(ExitCode::SUCCESS);
     }
     put_off_limits(&mountpoint.path);
-    // A mount of root's own lets root in already.
+    // A mount made by root admits root anyway.
     let allow_root = args.allow_root && !nix::unistd::geteuid().is_root();
-    let device = mounts::mount(&mounts::Request {
+    let device = mounts::mount(&MountRequest {
         fsname: &fsname,
         mountpoint: &mountpoint.path,
         allow_other: args.allow_other || allow_root,
@@ -96,21 +97,21 @@ fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Resu
     };
     let serving = Serving { access, threads: threads(args), direct_io: args.direct_io };
     enter(sandbox);
-    // Every thread that lives on is started from here on, in the sandbox.
-    let session = Session::new(superblock, device, serving, watch).context("the kernel did not take the mount")?;
+    // Every thread that keeps running is started after this, in the sandbox.
+    let session = Session::new(superblock, device, serving, watch).context("the handshake with the kernel failed")?;
     if let Some(file) = read_ahead {
         set_read_ahead(file);
     }
     unmount_on_signal(signals, mounted.0.clone())?;
     let path = mounted.0.path.display();
-    log::info!("{}: mounted on {path}", source.display());
+    log::info!("{source}: mounted on {path}");
     match readiness {
         Some(readiness) => {
             readiness.announce(&mounted.0.path)?;
             logging::leave_terminal();
         }
         None => {
-            say(&printable(&format!("{} is mounted on {path}; Ctrl-C unmounts it", args.source.display())));
+            say(&printable(&format!("{} is mounted on {path}; Ctrl-C unmounts it", args.source)));
         }
     }
     session.run().context("lost the connection to the kernel")?;
@@ -118,7 +119,7 @@ fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Resu
     Ok(ExitCode::SUCCESS)
 }
 
-/// Gives up what serving does not need, and logs what the kernel makes of it.
+/// Enters the sandbox, and logs which parts of it the kernel does not support.
 fn enter(sandbox: Option<Sandbox>) {
     let Some(sandbox) = sandbox else { return log::info!("no sandbox") };
     let enforced = sandbox.enter();
@@ -128,30 +129,30 @@ fn enter(sandbox: Option<Sandbox>) {
     }
 }
 
-/// Opens what is to be mounted, and says what of a model was left out or is not known. With it comes the sandbox in which it
-/// can be served: made before the mount stands, as a link to a model may lead into that.
+/// Opens the model or models, and prepares the sandbox. The sandbox opens what may be read later, which must be done
+/// before the mount exists: a link to a model may lead into the mount.
 fn open(args: &MountArgs) -> anyhow::Result<(Superblock, Option<Sandbox>)> {
-    let mode = if args.lenient { Mode::Lenient } else { Mode::Strict };
-    let opened = model::open(&args.source, mode)?;
+    let opened = model::open(&args.source, models::mode(args.lenient))?;
     if let Opened::Model(model) = &opened {
         model.report(&args.source);
     }
     let device = (threads(args) > 1).then_some(Path::new(DEVICE));
-    let sandbox = (!args.no_sandbox).then(|| Sandbox::new(&opened.reads(), device));
+    let reads: Vec<PathBuf> = opened.reads().iter().filter_map(|read| Some(read.path()?.to_owned())).collect();
+    let sandbox = (!args.no_sandbox).then(|| Sandbox::new(&reads, device));
     let ownership = Ownership { uid: args.uid, gid: args.gid, umask: args.umask.unwrap_or(0) };
-    let superblock = Superblock::new(opened, args.views.clone().unwrap_or_default(), ownership)
-        .with_context(|| format!("{}: a model of no files", args.source.display()))?;
+    let superblock = Superblock::new(opened, args.views.unwrap_or_default(), ownership)
+        .with_context(|| format!("{}: a model without files", args.source))?;
     Ok((superblock, sandbox))
 }
 
-/// The file that says how much the kernel reads ahead; only root may write it. Written to once the kernel has been told of the
-/// rest.
+/// The file that sets how much the kernel reads ahead. Only root may write it. It must be opened before the sandbox is
+/// entered, and written after the handshake.
 fn read_ahead(device: &str) -> Option<File> {
     let path = format!("/sys/class/bdi/{device}/read_ahead_kb");
     OpenOptions::new().write(true).open(&path).inspect_err(|error| log::debug!("{path}: {error}")).ok()
 }
 
-/// Has the kernel read ahead as much as it asks for at once, 1 MiB: by itself it would do 128 KiB.
+/// Makes the kernel read ahead 1 MiB, the size of its largest request. Its default is 128 KiB.
 fn set_read_ahead(mut file: File) {
     const KIB: &[u8] = b"1024";
     if let Err(error) = file.write_all(KIB) {
@@ -159,7 +160,7 @@ fn set_read_ahead(mut file: File) {
     }
 }
 
-/// Enough for readers side by side. One reader alone is not faster by any of them.
+/// Enough threads for several readers at a time. A single reader is not faster with more of them.
 fn threads(args: &MountArgs) -> usize {
     args.threads.map_or(cores().clamp(2, 8), usize::from)
 }
@@ -168,22 +169,16 @@ fn threads(args: &MountArgs) -> usize {
 struct Mountpoint {
     /// Absolute and without symlinks.
     path: PathBuf,
-    /// Whether it was made for this mount; then it goes with it.
+    /// Whether it was made for this mount, and is removed with it.
     made: bool,
 }
 
 impl Mountpoint {
-    /// Finds or makes the directory and refuses one that the mount would do harm to.
+    /// Finds or makes the directory. Fails if a mount there would hide something.
     fn prepare(args: &MountArgs) -> anyhow::Result<Self> {
         let wanted = match &args.mountpoint {
             Some(path) => path.clone(),
-            None => {
-                let source = &args.source;
-                // A directory may be named `.` or `..`; a file is called as its user calls it, link or not.
-                let source = if source.is_dir() { source.canonicalize()? } else { std::path::absolute(source)? };
-                let name = if source.is_dir() { source.file_name().map(OsStr::to_owned) } else { model::stem(&source) };
-                PathBuf::from(name.context("the source has no name to mount it under")?)
-            }
+            None => default_mountpoint(&args.source)?,
         };
         while mounts::is_dead(&wanted) {
             let path = mounts::resolve(&wanted)?;
@@ -196,7 +191,7 @@ impl Mountpoint {
                 return Ok(Self { path, made: false });
             }
             mounts::unmount(&path, true)?;
-            log::warn!("{}: detached the dead mount that a killed daemon had left", wanted.display());
+            log::warn!("{}: detached a dead mount, left by a daemon that was killed", wanted.display());
         }
         let mut made = false;
         if args.mountpoint.is_none() && !wanted.exists() && !args.fake {
@@ -216,9 +211,9 @@ impl Mountpoint {
     }
 
     fn check(&self, args: &MountArgs, wanted: &Path) -> anyhow::Result<()> {
-        let source = args.source.canonicalize().with_context(|| args.source.display().to_string())?;
-        if source.starts_with(&self.path) {
-            bail!("{}: lies inside the mount point {}, which would hide it", args.source.display(), wanted.display());
+        let source = args.source.canonical().with_context(|| args.source.to_string())?;
+        if source.path().is_some_and(|source| source.starts_with(&self.path)) {
+            bail!("{}: lies inside the mount point {}, which would hide it", args.source, wanted.display());
         }
         let entries = std::fs::read_dir(&self.path);
         match entries.map(|mut entries| entries.next().is_some()) {
@@ -228,11 +223,23 @@ impl Mountpoint {
             Ok(true) if !args.nonempty => {
                 bail!("{}: not empty; -o nonempty mounts over what is there", wanted.display())
             }
-            // Who may not list it may still mount on it, if the kernel agrees.
+            // A user who may not list it may still mount on it, if the kernel agrees.
             _ => {}
         }
         Ok(())
     }
+}
+
+/// The directory in which a source is mounted by default: named after it, in the current directory.
+fn default_mountpoint(source: &Location) -> anyhow::Result<PathBuf> {
+    let name = if source::is_dir(source) {
+        // A directory may be given as `.` or `..`.
+        Some(source.canonical()?.file_name().to_owned()).filter(|name| !name.is_empty())
+    } else {
+        // A link keeps its own name.
+        model::stem(&source.absolute()?)
+    };
+    Ok(name.context("the source has no name to mount it under")?.into())
 }
 
 impl Drop for Mountpoint {
@@ -243,11 +250,11 @@ impl Drop for Mountpoint {
     }
 }
 
-/// A mount that stands. Dropped, it is taken off.
-struct Mounted(Arc<Standing>);
+/// The daemon's mount, which is unmounted when this is dropped.
+struct Mounted(Arc<Connection>);
 
-/// What the daemon has of its mount.
-struct Standing {
+/// The connection of the daemon to its mount.
+struct Connection {
     path: PathBuf,
     /// /dev/fuse.
     device: OwnedFd,
@@ -255,24 +262,24 @@ struct Standing {
 }
 
 impl Mounted {
-    /// Takes over what was just mounted; with it comes the file that says how much the kernel reads ahead.
+    /// Takes over a new mount. Returns it with the file that sets the read-ahead.
     fn new(mut mountpoint: Mountpoint, device: &OwnedFd, unmounter: Unmounter) -> anyhow::Result<(Self, Option<File>)> {
         let path = mountpoint.path.clone();
         let ours = |mount: &Mount| mount.path == path && mount.fstype == mounts::TYPE;
         let mount = mounts::all().ok().and_then(|all| all.into_iter().rfind(ours));
         let read_ahead = mount.as_ref().and_then(|mount| read_ahead(&mount.device));
         let told = device.try_clone().context(DEVICE).and_then(|device| {
-            unmounter.stands(&Place { path: path.clone(), mount, made: mountpoint.made })?;
-            Ok(Self(Arc::new(Standing { path: path.clone(), device, unmounter })))
+            unmounter.set_target(&Target { path: path.clone(), mount, made: mountpoint.made })?;
+            Ok(Self(Arc::new(Connection { path: path.clone(), device, unmounter })))
         });
         match told {
             Ok(mounted) => {
-                // The directory goes with the mount from now on.
+                // From now on the directory is removed with the mount.
                 mountpoint.made = false;
                 Ok((mounted, read_ahead))
             }
             Err(error) => {
-                // This process is still free to do it.
+                // This process is not in the sandbox yet.
                 mounts::unmount(&path, true)?;
                 Err(error)
             }
@@ -288,20 +295,20 @@ impl Drop for Mounted {
     }
 }
 
-impl Standing {
-    /// Takes our mount off and its directory away, if that was made for it; says whether it was in use, so that it had to be
-    /// detached.
+impl Connection {
+    /// Unmounts, and removes the directory if it was made for the mount. Returns whether the mount was in use and had
+    /// to be detached.
     fn unmount(&self) -> anyhow::Result<bool> {
         if self.is_connected() {
             self.unmounter.unmount()
         } else {
-            // Taken off by somebody else: what has its number in the list by now is another.
+            // Somebody else has unmounted it. Another mount may have its device number now.
             self.unmounter.forget().map(|()| false)
         }
     }
 
-    /// Whether the kernel still has the file system, mounted somewhere or detached and in use. Only while it has, no other one is
-    /// given its number.
+    /// Whether the kernel still has the file system, mounted somewhere or detached and in use. Until it is gone, no
+    /// other one gets its device number.
     fn is_connected(&self) -> bool {
         let mut polled = [PollFd::new(self.device.as_fd(), PollFlags::empty())];
         let _ = poll(&mut polled, PollTimeout::ZERO);
@@ -309,9 +316,9 @@ impl Standing {
     }
 }
 
-/// Waits for one of `signals`, unmounts and ends the program. The session need not end by itself: the mount may have
-/// users that it was detached from, by us or by `umount -l`, or a copy in another mount namespace.
-fn unmount_on_signal(signals: SigSet, mount: Arc<Standing>) -> anyhow::Result<()> {
+/// Waits for one of `signals`, unmounts and ends the program. The session does not always end by itself: the mount may
+/// be detached but in use, or exist in another mount namespace too.
+fn unmount_on_signal(signals: SigSet, mount: Arc<Connection>) -> anyhow::Result<()> {
     let wait = move || {
         let path = mount.path.display();
         while let Ok(signal) = signals.wait() {
@@ -319,11 +326,11 @@ fn unmount_on_signal(signals: SigSet, mount: Arc<Standing>) -> anyhow::Result<()
             match mount.unmount() {
                 Ok(in_use) => {
                     if in_use {
-                        log::warn!("{path}: was in use; detached, and its users get errors from now on");
+                        log::warn!("{path}: was in use and is detached; its users get errors from now on");
                     }
                     std::process::exit(0);
                 }
-                // Better alive than a dead mount; the next signal may find it free.
+                // The daemon keeps serving, as the mount would be dead otherwise. The next signal tries again.
                 Err(error) => log::error!("{}", reason(&error)),
             }
         }

@@ -1,11 +1,11 @@
-//! `weightfs umount`: knows to take off models only, dead ones too.
+//! `weightfs umount`.
 
 use crate::cli::UmountArgs;
 use crate::process::mounts::{self, Unmounting};
 use anyhow::bail;
 use std::process::ExitCode;
 
-/// Unmounts a model.
+/// Unmounts a model, also if its daemon is gone. Refuses mounts of other file systems.
 pub fn run(args: &UmountArgs) -> anyhow::Result<ExitCode> {
     let mountpoint = mounts::resolve(&args.mountpoint)?;
     match mounts::mounted_at(&mountpoint)? {
@@ -16,7 +16,7 @@ pub fn run(args: &UmountArgs) -> anyhow::Result<ExitCode> {
     match mounts::unmount(&mountpoint, args.lazy)? {
         Unmounting::Done => Ok(ExitCode::SUCCESS),
         Unmounting::Busy => bail!(
-            "{}: in use (`fuser -vm` tells by whom; --lazy detaches it now and ends it with its last user)",
+            "{}: in use (`fuser -vm` shows by whom; --lazy detaches it now, and it ends with its last user)",
             args.mountpoint.display()
         ),
     }

@@ -1,5 +1,5 @@
-//! What is installed beside the program: knows how the manual page and the completions of bash, fish and zsh are made of the
-//! command line's own words, and takes the list of what is in a mount from the README.
+//! What is installed beside the program: knows how the manual page and the completions of bash, fish and zsh are made
+//! of the command line's own words, and takes the list of what is in a mount from the README.
 
 use crate::cli;
 use anyhow::Context;
@@ -66,8 +66,8 @@ fn completion(shell: Shell, command: &Command) -> io::Result<String> {
     Ok(script)
 }
 
-/// What a shell completes: nothing that is hidden, and of what has commands no positional arguments, behind which zsh would
-/// look for the command.
+/// What a shell completes: nothing that is hidden, and of what has commands no positional arguments, behind which zsh
+/// would look for the command.
 fn completed(command: &Command) -> Command {
     let left_out = |argument: &&Arg| argument.is_hide_set() || command.has_subcommands() && argument.is_positional();
     let arguments = command.get_arguments().filter(|argument| !left_out(argument)).cloned();
@@ -159,7 +159,8 @@ fn files() -> String {
     roff.render()
 }
 
-/// What stands below the help: paragraphs as they are, of which some begin with a title and a colon, and lists of indented lines.
+/// What stands below the help: paragraphs as they are, of which some begin with a title and a colon, and lists of
+/// indented lines.
 fn after_help(command: &Command, heading: &str) -> String {
     let text = command.get_after_long_help().or(command.get_after_help()).map(ToString::to_string).unwrap_or_default();
     let mut roff = Roff::new();

@@ -1,22 +1,17 @@
-//! What a file is that is not safetensors: knows the first bytes of other formats, and nothing of their inside.
+//! Names files of other formats by their first bytes, and says what to do with them.
 
 use std::fmt;
 
-/// What the first bytes of a file say that it is.
+/// A file of a format that weightfs does not read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Format {
-    /// safetensors, or at least nothing else that we know.
-    Safetensors,
-    /// Something else, named for a person, with what can be done about it.
-    Other {
-        /// What it is, with its article: "a zip archive".
-        what: String,
-        /// What to do, if there is something to do.
-        hint: Option<&'static str>,
-    },
+pub struct Foreign {
+    /// What it is, with its article: "a zip archive".
+    what: String,
+    /// What to do, if there is something to do.
+    hint: Option<&'static str>,
 }
 
-/// Where a magic number stands, what it is, and what it means.
+/// The offset of a magic number, the number, what it identifies, and what to do.
 const MAGICS: [(usize, &[u8], &str, Option<&str>); 23] = [
     (0, b"GGUF", "a GGUF file", Some("weightfs reads safetensors; GGUF has its own tools, such as gguf-dump")),
     (0, b"GGML", "a GGML file, older than GGUF", Some("convert it with llama.cpp's tools")),
@@ -45,30 +40,35 @@ const MAGICS: [(usize, &[u8], &str, Option<&str>); 23] = [
 
 const CONVERT: &str = "load it with torch.load(..., weights_only=True) and save it with safetensors.torch.save_file";
 
-impl Format {
-    /// Says what `prefix`, the first bytes of a file, belongs to. The first 512 bytes tell all that this knows.
+/// The most bytes that [`Foreign::detect`] looks at.
+pub const PREFIX: u64 = 512;
+
+impl Foreign {
+    /// Identifies the format of a file by its first `PREFIX` bytes.
     ///
-    /// Ask only where the file failed to parse: a valid header length can look like a magic number.
-    pub fn detect(prefix: &[u8]) -> Self {
-        let other = |what: &str, hint| Self::Other { what: what.to_owned(), hint };
+    /// Use it only for files that failed to parse: a valid header length can look like a magic number.
+    pub fn detect(prefix: &[u8]) -> Option<Self> {
+        let other = |what: &str, hint| Some(Self { what: what.to_owned(), hint });
         if prefix.is_empty() {
             return other("empty", Some("a download may not have begun"));
         }
         if let [_, _, _, _, 0, 0, 0, 0, header @ ..] = prefix {
-            // A length below 4 GiB and the beginning of a JSON object: the low bytes of the length may be anything.
+            // safetensors: a length below 4 GiB and the beginning of a JSON object. The low bytes of the length may be
+            // anything.
             if header.trim_ascii_start().starts_with(b"{") {
-                return Self::Safetensors;
+                return None;
             }
         }
         if let Some(pointer) = lfs_pointer(prefix) {
-            return pointer;
+            return Some(pointer);
         }
         if let Some((_, _, what, hint)) =
             MAGICS.iter().find(|(at, magic, ..)| prefix.get(*at..).is_some_and(|rest| rest.starts_with(magic)))
         {
             return other(what, *hint);
         }
-        // A pickle of protocol 2 to 5 begins with PROTO and goes on with an opcode for a container, a global or a frame.
+        // A pickle of protocol 2 to 5 begins with PROTO and goes on with an opcode for a container, a global or a
+        // frame.
         if let [0x80, 2..=5, b'}' | b']' | b'(' | b'c' | b'X' | b'\x8a' | b'\x95', ..] = prefix {
             return other("a Python pickle, such as an old PyTorch checkpoint (.pt, .bin)", Some(CONVERT));
         }
@@ -90,29 +90,25 @@ impl Format {
         if prefix.len() >= 64 && prefix.iter().all(|byte| *byte == 0) {
             return other("filled with zeros", Some("the download may not have got to its beginning yet"));
         }
-        Self::Safetensors
+        None
     }
 }
 
-/// Git LFS keeps a text of three lines in place of a file that was not fetched.
+/// The text of three lines that Git LFS leaves in place of a file that was not fetched.
 /// Source: the Git LFS specification, docs/spec.md, "The Pointer".
-fn lfs_pointer(prefix: &[u8]) -> Option<Format> {
+fn lfs_pointer(prefix: &[u8]) -> Option<Foreign> {
     let text = prefix.strip_prefix(b"version https://git-lfs.github.com/spec/")?;
     let text = String::from_utf8_lossy(text);
     let size = text.lines().find_map(|line| line.strip_prefix("size ")?.parse::<u64>().ok());
     let size = size.map_or(String::new(), |size| format!(" to a file of {size} bytes"));
-    Some(Format::Other {
-        what: format!("a Git LFS pointer{size}"),
-        hint: Some("fetch the file itself with `git lfs pull`"),
-    })
+    Some(Foreign { what: format!("a Git LFS pointer{size}"), hint: Some("fetch the file itself with `git lfs pull`") })
 }
 
-impl fmt::Display for Format {
+impl fmt::Display for Foreign {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Safetensors => f.write_str("a safetensors file"),
-            Self::Other { what, hint: None } => f.write_str(what),
-            Self::Other { what, hint: Some(hint) } => write!(f, "{what} ({hint})"),
+        match self.hint {
+            None => f.write_str(&self.what),
+            Some(hint) => write!(f, "{} ({hint})", self.what),
         }
     }
 }
@@ -125,7 +121,7 @@ mod tests {
     fn each_format_is_named() {
         let lfs = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4976698672\n";
         let tar: &[u8] = &[&[b'a'; 257][..], b"ustar\0"].concat();
-        let cases: [(&[u8], &str); 15] = [
+        let cases: [(&[u8], &str); 13] = [
             (b"", "empty (a download may not have begun)"),
             (lfs, "a Git LFS pointer to a file of 4976698672 bytes (fetch the file itself with `git lfs pull`)"),
             (b"GGUF\x03\0\0\0", "a GGUF file"),
@@ -139,12 +135,14 @@ mod tests {
             (b"{\"a\":1}", "JSON text"),
             (tar, "a tar archive"),
             (&[0; 64], "filled with zeros"),
-            (b"\x10\0\0\0\0\0\0\0{}", "a safetensors file"),
-            (b"\x1f\x8b\x01\0\0\0\0\0{\"", "a safetensors file"),
         ];
         for (prefix, expected) in cases {
-            let found = Format::detect(prefix).to_string();
+            let found = Foreign::detect(prefix).unwrap().to_string();
             assert!(found.starts_with(expected), "{found}");
+        }
+        // The second one has the magic number of gzip in its length.
+        for safetensors in [&b"\x10\0\0\0\0\0\0\0{}"[..], b"\x1f\x8b\x01\0\0\0\0\0{\""] {
+            assert_eq!(Foreign::detect(safetensors), None);
         }
     }
 }

@@ -1,94 +1,103 @@
-//! Element types: knows their names and widths in a file, not how to turn them into numbers.
+//! Element types: name, size and conversion of each, in one table.
 
+use crate::codec::elements::{self, ToF32};
 use crate::text::quote;
 use std::fmt;
 
-/// The type of a tensor's elements, by the name that the file uses.
-///
-/// The 22 known ones are those of the official safetensors crate, version 0.8.0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[expect(missing_docs, reason = "the names are the field's own")]
-pub enum Dtype<'a> {
-    Bool,
-    F4,
-    F6E2M3,
-    F6E3M2,
-    U8,
-    I8,
-    F8E5M2,
-    F8E4M3,
-    F8E8M0,
-    F8E4M3Fnuz,
-    F8E5M2Fnuz,
-    I16,
-    U16,
-    F16,
-    BF16,
-    I32,
-    U32,
-    F32,
-    C64,
-    F64,
-    I64,
-    U64,
-    /// A name that weightfs does not know: such a tensor has bytes, but no known element width.
-    Unknown(&'a str),
+/// The smallest group of elements that takes whole bytes. Loops over data step by whole blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Block {
+    /// Elements in a block.
+    pub elements: u64,
+    /// Bytes of a block.
+    pub bytes: u64,
 }
 
-/// Each known dtype with its name and the width of an element in bits, in the official order, which is that of
-/// alignment.
-pub(super) const KNOWN: [(Dtype<'static>, &str, u64); 22] = [
-    (Dtype::Bool, "BOOL", 8),
-    (Dtype::F4, "F4", 4),
-    (Dtype::F6E2M3, "F6_E2M3", 6),
-    (Dtype::F6E3M2, "F6_E3M2", 6),
-    (Dtype::U8, "U8", 8),
-    (Dtype::I8, "I8", 8),
-    (Dtype::F8E5M2, "F8_E5M2", 8),
-    (Dtype::F8E4M3, "F8_E4M3", 8),
-    (Dtype::F8E8M0, "F8_E8M0", 8),
-    (Dtype::F8E4M3Fnuz, "F8_E4M3FNUZ", 8),
-    (Dtype::F8E5M2Fnuz, "F8_E5M2FNUZ", 8),
-    (Dtype::I16, "I16", 16),
-    (Dtype::U16, "U16", 16),
-    (Dtype::F16, "F16", 16),
-    (Dtype::BF16, "BF16", 16),
-    (Dtype::I32, "I32", 32),
-    (Dtype::U32, "U32", 32),
-    (Dtype::F32, "F32", 32),
-    (Dtype::C64, "C64", 64),
-    (Dtype::F64, "F64", 64),
-    (Dtype::I64, "I64", 64),
-    (Dtype::U64, "U64", 64),
-];
+/// What is known of an element type.
+#[derive(Debug)]
+struct Row {
+    name: &'static str,
+    block: Block,
+    numpy: Option<&'static str>,
+    to_f32: Option<ToF32>,
+}
 
-/// Every known dtype.
-#[cfg(test)]
-pub(crate) const ALL: [Dtype<'static>; KNOWN.len()] = {
-    let mut all = [Dtype::Bool; KNOWN.len()];
-    let mut at = 0;
-    while at < all.len() {
-        all[at] = KNOWN[at].0;
-        at += 1;
-    }
-    all
-};
+/// Makes the enum and its table from one row for each dtype.
+macro_rules! dtypes {
+    ($($variant:ident $name:literal, $elements:literal in $bytes:literal, $numpy:expr, $to_f32:expr;)*) => {
+        /// The type of a tensor's elements.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[expect(missing_docs, reason = "the names are the field's own")]
+        pub enum Dtype<'a> {
+            $($variant,)*
+            /// A name that weightfs does not know: such a tensor has bytes, but no known block size.
+            Unknown(&'a str),
+        }
+
+        impl Dtype<'_> {
+            /// Every known dtype, in the order of the table.
+            pub const ALL: &'static [Dtype<'static>] = &[$(Dtype::$variant),*];
+
+            fn row(self) -> Option<&'static Row> {
+                match self {
+                    $(Self::$variant => Some(const {
+                        &Row {
+                            name: $name,
+                            block: Block { elements: $elements, bytes: $bytes },
+                            numpy: $numpy,
+                            to_f32: $to_f32,
+                        }
+                    }),)*
+                    Self::Unknown(_) => None,
+                }
+            }
+        }
+    };
+}
+
+// The dtypes of the official safetensors crate, version 0.8.0, in its order, which is that of alignment.
+// Variant, name in a header, elements in bytes, NumPy's name, conversion to float32.
+dtypes! {
+    Bool       "BOOL",        1 in 1, Some("|b1"), Some(elements::bool);
+    F4         "F4",          2 in 1, None,        Some(elements::f4);
+    F6E2M3     "F6_E2M3",     4 in 3, None,        Some(elements::f6_e2m3);
+    F6E3M2     "F6_E3M2",     4 in 3, None,        Some(elements::f6_e3m2);
+    U8         "U8",          1 in 1, Some("|u1"), Some(elements::u8);
+    I8         "I8",          1 in 1, Some("|i1"), Some(elements::i8);
+    F8E5M2     "F8_E5M2",     1 in 1, None,        Some(elements::f8_e5m2);
+    F8E4M3     "F8_E4M3",     1 in 1, None,        Some(elements::f8_e4m3);
+    F8E8M0     "F8_E8M0",     1 in 1, None,        Some(elements::f8_e8m0);
+    F8E4M3Fnuz "F8_E4M3FNUZ", 1 in 1, None,        Some(elements::f8_e4m3_fnuz);
+    F8E5M2Fnuz "F8_E5M2FNUZ", 1 in 1, None,        Some(elements::f8_e5m2_fnuz);
+    I16        "I16",         1 in 2, Some("<i2"), Some(elements::i16);
+    U16        "U16",         1 in 2, Some("<u2"), Some(elements::u16);
+    F16        "F16",         1 in 2, Some("<f2"), Some(elements::f16);
+    BF16       "BF16",        1 in 2, None,        Some(elements::bf16);
+    I32        "I32",         1 in 4, Some("<i4"), Some(elements::i32);
+    U32        "U32",         1 in 4, Some("<u4"), Some(elements::u32);
+    F32        "F32",         1 in 4, Some("<f4"), Some(elements::f32);
+    C64        "C64",         1 in 8, Some("<c8"), None;
+    F64        "F64",         1 in 8, Some("<f8"), Some(elements::f64);
+    I64        "I64",         1 in 8, Some("<i8"), Some(elements::i64);
+    U64        "U64",         1 in 8, Some("<u8"), Some(elements::u64);
+}
 
 impl<'a> Dtype<'a> {
     /// The dtype of that name; names are case-sensitive.
     pub fn from_name(name: &'a str) -> Self {
-        KNOWN.iter().find(|known| known.1 == name).map_or(Self::Unknown(name), |known| known.0)
+        Self::ALL.iter().copied().find(|dtype| dtype.name() == name).unwrap_or(Self::Unknown(name))
     }
 
     /// The name as it stands in a header.
     pub fn name(self) -> &'a str {
-        match self {
-            Self::Unknown(name) => name,
-            _ => self.known().map_or("", |known| known.1),
+        match (self, self.row()) {
+            (_, Some(row)) => row.name,
+            (Self::Unknown(name), None) => name,
+            (_, None) => "",
         }
     }
 
-    /// The name for a message: one that is not known may be anything.
+    /// The name for a message: an unknown one may hold anything.
     pub fn quoted(self) -> String {
         match self {
             Self::Unknown(name) => quote(name),
@@ -96,13 +105,25 @@ impl<'a> Dtype<'a> {
         }
     }
 
-    /// Width of one element in bits; `None` where the dtype is unknown.
-    pub fn bits(self) -> Option<u64> {
-        self.known().map(|known| known.2)
+    /// The block of elements; `None` for an unknown dtype.
+    pub fn block(self) -> Option<Block> {
+        self.row().map(|row| row.block)
     }
 
-    fn known(self) -> Option<&'static (Dtype<'static>, &'static str, u64)> {
-        KNOWN.iter().find(|known| known.0 == self)
+    /// Width of an element in bits; `None` for an unknown dtype, and where elements have no whole number of bits.
+    pub fn bits(self) -> Option<u64> {
+        let Block { elements, bytes } = self.block()?;
+        (bytes * 8).is_multiple_of(elements).then_some(bytes * 8 / elements)
+    }
+
+    /// NumPy's name of the same type in little-endian order, if NumPy has it.
+    pub fn numpy(self) -> Option<&'static str> {
+        self.row()?.numpy
+    }
+
+    /// Converts whole blocks to float32; `None` for C64, which is no single number, and for an unknown dtype.
+    pub fn to_f32(self) -> Option<ToF32> {
+        self.row()?.to_f32
     }
 }
 
@@ -117,23 +138,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_widths_are_those_of_the_official_crate() {
-        for (dtype, name, bits) in KNOWN {
-            let official: safetensors::Dtype = serde_json::from_value(name.into()).unwrap();
-            assert_eq!(official.bitsize() as u64, bits, "{name}");
-            assert_eq!(Dtype::from_name(name), dtype);
-            assert_eq!(dtype.name(), name);
+    fn names_sizes_and_order_are_those_of_the_official_crate() {
+        let official = |dtype: &Dtype| serde_json::from_value::<safetensors::Dtype>(dtype.name().into()).unwrap();
+        for dtype in Dtype::ALL {
+            assert_eq!(Some(official(dtype).bitsize() as u64), dtype.bits(), "{dtype}");
+            assert_eq!(Dtype::from_name(dtype.name()), *dtype);
         }
-        assert!(KNOWN.windows(2).all(|pair| {
-            let official = |at: usize| serde_json::from_value::<safetensors::Dtype>(pair[at].1.into()).unwrap();
-            official(0) < official(1)
-        }));
+        assert!(Dtype::ALL.windows(2).all(|pair| official(&pair[0]) < official(&pair[1])));
+    }
+
+    #[test]
+    fn a_block_is_the_smallest_group_of_whole_bytes() {
+        for dtype in Dtype::ALL {
+            let Block { elements, bytes } = dtype.block().unwrap();
+            let bits = dtype.bits().unwrap();
+            let smallest = (1..).find(|elements| (bits * elements).is_multiple_of(8)).unwrap();
+            assert_eq!((elements, bytes), (smallest, bits * smallest / 8), "{dtype}");
+        }
     }
 
     #[test]
     fn names_are_case_sensitive() {
         assert_eq!(Dtype::from_name("f32"), Dtype::Unknown("f32"));
-        assert_eq!(Dtype::from_name("I4").name(), "I4");
-        assert_eq!(Dtype::from_name("I4").bits(), None);
+        let unknown = Dtype::from_name("I4");
+        assert_eq!((unknown.name(), unknown.block(), unknown.bits()), ("I4", None, None));
+        assert!(unknown.to_f32().is_none() && unknown.numpy().is_none());
     }
 }

@@ -1,26 +1,27 @@
-//! The folders above several models: knows names, links and what cannot be opened, and opens a model when it is entered.
+//! The folders above several models: names, links, and what cannot be opened. A model is opened when it is entered.
 
-use super::volume::Volume;
-use super::{Attr, DOTS, Dentry, Error, FileKind, Ino, Owner, Ownership, ROOT, SECTOR, Shown, Statfs, inode};
-use crate::model::{Catalog, Entry, Item};
-use crate::source::Bytes;
+use super::attr::{Attr, DOTS, Dentry, Error, FileKind, Ino, Owner, Ownership, ROOT, SECTOR, Statfs, WouldBlock};
+use super::ino;
+use super::volume::{self, Volume};
+use crate::content::{Content, Request};
+use crate::model::{self, Catalog, Folder, FolderId, Item, ModelId};
 use crate::text::message;
 use crate::threads;
-use crate::view::Results;
+use crate::view::{Results, Shown};
 use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 // Kinds of inodes in the tree of the folders. The numbers of folders begin with that of the root.
-const FOLDERS: u64 = 0;
-const LINKS: u64 = 1;
+const FOLDERS: u8 = 0;
+const LINKS: u8 = 1;
 /// `NAME.error.txt` of a model.
-const BROKEN: u64 = 2;
+const BROKEN: u8 = 2;
 /// `NAME.error.txt` of a directory.
-const UNREADABLE: u64 = 3;
+const UNREADABLE: u8 = 3;
 
-/// The folders of a catalog, and its models as far as they were entered.
+/// The folders of a catalog, and those of its models that were entered.
 #[derive(Debug)]
 pub(super) struct Folders {
     catalog: Catalog,
@@ -30,13 +31,39 @@ pub(super) struct Folders {
     results: Arc<Results>,
 }
 
-/// A model that may not be open yet.
+/// A model that may not be open yet. Both cells are filled at most once: what fails for a moment is tried again.
 #[derive(Debug, Default)]
 struct Slot {
-    /// Whose it is, or why it cannot be opened: found out when the folder that holds it is listed, or the model is looked up.
-    checked: OnceLock<Result<Owner, String>>,
-    /// Opened when the first of its entries is asked for.
-    volume: OnceLock<Result<Volume, String>>,
+    /// Filled when the folder that holds the model is listed, or the model is looked up.
+    verdict: OnceLock<Verdict>,
+    /// Filled when the first entry of the model is looked up.
+    volume: OnceLock<Volume>,
+    /// Held while one of the cells is filled.
+    filling: Mutex<()>,
+}
+
+impl Slot {
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.filling.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the header of a model says for good.
+#[derive(Debug)]
+enum Verdict {
+    /// It can be opened, and belongs to this owner.
+    Sound(Owner),
+    /// It cannot be opened, and this is why.
+    Broken(String),
+}
+
+/// What an inode in the tree of the folders is.
+enum Node<'f> {
+    Folder(FolderId, &'f Folder),
+    /// A link to a file that is no model.
+    Link(usize),
+    /// An error file: its text, and the folder that holds it.
+    Error(Cow<'f, str>, FolderId),
 }
 
 impl Folders {
@@ -45,67 +72,82 @@ impl Folders {
         Self { catalog, shown, ownership, models, results: Arc::default() }
     }
 
-    /// The model whose root has that number in the whole file system.
-    pub fn root_of(ino: Ino) -> Option<u32> {
-        let (tree, local) = inode::split(ino);
-        tree.checked_sub(1).filter(|_| local == ROOT)
+    /// The model whose root is an inode of the whole file system. Its attributes are known without opening it.
+    pub fn root_of(ino: Ino) -> Option<ModelId> {
+        let (tree, local) = ino::split(ino);
+        tree.checked_sub(1).filter(|_| local == ROOT).map(ModelId::from)
     }
 
     /// The tree of a model.
-    pub fn volume(&self, model: u32) -> Result<&Volume, Error> {
-        let slot = self.models.get(model as usize).ok_or(Error::NoEntry)?;
-        let volume = slot.volume.get_or_init(|| self.open(model));
-        volume.as_ref().map_err(|reason| Error::Model(reason.clone()))
+    pub fn volume(&self, model: ModelId, request: &Request) -> Result<&Volume, Error> {
+        let slot = self.models.get(model.index()).ok_or(Error::NoEntry)?;
+        if let Some(volume) = slot.volume.get() {
+            return Ok(volume);
+        }
+        if !request.may_wait() {
+            return Err(WouldBlock.into());
+        }
+        let filling = slot.lock();
+        let Verdict::Sound(owner) = self.judge(model, &filling)? else { return Err(Error::NoEntry) };
+        if let Some(volume) = slot.volume.get() {
+            return Ok(volume);
+        }
+        let opened = model::open_model(self.catalog.model(model), self.catalog.mode())?;
+        if opened.stat().map(|stat| self.ownership.of(stat)) != Some(*owner) {
+            // A user who was told that the old model may not be read must not read the new one.
+            return Err(Error::Changed { model: opened.location().to_string() });
+        }
+        opened.report(opened.location());
+        let (number, up) = (tree(model), folder_ino(self.catalog.home(model)));
+        let volume = Volume::new(opened, self.shown, *owner, self.results.clone(), number, up);
+        Ok(slot.volume.get_or_init(|| volume))
     }
 
-    fn open(&self, model: u32) -> Result<Volume, String> {
-        let owner = self.check(model).clone()?;
-        let opened = self.catalog.open(model).map_err(|error| {
-            // It could be opened when its folder was listed.
-            log::warn!("{error}");
-            error.to_string()
-        })?;
-        let now = opened.stat().map(|stat| self.ownership.of(stat));
-        if now != Some(owner) {
-            // Those who were told that they may not read the one must not read the other.
-            let reason = format!("{}: changed since its folder was listed; mount it again", opened.path().display());
+    /// The verdict on a model. Fails if it cannot be had now.
+    fn check(&self, model: ModelId, request: &Request) -> Result<&Verdict, Error> {
+        let slot = self.models.get(model.index()).ok_or(Error::NoEntry)?;
+        match slot.verdict.get() {
+            Some(verdict) => Ok(verdict),
+            None if request.may_wait() => self.judge(model, &slot.lock()),
+            None => Err(WouldBlock.into()),
+        }
+    }
+
+    /// Reads the header of a model, and keeps only the verdict. The caller holds the lock of its slot.
+    fn judge(&self, model: ModelId, _: &MutexGuard<()>) -> Result<&Verdict, Error> {
+        let slot = &self.models[model.index()];
+        if let Some(verdict) = slot.verdict.get() {
+            return Ok(verdict);
+        }
+        let location = self.catalog.model(model);
+        let verdict = match model::open_model(location, self.catalog.mode()) {
+            Ok(opened) => match opened.stat() {
+                Some(stat) => Verdict::Sound(self.ownership.of(stat)),
+                None => Verdict::Broken(message(&format!("{location}: a model of no files"))),
+            },
+            Err(error) if error.is_transient() => return Err(error.into()),
+            Err(error) => Verdict::Broken(message(&error.to_string())),
+        };
+        if let Verdict::Broken(reason) = &verdict {
             log::warn!("{reason}");
-            return Err(reason);
         }
-        opened.report(opened.path());
-        let up = folder_ino(self.catalog.home(model));
-        Ok(Volume::new(opened, self.shown.clone(), owner, self.results.clone(), model + 1, up))
+        Ok(slot.verdict.get_or_init(|| verdict))
     }
 
-    /// Reads the header of a model and keeps nothing but whose it is, or what is wrong with it.
-    fn check(&self, model: u32) -> &Result<Owner, String> {
-        self.models[model as usize].checked.get_or_init(|| {
-            let checked = match self.catalog.open(model) {
-                Ok(opened) => opened.stat().ok_or_else(|| format!("{}: a model of no files", opened.path().display())),
-                Err(error) => Err(error.to_string()),
-            };
-            let checked = checked.map_err(|reason| message(&reason));
-            checked.map(|stat| self.ownership.of(stat)).inspect_err(|reason| log::warn!("{reason}"))
-        })
-    }
-
-    /// Attributes of the root of a model, which need not be open.
-    pub fn model_attr(&self, model: u32) -> Result<Attr, Error> {
-        if model as usize >= self.models.len() {
-            return Err(Error::NoEntry);
-        }
-        match self.check(model) {
-            Ok(owner) => Ok(owner.dir(inode::base(model + 1) | ROOT)),
-            Err(_) => Err(Error::NoEntry),
+    /// Attributes of the root of a model.
+    pub fn model_attr(&self, model: ModelId, request: &Request) -> Result<Attr, Error> {
+        match self.check(model, request)? {
+            Verdict::Sound(owner) => Ok(owner.dir(volume::root(tree(model)))),
+            Verdict::Broken(_) => Err(Error::NoEntry),
         }
     }
 
-    pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr, Error> {
-        let folder = self.catalog.folder(self.folder(parent)?);
+    pub fn lookup(&self, parent: Ino, name: &[u8], request: &Request) -> Result<Attr, Error> {
+        let Node::Folder(_, folder) = self.node(parent)? else { return Err(Error::NotADirectory) };
         match folder.find(OsStr::from_bytes(name)).ok_or(Error::NoEntry)? {
-            (Item::Model(model), is_error) => match (self.check(model), is_error) {
-                (Ok(_), false) => self.model_attr(model),
-                (Err(_), true) => self.getattr(inode::number(BROKEN, model)),
+            (Item::Model(model), is_error) => match (self.check(model, request)?, is_error) {
+                (Verdict::Sound(_), false) => self.model_attr(model, request),
+                (Verdict::Broken(_), true) => self.getattr(ino::pack(BROKEN, model.into())),
                 _ => Err(Error::NoEntry),
             },
             (Item::Unreadable(_), false) => Err(Error::NoEntry),
@@ -114,105 +156,116 @@ impl Folders {
     }
 
     pub fn getattr(&self, ino: Ino) -> Result<Attr, Error> {
-        let (kind, number) = inode::parts(ino);
-        if kind == FOLDERS {
-            let stat = self.catalog.folder(self.folder(ino)?).stat;
-            return Ok(self.ownership.of(stat).dir(ino));
+        let owner = |folder: FolderId| {
+            let folder = self.catalog.folder(folder).ok_or(Error::NoEntry)?;
+            Ok::<Owner, Error>(self.ownership.of(folder.stat))
+        };
+        match self.node(ino)? {
+            Node::Folder(folder, _) => Ok(owner(folder)?.dir(ino)),
+            Node::Link(_) => {
+                let size = self.readlink(ino)?.len() as u64;
+                let root = owner(FolderId::new(0))?;
+                Ok(Attr { kind: FileKind::Link, perm: 0o777, ..root.file(ino, size, 0) })
+            }
+            Node::Error(text, home) => Ok(owner(home)?.file(ino, text.len() as u64 + 1, 1)),
         }
-        let root = self.ownership.of(self.catalog.folder(0).stat);
-        if kind == LINKS {
-            let size = self.readlink(ino)?.len() as u64;
-            return Ok(Attr { kind: FileKind::Link, perm: 0o777, ..root.file(ino, size, 0) });
-        }
-        let home = if kind == BROKEN { self.catalog.home(number) } else { 0 };
-        let owner = self.ownership.of(self.catalog.folder(home).stat);
-        Ok(owner.file(ino, self.text(ino)?.len() as u64 + 1, 1))
     }
 
-    pub fn readdir<'s>(&'s self, ino: Ino, offset: u64, mut add: impl FnMut(Dentry<'s>) -> bool) -> Result<(), Error> {
-        let folder = self.catalog.folder(self.folder(ino)?);
+    /// Fails with an error before it passes the first entry to `add`, or not at all.
+    pub fn readdir<'s>(
+        &'s self,
+        ino: Ino,
+        offset: u64,
+        request: &Request,
+        mut add: impl FnMut(Dentry<'s>) -> bool,
+    ) -> Result<(), Error> {
+        let Node::Folder(_, folder) = self.node(ino)? else { return Err(Error::NotADirectory) };
+        // Only the headers tell which names are directories.
+        let models = folder.entries.iter().filter_map(|entry| match entry.item {
+            Item::Model(model) => self.models[model.index()].verdict.get().is_none().then_some(model),
+            _ => None,
+        });
+        let models: Vec<ModelId> = models.collect();
+        if !models.is_empty() && !request.may_wait() {
+            return Err(WouldBlock.into());
+        }
+        threads::map(models.len(), |at| self.check(models[at], &Request::WAIT).is_ok());
         if Dentry::dots(ino, folder_ino(folder.parent), offset, &mut add) {
             return Ok(());
         }
-        // Which of the names are directories shows only when the headers are read.
-        let unchecked = |entry: &Entry| match entry.item {
-            Item::Model(model) => Some(model).filter(|model| self.models[*model as usize].checked.get().is_none()),
-            _ => None,
-        };
-        let models: Vec<u32> = folder.entries.iter().filter_map(unchecked).collect();
-        threads::map(models.len(), |at| self.check(models[at]).is_ok());
         for (at, entry) in folder.entries.iter().enumerate().skip(offset.saturating_sub(DOTS) as usize) {
             let (ino, kind) = self.item(entry.item);
-            let name = match (inode::split(ino).0, inode::parts(ino).0) {
-                (0, BROKEN | UNREADABLE) => &entry.error,
-                _ => &entry.name,
-            };
-            if add(Dentry { ino, kind, name: Cow::Borrowed(&**name), next: at as u64 + DOTS + 1 }) {
+            let is_error = matches!((ino::split(ino).0, ino::unpack(ino).0), (0, BROKEN | UNREADABLE));
+            let name = Cow::Borrowed(&**if is_error { &entry.error } else { &entry.name });
+            if add(Dentry { ino, kind, name, next: at as u64 + DOTS + 1 }) {
                 break;
             }
         }
         Ok(())
     }
 
-    pub fn read(&self, ino: Ino, offset: u64, size: u32) -> Result<Bytes<'_>, Error> {
-        let text = format!("{}\n", self.text(ino)?).into_bytes();
-        let from = usize::try_from(offset).unwrap_or(usize::MAX).min(text.len());
-        let to = from.saturating_add(size as usize).min(text.len());
-        Ok(Bytes::Owned(text[from..to].to_vec()))
+    pub fn open(&self, ino: Ino) -> Result<Content, Error> {
+        match self.node(ino)? {
+            Node::Folder(..) => Err(Error::IsADirectory),
+            Node::Link(_) => Err(Error::NoEntry),
+            Node::Error(text, _) => Ok(Content::literal(format!("{text}\n").into_bytes())),
+        }
     }
 
     pub fn readlink(&self, ino: Ino) -> Result<&[u8], Error> {
-        match inode::parts(ino) {
-            (LINKS, link) => {
-                let link = self.catalog.links().get(link as usize).ok_or(Error::NoEntry)?;
-                Ok(link.as_os_str().as_bytes())
-            }
-            _ => Err(Error::NotALink),
-        }
+        let Node::Link(link) = self.node(ino)? else { return Err(Error::NotALink) };
+        let path = self.catalog.links()[link].path().ok_or(Error::NotALink)?;
+        Ok(path.as_os_str().as_bytes())
     }
 
     pub fn statfs(&self) -> Statfs {
         Statfs { blocks: self.catalog.bytes().div_ceil(SECTOR), files: self.models.len() as u64 }
     }
 
-    /// The inode that an item of a folder is, once it is checked.
+    /// The inode of an item whose verdict was asked for. A model without a verdict is shown as a directory: entering it
+    /// tries again, and gives the error.
     fn item(&self, item: Item) -> (Ino, FileKind) {
         match item {
             Item::Folder(folder) => (folder_ino(folder), FileKind::Dir),
-            Item::Link(link) => (inode::number(LINKS, link), FileKind::Link),
-            Item::Unreadable(number) => (inode::number(UNREADABLE, number), FileKind::File),
-            Item::Model(model) if self.check(model).is_err() => (inode::number(BROKEN, model), FileKind::File),
-            Item::Model(model) => (inode::base(model + 1) | ROOT, FileKind::Dir),
+            Item::Link(link) => (ino::pack(LINKS, link as u32), FileKind::Link),
+            Item::Unreadable(number) => (ino::pack(UNREADABLE, number as u32), FileKind::File),
+            Item::Model(model) => match self.models[model.index()].verdict.get() {
+                Some(Verdict::Broken(_)) => (ino::pack(BROKEN, model.into()), FileKind::File),
+                Some(Verdict::Sound(_)) | None => (volume::root(tree(model)), FileKind::Dir),
+            },
         }
     }
 
-    /// The number of the folder that an inode is.
-    fn folder(&self, ino: Ino) -> Result<u32, Error> {
-        match inode::parts(ino) {
-            (FOLDERS, number) => {
-                let folder = number.checked_sub(ROOT as u32).ok_or(Error::NoEntry)?;
-                if (folder as usize) < self.catalog.folders() { Ok(folder) } else { Err(Error::NoEntry) }
+    /// What an inode number means.
+    fn node(&self, ino: Ino) -> Result<Node<'_>, Error> {
+        let (kind, number) = ino::unpack(ino);
+        let found = match kind {
+            FOLDERS => number.checked_sub(ROOT as u32).map(FolderId::from).and_then(|folder| {
+                let found = self.catalog.folder(folder)?;
+                Some(Node::Folder(folder, found))
+            }),
+            LINKS => Some(number as usize).filter(|link| *link < self.catalog.links().len()).map(Node::Link),
+            BROKEN => match self.models.get(number as usize).and_then(|slot| slot.verdict.get()) {
+                Some(Verdict::Broken(reason)) => {
+                    Some(Node::Error(reason[..].into(), self.catalog.home(ModelId::from(number))))
+                }
+                _ => None,
+            },
+            UNREADABLE => {
+                let reason = self.catalog.unreadable().get(number as usize);
+                reason.map(|reason| Node::Error(message(reason).into(), FolderId::new(0)))
             }
-            _ => Err(Error::NotADirectory),
-        }
-    }
-
-    /// What an error file says.
-    fn text(&self, ino: Ino) -> Result<Cow<'_, str>, Error> {
-        match inode::parts(ino) {
-            (FOLDERS, _) => Err(Error::IsADirectory),
-            (BROKEN, model) if (model as usize) < self.models.len() => {
-                self.check(model).as_ref().err().map(|reason| Cow::Borrowed(&reason[..])).ok_or(Error::NoEntry)
-            }
-            (UNREADABLE, number) => {
-                let reason = self.catalog.unreadable().get(number as usize).ok_or(Error::NoEntry)?;
-                Ok(Cow::Owned(message(reason)))
-            }
-            _ => Err(Error::NoEntry),
-        }
+            _ => None,
+        };
+        found.ok_or(Error::NoEntry)
     }
 }
 
-fn folder_ino(folder: u32) -> Ino {
-    inode::number(FOLDERS, folder + ROOT as u32)
+/// The number of a model's tree. Tree 0 is that of the folders.
+fn tree(model: ModelId) -> u32 {
+    u32::from(model) + 1
+}
+
+fn folder_ino(folder: FolderId) -> Ino {
+    ino::pack(FOLDERS, u32::from(folder) + ROOT as u32)
 }

@@ -1,13 +1,34 @@
 //! The superblock over memory, against a plain map of paths.
 
 use super::*;
+use crate::content::{Error as ContentError, Request};
 use crate::format::Mode;
-use crate::model::Model;
+use crate::model::{self, Model, Opened};
 use crate::name;
-use crate::source::Memory;
+use crate::source::{self, Bytes, Location, Memory, Source, Stat};
+use crate::view::{self, Shown};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ffi::OsStr;
+use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+/// Operations that may wait.
+impl Superblock {
+    fn find(&self, parent: Ino, name: &str) -> Result<Attr, Error> {
+        self.lookup(parent, name.as_bytes(), &Request::WAIT)
+    }
+
+    fn attr(&self, ino: Ino) -> Result<Attr, Error> {
+        self.getattr(ino, &Request::WAIT)
+    }
+
+    fn read(&self, ino: Ino, range: Range<u64>) -> Result<Vec<u8>, Error> {
+        Ok(self.open(ino, &Request::WAIT)?.read(range, &Request::WAIT)?.to_vec())
+    }
+}
 
 /// A file of these tensors, each of as many bytes as its place tells, and this metadata.
 fn superblock(names: &[String], metadata: &[(String, String)], shown: Shown) -> Superblock {
@@ -26,21 +47,19 @@ fn superblock(names: &[String], metadata: &[(String, String)], shown: Shown) -> 
     }
     let header = format!("{{{}}}", members.join(","));
     let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat();
-    let model = Model::from_source(Path::new("/m.safetensors"), Box::new(Memory::new(file)), Mode::Strict).unwrap();
-    Superblock::new(Opened::Model(model.into()), shown, Ownership::default()).unwrap()
+    mount(Memory::new(file), shown)
 }
 
-fn model(superblock: &Superblock) -> &Model {
-    match &superblock.root {
-        Root::Volume(volume) => volume.model(),
-        Root::Folders(_) => panic!("several models"),
-    }
+fn mount(source: impl Source + 'static, shown: Shown) -> Superblock {
+    let location = Location::from(Path::new("/m.safetensors"));
+    let model = Model::from_source(&location, Arc::new(source), Mode::Strict).unwrap();
+    Superblock::new(Opened::Model(model.into()), shown, Ownership::default()).unwrap()
 }
 
 fn list(superblock: &Superblock, ino: Ino, offset: u64) -> Vec<Dentry<'_>> {
     let mut entries = Vec::new();
     superblock
-        .readdir(ino, offset, |entry| {
+        .readdir(ino, offset, &Request::WAIT, |entry| {
             entries.push(entry);
             false
         })
@@ -59,18 +78,20 @@ fn walk(superblock: &Superblock, ino: Ino, path: &str, found: &mut BTreeMap<Stri
     }
     for entry in &entries[2..] {
         let below = format!("{path}/{}", entry.name.to_str().unwrap());
-        let attr = superblock.lookup(ino, entry.name.as_encoded_bytes()).unwrap();
+        let attr = superblock.lookup(ino, entry.name.as_encoded_bytes(), &Request::WAIT).unwrap();
         assert_eq!((attr.ino, attr.kind), (entry.ino, entry.kind), "{below}");
-        assert_eq!(superblock.getattr(entry.ino).unwrap(), attr);
+        assert_eq!(superblock.attr(entry.ino).unwrap(), attr);
         let bytes = if entry.kind == FileKind::Dir {
             assert_eq!(list(superblock, entry.ino, 0)[1].ino, ino, "{below}/..");
             walk(superblock, entry.ino, &below, found);
             None
         } else {
-            // What is computed has tests of its own, and takes long.
-            let size = if superblock.is_slow(entry.ino) { 0 } else { u32::MAX };
-            let bytes = superblock.read(entry.ino, 0, size, &|| false).unwrap().to_vec();
-            assert!(size == 0 || bytes.len() as u64 == attr.size);
+            let content = superblock.open(entry.ino, &Request::WAIT).unwrap();
+            assert_eq!(content.len(), attr.size);
+            // Files that take a pass over the data have tests of their own, and take long.
+            let is_slow = content.may_block(&(0..attr.size));
+            let bytes = if is_slow { Vec::new() } else { superblock.read(entry.ino, 0..u64::MAX).unwrap() };
+            assert!(is_slow || bytes.len() as u64 == attr.size);
             Some(bytes)
         };
         assert_eq!(found.insert(below, (entry.ino, bytes)), None);
@@ -117,7 +138,7 @@ proptest! {
             // Both are one inode.
             let flat = found[&format!("/tensors/{}", name::encode(name))].0;
             prop_assert_eq!(found[&tree_path(name, &names)].0, flat);
-            prop_assert_eq!(superblock.getxattr(flat, b"user.weightfs.name").unwrap(), name.as_bytes());
+            prop_assert_eq!(superblock.getxattr(flat, b"user.weightfs.name", &Request::WAIT).unwrap(), name.as_bytes());
         }
         for (key, value) in &metadata {
             expected.insert(format!("/metadata/{}", name::encode(key)), value.clone().into_bytes());
@@ -138,27 +159,31 @@ proptest! {
     }
 
     #[test]
-    fn index_json_lists_every_tensor(names in names(), ranges in prop::collection::vec((0u64..6000, 0u32..900), 8)) {
+    fn index_json_lists_every_tensor(names in names(), ranges in prop::collection::vec((0u64..6000, 0u64..900), 8)) {
         let superblock = superblock(&names, &[], Shown::default());
-        let ino = superblock.lookup(ROOT, b"index.json").unwrap().ino;
-        let whole = superblock.read(ino, 0, u32::MAX, &|| false).unwrap().to_vec();
+        let ino = superblock.find(ROOT, "index.json").unwrap().ino;
+        let whole = superblock.read(ino, 0..u64::MAX).unwrap();
         for (offset, size) in ranges {
-            let from = (offset as usize).min(whole.len());
-            let to = (from + size as usize).min(whole.len());
-            prop_assert_eq!(&superblock.read(ino, offset, size, &|| false).unwrap()[..], &whole[from..to]);
+            let (from, to) = (offset.min(whole.len() as u64), (offset + size).min(whole.len() as u64));
+            prop_assert_eq!(&superblock.read(ino, offset..offset + size).unwrap(), &whole[from as usize..to as usize]);
         }
         let index: serde_json::Value = serde_json::from_slice(&whole).unwrap();
         prop_assert_eq!(&index["source"], "/m.safetensors");
         let listed = index["tensors"].as_array().unwrap();
         prop_assert_eq!(listed.len(), names.len());
+        let mut end = None;
         for (at, entry) in listed.iter().enumerate() {
-            let (tensor, _) = model(&superblock).tensor(at);
-            let file = format!("tensors/{}", name::encode(tensor.name));
+            let name = entry["name"].as_str().unwrap();
+            let len = names.iter().position(|other| other == name).unwrap() % 5;
+            let offset = entry["offset"].as_u64().unwrap();
             let expected = serde_json::json!({
-                "name": tensor.name, "dtype": "U8", "shape": tensor.shape, "nbytes": tensor.nbytes(), "file": file,
-                "shard": model(&superblock).shards()[0].name, "offset": tensor.range.start,
+                "name": name, "dtype": "U8", "shape": [len], "nbytes": len,
+                "file": format!("tensors/{}", name::encode(name)), "shard": "m.safetensors", "offset": offset,
             });
             prop_assert_eq!(entry, &expected);
+            // In the order of the data, without gaps.
+            prop_assert!(end.is_none_or(|end| end == offset), "{at}");
+            end = Some(offset + len as u64);
         }
         // One tensor a line: a name with a newline in it is escaped.
         prop_assert_eq!(whole.iter().filter(|byte| **byte == b'\n').count(), names.len() + 2);
@@ -170,7 +195,7 @@ fn strings<const N: usize>(names: [&str; N]) -> Vec<String> {
 }
 
 fn listed(superblock: &Superblock, path: &[&str]) -> Vec<String> {
-    let ino = path.iter().fold(ROOT, |ino, name| superblock.lookup(ino, name.as_bytes()).unwrap().ino);
+    let ino = path.iter().fold(ROOT, |ino, name| superblock.find(ino, name).unwrap().ino);
     list(superblock, ino, 2).into_iter().map(|entry| entry.name.to_str().unwrap().to_owned()).collect()
 }
 
@@ -188,7 +213,7 @@ fn layers_come_in_natural_order() {
 #[test]
 fn names_that_stand_for_nothing_are_not_found() {
     let superblock = superblock(&strings(["a", "a.b", "c/d", ""]), &[("k".into(), "v".into())], Shown::default());
-    let dir = |name: &str| superblock.lookup(ROOT, name.as_bytes()).unwrap().ino;
+    let dir = |name: &str| superblock.find(ROOT, name).unwrap().ino;
     let cases: [(Ino, &[&str]); 4] = [
         (ROOT, &["tensor", "tensors%", "", ".", "..", "index.json%"]),
         (dir("tensors"), &["b", "a%", "a.", "c/d", "c%2fd", "%%", "a.b.c", "%~0123456789abcdef"]),
@@ -197,28 +222,30 @@ fn names_that_stand_for_nothing_are_not_found() {
     ];
     for (ino, names) in cases {
         for name in names {
-            assert!(matches!(superblock.lookup(ino, name.as_bytes()), Err(Error::NoEntry)), "{name}");
+            assert!(matches!(superblock.find(ino, name), Err(Error::NoEntry)), "{name}");
         }
     }
-    assert!(matches!(superblock.lookup(dir("tensors"), b"\xff"), Err(Error::NoEntry)));
-    assert!(matches!(superblock.lookup(dir("index.json"), b"a"), Err(Error::NotADirectory)));
-    assert!(matches!(superblock.read(dir("tensors"), 0, 1, &|| false), Err(Error::IsADirectory)));
+    assert!(matches!(superblock.lookup(dir("tensors"), b"\xff", &Request::WAIT), Err(Error::NoEntry)));
+    assert!(matches!(superblock.find(dir("index.json"), "a"), Err(Error::NotADirectory)));
+    assert!(matches!(superblock.read(dir("tensors"), 0..1), Err(Error::IsADirectory)));
     for ino in [0, 999, 1 << 40 | 7, 2 << 40 | 1, 3 << 40 | 1, 20 << 40 | 4, u64::MAX] {
-        assert!(matches!(superblock.getattr(ino), Err(Error::NoEntry)), "{ino:#x}");
+        assert!(matches!(superblock.attr(ino), Err(Error::NoEntry)), "{ino:#x}");
     }
 }
 
 #[test]
 fn attributes_tell_the_tensor() {
     let superblock = superblock(&strings(["x", "y.z"]), &[], Shown::default());
-    let tensors = superblock.lookup(ROOT, b"tensors").unwrap().ino;
-    let ino = superblock.lookup(tensors, b"y.z").unwrap().ino;
-    let names = String::from_utf8(superblock.listxattr(ino).unwrap()).unwrap();
+    let tensors = superblock.find(ROOT, "tensors").unwrap().ino;
+    let ino = superblock.find(tensors, "y.z").unwrap().ino;
+    let names = String::from_utf8(superblock.listxattr(ino, &Request::WAIT).unwrap()).unwrap();
     let values: HashMap<&str, String> = names
         .split_terminator('\0')
-        .map(|name| (name, String::from_utf8(superblock.getxattr(ino, name.as_bytes()).unwrap()).unwrap()))
+        .map(|name| {
+            (name, String::from_utf8(superblock.getxattr(ino, name.as_bytes(), &Request::WAIT).unwrap()).unwrap())
+        })
         .collect();
-    let offset = model(&superblock).tensor(1).0.range.start.to_string();
+    let offset = (superblock.find(ROOT, "header.json").unwrap().size + 8).to_string();
     let expected = [
         ("user.weightfs.name", "y.z"),
         ("user.weightfs.dtype", "U8"),
@@ -228,46 +255,169 @@ fn attributes_tell_the_tensor() {
         ("user.weightfs.shard", "m.safetensors"),
     ];
     assert_eq!(values, expected.map(|(name, value)| (name, value.to_owned())).into_iter().collect());
-    assert!(matches!(superblock.getxattr(ino, b"user.other"), Err(Error::NoAttribute)));
-    assert!(matches!(superblock.getxattr(ROOT, b"user.weightfs.name"), Err(Error::NoAttribute)));
-    assert_eq!(superblock.listxattr(tensors).unwrap(), b"");
+    assert!(matches!(superblock.getxattr(ino, b"user.other", &Request::WAIT), Err(Error::NoAttribute)));
+    assert!(matches!(superblock.getxattr(ROOT, b"user.weightfs.name", &Request::WAIT), Err(Error::NoAttribute)));
+    assert_eq!(superblock.listxattr(tensors, &Request::WAIT).unwrap(), b"");
 }
 
 #[test]
 fn only_chosen_views_are_shown() {
-    let shown = |names: &[&str]| Shown::only(names.iter().copied()).unwrap();
+    let shown = |names: &[&str]| view::shown(names.iter().copied()).unwrap();
     let superblock = |names: &[&str]| superblock(&strings(["a"]), &[], shown(names));
     assert_eq!(listed(&superblock(&["tensors", "metadata"]), &[]), ["metadata", "metadata.json", "tensors"]);
-    assert!(matches!(superblock(&["tree"]).lookup(ROOT, b"tensors"), Err(Error::NoEntry)));
+    assert!(matches!(superblock(&["tree"]).find(ROOT, "tensors"), Err(Error::NoEntry)));
     for (names, links) in [(&["tree"][..], 1), (&["tensors"], 1), (&["tensors", "tree"], 2)] {
         let superblock = superblock(names);
-        let dir = superblock.lookup(ROOT, names[0].as_bytes()).unwrap().ino;
-        assert_eq!(superblock.lookup(dir, b"a").unwrap().nlink, links);
+        let dir = superblock.find(ROOT, names[0]).unwrap().ino;
+        assert_eq!(superblock.find(dir, "a").unwrap().nlink, links);
     }
     // index.json names no file that is not there.
     let superblock = superblock(&["index"]);
-    let ino = superblock.lookup(ROOT, b"index.json").unwrap().ino;
-    let index: serde_json::Value =
-        serde_json::from_slice(&superblock.read(ino, 0, u32::MAX, &|| false).unwrap()).unwrap();
+    let ino = superblock.find(ROOT, "index.json").unwrap().ino;
+    let index: serde_json::Value = serde_json::from_slice(&superblock.read(ino, 0..u64::MAX).unwrap()).unwrap();
     assert!(index["tensors"][0]["file"].is_null());
-    let unknown = Shown::only(["tensor"]).unwrap_err().to_string();
-    assert_eq!(
-        unknown,
-        "no view is called \"tensor\"; there are sums, manifest, export, f32, header, index, metadata, npy, plots, safetensors, shards, stats, tensors, tree"
-    );
+}
+
+/// A source with other permissions than those of memory, that is slow where it is told to be.
+#[derive(Debug)]
+struct Fake {
+    memory: Memory,
+    stat: Stat,
+    is_slow: bool,
+}
+
+impl Fake {
+    fn new(names: &[&str]) -> Self {
+        let entries: Vec<String> =
+            names.iter().map(|name| format!(r#""{name}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#)).collect();
+        let header = format!("{{{}}}", entries.join(","));
+        let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+        let stat = Stat { uid: 5, gid: 6, mode: 0o644, mtime: SystemTime::UNIX_EPOCH };
+        Self { memory: Memory::new(file), stat, is_slow: false }
+    }
+}
+
+impl Source for Fake {
+    fn len(&self) -> u64 {
+        self.memory.len()
+    }
+    fn bytes(&self, range: Range<u64>) -> Result<Bytes, source::Error> {
+        self.memory.bytes(range)
+    }
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), source::Error> {
+        self.memory.read_exact_at(buf, offset)
+    }
+    fn verify(&self) -> Result<(), source::Error> {
+        Ok(())
+    }
+    fn may_block(&self, _: &Range<u64>) -> bool {
+        self.is_slow
+    }
+    fn stat(&self) -> Stat {
+        self.stat
+    }
 }
 
 #[test]
 fn permissions_follow_the_source() {
     for (mode, file, dir) in [(0o644, 0o444, 0o555), (0o600, 0o400, 0o500), (0o4750, 0o440, 0o550), (0o222, 0, 0)] {
-        let stat = Stat { uid: 5, gid: 6, mode, mtime: SystemTime::UNIX_EPOCH };
-        let mut superblock = superblock(&strings(["a"]), &[], Shown::default());
-        let Root::Volume(volume) = &mut superblock.root else { panic!("several models") };
-        volume.owner = Ownership::default().of(stat);
-        let root = superblock.getattr(ROOT).unwrap();
+        let mut source = Fake::new(&["a"]);
+        source.stat.mode = mode;
+        let superblock = mount(source, Shown::default());
+        let root = superblock.attr(ROOT).unwrap();
         assert_eq!((root.perm, root.uid, root.gid), (dir, 5, 6));
-        assert_eq!(superblock.lookup(ROOT, b"header.json").unwrap().perm, file);
+        assert_eq!(superblock.find(ROOT, "header.json").unwrap().perm, file);
     }
+}
+
+#[test]
+fn only_reads_of_a_slow_source_wait() {
+    let mut source = Fake::new(&["a", "b.c"]);
+    source.is_slow = true;
+    let superblock = mount(source, Shown::default());
+    let request = &Request::NOWAIT;
+    let header = superblock.lookup(ROOT, b"header.json", request).unwrap();
+    let content = superblock.open(header.ino, request).unwrap();
+    assert!(matches!(content.read(0..8, request), Err(ContentError::WouldBlock)));
+    assert_eq!(content.read(0..8, &Request::WAIT).unwrap().len(), 8);
+    // Names and attributes never depend on the source, once it is open.
+    for dir in ["tensors", "tree", "npy", "export", "metadata"] {
+        let dir = superblock.lookup(ROOT, dir.as_bytes(), request).unwrap();
+        superblock.readdir(dir.ino, 0, request, |entry| superblock.getattr(entry.ino, request).is_err()).unwrap();
+    }
+}
+
+#[test]
+fn a_large_model_makes_its_tables_only_where_it_may_wait() {
+    let names: Vec<String> = (0..20_000).map(|at| format!("layers.{at}.w")).collect();
+    let superblock = superblock(&names, &[], Shown::default());
+    let request = &Request::NOWAIT;
+    let blocks = |result: Result<Attr, Error>| result.is_err_and(|error| error.would_block());
+    assert!(blocks(superblock.lookup(ROOT, b"index.json", request)));
+    assert!(blocks(superblock.lookup(ROOT, b"SHA256SUMS", request)));
+    let tree = superblock.lookup(ROOT, b"tree", request).unwrap().ino;
+    assert!(blocks(superblock.lookup(tree, b"layers", request)));
+    let mut entries = 0;
+    let mut add = |_: Dentry<'_>| {
+        entries += 1;
+        false
+    };
+    assert!(superblock.readdir(tree, 0, request, &mut add).is_err_and(|error| error.would_block()));
+    assert_eq!(entries, 0);
+    // Once a table is there, nothing waits for it.
+    for (dir, name) in [(ROOT, "index.json"), (ROOT, "SHA256SUMS"), (tree, "layers")] {
+        let attr = superblock.find(dir, name).unwrap();
+        assert_eq!(superblock.lookup(dir, name.as_bytes(), request).unwrap(), attr);
+    }
+    let tensors = superblock.lookup(ROOT, b"tensors", request).unwrap().ino;
+    assert!(superblock.lookup(tensors, b"layers.7.w", request).is_ok());
+}
+
+/// A directory with two models.
+fn folder(dir: &Path) -> Superblock {
+    for name in ["a", "b"] {
+        let header = r#"{"t":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+        let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), b"x"].concat();
+        std::fs::write(dir.join(format!("{name}.safetensors")), file).unwrap();
+    }
+    let opened = model::open(&dir.into(), Mode::Strict).unwrap();
+    Superblock::new(opened, Shown::default(), Ownership::default()).unwrap()
+}
+
+#[test]
+fn a_folder_opens_models_only_where_it_may_wait() {
+    let dir = tempfile::tempdir().unwrap();
+    let superblock = folder(dir.path());
+    let request = &Request::NOWAIT;
+    let blocks = |result: Result<Attr, Error>| result.is_err_and(|error| error.would_block());
+    assert!(blocks(superblock.lookup(ROOT, b"a", request)));
+    assert!(superblock.readdir(ROOT, 0, request, |_| panic!()).is_err_and(|error| error.would_block()));
+    assert_eq!(listed(&superblock, &[]), ["a", "b"]);
+    let a = superblock.lookup(ROOT, b"a", request).unwrap().ino;
+    // The verdict is known, but the model is not open.
+    assert!(blocks(superblock.lookup(a, b"tensors", request)));
+    let tensors = superblock.find(a, "tensors").unwrap().ino;
+    let tensor = superblock.lookup(tensors, b"t", request).unwrap().ino;
+    assert_eq!(superblock.read(tensor, 0..9).unwrap(), b"x");
+    let b = superblock.find(ROOT, "b").unwrap().ino;
+    assert!(matches!(superblock.lookup(b, b"header.json", request), Err(error) if error.would_block()));
+}
+
+#[test]
+fn a_model_that_was_replaced_since_its_folder_was_listed_is_not_opened() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let superblock = folder(dir.path());
+    let a = superblock.find(ROOT, "a").unwrap().ino;
+    let path = dir.path().join("a.safetensors");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    for _ in 0..2 {
+        let error = superblock.find(a, "tensors").unwrap_err();
+        assert!(matches!(&error, Error::Changed { .. }), "{error}");
+    }
+    // The failure is not kept.
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+    assert!(superblock.find(a, "tensors").is_ok());
 }
 
 #[test]
@@ -275,17 +425,17 @@ fn a_name_of_more_directories_than_a_path_can_have_is_not_in_the_tree() {
     let name = |dots: usize| format!("{}x", "a.".repeat(dots));
     let names = strings([&name(2047), &name(2048), &".".repeat(1_000_000)]);
     let superblock = superblock(&names, &[], Shown::default());
-    let tensors = superblock.lookup(ROOT, b"tensors").unwrap().ino;
+    let tensors = superblock.find(ROOT, "tensors").unwrap().ino;
     let links: Vec<u32> =
-        list(&superblock, tensors, 2).iter().map(|entry| superblock.getattr(entry.ino).unwrap().nlink).collect();
+        list(&superblock, tensors, 2).iter().map(|entry| superblock.attr(entry.ino).unwrap().nlink).collect();
     assert_eq!(links, [2, 1, 1]);
-    let mut ino = superblock.lookup(ROOT, b"tree").unwrap().ino;
+    let mut ino = superblock.find(ROOT, "tree").unwrap().ino;
     for _ in 0..2047 {
         assert_eq!(list(&superblock, ino, 2).len(), 1);
-        ino = superblock.lookup(ino, b"a").unwrap().ino;
+        ino = superblock.find(ino, "a").unwrap().ino;
     }
-    assert_eq!(superblock.lookup(ino, b"x").unwrap().nlink, 2);
-    assert!(matches!(superblock.lookup(ino, b"a"), Err(Error::NoEntry)));
+    assert_eq!(superblock.find(ino, "x").unwrap().nlink, 2);
+    assert!(matches!(superblock.find(ino, "a"), Err(Error::NoEntry)));
 }
 
 #[test]
@@ -300,16 +450,16 @@ fn attributes_that_the_kernel_could_not_carry_are_left_out() {
         let shape = vec!["1"; shape].join(",");
         let header = format!(r#"{{"{}":{{"dtype":"U8","shape":[{shape}],"data_offsets":[0,1]}}}}"#, names[0]);
         let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), b"x"].concat();
-        let model = Model::from_source(Path::new("/m.safetensors"), Box::new(Memory::new(file)), Mode::Strict).unwrap();
-        let superblock = Superblock::new(Opened::Model(model.into()), Shown::default(), Ownership::default()).unwrap();
-        let tensors = superblock.lookup(ROOT, b"tensors").unwrap().ino;
+        let superblock = mount(Memory::new(file), Shown::default());
+        let tensors = superblock.find(ROOT, "tensors").unwrap().ino;
         let ino = list(&superblock, tensors, 2)[0].ino;
-        let listed = String::from_utf8(superblock.listxattr(ino).unwrap()).unwrap();
+        let listed = String::from_utf8(superblock.listxattr(ino, &Request::WAIT).unwrap()).unwrap();
         let found: Vec<&str> =
             listed.split_terminator('\0').map(|name| name.strip_prefix("user.weightfs.").unwrap()).collect();
         assert_eq!(found.join(" "), format!("{expected} nbytes offset shard"));
         for attribute in found {
-            let value = superblock.getxattr(ino, format!("user.weightfs.{attribute}").as_bytes()).unwrap();
+            let value =
+                superblock.getxattr(ino, format!("user.weightfs.{attribute}").as_bytes(), &Request::WAIT).unwrap();
             assert!(value.len() <= 65_536, "{attribute}");
         }
     }

@@ -1,11 +1,11 @@
-//! `tree/`: knows how dotted names are directories, from one sorted list of the tensors and nothing else.
+//! `tree/`: dotted names as directories, derived from one sorted list of tensors.
 //!
-//! Sorted by component, the tensors below any directory are neighbours, so that a directory is a place in the list and a
-//! depth. Directories are numbered in the order in which the list enters them; how many come before each place is all
-//! that is kept, 8 bytes a tensor.
+//! Sorted by component, the tensors below a directory are neighbours, so a directory is a position in the list and a
+//! depth. Directories are numbered in the order in which the list enters them. How many come before each position is
+//! all that is kept: 8 bytes for each tensor.
 
-use super::inode::{Dir, FileRef, Inode};
-use crate::model::Model;
+use super::ino::{Dir, Inode, NodeId};
+use crate::model::{Model, TensorId};
 use crate::name;
 use crate::natural::{compare_components, compare_paths, compare_prefixes};
 use crate::threads;
@@ -16,11 +16,11 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::OnceLock;
 
-/// Most directories inside one another: what lies deeper has no path that the kernel would take, and one name may be made of
-/// millions.
+/// Most directories inside one another. The kernel accepts no longer path, and one name may consist of millions of
+/// components.
 const DEPTH_MAX: usize = 2048;
 
-/// Whether a tensor of that name has its file here.
+/// Whether a tensor of that name is in `tree/`.
 pub(super) fn has(name: &str) -> bool {
     dirs_of(name) < DEPTH_MAX
 }
@@ -29,24 +29,23 @@ pub(super) fn has(name: &str) -> bool {
 #[derive(Debug)]
 pub(super) struct Tree {
     /// Tensors by component, in natural order: `layers.2` before `layers.10`.
-    order: Vec<u32>,
-    /// How many directories are entered before each place of `order`; one more entry for all of them.
+    order: Vec<TensorId>,
+    /// How many directories are entered before each position of `order`, and in all.
     entered: Vec<u32>,
-    /// The first places of the components whose file names are cut, by their directory and that file name.
+    /// The first positions of components whose file names are cut, by their directory and that file name.
     cut: OnceLock<HashMap<(Option<u32>, String), usize>>,
 }
 
 impl Tree {
     pub fn new(model: &Model) -> Self {
-        let shown = |at: &u32| !model.is_aside(*at as usize) && has(model.name(*at as usize));
-        let mut order: Vec<u32> = (0..model.len() as u32).filter(shown).collect();
-        threads::sort_by(&mut order, |a, b| compare_paths(model.name(*a as usize), model.name(*b as usize)));
+        let mut order: Vec<TensorId> = model.logical().iter().filter(|id| has(model.name(*id))).collect();
+        threads::sort_by(&mut order, |a, b| compare_paths(model.name(*a), model.name(*b)));
         let entered = Vec::with_capacity(order.len() + 1);
         let mut tree = Self { order, entered, cut: OnceLock::new() };
         let mut nodes = 0u32;
         for at in 0..tree.order.len() {
             let entered = dirs_of(tree.name(model, at)) - tree.shared(model, at);
-            // More directories than have numbers take gigabytes of names.
+            // So many directories need gigabytes of names.
             let Some(after) = nodes.checked_add(entered as u32) else {
                 tree.order.truncate(at);
                 break;
@@ -58,26 +57,27 @@ impl Tree {
         tree
     }
 
-    /// Number of directories below `tree/`.
-    pub fn nodes(&self) -> u32 {
-        self.entered.last().copied().unwrap_or(0)
+    /// Whether there is a directory of that number.
+    pub fn contains(&self, node: NodeId) -> bool {
+        self.entered.last().is_some_and(|nodes| node.number() < *nodes)
     }
 
-    /// The directory that holds directory `node`; `None` for `tree/` itself.
-    pub fn parent(&self, model: &Model, node: u32) -> Option<u32> {
-        let (at, depth) = self.place(model, node);
-        (depth > 1).then(|| self.node(model, at, depth - 1))
+    /// The directory that holds a directory; `None` for `tree/` itself.
+    pub fn parent(&self, model: &Model, node: NodeId) -> Option<NodeId> {
+        let (at, depth) = self.start(model, node.number());
+        (depth > 1).then(|| NodeId::new(self.node(model, at, depth - 1)))
     }
 
-    /// The entry called `encoded` in directory `node`, or in `tree/`.
-    pub fn lookup(&self, model: &Model, node: Option<u32>, encoded: &str) -> Option<Inode> {
+    /// The entry with a file name in a directory, or in `tree/`.
+    pub fn lookup(&self, model: &Model, node: Option<NodeId>, encoded: &str) -> Option<Inode> {
+        let node = node.map(NodeId::number);
         let (range, depth) = self.range(model, node);
         let find = |component: &str| {
             let compare = |at: &usize| compare_components(self.component(model, *at, depth), component);
             let first = partition_point(range.clone(), |at| compare(&at) == Ordering::Less);
             (first < range.end && compare(&first) == Ordering::Equal).then_some(first)
         };
-        // `a%` is the tensor beside the directory `a`. No encoding ends in `%` but that of the empty name.
+        // `a%` is the tensor beside the directory `a`. Only the encoding of the empty name ends in `%`.
         let (encoded, marked) = match encoded.strip_suffix('%') {
             Some(rest) if !rest.is_empty() => (rest, true),
             _ => (encoded, false),
@@ -99,16 +99,16 @@ impl Tree {
         }
     }
 
-    /// Hands the entries of directory `node`, or of `tree/`, to `add` with the place where the next one is, from place
+    /// Passes the entries of a directory, or of `tree/`, to `add` with the position of the next one, from position
     /// `from` on, until it returns true.
     pub fn list<'m>(
         &self,
         model: &'m Model,
-        node: Option<u32>,
+        node: Option<NodeId>,
         from: usize,
         mut add: impl FnMut(Inode, Cow<'m, str>, usize) -> bool,
     ) {
-        let (range, depth) = self.range(model, node);
+        let (range, depth) = self.range(model, node.map(NodeId::number));
         self.each(model, range, depth, from, |at, next| {
             let name = name::encode(self.component(model, at, depth));
             if !self.is_leaf(model, at, depth) {
@@ -124,7 +124,7 @@ impl Tree {
     fn cut_names(&self, model: &Model) -> HashMap<(Option<u32>, String), usize> {
         let mut cut = HashMap::new();
         for at in 0..self.order.len() {
-            // What it shares with the one before it stands there already.
+            // The components that it shares with the tensor before it are there already.
             let shared = self.shared(model, at);
             for (depth, component) in self.name(model, at).split('.').enumerate().skip(shared) {
                 if let Some(encoded) = name::cut(component) {
@@ -140,7 +140,8 @@ impl Tree {
         cut
     }
 
-    /// Hands the first place of each entry of a directory to `visit`, with that of the next one, until it returns true.
+    /// Passes the first position of each entry of a directory to `visit`, with that of the next one, until it returns
+    /// true.
     fn each(
         &self,
         model: &Model,
@@ -161,19 +162,19 @@ impl Tree {
     }
 
     fn leaf(&self, at: usize) -> Inode {
-        Inode::File(FileRef { view: View::Raw, item: self.order[at] })
+        Inode::File(View::STORED, self.order[at].into())
     }
 
     /// The directory that the component at `depth` of the tensor at `at` is.
     fn dir(&self, model: &Model, at: usize, depth: usize) -> Inode {
-        Inode::Dir(Dir::TreeNode(self.node(model, at, depth + 1)))
+        Inode::Dir(Dir::Node(NodeId::new(self.node(model, at, depth + 1))))
     }
 
     fn is_leaf(&self, model: &Model, at: usize, depth: usize) -> bool {
         dirs_of(self.name(model, at)) == depth
     }
 
-    /// Whether the tensor at `at` has a directory of its own name beside it: then that comes right after it.
+    /// Whether a directory has the same name as the tensor at `at`. It comes right after the tensor.
     fn dir_beside(&self, model: &Model, at: usize, depth: usize) -> bool {
         at + 1 < self.order.len() && self.common(model, at, at + 1) > depth && !self.is_leaf(model, at + 1, depth)
     }
@@ -183,7 +184,7 @@ impl Tree {
         let mut first = at;
         if self.shared(model, at) >= depth {
             let compare = |other: usize| compare_prefixes(self.name(model, other), self.name(model, at), depth);
-            // A tensor whose whole name is the prefix comes first, and is not in the directory.
+            // A tensor whose whole name is the prefix comes first and is not in the directory.
             first = partition_point(0..at, |other| {
                 compare(other) == Ordering::Less
                     || dirs_of(self.name(model, other)) < depth && compare(other) == Ordering::Equal
@@ -192,24 +193,25 @@ impl Tree {
         self.entered[first] + (depth - self.shared(model, first) - 1) as u32
     }
 
-    /// The first place and the depth of a directory.
-    fn place(&self, model: &Model, node: u32) -> (usize, usize) {
+    /// The first position and the depth of a directory.
+    fn start(&self, model: &Model, node: u32) -> (usize, usize) {
         let at = self.entered.partition_point(|entered| *entered <= node).saturating_sub(1);
         (at, self.shared(model, at) + 1 + (node - self.entered[at]) as usize)
     }
 
-    /// The places below a directory, and the depth of its entries.
+    /// The positions below a directory, and the depth of its entries.
     fn range(&self, model: &Model, node: Option<u32>) -> (Range<usize>, usize) {
         match node {
             None => (0..self.order.len(), 0),
             Some(node) => {
-                let (at, depth) = self.place(model, node);
+                let (at, depth) = self.start(model, node);
                 (at..self.end(model, at, depth), depth)
             }
         }
     }
 
-    /// The first place after `at` whose first `depth` components are others. Looks near first: most directories are small.
+    /// The first position after `at` with other first `depth` components. Looks near `at` first: most directories are
+    /// small.
     fn end(&self, model: &Model, at: usize, depth: usize) -> usize {
         let same =
             |other: usize| compare_prefixes(self.name(model, other), self.name(model, at), depth) == Ordering::Equal;
@@ -222,7 +224,7 @@ impl Tree {
         partition_point(low + 1..(low + step).min(self.order.len()), same)
     }
 
-    /// How many directories the tensor at `at` shares with the one before it: those it does not enter anew.
+    /// How many directories the tensor at `at` shares with the one before it.
     fn shared(&self, model: &Model, at: usize) -> usize {
         let Some(before) = at.checked_sub(1) else { return 0 };
         let dirs = dirs_of(self.name(model, at)).min(dirs_of(self.name(model, before)));
@@ -240,7 +242,7 @@ impl Tree {
     }
 
     fn name<'m>(&self, model: &'m Model, at: usize) -> &'m str {
-        model.name(self.order[at] as usize)
+        model.name(self.order[at])
     }
 }
 
@@ -249,7 +251,7 @@ fn dirs_of(name: &str) -> usize {
     name.bytes().filter(|byte| *byte == b'.').count()
 }
 
-/// The first place in `range` for which `before` is false, it being true up to there.
+/// The first position in `range` for which `before` is false. It is true for all positions before that one.
 fn partition_point(range: Range<usize>, before: impl Fn(usize) -> bool) -> usize {
     let (mut low, mut high) = (range.start, range.end);
     while low < high {

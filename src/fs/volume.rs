@@ -1,117 +1,142 @@
-//! The tree of one model: knows which file each inode number is, and what stands in each directory.
+//! The tree of one model: which file or directory each inode number means.
 
-use super::inode::{Dir, FileRef, Inode};
+use super::attr::{Attr, DOTS, Dentry, Error, FileKind, Ino, Owner, ROOT, SECTOR, Statfs};
+use super::ino::{self, Dir, Inode};
 use super::tree::{self, Tree};
-use super::{Attr, DOTS, Dentry, Error, FileKind, Ino, Owner, SECTOR, Shown, Statfs, inode, layout};
-use crate::content::Interrupted;
-use crate::format::Dtype;
-use crate::model::{self, Kind, Model, Place};
+use crate::content::{Content, Request};
+use crate::model::{Model, Parts, ShardId, Tensor, TensorId};
 use crate::name;
-use crate::source::Bytes;
-use crate::view::{self, Results, View, Views};
+use crate::view::{File, Files, Results, Shown, View, Views};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::sync::{Arc, OnceLock};
 
-/// A model as files. Inode numbers that come in are its own; those that go out have `base` added.
+/// A model as files. Inode numbers that come in are those in its tree; those that go out are complete.
 #[derive(Debug)]
 pub(super) struct Volume {
     views: Views,
-    shown: Shown,
-    pub(super) owner: Owner,
-    base: Ino,
+    owner: Owner,
+    /// The number of the tree.
+    number: u32,
     /// The directory that holds its root.
     up: Ino,
     tree: OnceLock<Tree>,
-    /// Whose names were too long for a file name, by what is left of them.
-    cut_tensors: OnceLock<HashMap<(Option<usize>, String), u32>>,
-    cut_keys: OnceLock<HashMap<(Option<usize>, String), usize>>,
+    /// Tensors whose file names are cut, by the shard or the root and that file name.
+    cut: OnceLock<HashMap<(Option<ShardId>, String), TensorId>>,
 }
 
-/// Extended attributes of a tensor; the values are texts. One that is joined from several shards has no place of its own, and
-/// what is too long has none.
+/// Extended attributes of a tensor; their values are text. An attribute without a value is left out: the place of an
+/// array that is joined from several files, and everything that is too long.
 const XATTRS: [(&str, XattrValue); 6] = [
-    ("user.weightfs.name", |model, at| short(model.name(at))),
-    ("user.weightfs.dtype", |model, at| short(model.tensor(at).0.dtype.name())),
-    ("user.weightfs.shape", |model, at| {
-        let shape = model.tensor(at).0.shape;
-        // Each takes a digit, a comma and a space at least.
+    ("user.weightfs.name", |_, tensor| short(tensor.info.name)),
+    ("user.weightfs.dtype", |_, tensor| short(tensor.info.dtype.name())),
+    ("user.weightfs.shape", |_, tensor| {
+        let shape = tensor.info.shape;
+        // Each dimension takes a digit, a comma and a space at least.
         (shape.len() <= XATTR_MAX / 3).then(|| format!("{shape:?}")).filter(|text| text.len() <= XATTR_MAX)
     }),
-    ("user.weightfs.nbytes", |model, at| Some(model.tensor(at).0.nbytes().to_string())),
-    ("user.weightfs.offset", |model, at| match model.tensor(at) {
-        (tensor, Place::Shard(_)) => Some(tensor.range.start.to_string()),
-        _ => None,
+    ("user.weightfs.nbytes", |_, tensor| Some(tensor.info.nbytes().to_string())),
+    ("user.weightfs.offset", |_, tensor| match tensor.parts {
+        Parts::One(_) => Some(tensor.info.range.start.to_string()),
+        Parts::Many(_) => None,
     }),
-    ("user.weightfs.shard", |model, at| match model.tensor(at).1 {
-        Place::Shard(shard) => Some(model.shards()[shard].name.clone()),
-        Place::Runs(_) => None,
+    ("user.weightfs.shard", |model, tensor| match tensor.parts {
+        Parts::One(shard) => Some(model.shard(shard).name.clone()),
+        Parts::Many(_) => None,
     }),
 ];
 
-type XattrValue = fn(&Model, usize) -> Option<String>;
+type XattrValue = fn(&Model, &Tensor) -> Option<String>;
 
-/// Most bytes of a value: the kernel takes no more, and would fail a reader of all attributes for the one.
+/// Most bytes of a value. The kernel accepts no more, and would fail a reader of all attributes because of one.
 const XATTR_MAX: usize = 65_536;
 
 fn short(value: &str) -> Option<String> {
     (value.len() <= XATTR_MAX).then(|| value.to_owned())
 }
 
+/// An inode that exists.
+enum Node<'v> {
+    Dir(Dir),
+    File(View, File<'v>),
+}
+
+impl Node<'_> {
+    fn inode(&self) -> Inode {
+        match self {
+            Self::Dir(dir) => Inode::Dir(*dir),
+            Self::File(view, file) => Inode::File(*view, file.number()),
+        }
+    }
+}
+
 impl Volume {
-    /// The tree numbered `tree`, below the directory `up`.
-    pub fn new(model: Model, shown: Shown, owner: Owner, results: Arc<Results>, tree: u32, up: Ino) -> Self {
-        let base = inode::base(tree);
-        let tensors = shown.contains("tensors");
-        let dirs = view::Dirs { tensors, shards: tensors && shown.contains("shards") };
-        let views = Views::new(model, dirs, results, tree);
-        let (tree, cut_tensors, cut_keys) = Default::default();
-        Self { views, shown, owner, base, up, tree, cut_tensors, cut_keys }
+    /// The tree with a number, below the directory `up`.
+    pub fn new(model: Model, shown: Shown, owner: Owner, results: Arc<Results>, number: u32, up: Ino) -> Self {
+        let views = Views::new(model, shown, results, number);
+        Self { views, owner, number, up, tree: OnceLock::new(), cut: OnceLock::new() }
     }
 
-    pub fn model(&self) -> &Model {
-        self.views.model()
-    }
-
-    pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr, Error> {
-        let dir = self.dir(parent)?;
+    pub fn lookup(&self, parent: Ino, name: &[u8], request: &Request) -> Result<Attr, Error> {
+        let dir = self.dir(parent, request)?;
         let name = str::from_utf8(name).map_err(|_| Error::NoEntry)?;
-        let inode = match dir {
-            Dir::Root => self.root().find(|entry| entry.0 == name).map(|entry| entry.1),
-            Dir::Flat(view) => {
-                let tensor = name.strip_suffix(view.suffix()).and_then(|name| self.find_tensor(name));
-                tensor.and_then(|item| self.flat(view, item))
-            }
-            Dir::ShardFlat(view, shard) => {
-                let name = name.strip_suffix(view.suffix());
-                name.and_then(|name| self.find_in_shard(shard as usize, name)).and_then(|item| self.flat(view, item))
-            }
-            Dir::Metadata => {
-                let decoded = || self.views.find_decoded(name).map(|item| file(View::MetadataDecoded, item));
-                self.find_key(None, name).or_else(decoded)
-            }
-            Dir::ShardMetadata(shard) => self.find_key(Some(shard as usize), name),
-            Dir::Shards => self.find_shard(name).map(|shard| Inode::Dir(Dir::Shard(shard as u32))),
-            Dir::Shard(shard) => self.shard(shard).find(|entry| entry.0 == name).map(|entry| entry.1),
-            Dir::Export => {
-                let shown = |item: &usize| self.views.export(*item).is_some() && self.export_name(*item) == name;
-                (0..self.views.count(View::Export)).find(shown).map(|item| file(View::Export, item))
-            }
-            Dir::Tree => self.tree().lookup(self.model(), None, name),
-            Dir::TreeNode(node) => self.tree().lookup(self.model(), Some(node), name),
+        let find_view = |is_there: fn(View, &Views) -> bool| {
+            View::all().find(|view| view.row().file == name && is_there(*view, &self.views))
         };
-        Ok(self.attr(inode.ok_or(Error::NoEntry)?))
+        let inode = match dir {
+            Dir::Root => find_view(View::is_in_root).map(|view| view_inode(view, None)),
+            Dir::Shard(shard) => find_view(View::is_in_shards).map(|view| view_inode(view, Some(shard))),
+            Dir::Node(node) => self.tree(request)?.lookup(self.model(), Some(node), name),
+            Dir::View(view, shard) => match &view.row().files {
+                Files::Tensors { suffix, .. } => match name.strip_suffix(suffix) {
+                    Some(name) => {
+                        let tensor = self.find_tensor(shard, name, request)?.ok_or(Error::NoEntry)?;
+                        let node = self.tensor_file(view, self.model().tensor(tensor)).ok_or(Error::NoEntry)?;
+                        return self.attr(&node, request);
+                    }
+                    None => None,
+                },
+                Files::Named { is_ready, find, .. } => {
+                    self.views.check_wait(is_ready(&self.views), request)?;
+                    find(&self.views, shard, name).map(|number| Inode::File(view, number as u32))
+                }
+                Files::Tree => self.tree(request)?.lookup(self.model(), None, name),
+                Files::Shards => self.find_shard(name).map(|shard| Inode::Dir(Dir::Shard(shard))),
+                Files::One { .. } => None,
+            },
+        };
+        self.attr(&self.node(inode.ok_or(Error::NoEntry)?, request)?, request)
     }
 
-    pub fn getattr(&self, ino: Ino) -> Result<Attr, Error> {
-        Ok(self.attr(self.inode(ino)?))
+    pub fn getattr(&self, ino: Ino, request: &Request) -> Result<Attr, Error> {
+        let inode = Inode::from_ino(ino).ok_or(Error::NoEntry)?;
+        self.attr(&self.node(inode, request)?, request)
     }
 
-    pub fn readdir<'s>(&'s self, ino: Ino, offset: u64, mut add: impl FnMut(Dentry<'s>) -> bool) -> Result<(), Error> {
-        let dir = self.dir(ino)?;
-        let parent = if dir == Dir::Root { self.up } else { self.base | self.parent(dir) };
-        if Dentry::dots(self.base | dir.ino(), parent, offset, &mut add) {
+    /// Fails with an error before it passes the first entry to `add`, or not at all.
+    pub fn readdir<'s>(
+        &'s self,
+        ino: Ino,
+        offset: u64,
+        request: &Request,
+        mut add: impl FnMut(Dentry<'s>) -> bool,
+    ) -> Result<(), Error> {
+        let dir = self.dir(ino, request)?;
+        let model = self.model();
+        // Everything that may have to wait comes before the first entry.
+        let tree = match dir {
+            Dir::Node(_) => Some(self.tree(request)?),
+            Dir::View(view, _) if matches!(view.row().files, Files::Tree) => Some(self.tree(request)?),
+            _ => None,
+        };
+        if let Dir::View(view, _) = dir
+            && let Files::Named { is_ready, .. } = view.row().files
+        {
+            self.views.check_wait(is_ready(&self.views), request)?;
+        }
+        let parent = self.parent(dir, tree);
+        if Dentry::dots(ino::join(self.number, Inode::Dir(dir).ino()), parent, offset, &mut add) {
             return Ok(());
         }
         let from = offset.saturating_sub(DOTS) as usize;
@@ -121,261 +146,237 @@ impl Volume {
                 Cow::Owned(name) => Cow::Owned(OsString::from(name)),
             };
             let kind = if matches!(inode, Inode::Dir(_)) { FileKind::Dir } else { FileKind::File };
-            add(Dentry { ino: self.base | inode.ino(), kind, name, next: next as u64 + DOTS })
+            add(Dentry { ino: ino::join(self.number, inode.ino()), kind, name, next: next as u64 + DOTS })
         };
-        match dir {
-            Dir::Tree => self.tree().list(self.model(), None, from, add),
-            Dir::TreeNode(node) => self.tree().list(self.model(), Some(node), from, add),
-            _ => {
-                for at in from..self.places(dir) {
-                    if self.entry(dir, at).is_some_and(|(inode, name)| add(inode, name, at + 1)) {
-                        break;
-                    }
+        let mut list = |len: usize, entry: &dyn Fn(usize) -> Option<(Inode, Cow<'s, str>)>| {
+            for at in from..len {
+                if entry(at).is_some_and(|(inode, name)| add(inode, name, at + 1)) {
+                    break;
                 }
             }
+        };
+        let row = |view: View, shard| (view_inode(view, shard), Cow::Borrowed(view.row().file));
+        match dir {
+            Dir::Root => list(View::all().len(), &|at| {
+                Some(View::new(at)).filter(|view| view.is_in_root(&self.views)).map(|view| row(view, None))
+            }),
+            Dir::Shard(shard) => list(View::all().len(), &|at| {
+                Some(View::new(at)).filter(|view| view.is_in_shards(&self.views)).map(|view| row(view, Some(shard)))
+            }),
+            Dir::Node(node) => {
+                if let Some(tree) = tree {
+                    tree.list(model, Some(node), from, add);
+                }
+            }
+            Dir::View(view, shard) => match &view.row().files {
+                Files::Tensors { suffix, .. } => {
+                    let tensors = shard.map_or(model.logical(), |shard| model.stored_in(shard));
+                    list(tensors.len(), &|at| {
+                        let tensor = model.tensor(tensors.at(at));
+                        let mut name = name::encode(model.name(tensor.id));
+                        let node = self.tensor_file(view, tensor)?;
+                        if !suffix.is_empty() {
+                            name.to_mut().push_str(suffix);
+                        }
+                        Some((node.inode(), name))
+                    });
+                }
+                Files::Named { len, at: number, name, .. } => list(len(&self.views, shard), &|at| {
+                    let number = number(&self.views, shard, at);
+                    Some((Inode::File(view, number as u32), name(&self.views, number)?))
+                }),
+                Files::Shards => list(model.shards().len(), &|at| {
+                    let shard = ShardId::new(at);
+                    Some((Inode::Dir(Dir::Shard(shard)), name::encode(&model.shard(shard).name)))
+                }),
+                Files::Tree => {
+                    if let Some(tree) = tree {
+                        tree.list(model, None, from, add);
+                    }
+                }
+                Files::One { .. } => {}
+            },
         }
         Ok(())
     }
 
-    /// How many places a directory has in which an entry may be; those of `tree/` are known there.
-    fn places(&self, dir: Dir) -> usize {
-        match dir {
-            Dir::Root => self.root().count(),
-            Dir::Flat(_) => self.model().len(),
-            Dir::ShardFlat(_, shard) => self.model().tensors_of(shard as usize).len(),
-            Dir::Metadata => self.views.metadata(None).len() + self.views.count(View::MetadataDecoded),
-            Dir::ShardMetadata(shard) => self.views.metadata(Some(shard as usize)).len(),
-            Dir::Shards => self.model().shards().len(),
-            Dir::Shard(shard) => self.shard(shard).count(),
-            Dir::Export => self.views.count(View::Export),
-            Dir::Tree | Dir::TreeNode(_) => 0,
+    pub fn open(&self, ino: Ino, request: &Request) -> Result<Content, Error> {
+        match self.node(Inode::from_ino(ino).ok_or(Error::NoEntry)?, request)? {
+            Node::Dir(_) => Err(Error::IsADirectory),
+            Node::File(view, file) => view.content(&self.views, &file, request)?.ok_or(Error::NoEntry),
         }
     }
 
-    /// What stands in a place of a directory, if anything does.
-    fn entry(&self, dir: Dir, at: usize) -> Option<(Inode, Cow<'_, str>)> {
-        let named = |(name, inode): (&'static str, Inode)| (inode, Cow::Borrowed(name));
-        let key = |shard: Option<usize>| {
-            let (key, _) = self.views.metadata(shard).get(at)?;
-            Some((file(View::Metadata, self.views.first_value_of(shard) + at), name::encode(key)))
-        };
-        let tensor = |view: View, item: usize| {
-            let inode = self.flat(view, item)?;
-            let mut name = name::encode(self.model().name(item));
-            if !view.suffix().is_empty() {
-                name.to_mut().push_str(view.suffix());
-            }
-            Some((inode, name))
-        };
-        match dir {
-            Dir::Root => self.root().nth(at).map(named),
-            Dir::Flat(_) if self.model().is_aside(at) => None,
-            Dir::Flat(view) => tensor(view, at),
-            Dir::ShardFlat(view, shard) => tensor(view, self.model().tensors_of(shard as usize).start + at),
-            Dir::Metadata => key(None).or_else(|| {
-                let item = at - self.views.metadata(None).len();
-                Some((file(View::MetadataDecoded, item), self.views.decoded_name(item).into()))
-            }),
-            Dir::ShardMetadata(shard) => key(Some(shard as usize)),
-            Dir::Shards => Some((Inode::Dir(Dir::Shard(at as u32)), name::encode(&self.model().shards()[at].name))),
-            Dir::Shard(shard) => self.shard(shard).nth(at).map(named),
-            Dir::Export => self.views.export(at).map(|_| (file(View::Export, at), self.export_name(at).into())),
-            Dir::Tree | Dir::TreeNode(_) => None,
-        }
-    }
-
-    pub fn read<'s>(
-        &'s self,
-        ino: Ino,
-        offset: u64,
-        size: u32,
-        interrupted: Interrupted<'s>,
-    ) -> Result<Bytes<'s>, Error> {
-        let file = self.file(ino)?;
-        Ok(self.views.content(file.view, file.item as usize, interrupted).read_at(offset, size)?)
-    }
-
-    pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, Error> {
-        let Ok(FileRef { view: View::Raw, item }) = self.file(ino) else { return Err(Error::NoAttribute) };
+    pub fn getxattr(&self, ino: Ino, name: &[u8], request: &Request) -> Result<Vec<u8>, Error> {
+        let tensor = self.stored(ino, request)?.ok_or(Error::NoAttribute)?;
         let (_, value) = XATTRS.iter().find(|xattr| xattr.0.as_bytes() == name).ok_or(Error::NoAttribute)?;
-        value(self.model(), item as usize).map(String::into_bytes).ok_or(Error::NoAttribute)
+        value(self.model(), &tensor).map(String::into_bytes).ok_or(Error::NoAttribute)
     }
 
-    pub fn listxattr(&self, ino: Ino) -> Result<Vec<u8>, Error> {
-        match self.inode(ino)? {
-            Inode::File(FileRef { view: View::Raw, item }) => {
-                let has = |xattr: &&(&str, XattrValue)| xattr.1(self.model(), item as usize).is_some();
-                Ok(XATTRS.iter().filter(has).flat_map(|xattr| [xattr.0.as_bytes(), b"\0"].concat()).collect())
-            }
-            _ => Ok(Vec::new()),
-        }
+    pub fn listxattr(&self, ino: Ino, request: &Request) -> Result<Vec<u8>, Error> {
+        let Some(tensor) = self.stored(ino, request)? else { return Ok(Vec::new()) };
+        let has = |xattr: &&(&str, XattrValue)| xattr.1(self.model(), &tensor).is_some();
+        Ok(XATTRS.iter().filter(has).flat_map(|xattr| [xattr.0.as_bytes(), b"\0"].concat()).collect())
     }
 
     pub fn statfs(&self) -> Statfs {
-        let sizes = self.model().sources().iter().map(|source| source.len().div_ceil(SECTOR));
-        Statfs { blocks: sizes.sum(), files: (self.model().len() + self.model().metadata().len()) as u64 }
-    }
-
-    fn root(&self) -> impl Iterator<Item = (&'static str, Inode)> {
-        layout::entries(&self.shown, self.model().kind())
-    }
-
-    fn shard(&self, shard: u32) -> impl Iterator<Item = (&'static str, Inode)> {
-        layout::shard_entries(&self.shown, self.model().kind(), shard)
-    }
-
-    fn tree(&self) -> &Tree {
-        self.tree.get_or_init(|| Tree::new(self.model()))
-    }
-
-    fn find_tensor(&self, encoded: &str) -> Option<usize> {
-        match name::decode(encoded) {
-            Some(name) => self.model().find(&name),
-            None => self.find_cut(None, encoded),
-        }
-    }
-
-    fn find_in_shard(&self, shard: usize, encoded: &str) -> Option<usize> {
-        match name::decode(encoded) {
-            Some(name) => self.model().find_in(shard, &name),
-            None => self.find_cut(Some(shard), encoded),
-        }
-    }
-
-    /// The tensor of a shard, or of the whole, whose cut name that is.
-    fn find_cut(&self, shard: Option<usize>, encoded: &str) -> Option<usize> {
         let model = self.model();
-        let cut = self.cut_tensors.get_or_init(|| {
-            let whole = model.whole().map(|at| (None, at as usize));
-            let in_shards = |shard| model.tensors_of(shard).map(move |at| (Some(shard), at));
-            let shards = if model.kind() == Kind::Dataset { model.shards().len() } else { 0 };
-            let cut = |(shard, at): (Option<usize>, usize)| Some(((shard, name::cut(model.name(at))?), at as u32));
-            whole.chain((0..shards).flat_map(in_shards)).filter_map(cut).collect()
-        });
+        let blocks = model.sources().iter().map(|source| source.len().div_ceil(SECTOR)).sum();
+        Statfs { blocks, files: (model.listed().len() + model.metadata().len()) as u64 }
+    }
+
+    fn model(&self) -> &Model {
+        self.views.model()
+    }
+
+    fn tree(&self, request: &Request) -> Result<&Tree, Error> {
+        self.views.check_wait(self.tree.get().is_some(), request)?;
+        Ok(self.tree.get_or_init(|| Tree::new(self.model())))
+    }
+
+    /// The tensor with that file name, without a suffix, in the root or in a shard.
+    fn find_tensor(&self, shard: Option<ShardId>, encoded: &str, request: &Request) -> Result<Option<TensorId>, Error> {
+        let model = self.model();
+        if let Some(name) = name::decode(encoded) {
+            return Ok(match shard {
+                Some(shard) => model.find_in(shard, &name),
+                None => {
+                    self.views.check_wait(model.can_find(), request)?;
+                    model.find(&name)
+                }
+            });
+        }
         if !name::is_cut(encoded) {
-            return None;
+            return Ok(None);
         }
-        cut.get(&(shard, encoded.to_owned())).map(|at| *at as usize)
+        self.views.check_wait(self.cut.get().is_some(), request)?;
+        let cut = self.cut.get_or_init(|| {
+            let shards = if View::STORED.is_in_shards(&self.views) { model.shards().len() } else { 0 };
+            let in_shards = (0..shards).map(ShardId::new);
+            let in_shards = in_shards.flat_map(|shard| model.stored_in(shard).iter().map(move |id| (Some(shard), id)));
+            let all = model.logical().iter().map(|id| (None, id)).chain(in_shards);
+            all.filter_map(|(shard, id)| Some(((shard, name::cut(model.name(id))?), id))).collect()
+        });
+        Ok(cut.get(&(shard, encoded.to_owned())).copied())
     }
 
-    /// The file of a tensor in a flat directory, if it has one there.
-    fn flat(&self, view: View, item: usize) -> Option<Inode> {
-        if view == View::Raw {
-            return Some(file(view, item));
-        }
-        let (tensor, _) = self.model().tensor(item);
-        // What is float32 already needs no second file, and no second place in the page cache.
-        let raw = view == View::F32 && tensor.dtype == Dtype::F32;
-        Views::has(view, &tensor).then(|| file(if raw { View::Raw } else { view }, item))
-    }
-
-    fn find_key(&self, shard: Option<usize>, encoded: &str) -> Option<Inode> {
-        let metadata = self.views.metadata(shard);
-        let key = match name::decode(encoded) {
-            Some(key) => metadata.binary_search_by(|entry| entry.0[..].cmp(&key)).ok(),
-            None => self.cut_keys().get(&(shard, encoded.to_owned())).copied(),
+    /// The file of a tensor in the directory of a view, if it is shown there.
+    fn tensor_file<'v>(&'v self, view: View, tensor: Tensor<'v>) -> Option<Node<'v>> {
+        let Files::Tensors { shows, is_stored, .. } = &view.row().files else { return None };
+        let view = match () {
+            () if is_stored(&tensor.info) => View::STORED,
+            () if shows(&tensor.info) => view,
+            () => return None,
         };
-        key.map(|at| file(View::Metadata, self.views.first_value_of(shard) + at))
+        Some(Node::File(view, File::Tensor(tensor)))
     }
 
-    /// The cut keys of each shard and of the whole model.
-    fn cut_keys(&self) -> &HashMap<(Option<usize>, String), usize> {
-        self.cut_keys.get_or_init(|| {
-            let owners = std::iter::once(None).chain((0..self.model().shards().len()).map(Some));
-            let keys =
-                owners.flat_map(|shard| self.views.metadata(shard).iter().enumerate().map(move |key| (shard, key)));
-            keys.filter_map(|(shard, (at, (key, _)))| Some(((shard, name::cut(key)?), at))).collect()
-        })
-    }
-
-    fn find_shard(&self, encoded: &str) -> Option<usize> {
+    fn find_shard(&self, encoded: &str) -> Option<ShardId> {
         let shards = self.model().shards();
-        match name::decode(encoded) {
+        let at = match name::decode(encoded) {
             Some(name) => shards.binary_search_by(|shard| shard.name[..].cmp(&name)).ok(),
             None => shards.iter().position(|shard| name::encode(&shard.name) == encoded),
-        }
-    }
-
-    /// `MODEL.safetensors` and `MODEL-clean.safetensors`, MODEL being the stem of the source's file name.
-    fn export_name(&self, item: usize) -> String {
-        let stem = model::stem(self.model().path()).unwrap_or_default();
-        let stem = stem.to_string_lossy();
-        format!("{}{}", name::encode(&format!("{stem}{}", ["", "-clean"][item])), View::Single.suffix())
-    }
-
-    /// What an inode number means, if it means anything.
-    fn inode(&self, ino: Ino) -> Result<Inode, Error> {
-        let inode = Inode::from_ino(ino).ok_or(Error::NoEntry)?;
-        let exists = match inode {
-            Inode::File(FileRef { view, item }) => {
-                let item = item as usize;
-                let of_tensor = matches!(view, View::Npy | View::F32 | View::Single | View::Stats | View::Plot);
-                item < self.views.count(view)
-                    && (!of_tensor || self.flat(view, item) == Some(inode))
-                    && (view != View::Export || self.views.export(item).is_some())
-            }
-            Inode::Dir(Dir::TreeNode(node)) => node < self.tree().nodes(),
-            Inode::Dir(Dir::Shard(shard) | Dir::ShardMetadata(shard)) => (shard as usize) < self.model().shards().len(),
-            Inode::Dir(Dir::ShardFlat(_, shard)) => {
-                self.model().kind() == Kind::Dataset && (shard as usize) < self.model().shards().len()
-            }
-            Inode::Dir(_) => true,
         };
-        exists.then_some(inode).ok_or(Error::NoEntry)
+        at.map(ShardId::new)
     }
 
-    fn dir(&self, ino: Ino) -> Result<Dir, Error> {
-        match self.inode(ino)? {
-            Inode::Dir(dir) => Ok(dir),
-            Inode::File(_) => Err(Error::NotADirectory),
-        }
-    }
-
-    fn file(&self, ino: Ino) -> Result<FileRef, Error> {
-        match self.inode(ino)? {
-            Inode::File(file) => Ok(file),
-            Inode::Dir(_) => Err(Error::IsADirectory),
-        }
-    }
-
-    fn parent(&self, dir: Dir) -> Ino {
-        match dir {
-            Dir::TreeNode(node) => self.tree().parent(self.model(), node).map_or(Dir::Tree, Dir::TreeNode).ino(),
-            Dir::Shard(_) => Dir::Shards.ino(),
-            Dir::ShardMetadata(shard) | Dir::ShardFlat(_, shard) => Dir::Shard(shard).ino(),
-            _ => Dir::Root.ino(),
-        }
-    }
-
-    fn attr(&self, inode: Inode) -> Attr {
-        let ino = self.base | inode.ino();
-        match inode {
-            Inode::Dir(_) => self.owner.dir(ino),
-            Inode::File(FileRef { view, item }) => {
-                let size = self.views.content(view, item as usize, &|| false).len();
-                let (model, at) = (self.model(), item as usize);
-                match view {
-                    View::Raw | View::Npy | View::F32 | View::Single => {
-                        let (in_whole, is_aside) = (at < model.len(), model.is_aside(at));
-                        let (tensor, place) = model.tensor(at);
-                        let in_shard = model.kind() == Kind::Dataset && matches!(place, Place::Shard(_));
-                        let (dtype, in_tree) = (tensor.dtype, tree::has(tensor.name));
-                        let nlink = self.shown.links(view, dtype, in_whole && !is_aside, in_tree, in_shard);
-                        // A part of a joined array takes no room besides it, nor does a view. One sector, so that `du` all but
-                        // leaves it out; none would have `tar --sparse` take it for a hole and store zeros.
-                        let is_data = view == View::Raw && (in_whole || is_aside);
-                        let whole = if is_data { size.div_ceil(SECTOR) } else { u64::from(size > 0) };
-                        Attr { nlink, ..self.owner.file(ino, size, whole) }
-                    }
-                    // One, so that `du` all but leaves it out. None would have `tar --sparse` take it for a hole
-                    // and store zeros.
-                    _ => self.owner.file(ino, size, u64::from(size > 0)),
+    /// The inode, if it exists.
+    fn node(&self, inode: Inode, request: &Request) -> Result<Node<'_>, Error> {
+        let has_shard = |shard: ShardId| shard.index() < self.model().shards().len();
+        let dir = match inode {
+            Inode::File(view, number) => {
+                if let Files::Named { is_ready, name, .. } = &view.row().files {
+                    self.views.check_wait(is_ready(&self.views), request)?;
+                    name(&self.views, number as usize).ok_or(Error::NoEntry)?;
                 }
+                return view.file(&self.views, number).map(|file| Node::File(view, file)).ok_or(Error::NoEntry);
             }
+            Inode::Dir(dir) => dir,
+        };
+        let exists = match dir {
+            Dir::Root => true,
+            Dir::Shard(shard) => has_shard(shard),
+            Dir::Node(node) => self.tree(request)?.contains(node),
+            Dir::View(view, None) => is_dir(view) && view.is_in_root(&self.views),
+            Dir::View(view, Some(shard)) => is_dir(view) && view.is_in_shards(&self.views) && has_shard(shard),
+        };
+        exists.then_some(Node::Dir(dir)).ok_or(Error::NoEntry)
+    }
+
+    fn dir(&self, ino: Ino, request: &Request) -> Result<Dir, Error> {
+        match self.node(Inode::from_ino(ino).ok_or(Error::NoEntry)?, request)? {
+            Node::Dir(dir) => Ok(dir),
+            Node::File(..) => Err(Error::NotADirectory),
         }
+    }
+
+    /// The tensor whose stored bytes an inode has.
+    fn stored(&self, ino: Ino, request: &Request) -> Result<Option<Tensor<'_>>, Error> {
+        match self.node(Inode::from_ino(ino).ok_or(Error::NoEntry)?, request)? {
+            Node::File(View::STORED, File::Tensor(tensor)) => Ok(Some(tensor)),
+            _ => Ok(None),
+        }
+    }
+
+    /// The inode number of the directory that holds a directory.
+    fn parent(&self, dir: Dir, tree: Option<&Tree>) -> Ino {
+        let parent = match dir {
+            Dir::Root => return self.up,
+            Dir::View(_, None) => Dir::Root,
+            Dir::View(_, Some(shard)) => Dir::Shard(shard),
+            Dir::Shard(_) => Dir::View(View::SHARDS, None),
+            Dir::Node(node) => {
+                let parent = tree.and_then(|tree| tree.parent(self.model(), node));
+                parent.map_or(Dir::View(View::TREE, None), Dir::Node)
+            }
+        };
+        ino::join(self.number, Inode::Dir(parent).ino())
+    }
+
+    fn attr(&self, node: &Node, request: &Request) -> Result<Attr, Error> {
+        let ino = ino::join(self.number, node.inode().ino());
+        let (view, file) = match node {
+            Node::Dir(_) => return Ok(self.owner.dir(ino)),
+            Node::File(view, file) => (*view, file),
+        };
+        let size = view.content(&self.views, file, request)?.ok_or(Error::NoEntry)?.len();
+        // One sector for every file that is not data, so that `du` hardly counts it. Without any, `tar --sparse` would
+        // take the file for a hole and store zeros.
+        let sectors = u64::from(size > 0);
+        let File::Tensor(tensor) = file else { return Ok(self.owner.file(ino, size, sectors)) };
+        // A part of a joined array takes no room besides it.
+        let is_data = view == View::STORED && self.model().listed().contains(tensor.id);
+        let blocks = if is_data { size.div_ceil(SECTOR) } else { sectors };
+        Ok(Attr { nlink: self.links(view, tensor), ..self.owner.file(ino, size, blocks) })
+    }
+
+    /// How many names the file of a tensor has in a view. A stored one may have more in other views.
+    fn links(&self, view: View, tensor: &Tensor) -> u32 {
+        let is_logical = self.model().logical().contains(tensor.id);
+        let is_in_shard = matches!(tensor.parts, Parts::One(_)) && View::SHARDS.is_in_root(&self.views);
+        let is_stored = view == View::STORED;
+        let has_name = |other: View| match &other.row().files {
+            Files::Tensors { is_stored: links, .. } => other == view || is_stored && links(&tensor.info),
+            _ => false,
+        };
+        let in_root = View::all().filter(|other| other.is_in_root(&self.views) && has_name(*other)).count();
+        let in_shard = View::all().filter(|other| other.is_in_shards(&self.views) && has_name(*other)).count();
+        let in_tree = is_stored && View::TREE.is_in_root(&self.views) && tree::has(tensor.info.name);
+        let logical = if is_logical { in_root + usize::from(in_tree) } else { 0 };
+        (logical + if is_in_shard { in_shard } else { 0 }) as u32
     }
 }
 
-fn file(view: View, item: usize) -> Inode {
-    Inode::File(FileRef { view, item: item as u32 })
+/// The inode of a view in the root, or in the directory of a shard.
+fn view_inode(view: View, shard: Option<ShardId>) -> Inode {
+    if is_dir(view) { Inode::Dir(Dir::View(view, shard)) } else { Inode::File(view, View::only_file(shard)) }
+}
+
+fn is_dir(view: View) -> bool {
+    !matches!(view.row().files, Files::One { .. })
+}
+
+/// The root of the tree with a number.
+pub(super) fn root(number: u32) -> Ino {
+    ino::join(number, ROOT)
 }

@@ -1,5 +1,4 @@
-//! Conventions of metadata: knows the keys of ModelSpec and of kohya's sd-scripts by the names that a person has for them, and
-//! what ModelSpec asks of its values.
+//! Conventions of metadata: labels for the keys of ModelSpec and of kohya's sd-scripts, and the rules of ModelSpec.
 //!
 //! Sources: `github.com/Stability-AI/ModelSpec` 1.0.1, README; `github.com/kohya-ss/sd-scripts`, `train_network.py`.
 
@@ -10,16 +9,16 @@ use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
 use jiff::civil::DateTime;
 
-/// What the keys of ModelSpec begin with.
+/// The prefix of ModelSpec's keys.
 pub const MODELSPEC_PREFIX: &str = "modelspec.";
 
-/// What the keys of sd-scripts begin with, and of the hashes that it adds.
+/// The prefixes of sd-scripts' keys and of the hashes that it adds.
 const KOHYA_PREFIXES: [&str; 2] = ["ss_", "sshs_"];
 
-/// A key of metadata and what a person calls it.
+/// A metadata key and its label.
 pub type Label = (&'static str, &'static str);
 
-/// The keys of ModelSpec, without their prefix, the most telling first.
+/// The keys of ModelSpec without their prefix, in the order in which they are printed.
 pub const MODELSPEC: [Label; 27] = [
     ("title", "Title"),
     ("architecture", "Architecture"),
@@ -50,7 +49,7 @@ pub const MODELSPEC: [Label; 27] = [
     ("sai_model_spec", "ModelSpec version"),
 ];
 
-/// Keys of sd-scripts that a person asks for, of the 90 or so that it writes.
+/// The most useful of about 90 keys that sd-scripts writes.
 pub const KOHYA: [Label; 34] = [
     ("ss_output_name", "Output name"),
     ("ss_sd_model_name", "Base model"),
@@ -97,14 +96,14 @@ pub fn is_kohya(key: &str) -> bool {
     KOHYA_PREFIXES.iter().any(|prefix| key.starts_with(prefix))
 }
 
-/// A hash as it stands in metadata, in 64 lower-case digits; `None` where it is no SHA-256.
+/// A SHA-256 hash in metadata as 64 lower-case digits; `None` if the value is something else.
 pub(super) fn sha256(value: &str) -> Option<String> {
     let digits = value.strip_prefix("0x").or(value.strip_prefix("0X")).unwrap_or(value);
     (digits.len() == 64 && digits.bytes().all(|digit| digit.is_ascii_hexdigit())).then(|| digits.to_ascii_lowercase())
 }
 
-/// What ModelSpec asks for and the metadata does not keep: the key, without its prefix, and what is wrong with it. Nothing
-/// where the metadata has no key of it.
+/// Violations of ModelSpec: the key without its prefix, and what is wrong with it. Empty if the metadata has no
+/// ModelSpec key.
 pub(super) fn modelspec_faults(metadata: &[(String, String)]) -> Vec<(&str, String)> {
     fn strip((key, value): &(String, String)) -> Option<(&str, &str)> {
         Some((key.strip_prefix(MODELSPEC_PREFIX)?, value))
@@ -117,11 +116,11 @@ pub(super) fn modelspec_faults(metadata: &[(String, String)]) -> Vec<(&str, Stri
     let has = |key: &str| value(metadata, &format!("{MODELSPEC_PREFIX}{key}")).is_some_and(|value| !value.is_empty());
     for key in ["sai_model_spec", "architecture", "implementation", "title"] {
         if !has(key) {
-            faults.push((key, "missing, and every model must have it".to_owned()));
+            faults.push((key, "missing, but every model must have it".to_owned()));
         }
     }
     if !has("resolution") && !has("data_format") {
-        let what = "missing, and so is modelspec.data_format: image models must have this one, text models that one";
+        let what = "missing, and modelspec.data_format too: image models must have the former, text models the latter";
         faults.push(("resolution", what.to_owned()));
     }
     let diffusion = value(metadata, "modelspec.architecture").is_some_and(|name| name.starts_with("stable-diffusion"));
@@ -129,23 +128,23 @@ pub(super) fn modelspec_faults(metadata: &[(String, String)]) -> Vec<(&str, Stri
     faults
 }
 
-/// What is wrong with a value.
+/// What is wrong with a value, if anything.
 fn value_fault(key: &str, value: &str, diffusion: bool) -> Option<String> {
     let number = |text: &str| !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit());
     let pair = |separator| value.split_once(separator).is_some_and(|(a, b)| number(a) && number(b));
     let (sound, wanted) = match key {
-        "sai_model_spec" => (value.starts_with("1.0"), "a version that is known, such as 1.0.1"),
+        "sai_model_spec" => (value.starts_with("1.0"), "a known version, such as 1.0.1"),
         "resolution" => (pair('x'), "WIDTHxHEIGHT, such as 1024x1024"),
         "timestep_range" => (pair(','), "MIN,MAX, such as 0,499"),
         "is_negative_embedding" => (matches!(value, "true" | "false"), "true or false"),
         "prediction_type" if diffusion => (matches!(value, "v" | "epsilon"), "v or epsilon"),
-        "date" => (is_date(value), "a date of ISO 8601, such as 2023-07-16"),
+        "date" => (is_date(value), "an ISO 8601 date, such as 2023-07-16"),
         "thumbnail" => (is_picture(value), "a picture as data:image/jpeg;base64,..."),
         "hash_sha256" => (is_hash(value, 64), "0x and 64 lower-case digits"),
         _ if key.starts_with("hash_") => (is_hash(value, value.len().saturating_sub(2)), "0x and lower-case digits"),
         _ => return None,
     };
-    (!sound).then(|| format!("is {}, and should be {wanted}", quote(value)))
+    (!sound).then(|| format!("is {}, but should be {wanted}", quote(value)))
 }
 
 fn is_hash(value: &str, digits: usize) -> bool {
@@ -153,7 +152,7 @@ fn is_hash(value: &str, digits: usize) -> bool {
     value.strip_prefix("0x").is_some_and(|text| !text.is_empty() && text.len() == digits && text.bytes().all(lower))
 }
 
-/// A date, with or without time and zone; a year or a month is one, too.
+/// Whether a value is a date, with or without time and zone, or a year, or a month.
 fn is_date(value: &str) -> bool {
     let month = |text: &str| text.len() == 7 && format!("{text}-01").parse::<DateTime>().is_ok();
     let year = |text: &str| text.len() == 4 && text.bytes().all(|digit| digit.is_ascii_digit());
@@ -176,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_held_against_modelspec() {
+    fn values_are_checked_against_modelspec() {
         let hash = "0x3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855a";
         let cases: [(&str, &[&str], &[&str]); 8] = [
             ("sai_model_spec", &["1.0.0", "1.0.1", "1.0"], &["2.0.0", "sai_model_spec_1.0", ""]),
@@ -213,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_must_be_there() {
+    fn missing_keys_are_reported() {
         let keys = |pairs: &[(&str, &str)]| {
             let metadata = metadata(pairs);
             modelspec_faults(&metadata).into_iter().map(|fault| fault.0.to_owned()).collect::<Vec<_>>()
@@ -231,13 +230,13 @@ mod tests {
             let (key, _) = all[missing];
             let rest = [&all[..missing], &all[missing + 1..]].concat();
             assert_eq!(keys(&rest), [&key[10..]]);
-            assert_eq!(keys(&[&rest[..], &[(key, "")]].concat())[0], key[10..], "an empty one is none");
+            assert_eq!(keys(&[&rest[..], &[(key, "")]].concat())[0], key[10..], "an empty value counts as missing");
         }
         assert_eq!(keys(&[&all[..2], &[("modelspec.data_format", "fp16")], &all[3..]].concat()), [""; 0]);
     }
 
     #[test]
-    fn labels_are_unique_and_hashes_are_read_in_every_spelling() {
+    fn labels_are_unique_and_hashes_are_accepted_in_every_spelling() {
         for labels in [&MODELSPEC[..], &KOHYA[..]] {
             let keys: std::collections::BTreeSet<_> = labels.iter().map(|label| label.0).collect();
             let names: std::collections::BTreeSet<_> = labels.iter().map(|label| label.1).collect();

@@ -1,10 +1,10 @@
-//! The structural hash: knows the canonical text of weight-inspect, in which two models are the same whose formats,
-//! metadata, and names, dtypes, shapes and sizes of tensors are.
+//! The structural hash of weight-inspect. Two models have the same hash if their formats, metadata, and names, dtypes,
+//! shapes and sizes of tensors are the same.
 //!
-//! Source: `github.com/las7/weight-inspect` 0.1.0, `src/types.rs` and `src/hash.rs`. It refuses tensors without data; their
-//! size is 0 here.
+//! Source: `github.com/las7/weight-inspect` 0.1.0, `src/types.rs` and `src/hash.rs`. It rejects tensors without data;
+//! here their size is 0.
 
-use crate::model::Model;
+use crate::model::{Model, TensorId};
 use crate::text::Hex;
 use crate::threads;
 use serde_json::to_writer;
@@ -12,34 +12,36 @@ use sha2::{Digest, Sha256};
 use std::fmt::Write as _;
 use std::io::{self, BufWriter, Write};
 
-/// What a model is, its data left aside.
+/// The identity of a model without its data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// SHA-256 of the canonical text, in 64 lower-case digits.
+    /// SHA-256 of the canonical text, as 64 lower-case hexadecimal digits.
     pub hash: String,
-    /// Tensors that went into it.
+    /// Number of tensors in the text.
     pub tensors: usize,
-    /// Keys of metadata that did.
+    /// Number of metadata keys in the text.
     pub metadata: usize,
 }
 
 impl Identity {
-    /// That of a model of many files is the one that all of it as one file would have.
+    /// Computes the identity. A model of several files has that of a single file with the same content.
     pub fn of(model: &Model) -> Self {
-        // An entry that is a list is no tensor to weight-inspect.
-        let mut tensors: Vec<u32> = model.whole().filter(|at| !model.is_list(*at as usize)).collect();
-        threads::sort_by(&mut tensors, |a, b| model.name(*a as usize).cmp(model.name(*b as usize)));
+        // weight-inspect does not recognise entries of the unusual form.
+        let mut tensors: Vec<TensorId> = model.logical().iter().filter(|id| !model.is_unusual(*id)).collect();
+        threads::sort_by(&mut tensors, |a, b| model.name(*a).cmp(model.name(*b)));
         let mut text = BufWriter::with_capacity(64 << 10, Hashing(Sha256::new()));
-        // A hash cannot refuse text.
+        // Writing to a hash cannot fail.
         let _ = write_canonical(model, &tensors, &mut text).and_then(|()| text.flush());
         let hash = text.get_ref().0.clone().finalize();
         Self { hash: Hex(&hash).to_string(), tensors: tensors.len(), metadata: model.metadata().len() }
     }
 }
 
-/// Compact JSON. Keys of metadata come sorted from the model.
-fn write_canonical(model: &Model, tensors: &[u32], out: &mut impl Write) -> io::Result<()> {
-    out.write_all(b"{\"format\":\"safetensors\",\"metadata\":{")?;
+/// Writes the canonical text, compact JSON. The metadata is sorted by key already.
+fn write_canonical(model: &Model, tensors: &[TensorId], out: &mut impl Write) -> io::Result<()> {
+    out.write_all(b"{\"format\":")?;
+    to_writer(&mut *out, model.format())?;
+    out.write_all(b",\"metadata\":{")?;
     for (at, (key, value)) in model.metadata().iter().enumerate() {
         out.write_all(if at == 0 { b"" } else { b"," })?;
         to_writer(&mut *out, key)?;
@@ -48,7 +50,7 @@ fn write_canonical(model: &Model, tensors: &[u32], out: &mut impl Write) -> io::
     }
     out.write_all(b"},\"tensors\":{")?;
     for (at, tensor) in tensors.iter().enumerate() {
-        let (tensor, _) = model.tensor(*tensor as usize);
+        let tensor = model.tensor(*tensor).info;
         out.write_all(if at == 0 { b"" } else { b"," })?;
         to_writer(&mut *out, tensor.name)?;
         out.write_all(b":{\"name\":")?;
@@ -62,7 +64,7 @@ fn write_canonical(model: &Model, tensors: &[u32], out: &mut impl Write) -> io::
     out.write_all(b"}}")
 }
 
-/// A value as it stands in the text before JSON escapes it once more.
+/// A metadata value as weight-inspect formats it, before it is written as a JSON string.
 fn canonical(value: &str) -> String {
     let mut text = String::with_capacity(value.len() + 2);
     text.push('"');
@@ -74,7 +76,7 @@ fn canonical(value: &str) -> String {
             '\r' => text.push_str("\\r"),
             '\t' => text.push_str("\\t"),
             char if char.is_ascii_control() => {
-                // A string cannot refuse text.
+                // Writing to a string cannot fail.
                 let _ = write!(text, "\\u{:04x}", char as u32);
             }
             char => text.push(char),
@@ -84,7 +86,7 @@ fn canonical(value: &str) -> String {
     text
 }
 
-/// Takes text and keeps its hash only.
+/// Hashes what is written to it.
 struct Hashing(Sha256);
 
 impl Write for Hashing {

@@ -1,5 +1,5 @@
-//! What there is to say about a model without mounting it: knows counts, conventions of metadata, the structural hash and
-//! what a sound model is; prints nothing.
+//! Facts about a model: counts, metadata by its conventions, the structural hash, and whether it is sound. Prints
+//! nothing.
 
 pub mod check;
 mod conventions;
@@ -10,4 +10,4 @@ mod training;
 pub use conventions::{KOHYA, Label, MODELSPEC, MODELSPEC_PREFIX, is_kohya};
 pub use identity::Identity;
 pub use totals::{Breakdown, Totals};
-pub use training::{Folder, Training};
+pub use training::{ImageFolder, Training};

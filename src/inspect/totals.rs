@@ -1,19 +1,19 @@
-//! Counts: knows how many tensors, parameters and bytes there are of each dtype and in each part of a model.
+//! Counts of tensors, parameters and bytes by dtype and by module.
 
 use crate::format::TensorInfo;
-use crate::model::Model;
+use crate::model::{Model, TensorId};
 use crate::natural;
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
-/// How much there is of something.
+/// Counts of a group of tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Totals {
     /// Number of tensors.
     pub tensors: u64,
-    /// Number of their elements: the products of their dimensions, whatever is packed into an element.
+    /// Number of elements: the products of the dimensions. Values that are packed into an element are not counted.
     pub parameters: u64,
-    /// Their size in bytes.
+    /// Size in bytes.
     pub nbytes: u64,
 }
 
@@ -25,24 +25,24 @@ impl Totals {
     }
 }
 
-/// Totals of tensors, and of their parts.
+/// Counts of tensors by dtype and by module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Breakdown<'m> {
-    /// Of all.
+    /// All tensors.
     pub all: Totals,
-    /// Of each dtype, the largest first.
+    /// Each dtype, the largest first.
     pub dtypes: Vec<(&'m str, Totals)>,
-    /// Of each module, in natural order.
+    /// Each module, in natural order.
     pub modules: Vec<(&'m str, Totals)>,
 }
 
 impl<'m> Breakdown<'m> {
-    /// Of the tensors of those numbers. A module is the first `depth` dotted components of a name, less the last of all.
-    pub fn of(model: &'m Model, tensors: impl IntoIterator<Item = u32>, depth: usize) -> Self {
+    /// Counts tensors. A module is the first `depth` dotted components of a name, without the last component.
+    pub fn of(model: &'m Model, tensors: impl IntoIterator<Item = TensorId>, depth: usize) -> Self {
         let mut all = Totals::default();
         let (mut dtypes, mut modules) = (Groups::default(), Groups::default());
-        for at in tensors {
-            let (tensor, _) = model.tensor(at as usize);
+        for id in tensors {
+            let tensor = model.tensor(id).info;
             all.add(&tensor);
             dtypes.of(tensor.dtype.name()).add(&tensor);
             modules.of(module(tensor.name, depth)).add(&tensor);
@@ -54,7 +54,7 @@ impl<'m> Breakdown<'m> {
     }
 }
 
-/// The first `depth` components of a name that are followed by another.
+/// The first `depth` components of a name, without the last one.
 fn module(name: &str, depth: usize) -> &str {
     match name.match_indices('.').take(depth).last() {
         Some((end, _)) => &name[..end],
@@ -62,12 +62,12 @@ fn module(name: &str, depth: usize) -> &str {
     }
 }
 
-/// Totals by name.
+/// Counts by name.
 #[derive(Default)]
 struct Groups<'m> {
     groups: Vec<(&'m str, Totals)>,
     places: HashMap<&'m str, usize>,
-    /// The place of the last one: neighbours are mostly of one group.
+    /// The index of the last group. Consecutive tensors mostly belong to one group.
     last: usize,
 }
 
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_module_is_what_stands_before_a_dot() {
+    fn a_module_is_a_prefix_of_components() {
         let cases = [
             ("model.layers.0.w", 1, "model"),
             ("model.layers.0.w", 2, "model.layers"),

@@ -1,4 +1,4 @@
-//! Training data: knows what sd-scripts wrote about folders, tags and times, and sums it up.
+//! A summary of what sd-scripts writes about the training data: folders, tags and times.
 
 use crate::model::value;
 use jiff::{SignedDuration, Timestamp};
@@ -7,42 +7,42 @@ use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
-/// How many tags are named.
+/// Number of tags that are listed.
 const TAGS: usize = 10;
 
-/// What a model was trained on. What is not there, or is not as sd-scripts writes it, is left out.
+/// What a model was trained on. Missing or malformed values are left out.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct Training {
     /// Folders of images, by name.
-    pub folders: Vec<Folder>,
+    pub folders: Vec<ImageFolder>,
     /// Number of different tags in the captions.
     pub tags: usize,
-    /// The most frequent of them, and in how many captions they are.
+    /// The most frequent tags, and the number of captions that have each.
     pub frequent_tags: Vec<(String, u64)>,
-    /// Resolutions of the datasets, `1024x1024`.
+    /// The resolutions of the datasets: `1024x1024`.
     pub resolutions: Vec<String>,
-    /// When the training began, in UTC.
+    /// The start of the training, in UTC.
     pub started: Option<String>,
-    /// When it ended.
+    /// The end of the training, in UTC.
     pub finished: Option<String>,
-    /// How long it took, in seconds.
+    /// The duration in seconds.
     pub seconds: Option<u64>,
 }
 
-/// Images of one kind.
+/// A folder of images.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Folder {
+pub struct ImageFolder {
     /// Its name.
     pub name: String,
     /// Number of images.
     pub images: u64,
-    /// How often each is used in an epoch.
+    /// How often each image is used in an epoch.
     pub repeats: u64,
-    /// Whether they show what the model should not unlearn.
+    /// Whether the images are for regularisation: they show what the model should not unlearn.
     pub regularisation: bool,
 }
 
-/// As `ss_dataset_dirs` has it.
+/// A value of `ss_dataset_dirs`.
 #[derive(Deserialize)]
 struct Dir {
     #[serde(default)]
@@ -50,19 +50,19 @@ struct Dir {
     img_count: u64,
 }
 
-/// What is used of an entry of `ss_datasets`.
+/// An entry of `ss_datasets`, with the fields that are used.
 #[derive(Deserialize)]
 struct Dataset {
     resolution: Option<(u64, u64)>,
 }
 
 impl Training {
-    /// What the metadata tells; `None` where that is nothing.
+    /// Reads the metadata; `None` if it says nothing about training.
     pub fn of(metadata: &[(String, String)]) -> Option<Self> {
         let mut folders = Vec::new();
         for (key, regularisation) in [("ss_dataset_dirs", false), ("ss_reg_dataset_dirs", true)] {
             let dirs: BTreeMap<String, Dir> = json(metadata, key).unwrap_or_default();
-            folders.extend(dirs.into_iter().map(|(name, Dir { n_repeats, img_count })| Folder {
+            folders.extend(dirs.into_iter().map(|(name, Dir { n_repeats, img_count })| ImageFolder {
                 name,
                 images: img_count,
                 repeats: n_repeats,
@@ -87,12 +87,12 @@ impl Training {
     }
 }
 
-/// The value of a key as JSON.
+/// The value of a key, parsed as JSON.
 fn json<T: DeserializeOwned>(metadata: &[(String, String)], key: &str) -> Option<T> {
     serde_json::from_str(value(metadata, key)?).ok()
 }
 
-/// Number of different tags, and the most frequent: `ss_tag_frequency` counts them by folder.
+/// The number of different tags, and the most frequent ones. `ss_tag_frequency` counts them by folder.
 fn tags(metadata: &[(String, String)]) -> (usize, Vec<(String, u64)>) {
     let folders: BTreeMap<String, HashMap<String, u64>> = json(metadata, "ss_tag_frequency").unwrap_or_default();
     let mut counts: HashMap<String, u64> = HashMap::new();
@@ -108,7 +108,7 @@ fn tags(metadata: &[(String, String)]) -> (usize, Vec<(String, u64)>) {
     (number, counts)
 }
 
-/// Seconds since 1970 as Python writes them, with a fraction, which is dropped.
+/// A time in seconds since 1970, as Python writes it. The fraction is dropped.
 fn time(metadata: &[(String, String)], key: &str) -> Option<Timestamp> {
     let seconds = value(metadata, key)?.parse().ok().filter(|seconds: &f64| seconds.is_finite())?;
     Timestamp::from_second(seconds as i64).ok()
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_sd_scripts_wrote_is_summed_up() {
+    fn training_metadata_is_summarised() {
         let found = training(&[
             (
                 "ss_dataset_dirs",
@@ -144,8 +144,12 @@ mod tests {
             ("ss_training_finished_at", "1700003725.25"),
         ])
         .unwrap();
-        let folder =
-            |name: &str, images, repeats, regularisation| Folder { name: name.into(), images, repeats, regularisation };
+        let folder = |name: &str, images, repeats, regularisation| ImageFolder {
+            name: name.into(),
+            images,
+            repeats,
+            regularisation,
+        };
         assert_eq!(
             found.folders,
             [folder("10_cat", 40, 10, false), folder("2_dog", 5, 2, false), folder("1_animal", 200, 1, true)]
@@ -158,14 +162,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_as_it_should_be_is_left_out() {
+    fn malformed_values_are_left_out() {
         assert_eq!(training(&[]), None);
         for value in ["", "None", "{", "[]", r#"{"a": 1}"#, r#"{"a": {"b": -1}}"#, "1e300", "NaN", "inf", "-1e300"] {
             for key in ["ss_dataset_dirs", "ss_tag_frequency", "ss_datasets", "ss_training_started_at"] {
                 assert_eq!(training(&[(key, value)]), None, "{key} {value}");
             }
         }
-        // It ended before it began.
+        // The end is before the start.
         let found = training(&[("ss_training_started_at", "20"), ("ss_training_finished_at", "10")]).unwrap();
         assert_eq!(found.seconds, None);
     }

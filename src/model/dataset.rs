@@ -1,25 +1,27 @@
-//! A dataset of safetensors-spark: knows its manifest, and which tensors of its shards are parts of one array.
+//! A dataset of safetensors-spark: its manifest, and which tensors of its shards are parts of one array.
 //!
-//! Source: `github.com/SemyonSinchenko/safetensors-spark`, `format/SPECIFICATION.md`. The manifest does not say in which mode
-//! the dataset was written, but the names do: in batch mode every shard has the same ones, in key-value mode none has
-//! another's.
+//! Source: `github.com/SemyonSinchenko/safetensors-spark`, `format/SPECIFICATION.md`. The manifest does not give the
+//! mode in which the dataset was written, but the names do: in batch mode every shard has the same names, in key-value
+//! mode no two shards share one.
 
-use super::set::{self, Error, Set};
-use super::{Error as ModelError, Joined, Kind, Model, Place};
+use super::error::{Error, SetError};
+use super::ids::{ShardId, TensorId};
+use super::set::{self, Set};
+use super::table::{Joined, Kind, Model, Notes};
+use crate::content::Run;
 use crate::format::{Mode, NameTable, SkipList, Skipped, TensorInfo};
-use crate::source::{MappedFile, Run};
+use crate::source::{self, Location};
 use crate::text::{brackets, quote};
 use serde::Deserialize;
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserializer, IntoDeserializer, MapAccess, SeqAccess, Visitor};
 use std::fmt;
 use std::marker::PhantomData;
-use std::path::Path;
 
 /// File name of a manifest.
 pub const MANIFEST: &str = "dataset_manifest.json";
 
-/// What is used of a manifest.
+/// The fields of a manifest that are used.
 #[derive(Deserialize)]
 struct Manifest {
     format_version: String,
@@ -28,7 +30,7 @@ struct Manifest {
     shards: Quiet<Vec<Quiet<Listed>>>,
 }
 
-/// A shard as the manifest has it.
+/// A shard in the manifest.
 #[derive(Deserialize)]
 struct Listed {
     /// Relative to the manifest.
@@ -39,7 +41,8 @@ struct Listed {
     bytes: Quiet<u64>,
 }
 
-/// A value that is no text. The error does not repeat a text that stands in its place, which may be as long as the file.
+/// A value that is no string. If a string stands in its place, the error does not repeat it: it may be as long as the
+/// file.
 struct Quiet<T>(T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Quiet<T> {
@@ -74,19 +77,19 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for QuietVisitor<T> {
     }
 }
 
-/// Opens all shards that the manifest at `path` names, and joins what belongs together.
-pub(super) fn open(path: &Path, mode: Mode) -> Result<Model, ModelError> {
-    let text = set::read_list(path)?;
-    let (manifest, Set { names, homes, files, broken }) = set::open(path, mode, |names| {
+/// Opens all shards that the manifest at `location` names, and joins what belongs together.
+pub(super) fn open(location: &Location, mode: Mode) -> Result<Model, Error> {
+    let text = set::read_list(location)?;
+    let (manifest, Set { names, homes, files, broken }) = set::open(location, mode, |names| {
         let manifest: Quiet<Manifest> =
-            serde_json::from_slice(&text).map_err(|error| Error::json("manifest of a dataset", &error))?;
+            serde_json::from_slice(&text).map_err(|error| SetError::json("manifest of a dataset", &error))?;
         let manifest = manifest.0;
         if manifest.format_version.split('.').next() != Some("1") {
-            return Err(Error::Version { found: manifest.format_version });
+            return Err(SetError::Version { found: manifest.format_version });
         }
         for (at, Quiet(shard)) in manifest.shards.0.iter().enumerate() {
             if names.number(&shard.shard_path)? as usize != at {
-                return Err(Error::Repeated { shard: shard.shard_path.clone() });
+                return Err(SetError::Repeated { shard: shard.shard_path.clone() });
             }
         }
         Ok(manifest)
@@ -94,75 +97,85 @@ pub(super) fn open(path: &Path, mode: Mode) -> Result<Model, ModelError> {
     drop(text);
     let mut skipped = SkipList::default();
     broken.iter().for_each(|broken| skipped.push(|| broken.skipped()));
-    let mut model = Model::new(path, Kind::Dataset, files, SkipList::default());
-    model.manifest = Some(Box::new(MappedFile::open(path)?));
+    let mut model = Model::new(location, Kind::Dataset, files, Notes::default());
+    model.set_manifest(source::open(location)?);
     // Shards are numbered by name, and joined in the order of the manifest.
-    let shards: Vec<Part> = names.iter().map(|name| &name[..]).zip(homes).collect();
-    join(&mut model, &shards, &mut skipped);
-    model.mismatches = skipped.finish();
-    compare(&mut model, &manifest, &shards);
+    let shards: Vec<ListedShard> = names.iter().map(|name| &name[..]).zip(homes).collect();
+    let first_joined = join(&mut model, &shards, &mut skipped);
+    let remarks = compare(&model, first_joined, &manifest, &shards);
+    let notes = model.notes_mut();
+    (notes.mismatches, notes.remarks) = (skipped.finish(), remarks);
     Ok(model)
 }
 
-/// A shard in the order of the manifest: its name, and its number if it is there.
-type Part<'n> = (&'n str, Option<usize>);
+/// A shard in the order of the manifest: its name, and the index of its file if that is there.
+type ListedShard<'n> = (&'n str, Option<usize>);
 
-/// Finds out the mode, and joins the arrays of batch mode; of a name that two shards have in key-value mode the first
-/// stands for the whole. What is left is in the shards.
-fn join(model: &mut Model, shards: &[Part], skipped: &mut SkipList) {
-    let mut table = NameTable::with_capacity(model.len());
-    // Tensors whose name one before them has, each behind the first of its name.
-    let mut others: Vec<(u32, u32)> = Vec::new();
-    for at in 0..model.len() as u32 {
-        let name = |at: u32| model.name(at as usize);
-        if !table.insert(at, name) {
-            others.extend(table.find(name(at), name).map(|first| (first, at)));
+/// Finds out the mode. In batch mode, joins the arrays. In key-value mode, the first of several tensors with one name
+/// is the logical one. Everything else is shown in its shard only. Returns the first joined array.
+fn join(model: &mut Model, shards: &[ListedShard], skipped: &mut SkipList) -> Option<TensorId> {
+    let stored = model.stored();
+    let mut table = NameTable::with_capacity(stored.len());
+    // Tensors whose name an earlier one has, each behind the first of its name.
+    let mut others: Vec<(TensorId, TensorId)> = Vec::new();
+    for id in stored.iter() {
+        let name = |index| model.name(TensorId::new(index));
+        if !table.insert(id.index(), name) {
+            others.extend(table.find(model.name(id), name).map(|first| (TensorId::new(first), id)));
         }
     }
-    let aside: Vec<u32> = others.iter().map(|other| other.1).collect();
+    let aside: Vec<TensorId> = others.iter().map(|other| other.1).collect();
     others.sort_unstable();
     let repeated = others.len() + others.chunk_by(|a, b| a.0 == b.0).count();
-    if repeated * 2 < model.len() || repeated == 0 {
-        let shard = |at: u32| quote(&model.shards[model.locate(at as usize).0].name);
+    if repeated * 2 < stored.len() || repeated == 0 {
+        let shard = |id| quote(&model.shard(model.shard_of(id)).name);
         for (first, second) in others {
             let reason =
                 || format!("it is in {} and in {}; the second is in shards/ only", shard(first), shard(second));
-            skipped.push(|| Skipped { name: model.name(first as usize).to_owned(), reason: reason() });
+            skipped.push(|| Skipped::new(model.name(first), reason()));
         }
-        model.aside = aside;
-    } else {
-        let (mut joined, mut apart, mut rest) = (Vec::new(), Vec::new(), &others[..]);
-        for first in (0..model.len() as u32).filter(|at| aside.binary_search(at).is_err()) {
-            let (same, after) = rest.split_at(rest.partition_point(|other| other.0 == first));
-            rest = after;
-            let parts = || std::iter::once(first).chain(same.iter().map(|other| other.1));
-            match join_one(model, first, parts(), shards) {
-                Ok(array) => joined.push(array),
-                Err(reason) => {
-                    apart.extend(parts());
-                    let reason = format!("{reason}; its parts are in shards/");
-                    skipped.push(|| Skipped { name: model.name(first as usize).to_owned(), reason });
-                }
+        model.set_aside(aside);
+        return None;
+    }
+    let (mut joined, mut apart, mut rest) = (Vec::new(), Vec::new(), &others[..]);
+    for first in stored.iter().filter(|id| aside.binary_search(id).is_err()) {
+        let (same, after) = rest.split_at(rest.partition_point(|other| other.0 == first));
+        rest = after;
+        let parts = || std::iter::once(first).chain(same.iter().map(|other| other.1));
+        match join_one(model, first, parts(), shards) {
+            Ok(array) => joined.push(array),
+            Err(reason) => {
+                apart.extend(parts());
+                let reason = format!("{reason}; its parts are in shards/");
+                skipped.push(|| Skipped::new(model.name(first), reason));
             }
         }
-        model.number_joined(joined, apart);
     }
+    let any = !joined.is_empty();
+    model.set_joined(joined, apart);
+    any.then(|| TensorId::new(0))
 }
 
-/// The array of all `parts`, which have the name of the tensor numbered `first` and rising numbers; or why there is none.
-fn join_one(model: &Model, first: u32, parts: impl Iterator<Item = u32>, shards: &[Part]) -> Result<Joined, String> {
-    let (like, place) = model.tensor(first as usize);
+/// The array of all `parts`, which have the name of the tensor `first` and rising numbers; or the reason why there is
+/// none.
+fn join_one(
+    model: &Model,
+    first: TensorId,
+    parts: impl Iterator<Item = TensorId>,
+    shards: &[ListedShard],
+) -> Result<Joined, String> {
+    let like = model.tensor(first).info;
     let Some((_, trailing)) = like.shape.split_first() else { return Err("a scalar cannot be concatenated".into()) };
-    let Place::Shard(home) = place else { return Err("joined already".into()) };
-    let home = quote(&model.shards[home].name);
-    // Not looked up in each shard: there may be thousands that have nothing, and a million names.
-    let parts: Vec<(usize, u32)> = parts.map(|at| (model.locate(at as usize).0, at)).collect();
-    let part_in = |shard: usize| parts.binary_search_by_key(&shard, |part| part.0).ok().map(|at| parts[at].1);
+    let home = quote(&model.shard(model.shard_of(first)).name);
+    // Looking the name up in each shard would be slow: there may be thousands of shards without it, and a million
+    // names.
+    let parts: Vec<(ShardId, TensorId)> = parts.map(|id| (model.shard_of(id), id)).collect();
+    let part_in = |shard: ShardId| parts.binary_search_by_key(&shard, |part| part.0).ok().map(|at| parts[at].1);
     let (mut rows, mut nbytes, mut runs) = (0u64, 0u64, Vec::with_capacity(parts.len()));
     for (name, shard) in shards {
-        let part = shard.and_then(|shard| Some((shard, part_in(shard)?)));
+        let part = shard.and_then(|shard| Some((shard, part_in(ShardId::new(shard))?)));
         let Some((shard, part)) = part else { return Err(format!("{} does not have it", quote(name))) };
-        let (TensorInfo { dtype, shape, range, .. }, _) = model.tensor(part as usize);
+        let TensorInfo { dtype, shape, range, .. } = model.tensor(part).info;
         if dtype != like.dtype {
             let (like, dtype) = (like.dtype.quoted(), dtype.quoted());
             return Err(format!("it is {like} in {home}, and {dtype} in {}", quote(name)));
@@ -173,31 +186,30 @@ fn join_one(model: &Model, first: u32, parts: impl Iterator<Item = u32>, shards:
         };
         let len = range.end - range.start;
         if len > 0 {
-            runs.push(Run { start: nbytes, source: shard as u32, offset: range.start });
+            runs.push(Run { start: nbytes, source: shard, offset: range.start });
         }
         let too_long = || format!("it would be too long with its part in {}", quote(name));
         rows = rows.checked_add(*count).ok_or_else(too_long)?;
         nbytes = nbytes.checked_add(len).filter(|sum| *sum <= i64::MAX as u64).ok_or_else(too_long)?;
     }
-    Ok(Joined { like: first, shape: [&[rows], trailing].concat(), runs, nbytes })
+    Ok(Joined { like: first, shape: [&[rows], trailing].concat(), runs: runs.into(), nbytes })
 }
 
-/// Holds the files against what the manifest says of them. Nothing is left out for it: the headers say what is there.
-fn compare(model: &mut Model, manifest: &Manifest, shards: &[Part]) {
+/// Compares the files with what the manifest says about them. Nothing is left out because of it: the headers decide.
+fn compare(model: &Model, joined: Option<TensorId>, manifest: &Manifest, shards: &[ListedShard]) -> Vec<String> {
+    let mut remarks = Vec::new();
     for (Quiet(listed), (name, shard)) in manifest.shards.0.iter().zip(shards) {
-        let Some(shard) = *shard else { continue };
-        let len = model.sources[shard].len();
+        let Some(shard) = shard.map(ShardId::new) else { continue };
+        let len = model.source(shard).len();
         let Listed { bytes: Quiet(bytes), samples_count: Quiet(samples), .. } = listed;
         if len != *bytes {
-            model.remarks.push(format!("{} has {len} bytes, and the manifest says {bytes}", quote(name)));
+            remarks.push(format!("{} has {len} bytes, and the manifest says {bytes}", quote(name)));
         }
-        let rows = model.joined.first().and_then(|joined| {
-            let part = model.find_in(shard, model.name(joined.like as usize))?;
-            model.tensor(part).0.shape.first().copied()
-        });
+        let part = joined.and_then(|joined| model.find_in(shard, model.name(joined)));
+        let rows = part.and_then(|part| model.tensor(part).info.shape.first().copied());
         if let Some(rows) = rows.filter(|rows| rows != samples) {
             let plural = if rows == 1 { "" } else { "s" };
-            model.remarks.push(format!("{} has {rows} row{plural}, and the manifest says {samples}", quote(name)));
+            remarks.push(format!("{} has {rows} row{plural}, and the manifest says {samples}", quote(name)));
         }
     }
     let Manifest { total_samples, total_bytes, shards, .. } = manifest;
@@ -207,7 +219,8 @@ fn compare(model: &mut Model, manifest: &Manifest, shards: &[Part]) {
         ("total_bytes", total_bytes, sum(|shard| shard.bytes.0)),
     ] {
         if let Some(Quiet(stated)) = stated.as_ref().filter(|stated| stated.0 != sum) {
-            model.remarks.push(format!("{key} is {stated} in the manifest, and its shards add up to {sum}"));
+            remarks.push(format!("{key} is {stated} in the manifest, and its shards add up to {sum}"));
         }
     }
+    remarks
 }

@@ -1,18 +1,19 @@
-//! Two models side by side: knows what their headers say differently, and nothing of their data.
+//! What differs between two models by their headers. Data is not compared here.
 
-use super::{Model, value};
+use super::ids::TensorId;
+use super::table::{Model, value};
 
-/// What differs between an old model and a new one. Tensors are told by their numbers, in the order of these.
+/// What differs between an old model and a new one. Tensors are given by their numbers, in order.
 #[derive(Debug)]
 pub struct Diff<'m> {
     /// In the new model only.
-    pub added: Vec<u32>,
+    pub added: Vec<TensorId>,
     /// In the old model only.
-    pub removed: Vec<u32>,
-    /// In both, with another dtype, shape or size; the old one's number first.
-    pub changed: Vec<(u32, u32)>,
-    /// In both, and said to be the same.
-    pub alike: Vec<(u32, u32)>,
+    pub removed: Vec<TensorId>,
+    /// In both, with another dtype, shape or size: the tensor of the old model, and that of the new one.
+    pub changed: Vec<(TensorId, TensorId)>,
+    /// In both, with the same dtype, shape and size.
+    pub alike: Vec<(TensorId, TensorId)>,
     /// Metadata that differs, sorted by key.
     pub metadata: Vec<Change<'m>>,
 }
@@ -38,17 +39,17 @@ impl<'m> Diff<'m> {
             alike: Vec::new(),
             metadata: changes(old.metadata(), new.metadata()),
         };
-        for at in old.whole() {
-            let (tensor, _) = old.tensor(at as usize);
+        for id in old.logical().iter() {
+            let tensor = old.tensor(id).info;
             let Some(other) = new.find(tensor.name) else {
-                diff.removed.push(at);
+                diff.removed.push(id);
                 continue;
             };
-            let (found, _) = new.tensor(other);
+            let found = new.tensor(other).info;
             let alike = (tensor.dtype, tensor.shape, tensor.nbytes()) == (found.dtype, found.shape, found.nbytes());
-            if alike { &mut diff.alike } else { &mut diff.changed }.push((at, other as u32));
+            if alike { &mut diff.alike } else { &mut diff.changed }.push((id, other));
         }
-        diff.added = new.whole().filter(|at| old.find(new.name(*at as usize)).is_none()).collect();
+        diff.added = new.logical().iter().filter(|id| old.find(new.name(*id)).is_none()).collect();
         diff
     }
 
@@ -77,6 +78,7 @@ mod tests {
     use crate::format::Mode;
     use crate::source::Memory;
     use std::path::Path;
+    use std::sync::Arc;
 
     /// A model of tensors of bytes: name, dtype, length.
     fn model(tensors: &[(&str, &str, usize)], metadata: &str) -> Model {
@@ -88,7 +90,7 @@ mod tests {
         let entries: String = tensors.iter().map(entry).collect();
         let header = format!("{{\"__metadata__\":{metadata}{entries}}}");
         let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &vec![0; end]].concat();
-        Model::from_source(Path::new("/m.safetensors"), Box::new(Memory::new(file)), Mode::Strict).unwrap()
+        Model::from_source(&Path::new("/m.safetensors").into(), Arc::new(Memory::new(file)), Mode::Strict).unwrap()
     }
 
     #[test]
@@ -102,12 +104,12 @@ mod tests {
             r#"{"a":"1","b":"3","c":"4"}"#,
         );
         let diff = Diff::new(&old, &new);
-        let names = |model: &Model, list: &[u32]| -> Vec<String> {
-            list.iter().map(|at| model.name(*at as usize).to_owned()).collect()
+        let names = |model: &Model, list: &[TensorId]| -> Vec<String> {
+            list.iter().map(|id| model.name(*id).to_owned()).collect()
         };
-        let pairs = |list: &[(u32, u32)]| -> Vec<String> {
-            assert!(list.iter().all(|(a, b)| old.name(*a as usize) == new.name(*b as usize)));
-            list.iter().map(|pair| old.name(pair.0 as usize).to_owned()).collect()
+        let pairs = |list: &[(TensorId, TensorId)]| -> Vec<String> {
+            assert!(list.iter().all(|(a, b)| old.name(*a) == new.name(*b)));
+            list.iter().map(|pair| old.name(pair.0).to_owned()).collect()
         };
         assert_eq!((names(&new, &diff.added), names(&old, &diff.removed)), (vec!["new".into()], vec!["gone".into()]));
         assert_eq!(
@@ -125,8 +127,8 @@ mod tests {
         let file = |len: usize| {
             let header = format!(r#"{{"t":{{"dtype":"I4","shape":[2],"data_offsets":[0,{len}]}}}}"#);
             let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &vec![0; len]].concat();
-            Model::from_source(Path::new("/m.safetensors"), Box::new(Memory::new(file)), Mode::Strict).unwrap()
+            Model::from_source(&Path::new("/m.safetensors").into(), Arc::new(Memory::new(file)), Mode::Strict).unwrap()
         };
-        assert_eq!(Diff::new(&file(1), &file(2)).changed, [(0, 0)]);
+        assert_eq!(Diff::new(&file(1), &file(2)).changed, [(TensorId::new(0), TensorId::new(0))]);
     }
 }

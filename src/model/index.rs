@@ -1,14 +1,14 @@
-//! The index of a sharded model: knows `weight_map`, and whether the shards hold what it says.
+//! The index of a sharded model: its `weight_map`, and whether the shards hold what it says.
 //!
 //! Source: `huggingface_hub`, `serialization/_torch.py`: `{"metadata": {...}, "weight_map": {TENSOR: FILE}}`.
 
-use super::set::{self, Error, File, Set};
-use super::{Error as ModelError, Kind, Model, Shard};
-use crate::format::{Mode, SkipList, Skipped, TOLD_MAX, Text};
-use crate::text::quote;
+use super::error::{Error, Mismatch, SHARDS_MAX, SetError};
+use super::set::{self, File, Set};
+use super::table::{Kind, Model, Notes, Shard, Stated};
+use crate::format::{KEPT_MAX, Mode, SkipList, Text};
+use crate::source::Location;
 use crate::threads;
 use hashbrown::DefaultHashBuilder;
-use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Unexpected, Visitor};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
@@ -18,64 +18,20 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::hash::BuildHasher;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What stands in the name of an index between the stem and `.json`, but for a variant.
+/// The part of an index's file name between the stem and `.json`, without a variant.
 const INDEX: &str = ".safetensors.index";
-
-/// A point on which the index and the shards do not agree.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
-pub enum Mismatch {
-    #[error("a shard is missing or broken: {reason}")]
-    Shard { shard: Arc<str>, reason: String },
-    #[error("tensor {} should be in {}, but no shard has it", quote(tensor), quote(shard))]
-    Absent { tensor: String, shard: Arc<str> },
-    #[error("tensor {} should be in {}, but is in {}", quote(tensor), quote(shard), quote(found))]
-    Elsewhere { tensor: String, shard: Arc<str>, found: Arc<str> },
-    #[error("tensor {} is in {}, but the index does not name it", quote(tensor), quote(shard))]
-    Unnamed { tensor: String, shard: Arc<str> },
-    #[error("tensor {} is in {}{}, and in {} too", quote(tensor), quote(shard), if *stated { " as the index says" } else { "" }, quote(other))]
-    Twice { tensor: String, shard: Arc<str>, other: Arc<str>, stated: bool },
-}
-
-impl Mismatch {
-    /// As what is left out for it.
-    pub(super) fn skipped(&self) -> Skipped {
-        Skipped { name: self.subject().to_owned(), reason: self.to_string() }
-    }
-
-    /// The tensor or shard that is to blame.
-    fn subject(&self) -> &str {
-        match self {
-            Self::Shard { shard, .. } => shard,
-            Self::Absent { tensor, .. }
-            | Self::Elsewhere { tensor, .. }
-            | Self::Unnamed { tensor, .. }
-            | Self::Twice { tensor, .. } => tensor,
-        }
-    }
-}
-
-/// What an index says in numbers in its `metadata`, where it does. Nothing depends on it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
-pub struct Stated {
-    /// Size of all tensors in bytes.
-    pub total_size: Option<u64>,
-    /// Number of their elements.
-    pub total_parameters: Option<u64>,
-}
 
 /// A tensor and the number of the shard that it should be in.
 type Entry<'t> = (Cow<'t, str>, u32);
 
-/// Reads an index, or the `weight_map` in it, and has the shards numbered as they are named.
+/// Reads an index, or the `weight_map` in it, and numbers the shards as they are named.
 struct Reader<'r> {
-    number: &'r mut dyn FnMut(&str) -> Result<u32, Error>,
-    /// Why a shard was refused: more than a parser of JSON can say.
-    refused: &'r mut Option<Error>,
+    number: &'r mut dyn FnMut(&str) -> Result<u32, SetError>,
+    /// Why a shard was refused; the error of a JSON parser cannot carry it.
+    refused: &'r mut Option<SetError>,
     stated: &'r mut Stated,
     inside: bool,
 }
@@ -84,7 +40,7 @@ impl<'de> DeserializeSeed<'de> for Reader<'_> {
     type Value = Vec<Entry<'de>>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        // Not as a map: the error would repeat a text that stands in its place, and be as long.
+        // Not as a map: if a string stands in its place, the error would repeat all of it.
         deserializer.deserialize_any(self)
     }
 }
@@ -116,7 +72,7 @@ impl<'de> Visitor<'de> for Reader<'_> {
         let mut entries = None;
         while let Some(key) = map.next_key::<Text>()? {
             if key.0 == "metadata" {
-                // Whatever it is: one that says something else is no error.
+                // Any value is accepted: nothing depends on it.
                 let text = map.next_value::<&RawValue>()?.get();
                 *stated = serde_json::from_str(text).unwrap_or_default();
             } else if key.0 != "weight_map" {
@@ -134,33 +90,33 @@ impl<'de> Visitor<'de> for Reader<'_> {
 /// Reads an index.
 fn read<'t>(
     text: &'t [u8],
-    number: &mut dyn FnMut(&str) -> Result<u32, Error>,
-) -> Result<(Vec<Entry<'t>>, Stated), Error> {
+    number: &mut dyn FnMut(&str) -> Result<u32, SetError>,
+) -> Result<(Vec<Entry<'t>>, Stated), SetError> {
     let (mut refused, mut stated) = Default::default();
     let reader = Reader { number, refused: &mut refused, stated: &mut stated, inside: false };
     let mut json = serde_json::Deserializer::from_slice(text);
     let entries = reader.deserialize(&mut json).and_then(|entries| json.end().map(|()| (entries, stated)));
-    entries.map_err(|error| refused.unwrap_or_else(|| Error::json("index of a sharded model", &error)))
+    entries.map_err(|error| refused.unwrap_or_else(|| SetError::json("index of a sharded model", &error)))
 }
 
-/// The shards that the index at `path` names.
-pub(super) fn shards(path: &Path) -> Option<BTreeSet<String>> {
+/// The shards that the index at `location` names.
+pub(super) fn shards(location: &Location) -> Option<BTreeSet<String>> {
     let mut names = BTreeSet::new();
     let number = &mut |name: &str| {
         if !names.contains(name) {
-            if names.len() == set::SHARDS_MAX {
-                return Err(Error::TooManyShards);
+            if names.len() == SHARDS_MAX {
+                return Err(SetError::TooManyShards);
             }
             names.insert(name.to_owned());
         }
         Ok(0)
     };
-    read(&set::read_list(path).ok()?, number).ok()?;
+    read(&set::read_list(location).ok()?, number).ok()?;
     Some(names)
 }
 
-/// What the sharded model is called whose index has that file name; `None` where it is none. One of a variant is called
-/// `model.safetensors.index.fp16.json` by transformers and diffusers.
+/// The name of the sharded model whose index has that file name; `None` if it is not the name of an index. transformers
+/// and diffusers name the index of a variant `model.safetensors.index.fp16.json`.
 pub(super) fn stem(name: &OsStr) -> Option<OsString> {
     let name = name.as_bytes().strip_suffix(b".json")?;
     let at = name.windows(INDEX.len()).rposition(|window| window == INDEX.as_bytes())?;
@@ -169,33 +125,34 @@ pub(super) fn stem(name: &OsStr) -> Option<OsString> {
     (is_variant && !stem.is_empty()).then(|| OsString::from_vec([stem, variant].concat()))
 }
 
-/// Opens all shards that the index at `path` names, and holds them to it.
-pub(super) fn open(path: &Path, mode: Mode) -> Result<Model, ModelError> {
-    let text = set::read_list(path)?;
+/// Opens all shards that the index at `location` names, and compares them with the index.
+pub(super) fn open(location: &Location, mode: Mode) -> Result<Model, Error> {
+    let text = set::read_list(location)?;
     let ((entries, stated), Set { names, homes, files, broken }) =
-        set::open(path, mode, |names| read(&text, &mut |name| names.number(name)))?;
+        set::open(location, mode, |names| read(&text, &mut |name| names.number(name)))?;
     let (mut shards, sources): (Vec<Shard>, Vec<_>) = files.into_iter().unzip();
     let missing = broken.len();
     let mut mismatches = broken;
-    let stood = entries.len();
+    let named = entries.len();
     let entries = last_of_each(entries);
-    let repeated = stood - entries.len();
-    let more = audit(entries, &names, &homes, &mut shards, &mut mismatches);
+    let repeated = named - entries.len();
+    let more = audit(&entries, &names, &homes, &mut shards, &mut mismatches);
+    drop(entries);
     drop(text);
     if mode == Mode::Strict && !mismatches.is_empty() {
         let more = mismatches.len() - 1 + more;
-        return Err(ModelError::Mismatch { path: path.to_owned(), mismatch: mismatches.swap_remove(0), more });
+        return Err(Error::Mismatch { location: location.clone(), mismatch: mismatches.swap_remove(0), more });
     }
-    let files: Vec<File> = shards.into_iter().zip(sources).collect();
     let mut skipped = SkipList::default();
     mismatches.into_iter().for_each(|mismatch| skipped.push(|| mismatch.skipped()));
     skipped.add(more);
-    let mut model = Model::new(path, Kind::Sharded, files, skipped.finish());
+    let mut remarks = Vec::new();
     if repeated > 0 {
         let name = if repeated == 1 { "entry names" } else { "entries name" };
-        model.remarks.push(format!("{repeated} {name} what a later entry of the index names again: the last stands"));
+        remarks.push(format!("{repeated} {name} what a later entry of the index names again: the last stands"));
     }
-    Ok(Model { stated, missing, ..model })
+    let files: Vec<File> = shards.into_iter().zip(sources).collect();
+    Ok(Model::new(location, Kind::Sharded, files, Notes { mismatches: skipped.finish(), remarks, stated, missing }))
 }
 
 /// Runs `work` on parts of the entries, on all cores.
@@ -205,13 +162,13 @@ fn parts<'t, R: Send>(entries: &[Entry<'t>], work: impl Fn(&[Entry<'t>]) -> R + 
     threads::map(parts.len(), |at| work(parts[at]))
 }
 
-/// Of a tensor that stands in the index more than once the last entry, as Python reads it.
+/// The last entry of each tensor, which is the one that Python keeps.
 fn last_of_each(mut entries: Vec<Entry>) -> Vec<Entry> {
     let hasher = DefaultHashBuilder::default();
     let hash = |part: &[Entry]| part.iter().map(|(tensor, _)| hasher.hash_one(&tensor[..])).collect::<Vec<u64>>();
     let mut hashes = parts(&entries, hash).concat();
     threads::sort_by(&mut hashes, u64::cmp);
-    // A table of all names is made only where two seem to be the same.
+    // A table of all names is made only if two may be the same.
     if hashes.windows(2).any(|pair| pair[0] == pair[1]) {
         entries.reverse();
         let mut seen = HashSet::new();
@@ -220,12 +177,12 @@ fn last_of_each(mut entries: Vec<Entry>) -> Vec<Entry> {
     entries
 }
 
-/// Compares both ways, and leaves each tensor in one shard only: the one that the index names, or else the first. Of very many
-/// mismatches only so many are told; returns how many there are besides.
+/// Compares the index with the shards, and keeps each tensor in one shard only: the one that the index names, or else
+/// the first. Returns how many mismatches there are beside those that are listed.
 ///
-/// Nothing is allocated for a tensor about which both agree.
-fn audit(
-    entries: Vec<Entry>,
+/// Nothing is allocated for a tensor on which both agree.
+fn audit<'t>(
+    entries: &[Entry<'t>],
     names: &[String],
     homes: &[Option<usize>],
     shards: &mut [Shard],
@@ -234,7 +191,7 @@ fn audit(
     let names: Vec<Arc<str>> = names.iter().map(|name| Arc::from(&name[..])).collect();
     let files: Vec<Arc<str>> = shards.iter().map(|shard| Arc::from(&shard.name[..])).collect();
     let mut more = 0;
-    let mut tell = |mismatch| if mismatches.len() < TOLD_MAX { mismatches.push(mismatch) } else { more += 1 };
+    let mut add = |mismatch| if mismatches.len() < KEPT_MAX { mismatches.push(mismatch) } else { more += 1 };
     let unmarked = |shard: &Shard| (0..shard.header.len()).map(|_| AtomicBool::new(false)).collect();
     let stated: Vec<Vec<AtomicBool>> = shards.iter().map(unmarked).collect();
     let is_absent = |(tensor, shard): &Entry| {
@@ -245,13 +202,13 @@ fn audit(
         }
         found.is_none()
     };
-    // What the shard that the index names does not have, and that shard.
-    let absent = parts(&entries, |part| part.iter().filter(|entry| is_absent(entry)).cloned().collect::<Vec<_>>());
-    let mut absent: HashMap<Cow<str>, u32> = absent.into_iter().flatten().collect();
+    // The tensors that are not in the shard that the index names, and that shard.
+    let absent = parts(entries, |part| part.iter().filter(|entry| is_absent(entry)).cloned().collect::<Vec<_>>());
+    let mut absent: HashMap<Cow<'t, str>, u32> = absent.into_iter().flatten().collect();
     let stated: Vec<Vec<bool>> =
         stated.into_iter().map(|shard| shard.into_iter().map(AtomicBool::into_inner).collect()).collect();
     let mut dropped: Vec<HashSet<String>> = vec![HashSet::new(); shards.len()];
-    // Made only where there is something to look up.
+    // Made only if it is needed.
     let at_home = LazyCell::new(|| {
         let mut homes: HashMap<&str, usize> = HashMap::new();
         for (at, shard) in shards.iter().enumerate() {
@@ -260,7 +217,7 @@ fn audit(
         }
         homes
     });
-    // Tensors where the index does not say that they are, and the first shard that has them.
+    // Tensors in other shards than the index says, and the first shard that has each.
     let mut strays: HashMap<&str, usize> = HashMap::new();
     for (at, shard) in shards.iter().enumerate() {
         for tensor in (0..shard.header.len()).filter(|tensor| !stated[at][*tensor]) {
@@ -272,12 +229,12 @@ fn audit(
                     dropped[at].insert(name.to_owned());
                     let ((tensor, other), shard) = (owned(), files[kept].clone());
                     let stated = at_home.contains_key(name);
-                    tell(Mismatch::Twice { tensor, shard, other, stated });
+                    add(Mismatch::Twice { tensor, shard, other, stated });
                 }
                 None => {
                     strays.insert(name, at);
                     let (tensor, found) = owned();
-                    tell(match absent.remove(name) {
+                    add(match absent.remove(name) {
                         Some(shard) => Mismatch::Elsewhere { tensor, shard: names[shard as usize].clone(), found },
                         None => Mismatch::Unnamed { tensor, shard: found },
                     });
@@ -285,12 +242,12 @@ fn audit(
             }
         }
     }
-    // What a missing shard holds is told by that shard.
+    // For a missing shard one message is enough.
     absent.retain(|_, shard| homes[*shard as usize].is_some());
     for (tensor, shard) in absent {
-        tell(Mismatch::Absent { tensor: tensor.into_owned(), shard: names[shard as usize].clone() });
+        add(Mismatch::Absent { tensor: tensor.into_owned(), shard: names[shard as usize].clone() });
     }
-    // Missing shards first: they explain the most.
+    // Missing shards come first: they explain the most.
     let order = |mismatch: &Mismatch| !matches!(mismatch, Mismatch::Shard { .. });
     mismatches.sort_by(|a, b| order(a).cmp(&order(b)).then_with(|| a.subject().cmp(b.subject())));
     for (shard, dropped) in shards.iter_mut().zip(dropped) {

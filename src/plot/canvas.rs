@@ -8,7 +8,25 @@ use plotters::style::RGBColor;
 use plotters::style::text_anchor::{HPos, VPos};
 use plotters_backend::{BackendColor, BackendCoord, BackendTextStyle, DrawingBackend, DrawingErrorKind};
 
-use super::{Error, PNG_LEN};
+/// Size of every picture in bytes.
+pub const PNG_LEN: usize = 256 << 10;
+
+/// Why there is no picture.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The drawing failed.
+    #[error("the picture cannot be drawn: {0}")]
+    Draw(String),
+    /// The encoding failed.
+    #[error("the picture cannot be encoded: {0}")]
+    Encode(#[from] png::EncodingError),
+    /// The picture is larger than [`PNG_LEN`].
+    #[error("the picture takes {len} bytes; at most {PNG_LEN} are possible")]
+    TooLarge {
+        /// Its size in bytes.
+        len: usize,
+    },
+}
 
 pub(super) const WIDTH: u32 = 1320;
 pub(super) const HEIGHT: u32 = 720;

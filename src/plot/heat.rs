@@ -154,8 +154,8 @@ impl Heat {
         &self.cells
     }
 
-    /// Where the colours end, on both sides of zero: no more than a hundredth of the means lies beyond on a side. `None`
-    /// where there is nothing to colour.
+    /// Where the colours end, on both sides of zero: no more than a hundredth of the means lies beyond on a side.
+    /// `None` where there is nothing to colour.
     pub(super) fn limit(&self) -> Option<f64> {
         let mut means: Vec<f64> =
             self.cells.iter().filter(|cell| !cell.nan && !cell.inf).filter_map(Cell::mean).collect();

@@ -16,29 +16,10 @@ use plotters::style::{Color, IntoFont, RGBColor, TextStyle};
 
 use crate::stats::{BINS, Histogram, Stats};
 use canvas::{BAND, BAR, Canvas, Face, INF, INK, NAN, WIDTH, grey};
+pub use canvas::{Error, PNG_LEN};
 use heat::Cell;
 pub use heat::Heat;
 use words::{cut, grouped, number, percent, short, ticks};
-
-/// How many bytes every picture has.
-pub const PNG_LEN: usize = 256 << 10;
-
-/// Why there is no picture.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The drawing failed.
-    #[error("the picture cannot be drawn: {0}")]
-    Draw(String),
-    /// The encoding failed.
-    #[error("the picture cannot be encoded: {0}")]
-    Encode(#[from] png::EncodingError),
-    /// It has more bytes than there is room for.
-    #[error("the picture takes {len} bytes; at most {PNG_LEN} are possible")]
-    TooLarge {
-        /// How many bytes it takes.
-        len: usize,
-    },
-}
 
 type Drawn<T = ()> = Result<T, DrawingAreaErrorKind<Infallible>>;
 
@@ -58,7 +39,8 @@ const MARGIN: i32 = 28;
 const TOP: i32 = 124;
 /// How high the histogram is.
 const HISTOGRAM: i32 = 380;
-/// How far the figures, and the histogram with what stands at its axis, reach to the right if the matrix stands beside them.
+/// How far the figures, and the histogram with what stands at its axis, reach to the right if the matrix stands beside
+/// them.
 const LEFT_HALF: i32 = 560;
 /// Where the matrix begins to the right, and its longer side at the most.
 const MATRIX: i32 = 692;

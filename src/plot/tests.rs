@@ -59,8 +59,8 @@ impl Noise {
     }
 }
 
-/// Pictures to look at: `PLOTS=DIR cargo test --release plot::tests::gallery -- --ignored`. A file `NAME.TYPE.AxBxC.raw` of
-/// float32 in that directory is drawn too.
+/// Pictures to look at: `PLOTS=DIR cargo test --release plot::tests::gallery -- --ignored`. A file
+/// `NAME.TYPE.AxBxC.raw` of float32 in that directory is drawn too.
 #[test]
 #[ignore = "makes pictures to look at"]
 fn gallery() {

@@ -104,8 +104,8 @@ pub(super) fn cut(text: &str, shown: impl Fn(char) -> bool, fits: impl Fn(&str) 
     keep(fit)
 }
 
-/// Where an axis from `low` to `high` has its marks, as shares of its length, and what stands at them. There are as many as
-/// have room: no more than `most`, and in all no more than `chars` characters.
+/// Where an axis from `low` to `high` has its marks, as shares of its length, and what stands at them. There are as
+/// many as have room: no more than `most`, and in all no more than `chars` characters.
 pub(super) fn ticks(low: f64, high: f64, most: u32, chars: usize) -> Vec<(f64, String)> {
     (1..=most)
         .rev()

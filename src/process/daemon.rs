@@ -1,4 +1,4 @@
-//! Going to the background: knows how the shell gets its prompt back only once the work is done that it waits for.
+//! Going to the background. The command returns to the shell once the daemon is ready, or has failed.
 
 use anyhow::Context;
 use nix::sys::wait::{WaitStatus, waitpid};
@@ -9,58 +9,58 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Which of the two processes this is.
-pub enum Side {
-    /// The one that the shell waits for.
-    Shell(Waiting),
-    /// The one that will serve.
+/// One of the two processes after the split.
+pub enum Forked {
+    /// The process that the shell waits for.
+    Command(Waiting),
+    /// The process that serves the mount.
     Daemon(Readiness),
 }
 
-/// Waits for the daemon to be ready.
+/// Waits for the daemon to become ready.
 pub struct Waiting {
     pipe: PipeReader,
     child: Pid,
 }
 
-/// Tells the shell's side that the daemon is ready. Dropped without that, it tells that it failed.
+/// Tells the waiting process that the daemon is ready. If it is dropped instead, the daemon has failed.
 pub struct Readiness {
     pipe: PipeWriter,
     null: File,
 }
 
-/// Splits the process in two. Must be called while there is one thread only.
-pub fn split() -> anyhow::Result<Side> {
+/// Splits the process in two. Call this while there is only one thread.
+pub fn split() -> anyhow::Result<Forked> {
     let (reader, writer) = pipe().context("cannot make a pipe")?;
-    // Opened while everything may be.
+    // The sandbox does not let the daemon open it later.
     let null = null()?;
     match fork().context("cannot go to the background")? {
-        ForkResult::Parent { child } => Ok(Side::Shell(Waiting { pipe: reader, child })),
-        ForkResult::Child => Ok(Side::Daemon(Readiness { pipe: writer, null })),
+        ForkResult::Parent { child } => Ok(Forked::Command(Waiting { pipe: reader, child })),
+        ForkResult::Child => Ok(Forked::Daemon(Readiness { pipe: writer, null })),
     }
 }
 
-/// fork(2). Must be called while there is one thread only.
+/// fork(2). Call this while there is only one thread.
 pub fn fork() -> nix::Result<ForkResult> {
-    // SAFETY: nothing in this program starts a thread before `cmd::mount::run` has split off what it needs, which is the
-    // only caller and makes the calls first of all. So the child has no lock that another thread held and may go on as usual.
+    // SAFETY: `cmd::mount::run` is the only caller, and forks before anything in this program starts a thread. So no
+    // lock is held by a thread that the child does not have.
     #[allow(unsafe_code)]
     unsafe {
         nix::unistd::fork()
     }
 }
 
-/// /dev/null.
+/// Opens /dev/null.
 pub fn null() -> anyhow::Result<File> {
     OpenOptions::new().read(true).write(true).open("/dev/null").context("/dev/null")
 }
 
-/// Lets go of the terminal and of the directory: no Ctrl-C and no hang-up comes from there any more, and nobody who reads
-/// what this process and others print waits for it.
+/// Leaves the terminal and the current directory. Signals from the terminal do not reach this process any more, and
+/// programs that read its output do not wait for it.
 pub fn leave_terminal(null: &File) -> anyhow::Result<()> {
     setsid().context("cannot leave the terminal's session")?;
     std::env::set_current_dir("/").context("cannot leave the directory")?;
-    // The descriptors stay open, so that no later file gets their numbers.
+    // The descriptors stay open, so that no other file gets their numbers.
     dup2_stdin(null)?;
     dup2_stdout(null)?;
     dup2_stderr(null)?;
@@ -68,14 +68,14 @@ pub fn leave_terminal(null: &File) -> anyhow::Result<()> {
 }
 
 impl Waiting {
-    /// Returns what the daemon said when it was ready, or, where it failed, with which code; it printed why.
+    /// Returns the message of the daemon when it is ready, or its exit code if it failed. It has printed the reason.
     pub fn wait(mut self) -> anyhow::Result<Result<Vec<u8>, ExitCode>> {
-        let mut said = Vec::new();
-        self.pipe.read_to_end(&mut said).context("cannot hear from the background")?;
-        if !said.is_empty() {
-            return Ok(Ok(said));
+        let mut message = Vec::new();
+        self.pipe.read_to_end(&mut message).context("cannot read from the background process")?;
+        if !message.is_empty() {
+            return Ok(Ok(message));
         }
-        match waitpid(self.child, None).context("cannot wait for the background")? {
+        match waitpid(self.child, None).context("cannot wait for the background process")? {
             WaitStatus::Exited(_, code) => Ok(Err(ExitCode::from(u8::try_from(code).unwrap_or(1)))),
             WaitStatus::Signaled(_, signal, _) => {
                 anyhow::bail!("the background process was killed by {signal} before the mount was ready")
@@ -86,9 +86,9 @@ impl Waiting {
 }
 
 impl Readiness {
-    /// Goes to the background, then says `path` to the waiting side.
+    /// Goes to the background, and then sends `path` to the waiting process.
     pub fn announce(mut self, path: &Path) -> anyhow::Result<()> {
         leave_terminal(&self.null)?;
-        self.pipe.write_all(path.as_os_str().as_bytes()).context("the command that waits is gone")
+        self.pipe.write_all(path.as_os_str().as_bytes()).context("the waiting command is gone")
     }
 }

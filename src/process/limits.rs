@@ -1,14 +1,14 @@
-//! Limits of the process: how many files it may hold open.
+//! Resource limits of the process.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use weightfs::source::limit_open_files;
 
-/// Each file of a model takes a descriptor while it is held open, and the usual limit of 1,024 is there for programs that
-/// use select(2).
+/// Raises the limit of open files as far as the user may. The usual limit of 1,024 exists for programs that use
+/// select(2).
 pub fn raise_open_files() {
-    /// For /dev/fuse in each thread, the log, and files that are read while others are closed.
+    /// Descriptors for /dev/fuse in each thread, the log, and files that are read while others are closed.
     const RESERVE: u64 = 48;
-    /// Each file takes a map too, of which the kernel gives 65,530 (`vm.max_map_count`).
+    /// Each file takes a map too, of which a process may have 65,530 (`vm.max_map_count`).
     const MOST: u64 = 16_384;
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
         let limit = setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map_or(soft, |()| hard);

@@ -1,4 +1,4 @@
-//! The log: knows where messages go before and after the program has left its terminal.
+//! The log: to the terminal first, then to a file or to syslog.
 
 use anyhow::Context;
 use log::{Log, Metadata, Record};
@@ -7,12 +7,12 @@ use std::io::{self, Write};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use weightfs::fuse::{self, LOG_TARGET};
+use weightfs::fuse::LOG_TARGET;
 use weightfs::source::strerror;
 use weightfs::text::message;
 
-/// Messages go to the terminal until the program is in the background, and to the file, if there is one, all the time;
-/// to syslog instead where there is none.
+/// Messages go to the terminal until the program is in the background. With a log file, they go there all the time;
+/// without one, they go to syslog in the background.
 struct Logger {
     terminal: env_logger::Logger,
     file: Option<env_logger::Logger>,
@@ -27,9 +27,6 @@ impl Log for Logger {
     }
 
     fn log(&self, record: &Record) {
-        if record.target().starts_with(LOG_TARGET) {
-            fuse::heed(record);
-        }
         let in_background = IN_BACKGROUND.load(Ordering::Relaxed);
         let terminal = (!in_background).then_some(&self.terminal);
         let syslog = self.syslog.as_ref().filter(|_| in_background);
@@ -41,12 +38,13 @@ impl Log for Logger {
     fn flush(&self) {}
 }
 
-/// From now on nobody reads standard error.
+/// Stops logging to the terminal.
 pub fn leave_terminal() {
     IN_BACKGROUND.store(true, Ordering::Relaxed);
 }
 
-/// Begins logging; warnings and errors, with `verbose` more, or what the variable RUST_LOG says.
+/// Starts logging. Warnings and errors are logged; if `verbose`, informational messages too. The variable RUST_LOG
+/// overrides this.
 pub fn init(verbose: bool, file: Option<&Path>) -> anyhow::Result<()> {
     let terminal = builder(verbose).format(|out, record| writeln!(out, "weightfs: {}", text(record))).build();
     let file_logger = match file {
@@ -67,7 +65,7 @@ pub fn init(verbose: bool, file: Option<&Path>) -> anyhow::Result<()> {
         let mut builder = builder(verbose);
         builder.target(env_logger::Target::Pipe(Box::new(syslog)));
         builder.format(|out, record| {
-            // Facility daemon (3) and the severity, as in RFC 3164.
+            // Facility daemon (3) and severity, by RFC 3164.
             let severity = match record.level() {
                 log::Level::Error => 3,
                 log::Level::Warn => 4,
@@ -79,13 +77,13 @@ pub fn init(verbose: bool, file: Option<&Path>) -> anyhow::Result<()> {
         builder.build()
     });
     log::set_max_level(terminal.filter());
-    // Fails only where a logger is set already, and this is the first.
+    // This fails only if a logger is set already, and this is the first.
     let _ = log::set_boxed_logger(Box::new(Logger { terminal, file: file_logger, syslog: syslog_logger }));
     Ok(())
 }
 
-/// From now on a panic is told as other messages are, before it ends the program: in the background nobody would see what the
-/// standard library writes.
+/// Logs panics as other errors are, before they end the program. In the background nobody sees what the standard
+/// library prints.
 pub fn report_panics() {
     let to_developers = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -97,9 +95,9 @@ pub fn report_panics() {
         let place = panic.location().map_or(String::new(), |place| format!(", {}:{}", place.file(), place.line()));
         let thread = std::thread::current();
         let report = format!(
-            "a fault of weightfs itself, which ends it: {} (thread {}{place}); `weightfs umount` takes off what it had mounted",
+            "weightfs ends because of a bug in it: {} (thread {}{place}); `weightfs umount` removes a mount that it leaves",
             text.unwrap_or("no reason given"),
-            thread.name().unwrap_or("without a name"),
+            thread.name().unwrap_or("unnamed"),
         );
         if log::log_enabled!(log::Level::Error) {
             log::error!("{report}");
@@ -109,13 +107,13 @@ pub fn report_panics() {
     }));
 }
 
-/// Says what went wrong.
+/// Prints an error to standard error.
 pub fn complain(error: &anyhow::Error) {
-    // Where standard error is closed there is nobody to tell, and the exit code says it too.
+    // If standard error is closed, the exit code still tells.
     let _ = writeln!(io::stderr(), "weightfs: {}", message(&reason(error)));
 }
 
-/// An error and what caused it, in one line and in the words that other tools use.
+/// An error and its causes in one line, with the system's own words for errno values.
 pub fn reason(error: &anyhow::Error) -> String {
     let text = |cause: &(dyn std::error::Error + 'static)| match cause.downcast_ref::<io::Error>() {
         Some(error) => strerror(error),
@@ -130,14 +128,14 @@ fn text(record: &Record) -> String {
 
 fn builder(verbose: bool) -> env_logger::Builder {
     let mut builder = env_logger::Builder::new();
-    // It reports each reply that the kernel did not want any more: a reader that was killed is no news.
+    // fuser logs each reply that the kernel refuses, which happens whenever a reader is killed.
     builder.filter_level(if verbose { log::LevelFilter::Info } else { log::LevelFilter::Warn });
     builder.filter_module(LOG_TARGET, log::LevelFilter::Off);
     builder.parse_default_env();
     builder
 }
 
-/// The system's log, one message a datagram. What it does not take is lost, as with syslog(3).
+/// The system's log. Each message is a datagram. A message that it does not accept is lost, as with syslog(3).
 struct Syslog(UnixDatagram);
 
 impl Syslog {

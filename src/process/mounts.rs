@@ -1,4 +1,4 @@
-//! The kernel's mounts: knows how to make, find and undo one, as root by system call and as a user by fusermount3.
+//! Mounting, unmounting and finding mounts: by system calls as root, by fusermount3 as another user.
 
 use anyhow::{Context, bail};
 use nix::errno::Errno;
@@ -20,21 +20,21 @@ const FUSERMOUNT: &str = "fusermount3";
 
 const NO_FUSE: &str = "this kernel has no FUSE: load the module with `modprobe fuse`";
 
-/// What to mount where; the file system itself is fixed in what it allows.
-pub struct Request<'a> {
+/// What to mount, and where.
+pub struct MountRequest<'a> {
     /// What /proc/mounts shows as the source.
     pub fsname: &'a str,
     /// An absolute path without symlinks.
     pub mountpoint: &'a Path,
-    /// Whether the kernel lets in others than the user who mounts.
+    /// Whether the kernel admits users other than the one who mounts.
     pub allow_other: bool,
-    /// Most bytes of one read request.
+    /// Size limit of a read request in bytes.
     pub max_read: Option<u32>,
 }
 
-/// Mounts, and returns /dev/fuse, over which the kernel will ask.
-pub fn mount(request: &Request) -> anyhow::Result<OwnedFd> {
-    // The helper would open it, too.
+/// Mounts, and returns the descriptor of /dev/fuse through which the kernel sends requests.
+pub fn mount(request: &MountRequest) -> anyhow::Result<OwnedFd> {
+    // fusermount3 needs the device too.
     std::fs::metadata(DEVICE).map_err(no_device)?;
     let directly = if nix::unistd::geteuid().is_root() { mount_directly(request)? } else { None };
     match directly {
@@ -43,8 +43,8 @@ pub fn mount(request: &Request) -> anyhow::Result<OwnedFd> {
     }
 }
 
-/// Options for the kernel itself.
-fn kernel_options(request: &Request) -> String {
+/// Mount options that the kernel itself understands.
+fn kernel_options(request: &MountRequest) -> String {
     let mut options = String::from("default_permissions");
     if request.allow_other {
         options += ",allow_other";
@@ -55,8 +55,8 @@ fn kernel_options(request: &Request) -> String {
     options
 }
 
-/// mount(2); `None` where this root may not (in a container, say), so that fusermount3 is worth a try.
-fn mount_directly(request: &Request) -> anyhow::Result<Option<OwnedFd>> {
+/// Mounts by mount(2). `None` if root is not permitted to, as in some containers; fusermount3 may still succeed.
+fn mount_directly(request: &MountRequest) -> anyhow::Result<Option<OwnedFd>> {
     let device = std::fs::OpenOptions::new().read(true).write(true).open(DEVICE).map_err(no_device)?;
     let options = format!(
         "fd={},rootmode=40000,user_id={},group_id={},{}",
@@ -74,12 +74,12 @@ fn mount_directly(request: &Request) -> anyhow::Result<Option<OwnedFd>> {
     }
 }
 
-/// The setuid program of libfuse mounts for users and sends the device over a socket whose number it finds in
-/// `_FUSE_COMMFD`. Source: libfuse 3, util/fusermount.c.
-fn mount_by_helper(request: &Request) -> anyhow::Result<OwnedFd> {
+/// Mounts by fusermount3, the setuid program of libfuse. It sends the descriptor of the device over the socket whose
+/// number is in `_FUSE_COMMFD`. Source: libfuse 3, util/fusermount.c.
+fn mount_by_helper(request: &MountRequest) -> anyhow::Result<OwnedFd> {
     let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC)
         .context("cannot make a socket pair")?;
-    // Only this end goes on to the helper.
+    // fusermount3 inherits this end only.
     nix::fcntl::fcntl(&theirs, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty()))?;
     let fsname = request.fsname.replace('\\', r"\\").replace(',', r"\,");
     let options =
@@ -104,7 +104,7 @@ fn mount_by_helper(request: &Request) -> anyhow::Result<OwnedFd> {
         } else if said.contains(DEVICE) {
             " (an administrator can let users open it: chmod 666 /dev/fuse)"
         } else if said.contains("Operation not permitted") {
-            " (it may not: its setuid bit is gone, no_new_privs is set, or the container lacks CAP_SYS_ADMIN)"
+            " (its setuid bit is missing, no_new_privs is set, or the container lacks CAP_SYS_ADMIN)"
         } else {
             ""
         };
@@ -117,7 +117,9 @@ fn no_device(error: std::io::Error) -> anyhow::Error {
     match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::ENOENT) => anyhow::anyhow!("{DEVICE} is missing: load the module with `modprobe fuse`, or {GIVE}"),
         Some(Errno::ENODEV | Errno::ENXIO) => anyhow::anyhow!(NO_FUSE),
-        Some(Errno::EPERM | Errno::EACCES) => anyhow::anyhow!("{DEVICE} may not be opened here, even by root: {GIVE}"),
+        Some(Errno::EPERM | Errno::EACCES) => {
+            anyhow::anyhow!("{DEVICE} cannot be opened here, not even by root: {GIVE}")
+        }
         _ => anyhow::Error::new(error).context(DEVICE),
     }
 }
@@ -126,17 +128,19 @@ fn no_helper(error: std::io::Error) -> anyhow::Error {
     match error.kind() {
         ErrorKind::NotFound if nix::unistd::geteuid().is_root() => {
             anyhow::anyhow!(
-                "this root may not mount or unmount: give the container CAP_SYS_ADMIN (--cap-add SYS_ADMIN)"
+                "root is not permitted to mount or unmount here: give the container CAP_SYS_ADMIN (--cap-add SYS_ADMIN)"
             )
         }
         ErrorKind::NotFound => {
-            anyhow::anyhow!("{FUSERMOUNT} is missing, which users need to mount: install the package fuse3")
+            anyhow::anyhow!(
+                "{FUSERMOUNT} is missing, which users other than root need to mount: install the package fuse3"
+            )
         }
         _ => anyhow::Error::new(error).context(FUSERMOUNT),
     }
 }
 
-/// The descriptor that comes over `socket`, or none if the other end was closed without sending it.
+/// Receives a descriptor over `socket`; `None` if the other end was closed without sending one.
 fn receive(socket: BorrowedFd) -> Option<OwnedFd> {
     let mut byte = [0];
     let mut data = [IoSliceMut::new(&mut byte)];
@@ -151,20 +155,20 @@ fn receive(socket: BorrowedFd) -> Option<OwnedFd> {
         ControlMessageOwned::ScmRights(descriptors) => descriptors.first().copied(),
         _ => None,
     });
-    // SAFETY: the kernel has just made this descriptor for us, and nobody else has its number.
+    // SAFETY: the kernel has just made this descriptor for this process, and nothing else owns it.
     #[allow(unsafe_code)]
     descriptor.map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// Why a mount is still there.
+/// The outcome of an attempt to unmount.
 pub enum Unmounting {
-    /// It is not: it is gone, or detached and will go with its last user.
+    /// The mount is gone, or detached: it ends with its last user.
     Done,
-    /// Somebody uses it.
+    /// The mount is in use.
     Busy,
 }
 
-/// Takes the topmost mount off `mountpoint`; `lazy` detaches it even while it is in use.
+/// Unmounts the topmost mount at `mountpoint`. If `lazy`, it is detached even while it is in use.
 pub fn unmount(mountpoint: &Path, lazy: bool) -> anyhow::Result<Unmounting> {
     let flags = MntFlags::UMOUNT_NOFOLLOW | if lazy { MntFlags::MNT_DETACH } else { MntFlags::empty() };
     match umount2(mountpoint, flags) {
@@ -184,38 +188,40 @@ pub fn unmount(mountpoint: &Path, lazy: bool) -> anyhow::Result<Unmounting> {
     }
 }
 
-/// A line of /proc/self/mountinfo, as far as it matters here.
+/// The fields of a line of /proc/self/mountinfo that are used here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
-    /// Where it stands.
+    /// The mount point.
     pub path: PathBuf,
-    /// Device number as the kernel writes it, `major:minor`: no two mounted file systems share one, but the next one has that of
-    /// one that is gone.
+    /// Device number as the kernel writes it, `major:minor`. No two mounted file systems have the same, but a new one
+    /// may have that of one that is gone.
     pub device: String,
     /// File system type.
     pub fstype: String,
-    /// What is mounted, as it was called.
+    /// The name of what is mounted.
     pub source: OsString,
 }
 
 impl Mount {
     /// Whether both show the same file system, as far as the list tells.
-    pub fn is_of(&self, other: &Self) -> bool {
+    pub fn is_same(&self, other: &Self) -> bool {
         (&self.device, &self.fstype, &self.source) == (&other.device, &other.fstype, &other.source)
     }
 }
 
-/// The topmost mount on `mountpoint`, an absolute path without symlinks. Asks the kernel's list and never the mount.
+/// The topmost mount on `mountpoint`, an absolute path without symlinks. Reads the kernel's list and does not touch the
+/// mount.
 pub fn mounted_at(mountpoint: &Path) -> anyhow::Result<Option<Mount>> {
     Ok(all()?.into_iter().rfind(|mount| mount.path == mountpoint))
 }
 
-/// All mounts that this process can see; of those on one directory the last stands on top.
+/// All mounts that this process can see. Of several on one directory, the last is on top.
 pub fn all() -> anyhow::Result<Vec<Mount>> {
     Ok(parse(&std::fs::read("/proc/self/mountinfo").context("/proc/self/mountinfo")?))
 }
 
-/// Fields by proc(5): id, parent, device, root, mount point, options, tags up to `-`, type, source, options.
+/// Parses the list. Its fields, by proc(5): id, parent, device, root, mount point, options, tags up to `-`, type,
+/// source, options.
 fn parse(list: &[u8]) -> Vec<Mount> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let mount = |line: &[u8]| {
@@ -229,7 +235,7 @@ fn parse(list: &[u8]) -> Vec<Mount> {
     list.split(|byte| *byte == b'\n').filter_map(mount).collect()
 }
 
-/// The kernel writes space, tab, newline and backslash as a backslash and three octal digits.
+/// Undoes the kernel's escapes: space, tab, newline and backslash are written as a backslash and three octal digits.
 fn unescape(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -247,7 +253,8 @@ fn unescape(field: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// `path` without symlinks, looking at what holds the mount point and not at it: that may be dead.
+/// `path` without symlinks. If the mount point itself cannot be accessed because its daemon is gone, the directory that
+/// holds it is resolved.
 pub fn resolve(path: &Path) -> anyhow::Result<PathBuf> {
     if let Ok(resolved) = path.canonicalize() {
         return Ok(resolved);
@@ -261,7 +268,7 @@ pub fn resolve(path: &Path) -> anyhow::Result<PathBuf> {
 
 /// Whether `path` is a mount whose daemon is gone.
 pub fn is_dead(path: &Path) -> bool {
-    // Not stat(2), which the kernel answers from what it has kept.
+    // The kernel may answer stat(2) from its cache.
     statvfs(path) == Err(Errno::ENOTCONN)
 }
 
@@ -270,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_list_of_the_kernel_is_read() {
+    fn mountinfo_is_parsed() {
         let list = b"22 1 254:0 / / rw - ext4 /dev/vda rw\n\
             30 22 0:41 / /mnt/a\\040b ro shared:1 master:2 - fuse.weightfs /m\\040c.safetensors ro\n\
             31 30 0:42 / /mnt/a\\040b ro - fuse.sshfs host: ro\n";
@@ -285,14 +292,14 @@ mod tests {
             mount("/mnt/a b", "0:41", TYPE, "/m c.safetensors"),
             mount("/mnt/a b", "0:42", "fuse.sshfs", "host:"),
         ];
-        assert!(expected[1].is_of(&Mount { path: "/elsewhere".into(), ..expected[1].clone() }));
-        assert!(!expected[1].is_of(&Mount { source: "/other".into(), ..expected[1].clone() }));
+        assert!(expected[1].is_same(&Mount { path: "/elsewhere".into(), ..expected[1].clone() }));
+        assert!(!expected[1].is_same(&Mount { source: "/other".into(), ..expected[1].clone() }));
         assert_eq!(parse(list), expected);
         assert_eq!(parse(b""), []);
     }
 
     #[test]
-    fn escapes_of_the_kernel_are_undone() {
+    fn octal_escapes_are_undone() {
         assert_eq!(unescape(br"a\040b\011\134\\9"), b"a b\t\\\\\\9");
         assert_eq!(unescape(br"\04"), br"\04");
     }

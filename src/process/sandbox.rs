@@ -23,8 +23,8 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
-    /// Lets `reads` be opened to be read, files, and directories with all that is below them; and `device` once more, if it is
-    /// said. They are opened for it, to be known by more than their names, but not read.
+    /// Lets `reads` be opened to be read, files, and directories with all that is below them; and `device` once more,
+    /// if it is said. They are opened for it, to be known by more than their names, but not read.
     pub fn new(reads: &[PathBuf], device: Option<&Path>) -> Self {
         Self { files: rules(reads, device) }
     }
@@ -139,9 +139,9 @@ fn few_capabilities() -> Step {
 
 /// System calls, by seccomp.
 ///
-/// All are allowed but those on a list: what libc calls to start a thread or to get memory is another thing in each of its
-/// versions, and a daemon that fails over it one day would help nobody. What the list holds is therefore what Landlock does
-/// not see, what gets around it, and what ends in another process or program.
+/// All are allowed but those on a list: what libc calls to start a thread or to get memory is another thing in each of
+/// its versions, and a daemon that fails over it one day would help nobody. What the list holds is therefore what
+/// Landlock does not see, what gets around it, and what ends in another process or program.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64"))]
 mod calls {
     use super::Step;
@@ -268,9 +268,9 @@ mod calls {
         SYS_modify_ldt,
     ];
 
-    /// The last call that the list was made with, set_mempolicy_home_node of Linux 5.17. From 424 on calls have the same
-    /// number everywhere. Later ones are taken to be unknown to the kernel, as is every call of the x32 ABI, whose numbers are
-    /// far above: libc then goes back to the older ones.
+    /// The last call that the list was made with, set_mempolicy_home_node of Linux 5.17. From 424 on calls have the
+    /// same number everywhere. Later ones are taken to be unknown to the kernel, as is every call of the x32 ABI, whose
+    /// numbers are far above: libc then goes back to the older ones.
     const NEWEST: u32 = 450;
 
     /// FUSE_DEV_IOC_CLONE: /dev/fuse once more, for another thread.
@@ -315,8 +315,8 @@ mod calls {
         Ok(program)
     }
 
-    /// What goes before the rest: later calls do not exist, and neither does clone3, whose flags lie in memory, where a filter
-    /// cannot look; libc then takes clone.
+    /// What goes before the rest: later calls do not exist, and neither does clone3, whose flags lie in memory, where a
+    /// filter cannot look; libc then takes clone.
     fn unknown() -> [sock_filter; 4] {
         let code = |code: u32, jt: u8, jf: u8, k: u32| sock_filter { code: code as u16, jt, jf, k };
         // The number of the call comes first in what a filter is given.

@@ -1,4 +1,4 @@
-//! Signals: which of them end the program, and whether one has arrived.
+//! Signals that end a command.
 
 use anyhow::Context;
 use nix::sys::signal::{SigSet, Signal};
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use weightfs::write;
 
-/// The signals that end a command; not those that are ignored from the start, as nohup(1) has it.
+/// The signals that end a command, except those that were ignored when the program started, as under nohup(1).
 pub fn ending() -> SigSet {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = |line: &str| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok();
@@ -15,15 +15,17 @@ pub fn ending() -> SigSet {
     signals.into_iter().filter(|signal| ignored >> (*signal as u32 - 1) & 1 == 0).collect()
 }
 
-/// Whether Ctrl-C or the like has come: then what was begun is taken back.
+/// Whether a signal that ends the command has arrived. Work in progress is then undone.
 pub struct Interrupted(Arc<AtomicBool>);
 
 impl Interrupted {
-    /// Watches from now on; to be called before there are other threads. The second signal ends the program at once.
+    /// Starts to watch for signals. Call this before other threads are started. The second signal ends the program at
+    /// once.
     pub fn watch() -> anyhow::Result<Self> {
         let signals = ending();
         signals.thread_block()?;
-        // A file may be larger than the user's limit: the write then says so, where the signal would end the program.
+        // A file may exceed the user's size limit. The write then fails with an error, instead of a signal ending the
+        // program.
         SigSet::from(Signal::SIGXFSZ).thread_block()?;
         let flag = Arc::new(AtomicBool::new(false));
         let seen = flag.clone();
@@ -38,12 +40,12 @@ impl Interrupted {
         Ok(Self(flag))
     }
 
-    /// Whether one has come.
+    /// Whether a signal has arrived.
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Fails if one has come.
+    /// Fails if a signal has arrived.
     pub fn check(&self) -> Result<(), write::Error> {
         if self.is_set() { Err(write::Error::Interrupted) } else { Ok(()) }
     }

@@ -1,9 +1,9 @@
-//! The process outside of the sandbox: knows how to do for the daemon the two things that this may not do itself any more,
-//! to take off its mount and to look at its readers.
+//! The helper process outside of the sandbox. It does two things that the sandboxed daemon cannot: it unmounts, and it
+//! looks at readers in /proc.
 //!
-//! It is split off first of all, so that it holds nothing of the model, and no /dev/fuse: a copy of that would have readers
-//! wait for a daemon that was killed. It lets itself be told once which mount is meant, before the sandbox begins, and ends
-//! when the daemon does.
+//! It is forked first, so that it holds nothing of the model and no descriptor of /dev/fuse. With such a descriptor,
+//! readers would wait for a daemon that was killed. It is told once, before the sandbox begins, which mount it may
+//! unmount, and ends with the daemon.
 
 use super::daemon;
 use super::logging::reason;
@@ -20,24 +20,24 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
-use weightfs::reader::{self, Watch};
+use weightfs::fuse::{Watch, answer};
 
-/// Which of the two processes this is.
-pub enum Side {
-    /// The one that serves, with its ways to the other.
+/// One of the two processes after the split.
+pub enum Split {
+    /// The process that serves the mount, with its connections to the helper.
     Daemon(Unmounter, Watch),
-    /// The one that does what it is told.
-    Outside(Outside),
+    /// The helper.
+    Helper(Helper),
 }
 
-/// Splits the process in two. Must be called while there is one thread only.
-pub fn split() -> anyhow::Result<Side> {
+/// Splits the process in two. Call this while there is only one thread.
+pub fn split() -> anyhow::Result<Split> {
     let what = "cannot start the process that unmounts";
-    // Each message is one; an empty one is the end.
+    // A packet is a message. An empty one is the end of the connection.
     let (ours, theirs) =
         socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).context(what)?;
     let (asking, asked) = UnixStream::pair().context(what)?;
-    // Signals are for the daemon, whoever else they are sent to.
+    // The helper ignores signals: they are for the daemon, also if they are sent to the process group.
     let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK).context(what)?;
     let forked = daemon::fork();
     if !matches!(forked, Ok(ForkResult::Child)) {
@@ -45,38 +45,38 @@ pub fn split() -> anyhow::Result<Side> {
     }
     match forked.context(what)? {
         ForkResult::Parent { .. } => {
-            Ok(Side::Daemon(Unmounter { orders: Mutex::new(ours.into()) }, Watch::new(asking)))
+            Ok(Split::Daemon(Unmounter { orders: Mutex::new(ours.into()) }, Watch::new(asking)))
         }
-        ForkResult::Child => Ok(Side::Outside(Outside { orders: theirs.into(), questions: asked })),
+        ForkResult::Child => Ok(Split::Helper(Helper { orders: theirs.into(), questions: asked })),
     }
 }
 
-// What the daemon says, by the first byte. After `STANDS` follows what [`Place::to_bytes`] makes.
-const STANDS: u8 = b's';
+// The first byte of a message from the daemon. The bytes of a [`Target`] follow `MOUNTED`.
+const MOUNTED: u8 = b'm';
 const UNMOUNT: u8 = b'u';
 const FORGET: u8 = b'f';
 
-// What it hears, by the first byte. After `FAILED` follows why.
+// The first byte of an answer. The reason follows `FAILED`.
 const DONE: u8 = b'd';
 const DETACHED: u8 = b'l';
 const FAILED: u8 = b'e';
 
-/// Longest message: two paths and a little.
+/// Longest message in bytes: two paths and a few short fields.
 const MESSAGE_MAX: usize = 16 << 10;
 
-/// The daemon's end.
+/// The daemon's end of the connection.
 pub struct Unmounter {
     orders: Mutex<UnixStream>,
 }
 
 impl Unmounter {
-    /// Tells which mount is meant. Said a second time it is not heard.
-    pub fn stands(&self, place: &Place) -> anyhow::Result<()> {
-        self.order(&[&[STANDS], &place.to_bytes()[..]].concat()).map(drop)
+    /// Tells the helper which mount it may unmount. Only the first call has an effect.
+    pub fn set_target(&self, target: &Target) -> anyhow::Result<()> {
+        self.order(&[&[MOUNTED], &target.to_bytes()[..]].concat()).map(drop)
     }
 
-    /// Takes the mount off wherever it stands by now, bound copies and all, and removes the directory that was made for it;
-    /// says whether it was in use, so that it had to be detached.
+    /// Unmounts the mount from every place where it is now, bind mounts included, and removes the directory that was
+    /// made for it. Returns whether it was in use and had to be detached.
     pub fn unmount(&self) -> anyhow::Result<bool> {
         self.order(&[UNMOUNT])
     }
@@ -94,7 +94,7 @@ impl Unmounter {
             Some([DONE]) => Ok(false),
             Some([DETACHED]) => Ok(true),
             Some([FAILED, why @ ..]) => Err(anyhow!("{}", String::from_utf8_lossy(why))),
-            _ => bail!("cannot unmount: the process that does it is gone (`weightfs umount` does without it)"),
+            _ => bail!("cannot unmount: the helper process is gone (`weightfs umount` works without it)"),
         }
     }
 }
@@ -108,36 +108,36 @@ fn receive(socket: &mut UnixStream, message: &mut [u8]) -> io::Result<usize> {
     }
 }
 
-/// The other end.
-pub struct Outside {
+/// The helper's end of the connection.
+pub struct Helper {
     orders: UnixStream,
     questions: UnixStream,
 }
 
-impl Outside {
-    /// Does what the daemon says for as long as there is one.
+impl Helper {
+    /// Serves the daemon until it ends.
     pub fn serve(self) -> anyhow::Result<ExitCode> {
         let Self { mut orders, questions } = self;
         daemon::leave_terminal(&daemon::null()?)?;
-        // So that it is told apart where processes are listed. Fails for no name.
+        // Process lists show this name. Setting it cannot fail for a valid string.
         let _ = set_name(c"weightfs-umount");
-        // Questions have a thread of their own, as unmounting may take its time. Without it nobody sees readers leave, and
-        // the rest works.
-        let _ = std::thread::Builder::new().name("readers".into()).spawn(move || reader::answer(questions));
-        let mut place = None;
+        // Unmounting may take long, so questions about readers have their own thread. If it cannot be started, readers
+        // that have left are not noticed, and everything else works.
+        let _ = std::thread::Builder::new().name("readers".into()).spawn(move || answer(questions));
+        let mut target = None;
         let mut message = [0; MESSAGE_MAX];
         while let Ok(len @ 1..) = receive(&mut orders, &mut message) {
-            let done = match (&message[..len], &place) {
-                ([STANDS, told @ ..], None) => {
-                    place = Place::from_bytes(told);
-                    place.as_ref().map(|_| false).ok_or_else(|| anyhow!("told of no place"))
+            let done = match (&message[..len], &target) {
+                ([MOUNTED, bytes @ ..], None) => {
+                    target = Target::from_bytes(bytes);
+                    target.as_ref().map(|_| false).ok_or_else(|| anyhow!("malformed message"))
                 }
-                ([UNMOUNT], Some(place)) => place.unmount().inspect(|_| place.remove_directory()),
-                ([FORGET], Some(place)) => {
-                    place.remove_directory();
+                ([UNMOUNT], Some(target)) => target.unmount().inspect(|_| target.remove_directory()),
+                ([FORGET], Some(target)) => {
+                    target.remove_directory();
                     Ok(false)
                 }
-                _ => Err(anyhow!("told something else than what to do")),
+                _ => Err(anyhow!("unexpected message")),
             };
             let answer = match done {
                 Ok(false) => vec![DONE],
@@ -152,18 +152,18 @@ impl Outside {
     }
 }
 
-/// Where a mount stands, and what becomes of the directory.
-pub struct Place {
-    /// Absolute and without symlinks.
+/// The mount that the helper may unmount.
+pub struct Target {
+    /// The mount point: absolute, without symlinks.
     pub path: PathBuf,
-    /// Our mount, where the kernel's list can be read: another may stand on the same directory.
+    /// The mount itself, which tells it from others on the same directory. `None` if the kernel's list cannot be read.
     pub mount: Option<Mount>,
     /// Whether the directory was made for the mount.
     pub made: bool,
 }
 
-impl Place {
-    /// Fields with NUL between them, which none can have in it.
+impl Target {
+    /// The fields, separated by NUL, which none of them can contain.
     fn to_bytes(&self) -> Vec<u8> {
         let made: &[u8] = if self.made { b"made" } else { b"found" };
         let mut fields = vec![made, self.path.as_os_str().as_bytes()];
@@ -190,16 +190,16 @@ impl Place {
 
     fn unmount(&self) -> anyhow::Result<bool> {
         let Some(ours) = &self.mount else {
-            // The kernel's list could not be read: nobody can tell what stands there.
-            return take_off(&self.path);
+            // Without the kernel's list, mounts on one directory cannot be told apart.
+            return unmount_top(&self.path);
         };
         let all = mounts::all()?;
         let mut in_use = false;
-        for (at, mount) in all.iter().enumerate().rev().filter(|(_, mount)| mount.is_of(ours)) {
-            if all[at + 1..].iter().any(|above| above.path == mount.path && !above.is_of(ours)) {
+        for (at, mount) in all.iter().enumerate().rev().filter(|(_, mount)| mount.is_same(ours)) {
+            if all[at + 1..].iter().any(|above| above.path == mount.path && !above.is_same(ours)) {
                 bail!("{}: something else is mounted over it; unmount that first", mount.path.display());
             }
-            in_use |= take_off(&mount.path)?;
+            in_use |= unmount_top(&mount.path)?;
         }
         Ok(in_use)
     }
@@ -213,12 +213,12 @@ impl Place {
 
 /// Removes a directory that was made for a mount.
 pub fn remove_directory(path: &Path) {
-    // Not empty, or mounted on again: then it is somebody else's by now.
+    // If it is not empty, or is a mount point again, somebody else uses it now.
     let _ = std::fs::remove_dir(path);
 }
 
-/// Unmounts what is on top at `path`; says whether it was in use, so that it had to be detached.
-fn take_off(path: &Path) -> anyhow::Result<bool> {
+/// Unmounts the topmost mount at `path`; returns whether it was in use and had to be detached.
+fn unmount_top(path: &Path) -> anyhow::Result<bool> {
     match mounts::unmount(path, false)? {
         Unmounting::Done => Ok(false),
         Unmounting::Busy => mounts::unmount(path, true).map(|_| true),
@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_is_told_whole() {
+    fn a_target_survives_the_connection() {
         let strange = OsString::from_vec(b"/a \n\xff,b".to_vec());
         let mount = Mount {
             path: strange.clone().into(),
@@ -239,10 +239,10 @@ mod tests {
             source: strange.clone(),
         };
         for (made, mount) in [(true, Some(mount)), (false, None)] {
-            let told = Place { path: strange.clone().into(), mount: mount.clone(), made };
-            let heard = Place::from_bytes(&told.to_bytes()).unwrap();
-            assert_eq!((heard.path, heard.mount, heard.made), (told.path, mount, made));
+            let sent = Target { path: strange.clone().into(), mount: mount.clone(), made };
+            let received = Target::from_bytes(&sent.to_bytes()).unwrap();
+            assert_eq!((received.path, received.mount, received.made), (sent.path, mount, made));
         }
-        assert!(Place::from_bytes(b"made").is_none());
+        assert!(Target::from_bytes(b"made").is_none());
     }
 }

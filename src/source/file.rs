@@ -1,109 +1,36 @@
-//! A mapped file: knows its descriptor and its map while they are held, and whether they still show what was opened.
+//! A local file as a source.
 
-use super::pool::{POOL, Pool, Slot, is_lack};
-use super::{Block, Bytes, Error, FileId, Source, Stat, check};
+use super::map::{Map, Mapped, Version};
+use super::pool::{Pool, Slot};
+use super::{Block, Bytes, Error, FileId, Location, Source, Stat, indices};
 use fiemap::{Fiemap, FiemapExtent, FiemapExtentFlags, FiemapFlags};
-use nix::unistd::{AccessFlags, access};
-use std::borrow::Cow;
-use std::ffi::OsString;
-use std::fs::{File, Metadata, OpenOptions};
-use std::io::{self, ErrorKind};
-use std::ops::{Deref, Range};
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
 
-/// A regular file, mapped read-only as a whole. Pages are read when the kernel copies them, not before.
+/// The open files of this process: descriptors are limited for the process as a whole.
+static POOL: Pool<Map> = Pool::new(DEFAULT_LIMIT);
+
+/// Half of the descriptors that a process usually has.
+const DEFAULT_LIMIT: usize = 512;
+
+/// Holds at most `limit` files open. A file that is read while it is closed is opened again, and another one is closed.
+pub fn limit_open_files(limit: usize) {
+    POOL.set_limit(limit);
+}
+
+/// A memory-mapped regular file.
 ///
-/// Of very many files only some are held open. The others are opened again when they are read, and must then be the same.
+/// Open files are capped; others are opened again on demand, and must then be the same file.
 #[derive(Debug)]
 pub struct MappedFile {
-    /// As it was given, for messages.
-    path: PathBuf,
-    /// From the root, to find it again.
-    place: PathBuf,
-    slot: Arc<Slot>,
-    pool: &'static Pool,
-    opened: Version,
-    id: FileId,
+    /// Absolute, so that the file can be opened again.
+    location: Location,
+    version: Arc<Version>,
     stat: Stat,
-    /// The causes of errors that the log has been told of, by their bits.
-    reported: AtomicU8,
-}
-
-/// Why reads fail. The log is told once of each, however many reads it spoils and in whatever way: a file that is cut gives
-/// one error for what is gone and another for the rest, and a file system that dies gives several.
-#[derive(Debug, Clone, Copy)]
-#[repr(u8)]
-enum Cause {
-    /// The file is not what was opened.
-    Version = 1,
-    /// There was no descriptor or no memory to open it again.
-    Lack = 2,
-    /// It cannot be read.
-    Io = 4,
-}
-
-impl Cause {
-    fn of(error: &Error) -> Self {
-        match error {
-            Error::Io { error, .. } if is_lack(error) => Self::Lack,
-            Error::Io { .. } => Self::Io,
-            _ => Self::Version,
-        }
-    }
-}
-
-/// A file that is held open.
-#[derive(Debug)]
-pub(super) struct Open {
-    file: File,
-    map: memmap2::Mmap,
-}
-
-/// A part of a map, which stays for as long as this does.
-#[derive(Debug, Clone)]
-pub struct Mapped<'a> {
-    of: &'a MappedFile,
-    open: Arc<Open>,
-    range: Range<usize>,
-}
-
-impl Mapped<'_> {
-    /// As [`Bytes::look_again`].
-    pub(super) fn look_again(&self, unreadable: bool) -> Result<(), Error> {
-        let range = self.range.start as u64..self.range.end as u64;
-        if !unreadable {
-            return self.of.verify(&self.open.file, range);
-        }
-        // Once more, by the way that tells the reason.
-        self.of.read_exact_at(&mut vec![0; self.range.len()], range.start)?;
-        Err(self.of.report(self.of.io(nix::errno::Errno::EIO.into())))
-    }
-}
-
-impl Deref for Mapped<'_> {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        // Made by `MappedFile::bytes` only, which has looked whether the map has it.
-        self.open.map.get(self.range.clone()).unwrap_or_default()
-    }
-}
-
-/// What tells one content of a file from the next. Not ctime: chmod and link change it and leave the bytes alone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Version {
-    len: u64,
-    /// Seconds and nanoseconds.
-    mtime: (i64, i64),
-}
-
-impl Version {
-    fn of(metadata: &Metadata) -> Self {
-        Self { len: metadata.len(), mtime: (metadata.mtime(), metadata.mtime_nsec()) }
-    }
+    slot: Arc<Slot<Map>>,
+    pool: &'static Pool<Map>,
 }
 
 impl MappedFile {
@@ -112,205 +39,93 @@ impl MappedFile {
         Self::open_in(path, &POOL)
     }
 
-    fn open_in(path: &Path, pool: &'static Pool) -> Result<Self, Error> {
+    fn open_in(path: &Path, pool: &'static Pool<Map>) -> Result<Self, Error> {
         let io = |error| Error::Io { path: path.to_owned(), error };
         let place = std::path::absolute(path).map_err(io)?;
         let slot = Arc::default();
-        let open = pool.get(&slot, || map(path))?;
-        let metadata = open.file.metadata().map_err(io)?;
-        Ok(Self {
-            path: path.to_owned(),
-            place,
-            slot,
-            pool,
-            opened: Version::of(&metadata),
-            id: (metadata.dev(), metadata.ino()),
-            stat: Stat::of(&metadata),
-            reported: AtomicU8::new(0),
-        })
+        let map = pool.get(&slot, || Ok(Arc::new(Map::open(path, path, None, pool)?.0)))?;
+        let stat = Stat::from(&map.file.metadata().map_err(io)?);
+        Ok(Self { location: Location::Local(place), version: map.version.clone(), stat, slot, pool })
     }
 
-    /// The file, opened again where it is not held.
-    fn hold(&self) -> Result<Arc<Open>, Error> {
-        let replaced = || Error::Replaced { path: self.path.clone() };
-        let again = || {
-            let open = map(&self.place)?;
-            let metadata = open.file.metadata().map_err(|error| self.io(error))?;
-            if (metadata.dev(), metadata.ino()) != self.id {
-                return Err(replaced());
+    /// The open file. Fails if it had to be opened again and is not the same file.
+    fn map(&self) -> Result<Arc<Map>, Error> {
+        self.pool.get(&self.slot, || self.open_again())
+    }
+
+    fn open_again(&self) -> Result<Arc<Map>, Error> {
+        use nix::libc::{ELOOP, ENOENT, ENOTDIR};
+        let Location::Local(place) = &self.location;
+        let replaced = || Error::Replaced { path: self.version.path.clone() };
+        match Map::open(place, &self.version.path, Some(&self.version), self.pool) {
+            Ok((_, metadata)) if Version::new(place, &metadata).id != self.version.id => Err(replaced()),
+            Ok((map, _)) => Ok(Arc::new(map)),
+            Err(Error::NotAFile { .. } | Error::Outside { .. }) => Err(replaced()),
+            Err(Error::Io { error, .. }) if matches!(error.raw_os_error(), Some(ENOENT | ENOTDIR | ELOOP)) => {
+                Err(replaced())
             }
-            Ok(open)
-        };
-        self.pool.get(&self.slot, again).map_err(|error| {
-            let gone = [nix::libc::ENOENT, nix::libc::ENOTDIR, nix::libc::ELOOP];
-            self.report(match error {
-                Error::NotAFile { .. } | Error::Outside { .. } => replaced(),
-                Error::Io { error, .. } if error.raw_os_error().is_some_and(|error| gone.contains(&error)) => {
-                    replaced()
-                }
-                other => other,
-            })
-        })
-    }
-
-    /// Refuses `range` unless the file is still what was opened.
-    fn verify(&self, file: &File, range: Range<u64>) -> Result<(), Error> {
-        let metadata = file.metadata().map_err(|error| self.report(self.io(error)))?;
-        let now = Version::of(&metadata);
-        if now == self.opened {
-            return Ok(());
-        }
-        let path = self.path.clone();
-        Err(self.report(if range.end > now.len {
-            Error::Cut { path, opened: self.opened.len, now: now.len, range }
-        } else {
-            Error::Changed { path }
-        }))
-    }
-
-    /// Logs the first error of each cause, and returns it.
-    fn report(&self, error: Error) -> Error {
-        let cause = Cause::of(&error) as u8;
-        if self.reported.fetch_or(cause, Ordering::Relaxed) & cause == 0 {
-            log::warn!("{error}");
-        }
-        error
-    }
-
-    fn io(&self, error: std::io::Error) -> Error {
-        Error::Io { path: self.path.clone(), error }
-    }
-}
-
-/// Where nothing may be opened: the mount itself, of which the daemon must not ask anything.
-static OFF_LIMITS: OnceLock<PathBuf> = OnceLock::new();
-
-/// Opens nothing below `dir` any more, not even through a link. A second directory is not taken.
-pub fn put_off_limits(dir: &Path) {
-    let _ = OFF_LIMITS.set(dir.to_owned());
-}
-
-/// Most links on the way to a file, as in Linux.
-const LINKS_MAX: usize = 40;
-
-/// Follows the links of a path without a look at what is below `off_limits`.
-fn resolve(path: &Path, off_limits: &Path) -> io::Result<PathBuf> {
-    let mut ahead: Vec<OsString> = Vec::new();
-    let push = |ahead: &mut Vec<OsString>, path: &Path| {
-        ahead.extend(path.components().rev().map(|component| component.as_os_str().to_owned()));
-    };
-    push(&mut ahead, &std::path::absolute(path)?);
-    let (mut place, mut links) = (PathBuf::from("/"), 0);
-    while let Some(component) = ahead.pop() {
-        if component == ".." {
-            place.pop();
-            continue;
-        }
-        let next = place.join(component);
-        if next.starts_with(off_limits) {
-            return Err(io::Error::other("lies inside the mount itself"));
-        }
-        match std::fs::read_link(&next) {
-            Ok(_) if links == LINKS_MAX => return Err(nix::errno::Errno::ELOOP.into()),
-            Ok(target) => {
-                links += 1;
-                push(&mut ahead, &target);
-            }
-            Err(error) if error.kind() == ErrorKind::InvalidInput => place = next,
-            Err(error) => return Err(error),
+            Err(error) => Err(error),
         }
     }
-    Ok(place)
-}
-
-/// Opens and maps a regular file.
-fn map(path: &Path) -> Result<Open, Error> {
-    let io = |error| Error::Io { path: path.to_owned(), error };
-    let (place, is_mounted) = match OFF_LIMITS.get() {
-        Some(off_limits) => (Cow::Owned(resolve(path, off_limits).map_err(io)?), true),
-        None => (Cow::Borrowed(path), false),
-    };
-    // Without O_NONBLOCK, opening a named pipe would wait for a writer.
-    let file = OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(&place);
-    let file = file.map_err(|error| match error.kind() {
-        // access(2) asks for the permissions of the file alone; before the mount stands there is no sandbox.
-        ErrorKind::PermissionDenied if is_mounted && access(&*place, AccessFlags::R_OK).is_ok() => {
-            Error::Outside { path: path.to_owned() }
-        }
-        _ => io(error),
-    })?;
-    let metadata = file.metadata().map_err(io)?;
-    if !metadata.is_file() {
-        return Err(Error::NotAFile { path: path.to_owned(), kind: kind(&metadata) });
-    }
-    // SAFETY: the map is read-only and nobody in this process writes to the file. Another process may cut or write
-    // it; `Source::bytes` is the only way to the map and promises its callers to look at nothing: they hand the
-    // slice to the kernel, which checks each page as it copies.
-    #[allow(unsafe_code)]
-    let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
-    Ok(Open { file, map })
 }
 
 impl Source for MappedFile {
     fn len(&self) -> u64 {
-        self.opened.len
+        self.version.len
     }
 
-    fn bytes(&self, range: Range<u64>) -> Result<Bytes<'_>, Error> {
-        let indices = check(&range, self.len())?;
-        let open = self.hold()?;
-        self.verify(&open.file, range.clone())?;
-        if indices.end > open.map.len() {
-            return Err(Error::OutOfRange { range, len: open.map.len() as u64 });
+    fn bytes(&self, range: Range<u64>) -> Result<Bytes, Error> {
+        let indices = indices(&range, self.len())?;
+        let map = self.map()?;
+        self.version.verify(&map.file, range.clone())?;
+        if indices.end > map.len() {
+            return Err(Error::OutOfRange { range, len: map.len() as u64 });
         }
-        Ok(Bytes::Mapped(Mapped { of: self, open, range: indices }))
+        Ok(Bytes::Mapped(Mapped::new(map, indices)))
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
         let range = offset..offset.saturating_add(buf.len() as u64);
-        check(&range, self.len())?;
-        let open = self.hold()?;
-        let read = open.file.read_exact_at(buf, offset);
-        // Checked after the bytes were read, so that what is returned is of the version that was opened.
-        self.verify(&open.file, range)?;
-        read.map_err(|error| self.report(self.io(error)))
+        indices(&range, self.len())?;
+        let map = self.map()?;
+        let read = map.file.read_exact_at(buf, offset);
+        // Checked after the bytes were read, so that they are of the version that was opened.
+        self.version.verify(&map.file, range)?;
+        read.map_err(|error| self.version.io(error))
+    }
+
+    fn verify(&self) -> Result<(), Error> {
+        self.version.verify(&self.map()?.file, 0..0)
+    }
+
+    fn may_block(&self, _: &Range<u64>) -> bool {
+        false
     }
 
     fn stat(&self) -> Stat {
         self.stat
     }
 
-    fn path(&self) -> Option<&Path> {
-        Some(&self.place)
+    fn location(&self) -> Option<&Location> {
+        Some(&self.location)
     }
 
     fn id(&self) -> Option<FileId> {
-        Some(self.id)
+        Some(self.version.id)
     }
 
     fn shared_blocks(&self) -> Vec<Block> {
-        let Ok(open) = self.hold() else { return Vec::new() };
+        let Ok(map) = self.map() else { return Vec::new() };
         let shared = |extent: &FiemapExtent| {
-            // What has another mark is not on the disk yet, in another form there, or nowhere.
+            // Any other flag means that the bytes are not on the disk yet, are encoded there, or lie nowhere.
             let rest = extent.fe_flags - (FiemapExtentFlags::LAST | FiemapExtentFlags::MERGED);
             rest.bits() == FiemapExtentFlags::SHARED.bits()
         };
-        // What was written and is not on the disk yet is written there first: until then the place is that of the old bytes.
-        let extents = Fiemap::with_flags(&open.file, FiemapFlags::SYNC).map_while(Result::ok).filter(shared);
+        // SYNC first writes what is only in memory: until then the place is that of the old bytes.
+        let extents = Fiemap::with_flags(&map.file, FiemapFlags::SYNC).map_while(Result::ok).filter(shared);
         let block =
             |extent: FiemapExtent| Block { start: extent.fe_logical, len: extent.fe_length, place: extent.fe_physical };
         extents.map(block).collect()
-    }
-}
-
-fn kind(metadata: &Metadata) -> &'static str {
-    let kind = metadata.file_type();
-    match () {
-        () if kind.is_dir() => "a directory",
-        () if kind.is_fifo() => "a named pipe",
-        () if kind.is_socket() => "a socket",
-        () if kind.is_block_device() => "a block device",
-        () => "a character device",
     }
 }
 
@@ -318,60 +133,39 @@ fn kind(metadata: &Metadata) -> &'static str {
 mod tests {
     use super::*;
     use std::fs;
-    use std::time::SystemTime;
+    use std::time::{Duration, SystemTime};
 
     #[test]
-    fn no_way_leads_into_what_is_off_limits() {
-        use std::os::unix::fs::symlink;
-        let dir = tempfile::tempdir().unwrap();
-        let path = |name: &str| dir.path().canonicalize().unwrap().join(name);
-        for name in ["a", "a/b", "mnt"] {
-            fs::create_dir(path(name)).unwrap();
-        }
-        fs::write(path("a/b/file"), "").unwrap();
-        fs::write(path("mnt/file"), "").unwrap();
-        symlink("../a/b", path("a/link")).unwrap();
-        symlink(path("a/link/file"), path("absolute")).unwrap();
-        symlink("a/link/../../mnt/file", path("into")).unwrap();
-        symlink("loop", path("loop")).unwrap();
-        let resolved = |name: &str| resolve(&path(name), &path("mnt"));
-        assert_eq!(resolved("absolute").unwrap(), path("a/b/file"));
-        assert_eq!(resolved("a/link/file").unwrap(), path("a/b/file"));
-        for name in ["into", "mnt", "mnt/file", "mnt/absent"] {
-            assert_eq!(resolved(name).unwrap_err().to_string(), "lies inside the mount itself", "{name}");
-        }
-        assert_eq!(resolved("loop").unwrap_err().raw_os_error(), Some(nix::libc::ELOOP));
-        assert_eq!(resolved("absent/file").unwrap_err().kind(), ErrorKind::NotFound);
-    }
-
-    #[test]
-    fn a_cut_file_is_noticed() {
+    fn a_file_that_is_cut_fails() {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), [7; 10_000]).unwrap();
         let source = MappedFile::open(file.path()).unwrap();
-        assert!(source.bytes(0..10_000).is_ok());
+        assert!(source.bytes(0..10_000).is_ok() && source.verify().is_ok());
         file.as_file().set_len(5_000).unwrap();
         assert!(matches!(source.bytes(4_000..6_000), Err(Error::Cut { opened: 10_000, now: 5_000, .. })));
         assert!(matches!(source.read_exact_at(&mut [0; 10], 6_000), Err(Error::Cut { .. })));
-        // What is before the cut may have been written anew: better no bytes than those of another version.
+        // The bytes before the cut may have been written again: no bytes are better than those of another version.
         assert!(matches!(source.bytes(0..10), Err(Error::Changed { .. })));
+        assert!(matches!(source.verify(), Err(Error::Changed { .. })));
     }
 
     #[test]
-    fn a_rewritten_file_is_noticed_and_chmod_is_not() {
+    fn a_file_that_is_written_to_fails_and_chmod_does_no_harm() {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), [7; 100]).unwrap();
         let source = MappedFile::open(file.path()).unwrap();
         fs::set_permissions(file.path(), std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
-        assert!(source.bytes(0..100).is_ok());
-        let later = SystemTime::now() + std::time::Duration::from_secs(1);
-        file.as_file().set_modified(later).unwrap();
+        let bytes = source.bytes(0..100).unwrap();
+        assert!(bytes.verify(false).is_ok());
+        file.as_file().set_modified(SystemTime::now() + Duration::from_secs(1)).unwrap();
         assert!(matches!(source.bytes(0..100), Err(Error::Changed { .. })));
         assert!(matches!(source.read_exact_at(&mut [0], 0), Err(Error::Changed { .. })));
+        // Bytes that were handed out before the change.
+        assert!(matches!(bytes.verify(false), Err(Error::Changed { .. })));
     }
 
     #[test]
-    fn a_replaced_file_is_still_served() {
+    fn a_file_that_is_replaced_is_served_as_it_was() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         fs::write(&path, b"old").unwrap();
@@ -384,8 +178,8 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_files_are_held_and_all_can_be_read() {
-        let pool: &'static Pool = Box::leak(Box::new(Pool::new(3)));
+    fn open_files_are_capped_and_all_files_can_be_read() {
+        let pool: &'static Pool<Map> = Box::leak(Box::new(Pool::new(3)));
         let dir = tempfile::tempdir().unwrap();
         let path = |at: usize| dir.path().join(at.to_string());
         let mut sources = Vec::new();
@@ -395,7 +189,7 @@ mod tests {
         }
         let held = || sources.iter().filter(|source| source.slot.is_held()).count();
         assert_eq!(held(), 3);
-        // What was handed out before stays when its file is closed, whoever reads what meanwhile.
+        // Bytes that were handed out stay valid when their file is closed.
         let kept: Vec<_> = sources.iter().map(|source| source.bytes(10..20).unwrap()).collect();
         std::thread::scope(|scope| {
             for thread in 0..4 {
@@ -411,7 +205,7 @@ mod tests {
                 });
             }
         });
-        // One more for each thread that came at the same time.
+        // Each thread that comes at the same time may hold one more.
         assert!((1..=3 + 4).contains(&held()), "{}", held());
         for (at, bytes) in kept.iter().enumerate() {
             assert_eq!(&bytes[..], [at as u8; 10]);
@@ -422,5 +216,15 @@ mod tests {
         assert!(matches!(sources[closed].bytes(0..1), Err(Error::Replaced { .. })));
         fs::remove_file(path(closed)).unwrap();
         assert!(matches!(sources[closed].bytes(0..1), Err(Error::Replaced { .. })));
+    }
+
+    #[test]
+    fn errors_read_like_those_of_other_tools() {
+        let error = MappedFile::open("/no/such/file".as_ref()).unwrap_err();
+        assert_eq!(error.to_string(), "/no/such/file: No such file or directory");
+        assert!(!error.is_transient());
+        let error = MappedFile::open("/tmp".as_ref()).unwrap_err();
+        assert_eq!(error.to_string(), "/tmp: a directory, not a regular file");
+        assert!(!error.is_transient());
     }
 }

@@ -1,17 +1,18 @@
-//! Bytes in memory: knows a vector, and is what the tests of the layers above read from.
+//! Bytes in memory: the source that tests of the layers above read from.
 
-use super::{Bytes, Error, Source, Stat, check};
+use super::{Bytes, Error, Source, Stat, indices};
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::SystemTime;
 
-/// A source that can neither change nor fail.
+/// A source that neither changes nor fails.
 #[derive(Debug)]
-pub struct Memory(Vec<u8>);
+pub struct Memory(Arc<[u8]>);
 
 impl Memory {
-    /// Takes the bytes.
+    /// A source of these bytes.
     pub fn new(bytes: Vec<u8>) -> Self {
-        Self(bytes)
+        Self(bytes.into())
     }
 }
 
@@ -20,13 +21,22 @@ impl Source for Memory {
         self.0.len() as u64
     }
 
-    fn bytes(&self, range: Range<u64>) -> Result<Bytes<'_>, Error> {
-        Ok(Bytes::Borrowed(&self.0[check(&range, self.len())?]))
+    fn bytes(&self, range: Range<u64>) -> Result<Bytes, Error> {
+        Ok(Bytes::Shared(self.0.clone(), indices(&range, self.len())?))
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
-        buf.copy_from_slice(&self.bytes(offset..offset.saturating_add(buf.len() as u64))?);
+        let range = indices(&(offset..offset.saturating_add(buf.len() as u64)), self.len())?;
+        buf.copy_from_slice(&self.0[range]);
         Ok(())
+    }
+
+    fn verify(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn may_block(&self, _: &Range<u64>) -> bool {
+        false
     }
 
     fn stat(&self) -> Stat {

@@ -1,24 +1,33 @@
-//! Where bytes come from: knows files and memory, and nothing of what the bytes mean.
+//! Where bytes come from: local files and memory. Nothing here depends on what the bytes mean.
 
+mod bytes;
+mod error;
 mod file;
+mod local;
+mod location;
+mod map;
 mod memory;
 mod pool;
+mod resolve;
 
 use std::fmt;
 use std::fs::Metadata;
-use std::io;
-use std::ops::{Deref, Range};
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-pub use file::{MappedFile, put_off_limits};
+pub use bytes::Bytes;
+pub use error::{Cause, Error, strerror};
+pub use file::{MappedFile, limit_open_files};
+pub use local::{Entry, EntryKind, Listing, exists, is_dir, list, open};
+pub use location::Location;
+pub use map::FileId;
 pub use memory::Memory;
-pub use pool::limit_open_files;
+pub use resolve::put_off_limits;
 
-/// A fixed run of bytes that stays what it was when it was opened, or says that it did not.
+/// A sequence of bytes that stays as it was when it was opened, or fails.
 pub trait Source: Send + Sync + fmt::Debug {
-    /// Length in bytes at the time of opening.
+    /// Size in bytes when the source was opened.
     fn len(&self) -> u64;
 
     /// Whether there are no bytes at all.
@@ -26,104 +35,54 @@ pub trait Source: Send + Sync + fmt::Debug {
         self.len() == 0
     }
 
-    /// The bytes of `range`, for the kernel only: hand the slice to a system call, never look into it.
+    /// The bytes of `range`, for the kernel only: pass the slice to a system call, never look into it.
     ///
-    /// Looking into a page of a file that was cut meanwhile raises SIGBUS, while a system call given the same slice
-    /// fails with EFAULT, which the reader sees as EIO.
-    fn bytes(&self, range: Range<u64>) -> Result<Bytes<'_>, Error>;
+    /// Looking into a page of a file that was cut meanwhile raises SIGBUS. A system call given the same slice fails
+    /// with EFAULT, and the reader gets EIO.
+    fn bytes(&self, range: Range<u64>) -> Result<Bytes, Error>;
 
-    /// Copies `buf.len()` bytes from `offset` on: the door for everything that weightfs itself must see.
+    /// Copies `buf.len()` bytes from `offset` on. Everything that weightfs itself looks at is read this way.
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error>;
 
-    /// Who owns the bytes and since when they stand.
+    /// Fails if the source is no longer the version that was opened.
+    fn verify(&self) -> Result<(), Error>;
+
+    /// Whether reading `range` may wait for a device or a network.
+    fn may_block(&self, range: &Range<u64>) -> bool;
+
+    /// Owner, permissions and time.
     fn stat(&self) -> Stat;
 
-    /// Where they may be opened once more, if they lie in a file.
-    fn path(&self) -> Option<&Path> {
+    /// Where the same bytes can be opened again, if they lie in a file.
+    fn location(&self) -> Option<&Location> {
         None
     }
 
-    /// By what a file is known under all its names.
+    /// Identifies a file under all its names.
     fn id(&self) -> Option<FileId> {
         None
     }
 
-    /// The bytes that lie on a disk where those of another file lie too (reflinks), as far as the file system tells; sorted by
-    /// where they begin.
+    /// The runs of bytes whose disk blocks other files may share (reflinks), as far as the file system tells; sorted by
+    /// their start.
     fn shared_blocks(&self) -> Vec<Block> {
         Vec::new()
     }
 }
 
-/// Device and inode number of a file.
-pub type FileId = (u64, u64);
-
-/// Bytes of a file in one run on a disk. Files of one device that have the same place there have the same bytes in it.
+/// A run of bytes of a file that is contiguous on the disk. Files of one device that have the same place there hold the
+/// same bytes in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Block {
     /// In bytes from the start of the file.
     pub start: u64,
     /// Length in bytes.
     pub len: u64,
-    /// In bytes from the start of what the file system calls a disk.
+    /// In bytes from the start of the disk, as the file system numbers it.
     pub place: u64,
 }
 
-/// A run of bytes, and what keeps them where they are.
-#[derive(Debug, Clone)]
-pub enum Bytes<'a> {
-    /// In memory that outlives them.
-    Borrowed(&'a [u8]),
-    /// In the map of a file, which stays for as long as they do.
-    Mapped(file::Mapped<'a>),
-    /// Their own.
-    Owned(Vec<u8>),
-}
-
-impl Bytes<'_> {
-    /// Whether they are the source's own still, now that a system call has had them: a file may be written to while the
-    /// kernel copies. Where it could not read them (EFAULT) it keeps the reason to itself, and `unreadable` finds it out.
-    /// The first error of each cause is logged.
-    pub fn look_again(&self, unreadable: bool) -> Result<(), Error> {
-        match self {
-            Self::Mapped(mapped) => mapped.look_again(unreadable),
-            Self::Borrowed(_) | Self::Owned(_) => Ok(()),
-        }
-    }
-}
-
-impl Deref for Bytes<'_> {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match self {
-            Self::Borrowed(bytes) => bytes,
-            Self::Mapped(mapped) => mapped,
-            Self::Owned(bytes) => bytes,
-        }
-    }
-}
-
-/// One of several runs of bytes in sources that are read as one: it goes on until the next one starts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Run {
-    /// In bytes from the start of the whole.
-    pub start: u64,
-    /// Number of the source.
-    pub source: u32,
-    /// In bytes from the start of the source.
-    pub offset: u64,
-}
-
-impl Run {
-    /// Each of `runs`, which are `len` bytes together, with its length in bytes.
-    pub fn with_lengths(runs: &[Self], len: u64) -> impl Iterator<Item = (Self, u64)> {
-        let ends = runs.iter().skip(1).map(|next| next.start).chain([len]);
-        runs.iter().zip(ends).map(|(run, end)| (*run, end - run.start))
-    }
-}
-
-/// What the files made from a source inherit from it.
+/// What the files of a mount inherit from a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
     /// Numeric owner.
@@ -132,13 +91,12 @@ pub struct Stat {
     pub gid: u32,
     /// Permission bits, the lower twelve of `st_mode`.
     pub mode: u16,
-    /// Last modification.
+    /// Time of the last modification.
     pub mtime: SystemTime,
 }
 
-impl Stat {
-    /// That of a file or directory.
-    pub fn of(metadata: &Metadata) -> Self {
+impl From<&Metadata> for Stat {
+    fn from(metadata: &Metadata) -> Self {
         Self {
             uid: metadata.uid(),
             gid: metadata.gid(),
@@ -148,76 +106,8 @@ impl Stat {
     }
 }
 
-/// Why bytes cannot be had.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The range lies past the end that the file has now.
-    #[error("{}: cut from {opened} to {now} bytes since it was opened; bytes {}..{} are gone", path.display(), range.start, range.end)]
-    Cut {
-        /// The file.
-        path: PathBuf,
-        /// Bytes when it was opened.
-        opened: u64,
-        /// Bytes now.
-        now: u64,
-        /// What was asked for.
-        range: Range<u64>,
-    },
-    /// The file is not the one that was opened any more.
-    #[error("{}: written to since it was opened; mount it again", path.display())]
-    Changed {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The file gave way to others that were read, and by its name there is another one now, or none.
-    #[error("{}: gone or replaced while too many files were open to hold it; mount it again", path.display())]
-    Replaced {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The permissions of the file would let it be read, but the sandbox does not.
-    #[error("{}: not among the files that were there when it was mounted, and no other is opened; mount it again", path.display())]
-    Outside {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The range was never part of the source.
-    #[error("bytes {}..{} of a source of {len} bytes", range.start, range.end)]
-    OutOfRange {
-        /// What was asked for.
-        range: Range<u64>,
-        /// Bytes in the source.
-        len: u64,
-    },
-    /// Something that is no regular file: a directory, a pipe, a device.
-    #[error("{}: {kind}, not a regular file", path.display())]
-    NotAFile {
-        /// What was named.
-        path: PathBuf,
-        /// What it is.
-        kind: &'static str,
-    },
-    /// The operating system's own reason.
-    #[error("{}: {}", path.display(), strerror(error))]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        error: io::Error,
-    },
-}
-
-/// The text of an operating system error without Rust's "(os error N)".
-pub fn strerror(error: &io::Error) -> String {
-    let text = error.to_string();
-    match text.find(" (os error ") {
-        Some(end) => text[..end].to_owned(),
-        None => text,
-    }
-}
-
-/// `range` as indices into `len` bytes, or why not.
-fn check(range: &Range<u64>, len: u64) -> Result<Range<usize>, Error> {
+/// `range` as indices into `len` bytes.
+fn indices(range: &Range<u64>, len: u64) -> Result<Range<usize>, Error> {
     let whole = || Some(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?);
     let inside = range.start <= range.end && range.end <= len;
     inside.then(whole).flatten().ok_or(Error::OutOfRange { range: range.clone(), len })
@@ -228,15 +118,18 @@ mod tests {
     use super::*;
     use std::io::Write;
 
-    /// One contract for both sources.
-    fn contract(source: &dyn Source, content: &[u8]) {
+    /// What every source promises.
+    fn check_contract(source: &dyn Source, content: &[u8]) {
         let len = content.len() as u64;
         assert_eq!(source.len(), len);
         assert_eq!(source.is_empty(), content.is_empty());
+        source.verify().unwrap();
         for start in 0..=len {
             for end in start..=len {
                 let expected = &content[start as usize..end as usize];
-                assert_eq!(&source.bytes(start..end).unwrap()[..], expected);
+                let bytes = source.bytes(start..end).unwrap();
+                assert_eq!(&bytes[..], expected);
+                bytes.verify(false).unwrap();
                 let mut buf = vec![0; expected.len()];
                 source.read_exact_at(&mut buf, start).unwrap();
                 assert_eq!(buf, expected);
@@ -253,20 +146,39 @@ mod tests {
     }
 
     #[test]
-    fn both_sources_keep_the_contract() {
+    fn every_source_keeps_the_contract() {
         for content in [&b""[..], b"x", b"some bytes to read"] {
-            contract(&Memory::new(content.to_vec()), content);
+            check_contract(&Memory::new(content.to_vec()), content);
             let mut file = tempfile::NamedTempFile::new().unwrap();
             file.write_all(content).unwrap();
-            contract(&MappedFile::open(file.path()).unwrap(), content);
+            check_contract(&*open(&file.path().into()).unwrap(), content);
         }
     }
 
     #[test]
-    fn os_errors_read_like_those_of_other_tools() {
-        let error = MappedFile::open("/no/such/file".as_ref()).unwrap_err();
-        assert_eq!(error.to_string(), "/no/such/file: No such file or directory");
-        let error = MappedFile::open("/tmp".as_ref()).unwrap_err();
-        assert_eq!(error.to_string(), "/tmp: a directory, not a regular file");
+    fn a_listing_follows_links() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("dir")).unwrap();
+        std::fs::write(dir.path().join("file"), "12345").unwrap();
+        std::os::unix::fs::symlink("file", dir.path().join("link")).unwrap();
+        std::os::unix::fs::symlink("dir", dir.path().join("link to dir")).unwrap();
+        std::os::unix::fs::symlink("absent", dir.path().join("stray")).unwrap();
+        let location = Location::from(dir.path());
+        let mut entries = list(&location).unwrap().entries;
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
+        let found: Vec<_> =
+            entries.iter().map(|entry| (entry.name.to_str().unwrap(), entry.kind, entry.is_link)).collect();
+        use EntryKind::{Dir, File};
+        let expected = [
+            ("dir", Dir, false),
+            ("file", File, false),
+            ("link", File, true),
+            ("link to dir", Dir, true),
+            ("stray", File, true),
+        ];
+        assert_eq!(found, expected);
+        assert_eq!((entries[1].len, entries[2].len, entries[4].len), (5, 5, 0));
+        assert!(exists(&location.join("stray")) && !exists(&location.join("absent")));
+        assert!(matches!(list(&location.join("file")), Err(Error::Io { .. })));
     }
 }

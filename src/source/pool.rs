@@ -1,68 +1,66 @@
-//! The files that are held open: knows how many may be, and which one gives way to the next.
+//! The files that are held open: how many there may be, and which one is closed to make room for the next.
 
-use super::Error;
-use super::file::Open;
+use super::error::{Error, is_shortage};
 use arc_swap::ArcSwapOption;
 use std::collections::VecDeque;
-use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Where a file is held open, or is not.
-#[derive(Debug, Default)]
-pub(super) struct Slot {
-    open: ArcSwapOption<Open>,
-    /// Whether it was read since the pool last thought of closing it.
+/// The place of one file, which is held open or closed.
+#[derive(Debug)]
+pub(super) struct Slot<T> {
+    open: ArcSwapOption<T>,
+    /// Whether the file was used since the pool last considered closing it.
     used: AtomicBool,
 }
 
-#[cfg(test)]
-impl Slot {
+impl<T> Default for Slot<T> {
+    fn default() -> Self {
+        Self { open: ArcSwapOption::empty(), used: AtomicBool::new(false) }
+    }
+}
+
+impl<T> Slot<T> {
+    #[cfg(test)]
     pub fn is_held(&self) -> bool {
         self.open.load().is_some()
     }
 }
 
-/// Slots that hold a file, the one to think of first in front. Descriptors are a thing of the whole process, and so is this.
+/// The slots whose files are open; the next candidate for closing is at the front.
 #[derive(Debug)]
-pub(super) struct Pool {
+pub(super) struct Pool<T> {
     limit: AtomicUsize,
-    slots: Mutex<VecDeque<Weak<Slot>>>,
+    slots: Mutex<VecDeque<Weak<Slot<T>>>>,
 }
 
-/// The one of the process.
-pub(super) static POOL: Pool = Pool::new(DEFAULT_LIMIT);
-
-/// Half of the descriptors that a process usually has.
-const DEFAULT_LIMIT: usize = 512;
-
-/// Holds at most so many files open; one that is read when it is not is opened again, and another one is closed.
-pub fn limit_open_files(limit: usize) {
-    POOL.limit.store(limit.max(1), Ordering::Relaxed);
-}
-
-impl Pool {
+impl<T> Pool<T> {
     pub const fn new(limit: usize) -> Self {
         Self { limit: AtomicUsize::new(limit), slots: Mutex::new(VecDeque::new()) }
     }
 
-    /// The file of a slot: neither a lock nor an allocation while it is held open, else by `open`.
+    /// Holds at most `limit` files open from now on, and at least one.
+    pub fn set_limit(&self, limit: usize) {
+        self.limit.store(limit.max(1), Ordering::Relaxed);
+    }
+
+    /// The file of a slot. Takes neither a lock nor memory while the file is open; otherwise opens it with `open`.
     ///
-    /// It stays open for as long as anybody has what is returned, in the pool or not.
-    pub fn get(&self, slot: &Arc<Slot>, open: impl Fn() -> Result<Open, Error>) -> Result<Arc<Open>, Error> {
-        // Written only where it changes something: it is shared by all threads.
+    /// The file stays open for as long as the caller keeps what is returned, even if the pool closes its slot.
+    pub fn get(&self, slot: &Arc<Slot<T>>, open: impl Fn() -> Result<Arc<T>, Error>) -> Result<Arc<T>, Error> {
+        // All threads share this flag: writing it only when it changes keeps it in every core's cache.
         if !slot.used.load(Ordering::Relaxed) {
             slot.used.store(true, Ordering::Relaxed);
         }
         if let Some(open) = slot.open.load_full() {
             return Ok(open);
         }
-        self.make_room();
+        while self.lock().len() >= self.limit.load(Ordering::Relaxed) && self.close_one() {}
         let opened = loop {
             match open() {
-                // Somebody else has taken what there was: give back what we can.
-                Err(Error::Io { error, .. }) if is_lack(&error) && self.close_one() => {}
-                opened => break Arc::new(opened?),
+                // Something else in the process uses descriptors or maps: give one of ours back and try again.
+                Err(Error::Io { error, .. }) if is_shortage(&error) && self.close_one() => {}
+                opened => break opened?,
             }
         };
         slot.open.store(Some(opened.clone()));
@@ -70,14 +68,15 @@ impl Pool {
         Ok(opened)
     }
 
-    fn make_room(&self) {
-        while self.lock().len() >= self.limit.load(Ordering::Relaxed) && self.close_one() {}
+    /// The files that are open now.
+    pub fn open_files(&self) -> Vec<Arc<T>> {
+        self.lock().iter().filter_map(|slot| slot.upgrade()?.open.load_full()).collect()
     }
 
-    /// Closes the first file that was not read since it was last thought of; says whether there was any to close.
+    /// Closes the first file that was not used since the pool last considered it. Returns false if none is open.
     fn close_one(&self) -> bool {
         let mut slots = self.lock();
-        // Twice around: by then each has lost its mark, unless readers are as quick.
+        // After two rounds every slot has lost its mark, unless readers keep setting it.
         for _ in 0..=2 * slots.len() {
             let Some(first) = slots.pop_front() else { return false };
             let Some(slot) = first.upgrade() else { return true };
@@ -91,13 +90,7 @@ impl Pool {
         false
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Weak<Slot>>> {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Weak<Slot<T>>>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Whether the system had no more descriptors or maps to give.
-pub(super) fn is_lack(error: &io::Error) -> bool {
-    let lacks = [nix::libc::EMFILE, nix::libc::ENFILE, nix::libc::ENOMEM];
-    error.raw_os_error().is_some_and(|error| lacks.contains(&error))
 }

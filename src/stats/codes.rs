@@ -1,17 +1,19 @@
 //! Values of few codes: knows how often each occurs, which says everything exactly.
 
+use super::summary::{Histogram, Stats};
 use super::tally::{Moments, Tally};
-use super::{Histogram, Stats};
-use crate::content::Decoder;
+use crate::codec::elements::ToF32;
+use crate::format::{Block, Dtype};
 
 /// How often each code of an element occurs.
 #[derive(Debug)]
 pub(super) struct Codes {
-    decoder: Decoder,
+    block: Block,
+    to_f32: ToF32,
     /// Width of an element: 16, 8, 6 or 4.
     bits: usize,
-    /// Two tables of how often each word was seen. A word is 16 bits, whatever number of elements that is, or two elements
-    /// of 6 bits. Two, because a processor waits to count the same word twice running.
+    /// Two tables of how often each word was seen. A word is 16 bits, whatever number of elements that is, or two
+    /// elements of 6 bits. Two, because a processor waits to count the same word twice running.
     words: Vec<u32>,
     /// How many words may be in the tables at most.
     counted: usize,
@@ -24,8 +26,10 @@ pub(super) const WORDS: usize = 1 << 16;
 pub(super) const COUNTED_AT_ONCE: usize = 3 << 20;
 
 impl Codes {
-    pub(super) fn new(decoder: Decoder, bits: usize) -> Self {
-        Self { decoder, bits, words: vec![0; 2 * WORDS], counted: 0, codes: vec![0; 1 << bits] }
+    /// `None` for dtypes whose elements have no whole number of bits, or no values.
+    pub(super) fn new(dtype: Dtype) -> Option<Self> {
+        let (block, to_f32, bits) = (dtype.block()?, dtype.to_f32()?, dtype.bits()? as usize);
+        Some(Self { block, to_f32, bits, words: vec![0; 2 * WORDS], counted: 0, codes: vec![0; 1 << bits] })
     }
 
     pub(super) fn add(&mut self, encoded: &[u8]) {
@@ -98,10 +102,10 @@ impl Codes {
 
     /// The number that a code stands for.
     pub(super) fn value(&self, code: usize) -> f64 {
-        let mut group = [0; 16];
-        let Decoder { group_in, group_out, decode } = self.decoder;
-        decode(&code.to_le_bytes()[..group_in], &mut group[..group_out]);
-        f32::from_le_bytes([group[0], group[1], group[2], group[3]]).into()
+        let mut block = [0; 16];
+        let Block { elements, bytes } = self.block;
+        (self.to_f32)(&code.to_le_bytes()[..bytes as usize], &mut block[..elements as usize * size_of::<f32>()]);
+        f32::from_le_bytes([block[0], block[1], block[2], block[3]]).into()
     }
 }
 

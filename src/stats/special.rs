@@ -1,7 +1,6 @@
 //! NaN and infinity: knows how to find them when nothing else of the values is asked for.
 
 use crate::format::Dtype;
-use crate::widen;
 use std::array;
 use std::sync::LazyLock;
 
@@ -18,7 +17,8 @@ pub struct Specials {
     pub first: Option<u64>,
 }
 
-/// Elements of a standard type: sign, exponent, fraction. `$inf` is the code of positive infinity, above which are the NaNs.
+/// Elements of a standard type: sign, exponent, fraction. `$inf` is the code of positive infinity, above which are the
+/// NaNs.
 macro_rules! words {
     ($word:ty, $encoded:expr, $inf:literal) => {{
         let magnitude = |bytes: &[u8; size_of::<$word>()]| <$word>::from_le_bytes(*bytes) & (<$word>::MAX >> 1);
@@ -117,8 +117,8 @@ static CLASSES: LazyLock<[[Class; 256]; 5]> = LazyLock::new(|| {
     EIGHT_BITS.map(|dtype| {
         array::from_fn(|code| {
             let mut value = [0; 4];
-            if let Some(decoder) = widen::to_f32(dtype) {
-                (decoder.decode)(&[code as u8], &mut value);
+            if let Some(to_f32) = dtype.to_f32() {
+                to_f32(&[code as u8], &mut value);
             }
             match f32::from_le_bytes(value) {
                 value if value.is_nan() => Class::Nan,

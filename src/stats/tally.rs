@@ -1,8 +1,7 @@
 //! What is known of values besides a histogram: counts, extremes, mean and deviation.
 
-use super::wide::Real;
-use super::{Histogram, Stats};
-use std::array;
+use super::real::{Real, lanes, power_of_two};
+use super::summary::{Histogram, Stats};
 
 /// What is known of values besides the histogram.
 #[derive(Debug, Clone)]
@@ -121,23 +120,4 @@ impl Moments {
         let factor = if exponent > self.exponent { power_of_two((self.exponent - exponent).max(-1022)) } else { 1.0 };
         Self { mean: self.mean * factor, squares: self.squares * factor * factor, exponent, ..self }
     }
-}
-
-/// Sums that run side by side, so that a processor does many at once.
-pub(super) const LANES: usize = 8;
-
-/// Folds values in [`LANES`] lanes.
-pub(super) fn lanes<T: Copy, A: Copy>(values: &[T], start: A, fold: impl Fn(A, T) -> A) -> [A; LANES] {
-    let mut lanes = [start; LANES];
-    let (groups, rest) = values.as_chunks::<LANES>();
-    for group in groups {
-        lanes = array::from_fn(|at| fold(lanes[at], group[at]));
-    }
-    lanes.iter_mut().zip(rest).for_each(|(lane, value)| *lane = fold(*lane, *value));
-    lanes
-}
-
-/// 2 to the `exponent`, which is that of a normal number.
-pub(super) fn power_of_two(exponent: i32) -> f64 {
-    f64::from_bits(((exponent + 1023) as u64) << 52)
 }

@@ -1,8 +1,10 @@
-//! Values of 32 and 64 bits: knows a histogram whose cells double when a value lies outside, so that one pass is enough.
+//! Values of 32 and 64 bits: knows a histogram whose cells double when a value lies outside, so that one pass is
+//! enough.
 
-use super::tally::{Moments, Tally, lanes, power_of_two};
-use super::{BINS, Histogram, Stats};
-use std::ops::{Add, Mul, Range, Sub};
+use super::real::{Real, lanes, power_of_two};
+use super::summary::{BINS, Histogram, Stats};
+use super::tally::{Moments, Tally};
+use std::ops::Range;
 
 /// Values of 32 and 64 bits: their number is too large for a table of codes.
 #[derive(Debug)]
@@ -13,8 +15,8 @@ pub(super) struct Wide<T> {
     decode: fn(&[u8], &mut [T]),
     tally: Tally,
     grid: Grid<T>,
-    /// Two rings, because a processor waits to count the same cell twice running. A cell's number modulo [`CELLS`] is its
-    /// place: cells in use are fewer than that from first to last.
+    /// Two rings, because a processor waits to count the same cell twice running. A cell's number modulo [`CELLS`] is
+    /// its place: cells in use are fewer than that from first to last.
     cells: Vec<u64>,
     /// Room for what is computed of [`VALUES_AT_ONCE`]: their places in a ring,
     places: Vec<u32>,
@@ -129,7 +131,8 @@ impl<T: Real> Wide<T> {
             return self.tally.finish(Histogram::of(&same[..usize::from(!used.is_empty())]));
         }
         let together = (used.end - used.start + BINS as i64 - 1) / BINS as i64;
-        // Bins beyond the largest number would have no edges: where they are empty, they are had below the minimum instead.
+        // Bins beyond the largest number would have no edges: where they are empty, they are had below the minimum
+        // instead.
         let beyond = (f64::MAX / self.grid.width.into()).ceil() as i64;
         let start = used.start.min(beyond.saturating_sub(BINS as i64 * together));
         let edge = |cell: i64| (cell as f64 * self.grid.width.into()).clamp(f64::MIN, f64::MAX);
@@ -143,50 +146,8 @@ impl<T: Real> Wide<T> {
     }
 }
 
-/// The number types that wide values are computed in.
-pub(super) trait Real:
-    Copy + PartialOrd + Into<f64> + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self>
-{
-    const ZERO: Self;
-    const MIN: Self;
-    const MAX: Self;
-    /// Added to a number and taken from it, rounds it to an integer, if it is small enough; the sum's low bits are those
-    /// of the integer.
-    const ROUND: Self;
-    /// Exponent of the largest numbers that [`Self::ROUND`] is used for.
-    const LARGEST: i32;
-    /// Exponent of the smallest normal number.
-    const LEAST: i32;
-    /// Takes a number that this type has.
-    fn narrow(value: f64) -> Self;
-    fn low_bits(self) -> u32;
-}
-
-macro_rules! real {
-    ($($type:ident $round:literal $largest:literal;)*) => {$(
-        impl Real for $type {
-            const ZERO: Self = 0.0;
-            const MIN: Self = Self::MIN;
-            const MAX: Self = Self::MAX;
-            const ROUND: Self = $round;
-            const LARGEST: i32 = $largest;
-            const LEAST: i32 = Self::MIN_EXP - 1;
-            fn narrow(value: f64) -> Self {
-                value as Self
-            }
-            fn low_bits(self) -> u32 {
-                self.to_bits() as u32
-            }
-        }
-    )*};
-}
-
-real! {
-    f32 12_582_912.0 20;
-    f64 6_755_399_441_055_744.0 49;
-}
-
-/// Cells of equal width, all number line long: cell 0 begins at zero. The width is a power of two, so that all is exact.
+/// Cells of equal width, all number line long: cell 0 begins at zero. The width is a power of two, so that all is
+/// exact.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Grid<T> {
     exponent: i32,

@@ -1,5 +1,6 @@
-//! What commands print: text for people and JSON for programs, totals, and progress bars.
+//! What commands print: text for people, JSON for programs, and progress bars.
 
+pub mod comparison;
 pub mod output;
 pub mod progress;
 pub mod totals;

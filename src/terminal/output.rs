@@ -1,4 +1,4 @@
-//! Standard output: knows whether it is a terminal, when nobody reads it any more, and how sizes and names look to a person.
+//! Standard output: colours, closed pipes, and how sizes, names and tables are printed.
 
 use anstream::{AutoStream, ColorChoice};
 use anstyle::{AnsiColor, Style};
@@ -7,36 +7,35 @@ use serde::Serialize;
 use std::borrow::Cow;
 use std::fmt::{Display, Write as _};
 use std::io::{self, BufWriter, ErrorKind, IsTerminal, StdoutLock, Write};
-use std::path::Path;
 use std::process::ExitCode;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 use weightfs::text::{escape_json, is_terminal_control, message, printable};
 use weightfs::write;
 
-/// Columns where there is no terminal to ask, or it does not know.
+/// Columns of a line if standard output is not a terminal, or the terminal does not tell.
 const WIDTH: usize = 100;
 
-/// No column of a table is made wider for the sake of one cell.
+/// Most width of a table's column, in characters.
 const WIDEST: usize = 80;
 
-/// What headings look like.
+/// The style of headings.
 pub const HEADING: Style = Style::new().bold();
-/// What an error looks like.
+/// The style of errors.
 pub const ERROR: Style = AnsiColor::Red.on_default().bold();
-/// What a warning looks like.
+/// The style of warnings.
 pub const WARNING: Style = AnsiColor::Yellow.on_default().bold();
-/// What good news look like.
+/// The style of good results.
 pub const GOOD: Style = AnsiColor::Green.on_default();
 
 /// Standard output.
 pub struct Output {
     out: BufWriter<StdoutLock<'static>>,
     coloured: bool,
-    /// Whether a title was printed by now.
+    /// Whether a title was printed.
     titled: bool,
     /// Whether it is a terminal.
     pub is_terminal: bool,
-    /// How many columns a line has.
+    /// Columns of a line.
     pub width: usize,
 }
 
@@ -51,24 +50,24 @@ impl Write for Output {
 }
 
 impl Output {
-    /// `text` in a style, where there are colours.
+    /// `text` in a style, if colours are used.
     pub fn styled<T: Display>(&self, style: Style, text: T) -> impl Display + use<T> {
         let style = if self.coloured { style } else { Style::new() };
         Styled { style, text }
     }
 
-    /// Names what follows, with a gap between it and what has a title before.
-    pub fn title(&mut self, name: &Path, end: &str) -> io::Result<()> {
+    /// Prints a title, after an empty line unless it is the first.
+    pub fn title(&mut self, name: &impl Display, end: &str) -> io::Result<()> {
         let gap = if std::mem::replace(&mut self.titled, true) { "\n" } else { "" };
-        let name = name.to_string_lossy();
+        let name = name.to_string();
         let title = self.styled(HEADING, printable(&name));
         writeln!(self.out, "{gap}{title}{end}")
     }
 
-    /// Says on standard error what went wrong, after what is on standard output by now.
+    /// Prints an error to standard error, after flushing standard output.
     pub fn complain(&mut self, text: &str) -> io::Result<()> {
         self.flush()?;
-        // Where standard error is closed there is nobody to tell.
+        // If standard error is closed, the exit code still tells.
         let _ = writeln!(io::stderr(), "weightfs: {}", message(text));
         Ok(())
     }
@@ -85,7 +84,7 @@ impl<T: Display> Display for Styled<T> {
     }
 }
 
-/// Has `work` print. That nobody reads on is no failure: the reader has what it wanted.
+/// Runs `work`, which prints. A closed pipe ends it without an error: the reader has seen enough.
 pub fn to_stdout(work: impl FnOnce(&mut Output) -> anyhow::Result<ExitCode>) -> anyhow::Result<ExitCode> {
     let stdout = io::stdout();
     let coloured = AutoStream::choice(&stdout) != ColorChoice::Never;
@@ -94,7 +93,7 @@ pub fn to_stdout(work: impl FnOnce(&mut Output) -> anyhow::Result<ExitCode>) -> 
     let writer = BufWriter::with_capacity(64 << 10, stdout.lock());
     let mut out = Output { out: writer, coloured, titled: false, is_terminal, width };
     let done = work(&mut out).and_then(|code| Ok(out.flush().map(|()| code)?));
-    // Files fail with errors of their own: a bare one is of the output.
+    // Errors of files have types of their own. A plain I/O error is one of standard output.
     match done.as_ref().err().and_then(|error| error.downcast_ref::<io::Error>()).map(io::Error::kind) {
         Some(ErrorKind::BrokenPipe) => Ok(ExitCode::SUCCESS),
         Some(_) => done.context("standard output"),
@@ -102,22 +101,22 @@ pub fn to_stdout(work: impl FnOnce(&mut Output) -> anyhow::Result<ExitCode>) -> 
     }
 }
 
-/// The exit code of a command that writes data. That its reader has seen enough it need not be told.
+/// The exit code of a command that writes data. A closed pipe is not reported.
 pub fn written(done: anyhow::Result<()>) -> anyhow::Result<ExitCode> {
-    let is_unheard =
+    let is_closed =
         |error: &write::Error| matches!(error, write::Error::Io { error, .. } if error.kind() == ErrorKind::BrokenPipe);
     match done {
-        Err(error) if error.downcast_ref().is_some_and(is_unheard) => Ok(ExitCode::FAILURE),
+        Err(error) if error.downcast_ref().is_some_and(is_closed) => Ok(ExitCode::FAILURE),
         done => done.map(|()| ExitCode::SUCCESS),
     }
 }
 
-/// A size in bytes as a person reads it, in decimal units: `1.30 GB`.
+/// A size in decimal units: `1.30 GB`.
 pub fn size(bytes: u64) -> String {
     scaled(bytes, [" B", " kB", " MB", " GB", " TB", " PB", " EB"])
 }
 
-/// A number as a person reads it: `494M`.
+/// A number with three digits and a unit: `494M`.
 pub fn count(number: u64) -> String {
     scaled(number, ["", "K", "M", "B", "T", "Q", " quintillion"])
 }
@@ -154,50 +153,50 @@ pub fn plural(number: u64, what: &str) -> String {
     format!("{} {what}{}", grouped(number), if number == 1 { "" } else { "s" })
 }
 
-/// A value as JSON that does no harm to a terminal: what that would obey is written as its number.
+/// A value as JSON on one line. Characters that a terminal would act on are escaped.
 pub fn compact(value: &impl Serialize) -> serde_json::Result<String> {
     Ok(escape_json(&serde_json::to_string(value)?, is_terminal_control))
 }
 
-/// The same over many lines.
+/// A value as JSON on several lines. Characters that a terminal would act on are escaped.
 pub fn pretty(value: &impl Serialize) -> serde_json::Result<String> {
     Ok(escape_json(&serde_json::to_string_pretty(value)?, is_terminal_control))
 }
 
-/// Adds a shape without spaces, so that it stays one word: `[4096,1024]`.
+/// Appends a shape without spaces, so that it is one word: `[4096,1024]`.
 pub fn push_shape(text: &mut String, shape: &[u64]) {
     text.push('[');
     for (at, dim) in shape.iter().enumerate() {
-        // A string cannot refuse text.
+        // Writing to a string cannot fail.
         let _ = write!(text, "{}{dim}", if at == 0 { "" } else { "," });
     }
     text.push(']');
 }
 
-/// A text as a terminal may show it, in that many columns at most: of a longer one the middle is left out, for names of tensors
-/// differ at both ends.
+/// A printable form of a text, in at most so many columns. The middle of a longer text is left out, because tensor
+/// names differ at both ends.
 pub fn squeeze(text: &str, columns: usize) -> Cow<'_, str> {
-    /// Never squeezed into less than this.
+    /// Fewest columns.
     const LEAST: usize = 24;
     let columns = columns.max(LEAST);
-    // A character takes four bytes at most.
+    // A character has at most four bytes.
     if text.len() / 4 <= columns {
         let shown = printable(text);
         if shown.len() <= columns || shown.width() <= columns {
             return shown;
         }
     }
-    // No more of either end can be needed.
+    // More of either end is never needed.
     let head_end = text.char_indices().nth(columns).map_or(text.len(), |(at, _)| at);
     let tail_start = text.char_indices().rev().nth(columns).map_or(0, |(at, _)| at);
     let (head, tail) = (printable(&text[..head_end]), printable(&text[tail_start..]));
-    // One column is for the dots.
+    // One column is for the ellipsis.
     let (back, used) = fitting(tail.chars().rev(), columns / 2);
     let (front, _) = fitting(head.chars(), columns - 1 - used);
     format!("{front}…{}", back.chars().rev().collect::<String>()).into()
 }
 
-/// As many of `chars` as fit into that many columns, and how many they take, one by one: as a text they may be of another width.
+/// As many of `chars` as fit into so many columns, and the sum of their widths. As one text they may be narrower.
 fn fitting(chars: impl Iterator<Item = char>, columns: usize) -> (String, usize) {
     let mut used = 0;
     let fits = |char: &char| {
@@ -210,12 +209,12 @@ fn fitting(chars: impl Iterator<Item = char>, columns: usize) -> (String, usize)
     (text, used)
 }
 
-/// A text as a terminal may show it, cut to that many columns; how long it is stands behind what was cut.
+/// A printable form of a text, cut to so many columns. A text that was cut is followed by its size.
 pub fn cut(text: &str, columns: usize) -> String {
-    /// Never cut below this.
+    /// Fewest columns.
     const LEAST: usize = 20;
     let columns = columns.max(LEAST);
-    // So much at most can be needed, and the rest need not be looked at.
+    // More is never needed.
     let end = text.char_indices().nth(columns.saturating_add(1)).map_or(text.len(), |(end, _)| end);
     let shown = printable(&text[..end]);
     if end == text.len() && shown.width() <= columns {
@@ -225,8 +224,8 @@ pub fn cut(text: &str, columns: usize) -> String {
     fitting(shown.chars(), columns.saturating_sub(tail.len())).0 + &tail
 }
 
-/// Prints a few rows below headings, each column as wide as its widest cell: the first to the left, the others to the right.
-/// No column is wider than [`WIDEST`]; a longer cell juts out.
+/// Prints a table. The first column is aligned to the left, the others to the right. A cell that is longer than
+/// [`WIDEST`] overflows.
 pub fn table(out: &mut Output, headings: &[&str], rows: &[Vec<String>]) -> io::Result<()> {
     let width = |at: usize| {
         let cells = rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.width());
@@ -254,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_have_three_digits_and_a_unit() {
+    fn sizes_and_counts_have_three_digits_and_a_unit() {
         let cases = [
             (0, "0 B", "0"),
             (999, "999 B", "999"),
@@ -278,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn json_says_the_same_without_harm() {
+    fn printed_json_is_equivalent_and_has_no_control_characters() {
         let value = serde_json::json!({"a\u{202e}": ["\u{1b}[31m\n\u{7f}\u{9b}\u{2028}重", 1.5], "b": u64::MAX});
         let (compact, pretty) = (compact(&value).unwrap(), pretty(&value).unwrap());
         assert_eq!(compact.lines().count(), 1);

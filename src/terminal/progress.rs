@@ -1,13 +1,13 @@
-//! How far a long command is: knows a bar on the terminal, and whether somebody wants it to end.
+//! Progress bars.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// A command that is done by then shows no bar.
+/// Commands that are done before this show no bar.
 const SILENT: Duration = Duration::from_millis(500);
 
-/// A bar of bytes on standard error, if that is a terminal. It goes with this.
+/// A progress bar on standard error, if that is a terminal. It disappears when this is dropped.
 pub struct Progress {
     bar: ProgressBar,
     since: Instant,
@@ -15,7 +15,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Of something that takes `len` bytes.
+    /// Starts a bar of `len` bytes, labelled `what`.
     pub fn new(what: &'static str, len: u64) -> Self {
         let bar = ProgressBar::with_draw_target(Some(len), ProgressDrawTarget::hidden());
         let style = "{msg} {wide_bar} {decimal_bytes} of {decimal_total_bytes}, {decimal_bytes_per_sec}, {eta} left";
@@ -24,7 +24,7 @@ impl Progress {
         Self { bar, since: Instant::now(), shown: AtomicBool::new(false) }
     }
 
-    /// So many bytes more are done.
+    /// Advances the bar.
     pub fn add(&self, bytes: u64) {
         self.bar.inc(bytes);
         if self.since.elapsed() > SILENT && !self.shown.swap(true, Ordering::Relaxed) {
@@ -32,7 +32,7 @@ impl Progress {
         }
     }
 
-    /// Goes on to what has no measure.
+    /// Replaces the label, for work that is not counted in bytes.
     pub fn set_message(&self, what: &'static str) {
         self.bar.set_message(what);
         self.bar.tick();

@@ -1,75 +1,74 @@
-//! `export/`: knows a whole model, or some of its tensors, as one safetensors file with a header of our own.
+//! `export/`: a whole model, or some of its tensors, as one safetensors file.
 //!
-//! The tensors keep the order that they have in the source, and are not sorted anew as the official writer does (by dtype,
-//! then name): the data is then one run of each file, whole, and is read at the speed of a tensor. Spaces behind the
-//! header make the data begin on a page.
+//! Tensors keep the order that they have in the source; the official writer would sort them by dtype and name. So the
+//! data is one run of each file and is read as fast as a tensor. Spaces behind the header make the data begin on a
+//! page.
 
 use super::lines::{Lines, Out, STRIDE, write_list};
-use super::metadata;
-use crate::content::{Content, Data, Extents, Run, Segment};
+use super::metadata::Object;
+use crate::content::{Content, Data, Run, Segment};
 use crate::format::TensorInfo;
 use crate::format::safetensors::MAX_HEADER;
-use crate::model::{Model, Place};
-use std::borrow::Cow;
+use crate::model::{self, Model, Parts, TensorId};
+use crate::name;
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
-/// The data begins at a multiple of this many bytes, unless something else is asked for.
+/// The data begins at a multiple of this many bytes, unless another alignment is asked for.
 const PAGE: u64 = 4096;
 
-/// More data than any file system takes as one file, with room for a header: file sizes are signed.
+/// The most data that fits into a file with a header: file sizes are signed 64-bit numbers.
 const DATA_MAX: u64 = (i64::MAX as u64) - 2 * MAX_HEADER;
 
-/// Which tensors an export has.
-#[derive(Debug)]
+/// The tensors of an export, in its order.
+#[derive(Debug, Clone)]
 pub enum Tensors {
-    /// All of the model.
+    /// All logical tensors of the model.
     Whole,
-    /// Those of these numbers, in this order; none of them is aside.
-    These(Vec<u32>),
+    /// These logical tensors.
+    These(Arc<[TensorId]>),
 }
 
 impl Tensors {
-    /// Number of places in which a tensor may stand.
-    fn places(&self, model: &Model) -> usize {
+    /// Number of tensors.
+    pub fn len(&self, model: &Model) -> usize {
         match self {
-            Self::Whole => model.len(),
-            Self::These(numbers) => numbers.len(),
+            Self::Whole => model.logical().len(),
+            Self::These(tensors) => tensors.len(),
         }
     }
 
-    /// The tensor in a place, if one stands there; in the first one does.
-    fn at<'m>(&self, model: &'m Model, place: usize) -> Option<(TensorInfo<'m>, Place<'m>)> {
+    /// The tensor at a position.
+    ///
+    /// # Panics
+    /// If `position` is not below [`Tensors::len`].
+    pub fn at(&self, model: &Model, position: usize) -> TensorId {
         match self {
-            Self::Whole => (!model.is_aside(place)).then(|| model.tensor(place)),
-            Self::These(numbers) => Some(model.tensor(numbers[place] as usize)),
+            Self::Whole => model.logical().at(position),
+            Self::These(tensors) => tensors[position],
         }
     }
 }
 
-/// The tables behind both exports, with metadata and without.
+/// A model as one file, with its metadata and without.
 #[derive(Debug)]
 pub struct Export {
-    tensors: Tensors,
-    with_metadata: Option<Frame>,
-    clean: Option<Frame>,
-    entries: Lines,
-    /// Where the data of the tensor in every [`STRIDE`]th place begins, in bytes from the first.
-    offsets: Vec<u64>,
-    /// The data, neighbours joined: one run for each shard, unless it is damaged.
-    runs: Vec<Run>,
+    with_metadata: Option<Content>,
+    clean: Option<Content>,
+    /// Length of the entries of the header in bytes.
+    entries_len: u64,
     data_len: u64,
 }
 
-/// What stands around the entries in a header: the length and the metadata before them, the padding after them.
-#[derive(Debug)]
+/// The bytes of a header around its entries: the length and the metadata before them, the padding after them.
 struct Frame {
     head: Vec<u8>,
     tail: Vec<u8>,
 }
 
 impl Frame {
-    /// `None` where no reader would take a header of that length.
+    /// `None` if no reader would accept a header of that length.
     fn new(metadata: &str, entries: u64, align: Option<u64>) -> Option<Self> {
         let used = 8 + 1 + metadata.len() as u64 + entries + 1;
         let fits = |data_start: &u64| data_start - 8 <= MAX_HEADER;
@@ -83,77 +82,99 @@ impl Frame {
     }
 }
 
+/// The entries of a header, which are written when they are read.
+struct Entries {
+    model: Arc<Model>,
+    tensors: Tensors,
+    /// The offset of the data of every [`STRIDE`]th tensor, in bytes from the first.
+    offsets: Vec<u64>,
+}
+
 impl Export {
-    /// Measures the header. Of the data only its places are looked at. It begins at a multiple of `align` bytes, by default
-    /// on a page.
-    pub fn new(model: &Model, tensors: Tensors, align: Option<u64>) -> Self {
-        let places = tensors.places(model);
+    /// Measures the header; reads no data. The data begins at a multiple of `align` bytes, by default on a page.
+    pub fn new(model: &Arc<Model>, tensors: Tensors, align: Option<u64>) -> Self {
+        let count = tensors.len(model);
         let metadata = match model.metadata() {
             [] => String::new(),
             pairs => {
-                // Strings as keys and values cannot fail to be JSON.
-                let json = serde_json::to_string(&metadata::Object(pairs)).unwrap_or_default();
-                format!("\"__metadata__\":{json}{}", if places == 0 { "" } else { "," })
+                // Strings as keys and values are always valid JSON.
+                let json = serde_json::to_string(&Object(pairs)).unwrap_or_default();
+                format!("\"__metadata__\":{json}{}", if count == 0 { "" } else { "," })
             }
         };
         let (mut offsets, mut data_len, mut fits) = (Vec::new(), 0u64, true);
         let mut runs = Runs::default();
-        for at in 0..places {
+        for at in 0..count {
             if at % STRIDE == 0 {
                 offsets.push(data_len);
             }
-            let Some((tensor, place)) = tensors.at(model, at) else { continue };
-            match place {
-                Place::Shard(shard) => runs.push(data_len, shard as u32, tensor.range.clone()),
-                Place::Runs(parts) => {
-                    for (part, len) in Run::with_lengths(parts, tensor.nbytes()) {
+            let tensor = model.tensor(tensors.at(model, at));
+            match tensor.parts {
+                Parts::One(shard) => runs.push(data_len, shard.index(), tensor.info.range.clone()),
+                Parts::Many(parts) => {
+                    for (part, len) in Run::with_lengths(parts, tensor.info.nbytes()) {
                         runs.push(data_len + part.start, part.source, part.offset..part.offset + len);
                     }
                 }
             }
-            // Tensors of a damaged file may overlap, so that there is more than any file can hold.
-            let sum = tensor.nbytes().checked_add(data_len).filter(|sum| *sum <= DATA_MAX);
+            // Tensors of a damaged file may overlap, so their sum may exceed any file size.
+            let sum = tensor.info.nbytes().checked_add(data_len).filter(|sum| *sum <= DATA_MAX);
             fits &= sum.is_some();
             data_len = sum.unwrap_or(data_len);
         }
-        let runs = runs.runs;
-        let entries = Lines::new(places, |places, out| write_entries(model, &tensors, &offsets, places, out));
-        let frame = |metadata| Frame::new(metadata, entries.len(), align).filter(|_| fits);
-        let (with_metadata, clean) = (frame(&metadata), frame(""));
-        Self { tensors, with_metadata, clean, entries, offsets, runs, data_len }
+        let entries = Arc::new(Entries { model: model.clone(), tensors, offsets });
+        let lines = Arc::new(Lines::new(count, |positions, out| entries.write(positions, out)));
+        let data = Data::Extents(model.extents(runs.runs.into(), data_len));
+        let content = |metadata: &str| {
+            let Frame { head, tail } = Frame::new(metadata, lines.len(), align).filter(|_| fits)?;
+            let entries = entries.clone();
+            Some(Content::new([
+                Segment::Literal(head.into()),
+                lines.segment(move |positions, out| entries.write(positions, out)),
+                Segment::Literal(tail.into()),
+                Segment::Data(data.clone()),
+            ]))
+        };
+        Self { with_metadata: content(&metadata), clean: content(""), entries_len: lines.len(), data_len }
     }
 
-    /// The file, if there can be one; `clean` leaves the metadata out.
-    pub fn content<'a>(&'a self, model: &'a Model, clean: bool) -> Option<Content<'a>> {
-        let frame = if clean { &self.clean } else { &self.with_metadata }.as_ref()?;
-        Some(Content::new([
-            Segment::Literal(Cow::Borrowed(&frame.head)),
-            self.entries.segment(|places, out| write_entries(model, &self.tensors, &self.offsets, places, out)),
-            Segment::Literal(Cow::Borrowed(&frame.tail)),
-            Segment::Data(Data::Extents(Extents { sources: model.sources(), runs: &self.runs, len: self.data_len })),
-        ]))
+    /// The file, if there can be one; `clean` leaves out the metadata.
+    pub fn content(&self, clean: bool) -> Option<&Content> {
+        if clean { self.clean.as_ref() } else { self.with_metadata.as_ref() }
     }
 
-    /// Why there can be no file, where there is none.
+    /// Why there can be no file.
     pub fn refusal(&self) -> String {
-        let (entries, data) = (self.entries.len(), self.data_len);
+        let Self { entries_len, data_len, .. } = self;
         format!(
-            "more than a safetensors file may have: {entries} bytes of header besides the metadata (at most {MAX_HEADER} \
-             with it and what aligns the data), {data} bytes of data"
+            "more than a safetensors file may have: {entries_len} bytes of header besides the metadata (at most \
+             {MAX_HEADER} with it and what aligns the data), {data_len} bytes of data"
         )
     }
+}
+
+/// The files in `export/` and their names. Logs which ones there cannot be.
+pub fn files(model: &Arc<Model>) -> Vec<(String, Content)> {
+    let stem = model::stem(model.location()).unwrap_or_default();
+    let export = Export::new(model, Tensors::Whole, None);
+    if export.with_metadata.is_none() {
+        log::warn!("export/: left out: {}", export.refusal());
+    }
+    let name = |suffix| format!("{}.safetensors", name::encode(&format!("{}{suffix}", stem.to_string_lossy())));
+    let files = [("", export.with_metadata), ("-clean", export.clean)];
+    files.into_iter().filter_map(|(suffix, content)| Some((name(suffix), content?))).collect()
 }
 
 /// Runs of bytes, neighbours joined.
 #[derive(Default)]
 struct Runs {
     runs: Vec<Run>,
-    /// Where the last one ends: its source, and the offset there.
-    end: Option<(u32, u64)>,
+    /// Where the last run ends: its source, and the offset there.
+    end: Option<(usize, u64)>,
 }
 
 impl Runs {
-    fn push(&mut self, start: u64, source: u32, range: Range<u64>) {
+    fn push(&mut self, start: u64, source: usize, range: Range<u64>) {
         if range.is_empty() {
             return;
         }
@@ -164,25 +185,29 @@ impl Runs {
     }
 }
 
-/// The entries of a run of places, with commas between those of all.
-fn write_entries(model: &Model, tensors: &Tensors, offsets: &[u64], places: Range<usize>, out: Out) -> io::Result<()> {
-    let from = places.start / STRIDE * STRIDE;
-    let before = (from..places.start).filter_map(|at| Some(tensors.at(model, at)?.0.nbytes()));
-    let mut offset = before.fold(offsets.get(places.start / STRIDE).copied().unwrap_or(0), u64::saturating_add);
-    for at in places {
-        // The first of all is never aside.
-        let Some((tensor, _)) = tensors.at(model, at) else { continue };
-        if at > 0 {
-            out.write_all(b",")?;
+impl Entries {
+    /// Writes the entries at some positions, with commas between all entries.
+    fn write(&self, positions: Range<usize>, out: Out) -> io::Result<()> {
+        let info = |at| self.model.tensor(self.tensors.at(&self.model, at)).info;
+        let stride = positions.start / STRIDE;
+        let mut offset = self.offsets.get(stride).copied().unwrap_or(0);
+        for at in stride * STRIDE..positions.start {
+            offset = offset.saturating_add(info(at).nbytes());
         }
-        write_entry(&tensor, offset, &mut *out)?;
-        // Beyond the most that a file may have nothing is shown of it.
-        offset = offset.saturating_add(tensor.nbytes());
+        for at in positions {
+            if at > 0 {
+                out.write_all(b",")?;
+            }
+            let tensor = info(at);
+            write_entry(&tensor, offset, &mut *out)?;
+            // If there is too much data, nothing of the file is shown.
+            offset = offset.saturating_add(tensor.nbytes());
+        }
+        Ok(())
     }
-    Ok(())
 }
 
-/// A tensor as a header has it, with its data `offset` bytes from the first.
+/// Writes a tensor as an entry of a header, with its data `offset` bytes after the first.
 pub fn write_entry(tensor: &TensorInfo, offset: u64, out: Out) -> io::Result<()> {
     serde_json::to_writer(&mut *out, tensor.name)?;
     out.write_all(b":{\"dtype\":")?;

@@ -1,15 +1,22 @@
-//! `f32/`: knows tensors as plain little-endian float32, for tools that know no other number.
+//! `f32/`: a tensor as little-endian float32.
 
-use crate::content::{Content, Data, Decoded, Segment};
+use super::values;
+use crate::content::{Content, Decoded, Segment};
 use crate::format::{Dtype, TensorInfo};
-use crate::widen;
+use crate::model::{Model, Tensor};
 
-/// Whether a tensor of that dtype has a float32 file.
-pub fn has(dtype: Dtype) -> bool {
-    widen::to_f32(dtype).is_some()
+/// Whether a tensor is shown.
+pub fn shows(tensor: &TensorInfo) -> bool {
+    tensor.dtype.to_f32().is_some()
 }
 
-/// Every element of a tensor as float32, in order.
-pub fn content<'a>(tensor: &TensorInfo, data: Data<'a>) -> Content<'a> {
-    Content::new(widen::to_f32(tensor.dtype).map(|decoder| Segment::Decoded(Decoded { data, decoder })))
+/// Whether the file is the stored one: a copy would take a second place in the page cache.
+pub fn is_stored(tensor: &TensorInfo) -> bool {
+    tensor.dtype == Dtype::F32
+}
+
+/// The file of a tensor.
+pub fn content(model: &Model, tensor: &Tensor) -> Content {
+    let data = model.data(tensor);
+    Content::new(values::decoder(tensor.info.dtype).map(|decoder| Segment::Decoded(Decoded { data, decoder })))
 }

@@ -1,72 +1,47 @@
-//! `index.json`: knows how tensors are listed as JSON, one a line.
+//! `index.json`: every tensor as a JSON object, one on each line.
 
 use super::lines::{Lines, Out, write_list};
 use crate::content::{Content, Run, Segment};
 use crate::format::Skipped;
-use crate::model::{Model, Place};
+use crate::model::{Model, Parts, ShardId, TensorId};
 use crate::name;
 use crate::text::write_json_string;
-use std::borrow::Cow;
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
-/// The parts of `index.json`.
-#[derive(Debug)]
-pub struct Index {
-    head: Vec<u8>,
-    lines: Lines,
-    tail: Vec<u8>,
-    dirs: Dirs,
-}
-
-/// Which directories of tensors the mount has, so that a line can say where its file is.
+/// The directories of stored tensors that a mount shows, so that a line can name the tensor's file.
 #[derive(Debug, Clone, Copy)]
 pub struct Dirs {
-    /// `tensors/`.
-    pub tensors: bool,
-    /// `shards/FILE/tensors/`.
-    pub shards: bool,
+    /// The name of the directory of logical tensors in the root, if it is shown.
+    pub tensors: Option<&'static str>,
+    /// Whether it is also shown for each shard, in `shards/FILE/`.
+    pub in_shards: bool,
 }
 
-impl Index {
-    /// Measures every line.
-    pub fn new(model: &Model, dirs: Dirs) -> Self {
-        let (mut head, mut tail) = (Vec::new(), Vec::new());
-        // A vector cannot refuse text.
-        let _ = write_head(model, &mut head).and_then(|()| write_tail(model, &mut tail));
-        let lines = Lines::new(count(model), |tensors, out| write_lines(model, dirs, tensors, out));
-        Self { head, lines, tail, dirs }
-    }
-
-    /// The file.
-    pub fn content<'a>(&'a self, model: &'a Model) -> Content<'a> {
-        Content::new([
-            Segment::Literal(Cow::Borrowed(&self.head)),
-            self.lines.segment(|tensors, out| write_lines(model, self.dirs, tensors, out)),
-            Segment::Literal(Cow::Borrowed(&self.tail)),
-        ])
-    }
-}
-
-/// The tensors that are no part of the whole and have numbers behind it; those with numbers in between are met on the way.
-fn behind(model: &Model) -> &[u32] {
-    &model.aside()[model.aside().partition_point(|at| (*at as usize) < model.len())..]
-}
-
-/// Number of lines: of the whole, and of what is in a shard only.
-fn count(model: &Model) -> usize {
-    model.len() + behind(model).len()
+/// The file. Every line is measured.
+pub fn content(model: &Arc<Model>, dirs: Dirs) -> Content {
+    let (mut head, mut tail) = (Vec::new(), Vec::new());
+    // Writing to a vector does not fail.
+    let _ = write_head(model, &mut head).and_then(|()| write_tail(model, &mut tail));
+    let model = model.clone();
+    let count = model.listed().len();
+    let write = move |lines: Range<usize>, out: Out<'_>| write_lines(&model, dirs, lines, out);
+    let lines = Arc::new(Lines::new(count, &write));
+    Content::new([Segment::Literal(head.into()), lines.segment(write), Segment::Literal(tail.into())])
 }
 
 fn write_head(model: &Model, out: Out) -> io::Result<()> {
     out.write_all(b"{\"source\": ")?;
-    write_json_string(&model.path().to_string_lossy(), out)?;
-    out.write_all(b", \"format\": \"safetensors\", \"tensors\": [\n")
+    write_json_string(&model.location().to_string(), out)?;
+    out.write_all(b", \"format\": ")?;
+    write_json_string(model.format(), out)?;
+    out.write_all(b", \"tensors\": [\n")
 }
 
 fn write_tail(model: &Model, out: Out) -> io::Result<()> {
     out.write_all(b"], \"skipped\": [")?;
-    for (at, Skipped { name, reason }) in model.skipped().enumerate() {
+    for (at, Skipped { name, reason, .. }) in model.skipped().enumerate() {
         out.write_all(if at == 0 { b"\n{\"name\": " } else { b",\n{\"name\": " })?;
         write_json_string(name, out)?;
         out.write_all(b", \"reason\": ")?;
@@ -77,20 +52,21 @@ fn write_tail(model: &Model, out: Out) -> io::Result<()> {
 }
 
 fn write_lines(model: &Model, dirs: Dirs, mut lines: Range<usize>, out: Out) -> io::Result<()> {
+    let listed = model.listed();
     lines.try_for_each(|line| {
-        let tensor = behind(model).get(line.wrapping_sub(model.len())).map_or(line, |at| *at as usize);
-        write_line(model, Some(dirs), tensor, out)?;
-        out.write_all(if line + 1 == count(model) { b"\n" } else { b",\n" })
+        write_line(model, Some(dirs), listed.at(line), out)?;
+        out.write_all(if line + 1 == listed.len() { b"\n" } else { b",\n" })
     })
 }
 
-/// A tensor as a line of `index.json`, without the file that it has in a mount.
-pub fn write_tensor(model: &Model, tensor: usize, out: Out) -> io::Result<()> {
+/// Writes a tensor as a line of `index.json`, without the file that it has in a mount.
+pub fn write_tensor(model: &Model, tensor: TensorId, out: Out) -> io::Result<()> {
     write_line(model, None, tensor, out)
 }
 
-fn write_line(model: &Model, dirs: Option<Dirs>, tensor: usize, out: Out) -> io::Result<()> {
-    let (info, place) = model.tensor(tensor);
+fn write_line(model: &Model, dirs: Option<Dirs>, tensor: TensorId, out: Out) -> io::Result<()> {
+    let tensor = model.tensor(tensor);
+    let info = &tensor.info;
     out.write_all(b"{\"name\": ")?;
     write_json_string(info.name, out)?;
     out.write_all(b", \"dtype\": ")?;
@@ -100,19 +76,27 @@ fn write_line(model: &Model, dirs: Option<Dirs>, tensor: usize, out: Out) -> io:
     write!(out, "], \"nbytes\": {}", info.nbytes())?;
     if let Some(dirs) = dirs {
         out.write_all(b", \"file\": ")?;
-        write_file(model, dirs, tensor, out)?;
-    }
-    let shards = model.shards();
-    match place {
-        Place::Shard(shard) => {
-            out.write_all(b", ")?;
-            write_place(&shards[shard].name, info.range.start, out)?;
+        let file = name::encode(info.name);
+        let is_logical = model.logical().contains(tensor.id);
+        match (dirs.tensors, tensor.parts) {
+            (Some(dir), _) if is_logical => serde_json::to_writer(&mut *out, &format_args!("{dir}/{file}"))?,
+            (Some(dir), Parts::One(shard)) if dirs.in_shards => {
+                let shard = name::encode(&model.shard(shard).name);
+                serde_json::to_writer(&mut *out, &format_args!("shards/{shard}/{dir}/{file}"))?;
+            }
+            _ => out.write_all(b"null")?,
         }
-        Place::Runs(runs) => {
+    }
+    match tensor.parts {
+        Parts::One(shard) => {
+            out.write_all(b", ")?;
+            write_extent(model, shard, info.range.start, out)?;
+        }
+        Parts::Many(runs) => {
             out.write_all(b", \"extents\": [")?;
             for (at, (run, len)) in Run::with_lengths(runs, info.nbytes()).enumerate() {
                 out.write_all(if at == 0 { b"{" } else { b", {" })?;
-                write_place(&shards[run.source as usize].name, run.offset, out)?;
+                write_extent(model, ShardId::new(run.source), run.offset, out)?;
                 write!(out, ", \"nbytes\": {len}}}")?;
             }
             out.write_all(b"]")?;
@@ -121,25 +105,8 @@ fn write_line(model: &Model, dirs: Option<Dirs>, tensor: usize, out: Out) -> io:
     out.write_all(b"}")
 }
 
-/// Where the file of a tensor is in the mount.
-fn write_file(model: &Model, dirs: Dirs, tensor: usize, out: Out) -> io::Result<()> {
-    let (info, place) = model.tensor(tensor);
-    let file = name::encode(info.name);
-    match place {
-        Place::Shard(shard) if dirs.shards && model.is_aside(tensor) => {
-            let shard = name::encode(&model.shards()[shard].name);
-            serde_json::to_writer(&mut *out, &format_args!("shards/{shard}/tensors/{file}"))?;
-        }
-        _ if dirs.tensors && !model.is_aside(tensor) => {
-            serde_json::to_writer(&mut *out, &format_args!("tensors/{file}"))?;
-        }
-        _ => out.write_all(b"null")?,
-    }
-    Ok(())
-}
-
-fn write_place(shard: &str, offset: u64, out: Out) -> io::Result<()> {
+fn write_extent(model: &Model, shard: ShardId, offset: u64, out: Out) -> io::Result<()> {
     out.write_all(b"\"shard\": ")?;
-    write_json_string(shard, out)?;
+    write_json_string(&model.shard(shard).name, out)?;
     write!(out, ", \"offset\": {offset}")
 }

@@ -1,33 +1,33 @@
-//! A text of one piece a tensor: knows where in the text the pieces stand without keeping the text.
+//! A text made of many pieces, one for each tensor, that is written when it is read and never kept.
 //!
-//! The pieces of a million tensors take 100 MB and more, so only the place of every 256th is kept, or of more where they are
-//! long, and pieces are written when they are read.
+//! The pieces of a million tensors take 100 MB and more. Only the offset of every 256th piece is kept, or of more where
+//! the pieces are long.
 
 use crate::content::{Generated, Segment};
 use crate::threads;
 use std::io::{self, ErrorKind, Write};
 use std::ops::Range;
+use std::sync::Arc;
 
-/// Most pieces between two kept places.
+/// Most pieces between two marks.
 pub const STRIDE: usize = 256;
 
-/// Bytes after which a place is kept in any case: so much is written in vain for a read, or one piece.
+/// Bytes after which a mark is set in any case. A read writes at most so much in vain, or one piece.
 const STRIDE_BYTES: u64 = 64 << 10;
 
-/// Where the pieces of a text are.
+/// The offsets of the pieces of a text.
 #[derive(Debug)]
 pub struct Lines {
     count: usize,
-    places: Vec<Place>,
+    marks: Vec<Mark>,
     len: u64,
 }
 
 /// The beginning of a piece.
 #[derive(Debug, Clone, Copy)]
-struct Place {
-    /// Number of the piece.
-    piece: u32,
-    /// In bytes from the first.
+struct Mark {
+    piece: usize,
+    /// In bytes from the start of the text.
     offset: u64,
 }
 
@@ -35,33 +35,33 @@ struct Place {
 pub type Out<'o> = &'o mut dyn Write;
 
 impl Lines {
-    /// Measures `count` pieces, of which `write` writes any run. A million take a while, so that every core measures a part.
+    /// Measures `count` pieces on all cores; `write` writes any run of them.
     pub fn new(count: usize, write: impl Fn(Range<usize>, Out) -> io::Result<()> + Sync) -> Self {
         let length = |pieces: Range<usize>| length(|length| write(pieces.clone(), length));
-        // Places with offsets from the first piece of the stride, and the length of the stride.
+        // Marks with offsets from the first piece of the stride, and the length of the stride.
         let measure = |first: usize| {
             let end = count.min(first + STRIDE);
             let whole = length(first..end);
-            let mut places = vec![Place { piece: first as u32, offset: 0 }];
+            let mut marks = vec![Mark { piece: first, offset: 0 }];
             let (mut offset, mut kept) = (0, 0);
             if whole > STRIDE_BYTES * 4 {
                 for piece in first..end {
                     if offset - kept >= STRIDE_BYTES {
-                        places.push(Place { piece: piece as u32, offset });
+                        marks.push(Mark { piece, offset });
                         kept = offset;
                     }
                     offset += length(piece..piece + 1);
                 }
             }
-            (places, whole)
+            (marks, whole)
         };
         let strides = threads::map(count.div_ceil(STRIDE), |stride| measure(stride * STRIDE));
-        let (mut places, mut len) = (Vec::new(), 0);
+        let (mut marks, mut len) = (Vec::new(), 0);
         for (stride, length) in strides {
-            places.extend(stride.into_iter().map(|place| Place { offset: len + place.offset, ..place }));
+            marks.extend(stride.into_iter().map(|mark| Mark { offset: len + mark.offset, ..mark }));
             len += length;
         }
-        Self { count, places, len }
+        Self { count, marks, len }
     }
 
     /// Length of the text in bytes.
@@ -69,12 +69,10 @@ impl Lines {
         self.len
     }
 
-    /// The piece in which the byte at `offset` is, and where that piece begins, by the same `write` with which it was
-    /// measured.
+    /// The piece that holds the byte at `offset`, and the offset of that piece. `write` is the one that measured the
+    /// text.
     pub fn find(&self, offset: u64, write: impl Fn(Range<usize>, Out) -> io::Result<()>) -> (usize, u64) {
-        let first = self.places.partition_point(|place| place.offset <= offset).saturating_sub(1);
-        let Some(place) = self.places.get(first) else { return (0, 0) };
-        let (mut piece, mut begins) = (place.piece as usize, place.offset);
+        let Some(Mark { mut piece, offset: mut begins }) = self.mark(offset) else { return (0, 0) };
         while piece + 1 < self.count {
             let ends = begins + length(|length| write(piece..piece + 1, length));
             if ends > offset {
@@ -85,17 +83,25 @@ impl Lines {
         (piece, begins)
     }
 
-    /// The text, by the same `write` with which it was measured.
-    pub fn segment<'a>(&'a self, write: impl Fn(Range<usize>, Out) -> io::Result<()> + 'a) -> Segment<'a> {
-        let write = move |range: Range<u64>, out: &mut Vec<u8>| {
-            let first = self.places.partition_point(|place| place.offset <= range.start).saturating_sub(1);
-            let Some(place) = self.places.get(first) else { return Ok(()) };
-            let mut window = Window { skip: range.start - place.offset, take: (range.end - range.start) as usize, out };
-            // Ends with an error of its own where the window is full.
-            let _ = write(place.piece as usize..self.count, &mut window);
+    /// The text as a segment. `write` is the one that measured it.
+    pub fn segment(
+        self: &Arc<Self>,
+        write: impl Fn(Range<usize>, Out) -> io::Result<()> + Send + Sync + 'static,
+    ) -> Segment {
+        let lines = self.clone();
+        Segment::Generated(Generated::new(self.len, move |range, _, out| {
+            let Some(mark) = lines.mark(range.start) else { return Ok(()) };
+            let mut window = Window { skip: range.start - mark.offset, take: (range.end - range.start) as usize, out };
+            // Ends with an error of the window when that is full.
+            let _ = write(mark.piece..lines.count, &mut window);
             Ok(())
-        };
-        Segment::Generated(Generated { len: self.len, write: Box::new(write) })
+        }))
+    }
+
+    /// The last mark up to `offset`.
+    fn mark(&self, offset: u64) -> Option<Mark> {
+        let first = self.marks.partition_point(|mark| mark.offset <= offset).saturating_sub(1);
+        self.marks.get(first).copied()
     }
 }
 
@@ -107,7 +113,7 @@ pub fn write_list(numbers: &[u64], separator: &str, out: Out) -> io::Result<()> 
     Ok(())
 }
 
-/// Takes a part of a text, and stops who writes it when it has that.
+/// Takes a part of a text, and stops the writer with an error when it has that part.
 struct Window<'o> {
     /// Bytes to drop first.
     skip: u64,
@@ -138,12 +144,12 @@ impl Write for Window<'_> {
 /// The length of what `write` writes.
 pub fn length(write: impl Fn(Out) -> io::Result<()>) -> u64 {
     let mut length = Length::default();
-    // A length cannot refuse text.
+    // Counting does not fail.
     let _ = write(&mut length);
     length.0
 }
 
-/// Takes text and keeps its length only.
+/// Takes text and keeps only its length.
 #[derive(Default)]
 struct Length(u64);
 
@@ -161,32 +167,34 @@ impl Write for Length {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::content::Content;
+    use crate::content::{Content, Request};
     use proptest::prelude::*;
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn any_part_is_that_of_the_whole(
+        fn any_part_is_that_part_of_the_whole(
             lengths in prop::collection::vec(prop_oneof![8 => 0usize..200, 1 => 0usize..200_000], 0..600),
-            parts in prop::collection::vec((any::<prop::sample::Index>(), 0u32..300_000), 20),
+            parts in prop::collection::vec((any::<prop::sample::Index>(), 0u64..300_000), 20),
         ) {
-            let piece = |at: usize| vec![b'a' + (at % 26) as u8; lengths[at]];
-            let write = |mut pieces: Range<usize>, out: Out| pieces.try_for_each(|at| out.write_all(&piece(at)));
-            let lines = Lines::new(lengths.len(), write);
-            let whole: Vec<u8> = (0..lengths.len()).flat_map(piece).collect();
-            prop_assert_eq!(lines.len(), whole.len() as u64);
-            // Places are as many as needed: no read writes much more in vain than a stride has, or one piece.
+            let count = lengths.len();
             let longest = lengths.iter().max().copied().unwrap_or(0) as u64;
-            for pair in lines.places.windows(2) {
+            let piece = move |at: usize| vec![b'a' + (at % 26) as u8; lengths[at]];
+            let whole: Vec<u8> = (0..count).flat_map(&piece).collect();
+            let write = move |mut pieces: Range<usize>, out: Out| pieces.try_for_each(|at| out.write_all(&piece(at)));
+            let lines = Arc::new(Lines::new(count, &write));
+            prop_assert_eq!(lines.len(), whole.len() as u64);
+            // A read writes little more in vain than a stride has, or one piece.
+            for pair in lines.marks.windows(2) {
                 prop_assert!(pair[1].offset - pair[0].offset <= STRIDE_BYTES * 4 + longest);
             }
+            let content = Content::new([lines.segment(write)]);
             for (at, size) in parts {
-                let from = at.index(whole.len() + 1);
-                let to = (from + size as usize).min(whole.len());
-                let read = Content::new([lines.segment(write)]).read_at(from as u64, size).unwrap();
-                prop_assert!(read[..] == whole[from..to], "{}..{}", from, to);
+                let from = at.index(whole.len() + 1) as u64;
+                let to = (from + size).min(whole.len() as u64);
+                let read = content.read(from..from + size, &Request::NOWAIT).unwrap();
+                prop_assert!(read[..] == whole[from as usize..to as usize], "{}..{}", from, to);
             }
         }
     }

@@ -1,22 +1,26 @@
-//! `metadata.json` and the decoded values in `metadata/`: knows `__metadata__` as JSON and what a `data:` URL holds.
+//! `metadata/` and `metadata.json`: the metadata of a model and of each of its files, and what `data:` URLs in it hold.
 
 use super::lines::Out;
+use crate::content::{Content, Generated, Segment};
+use crate::model::{Model, ShardId};
 use crate::name;
-use crate::text::quote;
-use crate::text::write_json_string;
+use crate::text::{quote, write_json_string};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Serialize, Serializer};
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::io;
+use std::sync::{Arc, OnceLock};
 
-/// Longest decoded value, in bytes: it is kept in memory.
+/// Longest decoded value, in bytes: decoded values are kept in memory.
 const DECODED_MAX: usize = 32 << 20;
 
-/// How many values that cannot be decoded are reported one by one.
+/// Most values that cannot be decoded and are reported one by one.
 const REPORTED: usize = 10;
 const MORE: usize = REPORTED + 1;
 
-/// File name endings of the media types that are likely in a model; others end in `.bin`.
+/// File name endings of the media types that are likely in a model. Others end in `.bin`.
 const ENDINGS: [(&str, &str); 14] = [
     ("image/jpeg", "jpg"),
     ("image/jpg", "jpg"),
@@ -43,12 +47,17 @@ impl Serialize for Object<'_> {
     }
 }
 
-/// An object, one key a line; `{}` where there is none.
-pub fn json(metadata: &[(String, String)]) -> Vec<u8> {
+/// The metadata of a whole model, or of one of its files. Keys and values are sorted by key.
+fn pairs(model: &Model, shard: Option<ShardId>) -> &[(String, String)] {
+    shard.map_or(model.metadata(), |shard| model.shard(shard).header.metadata())
+}
+
+/// `metadata.json`: an object with one key on each line; `{}` if there is none.
+pub fn json(model: &Model, shard: Option<ShardId>) -> Content {
     let mut json = Vec::new();
-    // A vector cannot refuse text.
-    let _ = write(metadata, &mut json);
-    json
+    // Writing to a vector does not fail.
+    let _ = write(pairs(model, shard), &mut json);
+    Content::literal(json)
 }
 
 fn write(metadata: &[(String, String)], out: Out) -> io::Result<()> {
@@ -61,23 +70,135 @@ fn write(metadata: &[(String, String)], out: Out) -> io::Result<()> {
     out.write_all(if metadata.is_empty() { b"{}\n" } else { b"\n}\n" })
 }
 
-/// A value that was a `data:` URL.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Decoded {
-    /// File name: that of the key and an ending for the media type.
-    pub file_name: String,
-    /// What the URL holds.
-    pub bytes: Vec<u8>,
+/// The files in the `metadata/` directories of a model: first the values of the whole model, then those of each file,
+/// then the decoded values of the whole model.
+#[derive(Debug)]
+pub struct Files {
+    model: Arc<Model>,
+    /// The number of the first value of each file of the model, and the number of all values.
+    first: Vec<usize>,
+    decoded: OnceLock<Vec<Decoded>>,
+    /// The index of each key whose file name is cut.
+    cut: OnceLock<HashMap<(Option<ShardId>, String), usize>>,
 }
 
-/// All values that are `data:TYPE;base64,...`, decoded, sorted by file name. One that cannot be is left alone, and the log
-/// says why of the first few.
-pub fn decoded(metadata: &[(String, String)]) -> Vec<Decoded> {
-    // None has it as its cut name: those end in digits.
+/// A value that was a `data:` URL.
+#[derive(Debug)]
+struct Decoded {
+    /// That of the key, and an ending for the media type.
+    file_name: String,
+    bytes: Arc<[u8]>,
+}
+
+impl Files {
+    /// Nothing is decoded yet.
+    pub fn new(model: Arc<Model>) -> Self {
+        let mut first = vec![model.metadata().len()];
+        first.extend(model.shards().iter().scan(model.metadata().len(), |next, shard| {
+            *next += shard.header.metadata().len();
+            Some(*next)
+        }));
+        let (decoded, cut) = Default::default();
+        Self { model, first, decoded, cut }
+    }
+
+    /// Whether the `data:` URLs were decoded.
+    pub fn is_ready(&self) -> bool {
+        self.decoded.get().is_some()
+    }
+
+    /// Number of files in the directory of the whole model, or of one of its files.
+    pub fn len(&self, shard: Option<ShardId>) -> usize {
+        let decoded = if shard.is_none() { self.decoded().len() } else { 0 };
+        pairs(&self.model, shard).len() + decoded
+    }
+
+    /// The number of a file by its position in a directory.
+    pub fn at(&self, shard: Option<ShardId>, position: usize) -> usize {
+        match position.checked_sub(pairs(&self.model, shard).len()) {
+            Some(decoded) => self.values() + decoded,
+            None => self.first_of(shard) + position,
+        }
+    }
+
+    /// The name of a file.
+    pub fn name(&self, file: usize) -> Option<Cow<'_, str>> {
+        match self.value(file) {
+            Some((key, _)) => Some(name::encode(key)),
+            None => Some(self.decoded().get(file - self.values())?.file_name[..].into()),
+        }
+    }
+
+    /// The number of the file of that name in a directory.
+    pub fn find(&self, shard: Option<ShardId>, file_name: &str) -> Option<usize> {
+        let metadata = pairs(&self.model, shard);
+        let key = match name::decode(file_name) {
+            Some(key) => metadata.binary_search_by(|entry| entry.0[..].cmp(&key)).ok(),
+            None => self.cut().get(&(shard, file_name.to_owned())).copied(),
+        };
+        if let Some(at) = key {
+            return Some(self.first_of(shard) + at);
+        }
+        let decoded = shard.is_none().then(|| self.decoded())?;
+        let at = decoded.binary_search_by(|decoded| decoded.file_name[..].cmp(file_name)).ok()?;
+        Some(self.values() + at)
+    }
+
+    /// The content of a file.
+    pub fn content(&self, file: usize) -> Option<Content> {
+        let Some((_, value)) = self.value(file) else {
+            return Some(Content::literal(self.decoded().get(file - self.values())?.bytes.clone()));
+        };
+        let (model, shard) = (self.model.clone(), self.shard_of(file));
+        let at = file - self.first_of(shard);
+        Some(Content::new([Segment::Generated(Generated::new(value.len() as u64, move |range, _, out| {
+            let value = pairs(&model, shard)[at].1.as_bytes();
+            out.extend_from_slice(&value[range.start as usize..range.end as usize]);
+            Ok(())
+        }))]))
+    }
+
+    /// Number of all values that are not decoded.
+    fn values(&self) -> usize {
+        self.first.last().copied().unwrap_or(0)
+    }
+
+    fn first_of(&self, shard: Option<ShardId>) -> usize {
+        shard.map_or(0, |shard| self.first[shard.index()])
+    }
+
+    fn shard_of(&self, file: usize) -> Option<ShardId> {
+        self.first.partition_point(|first| *first <= file).checked_sub(1).map(ShardId::new)
+    }
+
+    /// Key and value of a file that is not decoded.
+    fn value(&self, file: usize) -> Option<&(String, String)> {
+        let shard = (file < self.values()).then(|| self.shard_of(file))?;
+        pairs(&self.model, shard).get(file - self.first_of(shard))
+    }
+
+    fn decoded(&self) -> &[Decoded] {
+        self.decoded.get_or_init(|| decoded(self.model.metadata()))
+    }
+
+    fn cut(&self) -> &HashMap<(Option<ShardId>, String), usize> {
+        self.cut.get_or_init(|| {
+            let owners = std::iter::once(None).chain(self.model.shard_ids().map(Some));
+            let keys =
+                owners.flat_map(|shard| pairs(&self.model, shard).iter().enumerate().map(move |key| (shard, key)));
+            keys.filter_map(|(shard, (at, (key, _)))| Some(((shard, name::cut(key)?), at))).collect()
+        })
+    }
+}
+
+/// All values of the form `data:TYPE;base64,...`, decoded, sorted by file name. Values that cannot be decoded are left
+/// out; the first few are logged.
+fn decoded(metadata: &[(String, String)]) -> Vec<Decoded> {
+    // A cut name ends in digits, so no such file name is that of a cut key.
     let is_taken = |file_name: &str| {
         name::decode(file_name).is_some_and(|key| metadata.binary_search_by(|entry| entry.0[..].cmp(&key)).is_ok())
     };
-    let mut left_alone = 0;
+    let mut left_out = 0;
     let decode = |(key, value): &(String, String)| {
         let (media_type, text) = data_url(value)?;
         let ending = ENDINGS.iter().find(|ending| ending.0 == media_type).map_or("bin", |ending| ending.1);
@@ -90,10 +211,10 @@ pub fn decoded(metadata: &[(String, String)]) -> Vec<Decoded> {
             STANDARD.decode(text).map_err(|error| format!("no valid base64: {error}"))
         };
         match decoded {
-            Ok(bytes) => Some(Decoded { file_name, bytes }),
+            Ok(bytes) => Some(Decoded { file_name, bytes: bytes.into() }),
             Err(why) => {
-                left_alone += 1;
-                match left_alone {
+                left_out += 1;
+                match left_out {
                     ..=REPORTED => log::warn!("metadata {}: not decoded: {why}", quote(key)),
                     MORE => log::warn!("metadata: there are more values that cannot be decoded"),
                     _ => {}
@@ -107,7 +228,7 @@ pub fn decoded(metadata: &[(String, String)]) -> Vec<Decoded> {
     decoded
 }
 
-/// Media type and text of a URL in base64. Source: RFC 2397.
+/// Media type and text of a base64 URL. Source: RFC 2397.
 fn data_url(value: &str) -> Option<(&str, &str)> {
     let (head, text) = value.strip_prefix("data:")?.split_once(',')?;
     let parameters = head.strip_suffix(";base64")?;

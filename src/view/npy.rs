@@ -1,12 +1,12 @@
-//! `npy/`: knows the header that makes a tensor a NumPy array file.
+//! `npy/`: a tensor as a NumPy array file.
 //!
-//! Source: NumPy Enhancement Proposal 1 and `numpy/lib/format.py`: magic, version, length, a Python dict padded with spaces
-//! so that the data begins at a multiple of 64, and a newline.
+//! Source: NumPy Enhancement Proposal 1 and `numpy/lib/format.py`: magic, version, length, a Python dict padded with
+//! spaces so that the data begins at a multiple of 64, and a newline.
 
-use crate::content::{Content, Data, Decoded, Segment};
-use crate::format::{Dtype, TensorInfo};
-use crate::widen;
-use std::borrow::Cow;
+use super::values;
+use crate::content::{Content, Decoded, Segment};
+use crate::format::TensorInfo;
+use crate::model::{Model, Tensor};
 use std::fmt::Write;
 
 const MAGIC: &[u8] = b"\x93NUMPY";
@@ -14,46 +14,30 @@ const MAGIC: &[u8] = b"\x93NUMPY";
 /// The data begins at a multiple of this many bytes.
 const ALIGNMENT: usize = 64;
 
-/// NumPy's name for a dtype that it has, so that the bytes can stay as they are.
-fn native(dtype: Dtype) -> Option<&'static str> {
-    Some(match dtype {
-        Dtype::Bool => "|b1",
-        Dtype::U8 => "|u1",
-        Dtype::I8 => "|i1",
-        Dtype::I16 => "<i2",
-        Dtype::U16 => "<u2",
-        Dtype::F16 => "<f2",
-        Dtype::I32 => "<i4",
-        Dtype::U32 => "<u4",
-        Dtype::F32 => "<f4",
-        Dtype::I64 => "<i8",
-        Dtype::U64 => "<u8",
-        Dtype::F64 => "<f8",
-        Dtype::C64 => "<c8",
-        _ => return None,
-    })
+/// Most dimensions of a tensor that is shown: the header is made again for each read. NumPy itself has at most 64.
+const RANK_MAX: usize = 8192;
+
+/// Whether a tensor is shown.
+pub fn shows(tensor: &TensorInfo) -> bool {
+    (tensor.dtype.numpy().is_some() || tensor.dtype.to_f32().is_some()) && tensor.shape.len() <= RANK_MAX
 }
 
-/// Whether a tensor of that dtype can be shown as an array.
-pub fn has(dtype: Dtype) -> bool {
-    native(dtype).is_some() || widen::to_f32(dtype).is_some()
-}
-
-/// The array file of a tensor: its bytes behind a header where NumPy has its dtype, else widened to float32.
-pub fn content<'a>(tensor: &TensorInfo, data: Data<'a>) -> Content<'a> {
-    let (descr, data) = match (native(tensor.dtype), widen::to_f32(tensor.dtype)) {
+/// The array file of a tensor: its stored bytes behind a header where NumPy has the dtype, otherwise float32.
+pub fn content(model: &Model, tensor: &Tensor) -> Content {
+    let (dtype, shape, data) = (tensor.info.dtype, tensor.info.shape, model.data(tensor));
+    let (descr, data) = match (dtype.numpy(), values::decoder(dtype)) {
         (Some(descr), _) => (descr, Segment::Data(data)),
         (None, Some(decoder)) => ("<f4", Segment::Decoded(Decoded { data, decoder })),
         (None, None) => return Content::new([]),
     };
-    Content::new([Segment::Literal(Cow::Owned(header(descr, tensor.shape))), data])
+    Content::new([Segment::Literal(header(descr, shape).into()), data])
 }
 
 /// Magic, version, length and dict, C order.
 fn header(descr: &str, shape: &[u64]) -> Vec<u8> {
     let mut dict = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': (");
     for dim in shape {
-        // A vector cannot refuse text.
+        // Writing to a string does not fail.
         let _ = write!(dict, "{dim}, ");
     }
     match shape {

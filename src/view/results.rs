@@ -1,53 +1,61 @@
-//! Results of long computations: knows which are kept and which are under way, not how they are computed.
+//! Results of long computations: keeps the last ones, and computes each only once at a time.
 
-use super::View;
-use crate::content::{Error, Interrupted};
+use super::id::View;
+use crate::content::{Error, Request};
 use lru::LruCache;
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Most bytes that are kept.
+/// Most bytes of results that are kept.
 const KEPT_MAX: usize = 64 << 20;
 
 /// What a kept result takes besides its bytes, about.
 const OVERHEAD: usize = 150;
 
-/// How long one who waits for another's result takes to see that nobody waits for his own.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// How often a thread that waits for another one's result checks whether its own request was cancelled.
+const CHECK_EVERY: Duration = Duration::from_millis(100);
 
-/// A file of a view of one of the models; of some files, a part.
-pub(super) type Key = (u32, View, u32);
+/// A result: a file of a view, or a part of one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Key {
+    /// The number of the model in this mount.
+    pub model: u32,
+    /// The view.
+    pub view: View,
+    /// The number of the file, or of its part.
+    pub item: u32,
+}
 
-/// What was computed last, of all models of a mount.
+/// The last results of all models of a mount.
 pub struct Results {
     state: Mutex<State>,
-    /// Something is not under way any more.
+    /// Notified when a computation ends.
     ended: Condvar,
 }
 
 struct State {
     kept: LruCache<Key, Arc<[u8]>>,
-    /// Of all that is kept.
+    /// Size of everything that is kept.
     bytes: usize,
-    under_way: HashSet<Key>,
+    running: HashSet<Key>,
 }
 
 impl Default for Results {
     fn default() -> Self {
-        let state = State { kept: LruCache::unbounded(), bytes: 0, under_way: HashSet::new() };
+        let state = State { kept: LruCache::unbounded(), bytes: 0, running: HashSet::new() };
         Self { state: Mutex::new(state), ended: Condvar::new() }
     }
 }
 
 impl Results {
-    /// The result of that key, from `compute` unless it is kept. Of several who want it one computes, and the others wait; if
-    /// he gives up, another one takes over.
-    pub(super) fn get(
+    /// The result for a key, from `compute` unless it is kept. If several threads want the same result, one computes it
+    /// and the others wait. If that one gives up, another one takes over.
+    pub fn get(
         &self,
         key: Key,
-        interrupted: Interrupted,
+        request: &Request,
         compute: impl FnOnce() -> Result<Vec<u8>, Error>,
     ) -> Result<Arc<[u8]>, Error> {
         let mut state = self.lock();
@@ -55,19 +63,17 @@ impl Results {
             if let Some(kept) = state.kept.get(&key) {
                 return Ok(kept.clone());
             }
-            if state.under_way.insert(key) {
+            if state.running.insert(key) {
                 break;
             }
-            drop(self.ended.wait_timeout(state, PATIENCE));
-            if interrupted() {
-                return Err(Error::Interrupted);
-            }
+            drop(self.ended.wait_timeout(state, CHECK_EVERY));
+            request.check()?;
             state = self.lock();
         }
         drop(state);
         let result = compute();
         let mut state = self.lock();
-        state.under_way.remove(&key);
+        state.running.remove(&key);
         let result = result.map(|bytes| state.keep(key, bytes.into()));
         self.ended.notify_all();
         result
@@ -101,10 +107,12 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-    const KEY: Key = (0, View::Stats, 7);
+    fn key(item: u32) -> Key {
+        Key { model: 0, view: View::new(3), item }
+    }
 
     #[test]
-    fn ten_who_want_the_same_compute_it_once() {
+    fn threads_that_want_the_same_result_compute_it_once() {
         let (results, computed) = (Results::default(), AtomicUsize::new(0));
         let compute = || {
             computed.fetch_add(1, Ordering::Relaxed);
@@ -113,40 +121,41 @@ mod tests {
         };
         std::thread::scope(|scope| {
             for _ in 0..10 {
-                scope.spawn(|| assert_eq!(results.get(KEY, &|| false, compute).unwrap()[..], [1, 2, 3]));
+                scope.spawn(|| assert_eq!(results.get(key(7), &Request::WAIT, compute).unwrap()[..], [1, 2, 3]));
             }
         });
         assert_eq!(computed.into_inner(), 1);
     }
 
     #[test]
-    fn who_waits_takes_over_when_the_first_gives_up() {
+    fn a_waiting_thread_takes_over_when_the_first_one_gives_up() {
         let (results, begun) = (Results::default(), AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let gives_up = || {
+                let give_up = || {
                     begun.store(true, Ordering::Relaxed);
                     std::thread::sleep(Duration::from_millis(30));
                     Err(Error::Interrupted)
                 };
-                assert!(matches!(results.get(KEY, &|| true, gives_up), Err(Error::Interrupted)));
+                assert!(matches!(results.get(key(7), &Request::WAIT, give_up), Err(Error::Interrupted)));
             });
             while !begun.load(Ordering::Relaxed) {
                 std::thread::yield_now();
             }
-            assert_eq!(results.get(KEY, &|| false, || Ok(vec![9])).unwrap()[..], [9]);
+            assert_eq!(results.get(key(7), &Request::WAIT, || Ok(vec![9])).unwrap()[..], [9]);
         });
     }
 
     #[test]
-    fn who_waits_may_leave() {
+    fn a_waiting_thread_ends_when_its_request_is_cancelled() {
         let results = Results::default();
-        results.lock().under_way.insert(KEY);
-        assert!(matches!(results.get(KEY, &|| true, || Ok(vec![])), Err(Error::Interrupted)));
+        results.lock().running.insert(key(7));
+        let request = Request::cancelled_by(&|| true);
+        assert!(matches!(results.get(key(7), &request, || Ok(vec![])), Err(Error::Interrupted)));
     }
 
     #[test]
-    fn the_oldest_give_way() {
+    fn the_oldest_results_are_dropped() {
         let results = Results::default();
         let computed = AtomicUsize::new(0);
         let get = |item| {
@@ -154,7 +163,7 @@ mod tests {
                 computed.fetch_add(1, Ordering::Relaxed);
                 Ok(vec![0; 1 << 20])
             };
-            results.get((0, View::Plot, item), &|| false, compute).unwrap();
+            results.get(key(item), &Request::WAIT, compute).unwrap();
         };
         (0..100).for_each(get);
         assert!(results.lock().bytes <= KEPT_MAX);

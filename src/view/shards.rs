@@ -1,9 +1,10 @@
-//! A model cut into several files: knows how large they are, their names, and the index that transformers writes beside them.
+//! A model cut into several files: their sizes and names, and the index that transformers writes beside them.
 //!
 //! Source: `huggingface_hub`, `serialization/_base.py` and `_torch.py`. The names are those of `save_pretrained`.
 
+use super::export::Tensors;
 use crate::format::TensorInfo;
-use crate::model::Model;
+use crate::model::{Model, TensorId};
 use crate::text::escape_json;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -11,36 +12,37 @@ use std::collections::BTreeMap;
 /// File name of the index.
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Which tensors go into which file.
+/// The tensors of each file.
 #[derive(Debug)]
-pub struct Shards(Vec<Vec<u32>>);
+pub struct Shards(Vec<Vec<TensorId>>);
 
 impl Shards {
-    /// Cuts tensors, by their numbers and in this order, into files of at most `most` bytes of data each. One that is larger
-    /// has a file of its own.
-    pub fn new(model: &Model, tensors: &[u32], most: u64) -> Self {
+    /// Cuts tensors, in this order, into files of at most `max` bytes of data each. A larger tensor has a file of its
+    /// own.
+    pub fn new(model: &Model, tensors: &Tensors, max: u64) -> Self {
         let (mut files, mut held) = (vec![Vec::new()], 0u64);
-        for at in tensors {
-            let nbytes = model.tensor(*at as usize).0.nbytes();
+        for position in 0..tensors.len(model) {
+            let id = tensors.at(model, position);
+            let nbytes = model.tensor(id).info.nbytes();
             held = held.saturating_add(nbytes);
-            if held > most && files.last().is_some_and(|file| !file.is_empty()) {
+            if held > max && files.last().is_some_and(|file| !file.is_empty()) {
                 files.push(Vec::new());
                 held = nbytes;
             }
             if let Some(file) = files.last_mut() {
-                file.push(*at);
+                file.push(id);
             }
         }
         Self(files)
     }
 
-    /// Number of files; there is at least one.
+    /// Number of files, at least one.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
     /// The name of each file and its tensors.
-    pub fn files(&self) -> impl Iterator<Item = (String, &[u32])> {
+    pub fn files(&self) -> impl Iterator<Item = (String, &[TensorId])> {
         let name = |at: usize| match self.count() {
             1 => "model.safetensors".to_owned(),
             count => format!("model-{:05}-of-{count:05}.safetensors", at + 1),
@@ -48,23 +50,23 @@ impl Shards {
         self.0.iter().enumerate().map(move |(at, tensors)| (name(at), &tensors[..]))
     }
 
-    /// File name and text of the index; one file has none.
+    /// File name and text of the index. A single file has none.
     pub fn index(&self, model: &Model) -> Option<(&'static str, String)> {
         if self.count() == 1 {
             return None;
         }
         let sum = |part: fn(&TensorInfo) -> u64| -> u64 {
-            self.0.iter().flatten().map(|at| part(&model.tensor(*at as usize).0)).fold(0, u64::saturating_add)
+            self.0.iter().flatten().map(|id| part(&model.tensor(*id).info)).fold(0, u64::saturating_add)
         };
         let (parameters, nbytes) = (sum(|tensor| tensor.elements()), sum(|tensor| tensor.nbytes()));
         let files: Vec<_> = self.files().collect();
-        let entries = files.iter().flat_map(|(file, tensors)| tensors.iter().map(move |at| (*at, file)));
-        let weight_map: BTreeMap<&str, &String> = entries.map(|(at, file)| (model.name(at as usize), file)).collect();
-        // Strings and a number cannot fail to be JSON.
+        let entries = files.iter().flat_map(|(file, tensors)| tensors.iter().map(move |id| (*id, file)));
+        let weight_map: BTreeMap<&str, &String> = entries.map(|(id, file)| (model.name(id), file)).collect();
+        // Strings and numbers are always valid JSON.
         let metadata = json!({"total_parameters": parameters, "total_size": nbytes});
         let text =
             serde_json::to_string_pretty(&json!({"metadata": metadata, "weight_map": weight_map})).unwrap_or_default();
-        // As Python writes it.
+        // Python escapes everything but printable ASCII.
         Some((INDEX, escape_json(&text, |char| !matches!(char, ' '..='~')) + "\n"))
     }
 }

@@ -1,20 +1,31 @@
-//! `safetensors/`: knows the header that makes one tensor a complete safetensors file.
+//! `safetensors/`: a tensor as a complete safetensors file.
 
 use super::export::write_entry;
-use crate::content::{Content, Data, Segment};
+use crate::content::{Content, Segment};
 use crate::format::TensorInfo;
-use std::borrow::Cow;
+use crate::model::{Model, Tensor};
 
-/// A file of that tensor alone, by its own name and without metadata. The data begins at a multiple of 8, as in the files of
-/// the official writer.
-pub fn content<'a>(tensor: &TensorInfo, data: Data<'a>) -> Content<'a> {
+/// Most dimensions of a tensor that is shown: the header is made again for each read.
+const RANK_MAX: usize = 8192;
+
+/// Longest name of a tensor that is shown, in bytes, for the same reason.
+const NAME_MAX: usize = 1 << 20;
+
+/// Whether a tensor is shown.
+pub fn shows(tensor: &TensorInfo) -> bool {
+    tensor.shape.len() <= RANK_MAX && tensor.name.len() <= NAME_MAX
+}
+
+/// A file with this tensor alone, under its own name and without metadata. The data begins at a multiple of 8, as in
+/// files of the official writer.
+pub fn content(model: &Model, tensor: &Tensor) -> Content {
     let mut header = vec![0; 8];
     header.push(b'{');
-    // A vector cannot refuse text.
-    let _ = write_entry(tensor, 0, &mut header);
+    // Writing to a vector does not fail.
+    let _ = write_entry(&tensor.info, 0, &mut header);
     header.push(b'}');
     header.resize(header.len().next_multiple_of(8), b' ');
     let length = header.len() as u64 - 8;
     header[..8].copy_from_slice(&length.to_le_bytes());
-    Content::new([Segment::Literal(Cow::Owned(header)), Segment::Data(data)])
+    Content::new([Segment::Literal(header.into()), Segment::Data(model.data(tensor))])
 }

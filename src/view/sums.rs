@@ -1,86 +1,69 @@
-//! `SHA256SUMS`: knows how sha256sum(1) of coreutils writes a line, and hashes the tensors whose lines are read.
+//! `SHA256SUMS`: a line for each logical tensor, in the form of sha256sum(1). A line is hashed when it is read.
 
 use super::lines::{Lines, Out, length};
-use super::results::Results;
-use super::{View, values};
-use crate::content::{Content, Data, Error, Generated, Interrupted, Segment};
-use crate::model::Model;
+use super::results::{Key, Results};
+use super::values::each;
+use crate::content::{Content, Data, Error, Generated, Request, Segment};
+use crate::model::{Model, TensorId};
 use crate::name;
 use crate::text::Hex;
 use crate::threads;
 use sha2::{Digest, Sha256};
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
-/// Where the lines are: their lengths are known before any hash.
-#[derive(Debug)]
-pub struct Sums(Lines);
+/// Bytes that are hashed at a time.
+const STEP: u64 = 1 << 20;
 
-impl Sums {
-    /// Measures every line.
-    pub fn new(model: &Model) -> Self {
-        Self(Lines::new(model.len(), |tensors, out| write_blank(model, tensors, out)))
-    }
-
-    /// The file, of the model of that number; `data` finds the bytes of a tensor.
-    pub fn content<'a>(
-        &'a self,
-        model: &'a Model,
-        results: &'a Results,
-        number: u32,
-        data: impl Fn(usize) -> Data<'a> + Sync + 'a,
-        interrupted: Interrupted<'a>,
-    ) -> Content<'a> {
-        let write = move |range: Range<u64>, out: &mut Vec<u8>| {
-            let (first, start) = self.0.find(range.start, |tensors, out| write_blank(model, tensors, out));
-            let mut ends = start;
-            let touched = (first..model.len()).take_while(|tensor| {
-                let begins = ends;
-                ends += length(|out| write_line(model, *tensor, &[0; 32], out));
-                begins < range.end
-            });
-            let touched: Vec<usize> = touched.filter(|tensor| !model.is_aside(*tensor)).collect();
-            let hash = |tensor: &usize| {
-                let compute = || sha256(&data(*tensor), interrupted);
-                results.get((number, View::Sums, *tensor as u32), interrupted, compute)
-            };
-            let hashes = threads::map(touched.len(), |at| hash(&touched[at]));
-            let mut text = Vec::new();
-            for (tensor, hash) in touched.iter().zip(hashes) {
-                // A vector cannot refuse text.
-                let _ = write_line(model, *tensor, &hash?, &mut text);
-            }
-            let from = (range.start - start) as usize;
-            out.extend_from_slice(&text[from..from + (range.end - range.start) as usize]);
-            Ok(())
-        };
-        Content::new([Segment::Generated(Generated { len: self.0.len(), write: Box::new(write) })])
-    }
+/// The file. Every line is measured; no line is hashed. `key` is that of the file, and its item that of a tensor.
+pub fn content(model: &Arc<Model>, results: &Arc<Results>, key: Key) -> Content {
+    let (model, results) = (model.clone(), results.clone());
+    let lines = Lines::new(model.logical().len(), |lines, out| write_blank(&model, lines, out));
+    Content::new([Segment::Generated(Generated::new(lines.len(), move |range, request, out| {
+        let logical = model.logical();
+        let (first, start) = lines.find(range.start, |lines, out| write_blank(&model, lines, out));
+        let mut ends = start;
+        let touched = (first..logical.len()).map(|line| logical.at(line)).take_while(|tensor| {
+            let begins = ends;
+            ends += length(|out| write_line(&model, *tensor, &[0; 32], out));
+            begins < range.end
+        });
+        let touched: Vec<TensorId> = touched.collect();
+        let hashes = threads::map(touched.len(), |at| {
+            let key = Key { item: touched[at].into(), ..key };
+            results.get(key, request, || sha256(&model.data(&model.tensor(touched[at])), request))
+        });
+        let mut text = Vec::new();
+        for (tensor, hash) in touched.iter().zip(hashes) {
+            // Writing to a vector does not fail.
+            let _ = write_line(&model, *tensor, &hash?, &mut text);
+        }
+        let from = (range.start - start) as usize;
+        out.extend_from_slice(&text[from..from + (range.end - range.start) as usize]);
+        Ok(())
+    }))])
 }
 
-fn sha256(data: &Data, interrupted: Interrupted) -> Result<Vec<u8>, Error> {
+fn sha256(data: &Data, request: &Request) -> Result<Vec<u8>, Error> {
     let mut hasher = Sha256::new();
-    values::each(data, 0..data.len(), interrupted, |bytes| hasher.update(bytes))?;
+    each(data, 0..data.len(), STEP, request, |bytes| hasher.update(bytes))?;
     Ok(hasher.finalize().to_vec())
 }
 
-/// Lines with nothing but zeros for hashes.
-fn write_blank(model: &Model, mut tensors: Range<usize>, out: Out) -> io::Result<()> {
-    tensors.try_for_each(|tensor| write_line(model, tensor, &[0; 32], out))
+/// Lines with zeros in place of hashes: they have the same lengths.
+fn write_blank(model: &Model, mut lines: Range<usize>, out: Out) -> io::Result<()> {
+    let logical = model.logical();
+    lines.try_for_each(|line| write_line(model, logical.at(line), &[0; 32], out))
 }
 
-/// Nothing for a tensor that is not in `tensors/`.
-fn write_line(model: &Model, tensor: usize, hash: &[u8], out: Out) -> io::Result<()> {
-    if model.is_aside(tensor) {
-        return Ok(());
-    }
+fn write_line(model: &Model, tensor: TensorId, hash: &[u8], out: Out) -> io::Result<()> {
     let name = name::encode(model.name(tensor));
-    // Of what sha256sum escapes, a file name here can have the backslash only.
+    // sha256sum escapes backslashes and newlines. File names here hold no newline.
     if name.contains('\\') {
         out.write_all(b"\\")?;
     }
-    write!(out, "{}", Hex(hash))?;
-    // By the name `-` it would read its standard input.
+    // sha256sum takes the name `-` for its standard input.
     let name = if name == "-" { "./-".into() } else { name };
-    writeln!(out, "  {}", name.replace('\\', "\\\\"))
+    writeln!(out, "{}  {}", Hex(hash), name.replace('\\', "\\\\"))
 }

@@ -1,4 +1,5 @@
-//! Real clients: what coreutils, jq, tar, rsync, fio and Python see in a mount is what the official Python package reads.
+//! Real clients: what coreutils, jq, tar, rsync, fio and Python see in a mount is what the official Python package
+//! reads.
 
 use crate::support::{Mount, Scene, Tensor, pattern, python, real_model, require_fuse};
 use nix::fcntl::OFlag;
@@ -25,8 +26,8 @@ const EACH: &str = r#"each() {
 }
 "#;
 
-/// What must be printed in a mount as in a directory of ordinary files. The arguments are what both have. `$DIRECT` is a
-/// flag of dd: `direct` in the mount.
+/// What must be printed in a mount as in a directory of ordinary files. The arguments are what both have. `$DIRECT` is
+/// a flag of dd: `direct` in the mount.
 const SAME: &[&str] = &[
     r#"find "$@" -type f -printf '%p %s %n %m %U %G %T@\n' | sort"#,
     r#"find "$@" -type d -printf '%p %m %U %G %T@\n' | sort"#,
@@ -76,7 +77,8 @@ while read -r offset && read -r nbytes && IFS= read -r file; do
 done < "$OUT"
 "#;
 
-/// Runs a script in `dir`. `$PYTHON` is the interpreter with the official package, `$OFFICIAL` the script beside this file.
+/// Runs a script in `dir`. `$PYTHON` is the interpreter with the official package, `$OFFICIAL` the script beside this
+/// file.
 fn try_bash(dir: &Path, env: &[(&str, &Path)], script: &str) -> Output {
     let output = Command::new("bash")
         .args(["-euo", "pipefail", "-c", &format!("{EACH}{script}")])
@@ -281,7 +283,8 @@ fn hexdump_od_and_getfattr_show_a_known_tensor() {
     }
 }
 
-/// fio marks every block with a checksum and its place, in an ordinary file. In a mount it then only reads and verifies.
+/// fio marks every block with a checksum and its place, in an ordinary file. In a mount it then only reads and
+/// verifies.
 #[test]
 fn fio_verifies_its_own_blocks_in_a_mounted_tensor() {
     require_fuse!();

@@ -270,7 +270,7 @@ fn the_foreground_says_where_and_how_to_stop_and_a_signal_stops_it() {
         out.read_to_string(&mut line).unwrap();
         assert_eq!((&line[..], scene.mounts(), scene.ok("ls mnt")), ("", vec![], String::new()), "{signal}");
         let log = std::fs::read_to_string(scene.path("log")).unwrap();
-        assert_eq!(log.matches("mnt: was in use; detached").count(), usize::from(held), "{signal}: {log}");
+        assert_eq!(log.matches("mnt: was in use and is detached").count(), usize::from(held), "{signal}: {log}");
         std::fs::remove_file(scene.path("log")).unwrap();
     }
 }
@@ -286,7 +286,7 @@ fn a_signal_ends_the_background_too() {
         scene.wait_for_end();
         assert_eq!((scene.mounts(), scene.ok("ls mnt")), (vec![], String::new()), "{signal}");
         let log = scene.ok("cat log; rm log");
-        assert_eq!(log.matches("mnt: was in use; detached").count(), usize::from(held), "{signal}: {log}");
+        assert_eq!(log.matches("mnt: was in use and is detached").count(), usize::from(held), "{signal}: {log}");
         drop(file);
     }
 }
@@ -435,7 +435,7 @@ fn a_mount_in_use_is_unmounted_only_lazily() {
     scene.ok("weightfs sample.safetensors mnt");
     let mut held = File::open(scene.path(BIG)).unwrap();
     let busy =
-        "weightfs: mnt: in use (`fuser -vm` tells by whom; --lazy detaches it now and ends it with its last user)\n";
+        "weightfs: mnt: in use (`fuser -vm` shows by whom; --lazy detaches it now, and it ends with its last user)\n";
     assert_eq!(scene.sh("weightfs umount mnt"), said(1, "", busy));
     assert_eq!(scene.ok("ls -d mnt/tree"), "mnt/tree\n");
     assert_eq!(scene.ok("weightfs umount --lazy mnt; ls mnt"), "");
@@ -460,7 +460,7 @@ fn a_dead_mount_is_unmounted_or_replaced() {
         die();
         assert_eq!(scene.ok(&format!("{unmount}; ls mnt")), "");
     }
-    let replaced = "weightfs: mnt: detached the dead mount that a killed daemon had left\n";
+    let replaced = "weightfs: mnt: detached a dead mount, left by a daemon that was killed\n";
     for replace in
         ["weightfs sample.safetensors mnt", "cp sample.safetensors mnt.safetensors; weightfs mnt.safetensors"]
     {

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 /// A shard: its file name and its tensors.
 type Shard<'a> = (&'a str, Vec<Tensor<'a>>);
 
-/// Writes shards and the manifest that names them in that order, saying of each what `said` makes of its rows and bytes.
+/// Writes shards and the manifest that names them in that order, saying of each what `said` makes of its rows and
+/// bytes.
 fn dataset(scene: &Scene, shards: &[Shard], said: impl Fn(&str, u64) -> (u64, u64)) -> PathBuf {
     let listed: Vec<_> = shards
         .iter()

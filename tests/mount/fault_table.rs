@@ -1,4 +1,5 @@
-//! Every fault of a source, under readers of every kind in every view: each gets the bytes that were mounted, or an error.
+//! Every fault of a source, under readers of every kind in every view: each gets the bytes that were mounted, or an
+//! error.
 
 use crate::gate::{FILE, Gate};
 use crate::readers::{End, Expected, Readers, Way};
@@ -47,8 +48,8 @@ enum Then {
     Kept(&'static str),
 }
 
-/// What happens to `source/model.safetensors`: where it lies, a line of shell, and what comes of it. `other` is a file of
-/// the same length with other bytes in `b16` and `b8`.
+/// What happens to `source/model.safetensors`: where it lies, a line of shell, and what comes of it. `other` is a file
+/// of the same length with other bytes in `b16` and `b8`.
 type Fault = (On, &'static str, Then);
 
 const WRITTEN: Then = Then::Nothing(&["written to since it was opened; mount it again"]);
@@ -82,8 +83,8 @@ const INDIFFERENT: [Fault; 8] = [
 ];
 
 const FAILURES: [Fault; 2] = [
-    // The disk ends before it begins, so that the block layer gives an error for each read; first the kernel forgets what
-    // it has read and nobody has mapped.
+    // The disk ends before it begins, so that the block layer gives an error for each read; first the kernel forgets
+    // what it has read and nobody has mapped.
     (
         On::Disk,
         "dd if=source/model.safetensors iflag=nocache count=0 status=none && : >disk",
@@ -108,8 +109,8 @@ fn lay_out(scene: &Scene, on: On) -> Option<Gate> {
         On::Here => scene.ok("mv model.safetensors source"),
         On::Tmpfs => scene.ok("mount -t tmpfs none source && cp -p model.safetensors source"),
         On::Disk => {
-            // Direct, because through the page cache what is past the end of `disk` would be zeros. The device goes with the
-            // mount.
+            // Direct, because through the page cache what is past the end of `disk` would be zeros. The device goes
+            // with the mount.
             scene.ok("mkdir files && mv model.safetensors files && truncate -s 16M disk");
             scene.ok("mkfs.ext4 -q -O ^has_journal -d files disk && mount -o ro,loop disk source");
             scene.ok("losetup --direct-io=on $(findmnt -no SOURCE source)")
@@ -160,8 +161,8 @@ impl Reference {
         Self { scene, files }
     }
 
-    /// The files about tensors that begin with `letter`, as a mount of a source in another scene shows them. Of what reaches
-    /// over all tensors only what is before the gap is read where other tensors must not be touched.
+    /// The files about tensors that begin with `letter`, as a mount of a source in another scene shows them. Of what
+    /// reaches over all tensors only what is before the gap is read where other tensors must not be touched.
     fn expected(&self, scene: &Scene, letter: char) -> Vec<Arc<Expected>> {
         let names = of_the_source(letter);
         let files = self.files.iter().enumerate();
@@ -181,8 +182,8 @@ impl Reference {
     }
 }
 
-/// Mounts a source twice, has every file about some tensors read from one mount while the fault happens, and then every file
-/// about other tensors from the other, where nothing was read before.
+/// Mounts a source twice, has every file about some tensors read from one mount while the fault happens, and then every
+/// file about other tensors from the other, where nothing was read before.
 fn happen(reference: &Reference, fault: Fault, options: &[&str]) {
     let (on, line, then) = fault;
     let scene = Scene::new();

@@ -1,4 +1,5 @@
-//! What goes wrong under a mount: a source that is cut, rewritten or replaced, readers that are killed, attempts to write.
+//! What goes wrong under a mount: a source that is cut, rewritten or replaced, readers that are killed, attempts to
+//! write.
 
 use crate::gate::{FILE, Gate};
 use crate::support::{Mount, Scene, pattern, python, require_fuse, wait_until};
@@ -45,8 +46,8 @@ fn page(path: impl AsRef<Path>, offset: usize) -> Result<Vec<u8>, Errno> {
 
 /// Mounts `source`, and reads the first page of `t0`, which the kernel keeps.
 fn mount_and_keep(scene: &Scene, source: &Path) -> (Mount, Vec<u8>) {
-    // A page is kept unless the source has changed by the moment when its daemon has answered and looks once more. One thread
-    // does that before it answers anything else.
+    // A page is kept unless the source has changed by the moment when its daemon has answered and looks once more. One
+    // thread does that before it answers anything else.
     let mount = scene.mount(source, &["--threads=1"]);
     let seen = page(mount.path("tensors/t0"), 0).unwrap();
     assert_eq!(mount.list("metadata"), [""; 0]);

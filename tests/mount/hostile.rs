@@ -8,7 +8,8 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-/// Colours, a bell, new lines, C1 controls, changes of direction, ends of lines and paragraphs, what has no width, a tag.
+/// Colours, a bell, new lines, C1 controls, changes of direction, ends of lines and paragraphs, what has no width, a
+/// tag.
 const EVIL: &str =
     "\u{1b}[31m\u{7}\r\n\t\u{7f}\u{85}\u{9b}2J\u{202e}\u{2066}\u{200f}\u{61c}\u{2028}\u{2029}\u{200b}\u{feff}\u{e0041}";
 

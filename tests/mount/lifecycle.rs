@@ -1,5 +1,5 @@
-//! The daemon's own life: ends of every kind under load, mounts beside and over mounts, five hundred of them, and little of
-//! everything: descriptors, memory, room for the log.
+//! The daemon's own life: ends of every kind under load, mounts beside and over mounts, five hundred of them, and
+//! little of everything: descriptors, memory, room for the log.
 
 use crate::gate::{FILE, Gate};
 use crate::readers::{End, Expected, Mapped, Readers, Way};
@@ -99,7 +99,7 @@ fn however_a_mount_ends_its_readers_are_served_or_get_an_error_at_once() {
         scene.wait_for_end();
         // It can be mounted again, on what a daemon has left that could not clean up, too.
         let said = scene.sh("weightfs model.safetensors mnt");
-        let left = "weightfs: mnt: detached the dead mount that a killed daemon had left\n";
+        let left = "weightfs: mnt: detached a dead mount, left by a daemon that was killed\n";
         assert_eq!(said.err, if line.contains("KILL") { left } else { "" }, "{line}");
         assert_eq!((said.code, scene.mounts().len()), (0, 1), "{line}");
         assert!(std::fs::read(scene.path("mnt/tensors/w")).unwrap() == pattern(MIB), "{line}");
@@ -265,7 +265,8 @@ fn a_signal_takes_off_no_mount_but_its_own() {
     assert!((0..50).any(|_| signal_where_another_mount_has_the_number()), "the number never came again");
 }
 
-/// Signals a daemon whose mount is gone and whose number another mount has got; false where nobody whom we know has got it.
+/// Signals a daemon whose mount is gone and whose number another mount has got; false where nobody whom we know has got
+/// it.
 fn signal_where_another_mount_has_the_number() -> bool {
     let scene = Scene::new();
     let source = model(&scene, FILE, 8 * MIB);

@@ -1,4 +1,5 @@
-//! Hostile sizes: what a file claims costs nothing, and what it holds no more memory than a small multiple of its own length.
+//! Hostile sizes: what a file claims costs nothing, and what it holds no more memory than a small multiple of its own
+//! length.
 
 use crate::support::{Said, Scene, require_fuse};
 use std::path::PathBuf;
@@ -8,8 +9,8 @@ const MIB: usize = 1 << 20;
 /// Length of the inputs, about. `cargo bench --bench hostile` has them in full length, and how long each takes.
 const LEN: usize = 12 * MIB;
 
-/// Reads `source` without mounting it, with so much memory as `times` its own length and what any file takes. It is what
-/// RLIMIT_DATA counts: all that the program gets for itself, touched or not.
+/// Reads `source` without mounting it, with so much memory as `times` its own length and what any file takes. It is
+/// what RLIMIT_DATA counts: all that the program gets for itself, touched or not.
 fn read(scene: &Scene, len: usize, times: usize, words: &str) -> Said {
     // Each core has a thread, which has a stack.
     let cores = std::thread::available_parallelism().unwrap().get();

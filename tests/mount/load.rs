@@ -1,6 +1,7 @@
 //! Load: many readers of every kind on every view at once, each byte held against what it must be; a million names.
 //!
-//! One mechanism does all of it: processes of readers, threads that pick files at random and read them in ways picked at random.
+//! One mechanism does all of it: processes of readers, threads that pick files at random and read them in ways picked
+//! at random.
 
 use crate::support::{Mount, Scene, pattern, python, require_fuse, run_ok};
 use memmap2::{Mmap, UncheckedAdvice};
@@ -107,8 +108,8 @@ fn readers() {
     println!("{COMPARED}{} {}", files.into_inner(), bytes.into_inner());
 }
 
-/// All that is in `expected`, directories too, parted by the first two components of their paths: each view of each model is
-/// as likely to be read as any other, however many files it has.
+/// All that is in `expected`, directories too, parted by the first two components of their paths: each view of each
+/// model is as likely to be read as any other, however many files it has.
 fn groups(expected: &Path) -> Vec<Vec<Entry>> {
     let mut groups: BTreeMap<PathBuf, Vec<Entry>> = BTreeMap::new();
     let mut ahead = vec![PathBuf::new()];
@@ -141,8 +142,8 @@ fn attributes(path: &Path) -> BTreeMap<String, Vec<u8>> {
 }
 
 fn map(file: &File) -> Mmap {
-    // SAFETY: nobody writes to these files. Where a mount fails under its map, the process ends by SIGBUS, which is how the
-    // test that started it should hear of it.
+    // SAFETY: nobody writes to these files. Where a mount fails under its map, the process ends by SIGBUS, which is how
+    // the test that started it should hear of it.
     #[allow(unsafe_code)]
     unsafe { Mmap::map(file) }.unwrap()
 }
@@ -218,8 +219,8 @@ impl Entry {
     }
 }
 
-/// Starts a process of readers for each of the orders and calls `meanwhile` time and again while they are at work; returns how
-/// many files they have read and how many bytes compared. Whoever is not done by `limit` hangs.
+/// Starts a process of readers for each of the orders and calls `meanwhile` time and again while they are at work;
+/// returns how many files they have read and how many bytes compared. Whoever is not done by `limit` hangs.
 fn load(scene: &Scene, orders: &[Orders], limit: Duration, mut meanwhile: impl FnMut()) -> [u64; 2] {
     let log = |at| scene.path(format!("readers{at}.log"));
     let start = |(at, orders): (usize, &Orders)| {
@@ -285,8 +286,8 @@ impl Usage {
     }
 }
 
-/// Whether a daemon uses no more in the second half of the time than in the first, a fifth of the time at the beginning left
-/// out: there it fills what it keeps.
+/// Whether a daemon uses no more in the second half of the time than in the first, a fifth of the time at the beginning
+/// left out: there it fills what it keeps.
 fn assert_flat(usages: &[Usage]) {
     let (first, second) = usages[usages.len() / 5..].split_at(usages.len() * 2 / 5);
     let median = |part: &[Usage], of: fn(&Usage) -> u64| {
@@ -312,8 +313,8 @@ fn written(mount: &Mount) -> u64 {
     io.lines().find_map(|line| line.strip_prefix("wchar: ")).unwrap().parse().unwrap()
 }
 
-/// `WEIGHTFS_SOAK=SECONDS cargo test --test mount soak -- --nocapture` goes on for so long and says each minute what the daemons
-/// use, which must not grow.
+/// `WEIGHTFS_SOAK=SECONDS cargo test --test mount soak -- --nocapture` goes on for so long and says each minute what
+/// the daemons use, which must not grow.
 #[test]
 fn soak_of_every_view() {
     require_fuse!();

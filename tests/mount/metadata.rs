@@ -207,7 +207,7 @@ fn owner_permissions_and_attributes_stay() {
     // Another name keeps the old file.
     scene.ok("ln m.safetensors other.safetensors");
     let said = scene.sh("weightfs metadata set m.safetensors title=fourth");
-    assert_eq!(said.err, "weightfs: m.safetensors: had 2 names; under the others it stays as it was\n");
+    assert_eq!(said.err, "weightfs: m.safetensors: has 2 names; only this one leads to the changed file\n");
     assert_eq!(
         scene.ok("weightfs metadata get other.safetensors title; weightfs metadata get m.safetensors title"),
         "third\nfourth\n"
@@ -299,9 +299,9 @@ fn what_is_refused_is_left_as_it_was() {
         ("set absent a=b", 1, "absent: No such file or directory"),
         ("set several a=b", 1, "several: a directory of 2 models; name one of them"),
         ("set sharded a=b", 1, "sharded: a model of several files; name one of them"),
-        ("remove m.safetensors title absent", 1, "m.safetensors: no metadata has the key \"absent\""),
-        ("remove m.safetensors title absent title", 1, "m.safetensors: no metadata has the key \"absent\""),
-        ("get m.safetensors absent", 1, "m.safetensors: no metadata has the key \"absent\""),
+        ("remove m.safetensors title absent", 1, "m.safetensors: no metadata key \"absent\""),
+        ("remove m.safetensors title absent title", 1, "m.safetensors: no metadata key \"absent\""),
+        ("get m.safetensors absent", 1, "m.safetensors: no metadata key \"absent\""),
         ("set m.safetensors a=b -o absent/out", 1, "absent/out: No such file or directory"),
         ("set m.safetensors a=b -o absent/", 1, "absent/: No such file or directory"),
         ("set m.safetensors a=b -o empty", 1, "empty: Is a directory"),
@@ -321,9 +321,9 @@ fn what_is_refused_is_left_as_it_was() {
     let user = "setpriv --reuid=65534 --regid=65534 --clear-groups -- weightfs metadata";
     scene.ok("chmod 777 . && chmod 644 m.safetensors");
     let said = scene.sh(&format!("{user} set m.safetensors a=b"));
-    assert_eq!(said.err, "weightfs: m.safetensors: may not be written to; -o writes a changed copy\n");
+    assert_eq!(said.err, "weightfs: m.safetensors: is write-protected; -o writes a changed copy\n");
     let said = scene.sh(&format!("chmod 666 m.safetensors && cp m.safetensors kept && chmod 444 kept && {user} set m.safetensors a=b -o kept; rm kept"));
-    assert_eq!(said.err, "weightfs: kept: may not be written to: Permission denied\n");
+    assert_eq!(said.err, "weightfs: kept: is write-protected: Permission denied\n");
     scene.ok("chmod 755 . && chmod 666 m.safetensors");
     let said = scene.sh(&format!("{user} set m.safetensors a=b"));
     assert_eq!(said.err, "weightfs: m.safetensors: no file can be made beside it: Permission denied\n");
@@ -565,7 +565,8 @@ fn the_data_is_shared_where_the_file_system_can() {
             "ext4" => assert!(taken > 3 * data, "{kind}: {taken}"),
             _ => assert!(taken < data / 4, "{kind}: {taken}"),
         }
-        // What is written and not on the disk yet is another's: its place there is not the one that the file system still tells.
+        // What is written and not on the disk yet is another's: its place there is not the one that the file system
+        // still tells.
         if kind != "ext4" {
             disk.ok("cp --reflink=always fs/m.safetensors fs/d && sync -f fs");
             disk.ok("printf x | dd of=fs/d bs=1 seek=9000000 conv=notrunc status=none");

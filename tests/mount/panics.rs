@@ -1,5 +1,5 @@
-//! A fault of the program itself: a panic in any thread ends it at once, is told where messages go, and leaves nothing that a
-//! new mount could not replace.
+//! A fault of the program itself: a panic in any thread ends it at once, is told where messages go, and leaves nothing
+//! that a new mount could not replace.
 
 use crate::support::{Scene, require_fuse, run_ok};
 use nix::sys::signal::Signal;
@@ -8,8 +8,8 @@ use std::path::Path;
 /// Threads that serve requests, and those that compute what takes long; by the beginning of their names.
 const THREADS: [&str; 2] = ["fuser-", "worker"];
 
-/// A command that runs with a clock which fails on demand. Rust's standard library panics when the kernel has no time for it:
-/// so the program is the one that is installed, with nothing in it for the test.
+/// A command that runs with a clock which fails on demand. Rust's standard library panics when the kernel has no time
+/// for it: so the program is the one that is installed, with nothing in it for the test.
 fn with_panics(scene: &Scene, command: &str) -> String {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mount/panic.c");
     let library = scene.path("panic.so");
@@ -38,7 +38,9 @@ fn a_panic_in_any_thread_ends_the_mount_and_the_log_says_so() {
         scene.wait_for_end();
         let log = scene.ok("cat log");
         assert_eq!(log.lines().count(), 1, "{thread}: {log}");
-        for part in [" ERROR [", "a fault of weightfs itself", &format!("thread {thread}"), "`weightfs umount`"] {
+        for part in
+            [" ERROR [", "weightfs ends because of a bug in it", &format!("thread {thread}"), "`weightfs umount`"]
+        {
             assert!(log.contains(part), "{thread}: {part}: {log}");
         }
         // It is dead to see for everyone, and not an empty directory.
@@ -63,12 +65,12 @@ fn in_the_foreground_a_panic_is_told_on_the_terminal_and_by_the_exit_status() {
     use std::os::unix::process::ExitStatusExt;
     assert_eq!(child.wait().unwrap().signal(), Some(Signal::SIGABRT as i32));
     let said = scene.ok("cat said");
-    assert!(said.starts_with("weightfs: a fault of weightfs itself") && said.lines().count() == 1, "{said}");
+    assert!(said.starts_with("weightfs: weightfs ends because of a bug in it") && said.lines().count() == 1, "{said}");
     // The next mount takes its place.
     let said = scene.sh("weightfs sample.safetensors mnt");
     assert_eq!(
         (said.code, &said.err[..]),
-        (0, "weightfs: mnt: detached the dead mount that a killed daemon had left\n")
+        (0, "weightfs: mnt: detached a dead mount, left by a daemon that was killed\n")
     );
     scene.ok("cat mnt/stats/model.layers.10.w.json && weightfs umount mnt");
 }

@@ -1,4 +1,5 @@
-//! The sandbox of a daemon at work, and the process outside that unmounts for it. What is refused inside: `tests/sandbox.rs`.
+//! The sandbox of a daemon at work, and the process outside that unmounts for it. What is refused inside:
+//! `tests/sandbox.rs`.
 
 use crate::support::{Namespace, Scene, pattern, require_fuse, wait_until};
 use nix::sys::signal::{Signal, kill, killpg};
@@ -57,7 +58,8 @@ fn every_thread_of_a_daemon_at_work_is_in_the_sandbox() {
         for thread in threads {
             assert!(thread[..2] == expected && few(&thread[2]) == options.is_empty(), "{options} {thread:?}");
         }
-        // The other process is free, and has nothing but its ends of two sockets, besides what both got from their parent.
+        // The other process is free, and has nothing but its ends of two sockets, besides what both got from their
+        // parent.
         let [outside] = scene.unmounters()[..] else { panic!("{:?}", scene.processes()) };
         assert!(restrictions(outside).iter().all(|thread| thread[..2] == ["", ""]));
         let (held, shared) = (descriptors(outside), descriptors(daemon));
@@ -241,7 +243,7 @@ fn without_the_process_that_unmounts_the_mount_stays_until_it_is_unmounted() {
     }
     wait_until("it is gone", || scene.unmounters().is_empty());
     scene.ok("kill -TERM $DAEMON");
-    let reason = "cannot unmount: the process that does it is gone (`weightfs umount` does without it)\n";
+    let reason = "cannot unmount: the helper process is gone (`weightfs umount` works without it)\n";
     wait_until("the log says why", || scene.ok("cat log").ends_with(reason));
     scene.ok("cat sample/stats/* sample/tensors/* >/dev/null; weightfs umount sample");
     scene.wait_for_end();

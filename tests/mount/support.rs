@@ -40,8 +40,8 @@ pub fn fuse_is_here() -> bool {
     false
 }
 
-/// A directory for one test: a model in it and room for mount points. With it goes every mount in it and every process that
-/// was started by [`Scene::command`] or by one of those.
+/// A directory for one test: a model in it and room for mount points. With it goes every mount in it and every process
+/// that was started by [`Scene::command`] or by one of those.
 pub struct Scene {
     pub dir: TempDir,
 }
@@ -68,7 +68,8 @@ impl Scene {
         scene
     }
 
-    /// A command that runs in the scene's directory and finds `weightfs` on its path and its running daemons in `$DAEMON`.
+    /// A command that runs in the scene's directory and finds `weightfs` on its path and its running daemons in
+    /// `$DAEMON`.
     pub fn command(&self, program: &str) -> Command {
         // Where the tests run in the background of a script, they ignore SIGINT, and so would what they start.
         let mut command = Command::new("env");

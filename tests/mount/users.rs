@@ -186,12 +186,12 @@ fn a_users_mount_goes_as_one_of_roots_does() {
     let mount = format!("{USER} weightfs sample.safetensors home/mnt");
     namespace.ok(&mount);
     let busy = format!("{USER} sh -c 'exec 3<home/mnt/header.json; weightfs umount home/mnt'");
-    assert!(namespace.sh(&busy).err.starts_with("weightfs: home/mnt: in use (`fuser -vm` tells by whom; --lazy "));
+    assert!(namespace.sh(&busy).err.starts_with("weightfs: home/mnt: in use (`fuser -vm` shows by whom; --lazy "));
     for again in [format!("{USER} weightfs umount home/mnt"), mount] {
         namespace.ok("kill -KILL $DAEMON");
         scene.wait_for_end();
         let said = namespace.sh(&again);
-        let replaced = "weightfs: home/mnt: detached the dead mount that a killed daemon had left\n";
+        let replaced = "weightfs: home/mnt: detached a dead mount, left by a daemon that was killed\n";
         assert_eq!((said.code, &said.err[..]), (0, if again.contains("umount") { "" } else { replaced }), "{again}");
         if again.contains("umount") {
             namespace.ok(&format!("{USER} weightfs sample.safetensors home/mnt"));
@@ -208,7 +208,7 @@ fn what_a_user_may_not_do_is_said_clearly_and_leaves_nothing() {
     let namespace = namespace(&scene, "");
     namespace.ok("weightfs -o allow_other sample.safetensors roots");
     let helper = "cannot mount on";
-    let missing = "fusermount3 is missing, which users need to mount: install the package fuse3";
+    let missing = "fusermount3 is missing, which users other than root need to mount: install the package fuse3";
     let allow = "only allowed if 'user_allow_other' is set in /etc/fuse.conf (an administrator can add that line)";
     let device =
         "failed to open /dev/fuse: Permission denied (an administrator can let users open it: chmod 666 /dev/fuse)";
@@ -323,7 +323,7 @@ fn what_the_system_lacks_is_named_with_what_to_do() {
         "/dev/fuse is missing: load the module with `modprobe fuse`, or give it to the container (--device /dev/fuse)";
     let helper = &format!("cannot mount on {}: fusermount3: ", scene.path("home/mnt").display());
     let no_right = &format!(
-        "{helper}mount failed: Operation not permitted (it may not: its setuid bit is gone, no_new_privs is set, or the \
+        "{helper}mount failed: Operation not permitted (its setuid bit is missing, no_new_privs is set, or the \
          container lacks CAP_SYS_ADMIN)"
     )[..];
     let allow = |option: &str| {
@@ -347,7 +347,7 @@ fn what_the_system_lacks_is_named_with_what_to_do() {
             not_opened,
             "weightfs",
             1,
-            "/dev/fuse may not be opened here, even by root: give it to the container (--device /dev/fuse)",
+            "/dev/fuse cannot be opened here, not even by root: give it to the container (--device /dev/fuse)",
         ),
         (device, &format!("{USER} setpriv --no-new-privs weightfs"), 1, no_right),
         (device, &format!("{no_admin} weightfs"), 1, no_right),
@@ -355,7 +355,7 @@ fn what_the_system_lacks_is_named_with_what_to_do() {
             device,
             &format!("{no_admin} env PATH=$PWD/bin weightfs"),
             1,
-            "this root may not mount or unmount: give the container CAP_SYS_ADMIN (--cap-add SYS_ADMIN)",
+            "root is not permitted to mount or unmount here: give the container CAP_SYS_ADMIN (--cap-add SYS_ADMIN)",
         ),
         (no_conf, &format!("{USER} weightfs -o allow_other"), 1, &allow("allow_other")),
         (no_conf, &format!("{USER} weightfs -o allow_root"), 1, &allow("allow_other")),

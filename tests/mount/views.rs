@@ -1,4 +1,5 @@
-//! Views that other tools open: NumPy and ml_dtypes, the official package, readers of arrays in Rust and C++, archivers.
+//! Views that other tools open: NumPy and ml_dtypes, the official package, readers of arrays in Rust and C++,
+//! archivers.
 
 use crate::support::{Mount, Scene, pattern, require_fuse, run, run_ok};
 use safetensors::Dtype;

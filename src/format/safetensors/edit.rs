@@ -1,21 +1,31 @@
 //! A header with other metadata: knows how to write it around entries that it leaves as they are.
 
-use super::{Error, LENGTH, MAX_HEADER};
+use super::error::Error;
+use super::{LENGTH, MAX_HEADER, METADATA};
 use crate::format::Text;
+use crate::format::header::Header;
+use crate::format::input::Input;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::fmt;
 
-/// The data keeps its place within a block of this many bytes, so that file systems can share the blocks of the old file.
+/// The data keeps its place within a block of this many bytes, so that file systems can share the blocks of the old
+/// file.
 const BLOCK: u64 = 4096;
 
-/// The bytes of a file up to its data, with `metadata` in place of its own: `json` is the header of a valid file whose data
-/// begins at `data_start`.
+/// The bytes of a file up to its data, with `metadata` in place of its own. `header` was parsed from `input`.
 ///
-/// Entries keep their order and their text. Spaces fill the header up, so that the data moves by whole blocks, or not at all, and
-/// is aligned as it was.
-pub fn with_metadata(json: &str, data_start: u64, metadata: &[(String, String)]) -> Result<Vec<u8>, Error> {
+/// Entries keep their order and their text. Spaces fill the header up, so that the data moves by whole blocks, or not
+/// at all, and keeps its alignment.
+pub fn with_metadata(header: &Header, input: &Input, metadata: &[(String, String)]) -> Result<Vec<u8>, Error> {
+    let text = input.get(header.text().unwrap_or_default())?;
+    // What is not UTF-8 was refused by the parser.
+    rewrite(str::from_utf8(text).unwrap_or_default(), header.data_start(), metadata)
+}
+
+/// The same for a header given as text, and the offset of the data.
+fn rewrite(json: &str, data_start: u64, metadata: &[(String, String)]) -> Result<Vec<u8>, Error> {
     let unreadable = |error: serde_json::Error| Error::Json { entry: None, reason: error.to_string() };
     let mut reader = serde_json::Deserializer::from_str(json);
     let entries = reader.deserialize_map(Entries).map_err(unreadable)?;
@@ -74,7 +84,7 @@ impl<'de> Visitor<'de> for Entries {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut entries = Vec::new();
         while let Some((name, entry)) = map.next_entry::<Text, &RawValue>()? {
-            if name.0 != "__metadata__" {
+            if name.0 != METADATA {
                 entries.push((name.0, entry));
             }
         }
@@ -85,7 +95,7 @@ impl<'de> Visitor<'de> for Entries {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{Header, Mode, safetensors::parse};
+    use crate::format::{Mode, safetensors::parse};
     use proptest::prelude::*;
 
     fn pairs(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -94,14 +104,14 @@ mod tests {
 
     /// The header of a file with the head of another one, whose data has `len` bytes.
     fn read(head: &[u8], len: u64) -> Header {
-        parse(head, head.len() as u64 + len, Mode::Strict).unwrap()
+        parse(&Input::with_prefix(head.len() as u64 + len, head.to_vec()), Mode::Strict).unwrap()
     }
 
     #[test]
     fn entries_keep_their_text_and_their_order() {
         let json = "{\n \"b\" : {\"dtype\":\"U8\", \"shape\":[2],\"data_offsets\":[1,3], \"mine\":[1.50, {\"\\u0041\":null}]},\
             \"__metadata__\":{\"old\":\"x\"},\"a\\/\\n\":[\"U8\",[1],[0,1]]}  ";
-        let head = with_metadata(json, 4096, &pairs(&[("new", "\"\n\u{1}é"), ("", "")])).unwrap();
+        let head = rewrite(json, 4096, &pairs(&[("new", "\"\n\u{1}é"), ("", "")])).unwrap();
         assert_eq!(head.len(), 4096);
         let text = str::from_utf8(&head[8..]).unwrap().trim_end();
         assert_eq!(
@@ -111,7 +121,7 @@ mod tests {
              \"a/\\n\":[\"U8\",[1],[0,1]]}"
         );
         assert_eq!(read(&head, 3).metadata(), pairs(&[("", ""), ("new", "\"\n\u{1}é")]));
-        let clean = with_metadata(text, 4096, &[]).unwrap();
+        let clean = rewrite(text, 4096, &[]).unwrap();
         assert!(clean[8..].starts_with(b"{\"b\":"));
         assert_eq!(read(&clean, 3).metadata(), []);
     }
@@ -123,7 +133,7 @@ mod tests {
             ("{\"__metadata__\":null}", &[], "{}"),
             ("{}", &[("a", "b")], "{\"__metadata__\":{\"a\":\"b\"}}"),
         ] {
-            let head = with_metadata(json, 16, &pairs(metadata)).unwrap();
+            let head = rewrite(json, 16, &pairs(metadata)).unwrap();
             assert_eq!(str::from_utf8(&head[8..]).unwrap().trim_end(), expected);
             assert_eq!(read(&head, 0).len(), 0);
         }
@@ -135,7 +145,7 @@ mod tests {
         for old in [0, 100, 4000, 5000, 10_000] {
             for new in [0, 1, 99, 4000, 4080, 9000, 20_000] {
                 for data_start in [8 + json(old).len() as u64, 4096, 4099, 12_345, 16_384] {
-                    let head = with_metadata(&json(old), data_start, &pairs(&[("k", &"x".repeat(new))])).unwrap();
+                    let head = rewrite(&json(old), data_start, &pairs(&[("k", &"x".repeat(new))])).unwrap();
                     let needed = 8 + json(new).len() as u64;
                     let start = head.len() as u64;
                     let unit = if data_start == 16_384 { 16_384 } else { 4096 };
@@ -151,7 +161,7 @@ mod tests {
     #[test]
     fn a_header_has_a_limit() {
         // What stands around the value takes 25 bytes.
-        let head = |len: usize| with_metadata("{}", 4096, &pairs(&[("k", &"x".repeat(len))]));
+        let head = |len: usize| rewrite("{}", 4096, &pairs(&[("k", &"x".repeat(len))]));
         let most = MAX_HEADER as usize - 25;
         assert_eq!(head(most).unwrap().len() as u64, 8 + MAX_HEADER);
         assert_eq!(head(most + 1), Err(Error::NoRoom { len: MAX_HEADER + 1 }));
@@ -162,7 +172,7 @@ mod tests {
         fn what_is_set_is_read(metadata in prop::collection::btree_map(any::<String>(), any::<String>(), 0..5), start in 8u64..10_000) {
             let metadata: Vec<(String, String)> = metadata.into_iter().collect();
             let json = r#"{"t":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"__metadata__":{"old":""}}"#;
-            let head = with_metadata(json, start, &metadata).unwrap();
+            let head = rewrite(json, start, &metadata).unwrap();
             let header = read(&head, 1);
             prop_assert_eq!(header.metadata(), metadata);
             prop_assert_eq!(header.name(0), "t");

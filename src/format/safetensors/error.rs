@@ -1,17 +1,15 @@
 //! What can be wrong with a safetensors header: knows the words, each with the expected and the found numbers.
 
 use super::MAX_HEADER;
+use crate::format::input::Missing;
 use crate::text::quote;
 
 /// Why a file has no header.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Not an error of the file: parse again with at least this many bytes of it.
-    #[error("the first {needed} bytes are needed")]
-    Incomplete {
-        /// Bytes from the start of the file; never more than it has.
-        needed: u64,
-    },
+    /// Not a fault of the file: parse again when this part of it was added to the input.
+    #[error(transparent)]
+    Missing(#[from] Missing),
     /// Fewer bytes than the length itself takes.
     #[error("too short: {len} bytes, and a safetensors file begins with 8 that give the length of its header")]
     TooShort {

@@ -1,26 +1,28 @@
-//! What readers take and the format does not have: knows the words of its description that the official reader does not
-//! enforce, and what that reader lets in by side doors.
+//! Unusual headers: what the official reader accepts although the format does not have it.
 //!
-//! Source: `safetensors/README.md`, "Format": the header "MUST begin with a `{`", "MAY be trailing padded with whitespace
-//! (0x20)", and "duplicate keys are disallowed".
+//! Source: `safetensors/README.md`, "Format": the header "MUST begin with a `{`", "MAY be trailing padded with
+//! whitespace (0x20)", and "duplicate keys are disallowed".
 
+use super::METADATA;
 use crate::format::Text;
+use crate::format::header::Header;
+use crate::format::input::{Input, Missing};
+use crate::format::lint::{Lint, LintKind};
 use crate::text::quote;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::collections::HashSet;
 use std::fmt;
 
-/// Something in a header that other readers may stumble over.
+/// Something in a header that other readers may reject.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
-pub enum Oddity {
+enum Oddity {
     #[error("the header begins with {found:?}, and the format wants {{")]
     Start { found: char },
     #[error("the header is padded with {found:?}, and the format wants spaces")]
     Padding { found: char },
     #[error("__metadata__ is null, not an object")]
     NullMetadata,
-    #[error("metadata key {} stands there twice; readers take the last value", quote(key))]
+    #[error("metadata key {} is repeated; readers take the last value", quote(key))]
     KeyTwice { key: String },
     #[error("tensor {}: its entry has the field {}, which the format does not have", quote(tensor), quote(field))]
     UnknownField { tensor: String, field: String },
@@ -32,7 +34,7 @@ pub enum Oddity {
 
 impl Oddity {
     /// The tensor or key of metadata that has it.
-    pub fn subject(&self) -> Option<&str> {
+    fn subject(&self) -> Option<&str> {
         match self {
             Self::Start { .. } | Self::Padding { .. } | Self::NullMetadata => None,
             Self::KeyTwice { key: name }
@@ -43,8 +45,19 @@ impl Oddity {
     }
 }
 
-/// Hands all that is odd to `found`; `json` is a header that was parsed, its padding included.
-pub fn lint(json: &str, found: &mut dyn FnMut(Oddity)) {
+/// Reports everything unusual in a header that was parsed from `input`.
+pub fn lint(header: &Header, input: &Input, found: &mut dyn FnMut(Lint)) -> Result<(), Missing> {
+    let text = input.get(header.text().unwrap_or_default())?;
+    // The parser refuses text that is not UTF-8.
+    lint_text(str::from_utf8(text).unwrap_or_default(), &mut |oddity| {
+        let (subject, message) = (oddity.subject().map(str::to_owned), oddity.to_string());
+        found(Lint { kind: LintKind::Unusual, subject, message });
+    });
+    Ok(())
+}
+
+/// Checks the text of a header, padding included.
+fn lint_text(json: &str, found: &mut dyn FnMut(Oddity)) {
     if let Some(first) = json.chars().next().filter(|first| *first != '{') {
         found(Oddity::Start { found: first });
     }
@@ -52,11 +65,11 @@ pub fn lint(json: &str, found: &mut dyn FnMut(Oddity)) {
     if let Some(char) = padding.chars().find(|char| *char != ' ') {
         found(Oddity::Padding { found: char });
     }
-    // What is no JSON has been refused by the parser.
+    // The parser refuses invalid JSON.
     let _ = Top(found).deserialize(&mut serde_json::Deserializer::from_str(json));
 }
 
-/// What is looked at.
+/// Receives what is found.
 type Found<'f> = &'f mut dyn FnMut(Oddity);
 
 struct Top<'f>(Found<'f>);
@@ -78,17 +91,17 @@ impl<'de> Visitor<'de> for Top<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         while let Some(Text(key)) = map.next_key()? {
-            let part = if key == "__metadata__" { Part::Metadata } else { Part::Entry(&key) };
+            let part = if key == METADATA { Part::Metadata } else { Part::Entry(&key) };
             map.next_value_seed(Value(&mut *self.0, part))?;
         }
         Ok(())
     }
 }
 
-/// A value of the header and what it is.
+/// A value of the header, and its meaning.
 struct Value<'f, 't>(Found<'f>, Part<'t>);
 
-/// What a value is, with the name of the tensor.
+/// The meaning of a value, with the name of the tensor.
 #[derive(Clone, Copy)]
 enum Part<'t> {
     Metadata,
@@ -108,7 +121,7 @@ impl<'de> Visitor<'de> for Value<'_, '_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("what the parser takes")
+        f.write_str("a value that the parser accepts")
     }
 
     fn visit_str<E>(self, _: &str) -> Result<(), E> {
@@ -161,13 +174,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_readers_take_and_the_format_does_not_have() {
+    fn unusual_headers_are_reported() {
         let entry = r#""t":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}"#;
         let cases = [
             (format!("{{{entry}}}   "), vec![]),
             (
                 format!(r#"{{"__metadata__":{{"k":"1","a":"","k":"2","k":"3"}},{entry}}}"#),
-                vec![r#"metadata key "k" stands there twice; readers take the last value"#; 2],
+                vec![r#"metadata key "k" is repeated; readers take the last value"#; 2],
             ),
             (format!(r#"{{"__metadata__":null,{entry}}}"#), vec!["__metadata__ is null, not an object"]),
             (format!(" {{{entry}}}"), vec!["the header begins with ' ', and the format wants {"]),
@@ -185,7 +198,7 @@ mod tests {
             let file = [&(json.len() as u64).to_le_bytes(), json.as_bytes(), &[0]].concat();
             assert!(safetensors::SafeTensors::deserialize(&file).is_ok(), "{json}");
             let mut found = Vec::new();
-            lint(&json, &mut |oddity| found.push(oddity.to_string()));
+            lint_text(&json, &mut |oddity| found.push(oddity.to_string()));
             assert_eq!(found, expected, "{json}");
         }
     }

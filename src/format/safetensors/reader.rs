@@ -1,21 +1,48 @@
-//! Reading the JSON of a header: knows which value may stand where, as serde has it for the official reader, and writes into
-//! the parser's arenas without a copy in between.
+//! Reads the JSON of a header: which value may stand where, as serde accepts it for the official reader.
+//!
+//! Names and dimensions go from the JSON parser into the arenas of the header without a copy in between.
 
-use super::{Error, Fault, Parser};
+use super::error::{Error, Fault};
+use super::parser::{FIELDS, Parser};
+use super::{LENGTH, MAX_HEADER, METADATA};
+use crate::format::header::{Header, Mode, Name};
+use crate::format::input::Input;
 use crate::text::quote;
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use std::fmt;
 
-/// Reads a whole header; where a rule is broken the parser holds the error, else the JSON is to blame.
-pub(super) fn read(text: &str, parser: &mut Parser) -> serde_json::Result<()> {
-    let mut json = serde_json::Deserializer::from_str(text);
-    Value(parser, Role::Top).deserialize(&mut json)?;
-    json.end()
+/// Reads the header of a file.
+///
+/// Fails with [`Error::Missing`] until the header is in `input`. Memory follows what is there, never a number in the
+/// file.
+pub fn parse(input: &Input, mode: Mode) -> Result<Header, Error> {
+    let Some((length, _)) = input.get(0..LENGTH)?.split_first_chunk() else {
+        return Err(Error::TooShort { len: input.len() });
+    };
+    let len = u64::from_le_bytes(*length);
+    if len > MAX_HEADER {
+        return Err(Error::HeaderTooLarge { len });
+    }
+    let json = LENGTH..LENGTH + len;
+    if json.end > input.len() {
+        return Err(Error::HeaderCut { end: json.end, len: input.len() });
+    }
+    let text = str::from_utf8(input.get(json.clone())?);
+    let text = text.map_err(|error| Error::NotUtf8 { at: LENGTH + error.valid_up_to() as u64 })?;
+    let mut parser = Parser::new(mode, json.end);
+    let mut reader = serde_json::Deserializer::from_str(text);
+    let read = Value(&mut parser, Role::Top).deserialize(&mut reader).and_then(|()| reader.end());
+    if let Err(error) = read {
+        // Where a rule is broken the parser has the error; otherwise the JSON is not valid.
+        let broken = parser.error.take();
+        return Err(broken.unwrap_or_else(|| Error::Json { entry: parser.entry_name(), reason: error.to_string() }));
+    }
+    parser.finish(json, input.len())
 }
 
 /// Which value of the header is being read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Role {
+enum Role {
     Top,
     Metadata,
     MetadataValue,
@@ -50,9 +77,8 @@ impl Role {
     }
 }
 
-/// The three fields of an entry, in the order in which the array form gives them.
-pub(super) const FIELDS: [(&str, Role); 3] =
-    [("dtype", Role::Dtype), ("shape", Role::Shape), ("data_offsets", Role::Offsets)];
+/// The roles of the values of [`FIELDS`].
+const ROLES: [Role; FIELDS.len()] = [Role::Dtype, Role::Shape, Role::Offsets];
 
 /// One value of the header, written to the parser in the way that its role asks for.
 struct Value<'p>(&'p mut Parser, Role);
@@ -104,7 +130,7 @@ impl<'de> Visitor<'de> for Value<'_> {
 
     fn visit_u64<E: de::Error>(self, value: u64) -> Result<(), E> {
         match self.1 {
-            Role::Dim => self.0.dims.push(value),
+            Role::Dim => self.0.builder.dim(value),
             Role::Offset => {
                 if let Some(offset) = self.0.offsets.get_mut(self.0.offsets_found) {
                     *offset = value;
@@ -121,7 +147,7 @@ impl<'de> Visitor<'de> for Value<'_> {
             Role::Dtype => self.0.set_dtype(value),
             Role::MetadataValue => {
                 if let Some(key) = self.0.metadata_key.take() {
-                    self.0.metadata.push((key, value.to_owned()));
+                    self.0.builder.metadata(key, value.to_owned());
                 }
             }
             Role::Ignored => {}
@@ -136,7 +162,7 @@ impl<'de> Visitor<'de> for Value<'_> {
         let count = |part, expected, found| Fault::Count { part, expected, found };
         match role {
             Role::Shape => {
-                parser.dims_from = parser.dims.len() as u32;
+                parser.shape_start = parser.builder.next_dim();
                 while seq.next_element_seed(Value(parser, Role::Dim))?.is_some() {}
             }
             Role::Offsets => {
@@ -149,7 +175,7 @@ impl<'de> Visitor<'de> for Value<'_> {
                 }
             }
             Role::Entry => {
-                let role_at = |found: usize| FIELDS.get(found).map_or(Role::Ignored, |field| field.1);
+                let role_at = |found: usize| ROLES.get(found).copied().unwrap_or(Role::Ignored);
                 while seq.next_element_seed(Value(parser, role_at(found)))?.is_some() {
                     found += 1;
                 }
@@ -197,33 +223,22 @@ impl Parser {
 
     fn visit_header<'de, A: MapAccess<'de>>(&mut self, mut map: A) -> Result<(), A::Error> {
         loop {
-            let names = &mut self.names;
-            let from = names.len();
-            let key = map.next_key_seed(Key(|key: &str| {
-                let metadata = key == "__metadata__";
-                if !metadata {
-                    names.push_str(key);
-                }
-                metadata
-            }))?;
+            let builder = &mut self.builder;
+            let key: Option<Option<Name>> =
+                map.next_key_seed(Key(|key: &str| (key != METADATA).then(|| builder.name(key))))?;
             match key {
                 None => return Ok(()),
-                Some(true) => {
+                Some(None) => {
                     if std::mem::replace(&mut self.seen_metadata, true) {
                         self.fault(Fault::Duplicate)?;
                     }
                     map.next_value_seed(Value(self, Role::Metadata))?;
                     self.metadata_key = None;
                 }
-                Some(false) => {
-                    self.begin_entry(from as u32..self.names.len() as u32);
+                Some(Some(name)) => {
+                    self.begin_entry(name);
                     map.next_value_seed(Value(self, Role::Entry))?;
-                    if let Some(name) = self.entry.take() {
-                        // The value was no object: only in lenient mode does the reading go on.
-                        if let Some(fault) = self.fault.take() {
-                            self.skip(&name, &fault);
-                        }
-                    }
+                    self.drop_entry();
                 }
             }
         }
@@ -239,16 +254,16 @@ impl Parser {
 
     fn visit_entry<'de, A: MapAccess<'de>>(&mut self, mut map: A) -> Result<(), A::Error> {
         let mut seen = [false; 3];
-        let field = |key: &str| FIELDS.iter().position(|field| field.0 == key);
+        let field = |key: &str| FIELDS.iter().position(|field| *field == key);
         while let Some(field) = map.next_key_seed(Key(field))? {
             let Some(field) = field else {
                 map.next_value_seed(Value(self, Role::Ignored))?;
                 continue;
             };
             if std::mem::replace(&mut seen[field], true) {
-                self.fault(Fault::Twice { field: FIELDS[field].0 })?;
+                self.fault(Fault::Twice { field: FIELDS[field] })?;
             }
-            map.next_value_seed(Value(self, FIELDS[field].1))?;
+            map.next_value_seed(Value(self, ROLES[field]))?;
         }
         self.end_entry(seen, false)
     }

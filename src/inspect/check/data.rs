@@ -1,9 +1,10 @@
-//! The data of a file: knows how to hash all of it and to look at every value in one go, on every core, so that what is not in
-//! memory yet is read from the disk once.
+//! Checks the data of a file: hashes it, and looks at every value. Both are done in one pass on all cores, so that the
+//! data is read from the disk once.
 
-use super::{File, Report, Rule};
+use super::file::File;
+use super::report::{Report, Rule};
 use crate::format::{Dtype, TensorInfo};
-use crate::source::{self, Source};
+use crate::source;
 use crate::stats::Specials;
 use crate::text::{Hex, brackets, quote};
 use crate::threads;
@@ -12,30 +13,30 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-/// Bytes that are read at once: whole elements of every dtype.
+/// Bytes that are read at a time, about.
 const AT_ONCE: u64 = 1 << 20;
 
-/// Pieces that are looked at side by side while the hash goes over the same bytes.
+/// Pieces that are searched in parallel while the same bytes are hashed.
 const PIECES: usize = 64;
 
-/// Neighbouring bytes of tensors whose values are looked at.
+/// Consecutive bytes of tensors whose values are searched.
 struct Piece {
     tensors: Range<usize>,
     bytes: Range<u64>,
 }
 
-/// What a piece of work came to.
+/// The result of a job.
 enum Done {
     Hashed,
-    /// By the number of the tensor, those before which there are so many elements.
-    Seen(Vec<(usize, Specials, u64)>),
+    /// For each tensor by its index: what was found, and the number of elements before the piece.
+    Searched(Vec<(usize, Specials, u64)>),
 }
 
-/// Picks the tensors that are looked at, in the order of the data: those that may hold what is looked for, and of such as
-/// overlap the first only. A damaged file could have a million that are all of it.
+/// Selects the tensors that are searched, in the order of the data: those whose dtype has NaN or infinity. Of tensors
+/// that overlap, only the first is searched, because a damaged file could have a million that cover all of it.
 #[derive(Default)]
 struct Picker {
-    /// Where the last of them ends.
+    /// The end of the last selected tensor.
     reached: u64,
 }
 
@@ -50,15 +51,15 @@ impl Picker {
     }
 }
 
-/// How many bytes [`read`] goes over; those that are both hashed and looked at count twice.
+/// Number of bytes that [`read`] processes. Bytes that are both hashed and searched count twice.
 pub(super) fn bytes_to_read(file: &File, values: bool) -> u64 {
-    let hashed = if file.stated.is_empty() { 0 } else { file.source.len() - file.header.json().end };
+    let hashed = if file.stated.is_empty() { 0 } else { file.source.len() - file.header.data_start() };
     let mut picker = Picker::default();
     let searched = file.header.tensors().filter(|tensor| values && picker.picks(tensor)).map(|tensor| tensor.nbytes());
     searched.fold(hashed, u64::saturating_add)
 }
 
-/// Verifies the hashes that a file gives, and looks for NaN and infinity if `values` says so.
+/// Verifies the hashes that the metadata gives. If `values`, it also looks for NaN and infinity.
 pub(super) fn read(
     file: &File,
     values: bool,
@@ -67,17 +68,18 @@ pub(super) fn read(
 ) -> Result<(), source::Error> {
     let pieces = if values { pieces(file) } else { Vec::new() };
     let mut found: BTreeMap<usize, Specials> = BTreeMap::new();
-    let data = file.header.json().end..if file.stated.is_empty() { file.header.json().end } else { file.source.len() };
+    let start = file.header.data_start();
+    let data = start..if file.stated.is_empty() { start } else { file.source.len() };
     let hasher = Mutex::new(Sha256::new());
     let mut hashed = data.start;
     for window in pieces.chunks(PIECES) {
         let end = window.last().map_or(hashed, |last| last.bytes.end).clamp(hashed, data.end);
         let work = |at: usize| match at.checked_sub(1) {
             None => hash(file, hashed..end, &hasher, advance).map(|()| Done::Hashed),
-            Some(at) => search(file, &window[at], advance).map(Done::Seen),
+            Some(at) => search(file, &window[at], advance).map(Done::Searched),
         };
         for done in threads::map(1 + window.len(), work) {
-            if let Done::Seen(seen) = done? {
+            if let Done::Searched(seen) = done? {
                 for (tensor, specials, before) in seen {
                     found.entry(tensor).or_default().merge(&specials, before);
                 }
@@ -87,7 +89,7 @@ pub(super) fn read(
     }
     hash(file, hashed..data.end, &hasher, advance)?;
     for (tensor, specials) in found {
-        tell(file, &file.header.tensor(tensor), &specials, report);
+        report_specials(file, &file.header.tensor(tensor), &specials, report);
     }
     let digest = Hex(&hasher.into_inner().unwrap_or_else(PoisonError::into_inner).finalize()).to_string();
     for (key, stated) in &file.stated {
@@ -102,13 +104,15 @@ pub(super) fn read(
     Ok(())
 }
 
-/// All that is looked at, in the order of the data: small tensors together, large ones in parts of whole elements.
+/// Everything to search, in the order of the data. Small tensors are joined, and large ones are split between blocks.
 fn pieces(file: &File) -> Vec<Piece> {
     let (mut pieces, mut picker): (Vec<Piece>, Picker) = Default::default();
     for (at, tensor) in file.header.tensors().enumerate().filter(|(_, tensor)| picker.picks(tensor)) {
         let Range { mut start, end } = tensor.range;
+        let block = tensor.dtype.block().map_or(1, |block| block.bytes);
+        let step = (AT_ONCE / block).max(1) * block;
         while start < end {
-            let next = end.min(start + AT_ONCE);
+            let next = end.min(start + step);
             match pieces.last_mut() {
                 Some(last) if last.bytes.end == start && next - last.bytes.start <= AT_ONCE => {
                     last.tensors.end = at + 1;
@@ -122,7 +126,7 @@ fn pieces(file: &File) -> Vec<Piece> {
     pieces
 }
 
-/// What is special in a piece.
+/// Searches a piece.
 fn search(
     file: &File,
     piece: &Piece,
@@ -134,7 +138,7 @@ fn search(
     let (mut seen, mut picker): (Vec<_>, Picker) = Default::default();
     for at in tensors.clone() {
         let tensor = file.header.tensor(at);
-        // Others lie between those that are looked at. The first was picked, so that of the rest the same are.
+        // The first tensor of the piece was selected, so the selection of the others is the same again.
         if !picker.picks(&tensor) {
             continue;
         }
@@ -169,7 +173,7 @@ fn hash(
 }
 
 /// Reports what was found in a tensor.
-fn tell(file: &File, tensor: &TensorInfo, specials: &Specials, report: &mut Report) {
+fn report_specials(file: &File, tensor: &TensorInfo, specials: &Specials, report: &mut Report) {
     let Specials { nan, pos_inf, neg_inf, first } = *specials;
     let counts = [(nan, "NaN"), (pos_inf, "+Inf"), (neg_inf, "-Inf")];
     let counts: Vec<String> =
@@ -182,19 +186,19 @@ fn tell(file: &File, tensor: &TensorInfo, specials: &Specials, report: &mut Repo
         _ => format!("{count} element{plural}"),
     };
     report.add(rule, &file.name, Some(tensor.name), || {
-        let at = place(tensor.shape, first.unwrap_or(0));
+        let at = index(tensor.shape, first.unwrap_or(0));
         format!("tensor {}: {} among {of_what}, the first at {at}", quote(tensor.name), counts.join(", "))
     });
 }
 
-/// The place of an element as NumPy counts: `[3, 17]`.
-fn place(shape: &[u64], mut element: u64) -> String {
-    let mut index = vec![0; shape.len()];
+/// The index of an element in NumPy's order: `[3, 17]`.
+fn index(shape: &[u64], mut element: u64) -> String {
+    let mut indices = vec![0; shape.len()];
     for (at, dim) in shape.iter().enumerate().rev() {
-        index[at] = element % (*dim).max(1);
+        indices[at] = element % (*dim).max(1);
         element /= (*dim).max(1);
     }
-    brackets(&index)
+    brackets(&indices)
 }
 
 #[cfg(test)]
@@ -202,10 +206,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_element_is_where_numpy_has_it() {
-        assert_eq!(place(&[], 0), "[]");
-        assert_eq!(place(&[5], 3), "[3]");
-        assert_eq!(place(&[2, 3, 4], 23), "[1, 2, 3]");
-        assert_eq!(place(&[2, 3, 4], 13), "[1, 0, 1]");
+    fn elements_are_numbered_as_in_numpy() {
+        assert_eq!(index(&[], 0), "[]");
+        assert_eq!(index(&[5], 3), "[3]");
+        assert_eq!(index(&[2, 3, 4], 23), "[1, 2, 3]");
+        assert_eq!(index(&[2, 3, 4], 13), "[1, 0, 1]");
     }
 }

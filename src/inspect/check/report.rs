@@ -1,22 +1,22 @@
-//! What a check found: knows the promises, how bad it is that one is broken, and whom it hurts.
+//! The rules of `check`, and the findings.
 
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 
-/// How many findings of one rule are kept; the others are counted.
+/// Most findings of one rule that are kept. The others are counted.
 const KEPT: u64 = 1000;
 
 /// How bad something is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// A promise is broken.
+    /// The model is not sound.
     Error,
-    /// It is sound, and somebody may stumble over it.
+    /// The model is sound, but some programs may have problems with it.
     Warning,
 }
 
-/// What is checked.
+/// A rule that is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "see the table below")]
 pub enum Rule {
@@ -41,17 +41,17 @@ pub enum Rule {
 }
 
 impl Rule {
-    /// Its name in the output.
+    /// The name in the output.
     pub fn name(self) -> &'static str {
         self.row().0
     }
 
-    /// How bad it is.
+    /// The severity of a finding.
     pub fn severity(self) -> Severity {
         self.row().1
     }
 
-    /// What it means to whom, where that does not go without saying.
+    /// Whom it affects, if that is not obvious.
     pub fn hint(self) -> Option<&'static str> {
         Some(self.row().2).filter(|hint| !hint.is_empty())
     }
@@ -65,13 +65,13 @@ impl Rule {
             Self::Overlap => ("overlap", Error, ""),
             Self::Index => ("index", Error, ""),
             Self::Hash => {
-                ("hash", Error, "the data was changed since the hash was computed, or written anew in another order")
+                ("hash", Error, "the data has changed since the hash was computed, or was written in another order")
             }
             Self::Nan => ("nan", Error, ""),
             Self::Manifest => ("manifest", Warning, ""),
-            Self::IndexTwice => ("index-twice", Warning, "readers may take the first, or none"),
+            Self::IndexTwice => ("index-twice", Warning, "readers may take the first entry, or none"),
             Self::IndexTotals => ("index-totals", Warning, "transformers and accelerate do not compare them"),
-            Self::Json => ("json", Warning, "the official reader takes it, others may not"),
+            Self::Json => ("json", Warning, "the official reader accepts it, others may not"),
             Self::HeaderSize => ("header-size", Warning, "huggingface_hub and huggingface.js refuse such headers"),
             Self::DataStart => (
                 "data-start",
@@ -81,13 +81,13 @@ impl Rule {
             Self::Unaligned => (
                 "unaligned",
                 Warning,
-                "readers that use mapped bytes in place mind: Rust's bytemuck::cast_slice panics, torch cannot view a part of \
-                 the file's bytes as another dtype there, others copy; NumPy and the official readers take them",
+                "this affects readers that use mapped bytes in place: Rust's bytemuck::cast_slice panics, torch cannot view such \
+                 bytes as another dtype, others copy; NumPy and the official readers accept them",
             ),
             Self::UnknownDtype => ("unknown-dtype", Warning, "the official reader, 0.8.0, refuses the file"),
             Self::ModelSpec => ("modelspec", Warning, ""),
             Self::Kohya => ("kohya", Warning, ""),
-            Self::Infinite => ("infinite", Warning, "a mask may have them, weights should not"),
+            Self::Infinite => ("infinite", Warning, "masks may have infinite values, weights should not"),
         }
     }
 }
@@ -98,48 +98,47 @@ impl Serialize for Rule {
     }
 }
 
-/// Something that is not as it should be.
+/// A violation of a rule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// How bad it is.
+    /// Its severity.
     pub severity: Severity,
-    /// What is broken.
+    /// The rule.
     pub rule: Rule,
     /// The file that has it.
     pub file: String,
-    /// The tensor, shard or key of metadata, where one is to blame.
+    /// The tensor, shard or metadata key that causes it, if one does.
     pub subject: Option<String>,
-    /// A sentence that names it.
+    /// A sentence that describes it.
     pub message: String,
 }
 
-/// All that a check found.
+/// The result of a check.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
     findings: Vec<Finding>,
     counts: BTreeMap<Rule, u64>,
     /// Files that were checked.
     pub files: usize,
-    /// Tensors in them that are sound.
+    /// Number of sound tensors in them.
     pub tensors: u64,
-    /// Size of these, in bytes.
+    /// Size of the sound tensors in bytes.
     pub nbytes: u64,
-    /// The largest power of two that the places of all tensors with data are multiples of, counted from the start of their
-    /// file.
+    /// The largest power of two that divides the offsets of all tensors with data.
     pub alignment: Option<u64>,
-    /// Hashes that are those of the data: file and key.
+    /// Hashes that match the data: file and key.
     pub verified: Vec<(String, String)>,
-    /// Whether values were looked at.
+    /// Whether values were checked.
     pub values: bool,
 }
 
 impl Report {
-    /// Of a file in which nothing was found yet.
+    /// The report about a file, without findings.
     pub(super) fn of_one_file() -> Self {
         Self { files: 1, ..Self::default() }
     }
 
-    /// Takes note of something; the message is not made where there are many of its kind already.
+    /// Adds a finding. The message is not created if there are many findings of the rule already.
     pub(super) fn add(&mut self, rule: Rule, file: &str, subject: Option<&str>, message: impl FnOnce() -> String) {
         let count = self.counts.entry(rule).or_default();
         *count += 1;
@@ -154,19 +153,19 @@ impl Report {
         }
     }
 
-    /// Whether it is told already, by one of those that are kept.
-    pub(super) fn tells(&self, message: &str) -> bool {
+    /// Whether one of the kept findings has a message that begins like this.
+    pub(super) fn contains(&self, message: &str) -> bool {
         self.findings.iter().any(|finding| finding.message.starts_with(message))
     }
 
-    /// Counts some of which no more is known.
+    /// Counts findings without details.
     pub(super) fn add_unseen(&mut self, rule: Rule, more: usize) {
         if more > 0 {
             *self.counts.entry(rule).or_default() += more as u64;
         }
     }
 
-    /// Takes over what was found elsewhere.
+    /// Adds the findings of another report.
     pub(super) fn merge(&mut self, other: Self) {
         for finding in other.findings {
             let count = self.counts.entry(finding.rule).or_default();
@@ -176,7 +175,7 @@ impl Report {
             }
         }
         for (rule, count) in other.counts {
-            // The first of them were counted just now.
+            // The kept findings were counted above.
             *self.counts.entry(rule).or_default() += count.saturating_sub(KEPT);
         }
         self.files += other.files;
@@ -187,18 +186,18 @@ impl Report {
         self.values |= other.values;
     }
 
-    /// What was found, by rule, the errors first; of each rule in the order of the data, and not more than a thousand.
+    /// The findings by rule, errors first, in the order of the data. There are at most a thousand of each rule.
     pub fn findings(&mut self) -> &[Finding] {
         self.findings.sort_by_key(|finding| (finding.severity, finding.rule));
         &self.findings
     }
 
-    /// How much was found of a rule.
+    /// Number of findings of a rule.
     pub fn count(&self, rule: Rule) -> u64 {
         self.counts.get(&rule).copied().unwrap_or(0)
     }
 
-    /// How much was found of that severity.
+    /// Number of findings of a severity.
     pub fn total(&self, severity: Severity) -> u64 {
         self.counts.iter().filter(|(rule, _)| rule.severity() == severity).map(|(_, count)| count).sum()
     }

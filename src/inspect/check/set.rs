@@ -1,16 +1,16 @@
-//! The list of a set of files: knows what an index or a manifest promises of them beyond what a mount asks for.
+//! Checks an index or a manifest against its files.
 
-use super::{Report, Rule};
+use super::report::{Report, Rule};
 use crate::format::{Mode, Skipped};
 use crate::inspect::totals::{Breakdown, Totals};
-use crate::model::{Error, Kind, Model, Shard, Stated};
+use crate::model::{Error, Kind, Model, Shard, Stated, open_model};
+use crate::source::Location;
 use crate::text::quote;
-use std::path::{Path, PathBuf};
 
-/// Checks the list at `path` against its files; returns where these are.
-pub(super) fn check(path: &Path, report: &mut Report) -> Result<Vec<PathBuf>, Error> {
-    let name = path.to_string_lossy();
-    let model = match Model::open(path, Mode::Lenient) {
+/// Checks the index or manifest at `location` against its files; returns the locations of the files.
+pub(super) fn check(location: &Location, report: &mut Report) -> Result<Vec<Location>, Error> {
+    let name = location.to_string();
+    let model = match open_model(location, Mode::Lenient) {
         Ok(model) => model,
         Err(Error::Set { error, .. }) => {
             report.add(Rule::Format, &name, None, || error.to_string());
@@ -18,10 +18,10 @@ pub(super) fn check(path: &Path, report: &mut Report) -> Result<Vec<PathBuf>, Er
         }
         Err(error) => return Err(error),
     };
-    let (mismatches, more) = model.mismatches().told();
-    for Skipped { name: subject, reason } in mismatches {
+    let (mismatches, more) = model.mismatches().kept();
+    for Skipped { name: subject, reason, .. } in mismatches {
         report.add(Rule::Index, &name, Some(subject), || match model.kind() {
-            // Without the name: a mount says it in front.
+            // The reason does not name the subject.
             Kind::Dataset => format!("{}: {reason}", quote(subject)),
             _ => reason.clone(),
         });
@@ -34,21 +34,21 @@ pub(super) fn check(path: &Path, report: &mut Report) -> Result<Vec<PathBuf>, Er
     if model.kind() == Kind::Sharded {
         check_totals(&model, &name, report);
     }
-    let dir = path.parent().unwrap_or(Path::new(""));
+    let dir = location.parent();
     Ok(model.shards().iter().map(|shard| dir.join(&shard.name)).collect())
 }
 
-/// Holds what an index says in numbers against the tensors, and the numbers in the names of shards against one another.
+/// Compares the totals of an index with the tensors, and the numbers in the names of shards with the number of shards.
 fn check_totals(model: &Model, name: &str, report: &mut Report) {
-    // What is not there would be missing in every number, and that it is not there has been told.
+    // If a shard is missing, which was reported, every total is wrong.
     let stated = if model.missing() == 0 { model.stated() } else { Stated::default() };
-    let Totals { nbytes, parameters, .. } = Breakdown::of(model, model.whole(), 0).all;
+    let Totals { nbytes, parameters, .. } = Breakdown::of(model, model.logical().iter(), 0).all;
     for (key, stated, found) in
         [("total_size", stated.total_size, nbytes), ("total_parameters", stated.total_parameters, parameters)]
     {
         if let Some(stated) = stated.filter(|stated| *stated != found) {
             report.add(Rule::IndexTotals, name, Some(key), || {
-                format!("{key} is {stated} in the index, and {found} in the files")
+                format!("{key} is {stated} in the index, but {found} in the files")
             });
         }
     }
@@ -59,12 +59,12 @@ fn check_totals(model: &Model, name: &str, report: &mut Report) {
     };
     if let Some((shard, of)) = model.shards().iter().find_map(other_number) {
         report.add(Rule::IndexTotals, name, Some(&shard), || {
-            format!("shard {} is one of {of} by its name, and the index names {shards}", quote(&shard))
+            format!("shard {} is one of {of} by its name, but the index names {shards}", quote(&shard))
         });
     }
 }
 
-/// How many there should be by the name of one, `model-00001-of-00002.safetensors`.
+/// The number of shards that a name such as `model-00001-of-00002.safetensors` gives.
 fn number_of_shards(name: &str) -> Option<u64> {
     let (front, of) = name.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
     let number = |text: &str| text.bytes().all(|digit| digit.is_ascii_digit()).then(|| text.parse().ok()).flatten();
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_say_how_many_shards_there_are() {
+    fn the_number_of_shards_is_parsed_from_a_name() {
         let cases = [
             ("model-00001-of-00002.safetensors", Some(2)),
             ("dir/model_00001-of-00030.safetensors", Some(30)),

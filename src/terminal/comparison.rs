@@ -1,48 +1,47 @@
-//! What differs between two models, in words: knows text, Markdown and JSON.
+//! The differences between two models as text, Markdown and JSON.
 
-use crate::terminal::output::{Output, grouped, plural, size};
+use super::output::{Output, grouped, plural, size};
 use anstyle::{AnsiColor, Style};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::Path;
 use unicode_width::UnicodeWidthStr;
 use weightfs::compare::Difference;
 use weightfs::format::TensorInfo;
-use weightfs::model::{Diff, Model};
-use weightfs::text::printable;
-use weightfs::text::{brackets, quote};
+use weightfs::model::{Diff, Model, TensorId};
+use weightfs::source::Location;
+use weightfs::text::{brackets, printable, quote};
 
-/// All that there is to say of two models.
+/// The differences between two models.
 #[derive(Serialize)]
-pub struct Report<'m> {
+pub struct Comparison<'m> {
     same: bool,
-    a: Side,
-    b: Side,
-    tensors: Tensors<'m>,
-    metadata: Metadata<'m>,
-    /// Only where it was asked for.
+    a: Source,
+    b: Source,
+    tensors: TensorChanges<'m>,
+    metadata: MetadataChanges<'m>,
+    /// Only if data was compared.
     #[serde(skip_serializing_if = "Option::is_none")]
-    data: Option<Data<'m>>,
+    data: Option<DataChanges<'m>>,
 }
 
 #[derive(Serialize)]
-struct Side {
+struct Source {
     source: String,
     tensors: usize,
     nbytes: u64,
 }
 
 #[derive(Serialize)]
-struct Tensors<'m> {
-    added: Vec<Tensor<'m>>,
-    removed: Vec<Tensor<'m>>,
+struct TensorChanges<'m> {
+    added: Vec<Entry<'m>>,
+    removed: Vec<Entry<'m>>,
     changed: Vec<Changed<'m>>,
     alike: usize,
 }
 
 #[derive(Serialize)]
-struct Tensor<'m> {
+struct Entry<'m> {
     name: &'m str,
     #[serde(flatten)]
     layout: Layout<'m>,
@@ -63,7 +62,7 @@ struct Changed<'m> {
 }
 
 #[derive(Serialize)]
-struct Metadata<'m> {
+struct MetadataChanges<'m> {
     added: BTreeMap<&'m str, &'m str>,
     removed: BTreeMap<&'m str, &'m str>,
     changed: BTreeMap<&'m str, Both<'m>>,
@@ -77,20 +76,20 @@ struct Both<'m> {
 }
 
 #[derive(Serialize)]
-struct Data<'m> {
+struct DataChanges<'m> {
     equal: usize,
     nbytes: u64,
-    /// Bytes that both have in the same place of a disk.
+    /// Bytes that both models have in the same place of a disk.
     shared: u64,
     different: Vec<Different<'m>>,
 }
 
-/// A tensor with other data. Where there is no value there is null: of unknown dtypes nothing but the bits is known, and JSON has
-/// no infinite distance.
+/// A tensor whose data differs. A value that is not known is null: values of unknown dtypes, and infinite distances,
+/// which JSON cannot express.
 #[derive(Serialize)]
 struct Different<'m> {
     #[serde(flatten)]
-    tensor: Tensor<'m>,
+    tensor: Entry<'m>,
     elements: Option<u64>,
     bits_different: u64,
     elements_different: Option<u64>,
@@ -99,37 +98,37 @@ struct Different<'m> {
     max_rel: Option<f64>,
 }
 
-impl<'m> Report<'m> {
-    /// Of models as their user calls them; `data` goes with `diff.alike`.
+impl<'m> Comparison<'m> {
+    /// Two models, named as on the command line. `data` has one element for each of `diff.alike`.
     pub fn new(
-        (path_a, a): (&Path, &'m Model),
-        (path_b, b): (&Path, &'m Model),
+        (location_a, a): (&Location, &'m Model),
+        (location_b, b): (&Location, &'m Model),
         diff: &Diff<'m>,
         data: Option<&[Difference]>,
     ) -> Self {
-        let tensor = |model: &'m Model, at: &u32| Tensor::new(&model.tensor(*at as usize).0);
-        let changed = |(old, new): &(u32, u32)| {
+        let tensor = |model: &'m Model, id: &TensorId| Entry::new(&model.tensor(*id).info);
+        let changed = |(old, new): &(TensorId, TensorId)| {
             let (old, new) = (tensor(a, old), tensor(b, new));
             Changed { name: old.name, a: old.layout, b: new.layout }
         };
-        let tensors = Tensors {
-            added: diff.added.iter().map(|at| tensor(b, at)).collect(),
-            removed: diff.removed.iter().map(|at| tensor(a, at)).collect(),
+        let tensors = TensorChanges {
+            added: diff.added.iter().map(|id| tensor(b, id)).collect(),
+            removed: diff.removed.iter().map(|id| tensor(a, id)).collect(),
             changed: diff.changed.iter().map(changed).collect(),
             alike: diff.alike.len(),
         };
-        let data = data.map(|found| Data::new(a, &diff.alike, found));
-        let metadata = Metadata::new(a, diff);
+        let data = data.map(|found| DataChanges::new(a, &diff.alike, found));
+        let metadata = MetadataChanges::new(a, diff);
         let same = diff.is_empty() && data.as_ref().is_none_or(|data| data.different.is_empty());
-        Self { same, a: Side::new(path_a, a), b: Side::new(path_b, b), tensors, metadata, data }
+        Self { same, a: Source::new(location_a, a), b: Source::new(location_b, b), tensors, metadata, data }
     }
 
-    /// Whether nothing differs, as far as it was compared.
+    /// Whether nothing differs. Data counts only if it was compared.
     pub fn is_same(&self) -> bool {
         self.same
     }
 
-    /// For a person at a terminal.
+    /// As text for a terminal.
     pub fn text(&self, out: &Output) -> String {
         let mut text = String::new();
         let sides = [&self.a, &self.b].map(|side| (printable(&side.source), side.size()));
@@ -148,13 +147,13 @@ impl<'m> Report<'m> {
         if let Some(data) = &self.data {
             line(&mut text, &format!("\ndata: {}", data.summary()));
             for different in &data.different {
-                signed(&mut text, out, '~', &printable(different.tensor.name), &different.told());
+                signed(&mut text, out, '~', &printable(different.tensor.name), &different.text());
             }
         }
         text
     }
 
-    /// For a page.
+    /// As Markdown.
     pub fn markdown(&self) -> String {
         let mut text = String::new();
         let (from, to) = (code(&self.a.source), code(&self.b.source));
@@ -176,7 +175,7 @@ impl<'m> Report<'m> {
         table(&mut text, "| | key | value |\n|---|---|---|", &rows);
         if let Some(data) = &self.data {
             line(&mut text, &format!("\n## Data\n\n{}", data.summary()));
-            let row = |different: &Different| format!("| {} | {} |", code(different.tensor.name), different.told());
+            let row = |different: &Different| format!("| {} | {} |", code(different.tensor.name), different.text());
             let rows: Vec<String> = data.different.iter().map(row).collect();
             table(&mut text, "| tensor | difference |\n|---|---|", &rows);
         }
@@ -184,12 +183,13 @@ impl<'m> Report<'m> {
     }
 }
 
-impl Side {
-    fn new(path: &Path, model: &Model) -> Self {
-        let (tensors, nbytes) = model.whole().fold((0, 0u64), |(count, nbytes), at| {
-            (count + 1, nbytes.saturating_add(model.tensor(at as usize).0.nbytes()))
-        });
-        Self { source: path.to_string_lossy().into_owned(), tensors, nbytes }
+impl Source {
+    fn new(location: &Location, model: &Model) -> Self {
+        let (tensors, nbytes) = model
+            .logical()
+            .iter()
+            .fold((0, 0u64), |(count, nbytes), id| (count + 1, nbytes.saturating_add(model.tensor(id).info.nbytes())));
+        Self { source: location.to_string(), tensors, nbytes }
     }
 
     fn size(&self) -> String {
@@ -197,7 +197,7 @@ impl Side {
     }
 }
 
-impl<'m> Tensor<'m> {
+impl<'m> Entry<'m> {
     fn new(tensor: &TensorInfo<'m>) -> Self {
         let layout = Layout { dtype: tensor.dtype.name(), shape: tensor.shape, nbytes: tensor.nbytes() };
         Self { name: tensor.name, layout }
@@ -205,30 +205,30 @@ impl<'m> Tensor<'m> {
 }
 
 impl Layout<'_> {
-    fn told(&self) -> String {
+    fn text(&self) -> String {
         format!("{} {}, {}", printable(self.dtype), brackets(self.shape), size(self.nbytes))
     }
 }
 
-/// A line of a list: its sign, of what it is, and what there is to say.
+/// A line of a list: its sign, its subject, and a description.
 type Row<'r> = (char, &'r str, String);
 
-impl Tensors<'_> {
+impl TensorChanges<'_> {
     fn summary(&self) -> String {
         summary(self.added.len(), self.removed.len(), self.changed.len(), self.alike)
     }
 
     fn rows(&self) -> impl Iterator<Item = Row<'_>> {
-        let one = |sign| move |tensor: &Tensor<'_>| (sign, tensor.layout.told());
+        let one = |sign| move |tensor: &Entry<'_>| (sign, tensor.layout.text());
         let removed = self.removed.iter().map(move |tensor| (tensor.name, one('-')(tensor)));
         let added = self.added.iter().map(move |tensor| (tensor.name, one('+')(tensor)));
         let changed = self.changed.iter();
-        let changed = changed.map(|tensor| (tensor.name, ('~', format!("{} -> {}", tensor.a.told(), tensor.b.told()))));
+        let changed = changed.map(|tensor| (tensor.name, ('~', format!("{} -> {}", tensor.a.text(), tensor.b.text()))));
         removed.chain(added).chain(changed).map(|(name, (sign, what))| (sign, name, what))
     }
 }
 
-impl<'m> Metadata<'m> {
+impl<'m> MetadataChanges<'m> {
     fn new(old: &Model, diff: &Diff<'m>) -> Self {
         let (added, removed, changed) = Default::default();
         let mut metadata = Self { added, removed, changed, alike: 0 };
@@ -256,15 +256,15 @@ impl<'m> Metadata<'m> {
     }
 }
 
-impl<'m> Data<'m> {
-    fn new(model: &'m Model, alike: &[(u32, u32)], found: &[Difference]) -> Self {
-        let tensors = alike.iter().map(|pair| model.tensor(pair.0 as usize).0);
+impl<'m> DataChanges<'m> {
+    fn new(model: &'m Model, alike: &[(TensorId, TensorId)], found: &[Difference]) -> Self {
+        let tensors = alike.iter().map(|pair| model.tensor(pair.0).info);
         let different: Vec<_> = tensors
             .zip(found)
             .filter(|(_, difference)| !difference.is_empty())
             .map(|(tensor, difference)| Different::new(&tensor, difference))
             .collect();
-        let nbytes = alike.iter().map(|pair| model.tensor(pair.0 as usize).0.nbytes()).sum();
+        let nbytes = alike.iter().map(|pair| model.tensor(pair.0).info.nbytes()).sum();
         let shared = found.iter().map(|difference| difference.shared).sum();
         Self { equal: alike.len() - different.len(), nbytes, shared, different }
     }
@@ -285,8 +285,8 @@ impl<'m> Different<'m> {
     fn new(tensor: &TensorInfo<'m>, difference: &Difference) -> Self {
         let values = difference.values;
         Self {
-            tensor: Tensor::new(tensor),
-            // All elements that are listed here have bytes.
+            tensor: Entry::new(tensor),
+            // Every element of a listed tensor has bytes.
             elements: tensor.dtype.bits().map(|bits| (u128::from(tensor.nbytes()) * 8 / u128::from(bits)) as u64),
             bits_different: difference.bits,
             elements_different: values.map(|values| values.elements),
@@ -296,21 +296,21 @@ impl<'m> Different<'m> {
         }
     }
 
-    fn told(&self) -> String {
+    fn text(&self) -> String {
         let bits = plural(self.bits_different, "bit");
         let (Some(all), Some(elements), Some(not_finite)) = (self.elements, self.elements_different, self.not_finite)
         else {
             return bits;
         };
-        let mut told = format!("{} of {}, {bits}", grouped(elements), plural(all, "element"));
+        let mut text = format!("{} of {}, {bits}", grouped(elements), plural(all, "element"));
         if let (Some(abs), Some(rel), true) = (self.max_abs, self.max_rel, elements > not_finite) {
             // Writing to a string cannot fail.
-            let _ = write!(told, "; at most {} apart, relative {}", short(abs), short(rel));
+            let _ = write!(text, "; at most {} apart, relative {}", short(abs), short(rel));
         }
         if not_finite > 0 {
-            let _ = write!(told, "; {} infinite or no number in one", grouped(not_finite));
+            let _ = write!(text, "; {} infinite or no number in one", grouped(not_finite));
         }
-        told
+        text
     }
 }
 
@@ -323,8 +323,8 @@ fn count(count: usize) -> String {
     grouped(count as u64)
 }
 
-/// What differs between two directories of models: those that only one has, and what there is to say of those that differ.
-/// It is Markdown where it goes to no one's screen.
+/// The differences between two directories of models, as text for `screen` or as Markdown. `texts` describe the models
+/// that differ.
 pub fn catalogs(
     removed: &[String],
     added: &[String],
@@ -344,13 +344,13 @@ pub fn catalogs(
         let rows: Vec<String> = names.map(|(sign, name)| format!("| {} | {} |", word(sign), code(name))).collect();
         table(&mut text, "| | model |\n|---|---|", &rows);
     }
-    for told in texts {
-        line(&mut text, &format!("\n{}", told.trim_end()));
+    for model in texts {
+        line(&mut text, &format!("\n{}", model.trim_end()));
     }
     text
 }
 
-/// A number as a person wants it: four digits.
+/// A number with four digits.
 fn short(number: f64) -> String {
     let rounded = format!("{number:.3e}");
     match rounded.parse::<f64>() {
@@ -364,7 +364,7 @@ fn line(text: &mut String, line: &str) {
     text.push('\n');
 }
 
-/// A line that begins with a sign in colour.
+/// Appends a line that begins with a coloured sign.
 fn signed(text: &mut String, out: &Output, sign: char, name: &str, what: &str) {
     let style: Style = match sign {
         '+' => AnsiColor::Green,
@@ -375,19 +375,19 @@ fn signed(text: &mut String, out: &Output, sign: char, name: &str, what: &str) {
     line(text, format!("{}  {what}", out.styled(style, format!("{sign} {name}"))).trim_end());
 }
 
-/// A table, if it has rows.
+/// Appends a table, unless it has no rows.
 fn table(text: &mut String, head: &str, rows: &[String]) {
     if !rows.is_empty() {
         line(text, &format!("\n{head}\n{}", rows.join("\n")));
     }
 }
 
-/// Text that stands in a cell of a table as it is.
+/// Text as inline code in a cell of a Markdown table.
 fn code(text: &str) -> String {
     let text = printable(text).replace('|', "\\|");
     let runs = text.split(|char| char != '`').map(str::len);
     let fence = "`".repeat(runs.max().unwrap_or(0) + 1);
-    // Inside it one space on each side does not count.
+    // Markdown removes one space from each end.
     let pad = if text.is_empty() || text.starts_with(['`', ' ']) || text.ends_with(['`', ' ']) { " " } else { "" };
     format!("{fence}{pad}{text}{pad}{fence}")
 }
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_holds_any_name() {
+    fn any_name_can_be_in_a_cell() {
         let table = [
             ("model.embed_tokens", "`model.embed_tokens`"),
             ("a|b", "`a\\|b`"),

@@ -1,22 +1,22 @@
-//! How fast elements become float32, beside memcpy: `cargo bench --bench widen`.
+//! Decoding elements to float32 compared with memcpy: `cargo bench --bench codec`.
 //!
-//! One thread, in bytes of output a second. The source is in memory, 64 MiB, so that it and the output pass through the
-//! caches as a mount's do; a read is 1 MiB, as much as the kernel asks for at once.
-#![allow(missing_docs, reason = "a program of its own")]
+//! One thread, in bytes of output per second. The source is 64 MiB of memory, so that it exceeds the caches as real
+//! data does. A read is 1 MiB, the size of the kernel's largest request.
+#![allow(missing_docs, reason = "a program")]
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
-use weightfs::content::{Content, Data, Decoded, Extent, Segment};
+use std::sync::Arc;
+use weightfs::content::{Content, Data, Decoded, Decoder, Extent, Request, Segment};
 use weightfs::format::Dtype;
 use weightfs::source::{Memory, Source};
-use weightfs::widen;
 
 const SOURCE: usize = 64 << 20;
 const READ: usize = 1 << 20;
 
 fn benches(criterion: &mut Criterion) {
     let bytes: Vec<u8> = (0..SOURCE as u32).map(|at| (at.wrapping_mul(0x9e37_79b1) >> 24) as u8).collect();
-    let source = Memory::new(bytes);
+    let source: Arc<dyn Source> = Arc::new(Memory::new(bytes));
     let mut group = criterion.benchmark_group("output");
     group.throughput(Throughput::Bytes(READ as u64));
     let mut at = 0;
@@ -27,15 +27,16 @@ fn benches(criterion: &mut Criterion) {
         })
     });
     for dtype in [Dtype::BF16, Dtype::F16, Dtype::F8E4M3, Dtype::F6E2M3, Dtype::F4, Dtype::I8, Dtype::F64] {
-        let Some(decoder) = widen::to_f32(dtype) else { continue };
+        let (Some(block), Some(decode)) = (dtype.block(), dtype.to_f32()) else { continue };
+        let (block_in, block_out) = (block.bytes as usize, block.elements as usize * size_of::<f32>());
+        let decoder = Decoder { block_in, block_out, decode };
         group.bench_function(dtype.name(), |bencher| {
             bencher.iter(|| {
-                let range = 0..(SOURCE / decoder.group_in * decoder.group_in) as u64;
-                let decoded =
-                    Segment::Decoded(Decoded { data: Data::Extent(Extent { source: &source, range }), decoder });
-                let content = Content::new([decoded]);
+                let range = 0..(SOURCE / block_in * block_in) as u64;
+                let data = Data::Extent(Extent { source: source.clone(), range });
+                let content = Content::new([Segment::Decoded(Decoded { data, decoder })]);
                 at = (at + READ) % (content.len() as usize / READ * READ);
-                black_box(content.read_at(at as u64, READ as u32).map(|bytes| bytes.len()).ok())
+                black_box(content.read(at as u64..(at + READ) as u64, &Request::WAIT).map(|bytes| bytes.len()).ok())
             })
         });
     }

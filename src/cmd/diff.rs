@@ -1,0 +1,124 @@
+//! `weightfs diff`: compares two models, or two directories of models.
+
+use crate::cli::DiffArgs;
+use crate::models;
+use crate::process::logging::complain;
+use crate::terminal::comparison::{self, Comparison};
+use crate::terminal::output::{Output, pretty, to_stdout};
+use crate::terminal::progress::Progress;
+use anyhow::bail;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use weightfs::compare::{Difference, Files, Pair, Stored, differences};
+use weightfs::model::{Catalog, Diff, Model, ModelId, Opened, TensorId};
+use weightfs::source::Location;
+
+/// Exit codes, as in diff(1).
+const DIFFERENT: u8 = 1;
+const TROUBLE: u8 = 2;
+
+/// Compares two models. The exit code is 0 if they are the same, 1 if they differ, and 2 if they cannot be compared.
+pub fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
+    let mut is_same = false;
+    let printed = to_stdout(|out| {
+        let (same, text) = compare(args, out)?;
+        is_same = same;
+        out.write_all(text.as_bytes())?;
+        Ok(ExitCode::SUCCESS)
+    });
+    Ok(match printed {
+        // The exit code is also right if the reader has closed the pipe early.
+        Ok(_) if is_same => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::from(DIFFERENT),
+        Err(error) => {
+            complain(&error);
+            ExitCode::from(TROUBLE)
+        }
+    })
+}
+
+/// Whether nothing differs, and the report.
+fn compare(args: &DiffArgs, out: &Output) -> anyhow::Result<(bool, String)> {
+    let mode = models::mode(args.lenient);
+    match (models::any(&args.a, mode)?, models::any(&args.b, mode)?) {
+        (Opened::Model(a), Opened::Model(b)) => {
+            compare_models((&args.a, &a), (&args.b, &b), args, |report| render(report, args, out))
+        }
+        (Opened::Catalog(a), Opened::Catalog(b)) => compare_catalogs(&a, &b, args, out),
+        (Opened::Catalog(catalog), _) => bail!("{}", models::several(&args.a, &catalog)),
+        (_, Opened::Catalog(catalog)) => bail!("{}", models::several(&args.b, &catalog)),
+    }
+}
+
+fn render(report: &Comparison, args: &DiffArgs, out: &Output) -> anyhow::Result<String> {
+    Ok(match (args.json, args.markdown) {
+        (true, _) => pretty(report)? + "\n",
+        (_, true) => report.markdown(),
+        _ => report.text(out),
+    })
+}
+
+/// Whether two models are the same, and what `render` makes of the report.
+fn compare_models<T>(
+    a: (&Location, &Model),
+    b: (&Location, &Model),
+    args: &DiffArgs,
+    render: impl FnOnce(&Comparison) -> anyhow::Result<T>,
+) -> anyhow::Result<(bool, T)> {
+    let diff = Diff::new(a.1, b.1);
+    let data = if args.data { Some(compare_data(a.1, b.1, &diff)?) } else { None };
+    let report = Comparison::new(a, b, &diff, data.as_deref());
+    Ok((report.is_same(), render(&report)?))
+}
+
+/// Compares two directories of models: each model with the one that has the same path in a mount.
+fn compare_catalogs(a: &Catalog, b: &Catalog, args: &DiffArgs, out: &Output) -> anyhow::Result<(bool, String)> {
+    let (paths_a, paths_b) = (a.paths(), b.paths());
+    let only = |some: &BTreeMap<PathBuf, ModelId>, other: &BTreeMap<PathBuf, ModelId>| -> Vec<String> {
+        let paths = some.keys().filter(|path| !other.contains_key(*path));
+        paths.map(|path| path.to_string_lossy().into_owned()).collect()
+    };
+    let (removed, added) = (only(&paths_a, &paths_b), only(&paths_b, &paths_a));
+    let (mut alike, mut texts, mut reports) = (0, Vec::new(), BTreeMap::new());
+    for (path, id_a) in &paths_a {
+        let Some(id_b) = paths_b.get(path) else { continue };
+        let (place_a, place_b) = (args.a.join(path), args.b.join(path));
+        let (model_a, model_b) = (models::in_catalog(a, *id_a, &place_a)?, models::in_catalog(b, *id_b, &place_b)?);
+        let render_one = |report: &Comparison| match args.json {
+            true => Ok((String::new(), serde_json::to_value(report)?)),
+            false => Ok((render(report, args, out)?, Value::Null)),
+        };
+        let (same, (text, report)) = compare_models((&place_a, &model_a), (&place_b, &model_b), args, render_one)?;
+        alike += usize::from(same);
+        texts.extend((!same).then_some(text));
+        reports.insert(path.to_string_lossy(), report);
+    }
+    let same = added.is_empty() && removed.is_empty() && alike == reports.len();
+    let text = match args.json {
+        true => pretty(&json!({"same": same, "added": added, "removed": removed, "models": reports}))? + "\n",
+        false => comparison::catalogs(&removed, &added, alike, &texts, (!args.markdown).then_some(out)),
+    };
+    Ok((same, text))
+}
+
+/// The differences of the data of each tensor that has the same dtype and shape in both models.
+fn compare_data(a: &Model, b: &Model, diff: &Diff) -> anyhow::Result<Vec<Difference>> {
+    let (files_a, files_b) = (Files::new(a.sources()), Files::new(b.sources()));
+    let nbytes = |pair: &(TensorId, TensorId)| a.tensor(pair.0).info.nbytes();
+    let progress = Progress::new("comparing", diff.alike.iter().map(nbytes).sum());
+    let pairs = diff.alike.iter().map(|(id_a, id_b)| {
+        let (tensor_a, tensor_b) = (a.tensor(*id_a), b.tensor(*id_b));
+        let stored_a = Stored { files: &files_a, runs: a.runs(&tensor_a) };
+        let stored_b = Stored { files: &files_b, runs: b.runs(&tensor_b) };
+        Pair::new(tensor_a.info.dtype, tensor_a.info.nbytes(), &stored_a, &stored_b)
+    });
+    let pairs: Vec<Pair> = pairs.collect();
+    let found = differences(&pairs, &|bytes| progress.add(bytes))?;
+    // Shared blocks are not read, so a change of a file may have gone unnoticed.
+    a.verify()?;
+    b.verify()?;
+    Ok(found)
+}

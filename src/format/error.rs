@@ -1,0 +1,43 @@
+//! Why a file has no usable header.
+
+use super::detect::Foreign;
+use super::input::Missing;
+use super::safetensors;
+
+/// Why a file has no usable header.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// Not a fault of the file: parse again when this part of it was added to the input.
+    #[error(transparent)]
+    Missing(#[from] Missing),
+    /// The file is of a format that weightfs does not read.
+    #[error("not a safetensors file but {0}")]
+    Foreign(Foreign),
+    /// The file breaks a rule of safetensors.
+    #[error(transparent)]
+    Safetensors(safetensors::Error),
+}
+
+impl Error {
+    /// The tensor that breaks a rule, if one does.
+    pub fn tensor(&self) -> Option<&str> {
+        match self {
+            Self::Safetensors(safetensors::Error::Tensor { name, .. }) => Some(name),
+            _ => None,
+        }
+    }
+
+    /// Whether the file ends before its data does.
+    pub fn is_cut(&self) -> bool {
+        matches!(self, Self::Safetensors(safetensors::Error::DataCut { .. }))
+    }
+}
+
+impl From<safetensors::Error> for Error {
+    fn from(error: safetensors::Error) -> Self {
+        match error {
+            safetensors::Error::Missing(missing) => Self::Missing(missing),
+            other => Self::Safetensors(other),
+        }
+    }
+}

@@ -1,0 +1,558 @@
+//! The common form of all headers: a table of tensors, and what else later layers need to print or check.
+
+use super::dtype::Dtype;
+use super::names::NameTable;
+use std::ops::Range;
+
+/// How to treat a file that breaks the rules of its format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// The first broken rule is an error.
+    #[default]
+    Strict,
+    /// Entries that break a rule are left out. Tensors that lie inside the file are kept, even if they overlap or leave
+    /// holes.
+    Lenient,
+}
+
+/// A tensor as its header describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorInfo<'a> {
+    /// Any Unicode string, `/`, NUL and the empty string included.
+    pub name: &'a str,
+    /// Type of the elements.
+    pub dtype: Dtype<'a>,
+    /// Dimensions in elements, outermost first; empty for a scalar.
+    pub shape: &'a [u64],
+    /// The place of the data, in bytes from the start of the file.
+    pub range: Range<u64>,
+}
+
+impl TensorInfo<'_> {
+    /// Size of the data in bytes.
+    pub fn nbytes(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+
+    /// Number of elements. For known dtypes the parser has checked that it fits into 64 bits.
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().fold(1, |product: u64, dim| product.saturating_mul(*dim))
+    }
+}
+
+/// An entry that was left out, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Skipped {
+    /// Name of the tensor.
+    pub name: String,
+    /// The reason, a sentence.
+    pub reason: String,
+    /// Whether it was left out because another entry has its name.
+    pub is_duplicate: bool,
+}
+
+impl Skipped {
+    /// An entry that was left out for any other reason.
+    pub fn new(name: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self { name: name.into(), reason: reason.into(), is_duplicate: false }
+    }
+}
+
+/// The entries that were left out. A damaged file may have millions, so only the first ones are kept; the others are
+/// counted.
+#[derive(Debug, Default)]
+pub struct SkipList {
+    kept: Vec<Skipped>,
+    more: usize,
+}
+
+/// The most entries of a file or model that are kept one by one.
+pub const KEPT_MAX: usize = 100_000;
+
+impl SkipList {
+    /// Adds an entry, which is made only if it is kept.
+    pub fn push(&mut self, skipped: impl FnOnce() -> Skipped) {
+        if self.kept.len() < KEPT_MAX { self.kept.push(skipped()) } else { self.more += 1 }
+    }
+
+    /// Counts entries of which nothing else is known.
+    pub fn add(&mut self, more: usize) {
+        self.more += more;
+    }
+
+    /// The whole list. If entries were only counted, its last element says how many.
+    pub fn finish(mut self) -> Self {
+        if self.more > 0 {
+            self.kept.push(Skipped::new("", format!("{} more were left out", self.more)));
+        }
+        self
+    }
+
+    /// The entries that were kept, and after [`SkipList::finish`] the number of the others as a last one.
+    pub fn listed(&self) -> &[Skipped] {
+        &self.kept
+    }
+
+    /// The entries that were kept, and the number of the others.
+    pub fn kept(&self) -> (&[Skipped], usize) {
+        (&self.kept[..self.kept.len().min(KEPT_MAX)], self.more)
+    }
+
+    /// How many entries there are in all.
+    pub fn total(&self) -> usize {
+        self.kept.len().min(KEPT_MAX) + self.more
+    }
+}
+
+/// Everything that a file says about its tensors.
+///
+/// A million tensors are normal: names and dimensions lie in one arena each, and no tensor has an allocation of its
+/// own.
+#[derive(Debug)]
+pub struct Header {
+    format: &'static str,
+    text: Option<Range<u64>>,
+    data_start: u64,
+    metadata: Vec<(String, String)>,
+    names: String,
+    dims: Vec<u64>,
+    unknown_dtypes: Vec<String>,
+    records: Vec<Record>,
+    by_name: NameTable,
+    skipped: SkipList,
+}
+
+/// A tensor, as ranges of the arenas.
+#[derive(Debug, Clone)]
+struct Record {
+    range: Range<u64>,
+    name: Range<u32>,
+    dims: Range<u32>,
+    /// Index into [`Dtype::ALL`], or past its end into the unknown dtypes.
+    dtype: u32,
+    is_unusual: bool,
+}
+
+/// A range of an arena. The arenas are limited to 32-bit indices by [`HeaderBuilder`].
+fn span(range: &Range<u32>) -> Range<usize> {
+    range.start as usize..range.end as usize
+}
+
+impl Header {
+    /// Name of the format: `safetensors`.
+    pub fn format(&self) -> &'static str {
+        self.format
+    }
+
+    /// Where the header lies as text that a person can read, in bytes from the start of the file, padding included.
+    /// `None` if the format has none.
+    pub fn text(&self) -> Option<Range<u64>> {
+        self.text.clone()
+    }
+
+    /// Where the data begins, in bytes from the start of the file.
+    pub fn data_start(&self) -> u64 {
+        self.data_start
+    }
+
+    /// Number of tensors.
+    pub fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Whether there are no tensors.
+    pub fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+
+    /// The tensor at `index`, in the order of the data.
+    ///
+    /// # Panics
+    /// If `index` is not below [`Header::len`].
+    pub fn tensor(&self, index: usize) -> TensorInfo<'_> {
+        let record = &self.records[index];
+        let dtype = dtype(&self.unknown_dtypes, record.dtype);
+        TensorInfo { name: self.name(index), dtype, shape: &self.dims[span(&record.dims)], range: record.range.clone() }
+    }
+
+    /// The name of the tensor at `index`.
+    ///
+    /// # Panics
+    /// If `index` is not below [`Header::len`].
+    pub fn name(&self, index: usize) -> &str {
+        &self.names[span(&self.records[index].name)]
+    }
+
+    /// Whether the entry of the tensor at `index` has a form that only some readers of the format accept.
+    ///
+    /// # Panics
+    /// If `index` is not below [`Header::len`].
+    pub fn is_unusual(&self, index: usize) -> bool {
+        self.records[index].is_unusual
+    }
+
+    /// All tensors, in the order of the data.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorInfo<'_>> {
+        (0..self.len()).map(|index| self.tensor(index))
+    }
+
+    /// The index of the tensor called `name`.
+    pub fn find(&self, name: &str) -> Option<usize> {
+        self.by_name.find(name, |index| self.name(index))
+    }
+
+    /// Keeps only the tensors whose names `keep` accepts.
+    pub fn retain(&mut self, keep: impl Fn(&str) -> bool) {
+        let names = &self.names;
+        self.records.retain(|record| keep(&names[span(&record.name)]));
+        let mut by_name = NameTable::with_capacity(self.len());
+        for index in 0..self.len() {
+            by_name.insert(index, |index| self.name(index));
+        }
+        self.by_name = by_name;
+    }
+
+    /// The metadata, sorted by key; empty if the file has none.
+    pub fn metadata(&self) -> &[(String, String)] {
+        &self.metadata
+    }
+
+    /// What was left out; empty unless the file was read leniently.
+    pub fn skipped(&self) -> &SkipList {
+        &self.skipped
+    }
+
+    /// The names of dtypes that weightfs does not know, each once.
+    pub fn unknown_dtypes(&self) -> &[String] {
+        &self.unknown_dtypes
+    }
+}
+
+fn dtype(unknown: &[String], number: u32) -> Dtype<'_> {
+    let number = number as usize;
+    match Dtype::ALL.get(number) {
+        Some(known) => *known,
+        None => Dtype::Unknown(&unknown[number - Dtype::ALL.len()]),
+    }
+}
+
+/// Collects the entries of a header. Every parser builds its [`Header`] with it.
+///
+/// An entry is written in parts: its name, its dimensions, its dtype. Then [`HeaderBuilder::push`] adds it.
+#[derive(Debug)]
+pub struct HeaderBuilder {
+    mode: Mode,
+    metadata: Vec<(String, String)>,
+    names: String,
+    dims: Vec<u64>,
+    unknown_dtypes: Vec<String>,
+    unknown_index: NameTable,
+    records: Vec<Record>,
+    skipped: SkipList,
+    is_too_large: bool,
+}
+
+/// A name in the arena of a [`HeaderBuilder`].
+#[derive(Debug, Clone)]
+pub struct Name(Range<u32>);
+
+/// A shape in the arena of a [`HeaderBuilder`].
+#[derive(Debug, Clone)]
+pub struct Shape(Range<u32>);
+
+/// A dtype, by its number in a [`HeaderBuilder`].
+#[derive(Debug, Clone, Copy)]
+pub struct DtypeNumber(u32);
+
+/// A tensor that is ready to be added.
+#[derive(Debug)]
+pub struct NewTensor {
+    /// Its name.
+    pub name: Name,
+    /// Its dtype.
+    pub dtype: DtypeNumber,
+    /// Its dimensions.
+    pub shape: Shape,
+    /// The place of the data, in bytes from the start of the file.
+    pub range: Range<u64>,
+    /// Whether its entry has a form that only some readers accept.
+    pub is_unusual: bool,
+}
+
+/// Why entries do not make a header.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BuildError {
+    /// Two entries have the same name.
+    Duplicate {
+        /// The name.
+        name: String,
+    },
+    /// Names or dimensions exceed the arenas: 2^32 bytes of names, 2^32 dimensions.
+    TooLarge,
+}
+
+impl HeaderBuilder {
+    /// An empty header.
+    pub fn new(mode: Mode) -> Self {
+        Self {
+            mode,
+            metadata: Vec::new(),
+            names: String::new(),
+            dims: Vec::new(),
+            unknown_dtypes: Vec::new(),
+            unknown_index: NameTable::with_capacity(0),
+            records: Vec::new(),
+            skipped: SkipList::default(),
+            is_too_large: false,
+        }
+    }
+
+    /// How the file is read.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Adds a name.
+    pub fn name(&mut self, name: &str) -> Name {
+        let start = self.names.len();
+        match u32::try_from(start + name.len()) {
+            Ok(end) => {
+                self.names.push_str(name);
+                Name(start as u32..end)
+            }
+            Err(_) => {
+                self.is_too_large = true;
+                Name(0..0)
+            }
+        }
+    }
+
+    /// The text of a name.
+    pub fn text(&self, name: &Name) -> &str {
+        &self.names[span(&name.0)]
+    }
+
+    /// Adds a dimension to the shape that ends here.
+    pub fn dim(&mut self, dim: u64) {
+        if self.dims.len() < u32::MAX as usize {
+            self.dims.push(dim);
+        } else {
+            self.is_too_large = true;
+        }
+    }
+
+    /// Where the next dimension will stand: the start of a shape.
+    pub fn next_dim(&self) -> u32 {
+        self.dims.len() as u32
+    }
+
+    /// The shape of all dimensions added since `start`.
+    pub fn shape_from(&self, start: u32) -> Shape {
+        Shape(start..self.dims.len() as u32)
+    }
+
+    /// The dimensions of a shape.
+    pub fn dims(&self, shape: &Shape) -> &[u64] {
+        &self.dims[span(&shape.0)]
+    }
+
+    /// The dtype of that name, known or not.
+    pub fn dtype_number(&mut self, name: &str) -> DtypeNumber {
+        let known = Dtype::ALL.iter().position(|known| known.name() == name);
+        let number = known.unwrap_or_else(|| {
+            let unknown = &mut self.unknown_dtypes;
+            let found = self.unknown_index.find(name, |at| &unknown[at]);
+            let at = found.unwrap_or_else(|| {
+                unknown.push(name.to_owned());
+                self.unknown_index.insert(unknown.len() - 1, |at| &unknown[at]);
+                unknown.len() - 1
+            });
+            Dtype::ALL.len() + at
+        });
+        DtypeNumber(number as u32)
+    }
+
+    /// The dtype of a number.
+    pub fn dtype(&self, number: DtypeNumber) -> Dtype<'_> {
+        dtype(&self.unknown_dtypes, number.0)
+    }
+
+    /// Adds a tensor.
+    pub fn push(&mut self, tensor: NewTensor) {
+        let NewTensor { name, dtype, shape, range, is_unusual } = tensor;
+        self.records.push(Record { range, name: name.0, dims: shape.0, dtype: dtype.0, is_unusual });
+    }
+
+    /// Adds a metadata value. If a key is repeated, the last value is kept.
+    pub fn metadata(&mut self, key: String, value: String) {
+        self.metadata.push((key, value));
+    }
+
+    /// Leaves an entry out.
+    pub fn skip(&mut self, name: &str, reason: impl FnOnce() -> String) {
+        self.skipped.push(|| Skipped::new(name, reason()));
+    }
+
+    /// Leaves the entry of that name out.
+    pub fn skip_entry(&mut self, name: &Name, reason: impl FnOnce() -> String) {
+        let names = &self.names;
+        self.skipped.push(|| Skipped::new(&names[span(&name.0)], reason()));
+    }
+
+    /// Leaves out every tensor that does not end inside a file of `len` bytes.
+    pub fn skip_outside(&mut self, len: u64, reason: impl Fn(&Range<u64>) -> String) {
+        let (inside, outside) =
+            std::mem::take(&mut self.records).into_iter().partition(|record| record.range.end <= len);
+        self.records = inside;
+        for Record { range, name, .. } in outside {
+            self.skip_entry(&Name(name), || reason(&range));
+        }
+    }
+
+    /// The header: tensors in the order of their data, metadata sorted by key.
+    ///
+    /// Of entries with the same name, all but the last are left out with the reason `duplicate`; in strict mode they
+    /// are an error.
+    pub fn finish(
+        mut self,
+        format: &'static str,
+        text: Option<Range<u64>>,
+        data_start: u64,
+        duplicate: impl Fn() -> String,
+    ) -> Result<Header, BuildError> {
+        if self.is_too_large {
+            return Err(BuildError::TooLarge);
+        }
+        // Stable, so that tensors without data keep the order of the header.
+        self.records.sort_by_key(|record| (record.range.start, record.range.end));
+        let by_name = match (self.by_name(), self.mode) {
+            (Ok(by_name), _) => by_name,
+            (Err(name), Mode::Strict) => return Err(BuildError::Duplicate { name }),
+            (Err(_), Mode::Lenient) => {
+                self.skip_repeated(duplicate);
+                // No name is repeated any more, so this does not fail.
+                self.by_name().unwrap_or_else(|_| NameTable::with_capacity(0))
+            }
+        };
+        // Stable, so that the last of repeated keys can be kept.
+        self.metadata.sort_by(|a, b| a.0.cmp(&b.0));
+        self.metadata.dedup_by(|later, kept| {
+            let same = later.0 == kept.0;
+            if same {
+                std::mem::swap(later, kept);
+            }
+            same
+        });
+        let Self { mut metadata, mut names, mut dims, unknown_dtypes, mut records, skipped, .. } = self;
+        metadata.shrink_to_fit();
+        names.shrink_to_fit();
+        dims.shrink_to_fit();
+        records.shrink_to_fit();
+        let skipped = skipped.finish();
+        Ok(Header { format, text, data_start, metadata, names, dims, unknown_dtypes, records, by_name, skipped })
+    }
+
+    /// The table of all names, or the first name that is repeated.
+    fn by_name(&self) -> Result<NameTable, String> {
+        let mut by_name = NameTable::with_capacity(self.records.len());
+        for index in 0..self.records.len() {
+            if !by_name.insert(index, |index| &self.names[span(&self.records[index].name)]) {
+                return Err(self.names[span(&self.records[index].name)].to_owned());
+            }
+        }
+        Ok(by_name)
+    }
+
+    fn skip_repeated(&mut self, duplicate: impl Fn() -> String) {
+        let mut records = std::mem::take(&mut self.records);
+        // Names lie in the arena in the order of the header.
+        records.sort_by(|a, b| {
+            self.names[span(&a.name)].cmp(&self.names[span(&b.name)]).then(b.name.start.cmp(&a.name.start))
+        });
+        let mut repeated = Vec::new();
+        records.dedup_by(|later, kept| {
+            let same = self.names[span(&later.name)] == self.names[span(&kept.name)];
+            if same {
+                repeated.push(Name(later.name.clone()));
+            }
+            same
+        });
+        records.sort_by_key(|record| (record.range.start, record.range.end, record.name.start));
+        self.records = records;
+        for name in repeated {
+            let names = &self.names;
+            let skipped = || Skipped::new(&names[span(&name.0)], duplicate());
+            self.skipped.push(|| Skipped { is_duplicate: true, ..skipped() });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_beyond_the_limit_are_counted() {
+        let mut skipped = SkipList::default();
+        for at in 0..KEPT_MAX + 5 {
+            skipped.push(|| Skipped::new(at.to_string(), ""));
+        }
+        skipped.add(2);
+        let skipped = skipped.finish();
+        assert_eq!((skipped.total(), skipped.listed().len()), (KEPT_MAX + 7, KEPT_MAX + 1));
+        assert_eq!(skipped.listed()[KEPT_MAX].reason, "7 more were left out");
+        let mut few = SkipList::default();
+        few.push(|| Skipped::new("a", "b"));
+        assert_eq!((few.total(), few.finish().listed().len()), (1, 1));
+    }
+
+    fn push(builder: &mut HeaderBuilder, name: &str, dtype: &str, range: Range<u64>) {
+        let (name, dtype, start) = (builder.name(name), builder.dtype_number(dtype), builder.next_dim());
+        builder.dim(range.end - range.start);
+        let shape = builder.shape_from(start);
+        builder.push(NewTensor { name, dtype, shape, range, is_unusual: false });
+    }
+
+    #[test]
+    fn tensors_are_in_the_order_of_the_data() {
+        let mut builder = HeaderBuilder::new(Mode::Strict);
+        for (name, dtype, range) in
+            [("b", "U8", 8..10), ("a", "mine", 4..8), ("c", "mine", 10..10), ("d", "U8", 10..12)]
+        {
+            push(&mut builder, name, dtype, range);
+        }
+        builder.metadata("k".into(), "old".into());
+        builder.metadata("a".into(), String::new());
+        builder.metadata("k".into(), "new".into());
+        let header = builder.finish("test", Some(0..4), 4, String::new).unwrap();
+        let names: Vec<&str> = header.tensors().map(|tensor| tensor.name).collect();
+        assert_eq!(names, ["a", "b", "c", "d"]);
+        assert_eq!(header.tensor(0).dtype, Dtype::Unknown("mine"));
+        assert_eq!((header.tensor(1).shape, header.tensor(1).range), (&[2][..], 8..10));
+        assert_eq!((header.find("c"), header.find("x")), (Some(2), None));
+        assert_eq!(header.unknown_dtypes(), ["mine"]);
+        assert_eq!(header.metadata(), [("a".to_owned(), String::new()), ("k".to_owned(), "new".to_owned())]);
+        assert_eq!((header.format(), header.text(), header.data_start()), ("test", Some(0..4), 4));
+    }
+
+    #[test]
+    fn a_repeated_name_is_an_error_or_the_last_entry_is_kept() {
+        let build = |mode| {
+            let mut builder = HeaderBuilder::new(mode);
+            for (name, range) in [("a", 4..8), ("b", 8..9), ("a", 0..4), ("far", 90..100)] {
+                push(&mut builder, name, "U8", range);
+            }
+            builder
+        };
+        let error = build(Mode::Strict).finish("test", None, 0, String::new).unwrap_err();
+        assert_eq!(error, BuildError::Duplicate { name: "a".into() });
+        let mut builder = build(Mode::Lenient);
+        builder.skip_outside(50, |range| format!("ends at {}", range.end));
+        let header = builder.finish("test", None, 0, || "twice".into()).unwrap();
+        let ranges: Vec<_> = header.tensors().map(|tensor| (tensor.name, tensor.range)).collect();
+        assert_eq!(ranges, [("a", 0..4), ("b", 8..9)]);
+        let skipped: Vec<_> =
+            header.skipped().listed().iter().map(|skipped| (&*skipped.name, &*skipped.reason)).collect();
+        assert_eq!(skipped, [("far", "ends at 100"), ("a", "twice")]);
+    }
+}

@@ -1,0 +1,93 @@
+//! The bytes of a file that a parser has been given so far.
+
+use std::ops::Range;
+
+/// Parts of a file of a known size. A parser asks for what it needs, and is run again when the missing part was added.
+#[derive(Debug)]
+pub struct Input {
+    len: u64,
+    pieces: Vec<Piece>,
+}
+
+/// A part of a file.
+#[derive(Debug)]
+struct Piece {
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+/// A range of the file that the parser needs and that was not added yet. It never lies outside the file.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("bytes {} to {} are needed", .0.start, .0.end)]
+pub struct Missing(pub Range<u64>);
+
+impl Input {
+    /// A file of `len` bytes, of which nothing is there yet.
+    pub fn new(len: u64) -> Self {
+        Self { len, pieces: Vec::new() }
+    }
+
+    /// A file of `len` bytes with its first bytes.
+    pub fn with_prefix(len: u64, prefix: Vec<u8>) -> Self {
+        let mut input = Self::new(len);
+        input.add(0, prefix);
+        input
+    }
+
+    /// Size of the file in bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether the file is empty.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Adds a part of the file. Parts that lie inside it are dropped.
+    pub fn add(&mut self, start: u64, bytes: Vec<u8>) {
+        let end = start + bytes.len() as u64;
+        self.pieces.retain(|piece| piece.start < start || piece.start + piece.bytes.len() as u64 > end);
+        self.pieces.push(Piece { start, bytes });
+    }
+
+    /// The bytes of `range`, cut at the end of the file.
+    pub fn get(&self, range: Range<u64>) -> Result<&[u8], Missing> {
+        let range = range.start.min(self.len)..range.end.min(self.len);
+        if range.is_empty() {
+            return Ok(&[]);
+        }
+        let find = |piece: &Piece| {
+            let start = usize::try_from(range.start.checked_sub(piece.start)?).ok()?;
+            let len = usize::try_from(range.end - range.start).ok()?;
+            Some(start..start.checked_add(len)?)
+        };
+        let found = self.pieces.iter().find_map(|piece| piece.bytes.get(find(piece)?));
+        found.ok_or(Missing(range))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_asked_for_and_never_beyond_the_end() {
+        let mut input = Input::with_prefix(100, (0..10).collect());
+        assert_eq!(input.get(2..5), Ok(&[2, 3, 4][..]));
+        assert_eq!(input.get(5..20), Err(Missing(5..20)));
+        assert_eq!(input.get(90..200), Err(Missing(90..100)));
+        assert_eq!(
+            (input.get(100..200), input.get(200..300), input.get(7..7)),
+            (Ok(&[][..]), Ok(&[][..]), Ok(&[][..]))
+        );
+        input.add(90, (90..100).collect());
+        assert_eq!(input.get(98..u64::MAX), Ok(&[98, 99][..]));
+        input.add(0, (0..50).collect());
+        assert_eq!(input.pieces.len(), 2);
+        assert_eq!(input.get(49..50), Ok(&[49][..]));
+        // Two parts that touch are not one.
+        input.add(50, (50..90).collect());
+        assert_eq!(input.get(40..60), Err(Missing(40..60)));
+    }
+}

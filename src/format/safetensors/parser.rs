@@ -1,0 +1,179 @@
+//! The rules for a safetensors header, apart from its JSON.
+
+use super::error::{self, Error, Fault};
+use super::{METADATA, NAME};
+use crate::format::dtype::Dtype;
+use crate::format::header::{BuildError, DtypeNumber, Header, HeaderBuilder, Mode, Name, NewTensor, Shape};
+use crate::text::brackets;
+use serde::de;
+use std::cmp::Ordering;
+use std::ops::Range;
+
+/// The fields of an entry, in the order in which the list form gives them.
+pub(super) const FIELDS: [&str; 3] = ["dtype", "shape", "data_offsets"];
+
+/// What was read so far. The visitor writes into the builder directly. In strict mode a fault ends the reading.
+pub(super) struct Parser {
+    pub builder: HeaderBuilder,
+    data_start: u64,
+    pub seen_metadata: bool,
+    pub metadata_key: Option<String>,
+    /// Name of the entry that is being read.
+    entry: Option<Name>,
+    dtype: DtypeNumber,
+    /// Where the dimensions of the entry begin.
+    pub shape_start: u32,
+    pub offsets: [u64; 2],
+    pub offsets_found: usize,
+    /// The first fault of the entry that is being read, in lenient mode.
+    fault: Option<Fault>,
+    /// What ended the reading, in strict mode.
+    pub error: Option<Error>,
+}
+
+impl Parser {
+    pub fn new(mode: Mode, data_start: u64) -> Self {
+        let mut builder = HeaderBuilder::new(mode);
+        let dtype = builder.dtype_number(Dtype::U8.name());
+        Self {
+            builder,
+            data_start,
+            seen_metadata: false,
+            metadata_key: None,
+            entry: None,
+            dtype,
+            shape_start: 0,
+            offsets: [0; 2],
+            offsets_found: 0,
+            fault: None,
+            error: None,
+        }
+    }
+
+    /// Records a broken rule; an error ends the reading.
+    pub fn fault<E: de::Error>(&mut self, fault: Fault) -> Result<(), E> {
+        match (self.builder.mode(), &self.entry) {
+            (Mode::Strict, entry) => {
+                self.error = Some(match entry {
+                    Some(name) => Error::Tensor { name: self.builder.text(name).to_owned(), fault },
+                    None => Error::Metadata { key: self.metadata_key.take(), fault },
+                });
+                Err(E::custom("rule broken"))
+            }
+            (Mode::Lenient, Some(_)) => {
+                self.fault.get_or_insert(fault);
+                Ok(())
+            }
+            (Mode::Lenient, None) => {
+                let key = self.metadata_key.take();
+                self.builder.skip(METADATA, || format!("{}{fault}", error::of_key(&key)));
+                Ok(())
+            }
+        }
+    }
+
+    pub fn begin_entry(&mut self, name: Name) {
+        self.entry = Some(name);
+        self.fault = None;
+    }
+
+    /// The entry that is being read, for messages.
+    pub fn entry_name(&self) -> Option<String> {
+        self.entry.as_ref().map(|name| self.builder.text(name).to_owned())
+    }
+
+    pub fn set_dtype(&mut self, name: &str) {
+        self.dtype = self.builder.dtype_number(name);
+    }
+
+    /// Ends an entry that is no object: in lenient mode the reading goes on.
+    pub fn drop_entry(&mut self) {
+        if let (Some(name), Some(fault)) = (self.entry.take(), self.fault.take()) {
+            self.builder.skip_entry(&name, || fault.to_string());
+        }
+    }
+
+    /// Checks an entry and adds it. `seen` tells which of [`FIELDS`] it has, and `is_list` its form: no writer uses
+    /// lists, but the official reader accepts them.
+    pub fn end_entry<E: de::Error>(&mut self, seen: [bool; 3], is_list: bool) -> Result<(), E> {
+        let [begin, end] = self.offsets;
+        let shape = self.builder.shape_from(self.shape_start);
+        let absolute = (self.data_start.checked_add(begin), self.data_start.checked_add(end));
+        if let Some(missing) = seen.iter().position(|seen| !seen) {
+            self.fault(Fault::Missing { field: FIELDS[missing] })?;
+        } else if self.fault.is_none() {
+            if let Some(fault) = self.size_fault(&shape, begin, end) {
+                self.fault(fault)?;
+            } else if absolute.1.is_none() {
+                self.fault(Fault::Beyond { begin, end })?;
+            }
+        }
+        let Some(name) = self.entry.take() else { return Ok(()) };
+        if let Some(fault) = self.fault.take() {
+            self.builder.skip_entry(&name, || fault.to_string());
+        } else if let (Some(begin), Some(end)) = absolute {
+            self.builder.push(NewTensor { name, dtype: self.dtype, shape, range: begin..end, is_unusual: is_list });
+        }
+        Ok(())
+    }
+
+    /// Why shape, dtype and offsets do not fit together.
+    fn size_fault(&self, shape: &Shape, begin: u64, end: u64) -> Option<Fault> {
+        let Some(found) = end.checked_sub(begin) else { return Some(Fault::Reversed { begin, end }) };
+        let (dtype, shape) = (self.builder.dtype(self.dtype), self.builder.dims(shape));
+        // In the order of the dimensions, like the official reader: [2^63, 4, 0] overflows, [0, 2^63, 4] does not.
+        let elements = shape.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim));
+        let bits = elements.and_then(|elements| elements.checked_mul(dtype.bits().unwrap_or(1)));
+        let name = || dtype.quoted();
+        let Some(bits) = bits else { return Some(Fault::Overflow { dtype: name(), shape: brackets(shape) }) };
+        // The width of an unknown dtype is unknown, so any size may be right.
+        dtype.bits()?;
+        if bits % 8 != 0 {
+            return Some(Fault::Fraction { dtype: name(), shape: brackets(shape), bits });
+        }
+        (bits / 8 != found).then(|| Fault::Size { dtype: name(), shape: brackets(shape), expected: bits / 8, found })
+    }
+
+    /// Checks the rules that concern all entries together.
+    pub fn finish(mut self, json: Range<u64>, file_len: u64) -> Result<Header, Error> {
+        let mode = self.builder.mode();
+        if mode == Mode::Lenient {
+            let reason =
+                |range: &Range<u64>| Fault::Outside { begin: range.start, end: range.end, len: file_len }.to_string();
+            self.builder.skip_outside(file_len, reason);
+        }
+        let data_start = json.end;
+        let header = self.builder.finish(NAME, Some(json), data_start, || Fault::Duplicate.to_string());
+        let header = header.map_err(|error| match error {
+            BuildError::Duplicate { name } => Error::Tensor { name, fault: Fault::Duplicate },
+            // More names than 32 bits count do not fit into the largest header.
+            BuildError::TooLarge => Error::HeaderTooLarge { len: data_start },
+        })?;
+        if mode == Mode::Strict {
+            check_contiguous(&header, file_len)?;
+        }
+        Ok(header)
+    }
+}
+
+/// Each tensor must begin where the one before it ends, and the last one must end with the file.
+fn check_contiguous(header: &Header, file_len: u64) -> Result<(), Error> {
+    let mut expected = header.data_start();
+    for tensor in header.tensors() {
+        let begin = tensor.range.start;
+        let fault = match begin.cmp(&expected) {
+            Ordering::Equal => {
+                expected = tensor.range.end;
+                continue;
+            }
+            Ordering::Greater => Fault::Hole { begin, expected },
+            Ordering::Less => Fault::Overlap { begin, expected },
+        };
+        return Err(Error::Tensor { name: tensor.name.to_owned(), fault });
+    }
+    match expected.cmp(&file_len) {
+        Ordering::Equal => Ok(()),
+        Ordering::Greater => Err(Error::DataCut { end: expected, len: file_len }),
+        Ordering::Less => Err(Error::TooLong { end: expected, len: file_len }),
+    }
+}

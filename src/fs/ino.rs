@@ -1,0 +1,133 @@
+//! Inode numbers: how a view and the number of a file in it are packed into 64 bits, so that nothing is stored for a
+//! file.
+//!
+//! The lower 32 bits are a number of its kind, the 8 bits above are the kind, and the upper 24 bits are the tree: 0 for
+//! the only model or for the folders, 1 and up for the models in folders. In the tree of a model, kinds 64 to 127 are
+//! the directories of views in `shards/FILE/`, and kinds 128 to 191 the files of views, in the order of the table of
+//! views.
+
+use super::attr::{Ino, ROOT};
+use crate::model::ShardId;
+use crate::view::View;
+
+const TREE_SHIFT: u32 = 40;
+const KIND_SHIFT: u32 = 32;
+
+// The root's number is fixed by FUSE: it is the only one of its kind.
+const ROOTS: u8 = 0;
+const NODES: u8 = 1;
+const SHARDS: u8 = 2;
+const VIEWS: u8 = 3;
+const SHARD_VIEWS: u8 = 64;
+const FILES: u8 = 128;
+const KINDS_END: u8 = 192;
+
+/// The tree of an inode number, and the number in it.
+pub(super) fn split(ino: Ino) -> (u32, Ino) {
+    ((ino >> TREE_SHIFT) as u32, ino & ((1 << TREE_SHIFT) - 1))
+}
+
+/// The inode number of a number in a tree.
+pub(super) fn join(tree: u32, ino: Ino) -> Ino {
+    Ino::from(tree) << TREE_SHIFT | ino
+}
+
+/// An inode number in a tree.
+pub(super) fn pack(kind: u8, number: u32) -> Ino {
+    Ino::from(kind) << KIND_SHIFT | Ino::from(number)
+}
+
+/// Kind and number of an inode number in a tree.
+pub(super) fn unpack(ino: Ino) -> (u8, u32) {
+    ((ino >> KIND_SHIFT) as u8, ino as u32)
+}
+
+/// A directory below `tree/`, by its number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct NodeId(u32);
+
+impl NodeId {
+    pub fn new(number: u32) -> Self {
+        Self(number)
+    }
+
+    pub fn number(self) -> u32 {
+        self.0
+    }
+}
+
+/// What an inode number in the tree of a model means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Inode {
+    Dir(Dir),
+    /// A file of a view, by its number there.
+    File(View, u32),
+}
+
+/// A directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Dir {
+    Root,
+    /// The directory of a view, in the root or in that of a shard.
+    View(View, Option<ShardId>),
+    /// A directory in `shards/`.
+    Shard(ShardId),
+    /// A directory below `tree/`.
+    Node(NodeId),
+}
+
+impl Inode {
+    pub fn ino(self) -> Ino {
+        match self {
+            Self::Dir(Dir::Root) => ROOT,
+            Self::Dir(Dir::Node(node)) => pack(NODES, node.0),
+            Self::Dir(Dir::Shard(shard)) => pack(SHARDS, shard.into()),
+            Self::Dir(Dir::View(view, None)) => pack(VIEWS, view.index() as u32),
+            Self::Dir(Dir::View(view, Some(shard))) => pack(SHARD_VIEWS + view.index() as u8, shard.into()),
+            Self::File(view, number) => pack(FILES + view.index() as u8, number),
+        }
+    }
+
+    /// The inverse of [`Inode::ino`]. Whether there is such a tensor, shard or node is not checked.
+    pub fn from_ino(ino: Ino) -> Option<Self> {
+        let (kind, number) = unpack(ino);
+        let view = |index: usize| (index < View::all().len()).then(|| View::new(index));
+        Some(match kind {
+            ROOTS if ino == ROOT => Self::Dir(Dir::Root),
+            NODES => Self::Dir(Dir::Node(NodeId(number))),
+            SHARDS => Self::Dir(Dir::Shard(number.into())),
+            VIEWS => Self::Dir(Dir::View(view(number as usize)?, None)),
+            SHARD_VIEWS..FILES => Self::Dir(Dir::View(view(usize::from(kind - SHARD_VIEWS))?, Some(number.into()))),
+            FILES..KINDS_END => Self::File(view(usize::from(kind - FILES))?, number),
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_unique_and_are_decoded() {
+        let numbered = |number: u32| {
+            let views = View::all()
+                .flat_map(move |view| [Inode::Dir(Dir::View(view, Some(number.into()))), Inode::File(view, number)]);
+            let dirs = [Dir::Node(NodeId(number)), Dir::Shard(number.into())].map(Inode::Dir);
+            views.chain(dirs)
+        };
+        let roots = View::all().map(|view| Inode::Dir(Dir::View(view, None))).chain([Inode::Dir(Dir::Root)]);
+        let all: Vec<Inode> = [0, 1, 7, u32::MAX].into_iter().flat_map(numbered).chain(roots).collect();
+        for (at, inode) in all.iter().enumerate() {
+            assert_eq!(Inode::from_ino(inode.ino()), Some(*inode));
+            assert!(all[..at].iter().all(|other| other.ino() != inode.ino()));
+            assert_eq!(split(join(5, inode.ino())), (5, inode.ino()));
+        }
+        let no_view = View::all().len() as u32;
+        for ino in
+            [0, 2, pack(4, 0), pack(VIEWS, no_view), pack(FILES + no_view as u8, 0), pack(KINDS_END, 0), u64::MAX]
+        {
+            assert_eq!(Inode::from_ino(ino), None, "{ino:#x}");
+        }
+    }
+}

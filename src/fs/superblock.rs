@@ -1,0 +1,148 @@
+//! The whole mounted file system: one model, or folders with a tree for each model in them.
+
+use super::attr::{Attr, Dentry, Error, Ino, Ownership, ROOT, Statfs};
+use super::folders::Folders;
+use super::ino;
+use super::volume::Volume;
+use crate::content::{Content, Request};
+use crate::model::{ModelId, Opened};
+use crate::view::Shown;
+use std::sync::Arc;
+
+/// A mounted file system. It never changes, so there are no lookup counts, and nothing is stored for a file: its inode
+/// number tells what it is.
+///
+/// An operation that would have to wait fails with [`Error::would_block`] unless its [`Request`] allows waiting.
+#[derive(Debug)]
+pub struct Superblock {
+    root: Root,
+}
+
+#[derive(Debug)]
+enum Root {
+    Volume(Box<Volume>),
+    Folders(Box<Folders>),
+}
+
+/// The tree that an inode belongs to.
+enum Tree<'s> {
+    Volume(&'s Volume),
+    Folders(&'s Folders),
+}
+
+impl Superblock {
+    /// A file system with some views. `None` for a model without files.
+    pub fn new(opened: Opened, shown: Shown, ownership: Ownership) -> Option<Self> {
+        let root = match opened {
+            Opened::Model(model) => {
+                let owner = ownership.of(model.stat()?);
+                Root::Volume(Volume::new(*model, shown, owner, Arc::default(), 0, ROOT).into())
+            }
+            Opened::Catalog(catalog) => Root::Folders(Folders::new(catalog, shown, ownership).into()),
+        };
+        Some(Self { root })
+    }
+
+    /// The file or directory called `name` in the directory `parent`.
+    pub fn lookup(&self, parent: Ino, name: &[u8], request: &Request) -> Result<Attr, Error> {
+        match self.tree(parent, request)? {
+            (Tree::Volume(volume), parent) => volume.lookup(parent, name, request),
+            (Tree::Folders(folders), parent) => folders.lookup(parent, name, request),
+        }
+    }
+
+    /// Attributes of an inode. The size is exact, and the data of tensors is not read for it.
+    pub fn getattr(&self, ino: Ino, request: &Request) -> Result<Attr, Error> {
+        if let Some((folders, model)) = self.model_root(ino) {
+            return folders.model_attr(model, request);
+        }
+        match self.tree(ino, request)? {
+            (Tree::Volume(volume), ino) => volume.getattr(ino, request),
+            (Tree::Folders(folders), ino) => folders.getattr(ino),
+        }
+    }
+
+    /// Passes the entries of a directory to `add`, from `offset` on, until it returns true: it had no room for the
+    /// entry. Fails with an error before the first entry, or not at all.
+    ///
+    /// Offsets are positions in the directory, and are valid for the life of the mount.
+    pub fn readdir<'s>(
+        &'s self,
+        ino: Ino,
+        offset: u64,
+        request: &Request,
+        add: impl FnMut(Dentry<'s>) -> bool,
+    ) -> Result<(), Error> {
+        match self.tree(ino, request)? {
+            (Tree::Volume(volume), ino) => volume.readdir(ino, offset, request, add),
+            (Tree::Folders(folders), ino) => folders.readdir(ino, offset, request, add),
+        }
+    }
+
+    /// The content of a file. It borrows nothing from the file system.
+    pub fn open(&self, ino: Ino, request: &Request) -> Result<Content, Error> {
+        match self.tree(ino, request)? {
+            (Tree::Volume(volume), ino) => volume.open(ino, request),
+            (Tree::Folders(folders), ino) => folders.open(ino),
+        }
+    }
+
+    /// The target of a symbolic link.
+    pub fn readlink(&self, ino: Ino) -> Result<&[u8], Error> {
+        match self.tree(ino, &Request::NOWAIT)? {
+            (Tree::Volume(_), _) => Err(Error::NotALink),
+            (Tree::Folders(folders), ino) => folders.readlink(ino),
+        }
+    }
+
+    /// The value of an extended attribute.
+    pub fn getxattr(&self, ino: Ino, name: &[u8], request: &Request) -> Result<Vec<u8>, Error> {
+        if self.model_root(ino).is_some() {
+            return Err(Error::NoAttribute);
+        }
+        match self.tree(ino, request)? {
+            (Tree::Volume(volume), ino) => volume.getxattr(ino, name, request),
+            (Tree::Folders(_), _) => Err(Error::NoAttribute),
+        }
+    }
+
+    /// The names of the extended attributes of an inode, each followed by NUL.
+    pub fn listxattr(&self, ino: Ino, request: &Request) -> Result<Vec<u8>, Error> {
+        if self.model_root(ino).is_some() {
+            return Ok(Vec::new());
+        }
+        match self.tree(ino, request)? {
+            (Tree::Volume(volume), ino) => volume.listxattr(ino, request),
+            (Tree::Folders(_), _) => Ok(Vec::new()),
+        }
+    }
+
+    /// Size of the whole.
+    pub fn statfs(&self) -> Statfs {
+        match &self.root {
+            Root::Volume(volume) => volume.statfs(),
+            Root::Folders(folders) => folders.statfs(),
+        }
+    }
+
+    /// The model whose root an inode is. What is said about that does not need the model to be open.
+    fn model_root(&self, ino: Ino) -> Option<(&Folders, ModelId)> {
+        match &self.root {
+            Root::Folders(folders) => Some((folders, Folders::root_of(ino)?)),
+            Root::Volume(_) => None,
+        }
+    }
+
+    /// The tree of an inode number, and the number in it.
+    fn tree(&self, ino: Ino, request: &Request) -> Result<(Tree<'_>, Ino), Error> {
+        let (tree, local) = ino::split(ino);
+        match &self.root {
+            Root::Volume(volume) if tree == 0 => Ok((Tree::Volume(volume), local)),
+            Root::Volume(_) => Err(Error::NoEntry),
+            Root::Folders(folders) => match tree.checked_sub(1) {
+                None => Ok((Tree::Folders(folders), local)),
+                Some(model) => Ok((Tree::Volume(folders.volume(ModelId::from(model), request)?), local)),
+            },
+        }
+    }
+}

@@ -1,0 +1,517 @@
+//! The adapter between fuser and the superblock.
+
+use super::faults::Faults;
+use super::reader::{Reader, Watch};
+use crate::content::{self, Request};
+use crate::fs::{self, Attr, FileKind, Superblock};
+use crate::model;
+use crate::source::{self, Bytes};
+use crate::threads::Workers;
+use fuser::{
+    BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
+    InitFlags, KernelConfig, LockOwner, Notifier, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs,
+    ReplyWrite, ReplyXattr, SessionACL, TimeOrNow, WriteFlags,
+};
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// The target of fuser's own log messages.
+pub const LOG_TARGET: &str = "fuser";
+
+/// The device through which the kernel sends requests.
+pub const DEVICE: &str = "/dev/fuse";
+
+/// The tree is immutable, so attributes never expire.
+const TTL: Duration = Duration::from_secs(u32::MAX as u64);
+
+/// No inode number is ever used again.
+const GENERATION: Generation = Generation(0);
+
+/// Requests for read-ahead that the kernel may have sent at a time. Its default of 16 drops read-ahead early. Requests
+/// that wait for a long computation count too, so a folder of pictures must not use them up.
+const MAX_BACKGROUND: u16 = 1024;
+
+/// Most threads for requests that may wait.
+const WORKERS: usize = 128;
+
+/// Capabilities that are used where the kernel has them. A directory is listed with attributes when the caller seems to
+/// want them; it must not be cached, because the cached listing has no attributes.
+const CAPABILITIES: InitFlags = InitFlags::FUSE_NO_OPEN_SUPPORT
+    .union(InitFlags::FUSE_DO_READDIRPLUS)
+    .union(InitFlags::FUSE_READDIRPLUS_AUTO)
+    .union(InitFlags::FUSE_PARALLEL_DIROPS)
+    .union(InitFlags::FUSE_CACHE_SYMLINKS)
+    .union(InitFlags::FUSE_ASYNC_DIO);
+
+/// Who may use a mount, besides the permissions of its files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// The user who mounted it.
+    Owner,
+    /// That user and root.
+    OwnerAndRoot,
+    /// Everyone.
+    All,
+}
+
+/// How requests are served.
+#[derive(Debug, Clone, Copy)]
+pub struct Serving {
+    /// Who may send them.
+    pub access: Access,
+    /// Threads that take them.
+    pub threads: usize,
+    /// Whether reads go past the page cache of the mount.
+    pub direct_io: bool,
+}
+
+/// A mounted file system that is being, or about to be, served.
+#[derive(Debug)]
+pub struct Session(fuser::Session<FuseAdapter>);
+
+impl Session {
+    /// Does the handshake with the kernel over `device`: [`DEVICE`], opened and mounted. `watch` tells which readers
+    /// have left.
+    pub fn new(superblock: Superblock, device: OwnedFd, serving: Serving, watch: Watch) -> io::Result<Self> {
+        let Serving { access, threads, direct_io } = serving;
+        let acl = match access {
+            Access::Owner => SessionACL::Owner,
+            Access::OwnerAndRoot => SessionACL::RootAndOwner,
+            Access::All => SessionACL::All,
+        };
+        let mut config = Config::default();
+        config.n_threads = Some(threads);
+        // With a descriptor of its own, each thread takes requests independently. It opens the device once more.
+        config.clone_fd = threads > 1 && std::fs::OpenOptions::new().read(true).write(true).open(DEVICE).is_ok();
+        // For root and owner only, the kernel admits everyone. fuser checks the user of each request, so all of them
+        // must be sent.
+        let ttl = if access == Access::OwnerAndRoot { Duration::ZERO } else { TTL };
+        let (faults, notifier) = Default::default();
+        let state = Arc::new(State { superblock, workers: Workers::new(WORKERS), watch, faults, notifier, ttl });
+        let adapter = FuseAdapter { state: state.clone(), direct_io, no_open: false };
+        let session = fuser::Session::from_fd(adapter, device, acl, config)?;
+        // The cell was empty until now.
+        let _ = state.notifier.set(session.notifier());
+        Ok(Self(session))
+    }
+
+    /// Serves requests until the file system is unmounted and nobody uses it any more.
+    pub fn run(self) -> io::Result<()> {
+        self.0.run()
+    }
+}
+
+#[derive(Debug)]
+struct FuseAdapter {
+    state: Arc<State>,
+    direct_io: bool,
+    /// Whether the kernel takes ENOSYS to mean that opening needs no message and keeps every cache.
+    no_open: bool,
+}
+
+/// What answers need.
+#[derive(Debug)]
+struct State {
+    superblock: Superblock,
+    workers: Workers,
+    watch: Watch,
+    faults: Faults,
+    /// Set once the session exists.
+    notifier: OnceLock<Notifier>,
+    /// How long the kernel may use an answer.
+    ttl: Duration,
+}
+
+fn errno(error: &fs::Error) -> Errno {
+    match error {
+        fs::Error::NoEntry => Errno::ENOENT,
+        fs::Error::NotADirectory => Errno::ENOTDIR,
+        fs::Error::IsADirectory => Errno::EISDIR,
+        fs::Error::NoAttribute => Errno::ENODATA,
+        fs::Error::NotALink => Errno::EINVAL,
+        fs::Error::Model(model::Error::Source(error)) => source_errno(error),
+        fs::Error::Changed { .. } | fs::Error::Model(_) => Errno::EIO,
+        fs::Error::Content(error) => match error {
+            content::Error::Source(error) => source_errno(error),
+            content::Error::Picture(_) => Errno::EIO,
+            content::Error::Interrupted => Errno::EINTR,
+            content::Error::TimedOut => Errno::ETIMEDOUT,
+            content::Error::WouldBlock => Errno::EAGAIN,
+        },
+    }
+}
+
+fn source_errno(error: &source::Error) -> Errno {
+    match error {
+        source::Error::Changed { .. } | source::Error::Replaced { .. } => Errno::ESTALE,
+        source::Error::Outside { .. } => Errno::EACCES,
+        source::Error::Cut { .. } | source::Error::OutOfRange { .. } | source::Error::NotAFile { .. } => Errno::EIO,
+        source::Error::Io { error, .. } => match error.raw_os_error() {
+            // If the daemon of the source is gone, the reader would take these for the end of this daemon.
+            None | Some(nix::libc::ENOTCONN | nix::libc::ECONNABORTED) => Errno::EIO,
+            // libc takes ENOENT for the end of a directory.
+            Some(nix::libc::ENOENT) => Errno::EIO,
+            Some(errno) => Errno::from_i32(errno),
+        },
+    }
+}
+
+fn file_type(kind: FileKind) -> FileType {
+    match kind {
+        FileKind::Dir => FileType::Directory,
+        FileKind::File => FileType::RegularFile,
+        FileKind::Link => FileType::Symlink,
+    }
+}
+
+fn file_attr(attr: &Attr) -> FileAttr {
+    FileAttr {
+        ino: INodeNo(attr.ino),
+        size: attr.size,
+        blocks: attr.blocks,
+        atime: attr.mtime,
+        mtime: attr.mtime,
+        ctime: attr.mtime,
+        crtime: attr.mtime,
+        kind: file_type(attr.kind),
+        perm: attr.perm,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: 0,
+        blksize: if attr.kind == FileKind::Dir { fs::DIR_BLOCK_SIZE } else { fs::BLOCK_SIZE },
+        flags: 0,
+    }
+}
+
+/// The answer that a name does not exist. Unlike ENOENT, inode number 0 has a time to live.
+fn no_entry() -> FileAttr {
+    file_attr(&NO_ATTR)
+}
+
+/// Attributes of nothing.
+const NO_ATTR: Attr =
+    Attr { ino: 0, kind: FileKind::File, size: 0, blocks: 0, nlink: 0, perm: 0, uid: 0, gid: 0, mtime: UNIX_EPOCH };
+
+/// Answers with an extended attribute: with its size if the caller asks for that, with the bytes if they fit.
+fn reply_xattr(value: Result<Vec<u8>, Errno>, size: u32, reply: ReplyXattr) {
+    match value {
+        Err(errno) => reply.error(errno),
+        Ok(value) if size == 0 => reply.size(value.len() as u32),
+        Ok(value) if value.len() > size as usize => reply.error(Errno::ERANGE),
+        Ok(value) => reply.data(&value),
+    }
+}
+
+impl State {
+    /// The error number of a failed operation. The first of each fault is logged.
+    fn errno(&self, error: &fs::Error) -> Errno {
+        self.faults.log(error);
+        errno(error)
+    }
+
+    /// Answers a read. Returns whether the bytes were still those of the version that was opened when the kernel copied
+    /// them.
+    fn reply_read(&self, read: Result<Bytes, fs::Error>, reply: ReplyData) -> bool {
+        let bytes = match read {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                reply.error(self.errno(&error));
+                return true;
+            }
+        };
+        // fuser does not return the result of writing the reply, but it is the last system call here, so a failure is
+        // left in errno. After EFAULT the kernel has answered the reader with EIO.
+        nix::errno::Errno::clear();
+        reply.data(&bytes);
+        let unreadable = nix::errno::Errno::last() == nix::errno::Errno::EFAULT;
+        match bytes.verify(unreadable) {
+            Ok(()) => true,
+            Err(error) => {
+                self.faults.log_source(&error);
+                false
+            }
+        }
+    }
+
+    /// Makes the kernel drop a part of a file that it may have copied while the source was written to. The kernel waits
+    /// for pages that it has requested from this process, so this is done on a worker.
+    fn recall(self: &Arc<Self>, ino: INodeNo, offset: u64, size: u32) {
+        let state = self.clone();
+        self.workers.run(move || {
+            if let Some(notifier) = state.notifier.get() {
+                // An error means that the kernel has dropped the pages already.
+                let _ = notifier.inval_inode(ino, offset as i64, size.into());
+            }
+        });
+    }
+
+    fn reply_entry(&self, found: Result<Attr, fs::Error>, reply: ReplyEntry) {
+        match found {
+            Ok(attr) => reply.entry(&self.ttl, &file_attr(&attr), GENERATION),
+            Err(fs::Error::NoEntry) => reply.entry(&self.ttl, &no_entry(), GENERATION),
+            Err(error) => reply.error(self.errno(&error)),
+        }
+    }
+
+    /// Adds the entries of a directory to a reply.
+    fn list(&self, ino: u64, offset: u64, request: &Request, reply: &mut ReplyDirectory) -> Result<(), fs::Error> {
+        self.superblock.readdir(ino, offset, request, |entry| {
+            reply.add(INodeNo(entry.ino), entry.next, file_type(entry.kind), &*entry.name)
+        })
+    }
+
+    /// Adds the entries of a directory and their attributes to a reply.
+    fn list_plus(
+        &self,
+        ino: u64,
+        offset: u64,
+        request: &Request,
+        reply: &mut ReplyDirectoryPlus,
+    ) -> Result<(), fs::Error> {
+        let mut waits = None;
+        let mut added = false;
+        self.superblock.readdir(ino, offset, request, |entry| {
+            let (attr, ttl) = match self.superblock.getattr(entry.ino, request) {
+                Ok(attr) => (attr, self.ttl),
+                Err(error) if error.would_block() => {
+                    // The listing ends here for now. The next request begins with this entry.
+                    waits = (!added).then_some(error);
+                    return true;
+                }
+                // Its attributes cannot be had now: the kernel asks for them again when somebody needs them.
+                Err(_) => (Attr { ino: entry.ino, kind: entry.kind, ..NO_ATTR }, Duration::ZERO),
+            };
+            let is_full = reply.add(INodeNo(entry.ino), entry.next, &*entry.name, &ttl, &file_attr(&attr), GENERATION);
+            added |= !is_full;
+            is_full
+        })?;
+        waits.map_or(Ok(()), Err)
+    }
+}
+
+impl FuseAdapter {
+    /// Runs an operation and answers with its result: at once if it need not wait, otherwise on a worker.
+    fn serve<R: Send + 'static, T: 'static>(
+        &self,
+        request: &fuser::Request,
+        mut reply: R,
+        operation: impl Fn(&State, &Request, &mut R) -> Result<T, fs::Error> + Send + 'static,
+        answer: impl FnOnce(&Arc<State>, Result<T, fs::Error>, R) + Send + 'static,
+    ) {
+        match operation(&self.state, &Request::NOWAIT, &mut reply) {
+            Err(error) if error.would_block() => {
+                let state = self.state.clone();
+                let reader = Reader::new(request.pid(), &state.watch);
+                self.state.workers.run(move || {
+                    let is_leaving = || reader.is_leaving();
+                    let result = operation(&state, &Request::cancelled_by(&is_leaving), &mut reply);
+                    answer(&state, result, reply);
+                });
+            }
+            result => answer(&self.state, result, reply),
+        }
+    }
+}
+
+/// Operations that would write. The kernel refuses them itself unless root has remounted the file system.
+macro_rules! refuse {
+    ($($name:ident($($argument:ty),*) -> $reply:ty;)*) => {
+        $(fn $name(&self, _: &fuser::Request, $(_: $argument),*, reply: $reply) {
+            reply.error(Errno::EROFS);
+        })*
+    };
+}
+
+impl Filesystem for FuseAdapter {
+    fn init(&mut self, _: &fuser::Request, config: &mut KernelConfig) -> io::Result<()> {
+        let wanted = match self.direct_io {
+            // The reply to open says that a file is read directly.
+            true => (CAPABILITIES - InitFlags::FUSE_NO_OPEN_SUPPORT) | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
+            false => CAPABILITIES,
+        };
+        let capabilities = wanted & config.capabilities();
+        self.no_open = capabilities.contains(InitFlags::FUSE_NO_OPEN_SUPPORT);
+        // These do not fail: only capabilities of the kernel are requested, and no value is zero.
+        let _ = config.add_capabilities(capabilities);
+        let _ = config.set_max_background(MAX_BACKGROUND);
+        let _ = config.set_congestion_threshold(MAX_BACKGROUND);
+        Ok(())
+    }
+
+    fn lookup(&self, request: &fuser::Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let name = name.as_bytes().to_vec();
+        self.serve(
+            request,
+            reply,
+            move |state, request, _| state.superblock.lookup(parent.0, &name, request),
+            |state, found, reply| state.reply_entry(found, reply),
+        );
+    }
+
+    fn getattr(&self, request: &fuser::Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        self.serve(
+            request,
+            reply,
+            move |state, request, _| state.superblock.getattr(ino.0, request),
+            |state, attr, reply| match attr {
+                Ok(attr) => reply.attr(&state.ttl, &file_attr(&attr)),
+                Err(error) => reply.error(state.errno(&error)),
+            },
+        );
+    }
+
+    fn readlink(&self, _: &fuser::Request, ino: INodeNo, reply: ReplyData) {
+        match self.state.superblock.readlink(ino.0) {
+            Ok(target) => reply.data(target),
+            Err(error) => reply.error(self.state.errno(&error)),
+        }
+    }
+
+    fn open(&self, _: &fuser::Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        if self.no_open {
+            reply.error(Errno::ENOSYS);
+        } else {
+            let cache = if self.direct_io { FopenFlags::FOPEN_DIRECT_IO } else { FopenFlags::FOPEN_KEEP_CACHE };
+            reply.opened(FileHandle(0), cache);
+        }
+    }
+
+    fn read(
+        &self,
+        request: &fuser::Request,
+        ino: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let range = offset..offset.saturating_add(size.into());
+        self.serve(
+            request,
+            reply,
+            move |state, request, _| {
+                let content = state.superblock.open(ino.0, request)?;
+                Ok(content.read(range.clone(), request)?)
+            },
+            move |state, read, reply| {
+                if !state.reply_read(read, reply) {
+                    state.recall(ino, offset, size);
+                }
+            },
+        );
+    }
+
+    fn readdir(&self, request: &fuser::Request, ino: INodeNo, _: FileHandle, offset: u64, reply: ReplyDirectory) {
+        self.serve(
+            request,
+            reply,
+            move |state, request, reply| state.list(ino.0, offset, request, reply),
+            |state, listed, reply| match listed {
+                Ok(()) => reply.ok(),
+                Err(error) => reply.error(state.errno(&error)),
+            },
+        );
+    }
+
+    fn readdirplus(
+        &self,
+        request: &fuser::Request,
+        ino: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        reply: ReplyDirectoryPlus,
+    ) {
+        self.serve(
+            request,
+            reply,
+            move |state, request, reply| state.list_plus(ino.0, offset, request, reply),
+            |state, listed, reply| match listed {
+                Ok(()) => reply.ok(),
+                Err(error) => reply.error(state.errno(&error)),
+            },
+        );
+    }
+
+    fn statfs(&self, _: &fuser::Request, _: INodeNo, reply: ReplyStatfs) {
+        let statfs = self.state.superblock.statfs();
+        reply.statfs(statfs.blocks, 0, 0, statfs.files, 0, fs::BLOCK_SIZE, fs::NAME_MAX, fs::SECTOR as u32);
+    }
+
+    fn getxattr(&self, request: &fuser::Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        let name = name.as_bytes().to_vec();
+        self.serve(
+            request,
+            reply,
+            move |state, request, _| state.superblock.getxattr(ino.0, &name, request),
+            move |state, value, reply| reply_xattr(value.map_err(|error| state.errno(&error)), size, reply),
+        );
+    }
+
+    fn listxattr(&self, request: &fuser::Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        self.serve(
+            request,
+            reply,
+            move |state, request, _| state.superblock.listxattr(ino.0, request),
+            move |state, names, reply| reply_xattr(names.map_err(|error| state.errno(&error)), size, reply),
+        );
+    }
+
+    // Operations that a read-only file system does not need: after ENOSYS the kernel does not send them again.
+
+    fn flush(&self, _: &fuser::Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn fsync(&self, _: &fuser::Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn fsyncdir(&self, _: &fuser::Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn lseek(&self, _: &fuser::Request, _: INodeNo, _: FileHandle, _: i64, _: i32, reply: ReplyLseek) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn ioctl(
+        &self,
+        _: &fuser::Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: fuser::IoctlFlags,
+        _: u32,
+        _: &[u8],
+        _: u32,
+        reply: ReplyIoctl,
+    ) {
+        reply.error(Errno::ENOTTY);
+    }
+
+    refuse! {
+        setattr(INodeNo, Option<u32>, Option<u32>, Option<u32>, Option<u64>, Option<TimeOrNow>, Option<TimeOrNow>,
+            Option<SystemTime>, Option<FileHandle>, Option<SystemTime>, Option<SystemTime>, Option<SystemTime>,
+            Option<BsdFileFlags>) -> ReplyAttr;
+        mknod(INodeNo, &OsStr, u32, u32, u32) -> ReplyEntry;
+        mkdir(INodeNo, &OsStr, u32, u32) -> ReplyEntry;
+        unlink(INodeNo, &OsStr) -> ReplyEmpty;
+        rmdir(INodeNo, &OsStr) -> ReplyEmpty;
+        symlink(INodeNo, &OsStr, &Path) -> ReplyEntry;
+        rename(INodeNo, &OsStr, INodeNo, &OsStr, RenameFlags) -> ReplyEmpty;
+        link(INodeNo, INodeNo, &OsStr) -> ReplyEntry;
+        write(INodeNo, FileHandle, u64, &[u8], WriteFlags, OpenFlags, Option<LockOwner>) -> ReplyWrite;
+        create(INodeNo, &OsStr, u32, u32, i32) -> ReplyCreate;
+        setxattr(INodeNo, &OsStr, &[u8], i32, u32) -> ReplyEmpty;
+        removexattr(INodeNo, &OsStr) -> ReplyEmpty;
+        fallocate(INodeNo, FileHandle, u64, u64, i32) -> ReplyEmpty;
+    }
+}

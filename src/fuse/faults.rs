@@ -1,0 +1,48 @@
+//! The log of faults that readers hit: each fault of a file is logged once, however many reads it fails.
+
+use crate::content;
+use crate::fs;
+use crate::source::{self, Cause};
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+/// The faults that were logged.
+#[derive(Debug, Default)]
+pub(super) struct Faults(Mutex<HashSet<Fault>>);
+
+/// A fault that is logged once.
+#[derive(Debug, PartialEq, Eq, Hash)]
+enum Fault {
+    /// Of a file.
+    File(PathBuf, Cause),
+    /// Of anything else, by its message.
+    Other(String),
+}
+
+impl Faults {
+    /// Logs an error that a reader gets, unless it was logged before or is no fault.
+    pub fn log(&self, error: &fs::Error) {
+        let fault = match error {
+            fs::Error::Content(content::Error::Source(error)) => return self.log_source(error),
+            fs::Error::Model(_) | fs::Error::Changed { .. } => Fault::Other(error.to_string()),
+            _ => return,
+        };
+        self.log_once(fault, error);
+    }
+
+    /// The same for an error of a source.
+    pub fn log_source(&self, error: &source::Error) {
+        let fault = match error.fault() {
+            Some((path, cause)) => Fault::File(path.to_owned(), cause),
+            None => Fault::Other(error.to_string()),
+        };
+        self.log_once(fault, error);
+    }
+
+    fn log_once(&self, fault: Fault, error: &impl std::fmt::Display) {
+        if self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(fault) {
+            log::warn!("{error}");
+        }
+    }
+}

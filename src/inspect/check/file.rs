@@ -1,0 +1,174 @@
+//! Checks the header of one file: its form, the layout of its tensors, and its metadata.
+
+use super::report::{Report, Rule};
+use crate::format::{self, Block, Dtype, Header, Input, Lint, LintKind, Mode, TensorInfo};
+use crate::inspect::conventions::{self, KOHYA_JSON, MODELSPEC_PREFIX};
+use crate::model;
+use crate::source::{self, Location, Source};
+use crate::text::quote;
+use serde::de::IgnoredAny;
+use std::sync::Arc;
+
+/// huggingface_hub (`constants.py`) and huggingface.js refuse longer headers, in bytes.
+const HUB_HEADER_MAX: u64 = 25_000_000;
+
+/// The official writer pads the header to this many bytes, so that elements of every type are aligned.
+const DATA_ALIGNMENT: u64 = 8;
+
+/// A file whose header can be used, at least in part.
+#[derive(Debug)]
+pub struct File {
+    /// The name of the file in messages.
+    pub name: String,
+    /// Its bytes.
+    pub source: Arc<dyn Source>,
+    /// Its header, without what is damaged.
+    pub header: Header,
+    /// The SHA-256 hashes of the data that the metadata gives: key and hexadecimal digits. Empty if the file is
+    /// damaged, because they could not be right.
+    pub stated: Vec<(String, String)>,
+}
+
+impl File {
+    /// Checks one file. The file is `None` if nothing of its header can be used.
+    pub fn check(location: &Location) -> Result<(Option<Self>, Report), source::Error> {
+        let source = source::open(location)?;
+        let name = location.to_string();
+        let mut report = Report::of_one_file();
+        let (mut input, header) = model::load(&*source, Mode::Strict)?;
+        let header = match header {
+            Ok(header) => header,
+            Err(broken) => {
+                let header = model::load_more(&mut input, &*source, Mode::Lenient)?;
+                let Some(header) = check_damaged(&name, header, source.len(), &broken, &mut report) else {
+                    return Ok((None, report));
+                };
+                let file = Self { name, source, header, stated: Vec::new() };
+                file.check_tensors(&mut report);
+                return Ok((Some(file), report));
+            }
+        };
+        let mut file = Self { name, source, header, stated: Vec::new() };
+        file.check_header(&input, &mut report);
+        file.check_tensors(&mut report);
+        file.stated = file.check_metadata(&mut report);
+        Ok((Some(file), report))
+    }
+
+    fn check_header(&self, input: &Input, report: &mut Report) {
+        // The whole header is in the input, so nothing is missing.
+        let _ = format::lint(&self.header, input, &mut |lint| add(report, &self.name, lint));
+        let len = self.header.text().map_or(0, |text| text.end - text.start);
+        if len > HUB_HEADER_MAX {
+            report.add(Rule::HeaderSize, &self.name, None, || {
+                format!("the header has {len} bytes, more than {HUB_HEADER_MAX}")
+            });
+        }
+        let start = self.header.data_start();
+        if !start.is_multiple_of(DATA_ALIGNMENT) && !self.header.is_empty() {
+            report.add(Rule::DataStart, &self.name, None, || {
+                format!("the data begins at byte {start}, which is not a multiple of {DATA_ALIGNMENT}")
+            });
+        }
+        for dtype in self.header.unknown_dtypes() {
+            report.add(Rule::UnknownDtype, &self.name, Some(dtype), || format!("dtype {} is unknown", quote(dtype)));
+        }
+    }
+
+    /// Counts the tensors, and checks the alignment of each.
+    fn check_tensors(&self, report: &mut Report) {
+        let mut alignment = None;
+        for tensor in self.header.tensors() {
+            report.tensors += 1;
+            report.nbytes = report.nbytes.saturating_add(tensor.nbytes());
+            if tensor.nbytes() == 0 {
+                continue;
+            }
+            let start = tensor.range.start;
+            alignment = alignment.into_iter().chain([1 << start.trailing_zeros()]).min();
+            let width = self::alignment(tensor.dtype);
+            if !start.is_multiple_of(width) {
+                report.add(Rule::Unaligned, &self.name, Some(tensor.name), || {
+                    let TensorInfo { name, dtype, .. } = &tensor;
+                    format!(
+                        "tensor {}: its {dtype} data begins at byte {start}, which is not a multiple of {width}",
+                        quote(name)
+                    )
+                });
+            }
+        }
+        report.alignment = alignment;
+    }
+
+    /// Checks the metadata against its conventions; returns the hashes that it gives.
+    fn check_metadata(&self, report: &mut Report) -> Vec<(String, String)> {
+        let metadata = self.header.metadata();
+        for (key, what) in conventions::modelspec_faults(metadata) {
+            let key = format!("{MODELSPEC_PREFIX}{key}");
+            report.add(Rule::ModelSpec, &self.name, Some(&key), || format!("metadata {}: {what}", quote(&key)));
+        }
+        let given = |key| model::value(metadata, key).filter(|value| *value != "None");
+        for key in KOHYA_JSON {
+            let broken = |value| serde_json::from_str::<IgnoredAny>(value).err();
+            if let Some(error) = given(key).and_then(broken) {
+                report.add(Rule::Kohya, &self.name, Some(key), || {
+                    format!("metadata {}: not valid JSON: {error}", quote(key))
+                });
+            }
+        }
+        if given("sshs_model_hash").is_some_and(|value| conventions::sha256(value).is_none()) {
+            report.add(Rule::Kohya, &self.name, Some("sshs_model_hash"), || {
+                "metadata \"sshs_model_hash\": not a SHA-256 hash of 64 digits".to_owned()
+            });
+        }
+        let keys = ["modelspec.hash_sha256", "sshs_model_hash"];
+        keys.iter().filter_map(|key| Some(((*key).to_owned(), conventions::sha256(given(key)?)?))).collect()
+    }
+}
+
+/// The alignment of a dtype's elements in bytes. Elements that share bytes need none.
+fn alignment(dtype: Dtype) -> u64 {
+    match dtype {
+        // A complex number is two numbers of four bytes.
+        Dtype::C64 => 4,
+        _ => match dtype.block() {
+            Some(Block { elements: 1, bytes }) => bytes,
+            _ => 1,
+        },
+    }
+}
+
+/// Reports everything that is wrong with a file that the strict parser refuses as `broken`; returns the usable part of
+/// its header.
+fn check_damaged(
+    name: &str,
+    header: Result<Header, format::Error>,
+    len: u64,
+    broken: &format::Error,
+    report: &mut Report,
+) -> Option<Header> {
+    let Ok(header) = header else {
+        report.add(Rule::Format, name, None, || broken.to_string());
+        return None;
+    };
+    format::damage(&header, broken, len, &mut |lint| add(report, name, lint));
+    let (_, more) = header.skipped().kept();
+    report.add_unseen(Rule::Entry, more);
+    // The lenient parser gives one reason for each entry, which may not be that of the strict one.
+    let verdict = broken.to_string();
+    if !report.contains(&verdict) {
+        let rule = if broken.tensor().is_some() { Rule::Entry } else { Rule::Format };
+        report.add(rule, name, broken.tensor(), || verdict);
+    }
+    Some(header)
+}
+
+fn add(report: &mut Report, name: &str, lint: Lint) {
+    let rule = match lint.kind {
+        LintKind::Unusual => Rule::Json,
+        LintKind::Entry => Rule::Entry,
+        LintKind::Hole => Rule::Hole,
+        LintKind::Overlap => Rule::Overlap,
+    };
+    report.add(rule, name, lint.subject.as_deref(), || lint.message);
+}

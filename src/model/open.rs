@@ -1,0 +1,75 @@
+//! Opens what a location names: a model, or a directory of models.
+
+use super::catalog::Catalog;
+use super::error::Error;
+use super::table::Model;
+use super::{dataset, index};
+use crate::format::{self, Mode};
+use crate::source::{self, Location};
+
+/// What a location names.
+#[derive(Debug)]
+pub enum Opened {
+    /// One model.
+    Model(Box<Model>),
+    /// A directory of several models, none of which is open.
+    Catalog(Catalog),
+}
+
+impl Opened {
+    /// What may be opened later: files, and directories with everything below them.
+    pub fn reads(&self) -> Vec<Location> {
+        match self {
+            Self::Model(model) => {
+                let sources = model.sources().iter().chain(model.manifest());
+                sources.filter_map(|source| source.location().cloned()).collect()
+            }
+            Self::Catalog(catalog) => catalog.reads().to_vec(),
+        }
+    }
+}
+
+/// Opens a model, or a directory with models in it or below it.
+pub fn open(location: &Location, mode: Mode) -> Result<Opened, Error> {
+    if !source::is_dir(location) {
+        return Ok(Opened::Model(open_model(location, mode)?.into()));
+    }
+    let catalog = Catalog::scan(location, mode)?;
+    let mut models = catalog.models();
+    match (models.next(), models.next()) {
+        (Some(one), None) => Ok(Opened::Model(open_model(&location.rename(catalog.model(one)), mode)?.into())),
+        (None, _) => Err(no_model(location)),
+        _ => Ok(Opened::Catalog(catalog)),
+    }
+}
+
+/// Opens one model: a file, the index of a sharded model, or the manifest of a dataset.
+pub fn open_model(location: &Location, mode: Mode) -> Result<Model, Error> {
+    let name = location.file_name();
+    if name == dataset::MANIFEST {
+        return dataset::open(location, mode);
+    }
+    if index::stem(name).is_some() {
+        return index::open(location, mode);
+    }
+    Model::from_source(location, source::open(location)?, mode)
+}
+
+/// The files to open for the models at a location: the location itself, or those of a directory, named as the location
+/// is. With them come messages about directories that cannot be listed.
+pub fn files(location: &Location) -> Result<(Vec<Location>, Vec<String>), Error> {
+    if !source::is_dir(location) {
+        return Ok((vec![location.clone()], Vec::new()));
+    }
+    let catalog = Catalog::scan(location, Mode::Strict)?;
+    let files: Vec<Location> = catalog.models().map(|model| location.rename(catalog.model(model))).collect();
+    if files.is_empty() {
+        return Err(no_model(location));
+    }
+    Ok((files, catalog.unreadable().to_vec()))
+}
+
+fn no_model(location: &Location) -> Error {
+    let suffixes: Vec<_> = format::suffixes().collect();
+    Error::Directory { location: location.clone(), found: format!("no {} file in it", suffixes.join(" or ")) }
+}

@@ -1,0 +1,29 @@
+//! What the file name of a model says: the name of the model, and whether the file is a list of other files.
+
+use super::{dataset, index};
+use crate::format;
+use crate::source::Location;
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+/// The name of the model in a file: the file name without the part that is common to files of its kind, or the name of
+/// a dataset's directory.
+pub fn stem(location: &Location) -> Option<OsString> {
+    let name = location.file_name();
+    let is_named = |name: &OsStr| !name.is_empty();
+    if name == dataset::MANIFEST {
+        return Some(location.parent().file_name().to_owned()).filter(|name| is_named(name));
+    }
+    let single = format::stem(name).filter(|stem| is_named(stem)).or_else(|| Path::new(name).file_stem());
+    index::stem(name).or_else(|| single.map(OsStr::to_owned))
+}
+
+/// Whether a file of that name is a model, or should be one.
+pub(super) fn is_model(name: &OsStr) -> bool {
+    format::stem(name).is_some() || index::stem(name).is_some()
+}
+
+/// Whether a file name is that of a list of files: the index of a sharded model or the manifest of a dataset.
+pub fn is_set(name: &OsStr) -> bool {
+    name == dataset::MANIFEST || index::stem(name).is_some()
+}

@@ -1,0 +1,436 @@
+//! The table of a model's tensors, over all of its files.
+
+use super::error::Error;
+use super::header;
+use super::ids::{ShardId, TensorId};
+use super::population::Population;
+use crate::content::{Data, Extent, Extents, Run, Sources};
+use crate::format::{Header, Mode, NameTable, SkipList, Skipped, TensorInfo};
+use crate::source::{self, Location, Source, Stat};
+use crate::text::quote;
+use serde::Deserialize;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+/// All tensors of the files of one model as one name space.
+///
+/// Tensors are numbered: first the arrays that are joined from several files, by name; then the tensors of the files,
+/// file by file in the order of their names, each in the order of its data. There are three populations:
+/// - [`Model::logical`]: the name space of the model. Every name occurs once.
+/// - [`Model::listed`]: the logical tensors, and those that only their own file shows.
+/// - [`Model::stored`]: the tensors of the files as they are, joined or not.
+#[derive(Debug)]
+pub struct Model {
+    location: Location,
+    kind: Kind,
+    shards: Vec<Shard>,
+    /// The bytes of the shards, in the same order.
+    sources: Sources,
+    joined: Vec<Joined>,
+    /// The logical tensors have numbers below this.
+    len: usize,
+    /// Number of tensors in all files.
+    stored: usize,
+    /// The tensors that only their own file shows, sorted. Those below `len` are not logical.
+    aside: Vec<TensorId>,
+    /// The number of the first tensor of each shard.
+    first: Vec<TensorId>,
+    /// Finds logical tensors. A model of one file uses the header's own table; others make one at the first look-up.
+    by_name: OnceLock<NameTable>,
+    /// `dataset_manifest.json`, of a dataset.
+    manifest: Option<Arc<dyn Source>>,
+    /// The merged metadata, of a model of several files.
+    metadata: Vec<(String, String)>,
+    notes: Notes,
+}
+
+/// What a model was opened from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// One file.
+    File,
+    /// An index and the shards that it names.
+    Sharded,
+    /// A manifest and the shards that it names.
+    Dataset,
+}
+
+/// One file of a model.
+#[derive(Debug)]
+pub struct Shard {
+    /// File name; for a shard as the index or the manifest gives it.
+    pub name: String,
+    /// What the file holds.
+    pub header: Header,
+}
+
+/// Tensors of several shards as one array, concatenated along the first dimension.
+#[derive(Debug)]
+pub(super) struct Joined {
+    /// The first of them, which gives name and dtype.
+    pub like: TensorId,
+    pub shape: Vec<u64>,
+    pub runs: Arc<[Run]>,
+    pub nbytes: u64,
+}
+
+/// What an index says in numbers in its `metadata`. Nothing depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+pub struct Stated {
+    /// Size of all tensors in bytes.
+    pub total_size: Option<u64>,
+    /// Number of their elements.
+    pub total_parameters: Option<u64>,
+}
+
+/// What was noticed while a model was opened.
+#[derive(Debug, Default)]
+pub(super) struct Notes {
+    /// What the index or the manifest and the files do not agree on.
+    pub mismatches: SkipList,
+    /// What else there is to say.
+    pub remarks: Vec<String>,
+    /// What the index says in numbers.
+    pub stated: Stated,
+    /// How many shards could not be opened.
+    pub missing: usize,
+}
+
+/// A tensor of a model.
+#[derive(Debug, Clone)]
+pub struct Tensor<'m> {
+    /// Its number.
+    pub id: TensorId,
+    /// Its description. For a joined array `range` counts from the array's own beginning.
+    pub info: TensorInfo<'m>,
+    /// The files that hold its data.
+    pub parts: Parts<'m>,
+}
+
+/// The files that hold the data of a tensor.
+#[derive(Debug, Clone, Copy)]
+pub enum Parts<'m> {
+    /// All of it is in one file.
+    One(ShardId),
+    /// Runs in several files, one after the other; none for an array without data.
+    Many(&'m Arc<[Run]>),
+}
+
+impl Model {
+    /// Reads the header of a file as a model of its own.
+    pub fn from_source(location: &Location, source: Arc<dyn Source>, mode: Mode) -> Result<Self, Error> {
+        let name = location.file_name().to_string_lossy().into_owned();
+        let header = header::read(location, &*source, mode)?;
+        Ok(Self::new(location, Kind::File, vec![(Shard { name, header }, source)], Notes::default()))
+    }
+
+    pub(super) fn new(location: &Location, kind: Kind, files: Vec<(Shard, Arc<dyn Source>)>, notes: Notes) -> Self {
+        let (shards, sources): (Vec<Shard>, Vec<_>) = files.into_iter().unzip();
+        let first = shards.iter().scan(0, |next, shard| {
+            let first = TensorId::new(*next);
+            *next += shard.header.len();
+            Some(first)
+        });
+        let first = first.collect();
+        let stored = shards.iter().map(|shard| shard.header.len()).sum();
+        let metadata = if shards.len() > 1 { merge_metadata(&shards) } else { Vec::new() };
+        let location = location.absolute().unwrap_or_else(|_| location.clone());
+        let (joined, aside, by_name, manifest) = Default::default();
+        let sources = sources.into();
+        let len = stored;
+        Self { location, kind, shards, sources, joined, len, stored, aside, first, by_name, manifest, metadata, notes }
+    }
+
+    pub(super) fn notes_mut(&mut self) -> &mut Notes {
+        &mut self.notes
+    }
+
+    pub(super) fn set_manifest(&mut self, manifest: Arc<dyn Source>) {
+        self.manifest = Some(manifest);
+    }
+
+    /// Takes tensors out of the name space; `aside` is sorted.
+    pub(super) fn set_aside(&mut self, aside: Vec<TensorId>) {
+        self.aside = aside;
+    }
+
+    /// Makes `joined` the whole name space. `aside` are the tensors that belong to no joined array. The numbers of
+    /// tensors move up by the number of joined arrays.
+    pub(super) fn set_joined(&mut self, mut joined: Vec<Joined>, mut aside: Vec<TensorId>) {
+        let by = joined.len();
+        let moved = |id: &TensorId| TensorId::new(id.index() + by);
+        joined.iter_mut().for_each(|joined| joined.like = moved(&joined.like));
+        aside.iter_mut().for_each(|aside| *aside = moved(aside));
+        aside.sort_unstable();
+        self.first.iter_mut().for_each(|first| *first = moved(first));
+        (self.len, self.joined, self.aside) = (by, joined, aside);
+    }
+
+    /// What the model was opened from, independent of the current directory.
+    pub fn location(&self) -> &Location {
+        &self.location
+    }
+
+    /// Whether it is one file or many.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The format of its files: `safetensors`.
+    pub fn format(&self) -> &'static str {
+        self.shards.first().map_or("", |shard| shard.header.format())
+    }
+
+    /// The tensors of the name space. Every name occurs once.
+    pub fn logical(&self) -> Population<'_> {
+        let holes = self.aside.partition_point(|id| id.index() < self.len);
+        Population::new(0, self.len, &self.aside[..holes], &[])
+    }
+
+    /// The logical tensors, and those that only their own file shows.
+    pub fn listed(&self) -> Population<'_> {
+        let holes = self.aside.partition_point(|id| id.index() < self.len);
+        Population::new(0, self.len, &[], &self.aside[holes..])
+    }
+
+    /// The tensors of all files.
+    pub fn stored(&self) -> Population<'_> {
+        let first = self.joined.len();
+        Population::new(first, first + self.stored, &[], &[])
+    }
+
+    /// The tensors of one file.
+    pub fn stored_in(&self, shard: ShardId) -> Population<'_> {
+        let first = self.first[shard.index()].index();
+        Population::new(first, first + self.shard(shard).header.len(), &[], &[])
+    }
+
+    /// A tensor.
+    ///
+    /// # Panics
+    /// If no tensor has that number.
+    pub fn tensor(&self, id: TensorId) -> Tensor<'_> {
+        if let Some(Joined { like, shape, runs, nbytes }) = self.joined.get(id.index()) {
+            let info = TensorInfo { shape, range: 0..*nbytes, ..self.tensor(*like).info };
+            return Tensor { id, info, parts: Parts::Many(runs) };
+        }
+        let (shard, index) = self.locate(id);
+        Tensor { id, info: self.shard(shard).header.tensor(index), parts: Parts::One(shard) }
+    }
+
+    /// A tensor, if one has that number.
+    pub fn get(&self, id: TensorId) -> Option<Tensor<'_>> {
+        let stored = self.stored();
+        (id.index() < self.joined.len() || stored.contains(id)).then(|| self.tensor(id))
+    }
+
+    /// The name of a tensor.
+    ///
+    /// # Panics
+    /// If no tensor has that number.
+    pub fn name(&self, id: TensorId) -> &str {
+        let id = self.joined.get(id.index()).map_or(id, |joined| joined.like);
+        let (shard, index) = self.locate(id);
+        self.shard(shard).header.name(index)
+    }
+
+    /// Whether the entry of a tensor has a form that only some readers accept.
+    ///
+    /// # Panics
+    /// If no tensor has that number.
+    pub fn is_unusual(&self, id: TensorId) -> bool {
+        id.index() >= self.joined.len() && {
+            let (shard, index) = self.locate(id);
+            self.shard(shard).header.is_unusual(index)
+        }
+    }
+
+    /// The file that holds a stored tensor.
+    pub(super) fn shard_of(&self, id: TensorId) -> ShardId {
+        self.locate(id).0
+    }
+
+    /// The data of a tensor.
+    pub fn data(&self, tensor: &Tensor) -> Data {
+        match tensor.parts {
+            Parts::One(shard) => {
+                Data::Extent(Extent { source: self.source(shard).clone(), range: tensor.info.range.clone() })
+            }
+            Parts::Many(runs) => Data::Extents(self.extents(runs.clone(), tensor.info.range.end)),
+        }
+    }
+
+    /// Runs in the files of the model, `len` bytes together.
+    pub fn extents(&self, runs: Arc<[Run]>, len: u64) -> Extents {
+        Extents { sources: self.sources.clone(), runs, len }
+    }
+
+    /// The runs that hold the data of a tensor. A tensor without data may have one run of no bytes.
+    pub fn runs(&self, tensor: &Tensor) -> Arc<[Run]> {
+        match tensor.parts {
+            Parts::Many(runs) => runs.clone(),
+            Parts::One(shard) => [Run { start: 0, source: shard.index(), offset: tensor.info.range.start }].into(),
+        }
+    }
+
+    /// The logical tensor called `name`.
+    pub fn find(&self, name: &str) -> Option<TensorId> {
+        if let (Kind::File, [one]) = (self.kind, &self.shards[..]) {
+            return one.header.find(name).map(TensorId::new);
+        }
+        let name_at = |index| self.name(TensorId::new(index));
+        let table = || {
+            let logical = self.logical();
+            let mut table = NameTable::with_capacity(logical.len());
+            for id in logical.iter() {
+                table.insert(id.index(), name_at);
+            }
+            table
+        };
+        self.by_name.get_or_init(table).find(name, name_at).map(TensorId::new)
+    }
+
+    /// Whether [`Model::find`] answers at once. The first look-up in a model of several files makes a table of all
+    /// names.
+    pub fn can_find(&self) -> bool {
+        self.kind == Kind::File || self.by_name.get().is_some()
+    }
+
+    /// The tensor called `name` in one file.
+    pub fn find_in(&self, shard: ShardId, name: &str) -> Option<TensorId> {
+        let index = self.shard(shard).header.find(name)?;
+        Some(TensorId::new(self.first[shard.index()].index() + index))
+    }
+
+    /// The files, in the order of their names.
+    pub fn shards(&self) -> &[Shard] {
+        &self.shards
+    }
+
+    /// The numbers of the files.
+    pub fn shard_ids(&self) -> impl ExactSizeIterator<Item = ShardId> + use<> {
+        (0..self.shards.len()).map(ShardId::new)
+    }
+
+    /// A file.
+    ///
+    /// # Panics
+    /// If no file has that number.
+    pub fn shard(&self, shard: ShardId) -> &Shard {
+        &self.shards[shard.index()]
+    }
+
+    /// The bytes of the files, in the same order.
+    pub fn sources(&self) -> &Sources {
+        &self.sources
+    }
+
+    /// The bytes of a file.
+    ///
+    /// # Panics
+    /// If no file has that number.
+    pub fn source(&self, shard: ShardId) -> &Arc<dyn Source> {
+        &self.sources[shard.index()]
+    }
+
+    /// The manifest of a dataset.
+    pub fn manifest(&self) -> Option<&Arc<dyn Source>> {
+        self.manifest.as_ref()
+    }
+
+    /// Fails if a file is no longer the version that was opened.
+    pub fn verify(&self) -> Result<(), source::Error> {
+        self.sources.iter().try_for_each(|source| source.verify())
+    }
+
+    /// The metadata of all files, sorted by key. If several files have a key, the value of the first file is kept.
+    pub fn metadata(&self) -> &[(String, String)] {
+        match &self.shards[..] {
+            [one] => one.header.metadata(),
+            _ => &self.metadata,
+        }
+    }
+
+    /// What the index or the manifest and the files do not agree on. Empty unless the model was opened leniently, or is
+    /// a dataset.
+    pub fn mismatches(&self) -> &SkipList {
+        &self.notes.mismatches
+    }
+
+    /// What else there is to say about an index or a manifest.
+    pub fn remarks(&self) -> &[String] {
+        &self.notes.remarks
+    }
+
+    /// What the index says in numbers.
+    pub fn stated(&self) -> Stated {
+        self.notes.stated
+    }
+
+    /// How many shards of an index could not be opened.
+    pub fn missing(&self) -> usize {
+        self.notes.missing
+    }
+
+    /// What was left out. Empty unless the model was opened leniently, or is a dataset.
+    pub fn skipped(&self) -> impl Iterator<Item = &Skipped> {
+        let in_files = self.shards.iter().flat_map(|shard| shard.header.skipped().listed());
+        self.notes.mismatches.listed().iter().chain(in_files)
+    }
+
+    /// How many entries were left out, listed or not.
+    pub fn left_out(&self) -> usize {
+        self.notes.mismatches.total() + self.shards.iter().map(|shard| shard.header.skipped().total()).sum::<usize>()
+    }
+
+    /// Logs what was left out and which dtypes are unknown, no more than a screen of it. `source` names the model.
+    pub fn report(&self, source: &impl fmt::Display) {
+        const LINES: usize = 20;
+        for skipped in self.skipped().take(LINES) {
+            log::warn!("{source}: left out {}: {}", quote(&skipped.name), skipped.reason);
+        }
+        if let Some(more @ 1..) = self.left_out().checked_sub(LINES) {
+            log::warn!("{source}: left out {more} more; see index.json");
+        }
+        for remark in self.remarks().iter().take(LINES) {
+            log::warn!("{source}: {remark}");
+        }
+        let unknown: BTreeSet<_> = self.shards.iter().flat_map(|shard| shard.header.unknown_dtypes()).collect();
+        for dtype in unknown.iter().take(LINES) {
+            log::warn!("{source}: unknown dtype {}: such tensors are shown as raw bytes", quote(dtype));
+        }
+    }
+
+    /// Owner, permissions and time of the whole. Only those may read it who may read each of its files, and its time is
+    /// that of the youngest file. `None` for a model without files.
+    pub fn stat(&self) -> Option<Stat> {
+        self.sources.iter().map(|source| source.stat()).reduce(|a, b| {
+            let same_owner = (a.uid, a.gid) == (b.uid, b.gid);
+            let both = a.mode & b.mode;
+            // If the files have different owners, only the bits for others certainly apply to everyone.
+            let mode = if same_owner { both } else { both & 0o007 | (both & 0o007) << 3 | (both & 0o007) << 6 };
+            Stat { mode, mtime: a.mtime.max(b.mtime), ..a }
+        })
+    }
+
+    /// The file of a stored tensor, and its index there.
+    fn locate(&self, id: TensorId) -> (ShardId, usize) {
+        let shard = self.first.partition_point(|first| *first <= id).saturating_sub(1);
+        (ShardId::new(shard), id.index() - self.first[shard].index())
+    }
+}
+
+fn merge_metadata(shards: &[Shard]) -> Vec<(String, String)> {
+    let mut merged: Vec<_> = shards.iter().flat_map(|shard| shard.header.metadata()).cloned().collect();
+    // Stable, so that the first file's value of a repeated key is kept.
+    merged.sort_by(|a, b| a.0.cmp(&b.0));
+    merged.dedup_by(|later, kept| later.0 == kept.0);
+    merged
+}
+
+/// The value of a key in metadata, which is sorted by key.
+pub fn value<'m>(metadata: &'m [(String, String)], key: &str) -> Option<&'m str> {
+    let at = metadata.binary_search_by(|(other, _)| other[..].cmp(key)).ok()?;
+    Some(&metadata[at].1)
+}

@@ -1,0 +1,120 @@
+//! Why bytes cannot be read.
+
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// Why bytes cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The range lies past the current end of the file.
+    #[error("{}: cut from {opened} to {now} bytes since it was opened; bytes {}..{} are gone", path.display(), range.start, range.end)]
+    Cut {
+        /// The file.
+        path: PathBuf,
+        /// Its size in bytes when it was opened.
+        opened: u64,
+        /// Its size in bytes now.
+        now: u64,
+        /// The range that was asked for.
+        range: Range<u64>,
+    },
+    /// The file was written to after it was opened.
+    #[error("{}: written to since it was opened; mount it again", path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file was closed to make room for others, and its path now leads to another file or to none.
+    #[error("{}: gone or replaced while too many files were open to hold it; mount it again", path.display())]
+    Replaced {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The permissions of the file allow reading it, but the sandbox does not.
+    #[error("{}: not among the files that were there when it was mounted, and no other is opened; mount it again", path.display())]
+    Outside {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The range was never part of the source.
+    #[error("bytes {}..{} of a source of {len} bytes", range.start, range.end)]
+    OutOfRange {
+        /// The range that was asked for.
+        range: Range<u64>,
+        /// Size of the source in bytes.
+        len: u64,
+    },
+    /// Not a regular file: a directory, a pipe, a device.
+    #[error("{}: {kind}, not a regular file", path.display())]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+        /// What it leads to.
+        kind: &'static str,
+    },
+    /// The operating system's own error.
+    #[error("{}: {}", path.display(), strerror(error))]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The error.
+        error: io::Error,
+    },
+}
+
+/// The kind of a fault. A damaged file can fail with several errors for one cause: a file that was cut gives one error
+/// for what is gone and another one for the rest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Cause {
+    /// The file is not the one that was opened.
+    Version,
+    /// The system is out of descriptors or memory.
+    Shortage,
+    /// The file cannot be read.
+    Io,
+}
+
+impl Error {
+    /// The file that failed, and why. `None` for a range that was never part of a source.
+    pub fn fault(&self) -> Option<(&Path, Cause)> {
+        match self {
+            Self::Cut { path, .. }
+            | Self::Changed { path }
+            | Self::Replaced { path }
+            | Self::Outside { path }
+            | Self::NotAFile { path, .. } => Some((path, Cause::Version)),
+            Self::Io { path, error } if is_shortage(error) => Some((path, Cause::Shortage)),
+            Self::Io { path, .. } => Some((path, Cause::Io)),
+            Self::OutOfRange { .. } => None,
+        }
+    }
+
+    /// Whether the same attempt may succeed later although nobody changes the file: the system is short of something,
+    /// or a device or a network does not answer.
+    pub fn is_transient(&self) -> bool {
+        use nix::libc::{EACCES, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENXIO, EPERM};
+        match self {
+            Self::Io { error, .. } => {
+                let lasting = [EACCES, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENXIO, EPERM];
+                error.raw_os_error().is_some_and(|errno| !lasting.contains(&errno))
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Whether the system is out of descriptors or maps.
+pub(super) fn is_shortage(error: &io::Error) -> bool {
+    use nix::libc::{EMFILE, ENFILE, ENOMEM};
+    error.raw_os_error().is_some_and(|errno| [EMFILE, ENFILE, ENOMEM].contains(&errno))
+}
+
+/// The text of an operating system error without Rust's "(os error N)".
+pub fn strerror(error: &io::Error) -> String {
+    let text = error.to_string();
+    match text.find(" (os error ") {
+        Some(end) => text[..end].to_owned(),
+        None => text,
+    }
+}

@@ -1,0 +1,76 @@
+//! What a location leads to: opens files and lists directories.
+
+use super::{Error, FileId, Location, MappedFile, Source, Stat};
+use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+
+/// Opens the file at a location; symlinks are followed.
+pub fn open(location: &Location) -> Result<Arc<dyn Source>, Error> {
+    let Location::Local(path) = location;
+    Ok(Arc::new(MappedFile::open(path)?))
+}
+
+/// Whether a location is a directory; symlinks are followed.
+pub fn is_dir(location: &Location) -> bool {
+    let Location::Local(path) = location;
+    path.is_dir()
+}
+
+/// Whether anything has that name, even a link to nothing.
+pub fn exists(location: &Location) -> bool {
+    let Location::Local(path) = location;
+    path.symlink_metadata().is_ok()
+}
+
+/// A directory and its entries.
+#[derive(Debug)]
+pub struct Listing {
+    /// Identifies the directory under all its names.
+    pub id: FileId,
+    /// Its owner, permissions and time.
+    pub stat: Stat,
+    /// In no particular order.
+    pub entries: Vec<Entry>,
+}
+
+/// An entry of a directory.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// The file name.
+    pub name: OsString,
+    /// What it is; symlinks are followed.
+    pub kind: EntryKind,
+    /// Whether it is a symlink.
+    pub is_link: bool,
+    /// Size in bytes of the file that it leads to; 0 if it leads to none.
+    pub len: u64,
+}
+
+/// What an entry of a directory leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EntryKind {
+    /// A directory.
+    Dir,
+    /// Anything else.
+    File,
+}
+
+/// Lists the directory at a location.
+pub fn list(location: &Location) -> Result<Listing, Error> {
+    let Location::Local(path) = location;
+    let io = |error| Error::Io { path: path.clone(), error };
+    let metadata = std::fs::metadata(path).map_err(io)?;
+    let mut entries = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(io)? {
+        let entry = entry.map_err(io)?;
+        let target = std::fs::metadata(entry.path()).ok();
+        entries.push(Entry {
+            name: entry.file_name(),
+            kind: if target.as_ref().is_some_and(|target| target.is_dir()) { EntryKind::Dir } else { EntryKind::File },
+            is_link: entry.file_type().is_ok_and(|kind| kind.is_symlink()),
+            len: target.map_or(0, |target| target.len()),
+        });
+    }
+    Ok(Listing { id: (metadata.dev(), metadata.ino()), stat: Stat::from(&metadata), entries })
+}

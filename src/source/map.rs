@@ -1,0 +1,190 @@
+//! An open file and its map, and how to tell whether the file is still the version that was opened.
+
+use super::error::Error;
+use super::pool::Pool;
+use super::resolve::resolve;
+use nix::unistd::{AccessFlags, access};
+use std::borrow::Cow;
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::ops::{Deref, Range};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Device and inode number of a file.
+pub type FileId = (u64, u64);
+
+/// The version of a file that was opened.
+#[derive(Debug)]
+pub(super) struct Version {
+    /// As the user wrote it, for messages.
+    pub path: PathBuf,
+    pub id: FileId,
+    pub len: u64,
+    /// Seconds and nanoseconds. The ctime is no part of the version: chmod and link change it, and not the bytes.
+    mtime: (i64, i64),
+}
+
+impl Version {
+    pub fn new(path: &Path, metadata: &Metadata) -> Self {
+        let mtime = (metadata.mtime(), metadata.mtime_nsec());
+        Self { path: path.to_owned(), id: (metadata.dev(), metadata.ino()), len: metadata.len(), mtime }
+    }
+
+    /// Fails unless `file` is still this version. The error depends on whether `range` can still be there.
+    pub fn verify(&self, file: &File, range: Range<u64>) -> Result<(), Error> {
+        let now = file.metadata().map_err(|error| self.io(error))?;
+        if now.len() == self.len && (now.mtime(), now.mtime_nsec()) == self.mtime {
+            return Ok(());
+        }
+        let path = self.path.clone();
+        Err(match range.end > now.len() {
+            true => Error::Cut { path, opened: self.len, now: now.len(), range },
+            false => Error::Changed { path },
+        })
+    }
+
+    pub fn io(&self, error: io::Error) -> Error {
+        Error::Io { path: self.path.clone(), error }
+    }
+}
+
+/// A file that is open and mapped read-only as a whole. The kernel reads pages when it copies them, not before.
+#[derive(Debug)]
+pub(super) struct Map {
+    pub version: Arc<Version>,
+    pub file: File,
+    map: memmap2::Mmap,
+    /// Where it is registered: its pages are released together with those of all other open files.
+    pool: &'static Pool<Map>,
+    /// Whether bytes were served from the map since its pages were last released.
+    touched: AtomicBool,
+}
+
+impl Map {
+    /// Opens and maps the regular file at `place`. The first time, `version` is `None`.
+    pub fn open(
+        place: &Path,
+        path: &Path,
+        version: Option<&Arc<Version>>,
+        pool: &'static Pool<Self>,
+    ) -> Result<(Self, Metadata), Error> {
+        let io = |error| Error::Io { path: path.to_owned(), error };
+        let (resolved, is_mounted) = match resolve(place) {
+            Some(resolved) => (Cow::Owned(resolved.map_err(io)?), true),
+            None => (Cow::Borrowed(place), false),
+        };
+        // Without O_NONBLOCK, opening a named pipe would wait for a writer.
+        let file = OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(&resolved);
+        let file = file.map_err(|error| match error.kind() {
+            // access(2) checks the permissions of the file alone. Before the mount there is no sandbox.
+            ErrorKind::PermissionDenied if is_mounted && access(&*resolved, AccessFlags::R_OK).is_ok() => {
+                Error::Outside { path: path.to_owned() }
+            }
+            _ => io(error),
+        })?;
+        let metadata = file.metadata().map_err(io)?;
+        if !metadata.is_file() {
+            return Err(Error::NotAFile { path: path.to_owned(), kind: kind(&metadata) });
+        }
+        // SAFETY: the map is read-only, and nobody in this process writes to the file. Another process may cut or write
+        // it. `Mapped` is the only way to the map, and its users pass the slice to the kernel without looking into it;
+        // the kernel checks each page as it copies.
+        #[allow(unsafe_code)]
+        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
+        let version = version.cloned().unwrap_or_else(|| Arc::new(Version::new(path, &metadata)));
+        Ok((Self { version, file, map, pool, touched: AtomicBool::new(false) }, metadata))
+    }
+
+    /// Size of the map in bytes.
+    pub fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    /// Removes the map's pages from the page table of this process. They stay in the page cache.
+    fn release(&self) {
+        if self.touched.swap(false, Ordering::Relaxed) {
+            // SAFETY: pages of a read-only file map come back from the file when they are touched again.
+            #[allow(unsafe_code)]
+            let released = unsafe { self.map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+            if let Err(error) = released {
+                log::debug!("{}: cannot release pages: {error}", self.version.path.display());
+            }
+        }
+    }
+}
+
+/// Bytes served from maps since pages were last released, over all files.
+static SERVED: AtomicU64 = AtomicU64::new(0);
+
+/// After so many bytes the pages of all maps are released, so that the resident memory of the process stays small. The
+/// steps are large because each one interrupts all cores that run the process.
+const RELEASE_EVERY: u64 = 32 << 20;
+
+/// A fault on one page maps its neighbours in the page cache too: `fault_around_bytes` of the kernel, 64 KiB by
+/// default.
+const FAULT_AROUND: u64 = 64 << 10;
+
+/// A part of a map, and a share of the file that keeps it there.
+#[derive(Debug)]
+pub struct Mapped {
+    map: Arc<Map>,
+    range: Range<usize>,
+}
+
+impl Mapped {
+    /// The caller has checked that `range` lies inside the map.
+    pub(super) fn new(map: Arc<Map>, range: Range<usize>) -> Self {
+        Self { map, range }
+    }
+
+    /// Whether these are still the bytes of the version that was opened, after a system call has copied them.
+    /// `unreadable` says that the call failed with EFAULT: the error then gives the reason.
+    pub(super) fn verify(&self, unreadable: bool) -> Result<(), Error> {
+        let Map { version, file, .. } = &*self.map;
+        let range = self.range.start as u64..self.range.end as u64;
+        if !unreadable {
+            return version.verify(file, range);
+        }
+        // A fault on the map has no errno. Reading the same bytes has one.
+        let read = file.read_exact_at(&mut vec![0; self.range.len()], range.start);
+        version.verify(file, range)?;
+        Err(version.io(read.err().unwrap_or_else(|| nix::errno::Errno::EIO.into())))
+    }
+}
+
+impl Deref for Mapped {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.map.map.get(self.range.clone()).unwrap_or_default()
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        if !self.map.touched.load(Ordering::Relaxed) {
+            self.map.touched.store(true, Ordering::Relaxed);
+        }
+        let mapped = (self.range.len() as u64).max(FAULT_AROUND);
+        // One thread releases; the count begins again for the others.
+        if SERVED.fetch_add(mapped, Ordering::Relaxed) + mapped >= RELEASE_EVERY
+            && SERVED.swap(0, Ordering::Relaxed) >= RELEASE_EVERY
+        {
+            self.map.pool.open_files().iter().for_each(|map| map.release());
+        }
+    }
+}
+
+fn kind(metadata: &Metadata) -> &'static str {
+    let kind = metadata.file_type();
+    match () {
+        () if kind.is_dir() => "a directory",
+        () if kind.is_fifo() => "a named pipe",
+        () if kind.is_socket() => "a socket",
+        () if kind.is_block_device() => "a block device",
+        () => "a character device",
+    }
+}

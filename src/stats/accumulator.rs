@@ -1,0 +1,328 @@
+//! Counts values in one pass over the bytes of a tensor.
+//!
+//! Everything is computed in float64. Elements of at most 16 bits are counted by their codes, and everything follows
+//! from the counts. Wider ones fall into a fine grid whose cells grow as the range does; the grid becomes the
+//! histogram.
+
+use super::codes::Codes;
+use super::summary::Stats;
+use super::wide::Wide;
+use crate::format::Dtype;
+
+/// Whether there are statistics for elements of `dtype`. There are none for C64, which is no single number, and for
+/// unknown dtypes.
+pub fn has(dtype: Dtype) -> bool {
+    dtype.to_f32().is_some() && (is_wide(dtype) || dtype.bits().is_some_and(|bits| bits <= CODE_BITS_MAX))
+}
+
+/// Elements of at most so many bits are counted by their codes.
+const CODE_BITS_MAX: u64 = 16;
+
+/// Whether elements are counted by their values, and not by their codes.
+fn is_wide(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F32 | Dtype::F64 | Dtype::I32 | Dtype::U32 | Dtype::I64 | Dtype::U64)
+}
+
+/// The values of a tensor, or of a part of it, that were added so far.
+#[derive(Debug)]
+pub struct Accumulator(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Codes(Codes),
+    Single(Wide<f32>),
+    Double(Wide<f64>),
+}
+
+impl Accumulator {
+    /// No values yet; `None` if [`has`] returns false.
+    pub fn new(dtype: Dtype) -> Option<Self> {
+        let kind = match dtype {
+            Dtype::F32 => Kind::Single(Wide::new(4, |i, o| map(i, o, f32::from_le_bytes))),
+            Dtype::F64 => Kind::Double(Wide::new(8, |i, o| map(i, o, f64::from_le_bytes))),
+            Dtype::I32 => Kind::Double(Wide::new(4, |i, o| map(i, o, |bytes| i32::from_le_bytes(bytes).into()))),
+            Dtype::U32 => Kind::Double(Wide::new(4, |i, o| map(i, o, |bytes| u32::from_le_bytes(bytes).into()))),
+            Dtype::I64 => Kind::Double(Wide::new(8, |i, o| map(i, o, |bytes| i64::from_le_bytes(bytes) as f64))),
+            Dtype::U64 => Kind::Double(Wide::new(8, |i, o| map(i, o, |bytes| u64::from_le_bytes(bytes) as f64))),
+            _ if has(dtype) => Kind::Codes(Codes::new(dtype)?),
+            _ => return None,
+        };
+        Some(Self(kind))
+    }
+
+    /// Adds encoded values: whole blocks of elements.
+    pub fn add(&mut self, encoded: &[u8]) {
+        match &mut self.0 {
+            Kind::Codes(codes) => codes.add(encoded),
+            Kind::Single(wide) => wide.add(encoded),
+            Kind::Double(wide) => wide.add(encoded),
+        }
+    }
+
+    /// Adds the values of another part, which has the same dtype. The order of the parts does not matter.
+    pub fn merge(&mut self, other: &Self) {
+        match (&mut self.0, &other.0) {
+            (Kind::Codes(codes), Kind::Codes(other)) => codes.merge(other),
+            (Kind::Single(wide), Kind::Single(other)) => wide.merge(other),
+            (Kind::Double(wide), Kind::Double(other)) => wide.merge(other),
+            _ => debug_assert!(false, "parts of one tensor have one dtype"),
+        }
+    }
+
+    /// The statistics of all values that were added.
+    pub fn finish(self) -> Stats {
+        match self.0 {
+            Kind::Codes(codes) => codes.finish(),
+            Kind::Single(wide) => wide.finish(),
+            Kind::Double(wide) => wide.finish(),
+        }
+    }
+}
+
+fn map<const N: usize, T>(input: &[u8], output: &mut [T], decode: impl Fn([u8; N]) -> T) {
+    for (input, output) in input.as_chunks::<N>().0.iter().zip(output) {
+        *output = decode(*input);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::Block;
+    use crate::stats::{BINS, Histogram, JSON_LEN};
+    use proptest::prelude::*;
+
+    /// Those whose elements are numbers; the parts of a complex one are two.
+    fn numbers() -> Vec<Dtype<'static>> {
+        Dtype::ALL.iter().copied().filter(|dtype| *dtype != Dtype::C64).collect()
+    }
+
+    /// Bytes of a block of elements.
+    fn group(dtype: Dtype) -> usize {
+        dtype.block().unwrap().bytes as usize
+    }
+
+    fn values(dtype: Dtype, encoded: &[u8]) -> Vec<f64> {
+        fn each<const N: usize>(encoded: &[u8], decode: impl Fn([u8; N]) -> f64) -> Vec<f64> {
+            encoded.as_chunks().0.iter().map(|bytes| decode(*bytes)).collect()
+        }
+        match dtype {
+            Dtype::F64 => each(encoded, f64::from_le_bytes),
+            Dtype::I64 => each(encoded, |bytes| i64::from_le_bytes(bytes) as f64),
+            Dtype::U64 => each(encoded, |bytes| u64::from_le_bytes(bytes) as f64),
+            Dtype::I32 => each(encoded, |bytes| i32::from_le_bytes(bytes).into()),
+            Dtype::U32 => each(encoded, |bytes| u32::from_le_bytes(bytes).into()),
+            _ => {
+                let Block { elements, bytes } = dtype.block().unwrap();
+                let mut output = vec![0; encoded.len() / bytes as usize * elements as usize * 4];
+                dtype.to_f32().unwrap()(encoded, &mut output);
+                each(&output, |bytes| f32::from_le_bytes(bytes).into())
+            }
+        }
+    }
+
+    fn stats(dtype: Dtype, encoded: &[u8]) -> Stats {
+        let mut accumulator = Accumulator::new(dtype).unwrap();
+        accumulator.add(encoded);
+        accumulator.finish()
+    }
+
+    fn close(found: Option<f64>, expected: f64, size: f64) -> bool {
+        found.is_some_and(|found| (found - expected).abs() <= size * 1e-12)
+    }
+
+    /// Compares with what is computed value by value.
+    fn check(dtype: Dtype, encoded: &[u8]) {
+        let found = stats(dtype, encoded);
+        let all = values(dtype, encoded);
+        let finite: Vec<f64> = all.iter().copied().filter(|value| value.is_finite()).collect();
+        let count = |is: fn(&f64) -> bool| all.iter().filter(|value| is(value)).count() as u64;
+        assert_eq!(found.count, all.len() as u64, "{dtype}");
+        assert_eq!(found.zeros, count(|value| *value == 0.0), "{dtype}");
+        assert_eq!(found.nan, count(|value| value.is_nan()), "{dtype}");
+        assert_eq!(found.pos_inf, count(|value| *value == f64::INFINITY), "{dtype}");
+        assert_eq!(found.neg_inf, count(|value| *value == f64::NEG_INFINITY), "{dtype}");
+        let Histogram { low, high, counts } = &found.histogram;
+        assert_eq!(counts.iter().sum::<u64>(), finite.len() as u64, "{dtype}");
+        if finite.is_empty() {
+            assert_eq!((found.min, found.max, found.mean, found.std, found.abs_max), (None, None, None, None, None));
+            return;
+        }
+        let min = finite.iter().copied().fold(f64::INFINITY, f64::min);
+        let max = finite.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        assert_eq!((found.min, found.max), (Some(min), Some(max)), "{dtype}");
+        assert_eq!(found.abs_max, Some(min.abs().max(max.abs())), "{dtype}");
+        // In parts of the largest, lest sums and squares overflow.
+        let unit = if found.abs_max == Some(0.0) { 1.0 } else { found.abs_max.unwrap() };
+        let n = finite.len() as f64;
+        let mean = finite.iter().map(|value| value / unit).sum::<f64>() / n;
+        let mean = mean + finite.iter().map(|value| value / unit - mean).sum::<f64>() / n;
+        let std = (finite.iter().map(|value| (value / unit - mean).powi(2)).sum::<f64>() / n).sqrt();
+        // A subnormal is rounded more coarsely than that.
+        let size = unit.max(1e-300);
+        assert!(close(found.mean, mean * unit, size), "{dtype} {:?} {}", found.mean, mean * unit);
+        assert!(close(found.std, std * unit, size), "{dtype} {:?} {}", found.std, std * unit);
+        assert!(*low <= min && max <= *high, "{dtype}");
+        // The edges as NumPy makes them, but so that they do not overflow.
+        let step = high / 64.0 - low / 64.0;
+        let edge = |at: usize| match at as f64 * step {
+            far if far.is_finite() => far + low,
+            _ => 32.0 * step + low + (at as f64 - 32.0) * step,
+        };
+        let mut expected = [0; BINS];
+        for value in &finite {
+            let bin = (1..BINS).take_while(|at| *value >= edge(*at)).count();
+            expected[bin] += 1;
+        }
+        assert_eq!(*counts, expected, "{dtype} {low} {high}");
+    }
+
+    #[test]
+    fn what_there_are_statistics_for() {
+        assert!(numbers().into_iter().all(|dtype| has(dtype) && Accumulator::new(dtype).is_some()));
+        for dtype in [Dtype::C64, Dtype::Unknown("I4")] {
+            assert!(!has(dtype) && Accumulator::new(dtype).is_none());
+        }
+    }
+
+    #[test]
+    fn every_code_of_every_small_dtype() {
+        let codes: Vec<u8> = (0..=u16::MAX).flat_map(|code| (code ^ 0x5aa5).to_le_bytes()).collect();
+        for dtype in numbers() {
+            for len in [codes.len(), 3 * 5 * 8 * 100, 24, 0] {
+                check(dtype, &codes[..len / (3 * 8) * 3 * 8]);
+            }
+        }
+    }
+
+    #[test]
+    fn special_values() {
+        let (inf, nan, tiny) = (f64::INFINITY, f64::NAN, f64::from_bits(1));
+        let lists: [&[f64]; 16] = [
+            &[nan],
+            &[nan, inf, -inf],
+            &[-inf, 1.0, nan, 2.0],
+            &[0.0, -0.0],
+            &[-0.0; 5],
+            &[f64::MAX],
+            &[f64::MAX, f64::MIN],
+            &[f64::MAX, f64::MAX, f64::MAX, 1e308],
+            &[1e308, -1e308, 1.0, tiny],
+            &[tiny],
+            &[tiny, -tiny, 3.0 * tiny],
+            &[-tiny, 0.0, 1.0, 2.0, 1e300, -1e300],
+            &[1.0, 1.0 + f64::EPSILON],
+            // Whose bins would reach beyond the largest number.
+            &[-1.7e308, 1.79e308, tiny, -tiny, 1.0, 1e307, 3e307, 5e307, 1e308],
+            &[-1.79e308, 1.6e308, f64::MAX, 1e200, -1e200, 7e307],
+            &[1e6, 1e6 + 1e-3, 1e6 + 2e-3, inf],
+        ];
+        for list in lists {
+            // Both within one round and over several, the sort of which changes on the way.
+            for times in [1, 1500] {
+                let doubles: Vec<u8> =
+                    list.iter().flat_map(|value| [*value; 1500][..times].to_vec()).flat_map(f64::to_le_bytes).collect();
+                check(Dtype::F64, &doubles);
+                let singles: Vec<u8> = list
+                    .iter()
+                    .flat_map(|value| [*value as f32; 1500][..times].to_vec())
+                    .flat_map(f32::to_le_bytes)
+                    .collect();
+                check(Dtype::F32, &singles);
+            }
+        }
+        let singles = [f32::MAX, f32::MIN, f32::from_bits(1), -f32::from_bits(1), 0.0, 1.0];
+        check(Dtype::F32, &singles.map(f32::to_le_bytes).concat());
+        check(Dtype::I64, &[i64::MIN, i64::MAX, 0, -1].map(i64::to_le_bytes).concat());
+        check(Dtype::U64, &[u64::MAX, u64::MAX - 1].map(u64::to_le_bytes).concat());
+    }
+
+    #[test]
+    fn edges_of_constant_values_are_those_of_numpy() {
+        for (dtype, bytes) in [(Dtype::F32, &7f32.to_le_bytes()[..]), (Dtype::I8, &[7][..])] {
+            let Histogram { low, high, counts } = stats(dtype, bytes).histogram;
+            assert_eq!((low, high, counts[32]), (6.5, 7.5, 1));
+        }
+    }
+
+    #[test]
+    fn the_histogram_of_wide_values_is_tight() {
+        let encoded: Vec<u8> = (0..10_000).flat_map(|at| ((at as f32 - 3000.0) * 1e-5).to_le_bytes()).collect();
+        let Histogram { low, high, .. } = stats(Dtype::F32, &encoded).histogram;
+        let (min, max) = (-0.03, 0.06999);
+        assert!(high - low < (max - min) * 31.0 / 30.0, "{low} {high}");
+    }
+
+    #[test]
+    fn json_has_one_length() {
+        let worst = f64::from_bits(0x8010_0000_0000_0001);
+        let longest = Stats {
+            count: u64::MAX,
+            zeros: u64::MAX / 3,
+            nan: u64::MAX / 3,
+            pos_inf: u64::MAX / 3,
+            neg_inf: u64::MAX / 3,
+            min: Some(worst),
+            max: Some(worst),
+            mean: Some(worst),
+            std: Some(worst),
+            abs_max: Some(worst),
+            histogram: Histogram { low: worst, high: worst, counts: [u64::MAX; BINS] },
+        };
+        for stats in [longest, stats(Dtype::F32, &[]), stats(Dtype::F4, &[0x72])] {
+            let bytes = stats.to_json();
+            assert_eq!((bytes.len(), bytes.last()), (JSON_LEN, Some(&b'\n')));
+            let text = str::from_utf8(&bytes).unwrap();
+            assert!(text.trim_end().len() < JSON_LEN);
+            let json: serde_json::Value = serde_json::from_str(text).unwrap();
+            assert_eq!(json["count"].as_u64(), Some(stats.count));
+            assert_eq!(json["min"].as_f64(), stats.min);
+            assert_eq!(json["std"].as_f64(), stats.std);
+            assert_eq!(json["histogram"]["low"].as_f64(), Some(stats.histogram.low));
+            assert_eq!(json["histogram"]["counts"].as_array().unwrap().len(), BINS);
+            assert_eq!(json["fractions"]["zeros"].is_null(), stats.count == 0);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn like_value_by_value(dtype in prop::sample::select(numbers()), bytes in prop::collection::vec(any::<u8>(), 0..20_000)) {
+            let group = group(dtype);
+            check(dtype, &bytes[..bytes.len() / group * group]);
+        }
+
+        #[test]
+        fn doubles_of_like_size(base in any::<f64>(), apart in prop::collection::vec(-1e3..1e3, 0..2500), size in -40..40) {
+            let encode = |apart: &f64| (base + apart * 10f64.powi(size)).to_le_bytes();
+            check(Dtype::F64, &apart.iter().flat_map(encode).collect::<Vec<u8>>());
+            let encode = |apart: &f64| ((base + apart * 10f64.powi(size)) as f32).to_le_bytes();
+            check(Dtype::F32, &apart.iter().flat_map(encode).collect::<Vec<u8>>());
+        }
+
+        #[test]
+        fn parts_in_any_order_are_the_whole(
+            dtype in prop::sample::select(numbers()),
+            parts in prop::collection::vec((prop::collection::vec(any::<u8>(), 0..500), 0..8), 0..6),
+        ) {
+            let mut whole = Accumulator::new(dtype).unwrap();
+            let mut accumulators = Vec::new();
+            for (bytes, order) in &parts {
+                let bytes = &bytes[..bytes.len() / group(dtype) * group(dtype)];
+                whole.add(bytes);
+                let mut part = Accumulator::new(dtype).unwrap();
+                part.add(bytes);
+                accumulators.push((order, part));
+            }
+            accumulators.sort_by_key(|part| *part.0);
+            let mut merged = Accumulator::new(dtype).unwrap();
+            accumulators.iter().for_each(|part| merged.merge(&part.1));
+            let (mut merged, whole) = (merged.finish(), whole.finish());
+            let size = whole.abs_max.unwrap_or(0.0);
+            for (found, expected) in [(merged.mean, whole.mean), (merged.std, whole.std)] {
+                prop_assert!(expected.is_none_or(|expected| close(found, expected, size)), "{found:?} {expected:?}");
+            }
+            (merged.mean, merged.std) = (whole.mean, whole.std);
+            prop_assert_eq!(merged, whole);
+        }
+    }
+}

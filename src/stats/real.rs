@@ -1,0 +1,66 @@
+//! The number types that wide values are computed in, and sums that a processor vectorises.
+
+use std::array;
+use std::ops::{Add, Mul, Sub};
+
+/// The number types that wide values are computed in.
+pub(super) trait Real:
+    Copy + PartialOrd + Into<f64> + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self>
+{
+    const ZERO: Self;
+    const MIN: Self;
+    const MAX: Self;
+    /// Added to a number and taken from it, rounds it to an integer, if it is small enough; the sum's low bits are
+    /// those of the integer.
+    const ROUND: Self;
+    /// Exponent of the largest numbers that [`Self::ROUND`] is used for.
+    const LARGEST: i32;
+    /// Exponent of the smallest normal number.
+    const LEAST: i32;
+    /// Takes a number that this type has.
+    fn narrow(value: f64) -> Self;
+    fn low_bits(self) -> u32;
+}
+
+macro_rules! real {
+    ($($type:ident $round:literal $largest:literal;)*) => {$(
+        impl Real for $type {
+            const ZERO: Self = 0.0;
+            const MIN: Self = Self::MIN;
+            const MAX: Self = Self::MAX;
+            const ROUND: Self = $round;
+            const LARGEST: i32 = $largest;
+            const LEAST: i32 = Self::MIN_EXP - 1;
+            fn narrow(value: f64) -> Self {
+                value as Self
+            }
+            fn low_bits(self) -> u32 {
+                self.to_bits() as u32
+            }
+        }
+    )*};
+}
+
+real! {
+    f32 12_582_912.0 20;
+    f64 6_755_399_441_055_744.0 49;
+}
+
+/// Sums that run side by side, so that a processor does many at once.
+pub(super) const LANES: usize = 8;
+
+/// Folds values in [`LANES`] lanes.
+pub(super) fn lanes<T: Copy, A: Copy>(values: &[T], start: A, fold: impl Fn(A, T) -> A) -> [A; LANES] {
+    let mut lanes = [start; LANES];
+    let (groups, rest) = values.as_chunks::<LANES>();
+    for group in groups {
+        lanes = array::from_fn(|at| fold(lanes[at], group[at]));
+    }
+    lanes.iter_mut().zip(rest).for_each(|(lane, value)| *lane = fold(*lane, *value));
+    lanes
+}
+
+/// 2 to the `exponent`, which is that of a normal number.
+pub(super) fn power_of_two(exponent: i32) -> f64 {
+    f64::from_bits(((exponent + 1023) as u64) << 52)
+}

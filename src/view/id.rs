@@ -1,0 +1,43 @@
+//! Numbers of views, and sets of them.
+
+/// A view, by its index in the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct View(u8);
+
+impl View {
+    /// The view at an index of the table, which has fewer than 64 rows.
+    pub const fn new(index: usize) -> Self {
+        Self(index as u8)
+    }
+
+    /// The index in the table.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// The views that a mount shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shown(u64);
+
+impl Default for Shown {
+    /// All of them.
+    fn default() -> Self {
+        Self(u64::MAX)
+    }
+}
+
+impl Shown {
+    /// None of them.
+    pub const NONE: Self = Self(0);
+
+    /// The same views and one more.
+    pub fn with(self, view: View) -> Self {
+        Self(self.0 | 1 << view.0)
+    }
+
+    /// Whether a view is shown.
+    pub fn contains(self, view: View) -> bool {
+        self.0 >> view.0 & 1 == 1
+    }
+}

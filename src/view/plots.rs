@@ -1,0 +1,72 @@
+//! `plots/`: a tensor as a picture.
+
+use super::results::{Key, Results};
+use super::stats::{computed, count};
+use super::values::{each, step};
+use crate::content::{Content, Data, Error, Request};
+use crate::format::{Block, Dtype, TensorInfo};
+use crate::model::{Model, Tensor};
+use crate::plot::{self, Heat};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Bytes that are decoded at a time, about: they and the values stay in a core's cache.
+const DECODED_AT_ONCE: usize = 24 << 10;
+
+/// The file of a tensor. It is rendered when it is first read.
+pub fn content(model: &Arc<Model>, tensor: &Tensor, results: &Arc<Results>, key: Key) -> Content {
+    let (model, id) = (model.clone(), tensor.id);
+    computed(plot::PNG_LEN, results, key, move |request| {
+        let tensor = model.tensor(id);
+        render(&tensor.info, &model.data(&tensor), request)
+    })
+}
+
+fn render(tensor: &TensorInfo, data: &Data, request: &Request) -> Result<Vec<u8>, Error> {
+    let stats = count(tensor.dtype, data, request)?;
+    let heat = match tensor.shape {
+        _ if stats.count == 0 => None,
+        [] => None,
+        [len] => Some(heat(1, *len, tensor.dtype, data, request)?),
+        [.., rows, cols] => Some(heat(*rows, *cols, tensor.dtype, data, request)?),
+    };
+    let rendered = plot::render(tensor.name, tensor.dtype.name(), tensor.shape, &stats, heat.as_ref());
+    rendered.map_err(|error| Error::Picture(error.to_string()))
+}
+
+/// The first matrix of a tensor: in float64 where float32 would be too narrow.
+fn heat(rows: u64, cols: u64, dtype: Dtype, data: &Data, request: &Request) -> Result<Heat, Error> {
+    let mut heat = Heat::new(rows, cols);
+    let (Some(Block { elements, bytes }), Some(to_f32)) = (dtype.block(), dtype.to_f32()) else { return Ok(heat) };
+    // The blocks that hold the matrix. The last one may hold elements of the next matrix, which the heat map ignores.
+    let blocks = rows.saturating_mul(cols).div_ceil(elements);
+    let part = Range { start: 0, end: blocks.saturating_mul(bytes).min(data.len()) };
+    let wide: Option<fn([u8; 8]) -> f64> = match dtype {
+        Dtype::F64 => Some(f64::from_le_bytes),
+        Dtype::I64 => Some(|bytes| i64::from_le_bytes(bytes) as f64),
+        Dtype::U64 => Some(|bytes| u64::from_le_bytes(bytes) as f64),
+        _ => None,
+    };
+    let mut first = 0;
+    if let Some(wide) = wide {
+        each(data, part, step(dtype), request, |encoded| {
+            let values: Vec<f64> = encoded.as_chunks().0.iter().map(|bytes| wide(*bytes)).collect();
+            heat.add(first, &values);
+            first += values.len() as u64;
+        })?;
+        return Ok(heat);
+    }
+    let (elements, bytes) = (elements as usize, bytes as usize);
+    let (mut decoded, mut values) = (Vec::new(), Vec::<f32>::new());
+    each(data, part, step(dtype), request, |encoded| {
+        for encoded in encoded.chunks((DECODED_AT_ONCE / bytes).max(1) * bytes) {
+            decoded.resize(encoded.len() / bytes * elements * size_of::<f32>(), 0);
+            to_f32(encoded, &mut decoded);
+            values.clear();
+            values.extend(decoded.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
+            heat.add(first, &values);
+            first += values.len() as u64;
+        }
+    })?;
+    Ok(heat)
+}

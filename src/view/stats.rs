@@ -1,0 +1,61 @@
+//! `stats/`: the values of a tensor in figures, counted on all cores.
+
+use super::results::{Key, Results};
+use super::values::{each, step};
+use crate::content::{Content, Data, Error, Generated, Request, Segment};
+use crate::format::{Dtype, TensorInfo};
+use crate::model::{Model, Tensor};
+use crate::stats::{self, Accumulator, Stats};
+use crate::threads::{self, cores};
+use std::sync::Arc;
+
+/// A tensor with fewer bytes is counted by one thread.
+const PART_MIN: u64 = 4 << 20;
+
+/// Whether a tensor is shown.
+pub fn shows(tensor: &TensorInfo) -> bool {
+    stats::has(tensor.dtype)
+}
+
+/// The file of a tensor. It is computed as a whole when it is first read.
+pub fn content(model: &Arc<Model>, tensor: &Tensor, results: &Arc<Results>, key: Key) -> Content {
+    let (model, id) = (model.clone(), tensor.id);
+    computed(stats::JSON_LEN, results, key, move |request| {
+        let tensor = model.tensor(id);
+        Ok(count(tensor.info.dtype, &model.data(&tensor), request)?.to_json())
+    })
+}
+
+/// A file of `len` bytes that is computed as a whole.
+pub(super) fn computed(
+    len: usize,
+    results: &Arc<Results>,
+    key: Key,
+    compute: impl Fn(&Request) -> Result<Vec<u8>, Error> + Send + Sync + 'static,
+) -> Content {
+    let results = results.clone();
+    Content::new([Segment::Generated(Generated::new(len as u64, move |range, request, out| {
+        let whole = results.get(key, request, || compute(request))?;
+        out.extend_from_slice(&whole[range.start as usize..range.end as usize]);
+        Ok(())
+    }))])
+}
+
+/// Counts all values.
+pub(super) fn count(dtype: Dtype, data: &Data, request: &Request) -> Result<Stats, Error> {
+    let none = || Error::Picture(format!("{dtype} has no values to count"));
+    let step = step(dtype);
+    // Every part but the last has whole blocks.
+    let share = data.len().div_ceil(cores() as u64).max(PART_MIN).next_multiple_of(step);
+    let counted = threads::map(data.len().div_ceil(share).max(1) as usize, |at| {
+        let mut counted = Accumulator::new(dtype).ok_or_else(none)?;
+        let part = at as u64 * share..((at as u64 + 1) * share).min(data.len());
+        each(data, part, step, request, |bytes| counted.add(bytes)).map(|()| counted)
+    });
+    let mut counted = counted.into_iter();
+    let mut whole = counted.next().ok_or_else(none)??;
+    for counted in counted {
+        whole.merge(&counted?);
+    }
+    Ok(whole.finish())
+}

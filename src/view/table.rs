@@ -1,0 +1,452 @@
+//! The table of views. A new view is one file beside this one, and one row here.
+
+use super::id::{Shown, View};
+use super::results::Key;
+use super::views::Views;
+use super::{f32, index, metadata, npy, plots, single, stats, stored, sums};
+use crate::content::{Content, Cost, Data, Error, Extent, Request, Segment};
+use crate::format::TensorInfo;
+use crate::model::{Kind, MANIFEST, ShardId, Tensor, TensorId};
+use crate::source::Source;
+use std::borrow::Cow;
+use std::sync::Arc;
+
+/// A view: files of one kind.
+pub struct Row {
+    /// Its name for `--views`. Several rows may share one.
+    pub name: &'static str,
+    /// The name of its file or directory.
+    pub file: &'static str,
+    /// Whether it is in the root of a model of that kind.
+    pub in_root: fn(Kind) -> bool,
+    /// Whether it is in `shards/FILE/` too.
+    pub in_shards: InShards,
+    /// What reading a file takes.
+    pub cost: Cost,
+    /// Its files.
+    pub files: Files,
+}
+
+/// Whether a view is in `shards/FILE/` too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InShards {
+    /// Only the whole model has it.
+    Never,
+    /// Each file of a model has its own, even if the view is not shown in the root.
+    Always,
+    /// Each file of a dataset has its own: only there a tensor can differ from the logical one of its name.
+    Datasets,
+}
+
+/// The files of a view.
+pub enum Files {
+    /// One file.
+    One {
+        /// Whether making the content takes long enough to keep it.
+        kept: bool,
+        /// The content for the whole model, or for one of its files.
+        content: fn(&Views, View, Option<ShardId>) -> Content,
+    },
+    /// A directory with one file for each tensor.
+    Tensors {
+        /// What follows the name of the tensor.
+        suffix: &'static str,
+        /// Whether a tensor is shown.
+        shows: fn(&TensorInfo) -> bool,
+        /// Whether the file of a tensor is the stored one, under another name.
+        is_stored: fn(&TensorInfo) -> bool,
+        /// The content of a tensor's file.
+        content: fn(&Views, &Tensor, Key) -> Content,
+    },
+    /// A directory of files with names of their own. Files have numbers that are unique in the model.
+    Named {
+        /// Whether all names and contents are at hand.
+        is_ready: fn(&Views) -> bool,
+        /// Number of positions in the directory of the whole model, or of one of its files.
+        len: fn(&Views, Option<ShardId>) -> usize,
+        /// The number of the file at a position.
+        at: fn(&Views, Option<ShardId>, usize) -> usize,
+        /// The name of a file.
+        name: fn(&Views, usize) -> Option<Cow<'_, str>>,
+        /// The number of the file of that name.
+        find: fn(&Views, Option<ShardId>, &str) -> Option<usize>,
+        /// The content of a file, if there is one.
+        content: fn(&Views, usize) -> Option<Content>,
+    },
+    /// The directory `tree/`: stored tensors by the dotted components of their names.
+    Tree,
+    /// The directory `shards/`: a directory for each file of the model.
+    Shards,
+}
+
+/// Every view, sorted by file name: the order of a listing. The index of a row is a part of inode numbers.
+pub const VIEWS: &[Row] = &[
+    Row {
+        name: "sums",
+        file: "SHA256SUMS",
+        in_root: |_| true,
+        in_shards: InShards::Never,
+        cost: Cost::Pass,
+        files: Files::One {
+            kept: true,
+            content: |views, view, _| {
+                sums::content(views.model(), views.results(), Key { model: views.number(), view, item: 0 })
+            },
+        },
+    },
+    Row {
+        name: "manifest",
+        file: MANIFEST,
+        in_root: |kind| kind == Kind::Dataset,
+        in_shards: InShards::Never,
+        cost: Cost::Part,
+        files: Files::One {
+            kept: false,
+            content: |views, _, _| {
+                let extent = |source: &Arc<dyn Source>| Extent { source: source.clone(), range: 0..source.len() };
+                Content::new(views.model().manifest().map(|source| Segment::Data(Data::Extent(extent(source)))))
+            },
+        },
+    },
+    Row {
+        name: "export",
+        file: "export",
+        in_root: |_| true,
+        in_shards: InShards::Never,
+        cost: Cost::Part,
+        files: Files::Named {
+            is_ready: |views| views.exports_if_made().is_some(),
+            len: |views, _| views.exports().len(),
+            at: |_, _, position| position,
+            name: |views, file| Some(views.exports().get(file)?.0[..].into()),
+            find: |views, _, name| views.exports().iter().position(|export| export.0 == name),
+            content: |views, file| Some(views.exports().get(file)?.1.clone()),
+        },
+    },
+    Row {
+        name: "f32",
+        file: "f32",
+        in_root: |_| true,
+        in_shards: InShards::Datasets,
+        cost: Cost::Part,
+        files: Files::Tensors {
+            suffix: ".f32",
+            shows: f32::shows,
+            is_stored: f32::is_stored,
+            content: |views, tensor, _| f32::content(views.model(), tensor),
+        },
+    },
+    Row {
+        name: "header",
+        file: "header.json",
+        in_root: |kind| kind == Kind::File,
+        in_shards: InShards::Always,
+        cost: Cost::Part,
+        files: Files::One {
+            kept: false,
+            content: |views, _, shard| {
+                let (model, shard) = (views.model(), shard.unwrap_or(ShardId::new(0)));
+                let text = model.shard(shard).header.text();
+                let extent = |range| Extent { source: model.source(shard).clone(), range };
+                Content::new(text.map(|range| Segment::Data(Data::Extent(extent(range)))))
+            },
+        },
+    },
+    Row {
+        name: "index",
+        file: "index.json",
+        in_root: |_| true,
+        in_shards: InShards::Never,
+        cost: Cost::Part,
+        files: Files::One {
+            kept: true,
+            content: |views, _, _| {
+                let shown = views.shown();
+                let tensors = shown.contains(View::STORED).then_some(View::STORED.row().file);
+                let in_shards = tensors.is_some() && shown.contains(View::SHARDS);
+                index::content(views.model(), index::Dirs { tensors, in_shards })
+            },
+        },
+    },
+    Row {
+        name: "metadata",
+        file: "metadata",
+        in_root: |_| true,
+        in_shards: InShards::Always,
+        cost: Cost::Part,
+        files: Files::Named {
+            is_ready: |views| views.metadata().is_ready(),
+            len: |views, shard| views.metadata().len(shard),
+            at: |views, shard, position| views.metadata().at(shard, position),
+            name: |views, file| views.metadata().name(file),
+            find: |views, shard, name| views.metadata().find(shard, name),
+            content: |views, file| views.metadata().content(file),
+        },
+    },
+    Row {
+        name: "metadata",
+        file: "metadata.json",
+        in_root: |_| true,
+        in_shards: InShards::Always,
+        cost: Cost::Part,
+        files: Files::One { kept: true, content: |views, _, shard| metadata::json(views.model(), shard) },
+    },
+    Row {
+        name: "npy",
+        file: "npy",
+        in_root: |_| true,
+        in_shards: InShards::Datasets,
+        cost: Cost::Part,
+        files: Files::Tensors {
+            suffix: ".npy",
+            shows: npy::shows,
+            is_stored: |_| false,
+            content: |views, tensor, _| npy::content(views.model(), tensor),
+        },
+    },
+    Row {
+        name: "plots",
+        file: "plots",
+        in_root: |_| true,
+        in_shards: InShards::Never,
+        cost: Cost::Pass,
+        files: Files::Tensors {
+            suffix: ".png",
+            shows: stats::shows,
+            is_stored: |_| false,
+            content: |views, tensor, key| plots::content(views.model(), tensor, views.results(), key),
+        },
+    },
+    Row {
+        name: "safetensors",
+        file: "safetensors",
+        in_root: |_| true,
+        in_shards: InShards::Datasets,
+        cost: Cost::Part,
+        files: Files::Tensors {
+            suffix: ".safetensors",
+            shows: single::shows,
+            is_stored: |_| false,
+            content: |views, tensor, _| single::content(views.model(), tensor),
+        },
+    },
+    Row {
+        name: "shards",
+        file: "shards",
+        in_root: |kind| kind != Kind::File,
+        in_shards: InShards::Never,
+        cost: Cost::Part,
+        files: Files::Shards,
+    },
+    Row {
+        name: "stats",
+        file: "stats",
+        in_root: |_| true,
+        in_shards: InShards::Never,
+        cost: Cost::Pass,
+        files: Files::Tensors {
+            suffix: ".json",
+            shows: stats::shows,
+            is_stored: |_| false,
+            content: |views, tensor, key| stats::content(views.model(), tensor, views.results(), key),
+        },
+    },
+    Row {
+        name: "tensors",
+        file: "tensors",
+        in_root: |_| true,
+        in_shards: InShards::Datasets,
+        cost: Cost::Part,
+        files: Files::Tensors {
+            suffix: "",
+            shows: |_| true,
+            is_stored: |_| true,
+            content: |views, tensor, _| stored::content(views.model(), tensor),
+        },
+    },
+    Row {
+        name: "tree",
+        file: "tree",
+        in_root: |_| true,
+        in_shards: InShards::Never,
+        cost: Cost::Part,
+        files: Files::Tree,
+    },
+];
+
+impl View {
+    /// The stored tensors, whose files other views may show under other names.
+    pub const STORED: Self = Self::of("tensors");
+
+    /// The directories of the files of a model.
+    pub const SHARDS: Self = Self::of("shards");
+
+    /// The stored tensors by path.
+    pub const TREE: Self = Self::of("tree");
+
+    /// The view with that file name.
+    const fn of(file: &str) -> Self {
+        let (mut at, file) = (0, file.as_bytes());
+        while at < VIEWS.len() {
+            let other = VIEWS[at].file.as_bytes();
+            let mut same = 0;
+            while same < file.len() && other.len() == file.len() && other[same] == file[same] {
+                same += 1;
+            }
+            if same == file.len() {
+                break;
+            }
+            at += 1;
+        }
+        // A view that is not in the table is an error of the compiler.
+        let _ = &VIEWS[at];
+        Self::new(at)
+    }
+
+    /// All views, in the order of the table.
+    pub fn all() -> impl ExactSizeIterator<Item = Self> {
+        (0..VIEWS.len()).map(Self::new)
+    }
+
+    /// What the table says about the view.
+    pub fn row(self) -> &'static Row {
+        &VIEWS[self.index()]
+    }
+
+    /// Whether the view is in the root of a model.
+    pub fn is_in_root(self, views: &Views) -> bool {
+        views.shown().contains(self) && (self.row().in_root)(views.model().kind())
+    }
+
+    /// Whether the view is in the directory of each file of a model.
+    pub fn is_in_shards(self, views: &Views) -> bool {
+        match self.row().in_shards {
+            InShards::Never => false,
+            InShards::Always => true,
+            InShards::Datasets => views.shown().contains(self) && views.model().kind() == Kind::Dataset,
+        }
+    }
+
+    /// The number of a view's only file for the whole model, or for one of its files.
+    pub fn only_file(shard: Option<ShardId>) -> u32 {
+        shard.map_or(0, |shard| u32::from(shard) + 1)
+    }
+
+    /// The file of that number, if the view has it.
+    pub fn file(self, views: &Views, number: u32) -> Option<File<'_>> {
+        let model = views.model();
+        match &self.row().files {
+            Files::One { .. } => {
+                let shard = number.checked_sub(1).map(ShardId::from);
+                let exists = match shard {
+                    None => (self.row().in_root)(model.kind()),
+                    Some(shard) => self.row().in_shards != InShards::Never && shard.index() < model.shards().len(),
+                };
+                exists.then_some(File::One(shard))
+            }
+            Files::Tensors { shows, is_stored, .. } => {
+                let tensor = model.get(TensorId::from(number))?;
+                let is_own = self == Self::STORED || shows(&tensor.info) && !is_stored(&tensor.info);
+                is_own.then_some(File::Tensor(tensor))
+            }
+            Files::Named { .. } => Some(File::Named(number)),
+            Files::Tree | Files::Shards => None,
+        }
+    }
+
+    /// The content of a file of the view. `None` if there can be no such file.
+    pub fn content(self, views: &Views, file: &File, request: &Request) -> Result<Option<Content>, Error> {
+        let row = self.row();
+        let content = match (&row.files, file) {
+            (Files::One { kept: true, content }, File::One(shard)) => {
+                Some(views.keep(self, file.number(), request, || content(views, self, *shard))?)
+            }
+            (Files::One { content, .. }, File::One(shard)) => Some(content(views, self, *shard)),
+            (Files::Tensors { content, .. }, File::Tensor(tensor)) => {
+                Some(content(views, tensor, Key { model: views.number(), view: self, item: file.number() }))
+            }
+            (Files::Named { is_ready, content, .. }, File::Named(number)) => {
+                views.check_wait(is_ready(views), request)?;
+                content(views, *number as usize)
+            }
+            _ => None,
+        };
+        Ok(content.map(|content| content.with_cost(row.cost)))
+    }
+}
+
+/// A file of a view.
+#[derive(Debug, Clone)]
+pub enum File<'m> {
+    /// The only file of a view, for the whole model or for one of its files.
+    One(Option<ShardId>),
+    /// The file of a tensor.
+    Tensor(Tensor<'m>),
+    /// A file with a name of its own.
+    Named(u32),
+}
+
+impl File<'_> {
+    /// The number of the file in its view.
+    pub fn number(&self) -> u32 {
+        match self {
+            Self::One(shard) => View::only_file(*shard),
+            Self::Tensor(tensor) => tensor.id.into(),
+            Self::Named(number) => *number,
+        }
+    }
+}
+
+/// A name that is not that of a view.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no view is called {name:?}; there are {}", names().join(", "))]
+pub struct UnknownView {
+    name: String,
+}
+
+/// The names of all views for `--views`, in the order of the table.
+pub fn names() -> Vec<&'static str> {
+    let mut names: Vec<_> = VIEWS.iter().map(|row| row.name).collect();
+    names.dedup();
+    names
+}
+
+/// The views of these names.
+pub fn shown<'n>(names: impl IntoIterator<Item = &'n str>) -> Result<Shown, UnknownView> {
+    names.into_iter().try_fold(Shown::NONE, |shown, name| {
+        let named = View::all().filter(|view| view.row().name == name);
+        let with = named.fold(shown, Shown::with);
+        if with == shown && !View::all().any(|view| view.row().name == name) {
+            return Err(UnknownView { name: name.to_owned() });
+        }
+        Ok(with)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_sorted_and_fits_into_a_set() {
+        assert!(VIEWS.windows(2).all(|pair| pair[0].file < pair[1].file));
+        assert!(VIEWS.len() < 64);
+        assert_eq!((View::STORED.row().file, View::SHARDS.row().file), ("tensors", "shards"));
+    }
+
+    #[test]
+    fn views_are_named_by_the_table() {
+        let all: Vec<&str> = names();
+        assert_eq!(all.len(), VIEWS.len() - 1, "metadata and metadata.json share a name");
+        let set = shown(["metadata", "tensors"]).unwrap();
+        let files: Vec<&str> = View::all().filter(|view| set.contains(*view)).map(|view| view.row().file).collect();
+        assert_eq!(files, ["metadata", "metadata.json", "tensors"]);
+        assert!(View::all().all(|view| Shown::default().contains(view)));
+        assert_eq!(shown(["tensors", "tensors"]), shown(["tensors"]));
+        assert_eq!(
+            shown(["tensor"]).unwrap_err().to_string(),
+            "no view is called \"tensor\"; there are sums, manifest, export, f32, header, index, metadata, npy, plots, \
+             safetensors, shards, stats, tensors, tree"
+        );
+    }
+}

@@ -1,0 +1,94 @@
+//! What the views of a model share: the model, and what was made or computed for its files.
+
+use super::id::{Shown, View};
+use super::results::Results;
+use super::{export, metadata};
+use crate::content::{Content, Error, Request};
+use crate::model::Model;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// A model of so many tensors has large files of text, which take time to measure.
+const MANY_TENSORS: usize = 1 << 14;
+
+/// A model, and what is kept for its files.
+#[derive(Debug)]
+pub struct Views {
+    model: Arc<Model>,
+    shown: Shown,
+    /// The results of all models of the mount, and the number that this one has among them.
+    results: Arc<Results>,
+    number: u32,
+    metadata: metadata::Files,
+    /// The files in `export/`, by name.
+    exports: OnceLock<Vec<(String, Content)>>,
+    kept: Mutex<HashMap<(View, u32), Kept>>,
+}
+
+/// The content of a file, once it was made.
+type Kept = Arc<OnceLock<Content>>;
+
+impl Views {
+    /// The views of a model that a mount shows. Models that share results have different numbers.
+    pub fn new(model: Model, shown: Shown, results: Arc<Results>, number: u32) -> Self {
+        let model = Arc::new(model);
+        let metadata = metadata::Files::new(model.clone());
+        Self { model, shown, results, number, metadata, exports: OnceLock::new(), kept: Mutex::default() }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// The views that are shown.
+    pub fn shown(&self) -> Shown {
+        self.shown
+    }
+
+    /// The results of long computations.
+    pub fn results(&self) -> &Arc<Results> {
+        &self.results
+    }
+
+    /// The number of the model among those that share results.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The files of metadata.
+    pub fn metadata(&self) -> &metadata::Files {
+        &self.metadata
+    }
+
+    /// The files in `export/` and their names.
+    pub fn exports(&self) -> &[(String, Content)] {
+        self.exports.get_or_init(|| export::files(&self.model))
+    }
+
+    /// The same, unless that would take time.
+    pub fn exports_if_made(&self) -> Option<&[(String, Content)]> {
+        self.exports.get().map(Vec::as_slice)
+    }
+
+    /// Fails if something of the size of the model would have to be made first, and the request does not allow that.
+    pub fn check_wait(&self, is_made: bool, request: &Request) -> Result<(), Error> {
+        match is_made || request.may_wait() || self.model.listed().len() < MANY_TENSORS {
+            true => Ok(()),
+            false => Err(Error::WouldBlock),
+        }
+    }
+
+    /// The content of a file that `make` makes once; later it is kept.
+    pub fn keep(
+        &self,
+        view: View,
+        item: u32,
+        request: &Request,
+        make: impl FnOnce() -> Content,
+    ) -> Result<Content, Error> {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).entry((view, item)).or_default().clone();
+        self.check_wait(kept.get().is_some(), request)?;
+        Ok(kept.get_or_init(make).clone())
+    }
+}

@@ -1,0 +1,85 @@
+//! Writes bytes to an unfinished file: from memory, from a content, or from another file.
+
+use super::error::Error;
+use super::output::Output;
+use crate::content::{self, Content, Request};
+use nix::fcntl::{FallocateFlags, fallocate};
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom, Write};
+use std::ops::Range;
+
+/// Bytes that are written between two reports of progress.
+const AT_ONCE: u64 = 8 << 20;
+
+/// Bytes that are copied between two reports. The kernel may share blocks instead of copying them, which takes no time.
+/// A multiple of every block size.
+const COPIED_AT_ONCE: u64 = 64 << 20;
+
+/// File systems share blocks of this size, or of a smaller one that divides it.
+const BLOCK: u64 = 4096;
+
+/// Receives the number of bytes written since the last call, and returns whether to go on.
+pub type Progress<'a> = &'a mut dyn FnMut(u64) -> bool;
+
+impl Output {
+    /// Reserves space for `len` bytes, so that a full disk is noticed at once.
+    pub fn reserve(&mut self, len: u64) -> Result<(), Error> {
+        if len == 0 || self.is_direct() {
+            return Ok(());
+        }
+        let full = [nix::errno::Errno::ENOSPC, nix::errno::Errno::EDQUOT, nix::errno::Errno::EFBIG];
+        match fallocate(self.file(), FallocateFlags::empty(), 0, i64::try_from(len).unwrap_or(i64::MAX)) {
+            Err(errno) if full.contains(&errno) => Err(self.error("", errno.into())),
+            // Not every file system supports this.
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes bytes.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.file().write_all(bytes).map_err(|error| self.error("", error))
+    }
+
+    /// Writes a content to the file.
+    pub fn write_content(&mut self, content: &Content, progress: Progress) -> Result<(), Error> {
+        let (mut at, len) = (0, content.len());
+        while at < len {
+            let bytes = content.read(at..at + AT_ONCE, &Request::WAIT)?;
+            if let Err(error) = self.file().write_all(&bytes) {
+                // EFAULT means that pages of a source cannot be read. The source finds out why.
+                if error.raw_os_error() == Some(nix::libc::EFAULT) {
+                    bytes.verify(true).map_err(content::Error::from)?;
+                }
+                return Err(self.error("", error));
+            }
+            at += bytes.len() as u64;
+            if !progress(bytes.len() as u64) {
+                return Err(Error::Interrupted);
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies a range of another file. The kernel shares the blocks if the file system supports it and both ranges
+    /// begin at the same offset within a block.
+    pub fn copy(&mut self, mut from: &File, range: Range<u64>, progress: Progress) -> Result<(), Error> {
+        from.seek(SeekFrom::Start(range.start)).map_err(|error| self.error("", error))?;
+        let mut at = range.start;
+        while at < range.end {
+            // The first piece ends at the start of a block.
+            let end =
+                (at / BLOCK * BLOCK).saturating_add(if at.is_multiple_of(BLOCK) { COPIED_AT_ONCE } else { BLOCK });
+            let end = end.min(range.end);
+            let mut piece = io::Read::take(from, end - at);
+            let copied = io::copy(&mut piece, &mut self.file()).map_err(|error| self.error("", error))?;
+            if copied < end - at {
+                return Err(Error::Short { missing: range.end - at - copied });
+            }
+            at = end;
+            if !progress(copied) {
+                return Err(Error::Interrupted);
+            }
+        }
+        Ok(())
+    }
+}
