@@ -69,7 +69,7 @@ impl Input {
     fn source(&self, system: System) -> PathBuf {
         match system {
             System::Native => self.native(),
-            System::Weightfs | System::User => self.model(),
+            System::Weightfs | System::Before | System::User => self.model(),
             System::Squashfuse => self.squashfs(),
             System::Ratarmount => self.tar(),
             System::FuseZip => self.zip(),

@@ -38,6 +38,9 @@ struct Args {
     /// Rounds [default: 7, with --quick 3]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     rounds: Option<u16>,
+    /// Another build of weightfs to measure in the same rounds
+    #[arg(long, value_name = "PROGRAM")]
+    before: Option<PathBuf>,
     /// Only the rows whose names contain this, and those that are measured with them
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
@@ -48,6 +51,11 @@ struct Args {
 
 fn main() -> anyhow::Result<ExitCode> {
     let args = Args::parse();
+    if let Some(before) = &args.before {
+        let before = before.canonicalize().with_context(|| before.display().to_string())?;
+        // The cell was empty.
+        let _ = systems::BEFORE.set(before);
+    }
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let size = Size::new(args.quick);
     let rounds = args.rounds.map_or(if args.quick { 3 } else { 7 }, usize::from);
@@ -84,6 +92,7 @@ fn main() -> anyhow::Result<ExitCode> {
         for (number, pattern) in wanted.iter().enumerate() {
             eprint!("\r\x1b[Kround {}/{rounds}: {}", round + 1, pattern.rows[0].name);
             for turn in 0..System::ALL.len() {
+                let turn = if round % 2 == 0 { turn } else { System::ALL.len() - 1 - turn };
                 let system = System::ALL[(turn + round) % System::ALL.len()];
                 if !pattern.systems.contains(&system) || !system.is_here() || given_up.contains(&(number, system)) {
                     continue;

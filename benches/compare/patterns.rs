@@ -4,7 +4,7 @@ use crate::inputs::{Input, Random};
 use crate::systems::{Mounted, Site, System, end, processes, unmount_daemon, within};
 use Against::{Limit, Native, Squashfuse, Tensors};
 use Bound::{AtLeast, AtMost};
-use System::{FuseZip, Ratarmount, User, Weightfs};
+use System::{Before, FuseZip, Ratarmount, User, Weightfs};
 use anyhow::{Context, ensure};
 use nix::libc::O_DIRECT;
 use std::fs::{File, OpenOptions};
@@ -66,6 +66,8 @@ pub enum Against {
     Tensors,
     /// Nothing: the value itself is bounded.
     Limit,
+    /// The same row of the build given with `--before`.
+    Build,
 }
 
 #[derive(Clone, Copy)]
@@ -99,9 +101,9 @@ const fn to(against: Against, bound: Bound) -> Target {
     Target { against, bound }
 }
 
-const WEIGHTFS: &[System] = &[Weightfs, User];
-const DIRECT: &[System] = &[System::Native, Weightfs, User];
-const DAEMONS: &[System] = &[Weightfs, User, System::Squashfuse, Ratarmount, FuseZip];
+const WEIGHTFS: &[System] = &[Weightfs, Before, User];
+const DIRECT: &[System] = &[System::Native, Weightfs, Before, User];
+const DAEMONS: &[System] = &[Weightfs, Before, User, System::Squashfuse, Ratarmount, FuseZip];
 
 /// A pattern of the whole model in `tensors/`.
 const fn model(rows: &'static [Row], run: fn(&Place) -> anyhow::Result<Vec<f64>>) -> Pattern {
@@ -461,7 +463,7 @@ fn quoted(path: &Path) -> String {
 }
 
 /// Milliseconds until the header of a file is known: to the official crate, to the Python package, to who asks a mount.
-pub fn open_header(header: &Path, python: &Path, site: &Site) -> [anyhow::Result<f64>; 3] {
+pub fn open_header(header: &Path, python: &Path, site: &Site) -> Vec<anyhow::Result<f64>> {
     let official = || {
         let start = Instant::now();
         // As `safe_open` does it.
@@ -478,11 +480,11 @@ pub fn open_header(header: &Path, python: &Path, site: &Site) -> [anyhow::Result
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         Ok(String::from_utf8(output.stdout)?.trim().parse()?)
     };
-    let mount = || {
-        let point = site.point(Weightfs)?;
+    let mount = |system: System| {
+        let point = site.point(system)?;
         let device = || std::fs::metadata(&point).map(|found| std::os::unix::fs::MetadataExt::dev(&found));
         let empty = device()?;
-        let mut command = Command::new(crate::systems::WEIGHTFS);
+        let mut command = Command::new(system.weightfs());
         command.arg("-f").arg(header).arg(&point).stdin(Stdio::null()).stdout(Stdio::null());
         let start = Instant::now();
         let mut child = command.spawn()?;
@@ -497,5 +499,9 @@ pub fn open_header(header: &Path, python: &Path, site: &Site) -> [anyhow::Result
         child.wait()?;
         Ok(took)
     };
-    [official(), package(), mount()]
+    let mut opened = vec![official(), package(), mount(Weightfs)];
+    if Before.is_here() {
+        opened.push(mount(Before));
+    }
+    opened
 }

@@ -10,7 +10,8 @@ use std::collections::BTreeMap;
 const MARGIN: f64 = 0.75;
 
 /// Who opens a header, in the order of the results.
-const OPENERS: [&str; 3] = ["official crate", "Python package", "weightfs, mounted and answering"];
+const OPENERS: [&str; 4] =
+    ["official crate", "Python package", "weightfs, mounted and answering", "the build before, the same"];
 
 /// One value of a round, or why there is none.
 #[derive(Clone)]
@@ -27,7 +28,7 @@ pub struct Report {
     /// By row and system, a sample for each round.
     pub samples: BTreeMap<(&'static str, System), Vec<Sample>>,
     /// By who opens, milliseconds of each round.
-    pub headers: [Vec<f64>; 3],
+    pub headers: [Vec<f64>; 4],
     /// Rows that there are none of here, and why.
     pub absent: Vec<(&'static str, &'static str)>,
 }
@@ -53,6 +54,7 @@ impl Report {
         let (other, base) = match against {
             Against::Native => (System::Native, row),
             Against::Squashfuse => (System::Squashfuse, row),
+            Against::Build => (System::Before, row),
             Against::Tensors => (system, beside(row)?),
             Against::Limit => return median(self.values(row, system)),
         };
@@ -138,7 +140,7 @@ impl Report {
         if systems.is_empty() {
             return;
         }
-        let kinds = [Against::Native, Against::Squashfuse, Against::Tensors, Against::Limit];
+        let kinds = [Against::Native, Against::Squashfuse, Against::Tensors, Against::Build, Against::Limit];
         let has = |against: &Against| match against {
             Against::Tensors => rows.iter().any(|row| beside(row).is_some()),
             // In the first column of ratios, where there is no other in its row.
@@ -149,8 +151,9 @@ impl Report {
         let heads = systems.iter().map(|system| format!("{:>1$}", system.name(), width(*system))).collect::<String>();
         let ratios = against.iter().map(|against| match against {
             Against::Native => "  /native    ",
-            Against::Squashfuse => "  /squash",
-            _ => "  /tensors",
+            Against::Squashfuse => "  /squash    ",
+            Against::Build => "  /before",
+            _ => "  /tensors   ",
         });
         println!("\n{title:26}{heads}{}", ratios.collect::<String>());
         for row in rows.iter().filter(|row| systems.iter().any(|system| !self.samples(row, *system).is_empty())) {
@@ -182,6 +185,7 @@ impl Report {
                 Against::Squashfuse => "of squashfuse_ll",
                 Against::Tensors => "of tensors/",
                 Against::Limit => "ms",
+                Against::Build => "of before",
             };
             let bound = match target.bound {
                 Bound::AtLeast(bound) => format!("at least {:.3}", bound * MARGIN),
@@ -228,6 +232,7 @@ impl Report {
                     ("native", Against::Native),
                     ("squashfuse_ll", Against::Squashfuse),
                     ("tensors", Against::Tensors),
+                    ("before", Against::Build),
                 ]
                 .map(|(name, against)| (name.to_owned(), json!(self.ratio(row, System::Weightfs, against))));
                 let targets = row.targets.iter().map(|target| {
@@ -241,6 +246,7 @@ impl Report {
                         Against::Squashfuse => "squashfuse_ll",
                         Against::Tensors => "tensors",
                         Against::Limit => "limit",
+                        Against::Build => "before",
                     };
                     let met = ratio.map(|ratio| target.bound.holds(ratio, 1.0));
                     json!({"against": against, bound: value, "met": met})

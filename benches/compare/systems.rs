@@ -13,11 +13,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
+use std::sync::{OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 pub const WEIGHTFS: &str = env!("CARGO_BIN_EXE_weightfs");
+
+/// Another build of weightfs to compare with.
+pub static BEFORE: OnceLock<PathBuf> = OnceLock::new();
 
 /// What the last daemon said.
 const LOG: &str = "log";
@@ -29,6 +32,8 @@ const NOBODY: u32 = 65534;
 pub enum System {
     Native,
     Weightfs,
+    /// Another build of weightfs, given with `--before`.
+    Before,
     /// weightfs, mounted and read by a second user.
     User,
     Squashfuse,
@@ -37,13 +42,14 @@ pub enum System {
 }
 
 impl System {
-    pub const ALL: [Self; 6] =
-        [Self::Native, Self::Weightfs, Self::User, Self::Squashfuse, Self::Ratarmount, Self::FuseZip];
+    pub const ALL: [Self; 7] =
+        [Self::Native, Self::Weightfs, Self::Before, Self::User, Self::Squashfuse, Self::Ratarmount, Self::FuseZip];
 
     pub fn name(self) -> &'static str {
         match self {
             Self::Native => "native",
             Self::Weightfs => "weightfs",
+            Self::Before => "before",
             Self::User => "by user",
             Self::Squashfuse => "squash",
             Self::Ratarmount => "ratar",
@@ -52,12 +58,21 @@ impl System {
     }
 
     pub fn is_weightfs(self) -> bool {
-        matches!(self, Self::Weightfs | Self::User)
+        matches!(self, Self::Weightfs | Self::Before | Self::User)
     }
 
-    /// Whether it can be measured here: another user's mount takes root to arrange.
+    /// Whether it can be measured: a mount of another user needs root, and another build must be given.
     pub fn is_here(self) -> bool {
-        self != Self::User || geteuid().is_root()
+        match self {
+            Self::User => geteuid().is_root(),
+            Self::Before => BEFORE.get().is_some(),
+            _ => true,
+        }
+    }
+
+    /// The program of a build of weightfs.
+    pub fn weightfs(self) -> &'static Path {
+        BEFORE.get().filter(|_| self == Self::Before).map_or(Path::new(WEIGHTFS), PathBuf::as_path)
     }
 
     /// Where the tensors are in a mount.
@@ -69,7 +84,7 @@ impl System {
     pub fn command(self, site: &Site, input: &Input, point: &Path, args: &[&str], foreground: bool) -> Option<Command> {
         let mut command = match self {
             Self::Native => return None,
-            Self::Weightfs | Self::User => Command::new(WEIGHTFS),
+            Self::Weightfs | Self::Before | Self::User => Command::new(self.weightfs()),
             Self::Squashfuse => Command::new("squashfuse_ll"),
             Self::Ratarmount => Command::new(&site.ratarmount),
             Self::FuseZip => Command::new("fuse-zip"),
@@ -79,7 +94,7 @@ impl System {
         }
         match self {
             Self::Native => {}
-            Self::Weightfs | Self::User => drop(command.args(args).arg(input.model())),
+            Self::Weightfs | Self::Before | Self::User => drop(command.args(args).arg(input.model())),
             Self::Squashfuse => drop(command.arg(input.squashfs())),
             Self::Ratarmount => drop(command.arg("--index-file").arg(input.tar_index()).arg(input.tar())),
             Self::FuseZip => drop(command.arg("-r").arg(input.zip())),
