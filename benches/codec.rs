@@ -1,8 +1,8 @@
 //! Decoding elements to float32 compared with memcpy: `cargo bench --bench codec`.
 //!
-//! One thread, in bytes of output per second. The source is 64 MiB of memory, so that it exceeds the caches as real
-//! data does. A read is 1 MiB, the size of the kernel's largest request.
-#![allow(missing_docs, reason = "a program")]
+//! One thread, in bytes of output per second. The source is 64 MiB of memory, larger than the CPU caches, as real data
+//! is. A read is 1 MiB, the size of the kernel's largest request.
+#![allow(missing_docs, reason = "a benchmark has no API to document")]
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;

@@ -1,8 +1,8 @@
-//! The layers without a kernel: `cargo bench --bench layers`.
+//! Header parsing, tensor lookup and reads, measured without FUSE: `cargo bench --bench layers`.
 //!
-//! Parses a header of a million tensors, finds tensors by name, and reads a spliced file: a slice of one segment, and a
-//! copy across the seam between header and data, as in `npy/`. Decoding is measured in `codec.rs`.
-#![allow(missing_docs, reason = "a program")]
+//! Parses a header of a million tensors, finds tensors by name, and reads a spliced file as in `npy/`: a slice within
+//! one segment, and a copy across the boundary of header and data. `codec.rs` measures decoding.
+#![allow(missing_docs, reason = "a benchmark has no API to document")]
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
@@ -18,7 +18,7 @@ fn name(at: usize) -> String {
     format!("layers.{}.experts.{}.w", at / 1000, at % 1000)
 }
 
-/// A file of `count` tensors of 64 bytes, without their data.
+/// The length and header of a file of `count` tensors of 64 bytes. Their data is left out.
 fn file(count: usize) -> Vec<u8> {
     let tensor = |at| {
         format!("\"{}\":{{\"dtype\":\"F32\",\"shape\":[16],\"data_offsets\":[{},{}]}}", name(at), at * 64, at * 64 + 64)
@@ -39,13 +39,15 @@ fn header(criterion: &mut Criterion) {
     let names: Vec<String> = (0..TENSORS).map(|at| name(at.wrapping_mul(7919) % TENSORS)).collect();
     group.sample_size(100).throughput(Throughput::Elements(1));
     let mut at = 0;
-    group.bench_function("find a name", |bencher| {
+    group.bench_function("find an existing name", |bencher| {
         bencher.iter(|| {
             at = (at + 1) % TENSORS;
             header.find(black_box(&names[at]))
         })
     });
-    group.bench_function("find no name", |bencher| bencher.iter(|| header.find(black_box("layers.7.experts.7.b"))));
+    group.bench_function("find a missing name", |bencher| {
+        bencher.iter(|| header.find(black_box("layers.7.experts.7.b")))
+    });
     group.finish();
 }
 
@@ -56,8 +58,8 @@ fn read(criterion: &mut Criterion) {
     let npy = || Content::new([Segment::Literal(vec![b' '; 128].into()), data()]);
     let mut group = criterion.benchmark_group("read 128 KiB");
     group.bench_function("raw", |bencher| bencher.iter(|| len(Content::new([data()]), black_box(1 << 20))));
-    group.bench_function("behind the header", |bencher| bencher.iter(|| len(npy(), black_box(1 << 20))));
-    group.bench_function("across the seam", |bencher| bencher.iter(|| len(npy(), black_box(0))));
+    group.bench_function("after the header", |bencher| bencher.iter(|| len(npy(), black_box(1 << 20))));
+    group.bench_function("across the boundary", |bencher| bencher.iter(|| len(npy(), black_box(0))));
     group.finish();
 }
 

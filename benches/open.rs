@@ -1,10 +1,10 @@
 //! Time to open a model, and memory of the daemon: `cargo bench --bench open`, as root.
 //!
-//! In one run, in turn, with the source in the page cache: the official crate parses a header of a million tensors;
-//! weightfs mounts the same file until `stat` answers, does the same without mounting, and lists the tensors. Prints
-//! medians of [`RUNS`] with minimum and maximum, and ratios.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a benchmark may stop")]
-#![allow(missing_docs, reason = "a program")]
+//! Each round measures, with the source in the page cache: the official crate parses a header of a million tensors;
+//! weightfs mounts the same file until `stat` answers, opens it without mounting, and lists its tensors; weightfs
+//! mounts a small and a very large file. Prints medians of [`RUNS`] rounds with minimum and maximum, and ratios.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a benchmark fails by panicking")]
+#![allow(missing_docs, reason = "a benchmark has no API to document")]
 
 use std::fs::File;
 use std::io::Write;
@@ -43,7 +43,7 @@ fn main() {
         let output = Command::new("ls").arg("-f").arg(mounted.point.join("tensors")).output().unwrap();
         list.add(start);
         assert_eq!(output.stdout.iter().filter(|byte| **byte == b'\n').count(), 1_000_002);
-        // Everything that is made on demand is used once.
+        // The daemon builds these on demand; they count as memory, too.
         for file in ["tree", "index.json", "metadata.json"] {
             std::fs::metadata(mounted.point.join(file)).unwrap();
         }
@@ -61,26 +61,27 @@ fn main() {
         mount_small.0.push(Mounted::new(&small, dir.path()).1);
         mount_sparse.0.push(Mounted::new(&sparse, dir.path()).1);
     }
+    // A name, the times, and the times that the ratio is to.
     let rows = [
-        ("official crate parses the header", &official, &official),
-        ("weightfs mounts it, until stat answers", &mount, &official),
-        ("ls -f of the million names", &list, &official),
-        ("weightfs mount --fake: it reads the header", &fake, &official),
-        ("weightfs ls of it, through a pipe", &ls, &fake),
-        ("weightfs mounts a file of 4 tensors", &mount_small, &mount_small),
-        ("weightfs mounts a sparse file of 500 GB", &mount_sparse, &mount_small),
+        ("official crate: parse the header", &official, &official),
+        ("weightfs mount, until stat answers", &mount, &official),
+        ("ls -f of 1,000,000 names in the mount", &list, &official),
+        ("weightfs mount --fake: read the header", &fake, &official),
+        ("weightfs ls, to a pipe", &ls, &fake),
+        ("weightfs mount, a file of 4 tensors", &mount_small, &mount_small),
+        ("weightfs mount, a sparse file of 500 GB", &mount_sparse, &mount_small),
     ];
-    for (what, times, against) in rows {
+    for (name, times, against) in rows {
         let ratio = times.median().as_secs_f64() / against.median().as_secs_f64();
-        println!("{what:42} {times}   x {ratio:.3}");
+        println!("{name:42} {times}   x {ratio:.3}");
     }
     println!(
-        "anonymous memory of the daemon with a million tensors, everything used once: {:.1} MB",
+        "anonymous memory of the daemon with 1,000,000 tensors, after listing tensors/ and tree/: {:.1} MB",
         anonymous as f64 / 1e6
     );
 }
 
-/// Writes a file of `count` tensors of `size` bytes, sparse, and returns the length of its header.
+/// Writes a sparse file of `count` tensors of `size` bytes each; returns the length of its header in bytes.
 fn write(path: &Path, count: u64, size: u64) -> usize {
     let mut header = String::from("{\"__metadata__\":{\"format\":\"pt\"}");
     for tensor in 0..count {
@@ -128,14 +129,14 @@ impl std::fmt::Display for Times {
     }
 }
 
-/// A mount that runs in the foreground.
+/// A mount served by a child process.
 struct Mounted {
     point: std::path::PathBuf,
     child: Child,
 }
 
 impl Mounted {
-    /// Mounts; returns the time until the mount answered.
+    /// Mounts `source`; returns the time until `stat` of the mount point is answered by the mount.
     fn new(source: &Path, dir: &Path) -> (Self, Duration) {
         let point = dir.join("mnt");
         std::fs::create_dir_all(&point).unwrap();
@@ -143,7 +144,7 @@ impl Mounted {
         let start = Instant::now();
         let child = Command::new(WEIGHTFS).arg("-f").arg(source).arg(&point).stdout(Stdio::null()).spawn().unwrap();
         let mounted = Self { point, child };
-        // The root of the mount has another device number.
+        // The device number of the mount point changes when it is mounted.
         use std::os::unix::fs::MetadataExt;
         while std::fs::metadata(&mounted.point).unwrap().dev() == empty.dev() {
             std::thread::sleep(Duration::from_micros(200));
@@ -151,7 +152,7 @@ impl Mounted {
         (mounted, start.elapsed())
     }
 
-    /// Anonymous memory of the daemon in bytes.
+    /// Anonymous memory of the daemon, in bytes.
     fn anonymous(&self) -> u64 {
         let rollup = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.child.id())).unwrap();
         let line = rollup.lines().find(|line| line.starts_with("Anonymous:")).unwrap();

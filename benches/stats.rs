@@ -1,9 +1,9 @@
 //! Statistics of values compared with memcpy: `cargo bench --bench stats`.
 //!
-//! One thread, in bytes of input per second. The input is 64 MiB of memory, so that it exceeds the caches as real data
-//! does, and is added 1 MiB at a time. Floats have a normal distribution, as most weights do. `random` is random bytes,
-//! the worst case for tables of counts, and `zeros` is a single value.
-#![allow(missing_docs, reason = "a program")]
+//! One thread, in bytes of input per second. The input is 64 MiB of memory, larger than the CPU caches, as real data
+//! is, and is added 1 MiB at a time. Floats have a normal distribution, as most weights do. `random` is random bytes,
+//! the worst case for tables of counts. `zeros` is a single value, repeated.
+#![allow(missing_docs, reason = "a benchmark has no API to document")]
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use half::{bf16, f16};
@@ -14,7 +14,7 @@ use weightfs::stats::Accumulator;
 const INPUT: usize = 64 << 20;
 const READ: usize = 1 << 20;
 
-/// Numbers with nearly a normal distribution: each is the sum of four 16-bit parts of a scrambled number.
+/// Approximately normally distributed numbers: each is the sum of four 16-bit parts of a hashed counter.
 fn normal(deviation: f64) -> impl Iterator<Item = f64> {
     (1u64..).map(move |at| {
         let mut bits = at.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -48,7 +48,7 @@ fn benches(criterion: &mut Criterion) {
         (Dtype::BF16, "", input(0.02, |value| bf16::from_f64(value).to_le_bytes())),
         (Dtype::F16, "", input(0.02, |value| f16::from_f64(value).to_le_bytes())),
         (Dtype::F64, "", input(0.02, f64::to_le_bytes)),
-        // The codes of float8 weights are distributed about like the upper bytes of float16.
+        // The codes of float8 weights are distributed similarly to the upper bytes of float16.
         (Dtype::F8E4M3, "", input(0.02, |value| [(f16::from_f64(value * 16.0).to_bits() >> 7) as u8 ^ 0x40])),
         (Dtype::I8, "", input(32.0, |value| [value as i8 as u8])),
         (Dtype::I32, "", input(1e4, |value| (value as i32).to_le_bytes())),
@@ -67,11 +67,11 @@ fn benches(criterion: &mut Criterion) {
             (0..INPUT as u32 / 4).zip(normal(0.02)).flat_map(|(at, value)| nan(at, value).to_le_bytes()).collect()
         }),
     ];
-    for (dtype, what, bytes) in &cases {
+    for (dtype, values, bytes) in &cases {
         let Some(mut accumulator) = Accumulator::new(*dtype) else { continue };
         let read = READ / 3 * 3;
         group.throughput(Throughput::Bytes(read as u64));
-        group.bench_function(format!("{dtype}{what}"), |bencher| {
+        group.bench_function(format!("{dtype}{values}"), |bencher| {
             bencher.iter(|| {
                 at = (at + READ) % INPUT;
                 accumulator.add(black_box(&bytes[at..at + read]));

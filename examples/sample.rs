@@ -1,7 +1,7 @@
 //! Writes a small Llama-shaped model with the official crate: `cargo run --example sample -- OUT.safetensors`.
 //!
-//! Four layers of width 256 in BF16, norms in F32, one layer quantised to F8 with its scale, a causal mask in BOOL, and
-//! metadata of the kinds that real files have. About 10 MB, the same data each time.
+//! Four layers of width 256 in BF16, norms in F32, one matrix quantised to F8 with its scale, a causal mask in BOOL,
+//! and the kinds of metadata that real files have. About 10 MB. Every run writes the same tensors and metadata.
 
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
@@ -48,7 +48,7 @@ pub fn write(out: &Path) -> Result<(), Box<dyn Error>> {
         tensors.push(bf16(&mut random, &name("mlp.up_proj.weight"), &[FEED_FORWARD, HIDDEN]));
         let down = name("mlp.down_proj.weight");
         if layer + 1 == LAYERS {
-            // Any byte but the two NaN codes of E4M3 will do for a picture of quantised weights.
+            // Clearing bit 3 avoids the two NaN codes of E4M3.
             let bytes = (0..HIDDEN * FEED_FORWARD).map(|_| (random.next() >> 56) as u8 & 0xf7).collect();
             tensors.push(Tensor { name: down, dtype: Dtype::F8_E4M3, shape: vec![HIDDEN, FEED_FORWARD], bytes });
             tensors.push(f32(&mut random, &name("mlp.down_proj.weight_scale"), &[], 0.01));
@@ -97,7 +97,7 @@ fn f32(random: &mut Random, name: &str, shape: &[usize], mean: f32) -> Tensor {
     Tensor { name: name.into(), dtype: Dtype::F32, shape: shape.to_vec(), bytes: bytes.collect() }
 }
 
-/// SplitMix64: the same numbers on every machine.
+/// A SplitMix64 generator: the same numbers on every machine.
 struct Random(u64);
 
 impl Random {
@@ -109,7 +109,7 @@ impl Random {
         mixed ^ mixed >> 31
     }
 
-    /// Nearly normal: the sum of twelve uniform numbers less six.
+    /// An approximately normal number: the sum of twelve uniform ones, less six.
     fn normal(&mut self) -> f32 {
         (0..12).map(|_| (self.next() >> 40) as f32 / (1u64 << 24) as f32).sum::<f32>() - 6.0
     }

@@ -1,7 +1,7 @@
-//! The content of a file in the mount: segments read one after the other.
+//! The content of a file in the mount: a sequence of segments.
 //!
-//! A content owns what it reads from and borrows nothing from the tree, so it can go to another thread, and outlive the
-//! tree that made it. It is made on demand and not stored.
+//! A content owns its sources and borrows nothing from the tree, so it can be sent to another thread and outlive the
+//! tree. It is created on demand and not stored.
 
 use crate::source::{self, Bytes, Source};
 use smallvec::SmallVec;
@@ -20,13 +20,13 @@ pub struct Content {
 /// A part of a file.
 #[derive(Debug, Clone)]
 pub enum Segment {
-    /// The bytes themselves.
+    /// Bytes in memory.
     Literal(Arc<[u8]>),
     /// Bytes of sources.
     Data(Data),
     /// Bytes of sources, decoded.
     Decoded(Decoded),
-    /// Text of a known length that is written when it is read.
+    /// Text of known length that is generated when it is read.
     Generated(Generated),
 }
 
@@ -51,11 +51,11 @@ pub struct Extent {
 /// Runs of bytes of several sources, read as one.
 #[derive(Debug, Clone)]
 pub struct Extents {
-    /// The sources that the runs refer to by their index.
+    /// The sources that the runs refer to by index.
     pub sources: Sources,
     /// Sorted by `start`, beginning at 0; none is empty.
     pub runs: Arc<[Run]>,
-    /// The length of all runs in bytes.
+    /// Total length of the runs in bytes.
     pub len: u64,
 }
 
@@ -65,7 +65,7 @@ pub type Sources = Arc<[Arc<dyn Source>]>;
 /// One of several runs that are read as one. It ends where the next one starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
-    /// In bytes from the start of the whole.
+    /// In bytes from the start of the first run.
     pub start: u64,
     /// Index of the source.
     pub source: usize,
@@ -74,7 +74,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Each of `runs`, which have `len` bytes together, with its own length in bytes.
+    /// Each of `runs` with its length in bytes. `len` is the total length.
     pub fn with_lengths(runs: &[Self], len: u64) -> impl Iterator<Item = (Self, u64)> {
         let ends = runs.iter().skip(1).map(|next| next.start).chain([len]);
         runs.iter().zip(ends).map(|(run, end)| (*run, end - run.start))
@@ -93,15 +93,15 @@ pub struct Decoded {
 /// Decodes blocks of a fixed size to blocks of another fixed size. Elements that share bytes are in one block.
 #[derive(Debug, Clone, Copy)]
 pub struct Decoder {
-    /// Encoded bytes of a block.
+    /// Size of an encoded block in bytes.
     pub block_in: usize,
-    /// Decoded bytes of a block.
+    /// Size of a decoded block in bytes.
     pub block_out: usize,
-    /// Decodes whole blocks; the output has exactly the room for them.
+    /// Decodes whole blocks. The output must have exactly the size of the decoded blocks.
     pub decode: fn(&[u8], &mut [u8]),
 }
 
-/// Encoded bytes that are decoded at a time: they and their decoded form stay in a core's cache.
+/// Number of encoded bytes that are decoded at a time. They and their decoded form fit into the cache of a core.
 const DECODED_AT_ONCE: usize = 32 << 10;
 
 /// Text that is not kept in memory.
@@ -109,7 +109,7 @@ const DECODED_AT_ONCE: usize = 32 << 10;
 pub struct Generated {
     /// Length in bytes.
     pub len: u64,
-    /// Appends the bytes of a range inside the length to the vector.
+    /// Appends the bytes of a range, which must lie inside the length, to the vector.
     pub write: Arc<Write>,
 }
 
@@ -117,7 +117,7 @@ pub struct Generated {
 pub type Write = dyn Fn(Range<u64>, &Request, &mut Vec<u8>) -> Result<(), Error> + Send + Sync;
 
 impl Generated {
-    /// A text of `len` bytes, of which `write` writes any part.
+    /// A text of `len` bytes. `write` generates any part of it.
     pub fn new(
         len: u64,
         write: impl Fn(Range<u64>, &Request, &mut Vec<u8>) -> Result<(), Error> + Send + Sync + 'static,
@@ -132,17 +132,17 @@ impl fmt::Debug for Generated {
     }
 }
 
-/// What reading a part of a file takes.
+/// How expensive it is to read a part of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Cost {
-    /// Copying, decoding or formatting of that part alone.
+    /// Only that part is copied, decoded or formatted.
     #[default]
     Part,
-    /// A pass over the data of whole tensors.
+    /// Needs a pass over the data of whole tensors.
     Pass,
 }
 
-/// How long an operation may take: whether it may wait at all, until when, and whether anybody still wants its result.
+/// How long an operation may take: whether it may wait, its deadline, and whether it was cancelled.
 #[derive(Clone, Copy)]
 pub struct Request<'r> {
     may_wait: bool,
@@ -154,15 +154,15 @@ impl<'r> Request<'r> {
     /// Fails with [`Error::WouldBlock`] instead of waiting.
     pub const NOWAIT: Self = Self { may_wait: false, deadline: None, is_cancelled: None };
 
-    /// Waits as long as it takes.
+    /// Waits without a time limit.
     pub const WAIT: Self = Self { may_wait: true, ..Self::NOWAIT };
 
-    /// Waits as long as `is_cancelled` returns false. It is called often and has to be quick.
+    /// Waits until `is_cancelled` returns true. It is called often and must be fast.
     pub fn cancelled_by(is_cancelled: &'r (dyn Fn() -> bool + Sync)) -> Self {
         Self { is_cancelled: Some(is_cancelled), ..Self::WAIT }
     }
 
-    /// The same, but not after `deadline`.
+    /// The same request with a deadline.
     pub fn until(self, deadline: Instant) -> Self {
         Self { deadline: Some(deadline), ..self }
     }
@@ -193,25 +193,25 @@ impl fmt::Debug for Request<'_> {
 /// Why the content of a file cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The source fails.
+    /// The source failed.
     #[error(transparent)]
     Source(#[from] source::Error),
-    /// The request does not allow waiting, and the content is not at hand.
+    /// The content is not available without waiting, and the request does not allow waiting.
     #[error("not available without waiting")]
     WouldBlock,
-    /// Nobody waits for the result any more.
+    /// The request was cancelled.
     #[error("interrupted")]
     Interrupted,
     /// The deadline has passed.
     #[error("timed out")]
     TimedOut,
-    /// The statistics or the picture of a tensor cannot be made.
+    /// The statistics or the picture of a tensor cannot be computed.
     #[error("{0}")]
     Picture(String),
 }
 
 impl Content {
-    /// A file of these segments, one after the other.
+    /// A file of these segments, in this order.
     pub fn new(segments: impl IntoIterator<Item = Segment>) -> Self {
         Self { segments: segments.into_iter().collect(), cost: Cost::Part }
     }
@@ -221,12 +221,12 @@ impl Content {
         Self::new([Segment::Literal(bytes.into())])
     }
 
-    /// The same file, reading of which has another cost.
+    /// The same file with another cost of reading.
     pub fn with_cost(self, cost: Cost) -> Self {
         Self { cost, ..self }
     }
 
-    /// Length in bytes. Reads nothing.
+    /// Length in bytes. Does no I/O.
     pub fn len(&self) -> u64 {
         self.segments.iter().map(Segment::len).sum()
     }
@@ -241,28 +241,29 @@ impl Content {
         self.cost == Cost::Pass || self.parts(range).any(|(segment, part)| segment.may_block(&part))
     }
 
-    /// The bytes of `range`, fewer only where the file ends: the kernel takes a short answer for the end of the file.
+    /// The bytes of `range`, cut at the end of the file. They are never fewer otherwise, because the kernel treats a
+    /// short reply as the end of the file.
     ///
-    /// Inside one segment the bytes are not copied, and may lie in the map of a file: see [`Source::bytes`]. Across a
-    /// seam they are copied.
+    /// Stored bytes of a single segment are not copied and may be a slice of a memory map: see [`Source::bytes`]. Bytes
+    /// of several segments are copied.
     pub fn read(&self, range: Range<u64>, request: &Request) -> Result<Bytes, Error> {
         let end = range.end.min(self.len());
         let range = range.start.min(end)..end;
         if !request.may_wait() && self.may_block(&range) {
             return Err(Error::WouldBlock);
         }
-        let mut seam = Vec::new();
+        let mut joined = Vec::new();
         for (segment, part) in self.parts(&range) {
             if part.end - part.start == range.end - range.start {
                 return segment.read(part, request);
             }
-            seam.reserve_exact((range.end - range.start) as usize - seam.len());
-            segment.append(part, request, &mut seam)?;
+            joined.reserve_exact((range.end - range.start) as usize - joined.len());
+            segment.append(part, request, &mut joined)?;
         }
-        Ok(Bytes::Owned(seam))
+        Ok(Bytes::Owned(joined))
     }
 
-    /// The segments that `range` touches, each with the part that is touched, in bytes from the segment's own start.
+    /// The segments that overlap `range`, each with the overlapping part in bytes from the start of the segment.
     fn parts(&self, range: &Range<u64>) -> impl Iterator<Item = (&Segment, Range<u64>)> {
         let (start, end) = (range.start, range.end);
         let mut from = 0;
@@ -341,7 +342,7 @@ impl Data {
         self.len() == 0
     }
 
-    /// Copies `buf.len()` bytes from `offset` on, which must lie inside the length.
+    /// Copies `buf.len()` bytes from `offset` on to `buf`. They must lie inside the length.
     pub fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
         match self {
             Self::Extent(extent) => Ok(extent.source.read_exact_at(buf, extent.range.start + offset)?),
@@ -358,7 +359,7 @@ impl Data {
         }
     }
 
-    /// The source of a part that lies in one run, and the range there.
+    /// The source of `part` and the range there, if `part` lies in one run.
     fn run(&self, part: &Range<u64>) -> Option<(&dyn Source, Range<u64>)> {
         match self {
             Self::Extent(Extent { source, range }) => {
@@ -410,13 +411,13 @@ impl Extents {
 }
 
 impl Decoded {
-    /// The blocks that a part of the decoded bytes touches.
+    /// The blocks that overlap a part of the decoded bytes.
     fn blocks(&self, part: &Range<u64>) -> Range<u64> {
         let block_out = self.decoder.block_out as u64;
         part.start / block_out..part.end.div_ceil(block_out)
     }
 
-    /// Decodes the blocks that `part` touches and no others.
+    /// Decodes only the blocks that overlap `part`.
     fn append(&self, part: Range<u64>, out: &mut Vec<u8>) -> Result<(), Error> {
         let Decoder { block_in, block_out, decode } = self.decoder;
         let Range { start: mut block, end } = self.blocks(&part);
@@ -438,7 +439,7 @@ impl Decoded {
     }
 }
 
-/// A part of a segment that is in memory.
+/// A part of a segment in memory, as indices.
 fn indices(part: &Range<u64>) -> Range<usize> {
     part.start as usize..part.end as usize
 }
@@ -459,7 +460,7 @@ mod tests {
         Decoded(usize, usize),
     }
 
-    /// Three bytes become five: their sum, then each of them and a zero.
+    /// Decodes three bytes to five: their sum, the three bytes, and a zero.
     const DECODER: Decoder = Decoder {
         block_in: 3,
         block_out: 5,
@@ -519,7 +520,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn reads_like_plain_concatenation(kinds in prop::collection::vec(kind(), 0..6)) {
+        fn reads_match_plain_concatenation(kinds in prop::collection::vec(kind(), 0..6)) {
             let bytes: Vec<u8> = (0..64).collect();
             let whole: Vec<u8> = kinds.iter().flat_map(|kind| match kind {
                 Kind::Literal(bytes) | Kind::Generated(bytes) => bytes.clone(),
@@ -544,8 +545,8 @@ mod tests {
         }
 
         #[test]
-        fn blocks_where_a_source_of_the_range_does(kinds in prop::collection::vec(kind(), 0..6), slow in 0u64..64) {
-            /// A source of which only one byte takes time.
+        fn may_block_if_a_source_of_the_range_may(kinds in prop::collection::vec(kind(), 0..6), slow in 0u64..64) {
+            /// A source that may block only when a certain byte is read.
             #[derive(Debug)]
             struct Slow(Memory, u64);
 
@@ -572,7 +573,7 @@ mod tests {
 
             let source: Arc<dyn Source> = Arc::new(Slow(Memory::new(vec![0; 64]), slow));
             let content = content(&kinds, &source);
-            // Whether each byte of the file comes from the slow byte, or from a block that holds it.
+            // Whether each byte of the file comes from the slow byte, or from a block that contains it.
             let slow = slow as usize;
             let waits: Vec<bool> = kinds.iter().flat_map(|kind| match kind {
                 Kind::Literal(bytes) | Kind::Generated(bytes) => vec![false; bytes.len()],
@@ -597,7 +598,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_inside_one_segment_does_not_copy() {
+    fn read_inside_one_segment_does_not_copy() {
         let data = Data::Extent(Extent { source: memory(vec![1; 64]), range: 8..64 });
         let npy = Content::new([Segment::Literal(b"header"[..].into()), Segment::Data(data)]);
         let read = |range| npy.read(range, &Request::NOWAIT);
@@ -608,14 +609,14 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_over_data_may_block() {
+    fn pass_over_data_may_block() {
         let content = Content::literal(b"text".to_vec()).with_cost(Cost::Pass);
         assert!(matches!(content.read(0..4, &Request::NOWAIT), Err(Error::WouldBlock)));
         assert_eq!(&content.read(0..4, &Request::WAIT).unwrap()[..], b"text");
     }
 
     #[test]
-    fn a_request_ends_when_it_is_cancelled_or_late() {
+    fn cancelled_or_late_request_fails() {
         assert!(Request::WAIT.check().is_ok() && Request::NOWAIT.check().is_ok());
         assert!(matches!(Request::cancelled_by(&|| true).check(), Err(Error::Interrupted)));
         assert!(Request::cancelled_by(&|| false).check().is_ok());

@@ -1,4 +1,4 @@
-//! The `weightfs` command: parses the command line, calls the command, prints the error, sets the exit code.
+//! The `weightfs` command: parses the command line, runs the subcommand, prints its error and sets the exit code.
 
 mod cli;
 mod cmd;

@@ -8,11 +8,11 @@ use weightfs::format::Mode;
 use weightfs::model::{self, Catalog, Model, ModelId, Opened};
 use weightfs::source::Location;
 
-/// The files by which models are opened.
+/// The models to open, each by its file.
 pub struct Models {
     /// Named as on the command line.
     pub files: Vec<Location>,
-    /// Whether a source could not be searched for models. The reason was printed.
+    /// Whether searching a source for models failed. The reason was printed.
     pub failed: bool,
 }
 

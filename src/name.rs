@@ -1,9 +1,9 @@
-//! Names as file names: knows the one encoding that every view uses, and nothing of what is named.
+//! Names as file names: the one encoding that all views use. Does not depend on what is named.
 //!
-//! UTF-8 stays as it is, except that the bytes of `/`, NUL, `%` and of ASCII control characters are written `%XX`. The
-//! whole names `.` and `..` have their dots escaped, the empty name is `%`. A name whose encoding is over [`MAX`] bytes
-//! is cut and ends in `%~` and 16 digits of its SHA-256. No `%` stands in an encoding but as one of these, so that a
-//! `%` at the end is free to tell a tensor from a directory of the same name (`a%` beside `a/`).
+//! UTF-8 is kept, except that `/`, NUL, `%` and ASCII control characters are written as `%XX`. The names `.` and `..`
+//! have their dots escaped, and the empty name is `%`. If an encoding exceeds [`MAX`] bytes, it is cut and ends in `%~`
+//! and the first 16 hex digits of the SHA-256 of the name. There is no other `%` in an encoding, so a trailing `%` can
+//! distinguish a tensor from a directory of the same name (`a%` beside `a/`).
 
 use crate::text::{Hex, is_terminal_control};
 use sha2::{Digest, Sha256};
@@ -11,13 +11,14 @@ use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-/// The most bytes that an encoded name has; the rest of the 255 of a file name is for endings such as `.safetensors`.
+/// Maximum length of an encoded name in bytes. A file name has at most 255; the rest is for extensions such as
+/// `.safetensors`.
 pub const MAX: usize = 240;
 
-/// What a cut name ends in: `%~` and 16 digits.
+/// Length of the end of a cut name: `%~` and 16 digits.
 const TAIL: usize = 18;
 
-/// The file name of `name`.
+/// Encodes `name` as a file name.
 pub fn encode(name: &str) -> Cow<'_, str> {
     match name {
         "" => return Cow::Borrowed("%"),
@@ -31,8 +32,8 @@ pub fn encode(name: &str) -> Cow<'_, str> {
     Cow::Owned(escape(name.as_bytes(), |_| false))
 }
 
-/// `name`, that of a file elsewhere, if it can be shown as it is; else with escapes, those of [`encode`], of what a
-/// terminal would obey and of what is no UTF-8.
+/// `name`, the name of an existing file, unchanged if it is UTF-8 without terminal control characters. Otherwise it is
+/// escaped as by [`encode`], and terminal control characters and bytes that are not UTF-8 are escaped too.
 pub fn harmless(name: &OsStr) -> Cow<'_, OsStr> {
     match name.to_str() {
         Some(text) if !text.contains(is_terminal_control) => Cow::Borrowed(name),
@@ -40,9 +41,9 @@ pub fn harmless(name: &OsStr) -> Cow<'_, OsStr> {
     }
 }
 
-fn escape(name: &[u8], obeyed: fn(char) -> bool) -> String {
+fn escape(name: &[u8], is_escaped_too: fn(char) -> bool) -> String {
     let mut encoded = String::with_capacity(name.len().min(MAX) + 12);
-    // Where the encoding is cut, should it prove too long.
+    // Where to cut the encoding if it becomes too long.
     let mut cut = 0;
     let units = name
         .utf8_chunks()
@@ -52,7 +53,7 @@ fn escape(name: &[u8], obeyed: fn(char) -> bool) -> String {
             cut = encoded.len();
         }
         match unit {
-            Ok(char) if obeyed(char) || u8::try_from(char).is_ok_and(is_escaped) => {
+            Ok(char) if is_escaped_too(char) || u8::try_from(char).is_ok_and(is_escaped) => {
                 char.encode_utf8(&mut [0; 4]).bytes().for_each(|byte| push_escape(&mut encoded, byte));
             }
             Ok(char) => encoded.push(char),
@@ -67,8 +68,7 @@ fn escape(name: &[u8], obeyed: fn(char) -> bool) -> String {
     encoded
 }
 
-/// The name that the file name `encoded` stands for; `None` where no name has it as its encoding, or where it was cut
-/// (see [`is_cut`]).
+/// Decodes a file name. `None` if no name has this encoding, or if the name was cut (see [`is_cut`]).
 pub fn decode(encoded: &str) -> Option<Cow<'_, str>> {
     if encoded == "%" {
         return Some(Cow::Borrowed(""));
@@ -88,21 +88,21 @@ pub fn decode(encoded: &str) -> Option<Cow<'_, str>> {
     } else {
         Cow::Borrowed(encoded)
     };
-    // One spelling only: `%2f` and `%41` are no file names of ours, nor is `.`.
+    // Only the canonical encoding is accepted: not `%2f`, `%41` or `.`.
     (encode(&name) == encoded).then_some(name)
 }
 
-/// Whether `encoded` looks like the encoding of a name that was too long: who it was must be looked up.
+/// Whether `encoded` looks like the encoding of a cut name. The whole name must then be looked up.
 pub fn is_cut(encoded: &str) -> bool {
     encoded.len() > TAIL
         && encoded.is_char_boundary(encoded.len() - TAIL)
         && encoded[encoded.len() - TAIL..].starts_with("%~")
 }
 
-/// The file name of `name` where it had to be cut. No other file name looks as if it was: a `%` in one is followed by
-/// digits.
+/// The file name of `name` if it had to be cut. [`is_cut`] is false for all others: each `%` in them is followed by
+/// hexadecimal digits.
 pub fn cut(name: &str) -> Option<String> {
-    // No shorter name has an encoding that is too long.
+    // An escape has three bytes, so the encoding of a shorter name always fits.
     let encoded = (name.len() > MAX / 3).then(|| encode(name)).filter(|encoded| is_cut(encoded))?;
     Some(encoded.into_owned())
 }
@@ -126,7 +126,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn encodings_as_specified() {
+    fn known_names_encode_and_decode() {
         let cases = [
             ("model.layers.0.weight", "model.layers.0.weight"),
             ("", "%"),
@@ -140,14 +140,14 @@ mod tests {
             ("%", "%25"),
             ("nul\0tab\tdel\x7f", "nul%00tab%09del%7F"),
             ("重み ~ A a", "重み ~ A a"),
-            // Beyond ASCII nothing is escaped.
+            // Only ASCII is escaped.
             ("\u{9b}2J\u{202e}\u{2028}\u{feff}", "\u{9b}2J\u{202e}\u{2028}\u{feff}"),
         ];
         for (name, encoded) in cases {
             assert_eq!(encode(name), encoded);
             assert_eq!(decode(encoded).as_deref(), Some(name));
         }
-        let none = [
+        let invalid = [
             ".",
             "..",
             "a/b",
@@ -167,13 +167,13 @@ mod tests {
             "%e2%80%ae",
             "\n",
         ];
-        for encoded in none {
+        for encoded in invalid {
             assert_eq!(decode(encoded), None, "{encoded}");
         }
     }
 
     #[test]
-    fn names_of_other_files_stay_as_they_are_unless_they_do_harm() {
+    fn harmless_keeps_printable_names_and_escapes_others() {
         let cases: [(&[u8], &str); 8] = [
             ("100 %2F 重み\u{200d}é".as_bytes(), "100 %2F 重み\u{200d}é"),
             (b"a\nb%", "a%0Ab%25"),
@@ -190,14 +190,14 @@ mod tests {
     }
 
     #[test]
-    fn long_names_are_cut_at_a_character() {
+    fn long_names_are_cut_at_a_character_boundary() {
         let exact = "x".repeat(MAX);
         assert_eq!(encode(&exact), exact);
         assert_eq!(decode(&exact).unwrap(), exact);
         let long = "x".repeat(MAX + 1);
         let encoded = encode(&long);
         assert_eq!(encoded.len(), MAX);
-        // sha256sum of 241 times x.
+        // The SHA-256 of 241 times x.
         assert_eq!(encoded, format!("{}%~{}", "x".repeat(MAX - TAIL), "7dbf05774ebc8b02"));
         assert!(is_cut(&encoded));
         assert_eq!(decode(&encoded), None);
@@ -227,7 +227,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn every_name_has_a_file_name_of_its_own(a in name(), b in name()) {
+        fn encoding_is_injective(a in name(), b in name()) {
             let encoded = encode(&a);
             prop_assert!(!encoded.is_empty() && encoded.len() <= MAX && encoded != "." && encoded != "..");
             prop_assert!(!encoded.contains(|char: char| char == '/' || char.is_ascii_control()));
@@ -237,14 +237,14 @@ mod tests {
             } else {
                 let decoded = decode(&encoded);
                 prop_assert_eq!(decoded.as_deref(), Some(&a[..]));
-                // A `%` at the end is free for the tree, but for the empty name.
+                // A trailing `%` is reserved for the tree, except in the encoding of the empty name.
                 prop_assert!(!encoded.ends_with('%') || a.is_empty());
             }
             prop_assert_eq!(encoded == encode(&b), a == b);
         }
 
         #[test]
-        fn a_file_name_is_decoded_only_to_what_encodes_to_it(
+        fn decoded_names_encode_to_the_same_file_name(
             encoded in prop_oneof!["[./%~2FfEe0-9a\u{1}]{0,8}", "(%E2|%80|%A[0-9A-F]|%C2|%9B|é|\u{202e}|a){0,6}"],
         ) {
             if let Some(name) = decode(&encoded) {

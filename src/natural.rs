@@ -1,25 +1,24 @@
-//! Natural order: knows that `layers.2` comes before `layers.10`, and nothing of what is named.
+//! Natural order of names: `layers.2` comes before `layers.10`.
 //!
-//! Names are compared by their dotted components, and in these runs of digits as numbers.
+//! Names are compared by their dotted components. Runs of digits in a component are compared as numbers.
 
 use std::cmp::Ordering;
 
 /// Compares whole names.
 pub fn compare_paths(a: &str, b: &str) -> Ordering {
     let (a, b) = (a.as_bytes(), b.as_bytes());
-    // Neighbours mostly begin alike. What is the same in both decides nothing, but for the digits of a number that goes
-    // on.
+    // Names in a list mostly share a prefix. It is skipped, except for digits at its end: the number may continue.
     let same = a.iter().zip(b).take_while(|(a, b)| a == b).count();
     let from = a[..same].iter().rposition(|byte| !byte.is_ascii_digit()).map_or(0, |at| at + 1);
     compare(&a[from..], &b[from..], usize::MAX)
 }
 
-/// Compares the first `depth` components of each.
+/// Compares the first `depth` components of two names.
 pub fn compare_prefixes(a: &str, b: &str, depth: usize) -> Ordering {
     compare(a.as_bytes(), b.as_bytes(), depth)
 }
 
-/// Compares two components. Only equal texts are equal.
+/// Compares two components. Only identical ones are equal.
 pub fn compare_components(a: &str, b: &str) -> Ordering {
     compare_bytes(a.as_bytes(), b.as_bytes())
 }
@@ -53,7 +52,7 @@ fn compare_bytes(whole_a: &[u8], whole_b: &[u8]) -> Ordering {
         match (a.split_first(), b.split_first()) {
             (Some((x, rest_a)), Some((y, rest_b))) if x == y => (a, b) = (rest_a, rest_b),
             (Some((x, _)), Some((y, _))) => return x.cmp(y),
-            // `01` and `1` count the same; the bytes decide.
+            // `01` and `1` are equal as numbers; the bytes decide.
             (None, None) => return whole_a.cmp(whole_b),
             (a, b) => return a.is_some().cmp(&b.is_some()),
         }
@@ -74,7 +73,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn numbers_count_as_numbers() {
+    fn digits_compare_as_numbers() {
         let sorted = [
             "",
             ".",
@@ -110,7 +109,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn what_is_the_same_at_the_beginning_changes_nothing(
+        fn common_prefix_does_not_change_the_order(
             prefix in "[.0-2aé]{0,6}", a in "[.0-2aéê]{0,6}", b in "[.0-2aéê]{0,6}",
         ) {
             let (a, b) = (prefix.clone() + &a, prefix + &b);

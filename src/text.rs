@@ -1,4 +1,4 @@
-//! How text from outside is shown: quoted, on one line, and without anything that a terminal would act on.
+//! Display of untrusted text: quoted, on one line, and without terminal control characters.
 //!
 //! Tensor names, metadata and file names are untrusted, and reach terminals, logs and JSON.
 
@@ -6,15 +6,15 @@ use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, Write};
 
-/// Whether a terminal would obey `char` rather than show it: control characters, ends of lines and paragraphs, and what
-/// turns the direction of text.
+/// Whether a terminal would act on `char` instead of showing it: control characters, line and paragraph separators, and
+/// bidirectional formatting characters.
 pub fn is_terminal_control(char: char) -> bool {
     char.is_control()
         || matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Whether `char` is not to be seen, so that names that look the same are not: what Unicode calls
-/// `Default_Ignorable_Code_Point`, and the marks of interlinear annotation.
+/// Whether `char` is invisible, so that different names would look the same: Unicode's `Default_Ignorable_Code_Point`
+/// and the interlinear annotation characters.
 fn is_hidden(char: char) -> bool {
     matches!(char, '\u{ad}' | '\u{34f}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'
         | '\u{200b}'..='\u{200d}' | '\u{2060}'..='\u{2065}' | '\u{206a}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}'
@@ -22,10 +22,10 @@ fn is_hidden(char: char) -> bool {
         | '\u{e0000}'..='\u{e0fff}')
 }
 
-/// `text` as a terminal may show it: on one line, and with every character to be seen and none to be obeyed.
+/// `text` for a terminal: on one line, with control characters and invisible characters escaped.
 pub fn printable(text: &str) -> Cow<'_, str> {
     let is_escaped = |char| is_terminal_control(char) || is_hidden(char);
-    // Most are plain ASCII, which is told of many bytes at once.
+    // Most text is plain ASCII. A loop without an early exit is vectorised.
     let is_plain = text.bytes().fold(true, |plain, byte| plain & matches!(byte, b' '..=b'~'));
     if is_plain || !text.contains(is_escaped) {
         return Cow::Borrowed(text);
@@ -37,11 +37,11 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// JSON in which characters of strings are written by their numbers, those that `is_escaped` tells.
+/// Escapes the characters in strings of `json` for which `is_escaped` returns true, as `\uXXXX`.
 pub fn escape_json(json: &str, is_escaped: impl Fn(char) -> bool) -> String {
     let mut text = String::with_capacity(json.len());
     for char in json.chars() {
-        // Ends of lines stand between strings only.
+        // Line feeds occur only between strings.
         if char != '\n' && is_escaped(char) {
             text.extend(char.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")));
         } else {
@@ -51,15 +51,16 @@ pub fn escape_json(json: &str, is_escaped: impl Fn(char) -> bool) -> String {
     text
 }
 
-/// The most bytes of a message, about: two paths of the longest kind and what there is to say of them.
+/// Approximate maximum length of a message in bytes: two paths of maximum length, and text about them.
 const MESSAGE_MAX: usize = 10_000;
 
-/// `text` as one line of a log: printable, and no longer than a reader can bear.
+/// `text` as one line of a log: printable and of limited length.
 pub fn message(text: &str) -> String {
     shorten(&printable(text), MESSAGE_MAX).into_owned()
 }
 
-/// `text` without its middle, if it has more than `most` bytes: a message names its file first and its reason last.
+/// Cuts the middle of `text` if it has more than `most` bytes. A message begins with its file and ends with its reason,
+/// so both ends are kept.
 pub fn shorten(text: &str, most: usize) -> Cow<'_, str> {
     if text.len() <= most {
         return Cow::Borrowed(text);
@@ -74,10 +75,10 @@ pub fn shorten(text: &str, most: usize) -> Cow<'_, str> {
     Cow::Owned(format!("{}[... {} bytes ...]{}", &text[..head], tail - head, &text[tail..]))
 }
 
-/// Most characters that are shown of a quoted name.
+/// Maximum number of characters of a quoted name, counted after escaping.
 const QUOTED_MAX: usize = 120;
 
-/// A name as a person may see it: in quotes, control characters escaped, and not longer than a line can bear.
+/// A name for display: in quotes, with control characters escaped, and of limited length.
 pub fn quote(name: &str) -> String {
     let mut room = QUOTED_MAX;
     let too_long = |(_, char): &(usize, char)| {
@@ -91,7 +92,7 @@ pub fn quote(name: &str) -> String {
     }
 }
 
-/// A shape as NumPy writes it in a list, cut where it is longer than any real one.
+/// A shape in brackets, such as `[2, 3]`. Cut after 16 dimensions, which is more than real shapes have.
 pub fn brackets(shape: &[u64]) -> String {
     const SHOWN: usize = 16;
     let dims: Vec<String> = shape.iter().take(SHOWN).map(u64::to_string).collect();
@@ -101,7 +102,7 @@ pub fn brackets(shape: &[u64]) -> String {
 
 /// Writes `string` as a JSON string in which [`is_terminal_control`] characters are escaped.
 pub fn write_json_string(string: &str, out: &mut dyn Write) -> io::Result<()> {
-    // Most names need no escape at all.
+    // Most names need no escapes.
     if string.bytes().all(|byte| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\') {
         out.write_all(b"\"")?;
         out.write_all(string.as_bytes())?;
@@ -124,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn escaped_json_is_the_same_json() {
+    fn escaped_json_parses_to_the_same_value() {
         let text: String =
             ('\0'..=char::MAX).step_by(7).chain(['"', '\\', '\n', '\u{9b}', '\u{202e}', '\u{7f}']).collect();
         let json = serde_json::to_string_pretty(&[&text, "x"]).unwrap();
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_one_line_of_a_bearable_length() {
+    fn messages_are_one_line_of_limited_length() {
         assert_eq!(message("a: b"), "a: b");
         assert_eq!(shorten("äöü", 6), "äöü");
         assert_eq!(shorten("äöüäöü", 6), "ä[... 6 bytes ...]öü");
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_reaches_a_terminal_that_it_would_obey() {
+    fn printable_escapes_control_and_invisible_characters() {
         assert_eq!(printable("model.safetensors: 重み é"), "model.safetensors: 重み é");
         assert_eq!(printable("a\u{1b}[31m\nb\u{7f}\u{9b}\u{202e}"), r"a\u{1b}[31m\nb\u{7f}\u{9b}\u{202e}");
         let hidden = ["\u{61c}", "\u{ad}", "\u{200b}", "\u{2066}", "\u{feff}", "\u{fff9}", "\u{e0041}"];
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn no_quoted_name_is_longer_than_a_line_can_bear() {
+    fn quoted_names_have_limited_length() {
         for (unit, shown) in [("x", 120), ("\n", 60), ("\u{202e}", 15), ("重", 120), ("\u{7f}", 20)] {
             let cut = format!("{:?}... ({} bytes)", unit.repeat(shown), unit.len() * 1000);
             assert_eq!(quote(&unit.repeat(1000)), cut);
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_are_json_without_what_a_terminal_would_obey() {
+    fn json_strings_escape_terminal_control_characters() {
         let written = |string: &str| {
             let mut json = Vec::new();
             write_json_string(string, &mut json).unwrap();
@@ -191,8 +192,8 @@ mod tests {
             written("\u{1b}[31m\0\n\u{7f}é\u{9b}\u{202e}\u{2028}x"),
             r#""\u001b[31m\u0000\n\u007fé\u009b\u202e\u2028x""#
         );
-        let obeyed: String = ('\0'..=char::MAX).filter(|char| is_terminal_control(*char)).collect();
-        assert!(obeyed.len() > 64 && !written(&obeyed).contains(is_terminal_control));
-        assert_eq!(serde_json::from_str::<String>(&written(&obeyed)).unwrap(), obeyed);
+        let controls: String = ('\0'..=char::MAX).filter(|char| is_terminal_control(*char)).collect();
+        assert!(controls.len() > 64 && !written(&controls).contains(is_terminal_control));
+        assert_eq!(serde_json::from_str::<String>(&written(&controls)).unwrap(), controls);
     }
 }

@@ -1,21 +1,22 @@
-//! Threads: parallel loops over all cores, and a bounded set of workers for requests that take long.
+//! Threads: parallel loops over all cores, and a bounded set of worker threads for requests that take long.
 //!
-//! Every thread of the library comes from here. A parallel loop starts its own threads and joins them before it
-//! returns. A shared pool would let short work wait behind long work, and a pool thread that waits for a result could
-//! pick up the job that waits for the same result.
+//! All threads of the library are started here. A parallel loop starts its own threads and joins them before it
+//! returns. In a shared pool, short work would wait behind long work, and a pool thread that waits for a result could
+//! pick up a job that waits for the same result.
 
 use std::cmp::Ordering;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// The number of cores that this process may use, control groups included. Looked up once, at the first call.
+/// The number of cores that this process may use, within the limits of its control group. Looked up once, at the first
+/// call.
 pub fn cores() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
-/// The threads that help in parallel loops right now, over all loops. There are never more than cores.
+/// Number of helper threads of all running parallel loops. It never exceeds the number of cores.
 static HELPERS: AtomicUsize = AtomicUsize::new(0);
 
 /// Runs `work` for each number below `count` on all cores, and returns the results in order.
@@ -67,7 +68,7 @@ fn run<J: Send, R: Send, P>(
     };
     let produced = std::thread::scope(|scope| {
         for _ in 0..helpers.min(cores() - 1) {
-            // The calling thread works too, so the loop also ends where no thread can be started.
+            // The calling thread works too, so the loop finishes even if no thread can be started.
             if HELPERS.fetch_add(1, Relaxed) >= cores()
                 || std::thread::Builder::new().name("parallel".into()).spawn_scoped(scope, help).is_err()
             {
@@ -90,18 +91,18 @@ fn run<J: Send, R: Send, P>(
     (produced, done.into_iter().map(|(_, result)| result).collect())
 }
 
-/// The next job; `None` when the sender is gone. Holds the lock only while it waits, not while the job runs.
+/// The next job, or `None` if the sender was dropped. The lock is held only while waiting, not while the job runs.
 fn next<J>(jobs: &Mutex<Receiver<J>>) -> Option<J> {
     jobs.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
 }
 
-/// Threads for jobs that may take long. They are started when needed and take the jobs in the order of arrival.
+/// Threads for jobs that may take long. They are started when needed and take jobs in the order of arrival.
 #[derive(Debug)]
 pub struct Workers {
     sender: Sender<Job>,
     receiver: Arc<Mutex<Receiver<Job>>>,
     started: AtomicUsize,
-    /// The jobs that wait or run.
+    /// Number of jobs that wait or run.
     pending: Arc<AtomicUsize>,
     max: usize,
 }
@@ -131,7 +132,7 @@ impl Workers {
             };
             match thread.spawn(serve) {
                 Ok(_) => drop(self.started.fetch_add(1, Relaxed)),
-                Err(error) => log::warn!("no more than {started} worker threads: {error}"),
+                Err(error) => log::warn!("cannot start more than {started} worker threads: {error}"),
             }
         }
         if self.started.load(Relaxed) == 0 {
@@ -151,7 +152,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn results_come_in_the_order_of_the_jobs() {
+    fn results_are_in_the_order_of_the_jobs() {
         for count in [0, 1, 2, 1000] {
             assert_eq!(map(count, |at| at * 2), (0..count).map(|at| at * 2).collect::<Vec<_>>());
         }
@@ -173,7 +174,7 @@ mod tests {
         }
         let (sender, receiver) = channel();
         let (sender, receiver) = (Mutex::new(sender), receiver);
-        // Other tests may have taken every helper for a moment.
+        // Other tests may use all helper threads for a moment.
         let ran_early = || {
             let (first, _) = stream(
                 |send| {
@@ -188,13 +189,13 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_inside_a_loop_ends() {
+    fn nested_loops_finish() {
         let sums = map(50, |a| map(50, |b| a * b).iter().sum::<usize>());
         assert_eq!(sums, (0..50).map(|a| a * 1225).collect::<Vec<_>>());
     }
 
     #[test]
-    fn short_jobs_pass_long_ones() {
+    fn short_jobs_do_not_wait_for_long_ones() {
         let workers = Workers::new(3);
         let (sender, receiver) = channel();
         let (hold, held) = channel::<()>();
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn without_workers_the_caller_runs_the_job() {
+    fn caller_runs_the_job_if_there_are_no_workers() {
         let (sender, receiver) = channel();
         Workers::new(0).run(move || sender.send(7).unwrap());
         assert_eq!(receiver.recv(), Ok(7));

@@ -1,6 +1,6 @@
-//! A raw read does not allocate memory: it returns a slice of the map.
+//! A raw read does not allocate memory: it returns a slice of the memory map.
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
-#![allow(unsafe_code, reason = "a counting allocator")]
+#![allow(unsafe_code, reason = "GlobalAlloc is an unsafe trait")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -17,16 +17,16 @@ thread_local! {
 
 struct Counting;
 
-// SAFETY: all calls are passed to the system's allocator. Counting changes only a number of this thread.
+// SAFETY: all calls are forwarded to the system allocator. Counting only changes a thread-local number.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller keeps the contract.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc::alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps the contract.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc::dealloc`.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -35,7 +35,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 #[test]
-fn a_raw_read_allocates_nothing() {
+fn raw_read_does_not_allocate() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let header = br#"{"a.b":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}"#;
     let bytes = [&(header.len() as u64).to_le_bytes()[..], header, &[7; 16]].concat();
@@ -56,7 +56,7 @@ fn a_raw_read_allocates_nothing() {
     assert!(matches!(&read, Bytes::Mapped(_)) && read[..] == [7; 8]);
     assert_eq!(attr.size, 16);
     assert_eq!(after - before, 0);
-    // Allocations are counted.
+    // The counter counts allocations at all.
     drop(Box::new(1));
     assert!(ALLOCATIONS.get() > after);
 }

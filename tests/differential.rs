@@ -38,14 +38,14 @@ fn run(cases: u32, make: fn(&mut Unstructured) -> arbitrary::Result<Case>) -> u3
 const CASES: u32 = 150_000;
 
 #[test]
-fn generated_headers_get_the_official_verdict() {
+fn generated_headers_match_the_official_reader() {
     let valid = run(CASES, headers::header);
     // The generator makes both valid and broken headers.
     assert!((CASES / 10..CASES * 9 / 10).contains(&valid), "{valid} of {CASES} were valid");
 }
 
 #[test]
-fn mutated_headers_get_the_official_verdict() {
+fn mutated_headers_match_the_official_reader() {
     let valid = run(CASES, |bytes| {
         let (mut header, data) = headers::header(bytes)?;
         for _ in 0..bytes.int_in_range(1..=2)? {
@@ -57,7 +57,7 @@ fn mutated_headers_get_the_official_verdict() {
 }
 
 #[test]
-fn known_headers_get_the_official_verdict() {
+fn known_headers_match_the_official_reader() {
     let deep = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
     let with = |extra: &str| format!(r#"{{"a":{{"dtype":"U8","shape":[2],"data_offsets":[0,2],"x":{extra}}}}}"#);
     let shape = |shape: &str| format!(r#"{{"a":{{"dtype":"U8","shape":{shape},"data_offsets":[0,0]}}}}"#);
@@ -111,7 +111,7 @@ fn known_headers_get_the_official_verdict() {
 }
 
 #[test]
-fn a_repeated_name_is_an_error_that_names_it() {
+fn repeated_name_is_an_error_with_the_name() {
     let header = r#"{"a.b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a\u002eb":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
     let file = file(header.as_bytes(), 1);
     let error = parse(&file, Mode::Strict).unwrap_err();
@@ -121,7 +121,7 @@ fn a_repeated_name_is_an_error_that_names_it() {
 }
 
 #[test]
-fn an_unknown_dtype_keeps_its_bytes_and_its_name() {
+fn unknown_dtype_keeps_its_bytes_and_name() {
     let header = r#"{"a":{"dtype":"I4","shape":[3,3],"data_offsets":[0,5]},"b":{"dtype":"U8","shape":[1],"data_offsets":[5,6]}}"#;
     let file = file(header.as_bytes(), 6);
     let header = parse(&file, Mode::Strict).unwrap();
@@ -131,7 +131,7 @@ fn an_unknown_dtype_keeps_its_bytes_and_its_name() {
 }
 
 #[test]
-fn the_parser_asks_for_the_header_only() {
+fn parser_requests_only_the_header() {
     let file = file(br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#, 1);
     let len = file.len() as u64;
     let parse = |end: usize| safetensors::parse(&Input::with_prefix(len, file[..end].to_vec()), Mode::Strict);

@@ -1,6 +1,5 @@
-//! Fuzzing without a fuzzer: every input that `scripts/fuzz` has kept, and some made by chance, through the same
-//! functions.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "that is how a test fails")]
+//! Runs the fuzz targets without a fuzzer: on the corpus that `scripts/fuzz` has saved, and on random inputs.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 #[path = "../fuzz/src/lib.rs"]
 mod fuzz;
@@ -18,7 +17,7 @@ macro_rules! targets {
             #[test]
             fn $target() {
                 replay(stringify!($target), fuzz::$target::run);
-                run_by_chance(fuzz::$target::run);
+                run_on_random_inputs(fuzz::$target::run);
             }
         )*
     };
@@ -32,17 +31,17 @@ fn entries(dir: &str) -> Vec<PathBuf> {
 }
 
 fn replay(target: &str, run: fn(&[u8]) -> bool) {
-    let mut sound = false;
+    let mut any_valid = false;
     for path in entries(&format!("corpus/{target}")) {
         let bytes = std::fs::read(&path).unwrap();
-        let is_sound = catch_unwind(|| run(&bytes)).unwrap_or_else(|_| panic!("{}", path.display()));
-        sound |= is_sound;
+        let is_valid = catch_unwind(|| run(&bytes)).unwrap_or_else(|_| panic!("{}", path.display()));
+        any_valid |= is_valid;
     }
-    // Inputs that are all refused would show little.
-    assert!(sound, "no sound input");
+    // A corpus of only invalid inputs would test little.
+    assert!(any_valid, "no valid input in the corpus");
 }
 
-fn run_by_chance(run: fn(&[u8]) -> bool) {
+fn run_on_random_inputs(run: fn(&[u8]) -> bool) {
     let config = ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() };
     let result = TestRunner::new(config).run(&prop::collection::vec(any::<u8>(), 0..256), |bytes| {
         run(&bytes);

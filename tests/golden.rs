@@ -1,12 +1,12 @@
-//! Golden files: for each `tests/golden/NAME.safetensors`, the message about it, and the tensors that can be used. With
-//! `UPDATE_GOLDEN=1` the messages are written again, to be reviewed by a person.
+//! Golden files: `tests/golden/NAME.txt` contains the error or the tensor names for `NAME.safetensors`, in both modes.
+//! `UPDATE_GOLDEN=1` rewrites the `.txt` files; review the changes.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use std::fmt::Write;
 use std::path::Path;
 use weightfs::format::{Input, Mode, parse};
 
-/// The results of both modes.
+/// The results of parsing `file` in both modes.
 fn verdict(file: &[u8]) -> String {
     let mut text = String::new();
     let input = Input::with_prefix(file.len() as u64, file.to_vec());
@@ -26,7 +26,7 @@ fn verdict(file: &[u8]) -> String {
 }
 
 #[test]
-fn every_message_is_the_golden_one() {
+fn messages_match_the_golden_files() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     let update = std::env::var_os("UPDATE_GOLDEN").is_some();
     let mut files = 0;
@@ -38,7 +38,7 @@ fn every_message_is_the_golden_one() {
         files += 1;
         let file = std::fs::read(&path).unwrap();
         let verdict = verdict(&file);
-        // The official reader agrees, except for the intended difference.
+        // The official reader agrees, except that it accepts a repeated name.
         let official = safetensors::SafeTensors::deserialize(&file).is_ok();
         let stem = path.file_stem().unwrap().to_str().unwrap();
         assert_eq!(
@@ -53,5 +53,5 @@ fn every_message_is_the_golden_one() {
         let golden = std::fs::read_to_string(path.with_extension("txt")).unwrap_or_default();
         assert_eq!(verdict, golden, "{stem}");
     }
-    assert!(files > 40, "{files} files");
+    assert!(files > 40, "only {files} golden files");
 }

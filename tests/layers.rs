@@ -1,4 +1,4 @@
-//! The code keeps to the layers that `src/lib.rs` describes.
+//! Checks that the code keeps to the layers that `src/lib.rs` describes. Here a layer is a top-level module.
 //!
 //! Every path in the code (`use crate::a::{b, c::D}`, `super::f()`) is resolved to the file that defines the item,
 //! through the re-exports of `mod.rs` files. Unit tests are left out.
@@ -8,7 +8,7 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Each room of the library, and the rooms that it uses.
+/// Each layer of the library, and the layers that it uses.
 const LIBRARY: &[(&str, &[&str])] = &[
     ("text", &[]),
     ("name", &["text"]),
@@ -29,7 +29,7 @@ const LIBRARY: &[(&str, &[&str])] = &[
     ("fuse", &["content", "fs", "model", "source", "threads"]),
 ];
 
-/// Each room of the binary, and the rooms that it uses. All of them may use the library.
+/// Each layer of the binary, and the layers of the binary that it uses. All of them may use the library.
 const BINARY: &[(&str, &[&str])] = &[
     ("cli", &[]),
     ("terminal", &[]),
@@ -39,7 +39,7 @@ const BINARY: &[(&str, &[&str])] = &[
     ("main", &["cli", "cmd", "process"]),
 ];
 
-/// Words that only these files may contain.
+/// Strings that only these files may contain, outside of comments.
 const ONLY_IN: &[(&str, &[&str])] = &[
     ("fuser::", &["src/fuse/"]),
     ("clap::", &["src/cli/", "src/cmd/write_docs.rs"]),
@@ -53,7 +53,7 @@ const ONLY_IN: &[(&str, &[&str])] = &[
 /// A path to a module, from the root of its crate: `["fs", "tree"]`.
 type Module = Vec<String>;
 
-/// A file of the code.
+/// A source file.
 struct File {
     path: PathBuf,
     text: String,
@@ -62,7 +62,7 @@ struct File {
     tokens: Vec<TokenTree>,
 }
 
-/// A path in the code, as it is written: `["crate", "fs", "Attr"]`. With a public `use` it is an export.
+/// A path as written in the code: `["crate", "fs", "Attr"]`. A path in a public `use` is an export.
 struct Named {
     path: Vec<String>,
     alias: Option<String>,
@@ -70,20 +70,20 @@ struct Named {
     exported: bool,
 }
 
-/// Pairs of which the first uses the second.
+/// Pairs in which the first uses the second.
 type Edges<T> = BTreeSet<(T, T)>;
 
-/// One of the two crates.
+/// The library or the binary.
 struct Crate {
     files: Vec<File>,
     modules: BTreeSet<Module>,
-    /// By module and item, the module from which the item is exported.
+    /// The path to which each export leads, by the exporting module and the exported name.
     exports: BTreeMap<(Module, String), Vec<String>>,
 }
 
 impl Crate {
-    /// Reads the files of the rooms, and the root file where `root` names one.
-    fn read(rooms: &[(&str, &[&str])]) -> Self {
+    /// Reads the files of `layers`.
+    fn read(layers: &[(&str, &[&str])]) -> Self {
         let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
         let mut files = Vec::new();
         for path in rust_files(&src) {
@@ -93,10 +93,10 @@ impl Crate {
             if module.last().is_some_and(|last| last == "mod") {
                 module.pop();
             }
-            if !rooms.iter().any(|room| room.0 == module[0]) || module.last().is_some_and(|last| last == "tests") {
+            if !layers.iter().any(|layer| layer.0 == module[0]) || module.last().is_some_and(|last| last == "tests") {
                 continue;
             }
-            // The root of the binary.
+            // `main.rs` is the root of the binary.
             module.retain(|part| part != "main");
             let text = std::fs::read_to_string(&path).unwrap();
             let tokens = without_tests(text.parse().unwrap());
@@ -116,9 +116,9 @@ impl Crate {
         read
     }
 
-    /// The module that defines what a path in `module` names, and whether the path names an item in it.
+    /// The module to which a path in `module` leads, and whether it names an item there. `None` outside the crate.
     fn resolve(&self, module: &Module, path: &[String], depth: usize) -> Option<(Module, bool)> {
-        assert!(depth < 16, "{path:?}");
+        assert!(depth < 16, "too many re-exports: {path:?}");
         let mut at = match path[0].as_str() {
             "crate" => Vec::new(),
             "self" => module.clone(),
@@ -145,9 +145,9 @@ impl Crate {
         }
     }
 
-    /// Each pair of modules of which the first uses an item of the second, and each pair of rooms.
+    /// The pairs of modules in which the first uses an item of the second, and the same pairs of layers.
     fn edges(&self) -> (Edges<Module>, Edges<String>) {
-        let (mut modules, mut rooms) = (BTreeSet::new(), BTreeSet::new());
+        let (mut modules, mut layers) = (BTreeSet::new(), BTreeSet::new());
         for file in &self.files {
             let named = paths(&file.tokens);
             // Modules that an import or a declaration binds to a name.
@@ -161,7 +161,7 @@ impl Crate {
                 }
             }
             let used = words(&file.tokens);
-            // An export is a use if the file names the item itself.
+            // An export is a use only if the file also uses the item.
             for named in named.iter().filter(|named| !named.exported || used.contains(named.path.last().unwrap())) {
                 let mut path = named.path.clone();
                 if let Some(module) = bound.get(&path[0]) {
@@ -169,16 +169,16 @@ impl Crate {
                     path = from_root.chain(path[1..].iter().cloned()).collect();
                 }
                 let Some((module, is_item)) = self.resolve(&file.module, &path, 0) else { continue };
-                let room = |module: &Module| module.first().cloned().unwrap_or_else(|| "main".to_owned());
-                if room(&file.module) != room(&module) {
-                    rooms.insert((room(&file.module), room(&module)));
+                let layer = |module: &Module| module.first().cloned().unwrap_or_else(|| "main".to_owned());
+                if layer(&file.module) != layer(&module) {
+                    layers.insert((layer(&file.module), layer(&module)));
                 }
                 if is_item && module != file.module {
                     modules.insert((file.module.clone(), module));
                 }
             }
         }
-        (modules, rooms)
+        (modules, layers)
     }
 }
 
@@ -196,7 +196,7 @@ fn rust_files(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The tokens without items behind `#[cfg(test)]`.
+/// The tokens without the items that have `#[cfg(test)]`.
 fn without_tests(tokens: TokenStream) -> Vec<TokenTree> {
     let mut kept = Vec::new();
     let mut tokens = tokens.into_iter().peekable();
@@ -218,7 +218,7 @@ fn without_tests(tokens: TokenStream) -> Vec<TokenTree> {
     kept
 }
 
-/// Every path of at least two parts, also inside groups; each path of a `use` with its groups spread.
+/// All paths of at least two parts, also inside token groups, and all paths of `use` statements with braces expanded.
 fn paths(tokens: &[TokenTree]) -> Vec<Named> {
     let (mut found, mut at) = (Vec::new(), 0);
     while at < tokens.len() {
@@ -228,7 +228,7 @@ fn paths(tokens: &[TokenTree]) -> Vec<Named> {
                 let before = tokens[..at].iter().rev().find(|token| !matches!(token, TokenTree::Group(_)));
                 let exported = matches!(before, Some(TokenTree::Ident(word)) if *word == "pub");
                 let end = tokens[at..].iter().position(is(';')).map_or(tokens.len(), |end| at + end);
-                spread(&tokens[at + 1..end], &[], exported, &mut found);
+                expand(&tokens[at + 1..end], &[], exported, &mut found);
                 at = end;
             }
             TokenTree::Ident(first) => {
@@ -250,7 +250,7 @@ fn paths(tokens: &[TokenTree]) -> Vec<Named> {
     found
 }
 
-/// Every word outside of `use` and `mod` statements.
+/// All identifiers outside of `use` and `mod` statements.
 fn words(tokens: &[TokenTree]) -> BTreeSet<String> {
     let (mut found, mut in_use) = (BTreeSet::new(), false);
     for token in tokens {
@@ -270,8 +270,8 @@ fn is(char: char) -> impl Fn(&TokenTree) -> bool {
     move |token| matches!(token, TokenTree::Punct(punct) if punct.as_char() == char)
 }
 
-/// The paths of a `use` statement, whose groups may lie inside one another.
-fn spread(tokens: &[TokenTree], prefix: &[String], exported: bool, found: &mut Vec<Named>) {
+/// Appends the paths of a `use` statement to `found`. Braces may be nested.
+fn expand(tokens: &[TokenTree], prefix: &[String], exported: bool, found: &mut Vec<Named>) {
     for part in tokens.split(is(',')) {
         let (mut path, mut alias, mut renamed) = (prefix.to_vec(), None, false);
         let mut is_group = false;
@@ -282,7 +282,7 @@ fn spread(tokens: &[TokenTree], prefix: &[String], exported: bool, found: &mut V
                 TokenTree::Ident(word) if *word == "self" && !prefix.is_empty() => {}
                 TokenTree::Ident(word) => path.push(word.to_string()),
                 TokenTree::Group(group) => {
-                    spread(&group.stream().into_iter().collect::<Vec<_>>(), &path, exported, found);
+                    expand(&group.stream().into_iter().collect::<Vec<_>>(), &path, exported, found);
                     is_group = true;
                 }
                 _ => {}
@@ -294,7 +294,7 @@ fn spread(tokens: &[TokenTree], prefix: &[String], exported: bool, found: &mut V
     }
 }
 
-/// A chain of modules that ends where it begins.
+/// A chain of modules that ends with its first one, if there is a cycle.
 fn cycle(edges: &Edges<Module>) -> Option<Vec<String>> {
     fn visit(
         at: &Module,
@@ -319,7 +319,7 @@ fn cycle(edges: &Edges<Module>) -> Option<Vec<String>> {
 }
 
 #[test]
-fn rooms_use_what_the_table_allows_and_all_of_it() {
+fn layers_use_exactly_what_the_tables_allow() {
     for (table, name) in [(LIBRARY, "library"), (BINARY, "binary")] {
         let (_, found) = Crate::read(table).edges();
         let allowed: BTreeSet<(String, String)> =
@@ -331,36 +331,36 @@ fn rooms_use_what_the_table_allows_and_all_of_it() {
 }
 
 #[test]
-fn no_module_uses_itself_by_way_of_others() {
+fn modules_have_no_cyclic_dependencies() {
     for table in [LIBRARY, BINARY] {
         let (edges, _) = Crate::read(table).edges();
-        assert!(edges.len() > 20, "{edges:?}");
+        assert!(edges.len() > 20, "too few uses were found: {edges:?}");
         if let Some(cycle) = cycle(&edges) {
-            panic!("a cycle: {}", cycle.join(" -> "));
+            panic!("cyclic dependency: {}", cycle.join(" -> "));
         }
     }
 }
 
 #[test]
-fn every_file_is_in_a_room() {
+fn all_files_belong_to_a_layer() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let rooms: BTreeSet<&str> = LIBRARY.iter().chain(BINARY).map(|room| room.0).chain(["lib"]).collect();
+    let layers: BTreeSet<&str> = LIBRARY.iter().chain(BINARY).map(|layer| layer.0).chain(["lib"]).collect();
     for entry in std::fs::read_dir(&src).unwrap() {
         let path = entry.unwrap().path();
-        let room = path.file_stem().unwrap().to_str().unwrap();
-        assert!(rooms.contains(room), "{room} is in no table");
+        let layer = path.file_stem().unwrap().to_str().unwrap();
+        assert!(layers.contains(layer), "{layer} is missing in the tables of layers");
     }
 }
 
 #[test]
-fn the_library_does_not_name_the_command_line() {
+fn library_does_not_mention_clap() {
     for file in Crate::read(LIBRARY).files {
-        assert!(!file.text.contains("clap"), "{}", file.path.display());
+        assert!(!file.text.contains("clap"), "{} mentions clap", file.path.display());
     }
 }
 
 #[test]
-fn what_belongs_to_one_file_stays_there() {
+fn restricted_strings_stay_in_their_files() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     for path in rust_files(&root.join("src")) {
         let file = path.strip_prefix(root).unwrap().to_str().unwrap();
@@ -368,20 +368,20 @@ fn what_belongs_to_one_file_stays_there() {
         let code: Vec<&str> = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
         for (word, homes) in ONLY_IN {
             let is_named = code.iter().any(|line| line.contains(word));
-            assert!(!is_named || homes.iter().any(|home| file.starts_with(home)), "{file} names {word}");
+            assert!(!is_named || homes.iter().any(|home| file.starts_with(home)), "{file} must not contain {word}");
         }
     }
 }
 
 #[test]
-fn a_module_of_several_files_is_a_folder_with_a_mod_file() {
+fn modules_of_several_files_have_a_mod_file() {
     for path in rust_files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src")) {
-        assert!(!path.with_extension("").is_dir(), "{} stands beside a folder of its name", path.display());
+        assert!(!path.with_extension("").is_dir(), "{} has a folder of the same name: use mod.rs", path.display());
     }
 }
 
 #[test]
-fn paths_in_groups_are_found() {
+fn nested_paths_and_cycles_are_found() {
     let text = "use crate::{a::{self, b::{C, D as E}}, f}; pub use g::H; fn i() { crate::j::k(super::l::M) }";
     let tokens: Vec<TokenTree> = text.parse::<TokenStream>().unwrap().into_iter().collect();
     let found: Vec<String> = paths(&tokens).iter().map(|named| named.path.join("::")).collect();

@@ -1,5 +1,5 @@
-//! What the sandbox lets through, tried from inside.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "that is how a test fails")]
+//! Tests from inside the sandbox what it allows and what it refuses.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 use nix::errno::Errno;
 use nix::libc::{self, c_long};
@@ -21,36 +21,36 @@ mod sandbox;
 
 use sandbox::Sandbox;
 
-/// Names the directory in which [`inside`] is to make its attempts.
+/// The environment variable that tells [`inside`] the directory of its attempts.
 const DIR: &str = "WEIGHTFS_TEST_SANDBOX";
 
-/// What was tried and how it went.
+/// The result of each attempt.
 type Attempts = BTreeMap<&'static str, Result<(), Errno>>;
 
 #[test]
-#[ignore = "run by the other test, in a process of its own"]
+#[ignore = "run by the other test in a separate process"]
 fn inside() {
     let dir = PathBuf::from(std::env::var_os(DIR).unwrap());
     let open = Open::new(&dir);
     let reads = [dir.join("source"), dir.join("folder"), dir.join("link"), dir.join("absent")];
     let enforced = Sandbox::new(&reads, Some(Path::new("/dev/zero"))).enter();
     let here = attempts(&dir, &open);
-    // A thread that starts in it is in it.
+    // New threads inherit the sandbox.
     let there = std::thread::scope(|scope| scope.spawn(|| attempts(&dir, &open)).join().unwrap());
     assert_eq!(here, there);
     let mut report = format!("in force: {enforced}\n");
     for missing in enforced.missing() {
         report += &format!("missing: {missing}\n");
     }
-    for (what, how) in here {
-        let how = how.map_or_else(|errno| format!("{errno:?}"), |()| "done".into());
-        report += &format!("{what}: {how}\n");
+    for (name, result) in here {
+        let result = result.map_or_else(|errno| format!("{errno:?}"), |()| "done".into());
+        report += &format!("{name}: {result}\n");
     }
-    // Opened before.
+    // The log was opened before the sandbox was entered.
     (&open.log).write_all(report.as_bytes()).unwrap();
 }
 
-/// What is open when the sandbox begins.
+/// What is open when the sandbox is entered.
 struct Open {
     source: File,
     log: File,
@@ -66,11 +66,11 @@ impl Open {
     }
 }
 
-/// A system call that no library makes like this.
+/// Makes a raw system call.
 fn call(number: c_long, arguments: [c_long; 6]) -> io::Result<()> {
     let [a, b, c, d, e, f] = arguments;
-    // SAFETY: the calls below fail, or do nothing that is felt in this process: none is handed memory to write to but
-    // its own, and each is made just to see whether it is refused.
+    // SAFETY: the calls below only test whether they are refused. They fail or have no effect on the memory of this
+    // process: none passes a valid pointer.
     #[allow(unsafe_code)]
     let returned = unsafe { libc::syscall(number, a, b, c, d, e, f) };
     Errno::result(returned).map(drop).map_err(io::Error::from)
@@ -82,29 +82,29 @@ fn attempts(dir: &Path, open: &Open) -> Attempts {
     let parent = parent_id() as i32;
     let own = std::process::id() as c_long;
     let mut attempts = Attempts::new();
-    let mut attempt = |what: &'static str, how: io::Result<()>| {
-        let how = how.map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or_else(|| panic!("{error}"))));
-        assert!(attempts.insert(what, how).is_none(), "{what}");
+    let mut attempt = |name: &'static str, result: io::Result<()>| {
+        let result = result.map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or_else(|| panic!("{error}"))));
+        assert!(attempts.insert(name, result).is_none(), "{name} is attempted twice");
     };
     attempt("read the source", read(path("source")));
     attempt("read behind a link", read(path("link")));
     attempt("read below the folder", read(path("folder/deep/file")));
-    attempt("read what is open", open.source.read_exact_at(&mut [0], 0));
+    attempt("read an open file", open.source.read_exact_at(&mut [0], 0));
     attempt("write to the log", (&open.log).write_all(b""));
-    attempt("talk over a socket", (&open.stream.0).write_all(b"x").and((&open.stream.1).read_exact(&mut [0])));
+    attempt("use an open socket", (&open.stream.0).write_all(b"x").and((&open.stream.1).read_exact(&mut [0])));
     attempt("start a thread", std::thread::Builder::new().spawn(|| ()).map(|thread| thread.join().unwrap()));
     attempt("open the device", File::options().read(true).write(true).open("/dev/zero").map(drop));
-    attempt("tell the size of another file", fs::metadata(path("other")).map(drop));
-    attempt("signal oneself", call(libc::SYS_tgkill, [own, own, 0, 0, 0, 0]));
+    attempt("stat another file", fs::metadata(path("other")).map(drop));
+    attempt("signal itself", call(libc::SYS_tgkill, [own, own, 0, 0, 0, 0]));
 
     attempt("read another file", read(path("other")));
     attempt("read another file below /", read("/etc/passwd".into()));
     attempt("read /proc/self", read("/proc/self/maps".into()));
-    attempt("read through a link that was not there", read(path("stray")));
+    attempt("read through an unlisted link", read(path("stray")));
     attempt("open another device", File::open("/dev/null").map(drop));
     attempt("list a directory", fs::read_dir(dir).map(drop));
     attempt("list the folder", fs::read_dir(path("folder")).map(drop));
-    attempt("open the source to write", File::options().write(true).open(path("source")).map(drop));
+    attempt("open the source for writing", File::options().write(true).open(path("source")).map(drop));
     attempt("open the log again", File::options().append(true).open(path("log")).map(drop));
     attempt("make a file", File::create(path("new")).map(drop));
     attempt("make a file in the folder", File::create(path("folder/new")).map(drop));
@@ -115,21 +115,18 @@ fn attempts(dir: &Path, open: &Open) -> Attempts {
     attempt("change permissions", fs::set_permissions(path("source"), Permissions::from_mode(0o777)));
     attempt("change owners", std::os::unix::fs::chown(path("source"), Some(1), None));
     attempt("change times", open.source.set_modified(SystemTime::UNIX_EPOCH));
-    attempt("cut the log", open.log.set_len(0));
+    attempt("truncate the log", open.log.set_len(0));
 
-    attempt("listen to TCP", TcpListener::bind("127.0.0.1:0").map(drop));
+    attempt("listen on TCP", TcpListener::bind("127.0.0.1:0").map(drop));
     attempt("connect by TCP", TcpStream::connect("127.0.0.1:9").map(drop));
-    attempt("send by UDP", UdpSocket::bind("127.0.0.1:0").map(drop));
-    attempt("make sockets", UnixStream::pair().map(drop));
+    attempt("open a UDP socket", UdpSocket::bind("127.0.0.1:0").map(drop));
+    attempt("make a socket pair", UnixStream::pair().map(drop));
     attempt("connect a socket", open.datagram.connect(path("socket")));
     attempt("send to another socket", open.datagram.send_to(b"x", path("socket")).map(drop));
 
     attempt("run a program", Command::new("/bin/true").spawn().map(drop));
-    attempt("become a program", Err(Command::new("/bin/true").exec()));
-    attempt(
-        "become a program without a path",
-        call(libc::SYS_execveat, [open.source.as_raw_fd().into(), 0, 0, 0, 0, 0]),
-    );
+    attempt("execute a program", Err(Command::new("/bin/true").exec()));
+    attempt("execute an open file", call(libc::SYS_execveat, [open.source.as_raw_fd().into(), 0, 0, 0, 0, 0]));
     attempt("start a process", call(libc::SYS_clone, [libc::SIGCHLD.into(), 0, 0, 0, 0, 0]));
     attempt("signal another process", signal::kill(Pid::from_raw(parent), None).map_err(io::Error::from));
     attempt("signal another thread", call(libc::SYS_tgkill, [parent.into(), parent.into(), 0, 0, 0, 0]));
@@ -137,30 +134,30 @@ fn attempts(dir: &Path, open: &Open) -> Attempts {
     attempt("read another process", call(libc::SYS_process_vm_readv, [parent.into(), 0, 0, 0, 0, 0]));
     let executable = (libc::PROT_READ | libc::PROT_EXEC).into();
     let anonymous = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS).into();
-    attempt("map code", call(libc::SYS_mmap, [0, 4096, executable, anonymous, -1, 0]));
-    attempt("make code", call(libc::SYS_mprotect, [0, 0, executable, 0, 0, 0]));
-    attempt("type", call(libc::SYS_ioctl, [0, libc::TIOCSTI as c_long, 0, 0, 0, 0]));
+    attempt("map executable memory", call(libc::SYS_mmap, [0, 4096, executable, anonymous, -1, 0]));
+    attempt("make memory executable", call(libc::SYS_mprotect, [0, 0, executable, 0, 0, 0]));
+    attempt("simulate terminal input", call(libc::SYS_ioctl, [0, libc::TIOCSTI as c_long, 0, 0, 0, 0]));
 
     let unmount = nix::mount::umount2(&path("folder"), nix::mount::MntFlags::empty());
     attempt("unmount", unmount.map_err(io::Error::from));
     attempt("mount", call(libc::SYS_mount, [0; 6]));
-    attempt("open a tree", call(libc::SYS_open_tree, [0; 6]));
+    attempt("open a mount tree", call(libc::SYS_open_tree, [0; 6]));
     attempt("enter a namespace", call(libc::SYS_unshare, [libc::CLONE_NEWUSER.into(), 0, 0, 0, 0, 0]));
     attempt("open by handle", call(libc::SYS_open_by_handle_at, [0; 6]));
     attempt("change the root", nix::unistd::chroot(dir).map_err(io::Error::from));
     attempt("use io_uring", call(libc::SYS_io_uring_setup, [1, 0, 0, 0, 0, 0]));
     attempt("use bpf", call(libc::SYS_bpf, [0; 6]));
-    attempt("use keys", call(libc::SYS_keyctl, [0; 6]));
-    attempt("count events", call(libc::SYS_perf_event_open, [0; 6]));
+    attempt("use kernel keys", call(libc::SYS_keyctl, [0; 6]));
+    attempt("open performance counters", call(libc::SYS_perf_event_open, [0; 6]));
     attempt("start a process by clone3", call(libc::SYS_clone3, [0; 6]));
-    attempt("call what the list does not know", call(libc::SYS_landlock_restrict_self + 6, [-1; 6]));
-    // Another table of calls, of which this one would be getpid.
-    attempt("call by the x32 ABI", call(0x4000_0000 + 39, [0; 6]));
+    attempt("make an unlisted system call", call(libc::SYS_landlock_restrict_self + 6, [-1; 6]));
+    // getpid in the x32 table of system calls.
+    attempt("call through the x32 ABI", call(0x4000_0000 + 39, [0; 6]));
     attempts
 }
 
 #[test]
-fn what_the_daemon_needs_goes_through_and_nothing_else() {
+fn only_what_the_daemon_needs_is_allowed() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     fs::create_dir_all(path("folder/deep")).unwrap();
@@ -176,12 +173,12 @@ fn what_the_daemon_needs_goes_through_and_nothing_else() {
         .env(DIR, dir.path())
         .output()
         .unwrap();
-    let said = fs::read_to_string(path("log")).unwrap();
-    assert!(output.status.success(), "{output:?}\n{said}");
-    let lines = |beginning: &str| -> Vec<String> {
-        said.lines().filter_map(|line| line.strip_prefix(beginning).map(str::to_owned)).collect()
+    let report = fs::read_to_string(path("log")).unwrap();
+    assert!(output.status.success(), "{output:?}\n{report}");
+    let lines = |prefix: &str| -> Vec<String> {
+        report.lines().filter_map(|line| line.strip_prefix(prefix).map(str::to_owned)).collect()
     };
-    // The thread in which the test harness waits was there before.
+    // The thread of the test harness runs before the sandbox is entered.
     let missing = lines("missing: ");
     let without = missing.iter().find(|missing| !missing.starts_with("1 other threads run already"));
     if let Some(without) = without {
@@ -195,31 +192,31 @@ fn what_the_daemon_needs_goes_through_and_nothing_else() {
     let (landlock, rest) = in_force.split_once("), ").unwrap();
     assert!(landlock.starts_with("Landlock (ABI "), "{in_force}");
     assert_eq!(rest, format!("seccomp, no new privileges, {capabilities}"));
-    let done = [
+    let allowed = [
         "read the source",
         "read behind a link",
         "read below the folder",
-        "read what is open",
+        "read an open file",
         "write to the log",
-        "talk over a socket",
+        "use an open socket",
         "start a thread",
         "open the device",
-        "tell the size of another file",
-        "signal oneself",
+        "stat another file",
+        "signal itself",
     ];
-    let unknown = ["start a process by clone3", "call what the list does not know", "call by the x32 ABI"];
-    let attempts: Vec<(&str, &str)> = said.lines().filter_map(|line| line.split_once(": ")).collect();
-    let attempts: Vec<_> = attempts.into_iter().filter(|(what, _)| !["missing", "in force"].contains(what)).collect();
-    let was_tried = |what: &&str| attempts.iter().any(|(tried, _)| tried == what);
-    assert!(done.iter().chain(&unknown).all(was_tried) && attempts.len() > 50, "{said}");
-    for (what, how) in attempts {
+    let unknown = ["start a process by clone3", "make an unlisted system call", "call through the x32 ABI"];
+    let attempts: Vec<(&str, &str)> = report.lines().filter_map(|line| line.split_once(": ")).collect();
+    let attempts: Vec<_> = attempts.into_iter().filter(|(name, _)| !["missing", "in force"].contains(name)).collect();
+    let was_tried = |name: &&str| attempts.iter().any(|(tried, _)| tried == name);
+    assert!(allowed.iter().chain(&unknown).all(was_tried) && attempts.len() > 50, "{report}");
+    for (name, result) in attempts {
         let expected: &[&str] = match () {
-            () if done.contains(&what) => &["done"],
-            () if unknown.contains(&what) => &["ENOSYS"],
-            // By Landlock, by seccomp.
+            () if allowed.contains(&name) => &["done"],
+            () if unknown.contains(&name) => &["ENOSYS"],
+            // From Landlock, from seccomp.
             () => &["EACCES", "EPERM"],
         };
-        assert!(expected.contains(&how), "{what}: {how}");
+        assert!(expected.contains(&result), "{name}: {result}");
     }
     assert_eq!(fs::read(path("source")).unwrap(), b"bytes");
     assert!(!path("new").exists() && !path("folder/new").exists());

@@ -1,6 +1,6 @@
-//! The inputs: knows what is measured on, and how the same tensors become an input of every system.
+//! The inputs: models, and the same tensors in the form that each system mounts.
 //!
-//! They stay in `.cache/bench/` and are made anew only when they are not there.
+//! They are kept in `.cache/bench/` and made only if they are missing.
 
 use crate::systems::{Mounted, Site, System, run};
 use anyhow::{Context, bail};
@@ -10,17 +10,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// Bytes that the inputs need on the disk, with some to spare.
+/// Free disk space that making the inputs requires, in bytes, by [`Size::quick`].
 const NEED: [(bool, u64); 2] = [(false, 9_000_000_000), (true, 1_500_000_000)];
 
-/// How large everything is.
+/// The sizes of the inputs.
 #[derive(Clone, Copy)]
 pub struct Size {
-    /// Inputs in less than a tenth of the size.
+    /// Whether the inputs are less than a tenth of the full size.
     pub quick: bool,
-    /// Tensors of the tiny model.
+    /// Number of tensors of the tiny model.
     pub tiny: u64,
-    /// Tensors of the header that is only opened.
+    /// Number of tensors of the file that is only opened.
     pub header: u64,
     layers: u64,
     vocabulary: u64,
@@ -36,7 +36,7 @@ impl Size {
     }
 }
 
-/// One model in the form of every system.
+/// A directory with one model in the form of every system.
 #[derive(Clone)]
 pub struct Input(pub PathBuf);
 
@@ -65,7 +65,7 @@ impl Input {
         self.0.join("model.zip")
     }
 
-    /// What a system reads from.
+    /// The file or directory that a system reads.
     fn source(&self, system: System) -> PathBuf {
         match system {
             System::Native => self.native(),
@@ -77,7 +77,7 @@ impl Input {
     }
 
     /// Reads the source once, so that it is in the page cache.
-    pub fn heat(&self, system: System) -> anyhow::Result<()> {
+    pub fn warm(&self, system: System) -> anyhow::Result<()> {
         let source = self.source(system);
         let mut buffer = vec![0; 1 << 20];
         let mut read = |path: &Path| -> anyhow::Result<()> {
@@ -93,24 +93,24 @@ impl Input {
 }
 
 pub struct Inputs {
-    /// A Llama in BF16, of 1.3 GB.
+    /// A Llama-shaped model in BF16; 1.3 GB unless `--quick`.
     pub model: Input,
-    /// The same in F16, which NumPy has; for weightfs only.
+    /// The same in F16, a dtype that NumPy has. Only weightfs reads it.
     pub half: Input,
-    /// Very many tensors of 64 bytes.
+    /// Many tensors of 64 bytes each.
     pub tiny: Input,
-    /// A file with a long header and next to no data.
+    /// A file whose header is longer than its data.
     pub header: PathBuf,
 }
 
 impl Inputs {
-    /// Makes what is missing.
+    /// The inputs in `cache`; made if they are missing.
     pub fn ready(cache: &Path, size: Size, site: &Site) -> anyhow::Result<Self> {
-        let home = cache.join(if size.quick { "quick-1" } else { "full-1" });
-        let [model, half, tiny] = ["model", "half", "tiny"].map(|name| Input(home.join(name)));
-        let header = home.join("header.safetensors");
-        if !home.exists() {
-            // Under its name it is whole.
+        let dir = cache.join(if size.quick { "quick-1" } else { "full-1" });
+        let [model, half, tiny] = ["model", "half", "tiny"].map(|name| Input(dir.join(name)));
+        let header = dir.join("header.safetensors");
+        if !dir.exists() {
+            // Renamed when complete, so that an interrupted run leaves no partial inputs.
             let partial = cache.join("partial");
             if partial.exists() {
                 std::fs::remove_dir_all(&partial)?;
@@ -121,17 +121,17 @@ impl Inputs {
             let need = NEED.iter().find(|(quick, _)| *quick == size.quick).map_or(0, |(_, need)| *need);
             let gb = |bytes| bytes as f64 / 1e9;
             if free < need {
-                bail!("{}: the inputs need {:.1} GB, and {:.1} GB are free", cache.display(), gb(need), gb(free));
+                bail!("{}: the inputs need {:.1} GB, only {:.1} GB are free", cache.display(), gb(need), gb(free));
             }
-            eprintln!("making inputs of {:.1} GB in {}", gb(need), home.display());
+            eprintln!("making inputs of about {:.1} GB in {}", gb(need), dir.display());
             make(&Input(partial.join("model")), &llama(size, "BF16"), site)?;
             std::fs::create_dir(partial.join("half"))?;
             write_model(&Input(partial.join("half")).model(), &llama(size, "F16"), None)?;
             make(&Input(partial.join("tiny")), &tiny_tensors(size.tiny), site)?;
             write_model(&partial.join("header.safetensors"), &tiny_tensors(size.header), None)?;
-            // Or the first round would run beside the disk's work.
+            // Otherwise the disk would still be writing during the first round.
             nix::unistd::sync();
-            std::fs::rename(&partial, &home)?;
+            std::fs::rename(&partial, &dir)?;
         }
         Ok(Self { model, half, tiny, header })
     }
@@ -148,6 +148,7 @@ fn tensor(name: String, dtype: &'static str, width: u64, shape: &[u64]) -> Tenso
     Tensor { name, dtype, shape: shape.to_vec(), bytes: width * shape.iter().product::<u64>() }
 }
 
+/// The tensors of a Llama-shaped model.
 fn llama(size: Size, dtype: &'static str) -> Vec<Tensor> {
     const HIDDEN: u64 = 1024;
     const KEYS: u64 = 256;
@@ -177,32 +178,33 @@ fn llama(size: Size, dtype: &'static str) -> Vec<Tensor> {
     tensors
 }
 
+/// Tensors of 64 bytes each.
 fn tiny_tensors(count: u64) -> Vec<Tensor> {
     let name = |at: u64| format!("layers.{}.experts.{}.w", at / 1000, at % 1000);
     (0..count).map(|at| tensor(name(at), "F32", 4, &[16])).collect()
 }
 
-/// Writes the model, its tensors as files, and an archive of them for each peer.
+/// Writes the model, each tensor as a file, and an archive of these files for each peer.
 fn make(input: &Input, tensors: &[Tensor], site: &Site) -> anyhow::Result<()> {
     let native = input.native();
     std::fs::create_dir_all(&native)?;
     write_model(&input.model(), tensors, Some(&native))?;
-    let made = |program: &str| format!("making an input with {program}");
+    let context = |program: &str| format!("making an input with {program}");
     let mut squashfs = Command::new("mksquashfs");
     squashfs.args([&native, &input.squashfs()]).args(["-noI", "-noId", "-noD", "-noF", "-noX", "-no-xattrs"]);
-    run(squashfs.args(["-quiet", "-no-progress"])).with_context(|| made("mksquashfs"))?;
+    run(squashfs.args(["-quiet", "-no-progress"])).with_context(|| context("mksquashfs"))?;
     run(Command::new("tar").arg("-cf").arg(input.tar()).arg("-C").arg(&native).arg("."))
-        .with_context(|| made("tar"))?;
+        .with_context(|| context("tar"))?;
     run(Command::new("zip").args(["-0", "-q", "-r", "-X"]).arg(input.zip()).arg(".").current_dir(&native))
-        .with_context(|| made("zip"))?;
-    // Writes the index that later mounts read.
+        .with_context(|| context("zip"))?;
+    // The first mount writes the index that later mounts read.
     if let Err(error) = Mounted::new(site, System::Ratarmount, input, &[], Duration::from_secs(120)) {
-        eprintln!("no index for ratarmount: {error:#}");
+        eprintln!("ratarmount did not write an index: {error:#}");
     }
     Ok(())
 }
 
-/// Writes a model, and each tensor to a file of its own in `native`.
+/// Writes a model, and each tensor as a file in `native`, if given.
 fn write_model(path: &Path, tensors: &[Tensor], native: Option<&Path>) -> anyhow::Result<()> {
     let mut header = String::from("{\"__metadata__\":{\"format\":\"pt\"}");
     let mut at = 0;
@@ -212,7 +214,7 @@ fn write_model(path: &Path, tensors: &[Tensor], native: Option<&Path>) -> anyhow
         at = end;
     }
     header.push('}');
-    // The data begins where the official writer lets it begin.
+    // The official writer pads the header with spaces to a multiple of 8 bytes.
     header.push_str(&" ".repeat(header.len().next_multiple_of(8) - header.len()));
     let mut file = BufWriter::new(File::create(path)?);
     file.write_all(&(header.len() as u64).to_le_bytes())?;
@@ -221,7 +223,7 @@ fn write_model(path: &Path, tensors: &[Tensor], native: Option<&Path>) -> anyhow
     let mut values = Vec::new();
     for Tensor { name, bytes, .. } in tensors {
         values.clear();
-        // Two bits less, and every BF16 and F32 in it is a number below 2.
+        // The mask clears a bit of each exponent, so that every BF16, F16 and F32 is below 2.
         values.extend((0..bytes.div_ceil(8)).flat_map(|_| (random.next() & 0xbfff_bfff_bfff_bfff).to_le_bytes()));
         values.truncate(*bytes as usize);
         file.write_all(&values)?;
@@ -233,7 +235,7 @@ fn write_model(path: &Path, tensors: &[Tensor], native: Option<&Path>) -> anyhow
     Ok(())
 }
 
-/// SplitMix64: the same numbers on every machine.
+/// A SplitMix64 generator: the same numbers on every machine.
 pub struct Random(pub u64);
 
 impl Random {

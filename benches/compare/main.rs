@@ -1,9 +1,9 @@
-//! weightfs beside its peers, in one run: `scripts/bench`, which installs what this needs.
+//! Compares weightfs with native files and other FUSE file systems. Run it as `scripts/bench`, which installs them.
 //!
-//! In each round every pattern is run on every system, in another order from round to round, each on a fresh mount.
-//! What is printed are medians. `inputs.rs` says what is measured on, `systems.rs` who is measured, `patterns.rs` what
-//! is done and what weightfs is to reach, `report.rs` what becomes of the numbers.
-#![allow(missing_docs, reason = "a program of its own")]
+//! Each round runs every pattern on every system, on a fresh mount; the order of the systems changes from round to
+//! round. Results are medians over rounds. `inputs.rs` makes the inputs, `systems.rs` mounts each system, `patterns.rs`
+//! has the workloads and the targets of weightfs, and `report.rs` prints the results.
+#![allow(missing_docs, reason = "a benchmark has no API to document")]
 
 mod inputs;
 mod patterns;
@@ -21,30 +21,30 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 use systems::{Site, System, WEIGHTFS};
 
-/// Measure weightfs beside its peers.
+/// Compare weightfs with native files and other FUSE file systems.
 #[derive(Parser)]
 #[command(name = "scripts/bench")]
 struct Args {
     /// Smaller inputs, fewer rounds
     #[arg(long)]
     quick: bool,
-    /// Hold the ratios against the targets, but for those against native files, with a margin; exit 1 and name the
-    /// misses. The targets are for the large inputs: among 10,000 names what a listing costs besides shows
+    /// Print the targets that are missed by more than a margin, and exit 1 if there are any. Targets relative to native
+    /// files are not checked. The targets are for the large inputs: with 10,000 names the fixed cost of a listing shows
     #[arg(long, conflicts_with = "quick")]
     check: bool,
-    /// Write exact numbers to this file
+    /// Write all samples to this file as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Rounds [default: 7, with --quick 3]
+    /// Number of rounds [default: 7; 3 with --quick]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     rounds: Option<u16>,
     /// Another build of weightfs to measure in the same rounds
     #[arg(long, value_name = "PROGRAM")]
     before: Option<PathBuf>,
-    /// Only the rows whose names contain this, and those that are measured with them
+    /// Measure only the rows whose names contain this text, and the rows of the same patterns
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// What cargo bench adds
+    /// Added by cargo bench
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -53,7 +53,7 @@ fn main() -> anyhow::Result<ExitCode> {
     let args = Args::parse();
     if let Some(before) = &args.before {
         let before = before.canonicalize().with_context(|| before.display().to_string())?;
-        // The cell was empty.
+        // Set only here, so it cannot fail.
         let _ = systems::BEFORE.set(before);
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -82,11 +82,11 @@ fn main() -> anyhow::Result<ExitCode> {
         if pattern.args.iter().all(|option| help.contains(option)) {
             wanted.push(pattern);
         } else {
-            report.absent.extend(pattern.rows.iter().map(|row| (row.name, "not there in this weightfs")));
+            report.absent.extend(pattern.rows.iter().map(|row| (row.name, "not supported by this build of weightfs")));
         }
     }
 
-    // What took too long or failed once would do so again.
+    // A pattern that took too long or failed once on a system is not tried again.
     let mut given_up = BTreeSet::new();
     for round in 0..rounds {
         for (number, pattern) in wanted.iter().enumerate() {
@@ -94,7 +94,8 @@ fn main() -> anyhow::Result<ExitCode> {
             for turn in 0..System::ALL.len() {
                 let turn = if round % 2 == 0 { turn } else { System::ALL.len() - 1 - turn };
                 let system = System::ALL[(turn + round) % System::ALL.len()];
-                if !pattern.systems.contains(&system) || !system.is_here() || given_up.contains(&(number, system)) {
+                if !pattern.systems.contains(&system) || !system.is_available() || given_up.contains(&(number, system))
+                {
                     continue;
                 }
                 let input = match pattern.input {
@@ -120,12 +121,12 @@ fn main() -> anyhow::Result<ExitCode> {
             }
         }
         if args.only.is_none() {
-            eprint!("\r\x1b[Kround {}/{rounds}: headers", round + 1);
+            eprint!("\r\x1b[Kround {}/{rounds}: open a header", round + 1);
             let opened = open_header(&inputs.header, &root.join(".venv/bin/python"), &site);
             for (times, opened) in report.headers.iter_mut().zip(opened) {
                 match opened {
                     Ok(took) => times.push(took),
-                    Err(error) => eprintln!("\r\x1b[Kheader: {error:#}"),
+                    Err(error) => eprintln!("\r\x1b[Kopen a header: {error:#}"),
                 }
             }
         }
@@ -139,10 +140,11 @@ fn main() -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let misses = report.misses();
-    misses.iter().for_each(|miss| println!("check: {miss}"));
+    misses.iter().for_each(|miss| println!("missed: {miss}"));
     Ok(ExitCode::from(u8::from(!misses.is_empty())))
 }
 
+/// The machine in words: cores and kernel.
 fn machine() -> String {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();

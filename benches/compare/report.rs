@@ -1,4 +1,4 @@
-//! The results: knows medians and ratios, whether a target is met, and how a table is printed.
+//! The results: medians, ratios and targets, as a table and as JSON.
 
 use crate::inputs::Size;
 use crate::patterns::{Against, Bound, PATTERNS, Row, Target, Unit};
@@ -6,17 +6,18 @@ use crate::systems::System;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// Part of a target that `--check` asks for.
+/// The fraction of a target that `--check` requires.
 const MARGIN: f64 = 0.75;
 
-/// Who opens a header, in the order of the results.
+/// The programs that open a header, in the order of the results.
 const OPENERS: [&str; 4] =
-    ["official crate", "Python package", "weightfs, mounted and answering", "the build before, the same"];
+    ["official crate", "Python package", "weightfs, until stat answers", "before, until stat answers"];
 
-/// One value of a round, or why there is none.
+/// The value of one row in one round, or the reason why there is none.
 #[derive(Clone)]
 pub enum Sample {
     Value(f64),
+    /// Not finished within this many seconds.
     Over(u64),
     Failed,
 }
@@ -25,11 +26,11 @@ pub struct Report {
     pub machine: String,
     pub rounds: usize,
     pub size: Size,
-    /// By row and system, a sample for each round.
+    /// By row and system, one sample for each round.
     pub samples: BTreeMap<(&'static str, System), Vec<Sample>>,
-    /// By who opens, milliseconds of each round.
+    /// By opener, milliseconds of each round.
     pub headers: [Vec<f64>; 4],
-    /// Rows that there are none of here, and why.
+    /// Rows that cannot be measured, and the reason.
     pub absent: Vec<(&'static str, &'static str)>,
 }
 
@@ -49,13 +50,13 @@ impl Report {
         self.samples(row, system).iter().filter_map(value).collect()
     }
 
-    /// Median of the ratios of the rounds: what slows a whole round down falls out.
+    /// Median of the ratios of the rounds. Noise that slows a whole round cancels out.
     fn ratio(&self, row: &Row, system: System, against: Against) -> Option<f64> {
         let (other, base) = match against {
             Against::Native => (System::Native, row),
             Against::Squashfuse => (System::Squashfuse, row),
             Against::Build => (System::Before, row),
-            Against::Tensors => (system, beside(row)?),
+            Against::Tensors => (system, tensors_row(row)?),
             Against::Limit => return median(self.values(row, system)),
         };
         let pairs = self.samples(row, system).iter().zip(self.samples(base, other));
@@ -73,6 +74,7 @@ impl Report {
         PATTERNS.iter().flat_map(|pattern| pattern.rows)
     }
 
+    /// The median, or why there is none, as text.
     fn shown(&self, row: &Row, system: System) -> String {
         match (median(self.values(row, system)), self.samples(row, system).last()) {
             (_, Some(Sample::Over(seconds))) => format!("> {seconds} s"),
@@ -86,7 +88,7 @@ impl Report {
         }
     }
 
-    /// The ratio, and where there is a target for it, that and whether it is met.
+    /// The ratio as text; if it has a target, with the target and whether it is met.
     fn ratio_shown(&self, row: &Row, against: Against) -> String {
         let Some(ratio) = self.ratio(row, System::Weightfs, against) else { return String::new() };
         let shown = match against {
@@ -104,27 +106,23 @@ impl Report {
         format!("{shown:>5} {target}")
     }
 
-    /// The whole of it, in no more than 100 columns.
+    /// Prints the table, in at most 100 columns.
     pub fn print(&self) {
         let Size { tiny, header, .. } = self.size;
-        println!("{}; medians of {} rounds, the systems by turns in each.", self.machine, self.rounds);
-        println!("Source cache hot: each source is read before each measurement. FUSE cache cold: each row on a fresh");
-        println!(
-            "mount; warm in re-reads. Ratios: weightfs by the other, medians over rounds; ✓ meets its target, ✗ not."
-        );
-        println!(
-            "by user: weightfs, mounted and read by a user who is not root. squash: squashfuse_ll, ratar: ratarmount."
-        );
+        println!("{}; medians of {} rounds. Each round runs every system.", self.machine, self.rounds);
+        println!("Sources are in the page cache. The cache of each mount is cold, except for re-reads.");
+        println!("Ratios: weightfs divided by the other, median over rounds. ✓ meets the target, ✗ misses it.");
+        println!("by user: weightfs, run by a user other than root. squash: squashfuse_ll. ratar: ratarmount.");
         let throughput = |row: &&Row| row.unit == Unit::GBs && !is_view(row);
         let time = |row: &&Row| matches!(row.unit, Unit::Us | Unit::Ms);
         self.section(&format!("GB/s, {}", if self.size.quick { "small model" } else { "1.3 GB model" }), throughput);
         self.section(&format!("time ({tiny} tiny tensors)"), time);
-        self.section("views, first read, GB/s", |row| beside(row).is_some());
+        self.section("views, first read, GB/s", |row| tensors_row(row).is_some());
         self.section("memory of the daemon, MB", |row| row.unit == Unit::MB);
         for (row, why) in &self.absent {
             println!("{row}: {why}");
         }
-        println!("\nheader of {header} tensors is opened by");
+        println!("\ntime to open a file of {header} tensors");
         let official = median(self.headers[0].clone());
         for (opener, times) in OPENERS.iter().zip(&self.headers) {
             let Some(ms) = median(times.clone()) else { continue };
@@ -133,6 +131,7 @@ impl Report {
         }
     }
 
+    /// Prints the rows that pass `filter` and were measured, under a heading; nothing if there are none.
     fn section(&self, title: &str, filter: impl Fn(&&Row) -> bool) {
         let rows: Vec<&Row> = Self::rows().filter(|row| filter(row)).collect();
         let measured = |system: &System| rows.iter().any(|row| !self.samples(row, *system).is_empty());
@@ -142,8 +141,8 @@ impl Report {
         }
         let kinds = [Against::Native, Against::Squashfuse, Against::Tensors, Against::Build, Against::Limit];
         let has = |against: &Against| match against {
-            Against::Tensors => rows.iter().any(|row| beside(row).is_some()),
-            // In the first column of ratios, where there is no other in its row.
+            Against::Tensors => rows.iter().any(|row| tensors_row(row).is_some()),
+            // Shown in the column of Native, which its row leaves empty.
             Against::Limit => false,
             _ => rows.iter().any(|row| self.ratio(row, System::Weightfs, *against).is_some()),
         };
@@ -177,7 +176,7 @@ impl Report {
         }
     }
 
-    /// Targets that are missed by more than the margin, a line each; not those against native files.
+    /// Targets that are missed by more than the margin, one line each. Targets relative to native files are left out.
     pub fn misses(&self) -> Vec<String> {
         let miss = |(row, target): (&Row, &Target)| {
             let against = match target.against {
@@ -193,30 +192,30 @@ impl Report {
             };
             match self.ratio(row, System::Weightfs, target.against) {
                 Some(ratio) if target.bound.holds(ratio, MARGIN) => None,
-                Some(ratio) => Some(format!("{}: {ratio:.3} {against}, and must be {bound}", row.name)),
+                Some(ratio) => Some(format!("{}: {ratio:.3} {against}; must be {bound}", row.name)),
                 None if self.absent.iter().any(|(absent, _)| *absent == row.name) => None,
-                // What fails or takes too long is a miss; what the peer takes too long for is none.
+                // If weightfs fails or takes too long, that is a miss. If only the peer does, it is not.
                 None => self
                     .values(row, System::Weightfs)
                     .is_empty()
-                    .then(|| format!("{}: not measured, and must be {bound} {against}", row.name)),
+                    .then(|| format!("{}: not measured; must be {bound} {against}", row.name)),
             }
         };
         let wanted = Self::rows().flat_map(|row| row.targets.iter().map(move |target| (row, target)));
-        // How far native files are ahead is a matter of the processor first: one that copies twice as fast halves the
-        // ratio.
+        // The ratio to native files depends on the processor: if it copies twice as fast, the ratio is halved.
         let wanted = wanted.filter(|(_, target)| target.against != Against::Native);
-        wanted.filter(|(row, _)| self.was_wanted(row)).filter_map(miss).collect()
+        wanted.filter(|(row, _)| self.was_run(row)).filter_map(miss).collect()
     }
 
-    /// Whether the row was tried at all.
-    fn was_wanted(&self, row: &Row) -> bool {
+    /// Whether the row has any samples.
+    fn was_run(&self, row: &Row) -> bool {
         System::ALL.iter().any(|system| !self.samples(row, *system).is_empty())
     }
 
+    /// All samples, medians, ratios and targets.
     pub fn json(&self) -> Value {
         let rows: Vec<Value> = Self::rows()
-            .filter(|row| self.was_wanted(row))
+            .filter(|row| self.was_run(row))
             .map(|row| {
                 let systems = System::ALL.into_iter().filter(|system| !self.samples(row, *system).is_empty());
                 let systems = systems.map(|system| {
@@ -274,20 +273,20 @@ impl Report {
     }
 }
 
-/// Columns that a system takes in the table.
+/// The width of the column of a system.
 fn width(system: System) -> usize {
     (system.name().chars().count() + 1).max(8)
 }
 
-/// Whether the row is of a view, or measured beside one.
+/// Whether the row belongs to a pattern that reads a view.
 fn is_view(row: &Row) -> bool {
     PATTERNS
         .iter()
         .any(|pattern| pattern.view != "tensors" && pattern.rows.iter().any(|other| std::ptr::eq(other, row)))
 }
 
-/// The row of tensors/ that was measured beside this row of a view.
-fn beside(row: &Row) -> Option<&'static Row> {
+/// The row of tensors/ that was measured together with this row of a view.
+fn tensors_row(row: &Row) -> Option<&'static Row> {
     let of_view =
         |pattern: &&crate::patterns::Pattern| pattern.view != "tensors" && std::ptr::eq(&pattern.rows[0], row);
     PATTERNS.iter().find(of_view).map(|pattern| &pattern.rows[1])

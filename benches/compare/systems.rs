@@ -1,4 +1,4 @@
-//! The systems: knows how each is mounted, waited for and taken down, and that nothing of ours outlives the program.
+//! The systems: how each is mounted, awaited and unmounted. No mount or process outlives the program.
 
 use crate::inputs::Input;
 use anyhow::{Context, bail};
@@ -22,10 +22,10 @@ pub const WEIGHTFS: &str = env!("CARGO_BIN_EXE_weightfs");
 /// Another build of weightfs to compare with.
 pub static BEFORE: OnceLock<PathBuf> = OnceLock::new();
 
-/// What the last daemon said.
+/// The file with the messages of the last daemon, in the directory of the site.
 const LOG: &str = "log";
 
-/// The second user: there is one on every system, and nothing belongs to him.
+/// The second user: the user ID of `nobody`, which exists on every system and owns nothing.
 const NOBODY: u32 = 65534;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,8 +61,8 @@ impl System {
         matches!(self, Self::Weightfs | Self::Before | Self::User)
     }
 
-    /// Whether it can be measured: a mount of another user needs root, and another build must be given.
-    pub fn is_here(self) -> bool {
+    /// Whether it can be measured: [`Self::User`] requires root, and [`Self::Before`] requires `--before`.
+    pub fn is_available(self) -> bool {
         match self {
             Self::User => geteuid().is_root(),
             Self::Before => BEFORE.get().is_some(),
@@ -70,17 +70,17 @@ impl System {
         }
     }
 
-    /// The program of a build of weightfs.
+    /// The weightfs program to run.
     pub fn weightfs(self) -> &'static Path {
         BEFORE.get().filter(|_| self == Self::Before).map_or(Path::new(WEIGHTFS), PathBuf::as_path)
     }
 
-    /// Where the tensors are in a mount.
+    /// The directory of the tensors, relative to the mount point; `view` applies to weightfs only.
     pub fn dir(self, view: &str) -> &str {
         if self.is_weightfs() { view } else { "" }
     }
 
-    /// The command that mounts, in the foreground if asked; `None` for native files.
+    /// The command that mounts `input` on `point`; `None` for native files.
     pub fn command(self, site: &Site, input: &Input, point: &Path, args: &[&str], foreground: bool) -> Option<Command> {
         let mut command = match self {
             Self::Native => return None,
@@ -104,20 +104,20 @@ impl System {
         Some(command)
     }
 
-    /// Has a program run as the user whose mount it is.
+    /// Makes `command` run as the user who owns the mount.
     pub fn as_its_user(self, command: &mut Command) {
         if self == Self::User {
             command.uid(NOBODY).gid(NOBODY);
         }
     }
 
-    /// Makes this thread the user whose mount it is. There is no way back.
+    /// Changes this thread to the user who owns the mount, permanently.
     pub fn become_its_user(self) -> anyhow::Result<()> {
         if self == Self::User {
-            // libc's functions would change every thread, and the other threads have to stay root.
+            // The libc functions would change every thread, and the other threads must stay root.
             let call = |number, arguments: [u32; 3]| {
                 let [a, b, c] = arguments;
-                // SAFETY: these calls take numbers only; no memory is handed over.
+                // SAFETY: the arguments are numbers, or null with a length of 0: the kernel accesses no memory of ours.
                 #[allow(unsafe_code)]
                 Errno::result(unsafe { libc::syscall(number, a, b, c) })
             };
@@ -129,14 +129,15 @@ impl System {
     }
 }
 
-/// Where mounts are made: a temporary directory, whose name is in every mount and every command line of ours.
+/// A temporary directory for mount points. Daemons are found by its path, which is in the command line of each.
 pub struct Site {
     dir: PathBuf,
     pub ratarmount: PathBuf,
 }
 
 impl Site {
-    /// Makes the directory, and a thread that clears it up on Ctrl-C. To be called before any thread is started.
+    /// Makes the directory, and a thread that cleans it up on SIGINT, SIGTERM and SIGHUP. Must be called before any
+    /// thread is started, because threads inherit the signal mask.
     pub fn new(ratarmount: PathBuf) -> anyhow::Result<Self> {
         let mut signals = SigSet::empty();
         [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().for_each(|signal| signals.add(signal));
@@ -146,7 +147,7 @@ impl Site {
         let doomed = dir.clone();
         thread::spawn(move || {
             let _ = signals.wait();
-            // What was killed in the middle of mounting may have got that far.
+            // A daemon that was killed by the first pass may have mounted before it died.
             sweep(&doomed);
             sweep(&doomed);
             std::process::exit(130);
@@ -154,7 +155,7 @@ impl Site {
         Ok(Self { dir, ratarmount })
     }
 
-    /// A mount point for a system.
+    /// The mount point of a system; made if missing.
     pub fn point(&self, system: System) -> anyhow::Result<PathBuf> {
         let point = self.dir.join(format!("{system:?}").to_lowercase());
         if !point.exists() {
@@ -173,33 +174,34 @@ impl Drop for Site {
     }
 }
 
-/// Takes down all mounts under `dir` and all processes that have it in their command line, and removes it.
+/// Unmounts everything under `dir`, kills all processes with `dir` in their command line, and removes `dir`.
 fn sweep(dir: &Path) {
     for point in mounts().filter(|point| point.starts_with(dir)) {
         unmount(&point);
     }
     processes(dir).into_iter().for_each(end);
     let _ = std::fs::remove_file(dir.join(LOG));
-    // Not what is in the directories: they are mount points, and empty.
+    // Not recursively: the entries are mount points, and empty when they are unmounted.
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         let _ = std::fs::remove_dir(entry.path());
     }
     let _ = std::fs::remove_dir(dir);
 }
 
+/// All mount points, in the order of the mount table.
 fn mounts() -> impl Iterator<Item = PathBuf> {
     let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let points: Vec<_> = table.lines().filter_map(|line| Some(line.split(' ').nth(4)?.into())).collect();
     points.into_iter()
 }
 
-/// Processes with a path in their command line.
+/// The IDs of processes with `path` in their command line.
 pub fn processes(path: &Path) -> Vec<u32> {
-    let names_it =
+    let has_path =
         |cmdline: Vec<u8>| cmdline.windows(path.as_os_str().len()).any(|part| part == path.as_os_str().as_bytes());
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter(|pid| std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(names_it)).collect()
+    pids.filter(|pid| std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(has_path)).collect()
 }
 
 fn unmount(point: &Path) {
@@ -212,7 +214,7 @@ fn unmount(point: &Path) {
     }
 }
 
-/// Unmounts, and waits for the daemon, or ends it, where it is not a child of ours.
+/// Unmounts, and waits until the daemon has exited; kills it after 5 s. The daemon need not be a child.
 pub fn unmount_daemon(point: &Path) {
     unmount(point);
     let start = Instant::now();
@@ -232,7 +234,7 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// Mounts, and waits until that is done. Native files stand as they are.
+    /// Mounts, and waits until the mount table shows it. Native files need no mount.
     pub fn new(site: &Site, system: System, input: &Input, args: &[&str], limit: Duration) -> anyhow::Result<Self> {
         let point = site.point(system)?;
         let Some(mut command) = system.command(site, input, &point, args, true) else {
@@ -246,17 +248,17 @@ impl Mounted {
         while !mounts().any(|mount| mount == mounted.point) {
             if let Some(status) = mounted.child.as_mut().map(Child::try_wait).transpose()?.flatten() {
                 let log = std::fs::read_to_string(log)?;
-                bail!("no mount, {status}: {}", log.lines().last().unwrap_or_default());
+                bail!("the daemon ended without mounting, {status}: {}", log.lines().last().unwrap_or_default());
             }
             if start.elapsed() > limit {
-                bail!("no mount in {} s", limit.as_secs());
+                bail!("not mounted after {} s", limit.as_secs());
             }
             thread::sleep(Duration::from_millis(1));
         }
         Ok(mounted)
     }
 
-    /// The daemon.
+    /// The process ID of the daemon.
     pub fn pid(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
     }
@@ -268,7 +270,7 @@ impl Drop for Mounted {
         if mounts().any(|mount| mount == self.point) {
             unmount(&self.point);
         }
-        // It ends by itself when it is unmounted; where it has not got to mounting, never.
+        // A daemon exits when it is unmounted. One that has not mounted yet must be killed.
         let start = Instant::now();
         while matches!(child.try_wait(), Ok(None)) {
             if start.elapsed() > Duration::from_secs(2) {
@@ -281,7 +283,7 @@ impl Drop for Mounted {
     }
 }
 
-/// Does something in a thread of its own; after `limit`, has `give_up` bring it to an end and returns `None`.
+/// Runs `job` in a new thread. After `limit`, calls `give_up`, which must make `job` end, and returns `None`.
 pub fn within<T: Send>(
     limit: Duration,
     give_up: impl Fn(),
@@ -292,7 +294,7 @@ pub fn within<T: Send>(
         scope.spawn(move || drop(done.send(job())));
         match result.recv_timeout(limit) {
             Ok(result) => result.map(Some),
-            Err(mpsc::RecvTimeoutError::Disconnected) => bail!("a measurement ended badly"),
+            Err(mpsc::RecvTimeoutError::Disconnected) => bail!("a measurement panicked"),
             Err(mpsc::RecvTimeoutError::Timeout) => {
                 give_up();
                 Ok(None)
@@ -301,7 +303,7 @@ pub fn within<T: Send>(
     })
 }
 
-/// Ends a process by force.
+/// Kills a process with SIGKILL.
 pub fn end(pid: u32) {
     let _ = kill(Pid::from_raw(pid as i32), Signal::SIGKILL);
 }

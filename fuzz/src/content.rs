@@ -1,4 +1,4 @@
-//! Reads of spliced files give the same as plain concatenation, at any offset and of any size.
+//! Target `content`: a read of a spliced file returns what plain concatenation gives, at any offset and size.
 
 use super::headers::once_in;
 use arbitrary::{Result, Unstructured};
@@ -11,7 +11,7 @@ pub fn run(bytes: &[u8]) -> bool {
     read(&mut Unstructured::new(bytes)).is_ok()
 }
 
-/// A segment.
+/// A description of a [`Segment`].
 enum Part {
     Literal(Vec<u8>),
     Generated(Vec<u8>),
@@ -19,13 +19,15 @@ enum Part {
     Decoded(Place, Decoder),
 }
 
-/// The place of data.
+/// A description of [`Data`].
 enum Place {
+    /// A source by index, and a range of it.
     Extent(usize, Range<u64>),
+    /// Runs, and their total length.
     Extents(Vec<Run>, u64),
 }
 
-/// Blocks that grow, shrink and keep their size.
+/// Decoders whose output is longer than, shorter than and as long as the input.
 const DECODERS: [Decoder; 5] =
     [decoder::<1, 4>(), decoder::<3, 16>(), decoder::<2, 4>(), decoder::<8, 4>(), decoder::<5, 5>()];
 
@@ -43,7 +45,7 @@ fn decode<const IN: usize, const OUT: usize>(input: &[u8], output: &mut [u8]) {
 }
 
 impl Place {
-    /// A place in `sources`: whole blocks of a size.
+    /// A place in `sources` whose length is a multiple of `block` bytes.
     fn new(sources: &[Vec<u8>], block: usize, bytes: &mut Unstructured) -> Result<Self> {
         let extent = |bytes: &mut Unstructured| {
             let source = bytes.choose_index(sources.len())?;
@@ -79,6 +81,7 @@ impl Place {
         }
     }
 
+    /// The bytes that a read should return.
     fn bytes(&self, sources: &[Vec<u8>]) -> Vec<u8> {
         match self {
             Self::Extent(source, range) => sources[*source][range.start as usize..range.end as usize].to_vec(),
@@ -120,6 +123,7 @@ impl Part {
         }
     }
 
+    /// The bytes that a read should return.
     fn bytes(&self, sources: &[Vec<u8>]) -> Vec<u8> {
         match self {
             Self::Literal(bytes) | Self::Generated(bytes) => bytes.clone(),
@@ -137,7 +141,7 @@ impl Part {
 fn read(bytes: &mut Unstructured) -> Result<()> {
     let mut plain = Vec::new();
     for number in 0..bytes.int_in_range(1..=3)? {
-        // Some sources are longer than what is decoded at a time.
+        // Some sources are longer than the unit of decoding.
         let len =
             if once_in(8, bytes)? { bytes.int_in_range(32_000..=70_000)? } else { bytes.int_in_range(0..=200)? };
         plain.push((0..len).map(|at: usize| (at * 7 + (at >> 8) * 13 + number * 101) as u8).collect());
@@ -156,16 +160,16 @@ fn read(bytes: &mut Unstructured) -> Result<()> {
         let from = whole.len().min(offset as usize);
         let to = whole.len().min(from + size as usize);
         let read = content.read(offset..offset.saturating_add(size.into()), &Request::WAIT).unwrap();
-        assert!(read[..] == whole[from..to], "{size} bytes from {offset} on");
+        assert!(read[..] == whole[from..to], "{size} bytes at offset {offset}");
     };
     check(0, u32::MAX);
     check(u64::MAX, u32::MAX);
-    // Reads around every seam.
-    let mut seam = 0u64;
+    // Reads across every boundary of two segments, and of every whole segment.
+    let mut boundary = 0u64;
     for piece in &pieces {
-        seam += piece.len() as u64;
-        check(seam.saturating_sub(1), 2);
-        check(seam.saturating_sub(piece.len() as u64), piece.len() as u32);
+        boundary += piece.len() as u64;
+        check(boundary.saturating_sub(1), 2);
+        check(boundary.saturating_sub(piece.len() as u64), piece.len() as u32);
     }
     for _ in 0..8 {
         let offset = bytes.int_in_range(0..=whole.len() as u64 + 1)?;

@@ -1,14 +1,14 @@
-//! Headers get the official reader's verdict, and no number leads out of the file.
+//! Target `header`: weightfs accepts the headers that the official reader accepts, and no offset leads out of the file.
 
 use super::headers::{self, official, once_in};
 use arbitrary::{Result, Unstructured};
 use weightfs::format::{self, Error, Header, Input, Missing, Mode};
 
 pub fn run(bytes: &[u8]) -> bool {
-    judge(&mut Unstructured::new(bytes)).unwrap_or(false)
+    check(&mut Unstructured::new(bytes)).unwrap_or(false)
 }
 
-fn judge(bytes: &mut Unstructured) -> Result<bool> {
+fn check(bytes: &mut Unstructured) -> Result<bool> {
     let (cut, other_len) = (bytes.arbitrary::<u16>()?, bytes.arbitrary()?);
     let (header, data) = if once_in(4, bytes)? {
         let data = bytes.int_in_range(0..=16)?;
@@ -26,24 +26,24 @@ fn judge(bytes: &mut Unstructured) -> Result<bool> {
         let len = file.len() as u64;
         let whole = parse(&file, len, mode);
         match (parse(prefix, len, mode), whole) {
-            // The parser asks for more, but not beyond the end.
+            // The parser needs more bytes, but none beyond the end of the file.
             (Err(Error::Missing(Missing(range))), _) => {
                 assert!(range.start < range.end && range.end > prefix.len() as u64 && range.end <= len);
             }
             (Ok(part), Ok(whole)) => assert!(part.tensors().eq(whole.tensors())),
-            // Detecting another format may take more of the file.
+            // Detecting another format may need more of the file.
             (Err(Error::Foreign(_)), Err(_)) | (Err(_), Err(Error::Foreign(_))) => {}
             (Err(part), Err(whole)) => assert_eq!(part, whole),
-            (part, whole) => panic!("{part:?} of a part, {whole:?} of the whole"),
+            (part, whole) => panic!("{part:?} for a part of the file, {whole:?} for the whole"),
         }
-        // A file of a wrong size, and one that does not begin with a length.
+        // A file of a wrong size, and one that does not begin with a length, may be refused but must not panic.
         let _ = parse(prefix, u64::max(other_len, prefix.len() as u64), mode);
         let _ = parse(&header, header.len() as u64, mode);
     }
     Ok(official::compare(&header, data))
 }
 
-/// Parses the beginning of a file of `len` bytes, and checks what holds for every header.
+/// Parses the beginning of a file of `len` bytes, and checks the invariants of a header.
 fn parse(prefix: &[u8], len: u64, mode: Mode) -> std::result::Result<Header, Error> {
     let parsed = format::parse(&Input::with_prefix(len, prefix.to_vec()), mode);
     match &parsed {

@@ -1,7 +1,7 @@
-//! The index of a sharded model: what a plain map of tensors and files says of it.
+//! Target `index`: a model opened by its index has the tensors that a plain map of tensors and files gives.
 
 use super::headers::once_in;
-use super::shards::{self, ODD_NAMES, Opening, Says, Shards};
+use super::shards::{self, Meaning, ODD_NAMES, Opening, Shards};
 use arbitrary::{Result, Unstructured};
 use std::collections::{BTreeMap, BTreeSet};
 use weightfs::format::Mode;
@@ -14,7 +14,7 @@ const SHARDS: [&str; 3] = ["a.safetensors", "b.safetensors", "sub/c.safetensors"
 
 const TENSORS: [&str; 5] = ["a", "a.b", "", "重/%\n", "weight_map"];
 
-/// Tensors by number, of each file; a file may be none of tensors, or not be there.
+/// The tensors of each file, as indices into [`TENSORS`]; `None` for a file that is missing or not a safetensors file.
 struct Files([Option<Vec<usize>>; 3]);
 
 impl Files {
@@ -22,13 +22,13 @@ impl Files {
         vec![(shard * 16 + tensor) as u8; tensor + 1]
     }
 
-    /// The tensors of a file by the name that it has in an index, if it can be opened.
+    /// The file that `name` in an index leads to, and its tensors, if it can be opened.
     fn find(&self, name: &str) -> Option<(usize, &[usize])> {
         let shard = SHARDS.iter().position(|shard| *shard == shards::path(name))?;
         Some((shard, self.0[shard].as_ref()?))
     }
 
-    /// Whether each tensor that was seen is one of its file.
+    /// Whether each tensor of the mount is that of its file.
     fn have(&self, opening: &Opening) -> bool {
         opening.whole.iter().all(|(name, seen)| {
             let tensor = TENSORS.iter().position(|tensor| tensor == name);
@@ -42,9 +42,10 @@ impl Files {
     }
 }
 
-/// A tensor by number, and a file, in the order of the index.
+/// Tensors, as indices into [`TENSORS`], and their files, in the order of the index.
 type Entries = Vec<(usize, &'static str)>;
 
+/// Puts tensors into the files, and returns the entries of an index.
 fn entries(files: &mut Files, bytes: &mut Unstructured) -> Result<Entries> {
     let mut entries = Entries::new();
     for tensor in 0..TENSORS.len() {
@@ -63,7 +64,7 @@ fn entries(files: &mut Files, bytes: &mut Unstructured) -> Result<Entries> {
             0..=9 => entries.extend(home.map(|home| (tensor, home))),
             10 => entries.push((tensor, *bytes.choose(&SHARDS)?)),
             11 => entries.push((tensor, *bytes.choose(&ODD_NAMES)?)),
-            // The last of two is what counts.
+            // Of two entries of one tensor, the last counts.
             12 => {
                 entries.extend([Some(*bytes.choose(&SHARDS)?), home].into_iter().flatten().map(|home| (tensor, home)))
             }
@@ -75,7 +76,8 @@ fn entries(files: &mut Files, bytes: &mut Unstructured) -> Result<Entries> {
     Ok(entries)
 }
 
-fn text(entries: &Entries, bytes: &mut Unstructured) -> Result<(Vec<u8>, Says)> {
+/// The text of an index.
+fn text(entries: &Entries, bytes: &mut Unstructured) -> Result<(Vec<u8>, Meaning)> {
     let escaped = bytes.arbitrary()?;
     let spell = |text: &str| match escaped {
         true => format!("\"{}\"", text.encode_utf16().map(|unit| format!("\\u{unit:04x}")).collect::<String>()),
@@ -93,10 +95,10 @@ fn text(entries: &Entries, bytes: &mut Unstructured) -> Result<(Vec<u8>, Says)> 
         4 => format!("[{map}]"),
         _ => return shards::spoil(&format!(r#"{{"metadata":{{"total_size":1}},{key}:{map}}}"#), bytes),
     };
-    Ok((spoilt.into(), Says::Nothing))
+    Ok((spoilt.into(), Meaning::Invalid))
 }
 
-/// The file of each tensor, if the model can be opened.
+/// The file of each tensor by name; `None` if the model must be refused.
 fn expected(files: &Files, entries: &Entries, mode: Mode) -> Option<BTreeMap<&'static str, &'static str>> {
     let named: BTreeSet<&str> = entries.iter().map(|(_, shard)| *shard).collect();
     let opened: Vec<(&str, usize, &[usize])> =
@@ -128,7 +130,7 @@ fn open(bytes: &mut Unstructured) -> Result<bool> {
         files.0[bytes.choose_index(SHARDS.len())?] = None;
     }
     let entries = entries(&mut files, bytes)?;
-    let (text, says) = text(&entries, bytes)?;
+    let (text, meaning) = text(&entries, bytes)?;
     let content = |(shard, tensors): (usize, &Option<Vec<usize>>)| {
         let Some(tensors) = tensors else { return (!missing).then(|| (SHARDS[shard], b"no tensors".to_vec())) };
         let data: Vec<Vec<u8>> = tensors.iter().map(|tensor| Files::data(shard, *tensor)).collect();
@@ -148,14 +150,14 @@ fn open(bytes: &mut Unstructured) -> Result<bool> {
             let home = |(name, seen): (&String, &shards::Seen)| (name.clone(), seen.shard.clone().unwrap_or_default());
             opening.whole.iter().map(home).collect::<BTreeMap<_, _>>()
         });
-        let expected = expected(&files, &entries, mode).filter(|_| says == Says::This);
-        if says != Says::Something {
+        let expected = expected(&files, &entries, mode).filter(|_| meaning == Meaning::Same);
+        if meaning != Meaning::Unknown {
             let expected = expected.map(|homes| homes.into_iter().map(|(a, b)| (a.to_owned(), b.to_owned())).collect());
-            assert_eq!(homes, expected, "{mode:?}: {entries:?} of {:?} by {}", files.0, text.escape_ascii());
+            assert_eq!(homes, expected, "{mode:?}: {entries:?}, files {:?}, index {}", files.0, text.escape_ascii());
         }
         match (mode, opening) {
             (Mode::Strict, opening) => sound = opening.is_some(),
-            // What is whole has nothing left out.
+            // Lenient mode skips something exactly if strict mode refuses the model.
             (Mode::Lenient, Some(opening)) => assert_eq!(opening.skipped == 0, sound),
             (Mode::Lenient, None) => assert!(!sound),
         }

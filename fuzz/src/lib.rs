@@ -1,8 +1,8 @@
-//! What the fuzz targets do, without a fuzzer: each makes an input of its kind out of any bytes, runs it, and panics
-//! where weightfs does, or where it does not do what a plainer model of it says. `tests/fuzz.rs` runs them too.
+//! The fuzz targets, independent of a fuzzer. Each makes an input of its kind from arbitrary bytes, runs weightfs on
+//! it, and compares the result with a simple model. A finding is a panic, of weightfs or of the comparison.
 //!
-//! Each says whether its input was a sound one.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "that is how a finding is told")]
+//! Each `run` returns whether its input was valid. `tests/fuzz.rs` calls them, too.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "targets report findings by panicking")]
 
 pub mod content;
 pub mod header;

@@ -1,7 +1,7 @@
-//! The manifest of a dataset: what comes of putting arrays one behind the other, in its order.
+//! Target `manifest`: the arrays of a dataset are those of its shards, concatenated in the order of the manifest.
 
 use super::headers::once_in;
-use super::shards::{self, ODD_NAMES, Says, Seen, Shards, Tensors};
+use super::shards::{self, Meaning, ODD_NAMES, Seen, Shards, Tensors};
 use arbitrary::{Result, Unstructured};
 use std::collections::{BTreeMap, BTreeSet};
 use weightfs::format::Mode;
@@ -10,7 +10,7 @@ pub fn run(bytes: &[u8]) -> bool {
     open(&mut Unstructured::new(bytes)).unwrap_or(false)
 }
 
-/// In an order that is not that of the names.
+/// The shards in the order of the manifest, which is not that of their names.
 const SHARDS: [&str; 4] = ["c.safetensors", "a.safetensors", "sub/d.safetensors", "b.safetensors"];
 
 const TENSORS: [&str; 3] = ["x", "x.y", "重/%\n"];
@@ -23,7 +23,7 @@ struct Tensor {
     data: Vec<u8>,
 }
 
-/// The tensors of each file; a file may be none of tensors, or not be there.
+/// The tensors of each file; `None` for a file that is not a safetensors file.
 type Files = BTreeMap<&'static str, Option<Vec<Tensor>>>;
 
 impl Tensor {
@@ -39,11 +39,11 @@ impl Tensor {
     }
 }
 
-/// The tensors of the file that has that number.
+/// The tensors of the file of a number. `alike` files have the same names.
 fn file(number: usize, alike: bool, bytes: &mut Unstructured) -> Result<Vec<Tensor>> {
     let mut tensors = Vec::new();
     for (at, name) in TENSORS.into_iter().enumerate() {
-        // What the parts of an array have in common, unless something is wrong.
+        // The parts of an array have the same dtype and trailing dimensions, except for an occasional fault.
         let (mut dtype, mut trailing) = (["U8", "U16", "I8"][at], [&[][..], &[2], &[0, 3]][at].to_vec());
         let rows = match bytes.int_in_range(0..=12)? {
             rows @ 0..=9 => rows % 5,
@@ -57,7 +57,7 @@ fn file(number: usize, alike: bool, bytes: &mut Unstructured) -> Result<Vec<Tens
             }
             _ => continue,
         };
-        // As many as that only where there are no bytes.
+        // A huge number of rows is possible only for tensors of no bytes.
         let rows = if trailing.contains(&0) && once_in(4, bytes)? { rows << 62 } else { rows };
         let mut shape = [&[rows], &trailing[..]].concat();
         if once_in(24, bytes)? {
@@ -69,7 +69,7 @@ fn file(number: usize, alike: bool, bytes: &mut Unstructured) -> Result<Vec<Tens
     Ok(tensors)
 }
 
-/// What `tensors/` shows, if the model can be opened; `listed` as the manifest has them.
+/// The tensors of the mount; `None` if the model must be refused. `listed` are the shards in the manifest's order.
 fn expected(files: &Files, listed: &[&'static str], mode: Mode) -> Option<Tensors> {
     let find = |name: &str| files.get(&shards::path(name)[..])?.as_ref();
     let opened: BTreeMap<&str, &Vec<Tensor>> = listed.iter().filter_map(|name| Some((*name, find(name)?))).collect();
@@ -81,7 +81,7 @@ fn expected(files: &Files, listed: &[&'static str], mode: Mode) -> Option<Tensor
     if !once || nothing || listed.iter().any(|name| shards::is_refused(name)) {
         return None;
     }
-    // By name: of each tensor the first file, in the order of names.
+    // In key-value mode a tensor is that of the first shard that has it, in the order of shard names.
     let mut first: Tensors = BTreeMap::new();
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for (shard, tensors) in &opened {
@@ -108,7 +108,7 @@ fn expected(files: &Files, listed: &[&'static str], mode: Mode) -> Option<Tensor
 }
 
 /// The text of a manifest.
-fn text(listed: &[&str], bytes: &mut Unstructured) -> Result<(Vec<u8>, Says)> {
+fn text(listed: &[&str], bytes: &mut Unstructured) -> Result<(Vec<u8>, Meaning)> {
     let shard = |name: &&str| {
         let name = serde_json::to_string(name).unwrap();
         format!(r#"{{"shard_path":{name},"samples_count":1,"bytes":100}}"#)
@@ -131,7 +131,7 @@ fn text(listed: &[&str], bytes: &mut Unstructured) -> Result<(Vec<u8>, Says)> {
             return shards::spoil(&text, bytes);
         }
     };
-    Ok((spoilt.into(), Says::Nothing))
+    Ok((spoilt.into(), Meaning::Invalid))
 }
 
 fn open(bytes: &mut Unstructured) -> Result<bool> {
@@ -139,7 +139,7 @@ fn open(bytes: &mut Unstructured) -> Result<bool> {
     let mut files = Files::new();
     let mut listed = Vec::new();
     for (number, name) in SHARDS.into_iter().enumerate().take(bytes.int_in_range(0..=SHARDS.len())?) {
-        // Some names of a set that has its own belong to another one.
+        // Some shards have the names of the other kind of dataset.
         let alike = alike != once_in(16, bytes)?;
         files.insert(name, if once_in(16, bytes)? { None } else { Some(file(number, alike, bytes)?) });
         listed.push(if once_in(24, bytes)? { *bytes.choose(&ODD_NAMES)? } else { name });
@@ -147,7 +147,7 @@ fn open(bytes: &mut Unstructured) -> Result<bool> {
             listed.push(name);
         }
     }
-    let (text, says) = text(&listed, bytes)?;
+    let (text, meaning) = text(&listed, bytes)?;
     let content = |(name, tensors): (&&'static str, &Option<Vec<Tensor>>)| {
         let Some(tensors) = tensors else { return (*name, b"no tensors".to_vec()) };
         let listed: Vec<_> = tensors
@@ -161,16 +161,19 @@ fn open(bytes: &mut Unstructured) -> Result<bool> {
     for mode in [Mode::Strict, Mode::Lenient] {
         let opening = directory.open("dataset_manifest.json", &text, mode);
         for (shard, seen) in opening.iter().flat_map(|opening| &opening.shards) {
-            // Each shard shows what is in it, whatever comes of the whole.
+            // Each shard shows its own tensors, whether they can be joined or not.
             let name = weightfs::name::decode(shard).unwrap();
             let tensors = files[&shards::path(&name)[..]].as_ref().unwrap();
             let expected: Tensors = tensors.iter().map(|tensor| (tensor.name.clone(), tensor.seen(&name))).collect();
             assert_eq!(*seen, expected, "{shard}");
         }
-        let expected = expected(&files, &listed, mode).filter(|_| says == Says::This);
+        let expected = expected(&files, &listed, mode).filter(|_| meaning == Meaning::Same);
         let whole = opening.map(|opening| opening.whole);
         sound |= whole.is_some();
-        assert!(says == Says::Something || whole == expected, "{mode:?}: {whole:?} and not {expected:?} of {files:?}");
+        assert!(
+            meaning == Meaning::Unknown || whole == expected,
+            "{mode:?}: {whole:?}, expected {expected:?}, files {files:?}"
+        );
     }
     Ok(sound)
 }

@@ -1,4 +1,4 @@
-//! A model as a file system: every file has the size and the bytes that it should have, and no request panics.
+//! Target `mount`: every file of a mounted model has the expected size and bytes, and no request panics.
 
 use super::headers::{self, official, once_in};
 use super::shards::read;
@@ -16,10 +16,10 @@ use weightfs::source::Memory;
 use weightfs::view::{Shown, View};
 
 pub fn run(bytes: &[u8]) -> bool {
-    look_around(&mut Unstructured::new(bytes)).unwrap_or(false)
+    explore(&mut Unstructured::new(bytes)).unwrap_or(false)
 }
 
-/// The bytes of files by their paths; `None` for files that are slow to compute.
+/// The bytes of files by path; `None` for files that are slow to compute.
 type Files = BTreeMap<String, Option<Vec<u8>>>;
 
 /// A tensor as its header describes it.
@@ -31,7 +31,7 @@ struct Tensor {
     data: Vec<u8>,
 }
 
-fn look_around(bytes: &mut Unstructured) -> Result<bool> {
+fn explore(bytes: &mut Unstructured) -> Result<bool> {
     let mode = if bytes.arbitrary()? { Mode::Lenient } else { Mode::Strict };
     let (factor, addend): (u8, u8) = bytes.arbitrary()?;
     let (header, len) = headers::header(bytes)?;
@@ -72,7 +72,7 @@ fn look_around(bytes: &mut Unstructured) -> Result<bool> {
         assert_eq!((&picture[..4], picture.len() as u64), (&b"\x89PNG"[..], attr.size));
     }
     while !bytes.is_empty() {
-        ask_anything(&superblock, bytes)?;
+        request_anything(&superblock, bytes)?;
     }
     Ok(true)
 }
@@ -91,7 +91,7 @@ fn walk(superblock: &Superblock, dir: Ino, path: &str, files: &mut Files, bytes:
     let entries = list(0);
     assert_eq!((&entries[0].0[..], entries[0].1, &entries[1].0[..]), (".", dir, ".."));
     let at = bytes.choose_index(entries.len())?;
-    assert_eq!(list(entries[at].3), entries[at + 1..], "a resumed listing of {path}");
+    assert_eq!(list(entries[at].3), entries[at + 1..], "resumed listing of {path}");
     for (name, ino, kind, _) in &entries[2..] {
         let below = format!("{path}/{name}");
         assert!(name.len() <= 255 && !name.contains('/'), "{below}");
@@ -112,14 +112,14 @@ fn walk(superblock: &Superblock, dir: Ino, path: &str, files: &mut Files, bytes:
     Ok(())
 }
 
-/// Reads a file, and compares a part of it with the whole.
+/// Reads a file of `len` bytes whole, and compares a part of it with that.
 fn read_all(superblock: &Superblock, ino: Ino, len: u64, path: &str, bytes: &mut Unstructured) -> Result<Vec<u8>> {
     let read = |offset, size| read(superblock, ino, offset, size).unwrap().to_vec();
     let whole = read(0, u64::MAX);
     assert_eq!(whole.len() as u64, len, "{path}");
     let (offset, size) = (bytes.int_in_range(0..=len)?, bytes.int_in_range(0..=len + 1)?);
     let end = len.min(offset + size);
-    assert!(read(offset, size) == whole[offset as usize..end as usize], "{path}: {size} bytes from {offset} on");
+    assert!(read(offset, size) == whole[offset as usize..end as usize], "{path}: {size} bytes at offset {offset}");
     Ok(whole)
 }
 
@@ -129,15 +129,15 @@ fn check_tensors(files: &Files, tensors: &[Tensor]) {
         let file =
             |dir: &str, ending: &str| files.get(&format!("/{dir}/{}{ending}", name::encode(&tensor.name)))?.as_ref();
         assert_eq!(file("tensors", "").unwrap(), &tensor.data);
-        // For an unknown dtype the shape does not tell the number of values.
+        // Values of an unknown dtype cannot be decoded.
         let count: u64 = if tensor.is_known { elements(&tensor.shape) } else { 0 };
         let has_values = tensor.is_known && tensor.dtype != "C64";
         let f32 = file("f32", ".f32");
         assert_eq!(f32.map(|f32| f32.len() as u64), has_values.then_some(count * 4));
         let npy = file("npy", ".npy");
         assert_eq!(npy.is_some(), tensor.is_known);
-        let behind = |npy: &Vec<u8>| npy.ends_with(&tensor.data) || f32.is_some_and(|f32| npy.ends_with(f32));
-        assert!(npy.is_none_or(|npy| npy.starts_with(b"\x93NUMPY") && behind(npy)));
+        let has_data = |npy: &Vec<u8>| npy.ends_with(&tensor.data) || f32.is_some_and(|f32| npy.ends_with(f32));
+        assert!(npy.is_none_or(|npy| npy.starts_with(b"\x93NUMPY") && has_data(npy)));
         let stats = file("stats", ".json").map(|text| serde_json::from_slice::<serde_json::Value>(text).unwrap());
         assert_eq!(stats.map(|stats| stats["count"].as_u64().unwrap()), has_values.then_some(count));
         let single = file("safetensors", ".safetensors").unwrap();
@@ -149,6 +149,7 @@ fn check_tensors(files: &Files, tensors: &[Tensor]) {
     }
 }
 
+/// The number of elements. If a dimension is 0, the product of the others may overflow, so it is not computed.
 fn elements(shape: &[u64]) -> u64 {
     if shape.contains(&0) { 0 } else { shape.iter().product() }
 }
@@ -185,8 +186,8 @@ fn check_whole(files: &Files, tensors: &[Tensor], metadata: &[(String, String)])
     }
 }
 
-/// Sends requests for any inode and any name.
-fn ask_anything(superblock: &Superblock, bytes: &mut Unstructured) -> Result<()> {
+/// Sends requests for an arbitrary inode and name.
+fn request_anything(superblock: &Superblock, bytes: &mut Unstructured) -> Result<()> {
     let ino = if once_in(4, bytes)? {
         bytes.arbitrary()?
     } else {

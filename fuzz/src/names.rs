@@ -1,5 +1,5 @@
-//! Names: the encoding that SPEC describes, told the long way, and there and back; nothing on a terminal that it would
-//! obey.
+//! Target `names`: file names are those of a simple encoder and decode to the same name unless they were cut; printed
+//! text has no terminal control characters.
 
 use super::headers::once_in;
 use arbitrary::{Result, Unstructured};
@@ -9,7 +9,7 @@ use weightfs::text::printable;
 use weightfs::text::quote;
 
 pub fn run(bytes: &[u8]) -> bool {
-    there_and_back(&mut Unstructured::new(bytes)).is_ok()
+    check(&mut Unstructured::new(bytes)).is_ok()
 }
 
 const UNITS: [&str; 22] = [
@@ -37,7 +37,7 @@ const UNITS: [&str; 22] = [
     "\u{feff}",
 ];
 
-/// A name of a few units, each of them once or often.
+/// A name of a few units, some of which are repeated.
 fn name(bytes: &mut Unstructured) -> Result<String> {
     let mut name = String::new();
     for _ in 0..bytes.int_in_range(0..=5)? {
@@ -49,8 +49,8 @@ fn name(bytes: &mut Unstructured) -> Result<String> {
     Ok(name)
 }
 
-/// What SPEC says of the encoding.
-fn as_specified(name: &str) -> String {
+/// The file name of `name`, by a simple encoder.
+fn expected(name: &str) -> String {
     let dots = matches!(name, "." | "..");
     let unit = |char: char| match char {
         '/' | '%' | '\0'..='\x1f' | '\x7f' => format!("%{:02X}", char as u32),
@@ -75,16 +75,16 @@ fn as_specified(name: &str) -> String {
     format!("{kept}%~{}", &hash[..16])
 }
 
-fn there_and_back(bytes: &mut Unstructured) -> Result<()> {
+fn check(bytes: &mut Unstructured) -> Result<()> {
     let (name, other) = (name(bytes)?, self::name(bytes)?);
     let other = if once_in(4, bytes)? { encode(&name).into_owned() } else { other };
     let encoded = encode(&name);
-    assert_eq!(encoded, as_specified(&name));
+    assert_eq!(encoded, expected(&name));
     assert!(encoded.len() <= MAX && !encoded.contains(['/', '\0']) && !matches!(&encoded[..], "" | "." | ".."));
     assert_eq!(encoded == encode(&other), name == other, "{name:?} and {other:?}");
     assert_eq!(cut(&name), is_cut(&encoded).then(|| encoded.clone().into_owned()));
     assert!(is_cut(&encoded) || decode(&encoded).as_deref() == Some(&name[..]));
-    // Any file name may be asked for.
+    // `other` may be any file name. If it decodes, it is the encoding of the result.
     if let Some(name) = decode(&other) {
         assert_eq!(encode(&name), other);
     }
@@ -96,7 +96,7 @@ fn there_and_back(bytes: &mut Unstructured) -> Result<()> {
     Ok(())
 }
 
-/// What a terminal obeys: control characters, ends of lines, and Unicode's `Bidi_Control`.
+/// Whether a terminal acts on it: control characters, line and paragraph separators, and Unicode's `Bidi_Control`.
 fn is_terminal_control(char: char) -> bool {
     let directs =
         matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');

@@ -1,4 +1,4 @@
-//! The command line: what -o says is what the same long options say, and no words make it panic.
+//! Target `options`: options in `-o` mean the same as the long options, and no arguments make the parser panic.
 
 use super::headers::once_in;
 use arbitrary::{Result, Unstructured};
@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
 #[path = "../../src/cli/mod.rs"]
-#[allow(dead_code, missing_docs, reason = "it is the binary's")]
+#[allow(dead_code, missing_docs, reason = "it is a module of the binary")]
 mod cli;
 
 pub fn run(bytes: &[u8]) -> bool {
@@ -41,7 +41,7 @@ const VALUES: [&str; 16] = [
 const WITHOUT_EFFECT: [&str; 8] =
     ["ro", "defaults", "_netdev", "noatime", "x-systemd.automount", "x-a=b", "comment=--lenient", ""];
 
-/// Words that mean something somewhere.
+/// Arguments that some command or option takes.
 const WORDS: [&str; 24] = [
     "-o",
     "-f",
@@ -73,7 +73,7 @@ fn parse(bytes: &mut Unstructured) -> Result<bool> {
     if once_in(3, bytes)? {
         return any_words(bytes);
     }
-    // mount(8)'s helper takes no flags together with -o.
+    // The helper of mount(8) does not accept flags combined with -o, such as -fo.
     let helper = bytes.arbitrary()?;
     let (mut long, mut short) = (Vec::new(), Vec::new());
     for _ in 0..bytes.int_in_range(0..=3)? {
@@ -108,7 +108,7 @@ fn parse(bytes: &mut Unstructured) -> Result<bool> {
     Ok(expected.is_some())
 }
 
-/// An option as it stands in the list of -o, and as the long option that it is, if it is any.
+/// An option as written in `-o`, and the equivalent long option; `None` if the option has no effect.
 fn option(bytes: &mut Unstructured) -> Result<(String, Option<String>)> {
     Ok(match bytes.int_in_range(0..=9)? {
         0..=3 => {
@@ -120,7 +120,7 @@ fn option(bytes: &mut Unstructured) -> Result<(String, Option<String>)> {
             let option = *bytes.choose(&WITH_VALUE)?;
             let odd = once_in(6, bytes)?;
             let value = if odd { bytes.arbitrary::<String>()? } else { bytes.choose(&VALUES)?.to_string() };
-            // A comma parts options; a backslash takes the next character as it is.
+            // Commas separate options; a backslash escapes the next character.
             let escaped = value.replace('\\', r"\\").replace(',', r"\,");
             (format!("{option}={escaped}"), Some(format!("--{}={value}", option.replace('_', "-"))))
         }
@@ -128,7 +128,7 @@ fn option(bytes: &mut Unstructured) -> Result<(String, Option<String>)> {
     })
 }
 
-/// Any words at all, also as mount(8) would give them.
+/// Parses arbitrary arguments, also as the helper of mount(8).
 fn any_words(bytes: &mut Unstructured) -> Result<bool> {
     let (helper, from_mount) = (bytes.arbitrary()?, bytes.arbitrary()?);
     let mut words: Vec<OsString> = Vec::new();

@@ -1,4 +1,4 @@
-//! A directory of shards and a list of them, for the targets that open models of several files.
+//! Directories of shards with an index or a manifest, for the targets that open models of several files.
 
 use super::headers::{self, odd_value};
 use arbitrary::{Result as Arbitrary, Unstructured};
@@ -11,10 +11,10 @@ use weightfs::model::{self, Opened};
 use weightfs::source::Bytes;
 use weightfs::view::Shown;
 
-/// The directory of shards. Another shard lies outside of it, where no list may lead.
+/// A directory of shards. Another shard is outside of it, where no index or manifest may lead.
 pub struct Shards(TempDir);
 
-/// Names that lead nowhere, elsewhere, or to the first shard.
+/// Shard names that lead to no shard, outside of the directory, or to `a.safetensors`.
 pub const ODD_NAMES: [&str; 12] = [
     "missing.safetensors",
     "./a.safetensors",
@@ -30,12 +30,12 @@ pub const ODD_NAMES: [&str; 12] = [
     "a\0.safetensors",
 ];
 
-/// Whether a name must be refused.
+/// Whether weightfs must refuse a shard name.
 pub fn is_refused(name: &str) -> bool {
     name.starts_with('/') || name.split('/').any(|part| part == "..") || !name.ends_with(".safetensors")
 }
 
-/// The path that a name leads to, normalised.
+/// The normalised path of a shard name.
 pub fn path(name: &str) -> String {
     name.split('/').filter(|part| !matches!(*part, "" | ".")).collect::<Vec<_>>().join("/")
 }
@@ -43,7 +43,7 @@ pub fn path(name: &str) -> String {
 /// A tensor as a mount shows it.
 #[derive(Debug, PartialEq)]
 pub struct Seen {
-    /// The shard; `None` for an array that is joined from several.
+    /// Its shard; `None` for an array that is joined from several.
     pub shard: Option<String>,
     pub shape: String,
     pub data: Vec<u8>,
@@ -62,7 +62,7 @@ pub struct Opening {
 }
 
 impl Shards {
-    /// A directory of these files.
+    /// Makes a directory of these files: name, content.
     pub fn new<'f>(files: impl IntoIterator<Item = (&'f str, Vec<u8>)>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         for made in ["model", "model/sub", "model/sub.safetensors"] {
@@ -75,7 +75,7 @@ impl Shards {
         Self(dir)
     }
 
-    /// Opens a model by its list; `None` if it is refused.
+    /// Opens the model by an index or manifest of this name and text; `None` if it is refused.
     pub fn open(&self, list: &str, text: &[u8], mode: Mode) -> Option<Opening> {
         let path = self.0.path().join("model").join(list);
         std::fs::write(&path, text).unwrap();
@@ -104,7 +104,7 @@ impl Shards {
     }
 }
 
-/// Bytes of a file.
+/// Reads a part of a file.
 pub fn read(superblock: &Superblock, ino: Ino, offset: u64, size: u64) -> Result<Bytes, weightfs::fs::Error> {
     let content = superblock.open(ino, &Request::WAIT)?;
     Ok(content.read(offset..offset.saturating_add(size), &Request::WAIT)?)
@@ -129,6 +129,7 @@ fn tensors(superblock: &Superblock, parent: Ino) -> Tensors {
     tensors
 }
 
+/// The entries of a directory, without `.` and `..`.
 fn list_dir(superblock: &Superblock, dir: Ino) -> Vec<(Ino, FileKind, String)> {
     let mut entries = Vec::new();
     let add = |entry: weightfs::fs::Dentry| {
@@ -139,7 +140,7 @@ fn list_dir(superblock: &Superblock, dir: Ino) -> Vec<(Ino, FileKind, String)> {
     entries.split_off(2)
 }
 
-/// A safetensors file of tensors in the order of their data: name, dtype, shape, bytes.
+/// A safetensors file of these tensors in this order: name, dtype, shape, bytes.
 pub fn file(tensors: &[(&str, &str, &[u64], &[u8])]) -> Vec<u8> {
     let (mut members, mut data) = (Vec::new(), Vec::new());
     for (name, dtype, shape, bytes) in tensors {
@@ -153,36 +154,36 @@ pub fn file(tensors: &[(&str, &str, &[u64], &[u8])]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat()
 }
 
-/// The meaning of a list.
+/// The meaning of the text of an index or manifest.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Says {
-    /// What it was made to mean.
-    This,
-    /// It must be refused.
-    Nothing,
-    /// Not known.
-    Something,
+pub enum Meaning {
+    /// What it was made from.
+    Same,
+    /// None: it must be refused.
+    Invalid,
+    /// Any: it may be valid or not.
+    Unknown,
 }
 
-/// The text of a list, a JSON object: unchanged, in another form, or damaged.
-pub fn spoil(text: &str, bytes: &mut Unstructured) -> Arbitrary<(Vec<u8>, Says)> {
+/// The text of an index or manifest, a JSON object: unchanged, in another form, or damaged.
+pub fn spoil(text: &str, bytes: &mut Unstructured) -> Arbitrary<(Vec<u8>, Meaning)> {
     Ok(match bytes.int_in_range(0..=15)? {
-        0..=9 => (text.into(), Says::This),
-        10 => (format!(" \t{text}\r\n").into(), Says::This),
+        0..=9 => (text.into(), Meaning::Same),
+        10 => (format!(" \t{text}\r\n").into(), Meaning::Same),
         11 => {
             let value = odd_value(bytes)?;
             let is_json = serde_json::from_str::<serde::de::IgnoredAny>(&value).is_ok();
-            let says = if is_json { Says::This } else { Says::Nothing };
-            (text.replacen('{', &format!("{{\"more\":{value},"), 1).into(), says)
+            let meaning = if is_json { Meaning::Same } else { Meaning::Invalid };
+            (text.replacen('{', &format!("{{\"more\":{value},"), 1).into(), meaning)
         }
-        12 => (format!("{text}{{}}").into(), Says::Nothing),
-        13 => (text.as_bytes()[..bytes.choose_index(text.len())?].into(), Says::Nothing),
+        12 => (format!("{text}{{}}").into(), Meaning::Invalid),
+        13 => (text.as_bytes()[..bytes.choose_index(text.len())?].into(), Meaning::Invalid),
         _ => {
             let mut text = text.into();
             for _ in 0..bytes.int_in_range(1..=3)? {
                 headers::mutate(bytes, &mut text)?;
             }
-            (text, Says::Something)
+            (text, Meaning::Unknown)
         }
     })
 }

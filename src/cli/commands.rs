@@ -1,4 +1,4 @@
-//! The words of the commands that do not mount.
+//! The arguments and help text of the commands that do not mount.
 
 use super::{location, pattern};
 use bytesize::ByteSize;
@@ -9,37 +9,36 @@ use weightfs::source::Location;
 
 const LS_HELP: &str = "\
 Examples:
-  weightfs ls model.safetensors                          every tensor, in natural order
-  weightfs ls model '*.layers.0.*' '*.bias'              those whose names match
-  weightfs ls --sort size model | head                   the largest
-  weightfs ls --totals --depth 3 model                   counts by dtype and by module
-  weightfs ls --json model | jq -r '.tensors[].name'
+  weightfs ls model.safetensors                          all tensors, in natural order
+  weightfs ls model '*.layers.0.*' '*.bias'              tensors whose names match a pattern
+  weightfs ls --sort size model | head                   the largest tensors
+  weightfs ls --totals --depth 3 model                   totals by dtype and by module
+  weightfs ls --json model | jq -r '.tensors[].name'     tensor names, from JSON
 
-OFFSET is where the data begins in the file, in bytes. On a terminal two lines with totals follow,
-and the middle of a name that does not fit is left out; a pipe or file gets names whole, and no totals.
+OFFSET is the position of the data in the file, in bytes. On a terminal, long names are shortened in
+the middle and two lines of totals follow; a pipe or file gets full names and no totals.
 
-Exit status: 0 done, 1 failed, or a PATTERN matches no tensor, 2 wrong usage.";
+Exit status: 0 success, 1 failure or a PATTERN that matches no tensor, 2 usage error.";
 
-/// What to list, and how.
+/// The arguments of `ls`.
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = LS_HELP)]
 pub struct LsArgs {
-    /// A .safetensors file, the index of a sharded model (.safetensors.index.json), a dataset
-    /// (dataset_manifest.json), or a directory with one model or several
+    /// A .safetensors file, the index of a sharded model (.safetensors.index.json), a dataset manifest
+    /// (dataset_manifest.json), or a directory with one or more models
     #[arg(value_parser = location())]
     pub source: Location,
 
-    /// Only tensors whose whole names match one of these globs: * matches any characters, ? one,
-    /// [a-z] one of a set
+    /// List only tensors whose full name matches one of these globs: * matches any characters, ? one character, [a-z]
+    /// one of a set
     #[arg(value_name = "PATTERN", value_parser = pattern::parse)]
     pub patterns: Vec<glob::Pattern>,
 
-    /// By what to sort: name (layers.2 before layers.10), size (the largest first), or offset (the
-    /// order of the data)
+    /// Sort by name (layers.2 before layers.10), size (largest first) or offset (order of the data in the files)
     #[arg(long, value_name = "KEY", default_value = "name", hide_possible_values = true)]
     pub sort: Sort,
 
-    /// Turn the order around
+    /// Reverse the order
     #[arg(short, long)]
     pub reverse: bool,
 
@@ -47,169 +46,168 @@ pub struct LsArgs {
     #[arg(long)]
     pub totals: bool,
 
-    /// How many dotted parts of a name make a module
+    /// Number of leading dotted components of a tensor name that form its module
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub depth: usize,
 
-    /// Print sizes in bytes
+    /// Print sizes in bytes and exact counts, instead of rounded numbers
     #[arg(short, long)]
     pub bytes: bool,
 
-    /// Print no headings
+    /// Omit the column headings of the list, and its lines of totals
     #[arg(short, long)]
     pub no_headings: bool,
 
-    /// Print JSON, one object for each model: tensors as in index.json of a mount, and totals
+    /// Print one JSON object per model: the tensors as in index.json of a mount, and totals
     #[arg(long)]
     pub json: bool,
 
-    /// List what is sound in a damaged file, and report the rest
+    /// List the valid tensors of a damaged file and report the rest, instead of failing
     #[arg(long)]
     pub lenient: bool,
 }
 
-/// An order of tensors.
+/// The order of a list of tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Sort {
-    /// Natural order of names.
+    /// Natural order of names: numbers by value.
     Name,
     /// The largest first.
     Size,
-    /// File by file in the order of the data.
+    /// File by file, in the order of the data.
     Offset,
 }
 
 const INSPECT_HELP: &str = "\
-Long values of metadata are cut; --all shows every key, and --json gives every value whole.
+Long metadata values are shortened. --all shows every key, --json prints every value in full.
 
-Exit status: 0 done, 1 failed, 2 wrong usage.";
+Exit status: 0 success, 1 failure, 2 usage error.";
 
-/// What to look at, and how.
+/// The arguments of `inspect`.
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = INSPECT_HELP)]
 pub struct InspectArgs {
-    /// Files, indices, datasets, or directories with one model or several
+    /// .safetensors files, indexes, dataset manifests, or directories with one or more models
     #[arg(required = true, value_name = "SOURCE", value_parser = location())]
     pub sources: Vec<Location>,
 
-    /// Show all shards, modules and keys of metadata
+    /// Show all shards, modules and metadata keys
     #[arg(short, long)]
     pub all: bool,
 
-    /// Print JSON, one object for each model
+    /// Print one JSON object per model
     #[arg(long)]
     pub json: bool,
 
-    /// Look at what is sound in a damaged file, and report the rest
+    /// Describe the valid part of a damaged file and report the rest, instead of failing
     #[arg(long)]
     pub lenient: bool,
 }
 
 const ID_HELP: &str = "\
-Two models have the same hash if their names, dtypes, shapes, sizes and metadata are the same; the
-data itself does not count. It is the hash of weight-inspect, whose output this is. A model of many
-files has that of all of it as one file.
+Two models have the same structural hash if their tensor names, dtypes, shapes, sizes and metadata
+are the same; tensor data is not read. The hash and the output are those of weight-inspect. A model
+of several files has the hash of the same model in one file.
 
-Exit status: 0 done, 1 failed, 2 wrong usage.";
+Exit status: 0 success, 1 failure, 2 usage error.";
 
-/// Whose identity to print.
+/// The arguments of `id`.
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = ID_HELP)]
 pub struct IdArgs {
-    /// Files, indices, datasets, or directories with one model or several
+    /// .safetensors files, indexes, dataset manifests, or directories with one or more models
     #[arg(required = true, value_name = "SOURCE", value_parser = location())]
     pub sources: Vec<Location>,
 
-    /// Print JSON, one object for each model
+    /// Print one JSON object per model
     #[arg(long)]
     pub json: bool,
 }
 
 const SUMMARY_HELP: &str = "\
-The line is FORMAT,VERSION,TENSORS,METADATA,HASH: safetensors has no version (N/A), METADATA is the
-number of keys, and HASH the structural hash of weight-inspect (see `weightfs id --help`). Where
-there are several models, the file follows as a last field.
+The line is FORMAT,VERSION,TENSORS,METADATA,HASH. VERSION is N/A for safetensors. TENSORS and
+METADATA are the numbers of tensors and of metadata keys. HASH is the structural hash that
+`weightfs id` prints. If there are several models, the file is added as the last field.
 
-Exit status: 0 done, 1 failed, 2 wrong usage.";
+Exit status: 0 success, 1 failure, 2 usage error.";
 
-/// Whose summary to print.
+/// The arguments of `summary`.
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = SUMMARY_HELP)]
 pub struct SummaryArgs {
-    /// Files, indices, datasets, or directories with one model or several
+    /// .safetensors files, indexes, dataset manifests, or directories with one or more models
     #[arg(required = true, value_name = "SOURCE", value_parser = location())]
     pub sources: Vec<Location>,
 }
 
 const CHECK_HELP: &str = "\
-Errors: a header that the official reader refuses, with all that is wrong with it; a tensor name
-that stands twice; an index or a manifest that the files do not agree with; a modelspec.hash_sha256
-or sshs_model_hash that is not that of the data; NaN.
+Errors: a header that the official reader rejects, with every problem in it; a duplicate tensor
+name; an index or manifest that does not match the files; a modelspec.hash_sha256 or sshs_model_hash
+that does not match the data; NaN values.
 
-Warnings: tensors that do not begin at a multiple of their element size; what the format does not
-have but readers take; dtypes and header sizes that some readers refuse; an index that names a
-tensor twice or gives other totals; metadata against the rules of ModelSpec or sd-scripts;
-infinite values.
+Warnings: a tensor that is not aligned to its element size; deviations from the format that readers
+accept; dtypes and header sizes that some readers reject; an index with duplicate tensors or wrong
+totals; metadata that violates the rules of ModelSpec or sd-scripts; infinite values.
 
-Where the metadata gives a hash, all data is read to verify it, with --values all data of
-floating-point types.
+If the metadata contains a hash, all data is read to verify it. --values reads the data of all
+floating-point tensors.
 
-Exit status: 0 sound, 1 an error was found, 2 wrong usage, or something could not be read or
-printed, or changed meanwhile.";
+Exit status: 0 no errors, 1 errors, 2 usage error, or a file that cannot be read or changed during
+the check, or output that cannot be printed.";
 
-/// What to check, and how.
+/// The arguments of `check`.
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = CHECK_HELP)]
 pub struct CheckArgs {
-    /// Files, indices, datasets, or directories with one model or several
+    /// .safetensors files, indexes, dataset manifests, or directories with one or more models
     #[arg(required = true, value_name = "SOURCE", value_parser = location())]
     pub sources: Vec<Location>,
 
-    /// Look for NaN and infinity in all tensors
+    /// Read all floating-point data and look for NaN and infinite values
     #[arg(long)]
     pub values: bool,
 
-    /// Read headers only, and verify no hash
+    /// Read only headers; do not verify hashes
     #[arg(long, conflicts_with = "values")]
     pub no_data: bool,
 
-    /// Let warnings count as errors in the exit status
+    /// Also exit with status 1 if there are only warnings
     #[arg(long)]
     pub fail_on_warning: bool,
 
-    /// Print nothing but what could not be read: the exit status tells
+    /// Print only files that cannot be read; the exit status reports the findings
     #[arg(short, long, conflicts_with = "json")]
     pub quiet: bool,
 
-    /// Print JSON, one object for each model
+    /// Print one JSON object per model
     #[arg(long)]
     pub json: bool,
 }
 
 const DIFF_HELP: &str = "\
 Examples:
-  weightfs diff base.safetensors tuned.safetensors       tensors and metadata, by the headers
-  weightfs diff --data base tuned                        the bytes, too, and how far apart
+  weightfs diff base.safetensors tuned.safetensors       compare tensor names, layout and metadata
+  weightfs diff --data base tuned                        compare the data of the tensors too
   weightfs diff --json --data a b | jq '.data.different[].max_abs'
 
-Relative is a distance in parts of the larger of the two values. Data that both have in the same
-place of a disk (one file by two names, or shared by cp --reflink) is not read.
+A relative difference is the absolute difference divided by the larger magnitude of the two values.
+Data that both models share on disk (hard links, or copies by cp --reflink) is not read.
 
-Exit status: 0 no difference, 1 some, 2 trouble.";
+Exit status: 0 no differences, 1 differences, 2 failure or usage error.";
 
-/// What to compare, and how to tell.
+/// The arguments of `diff`.
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = DIFF_HELP)]
 pub struct DiffArgs {
-    /// The old model, or directory of models: what `mount` takes
+    /// Old model, or directory of models; any SOURCE that `weightfs mount` accepts
     #[arg(value_parser = location())]
     pub a: Location,
 
-    /// The new one
+    /// New model, or directory of models
     #[arg(value_parser = location())]
     pub b: Location,
 
-    /// Compare the data, too: which tensors differ, in how many bits, and how far their values are apart
+    /// Compare the data too: report which tensors differ, in how many bits, and by how much
     #[arg(long)]
     pub data: bool,
 
@@ -221,43 +219,43 @@ pub struct DiffArgs {
     #[arg(long)]
     pub markdown: bool,
 
-    /// Compare what is sound of damaged files, and report the rest
+    /// Compare the valid tensors of damaged files and report the rest, instead of failing
     #[arg(long)]
     pub lenient: bool,
 }
 
 const METADATA_HELP: &str = "\
 Examples:
-  weightfs metadata get model.safetensors                every key and its value
+  weightfs metadata get model.safetensors                all keys and values
   weightfs metadata set model.safetensors modelspec.author=me license=mit
   weightfs metadata set model.safetensors notes <notes.txt
   weightfs metadata remove model.safetensors ss_dataset_dirs
   weightfs metadata clear model.safetensors -o clean.safetensors
 
-A changed file is written beside the old one and takes its place when it is whole and on the disk:
-until then the old one stays. Owner, permissions and extended attributes are kept. Where the file
-system can, the data is shared with the old file and not copied.
+The changed file replaces the old one only when it is complete and synced to disk, so an interrupted
+change leaves the old file intact. Owner, permissions and extended attributes are kept. The data is
+shared with the old file, not copied, if the file system supports it (reflinks on Btrfs and XFS).
 
-Exit status: 0 done, 1 failed, 2 wrong usage.";
+Exit status: 0 success, 1 failure, 2 usage error.";
 
-/// What to do with the metadata.
+/// The arguments of `metadata`.
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = METADATA_HELP)]
 pub struct MetadataArgs {
-    /// What exactly.
+    /// The subcommand.
     #[command(subcommand)]
     pub action: Action,
 }
 
-/// What to do with the metadata of a file.
+/// A subcommand of `metadata`.
 #[derive(Subcommand, Debug, PartialEq)]
 pub enum Action {
-    /// Print the value of a key, or KEY=VALUE of several or of all; of several models each with its place
+    /// Print the value of one KEY, or KEY=VALUE lines; lines begin with the path if there are several models
     Get {
-        /// What `mount` takes
+        /// Any SOURCE that `weightfs mount` accepts
         #[arg(value_parser = location())]
         source: Location,
-        /// Keys; none for all of them
+        /// Keys to print [default: all]
         #[arg(value_name = "KEY")]
         keys: Vec<String>,
         /// Print a JSON object
@@ -268,97 +266,98 @@ pub enum Action {
     Set {
         /// A .safetensors file
         file: PathBuf,
-        /// A key and its value; a KEY alone takes the text on standard input
+        /// Key and value; the value of a KEY without = is read from standard input
         #[arg(value_name = "KEY[=VALUE]", required = true)]
         pairs: Vec<String>,
         #[command(flatten)]
-        how: How,
+        options: EditOptions,
     },
     /// Remove keys
     Remove {
         /// A .safetensors file
         file: PathBuf,
-        /// Keys, all of which must be there
+        /// Keys to remove; all must exist
         #[arg(value_name = "KEY", required = true)]
         keys: Vec<String>,
         #[command(flatten)]
-        how: How,
+        options: EditOptions,
     },
     /// Remove all metadata
     Clear {
         /// A .safetensors file
         file: PathBuf,
         #[command(flatten)]
-        how: How,
+        options: EditOptions,
     },
 }
 
-/// How a change is made.
+/// The options of the subcommands that change a file.
 #[derive(Args, Debug, PartialEq)]
-pub struct How {
-    /// Write the changed file here, and leave FILE as it is; - is standard output
+pub struct EditOptions {
+    /// Write the changed file to OUT and leave FILE unchanged; - is standard output
     #[arg(short, long, value_name = "OUT")]
     pub out: Option<PathBuf>,
 
-    /// Only print what would change
+    /// Print the changes, but write nothing
     #[arg(long)]
     pub dry_run: bool,
 }
 
 const EXPORT_HELP: &str = "\
 Examples:
-  weightfs export model model.safetensors                a sharded model as one file
+  weightfs export model model.safetensors                write a sharded model as one file
   weightfs export --shard-size 5GB model.safetensors parts
   weightfs export --only '*.layers.0.*' model.safetensors layer0.safetensors
   weightfs export --clean model.safetensors - | ssh host 'cat >model.safetensors'
 
-A file or a directory gets its name when it is whole and on the disk: until then what had it stays.
+The output gets its name only when it is complete and synced to disk, so an interrupted export
+leaves an existing file intact.
 
-Exit status: 0 done, 1 failed, 2 wrong usage.";
+Exit status: 0 success, 1 failure, 2 usage error.";
 
-/// How to export.
+/// The arguments of `export`.
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = EXPORT_HELP)]
 pub struct ExportArgs {
-    /// What `mount` takes: a .safetensors file, the index of a sharded model, a dataset, or a directory with one model
-    /// or several
+    /// A .safetensors file, the index of a sharded model (.safetensors.index.json), a dataset manifest
+    /// (dataset_manifest.json), or a directory with one or more models
     #[arg(value_parser = location())]
     pub source: Location,
 
-    /// The file to write, a directory to write it to, or - for standard output; of several models, or with
-    /// --shard-size, a new directory
+    /// File to write, existing directory to write it to, or - for standard output; for several models or --shard-size,
+    /// a new or empty directory
     pub out: PathBuf,
 
-    /// Only tensors whose whole names match: * stands for any characters, ? for one, [a-z] for one of
-    /// a set; may be given more than once
+    /// Export only tensors whose full name matches a glob: * matches any characters, ? one character, [a-z] one of a
+    /// set; can be repeated
     #[arg(long, value_name = "PATTERN", value_parser = pattern::parse)]
     pub only: Vec<glob::Pattern>,
 
-    /// Leave the metadata out
+    /// Omit the metadata
     #[arg(long)]
     pub clean: bool,
 
-    /// Have the data begin at a multiple of this, a power of two [default: 4096]
+    /// Align the start of the data to BYTES, a power of two from 8 to 67108864 [default: 4096]
     #[arg(long, value_name = "BYTES", value_parser = parse_align)]
     pub align: Option<u64>,
 
-    /// Write several files of at most this much data each, such as 5GB, and their index
+    /// Write shards of at most SIZE of data each, such as 5GB, and their index; a larger tensor gets its own shard
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub shard_size: Option<ByteSize>,
 
-    /// Export what is sound of a damaged file, and report the rest
+    /// Export the valid tensors of a damaged file and report the rest, instead of failing
     #[arg(long)]
     pub lenient: bool,
 }
 
 fn parse_size(text: &str) -> Result<ByteSize, String> {
     match text.parse() {
-        Ok(ByteSize(0)) => Err("no data fits into that".into()),
+        Ok(ByteSize(0)) => Err("must be more than 0 bytes".into()),
         size => size,
     }
 }
 
-/// Least alignment that the official writer has, and most that makes sense: huge pages are not larger.
+/// The allowed alignments in bytes: from 8, which the official writer uses, to 64 MiB, more than a huge page of 2 MiB.
 const ALIGN: RangeInclusive<u64> = 8..=1 << 26;
 
 fn parse_align(text: &str) -> Result<u64, String> {

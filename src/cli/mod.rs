@@ -1,4 +1,5 @@
-//! The command line: knows its words, and how fstab's `-o` and mount(8)'s helper call are the same words in other form.
+//! The command line: its options and help text, and the translation of fstab's `-o` options and of mount(8)'s helper
+//! calls into it.
 
 mod commands;
 pub mod pattern;
@@ -16,25 +17,25 @@ use weightfs::view::{self, Shown};
 
 pub use commands::*;
 
-/// What was asked for.
+/// A parsed command line.
 pub struct Invocation {
     /// The command and its arguments.
     pub command: Command,
-    /// How failure is told.
+    /// The exit codes to use.
     pub codes: Codes,
 }
 
-/// The exit codes, which depend on the name by which the program was called.
+/// The set of exit codes. It depends on the name under which the program was called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Codes {
-    /// 1 failed, 2 usage.
+    /// 1: failure, 2: usage error.
     Weightfs,
-    /// As mount(8) has them: 32 mount failure, 1 usage.
+    /// As in mount(8). 32: mount failure, 1: usage error.
     MountHelper,
 }
 
 impl Codes {
-    /// It did not work.
+    /// The exit code for a failure.
     pub fn failure(self) -> ExitCode {
         match self {
             Self::Weightfs => ExitCode::from(1),
@@ -52,13 +53,13 @@ impl Codes {
 
 const AFTER_HELP: &str = "\
 Examples:
-  weightfs model.safetensors            mount on ./model, made for it
+  weightfs model.safetensors            mount on ./model, which is created
   weightfs model.safetensors /mnt       mount on /mnt
   ls -l model/tensors                   every tensor is a file
-  weightfs umount model                 the same as `umount model`
+  weightfs umount model                 unmount; removes ./model if it was created
   weightfs ls model.safetensors         list tensors without mounting
 
-Exit status: 0 done, 1 failed, 2 wrong usage. `weightfs COMMAND --help` tells more of a command.";
+Exit status: 0 success, 1 failure, 2 usage error. See `weightfs COMMAND --help` for each command.";
 
 /// Mount model weights as a read-only file system: every tensor is a file.
 #[derive(Parser)]
@@ -71,139 +72,139 @@ struct Cli {
     mount: Option<MountArgs>,
 }
 
-/// All words, for those who describe them.
-pub fn words() -> clap::Command {
+/// The definition of the command line, for generated documentation.
+pub fn definition() -> clap::Command {
     Cli::command()
 }
 
-/// What weightfs can do.
+/// A command and its arguments.
 #[derive(Subcommand, Debug, PartialEq)]
 pub enum Command {
-    /// Mount SOURCE (what `weightfs SOURCE` does as well)
+    /// Mount a model (same as `weightfs SOURCE`)
     Mount(MountArgs),
     /// Unmount a model
     Umount(UmountArgs),
     /// List tensors
     Ls(LsArgs),
-    /// Tell what a model is
+    /// Describe models: format, size, dtypes, modules, shards and metadata
     Inspect(InspectArgs),
     /// Print the structural hash of a model
     Id(IdArgs),
     /// Print the structural hash and counts in one line
     Summary(SummaryArgs),
-    /// Find what is wrong with a model
+    /// Check models for errors
     Check(CheckArgs),
-    /// Tell what differs between two models
+    /// Compare two models
     Diff(DiffArgs),
     /// Read or change the metadata of a file
     Metadata(MetadataArgs),
-    /// Write a model as one file or several
+    /// Write a model to one or more .safetensors files
     Export(ExportArgs),
     /// Write the manual page and shell completions below DIR
     #[command(hide = true)]
     WriteDocs {
-        /// Where `share` is to be
+        /// Installation prefix; files are written to DIR/share
         dir: PathBuf,
     },
 }
 
-/// How to mount.
+/// The arguments of `mount`.
 #[derive(Args, Debug, PartialEq)]
 pub struct MountArgs {
-    /// A .safetensors file, the index of a sharded model (.safetensors.index.json), a dataset
-    /// (dataset_manifest.json), or a directory with one model or several
+    /// A .safetensors file, the index of a sharded model (.safetensors.index.json), a dataset manifest
+    /// (dataset_manifest.json), or a directory with one or more models
     #[arg(value_parser = location())]
     pub source: Location,
 
-    /// An empty directory; by default one named after SOURCE is made here, and removed at unmount
+    /// Empty directory to mount on [default: ./NAME, named after SOURCE; created if missing, then removed at unmount]
     pub mountpoint: Option<PathBuf>,
 
-    /// Stay in the foreground; Ctrl-C unmounts
+    /// Run in the foreground; Ctrl-C unmounts
     #[arg(short, long)]
     pub foreground: bool,
 
-    /// Mount options as in fstab: the long options below without their dashes, and fstab's own
-    // Expanded before clap sees the command line; here for the help only.
+    /// Mount options as in fstab: long options without the dashes, or options of mount(8)
+    // `expand_options` replaces them before clap parses the command line. This field only provides the help text.
     #[arg(short, value_name = "OPT[,OPT...]")]
     options: Vec<String>,
 
-    // The names come from the table of views.
+    // The help text lists the names of all views.
     #[arg(long, value_name = "VIEW[,VIEW...]", value_parser = parse_views, help = views_help())]
     pub views: Option<Shown>,
 
-    /// Mount what is sound in a damaged file, and report the rest
+    /// Mount the valid tensors of a damaged file and report the rest, instead of failing
     #[arg(long)]
     pub lenient: bool,
 
-    /// Let other users in, as far as the permissions of SOURCE let them
+    /// Allow other users to access the mount, subject to the permissions of SOURCE
     #[arg(long, conflicts_with = "allow_root")]
     pub allow_other: bool,
 
-    /// Let root in
+    /// Allow root to access the mount
     #[arg(long)]
     pub allow_root: bool,
 
-    /// Owner of the files [default: that of SOURCE]
+    /// Owner of all files, as a name or number [default: owner of SOURCE]
     #[arg(long, value_name = "USER", value_parser = parse_user)]
     pub uid: Option<u32>,
 
-    /// Group of the files [default: that of SOURCE]
+    /// Group of all files, as a name or number [default: group of SOURCE]
     #[arg(long, value_name = "GROUP", value_parser = parse_group)]
     pub gid: Option<u32>,
 
-    /// Permission bits to take away, in octal
+    /// Permission bits to remove, in octal [default: 0]
     #[arg(long, value_name = "MASK", value_parser = parse_umask)]
     pub umask: Option<u16>,
 
-    /// What /proc/mounts shows as the source [default: the path of SOURCE]
+    /// Name of the source in /proc/mounts [default: absolute path of SOURCE]
     #[arg(long, value_name = "NAME")]
     pub fsname: Option<String>,
 
-    /// Most bytes that the kernel asks for at once
+    /// Maximum size of a read request of the kernel, in bytes [default: limit of the kernel, 1 MiB]
     #[arg(long, value_name = "BYTES")]
     pub max_read: Option<u32>,
 
-    /// Mount over a directory that is not empty
+    /// Allow a MOUNTPOINT that is not empty; the mount hides its contents
     #[arg(long)]
     pub nonempty: bool,
 
-    /// Read past the mount's own page cache: for data that is read once, in large blocks
+    /// Bypass the page cache of the mount; faster for data that is read once, in large blocks
     #[arg(long)]
     pub direct_io: bool,
 
-    /// Threads that serve requests [default: one for each core, 2 to 8]
+    /// Number of threads that serve requests, 1 to 256 [default: one per core, at least 2 and at most 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
 
-    /// Leave the daemon all rights of who mounts [default: it can open SOURCE and no other file]
+    /// Run the daemon without a sandbox [default: the daemon can open SOURCE and no other file]
     #[arg(long)]
     pub no_sandbox: bool,
 
-    /// Append messages to this file [default: standard error, in the background syslog]
+    /// Append messages to FILE, also in the background [default: standard error; syslog in the background]
     #[arg(long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
 
-    /// Say more; the variable RUST_LOG says what exactly
+    /// Log informational messages; the environment variable RUST_LOG overrides the log level
     #[arg(short, long)]
     pub verbose: bool,
 
-    /// Check everything and mount nothing (mount(8)'s -f)
+    /// Make all checks, but do not mount (mount(8)'s -f)
     #[arg(long, hide = true)]
     pub fake: bool,
 }
 
-/// How to unmount.
+/// The arguments of `umount`.
 #[derive(Args, Debug, PartialEq)]
 pub struct UmountArgs {
-    /// Where the model is mounted
+    /// Mount point of the model
     pub mountpoint: PathBuf,
 
-    /// Detach now, even while files are in use
+    /// Detach the mount now, even if files are in use; open files stay readable
     #[arg(short, long)]
     pub lazy: bool,
 }
 
-/// fstab's own options, which say nothing to us: the mount is read-only, nosuid, nodev, noexec and noatime in any case.
+/// Options of mount(8) that are accepted and ignored. Every mount is read-only, nosuid, nodev, noexec and noatime.
 const WITHOUT_EFFECT: [&str; 19] = [
     "ro",
     "defaults",
@@ -226,18 +227,18 @@ const WITHOUT_EFFECT: [&str; 19] = [
     "async",
 ];
 
-/// What mount(8) adds of its own accord when nobody said otherwise: `rw`, and `dev,suid` by way of mount.fuse3.
+/// Options that mount(8) adds unless the user gives the opposite: `rw`, and through mount.fuse3 `dev,suid`.
 const ADDED_BY_MOUNT: [&str; 3] = ["rw", "dev", "suid"];
 
-/// Why a command line names no command.
+/// Why no command results from a command line.
 pub enum NoCommand {
-    /// Help or version were asked for; this is the text.
+    /// Help or the version was requested; this is the text.
     Text(clap::Error),
-    /// It is wrong; this says why, in one line.
+    /// The command line is wrong; this is the reason, in one line.
     Usage(String),
 }
 
-/// Reads the command line. What is wrong with it is printed already; so are help and version.
+/// Parses the command line. Prints help, the version or a usage error itself, and then returns the exit code.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, ExitCode> {
     let args: Vec<OsString> = args.into_iter().collect();
     let called = args.first().and_then(|name| Path::new(name).file_name()).unwrap_or_default();
@@ -245,7 +246,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, Exi
     let codes = if helper { Codes::MountHelper } else { Codes::Weightfs };
     match read(args, helper, helper || run_by_mount()) {
         Ok(command) => Ok(Invocation { command, codes }),
-        // Standard output may be closed; there is nobody else to tell.
+        // If standard output is closed, the text is lost.
         Err(NoCommand::Text(text)) => {
             let _ = text.print();
             Err(ExitCode::SUCCESS)
@@ -257,12 +258,13 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, Exi
     }
 }
 
-/// The command that `args` name, in the words of mount(8)'s helper if it was called as that.
+/// Parses `args`. If `helper`, they have the form in which mount(8) calls its helpers. If `from_mount`, the options
+/// that mount(8) adds are accepted.
 pub fn read(mut args: Vec<OsString>, helper: bool, from_mount: bool) -> Result<Command, NoCommand> {
     if helper {
         args = helper_args(args).map_err(NoCommand::Usage)?;
     }
-    let args = name_mount(expand_options(args, from_mount).map_err(NoCommand::Usage)?);
+    let args = insert_mount(expand_options(args, from_mount).map_err(NoCommand::Usage)?);
     let command = Cli::try_parse_from(args).and_then(|cli| {
         let missing = || Cli::command().error(ErrorKind::MissingRequiredArgument, "name a SOURCE to mount");
         cli.command.or(cli.mount.map(Command::Mount)).ok_or_else(missing)
@@ -273,14 +275,16 @@ pub fn read(mut args: Vec<OsString>, helper: bool, from_mount: bool) -> Result<C
     })
 }
 
-/// What clap says in several lines, the first of which begins with "error:", without its advice.
+/// The first paragraph of a clap error in one line, without the prefix `error:`. Usage and tips follow in other
+/// paragraphs.
 fn one_line(error: &str) -> String {
     let paragraph = error.split("\n\n").next().unwrap_or_default();
     let lines: Vec<&str> = paragraph.lines().map(str::trim).collect();
     format!("{} (see --help)", lines.join(" ").trim_start_matches("error: "))
 }
 
-/// Rewrites `mount.weightfs SOURCE DIR [-sfnv] [-N namespace] [-o options] [-t type]`, which mount(8) calls.
+/// Rewrites `mount.weightfs SOURCE DIR [-sfnv] [-N namespace] [-o options] [-t type]`, the form in which mount(8) calls
+/// its helpers, to `weightfs mount`.
 fn helper_args(args: Vec<OsString>) -> Result<Vec<OsString>, String> {
     let mut words = args.into_iter().skip(1);
     let mut rewritten: Vec<OsString> = vec!["weightfs".into(), "mount".into()];
@@ -294,7 +298,7 @@ fn helper_args(args: Vec<OsString>) -> Result<Vec<OsString>, String> {
                     match flag {
                         'v' => rewritten.push("--verbose".into()),
                         'f' => rewritten.push("--fake".into()),
-                        // Sloppy and no-mtab mean nothing here.
+                        // -s (sloppy) and -n (no mtab) have no effect.
                         's' | 'n' => {}
                         other => return Err(format!("unknown option -{other}")),
                     }
@@ -311,24 +315,25 @@ fn helper_args(args: Vec<OsString>) -> Result<Vec<OsString>, String> {
     Ok(rewritten)
 }
 
-/// Writes out the `mount` that may be left out, so that an error speaks of a mount. Help and version are of the whole.
-fn name_mount(mut args: Vec<OsString>) -> Vec<OsString> {
-    let of_the_whole = |word: &OsString| matches!(word.to_str(), Some("-h" | "--help" | "-V" | "--version"));
+/// Inserts the optional `mount`, so that usage errors refer to that command. `--help` and `--version` without a command
+/// stay those of the program.
+fn insert_mount(mut args: Vec<OsString>) -> Vec<OsString> {
+    let is_global = |word: &OsString| matches!(word.to_str(), Some("-h" | "--help" | "-V" | "--version"));
     let command = Cli::command();
-    let names_one = |word: &OsString| command.get_subcommands().any(|known| OsStr::new(known.get_name()) == word);
-    if args.len() > 1 && !args.iter().any(of_the_whole) && !args.get(1).is_some_and(names_one) {
+    let is_command = |word: &OsString| command.get_subcommands().any(|known| OsStr::new(known.get_name()) == word);
+    if args.len() > 1 && !args.iter().any(is_global) && !args.get(1).is_some_and(is_command) {
         args.insert(1, "mount".into());
     }
     args
 }
 
-/// Replaces each `-o a,b=c` of a mount by `--a --b=c`, and drops what has no effect.
+/// Replaces each `-o a,b=c` of a `mount` command by `--a --b=c`, and drops options without effect.
 fn expand_options(args: Vec<OsString>, from_mount: bool) -> Result<Vec<OsString>, String> {
-    let is_command = |word: &OsString| {
+    let is_other_command = |word: &OsString| {
         let command = Cli::command();
         command.get_subcommands().any(|known| known.get_name() != "mount" && OsStr::new(known.get_name()) == word)
     };
-    if args.get(1).is_some_and(is_command) {
+    if args.get(1).is_some_and(is_other_command) {
         return Ok(args);
     }
     let mut expanded = Vec::new();
@@ -339,7 +344,7 @@ fn expand_options(args: Vec<OsString>, from_mount: bool) -> Result<Vec<OsString>
             expanded.extend(words);
             break;
         }
-        // `-o a`, `-oa`, and, as getopt(3) has it, `-fo a` and `-foa`.
+        // `-o a` and `-oa`, and after other flags, as in getopt(3), `-fo a` and `-foa`.
         let flags =
             |word: &str| word.strip_prefix('-').map(|word| word.len() - word.trim_start_matches(['f', 'v']).len());
         let text = word.to_str().unwrap_or_default();
@@ -366,7 +371,7 @@ fn expand_options(args: Vec<OsString>, from_mount: bool) -> Result<Vec<OsString>
     Ok(expanded)
 }
 
-/// The ordinary option for one of `-o`, if it has any effect.
+/// The long option for one `-o` option. `None` if it has no effect.
 fn expand(option: &str, from_mount: bool) -> Result<Option<String>, String> {
     let (name, value) = match option.split_once('=') {
         Some((name, value)) => (name, Some(value)),
@@ -381,7 +386,7 @@ fn expand(option: &str, from_mount: bool) -> Result<Option<String>, String> {
         return Ok(None);
     }
     if option == "rw" {
-        return Err("option rw: a model is mounted read-only; leave it out or say ro".into());
+        return Err("option rw: mounts are read-only; remove it or use ro".into());
     }
     let long = name.replace('_', "-");
     let command = Cli::command();
@@ -395,7 +400,7 @@ fn expand(option: &str, from_mount: bool) -> Result<Option<String>, String> {
     }
 }
 
-/// Splits at commas; as in libfuse a backslash takes the next character as it is.
+/// Splits at commas. As in libfuse, a backslash escapes the next character.
 fn split(options: &str) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut chars = options.chars();
@@ -410,8 +415,8 @@ fn split(options: &str) -> Vec<String> {
     parts
 }
 
-/// Whether mount(8) runs us, by way of mount.fuse3: that calls the program by its own name, through a shell, which may
-/// stay in between.
+/// Whether mount(8) runs this program through mount.fuse3. That calls it under its own name through a shell, which may
+/// remain as a process between the two.
 fn run_by_mount() -> bool {
     let status = |pid: &str| std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let field =
@@ -421,7 +426,7 @@ fn run_by_mount() -> bool {
     [parent, grandparent].iter().any(|status| field(status, "Name:").as_deref() == Some("mount"))
 }
 
-/// Parses the place of a file or a directory.
+/// Parses the path of a model.
 fn location() -> impl TypedValueParser<Value = Location> {
     PathBufValueParser::new().map(Location::from)
 }
@@ -429,10 +434,11 @@ fn location() -> impl TypedValueParser<Value = Location> {
 fn views_help() -> String {
     let mut names = view::names();
     names.sort_unstable();
-    format!("Show these only: {} [default: all]", names.join(", "))
+    format!("Show only these views: {} [default: all]", names.join(", "))
 }
 
-/// Names with commas, or with colons where a comma would end the option: `-o views=tensors:tree`.
+/// Parses view names, separated by commas, or by colons where a comma would end the option, as in
+/// `-o views=tensors:tree`.
 fn parse_views(names: &str) -> Result<Shown, String> {
     view::shown(names.split([',', ':'])).map_err(|error| error.to_string())
 }
@@ -465,12 +471,12 @@ mod tests {
     }
 
     #[test]
-    fn the_definition_is_sound() {
+    fn command_definition_is_valid() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn options_of_fstab_become_ordinary_ones() {
+    fn fstab_options_become_long_options() {
         let cases: [(&[&str], &[&str]); 8] = [
             (&["w", "a", "b"], &["w", "a", "b"]),
             (&["w", "a", "-o", "ro,allow_other,uid=5", "b"], &["w", "a", "--allow-other", "--uid=5", "b"]),
@@ -486,7 +492,7 @@ mod tests {
         }
         assert_eq!(expand_all(&["w", "a", "b", "-o", "rw,dev,suid"], true).unwrap(), ["w", "a", "b"]);
         let errors = [
-            ("rw", "option rw: a model is mounted read-only; leave it out or say ro"),
+            ("rw", "option rw: mounts are read-only; remove it or use ro"),
             ("ro,bogus=1", "unknown mount option \"bogus=1\""),
             ("suid", "unknown mount option \"suid\""),
             ("uid", "option uid needs a value: uid=..."),
@@ -499,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn the_call_of_mount_8_is_understood() {
+    fn mount_helper_call_is_rewritten() {
         let call = |words: &[&str]| {
             let args = helper_args(words.iter().map(OsString::from).collect())?;
             Ok::<_, String>(args.into_iter().map(|word| word.into_string().unwrap()).collect::<Vec<_>>().join(" "))

@@ -7,7 +7,7 @@ use weightfs::text::quote;
 
 /// Parses a pattern of the command line.
 pub fn parse(glob: &str) -> Result<Pattern, String> {
-    // The crate gives `**` a meaning for directories only.
+    // The glob crate accepts `**` only as a whole path component, where it stands for any directories.
     let mut plain = glob.to_owned();
     while plain.contains("**") {
         plain = plain.replace("**", "*");
@@ -15,16 +15,16 @@ pub fn parse(glob: &str) -> Result<Pattern, String> {
     Pattern::new(&plain).map_err(|error| error.to_string())
 }
 
-/// Patterns, and whether each has matched a name so far.
+/// Glob patterns, each with whether it has matched a name so far.
 pub struct Wanted<'a>(Vec<(&'a Pattern, AtomicBool)>);
 
 impl<'a> Wanted<'a> {
-    /// Wants the names that match one of `patterns`; without patterns, every name.
+    /// Selects the names that match one of `patterns`, or every name if there are no patterns.
     pub fn new(patterns: &'a [Pattern]) -> Self {
         Self(patterns.iter().map(|pattern| (pattern, AtomicBool::new(false))).collect())
     }
 
-    /// Whether a name is wanted.
+    /// Whether `name` is selected.
     pub fn matches(&self, name: &str) -> bool {
         let mut any = self.0.is_empty();
         for (pattern, matched) in &self.0 {

@@ -1,4 +1,4 @@
-//! `weightfs check`: prints findings. What is checked is in `inspect::check`.
+//! `weightfs check`: prints the findings of `inspect::check`.
 
 use crate::cli::CheckArgs;
 use crate::models::Models;
@@ -68,7 +68,7 @@ fn check(location: &Location, args: &CheckArgs) -> Result<Report, Error> {
     Ok(check.into_report())
 }
 
-/// Most findings of one rule that are printed.
+/// Maximum number of findings of one rule that are printed.
 const SHOWN: u64 = 10;
 
 fn print(report: &mut Report, location: &Location, out: &mut Output) -> io::Result<()> {
@@ -94,7 +94,7 @@ fn print(report: &mut Report, location: &Location, out: &mut Output) -> io::Resu
     summarise(report, location, out)
 }
 
-/// Prints the last line: the verdict, and what was checked.
+/// Prints the last line: the result, and what was checked.
 fn summarise(report: &Report, location: &Location, out: &mut Output) -> io::Result<()> {
     let (errors, warnings) = (report.total(Severity::Error), report.total(Severity::Warning));
     let verdict = match (errors, warnings) {
@@ -108,7 +108,7 @@ fn summarise(report: &Report, location: &Location, out: &mut Output) -> io::Resu
         facts.push(plural(report.files as u64, "file"));
     }
     if let Some(alignment) = report.alignment {
-        facts.push(format!("data at multiples of {}", plural(alignment, "byte")));
+        facts.push(format!("data aligned to {}", plural(alignment, "byte")));
     }
     let mut verified: BTreeMap<&str, u64> = BTreeMap::new();
     for (_, key) in &report.verified {
@@ -118,7 +118,7 @@ fn summarise(report: &Report, location: &Location, out: &mut Output) -> io::Resu
         let of = if report.files > 1 { format!(" of {}", plural(files, "file")) } else { String::new() };
         facts.push(format!("{} verified{of}", printable(key)));
     }
-    // Values of unknown dtypes and of tensors that were left out are not known, and overlapping data is not checked
+    // Values of unknown dtypes and of tensors that were left out are not checked, and overlapping data is not checked
     // twice.
     let not_finite =
         [Rule::Nan, Rule::Infinite, Rule::UnknownDtype, Rule::Format, Rule::Entry, Rule::Index, Rule::Overlap];

@@ -30,7 +30,7 @@ pub fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
         Ok(ExitCode::SUCCESS)
     });
     Ok(match printed {
-        // The exit code is also right if the reader has closed the pipe early.
+        // `is_same` is set before the output, so the exit code is right even if the pipe is closed.
         Ok(_) if is_same => ExitCode::SUCCESS,
         Ok(_) => ExitCode::from(DIFFERENT),
         Err(error) => {
@@ -40,7 +40,7 @@ pub fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Whether nothing differs, and the report.
+/// Whether nothing differs, and the text of the report.
 fn compare(args: &DiffArgs, out: &Output) -> anyhow::Result<(bool, String)> {
     let mode = models::mode(args.lenient);
     match (models::any(&args.a, mode)?, models::any(&args.b, mode)?) {
@@ -61,7 +61,7 @@ fn render(report: &Comparison, args: &DiffArgs, out: &Output) -> anyhow::Result<
     })
 }
 
-/// Whether two models are the same, and what `render` makes of the report.
+/// Whether two models are the same, and the report as formatted by `render`.
 fn compare_models<T>(
     a: (&Location, &Model),
     b: (&Location, &Model),
@@ -85,13 +85,13 @@ fn compare_catalogs(a: &Catalog, b: &Catalog, args: &DiffArgs, out: &Output) -> 
     let (mut alike, mut texts, mut reports) = (0, Vec::new(), BTreeMap::new());
     for (path, id_a) in &paths_a {
         let Some(id_b) = paths_b.get(path) else { continue };
-        let (place_a, place_b) = (args.a.join(path), args.b.join(path));
-        let (model_a, model_b) = (models::in_catalog(a, *id_a, &place_a)?, models::in_catalog(b, *id_b, &place_b)?);
+        let (path_a, path_b) = (args.a.join(path), args.b.join(path));
+        let (model_a, model_b) = (models::in_catalog(a, *id_a, &path_a)?, models::in_catalog(b, *id_b, &path_b)?);
         let render_one = |report: &Comparison| match args.json {
             true => Ok((String::new(), serde_json::to_value(report)?)),
             false => Ok((render(report, args, out)?, Value::Null)),
         };
-        let (same, (text, report)) = compare_models((&place_a, &model_a), (&place_b, &model_b), args, render_one)?;
+        let (same, (text, report)) = compare_models((&path_a, &model_a), (&path_b, &model_b), args, render_one)?;
         alike += usize::from(same);
         texts.extend((!same).then_some(text));
         reports.insert(path.to_string_lossy(), report);
@@ -117,7 +117,7 @@ fn compare_data(a: &Model, b: &Model, diff: &Diff) -> anyhow::Result<Vec<Differe
     });
     let pairs: Vec<Pair> = pairs.collect();
     let found = differences(&pairs, &|bytes| progress.add(bytes))?;
-    // Shared blocks are not read, so a change of a file may have gone unnoticed.
+    // Shared blocks are not read, so a changed file may not have been detected yet.
     a.verify()?;
     b.verify()?;
     Ok(found)

@@ -1,4 +1,4 @@
-//! `weightfs export`: writes a model, a part of it, or a directory of models to files.
+//! `weightfs export`: writes a model, some of its tensors, or a directory of models to files.
 
 use crate::cli::ExportArgs;
 use crate::cli::pattern::{Wanted, unmatched};
@@ -20,10 +20,10 @@ use weightfs::source::Location;
 use weightfs::view::{Export, Shards, Tensors};
 use weightfs::write::{self, Output, OutputDir, is_stdout};
 
-/// Permissions of new files before the umask.
+/// Permissions of new files, before the umask is applied.
 const MODE: u32 = 0o666;
 
-/// Most files of one model: a mount accepts so many.
+/// Maximum number of files of one model that a mount accepts.
 const SHARDS_MAX: usize = 10_000;
 
 /// Writes a model as one file or as several.
@@ -76,7 +76,7 @@ impl Job<'_> {
         }
     }
 
-    /// Fails if a file at `path` would replace a file of the source and lose some of its content.
+    /// Fails if the output at `path` would replace a file of the source and lose some of its content.
     fn spare_source(&self, model: &Model, tensors: &Tensors, path: &Path) -> anyhow::Result<()> {
         let id = |path: &Path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
         let Some(replaced) = id(path).filter(|_| !is_stdout(path)) else { return Ok(()) };
@@ -86,7 +86,7 @@ impl Job<'_> {
             return Ok(());
         }
         if model.kind() != Kind::File {
-            bail!("{}: a file of {} itself; name another file", path.display(), self.args.source);
+            bail!("{}: part of the source {}; name another file", path.display(), self.args.source);
         }
         let (all, tensors) = (model.logical().len(), tensors.len(model));
         if tensors < all || model.left_out() > 0 {
@@ -102,7 +102,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Fails if a pattern has matched nothing.
+    /// Fails if a pattern has matched no tensor.
     fn all_matched(&self) -> anyhow::Result<()> {
         match self.wanted.unmatched().first() {
             Some(pattern) => bail!("{}", unmatched(&self.args.source, pattern)),
@@ -110,7 +110,7 @@ impl Job<'_> {
         }
     }
 
-    /// The directory for several files.
+    /// Creates the output directory for several files.
     fn directory(&self) -> anyhow::Result<OutputDir> {
         if is_stdout(&self.args.out) {
             bail!("several files cannot go to standard output; name a directory");
@@ -118,7 +118,7 @@ impl Job<'_> {
         Ok(OutputDir::create(&self.args.out)?)
     }
 
-    /// Writes each model of a directory to the path that it has in a mount.
+    /// Writes each model of a directory to the path that it would have in a mount.
     fn several(self, catalog: &Catalog) -> anyhow::Result<()> {
         let dir = self.directory()?;
         self.write_each(catalog, dir.unfinished()).map_err(|error| rename_error(&dir, error))?;
@@ -173,7 +173,7 @@ impl Job<'_> {
         let shards = Shards::new(model, tensors, size.as_u64());
         if shards.count() > SHARDS_MAX {
             let count = shards.count();
-            bail!("{source}: {count} files of {size}; a mount accepts {SHARDS_MAX} at most");
+            bail!("{source}: {count} files of {size} each; a mount accepts at most {SHARDS_MAX}");
         }
         for (name, tensors) in shards.files() {
             let written = self.write_file(model, Tensors::These(tensors.into()), source, &dir.join(name))?;
@@ -187,7 +187,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Writes a file that gets its name when [`Written::finish`] is called.
+    /// Writes the content of a file. The file gets its name when [`Written::finish`] is called.
     fn write_file(
         &self,
         model: &Arc<Model>,
@@ -222,7 +222,7 @@ impl Written {
     }
 }
 
-/// The error with the path that the user gave, instead of the temporary one.
+/// The error with the path that the user gave instead of the temporary path.
 fn rename_error(dir: &OutputDir, error: anyhow::Error) -> anyhow::Error {
     error.downcast().map_or_else(|other| other, |error: write::Error| dir.rename_error(error).into())
 }

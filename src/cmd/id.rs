@@ -1,4 +1,4 @@
-//! `weightfs id`: prints the structural hash of a model as weight-inspect does.
+//! `weightfs id`: prints the structural hash of a model, in the output format of weight-inspect.
 
 use crate::cli::IdArgs;
 use crate::models::Models;

@@ -1,4 +1,4 @@
-//! `weightfs inspect`: describes a model on a page.
+//! `weightfs inspect`: prints a one-page description of a model.
 
 use crate::cli::InspectArgs;
 use crate::models::Models;
@@ -18,13 +18,13 @@ use weightfs::model::{Kind, Model, Shard};
 use weightfs::source::{Location, Source};
 use weightfs::text::brackets;
 
-/// Most items of a kind that are shown without --all.
+/// Maximum number of items of a kind that are shown without --all.
 const SHOWN: usize = 12;
 
-/// Most characters of the name of a tensor or a file, so that it fits on a line.
+/// Maximum width of the name of a tensor or file, in terminal columns, so that it fits on a line.
 const NAME_MAX: usize = 80;
 
-/// Most characters of a field's name, so that a long one does not push the values to the right.
+/// Maximum width of a field name, in terminal columns, so that a long one does not push the values to the right.
 const KEY_MAX: usize = 40;
 
 /// Describes each model.
@@ -45,7 +45,7 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
 /// The page about a model.
 struct Page<'p> {
     model: &'p Model,
-    /// Most items of a kind that are shown.
+    /// Maximum number of items of a kind that are shown.
     shown: usize,
     out: &'p mut Output,
 }
@@ -99,7 +99,7 @@ impl Page<'_> {
         let header = model.shards().iter().map(|shard| shard.header.data_start()).fold(0, u64::saturating_add);
         let left_out = model.left_out();
         let one = |name: &str, value: String| vec![(name.to_owned(), value)];
-        // Short numbers are exact anyway.
+        // Numbers below 1000 are not rounded.
         let exact = |number: u64, what: &str| match number {
             0..1000 => String::new(),
             _ => format!(" ({}{what})", grouped(number)),
@@ -139,7 +139,7 @@ impl Page<'_> {
         self.more(model.shards().len(), fields.len(), "shard")
     }
 
-    /// Prints metadata that follows a convention: first the keys that have a label, by their labels.
+    /// Prints the metadata of a convention: keys that have a label first, in the order of the labels.
     fn print_known(
         &mut self,
         title: &'static str,
@@ -154,16 +154,16 @@ impl Page<'_> {
             .filter(|(key, _)| belongs(key))
             .map(|(key, value)| (&**key, &**value))
             .collect();
-        let whole = self.shown == usize::MAX;
-        // Python's None says no more than a missing key.
-        let tells = |value: &str| whole || !matches!(value, "" | "None");
+        let show_all = self.shown == usize::MAX;
+        // Training scripts write Python's None for a missing value.
+        let has_value = |value: &str| show_all || !matches!(value, "" | "None");
         let named = labels.iter().filter_map(|(key, label)| {
             let value = rest.remove(&*format!("{prefix}{key}"))?;
-            tells(value).then(|| ((*label).to_owned(), value.to_owned()))
+            has_value(value).then(|| ((*label).to_owned(), value.to_owned()))
         });
         let mut fields: Vec<_> = named.collect();
         let mut left = rest.len();
-        if whole {
+        if show_all {
             fields.extend(rest.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())));
             left = 0;
         }
@@ -230,7 +230,7 @@ fn format(model: &Model) -> String {
     }
 }
 
-/// The fields for each dtype or module. Only the first has a name.
+/// The fields for dtypes or modules. Only the first field has a name.
 fn groups(name: &str, groups: &[(&str, Totals)], shown: usize) -> Vec<(String, String)> {
     let text = |(group, totals): &(&str, Totals)| {
         format!("{} {} in {}", group_name(group), size(totals.nbytes), plural(totals.tensors, "tensor"))
@@ -241,7 +241,7 @@ fn groups(name: &str, groups: &[(&str, Totals)], shown: usize) -> Vec<(String, S
     texts.enumerate().map(|(at, text)| (if at == 0 { name } else { "" }.to_owned(), text)).collect()
 }
 
-/// The largest tensor; of several, the first.
+/// The largest tensor. If several are equally large, the first.
 fn largest(model: &Model) -> Option<String> {
     let id = model.listed().iter().max_by_key(|id| (model.tensor(*id).info.nbytes(), Reverse(*id)))?;
     let tensor = model.tensor(id).info;
@@ -250,7 +250,7 @@ fn largest(model: &Model) -> Option<String> {
     Some(format!("{name}  {dtype} {}  {}", brackets(shape), size(tensor.nbytes())))
 }
 
-/// `1 h 02 min`.
+/// A duration, such as `1 h 02 min`.
 fn duration(seconds: u64) -> String {
     match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
         (0, 0, seconds) => format!("{seconds} s"),
@@ -259,7 +259,7 @@ fn duration(seconds: u64) -> String {
     }
 }
 
-/// Everything as JSON, with values uncut.
+/// The description as JSON, with full metadata values.
 fn to_json(model: &Model, location: &Location, breakdown: &Breakdown) -> Value {
     let Identity { hash, .. } = Identity::of(model);
     let kind = match model.kind() {

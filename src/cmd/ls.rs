@@ -1,4 +1,4 @@
-//! `weightfs ls`: lists tensors, one on a line, or their totals.
+//! `weightfs ls`: lists tensors, one per line, or their totals.
 
 use crate::cli::pattern::{Wanted, unmatched};
 use crate::cli::{LsArgs, Sort};
@@ -39,7 +39,7 @@ pub fn run(args: &LsArgs) -> Result<ExitCode> {
             }
             Ok(print(model, &tensors, args, out)?)
         })?;
-        // A pattern might match tensors of a model that cannot be opened.
+        // If no model could be opened, the patterns were not tried.
         let missed = if opened { wanted.unmatched() } else { Vec::new() };
         for pattern in &missed {
             out.complain(&unmatched(&args.source, pattern))?;
@@ -48,7 +48,7 @@ pub fn run(args: &LsArgs) -> Result<ExitCode> {
     })
 }
 
-/// The wanted tensors, in the wanted order.
+/// The tensors that match the patterns, in the order to print.
 fn pick(model: &Model, wanted: &Wanted, args: &LsArgs) -> Vec<TensorId> {
     let mut tensors: Vec<TensorId> = model.listed().iter().collect();
     if !args.patterns.is_empty() {
@@ -78,18 +78,18 @@ fn print(model: &Model, tensors: &[TensorId], args: &LsArgs, out: &mut Output) -
         return totals::print_tables(&totals(), args.bytes, out);
     }
     print_tensors(model, tensors, args, out)?;
-    // A program that reads the list expects lines of tensors only.
+    // Programs that read the list expect only tensors.
     if out.is_terminal && !args.no_headings { totals::print_lines(&totals(), out) } else { Ok(()) }
 }
 
 /// The columns before the name.
 const COLUMNS: [&str; 5] = ["DTYPE", "SHAPE", "SIZE", "OFFSET", "SHARD"];
 
-/// Most width of a column, in characters. Longer cells overflow.
+/// Maximum width of a column, in terminal columns. Longer cells overflow.
 const WIDEST: usize = 40;
 
-/// Prints one line for each tensor. Table printers hold all cells in memory and measure each as text, which for a
-/// million rows takes longer than everything else.
+/// Prints one line for each tensor. It does not use a table printer: holding and measuring all cells as text takes
+/// longer than everything else for a million rows.
 fn print_tensors(model: &Model, tensors: &[TensorId], args: &LsArgs, out: &mut Output) -> io::Result<()> {
     let mut row = Row { model, bytes: args.bytes, shards: model.kind() != Kind::File, name_max: usize::MAX };
     let titles = COLUMNS.map(str::len);
@@ -111,7 +111,7 @@ fn print_tensors(model: &Model, tensors: &[TensorId], args: &LsArgs, out: &mut O
     lines(tensors, out, |id, line| row.write_tensor(id, &widths, line))
 }
 
-/// Writes a line for each tensor, on all cores.
+/// Writes a line for each tensor. Lines are formatted on all cores.
 fn lines(tensors: &[TensorId], out: &mut Output, write: impl Fn(TensorId, &mut Vec<u8>) + Sync) -> io::Result<()> {
     const BLOCKS: usize = 64;
     for part in tensors.chunks(BLOCK * BLOCKS) {
@@ -125,7 +125,7 @@ fn lines(tensors: &[TensorId], out: &mut Output, write: impl Fn(TensorId, &mut V
     Ok(())
 }
 
-/// Tensors that a thread handles at a time.
+/// Number of tensors that a thread processes at a time.
 const BLOCK: usize = 2048;
 
 /// Runs `work` on blocks of tensors, on all cores.
@@ -139,9 +139,9 @@ struct Row<'m> {
     model: &'m Model,
     /// Whether sizes are printed in bytes.
     bytes: bool,
-    /// Whether there is a column for the file.
+    /// Whether there is a column for the shard.
     shards: bool,
-    /// Most characters of a name.
+    /// Maximum width of a name, in terminal columns.
     name_max: usize,
 }
 
@@ -153,7 +153,7 @@ impl Row<'_> {
 
     /// The widths of a tensor's cells, computed without formatting them.
     fn widths(&self, id: TensorId) -> [usize; 5] {
-        /// `1.30 GB`.
+        /// Width of `1.30 GB`.
         const SIZE: usize = 7;
         let tensor = self.model.tensor(id);
         let (tensor, parts) = (&tensor.info, tensor.parts);
@@ -183,7 +183,7 @@ impl Row<'_> {
         self.write([&dtype, &dims, &size, &offset, &shard, &name], widths, line);
     }
 
-    /// Writes a line: numbers are aligned to the right, words to the left.
+    /// Writes a line. Sizes and offsets are aligned to the right, other cells to the left.
     fn write(&self, cells: [&str; 6], widths: &[usize; 5], line: &mut Vec<u8>) {
         for (at, cell) in cells[..self.cells()].iter().enumerate() {
             let padding = widths[at].saturating_sub(if cell.is_ascii() { cell.len() } else { cell.width() });
@@ -199,7 +199,7 @@ impl Row<'_> {
     }
 }
 
-/// What is shown instead of the file of a tensor that is joined from several.
+/// The shard cell of a tensor that is joined from several files.
 fn parts_of(parts: usize) -> String {
     plural(parts as u64, "part")
 }
@@ -208,7 +208,7 @@ fn digits(number: u64) -> usize {
     number.checked_ilog10().map_or(1, |digits| digits as usize + 1)
 }
 
-/// Prints JSON with one tensor on a line, so that grep can be used on it.
+/// Prints JSON with one tensor per line, so that grep can be used on it.
 fn print_json(
     model: &Model,
     tensors: &[TensorId],

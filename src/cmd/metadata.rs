@@ -1,6 +1,6 @@
 //! `weightfs metadata`: reads and changes metadata.
 
-use crate::cli::{Action, How, MetadataArgs};
+use crate::cli::{Action, EditOptions, MetadataArgs};
 use crate::models;
 use crate::process::logging::complain;
 use crate::process::signals::Interrupted;
@@ -32,21 +32,21 @@ type Pairs = BTreeMap<String, String>;
 pub fn run(args: &MetadataArgs) -> anyhow::Result<ExitCode> {
     match &args.action {
         Action::Get { source, keys, json } => get(source, keys, *json),
-        Action::Set { file, pairs, how } => {
+        Action::Set { file, pairs, options } => {
             let pairs = read_pairs(pairs)?;
-            edit(file, how, |metadata| {
+            edit(file, options, |metadata| {
                 metadata.extend(pairs);
                 Ok(())
             })
         }
-        Action::Remove { file, keys, how } => edit(file, how, |metadata| {
+        Action::Remove { file, keys, options } => edit(file, options, |metadata| {
             if let Some(absent) = keys.iter().find(|key| !metadata.contains_key(*key)) {
                 bail!("{}: no metadata key {}", file.display(), quote(absent));
             }
             metadata.retain(|key, _| !keys.contains(key));
             Ok(())
         }),
-        Action::Clear { file, how } => edit(file, how, |metadata| {
+        Action::Clear { file, options } => edit(file, options, |metadata| {
             metadata.clear();
             Ok(())
         }),
@@ -73,7 +73,7 @@ fn get(source: &Location, keys: &[String], json: bool) -> anyhow::Result<ExitCod
             for (path, id) in catalog.paths() {
                 match models::in_catalog(&catalog, id, &source.join(&path)) {
                     Ok(model) => take(path.to_string_lossy().into_owned(), model.metadata()),
-                    // The other models are printed all the same.
+                    // The other models are still printed.
                     Err(error) => {
                         complain(&error);
                         trouble = true;
@@ -92,7 +92,7 @@ fn get(source: &Location, keys: &[String], json: bool) -> anyhow::Result<ExitCod
         (false, _, true) => pretty(&only)? + "\n",
         (false, [key], false) => {
             let value = only.get(key).map_or("", String::as_str);
-            // A terminal would act on control characters.
+            // Control characters must not reach a terminal.
             let lines = || value.split('\n').map(printable).collect::<Vec<_>>().join("\n");
             let value = if io::stdout().is_terminal() { lines() } else { value.to_owned() };
             value + "\n"
@@ -116,7 +116,7 @@ fn print(text: &str) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// A key and its value as a line.
+/// A key and its value as a line `KEY=VALUE`.
 fn pair(key: &str, value: &str) -> String {
     format!("{}={}\n", printable(key), printable(value))
 }
@@ -144,7 +144,11 @@ fn read_pairs(words: &[String]) -> anyhow::Result<Pairs> {
 }
 
 /// Changes the metadata of `file`, in place or in a copy.
-fn edit(file: &Path, how: &How, change: impl FnOnce(&mut Pairs) -> anyhow::Result<()>) -> anyhow::Result<ExitCode> {
+fn edit(
+    file: &Path,
+    options: &EditOptions,
+    change: impl FnOnce(&mut Pairs) -> anyhow::Result<()>,
+) -> anyhow::Result<ExitCode> {
     let interrupted = Interrupted::watch()?;
     // The lock is held until the file is replaced, so that no change of another process is lost.
     let (model, in_place, _lock) = loop {
@@ -152,9 +156,9 @@ fn edit(file: &Path, how: &How, change: impl FnOnce(&mut Pairs) -> anyhow::Resul
         let Some(path) = model.location().path().filter(|_| model.kind() == Kind::File) else {
             bail!("{}: a model of several files; name one of them", file.display());
         };
-        let in_place = how.out.as_deref().is_none_or(|out| is_same(out, path));
-        let lock = if in_place && !how.dry_run { lock(file, path, &interrupted)? } else { None };
-        // The process that held the lock before may have replaced the file.
+        let in_place = options.out.as_deref().is_none_or(|out| is_same(out, path));
+        let lock = if in_place && !options.dry_run { lock(file, path, &interrupted)? } else { None };
+        // The previous holder of the lock may have replaced the file.
         let id = lock.as_ref().and_then(|lock| Some(id(&lock.metadata().ok()?)));
         if id.is_none_or(|id| is_at(path, id) && model.sources().iter().all(|source| source.id() == Some(id))) {
             break (model, in_place, lock);
@@ -165,31 +169,31 @@ fn edit(file: &Path, how: &How, change: impl FnOnce(&mut Pairs) -> anyhow::Resul
     change(&mut metadata)?;
     let new: Vec<(String, String)> = metadata.into_iter().collect();
     let changes = changes(old, &new);
-    if how.dry_run {
+    if options.dry_run {
         head(&model, file, &new)?;
         return print(&changes.iter().map(line).collect::<String>());
     }
     if in_place && changes.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
-    let out = how.out.as_deref().filter(|_| !in_place);
+    let out = options.out.as_deref().filter(|_| !in_place);
     written(write(&model, file, out, &new, &interrupted))
 }
 
-/// Waits until no other process changes the file at `path`, which the user calls `file`. `None` if the file system does
-/// not support locks.
+/// Locks the file at `path`; waits if another process holds the lock. `file` is the path for messages. `None` if the
+/// file system does not support locks.
 fn lock(file: &Path, path: &Path, interrupted: &Interrupted) -> anyhow::Result<Option<Flock<File>>> {
     const PAUSE: Duration = Duration::from_millis(10);
     const SILENT: Duration = Duration::from_secs(1);
     let mut opened = File::open(path).with_context(|| file.display().to_string())?;
-    let (since, mut said) = (Instant::now(), false);
+    let (since, mut reported) = (Instant::now(), false);
     loop {
         opened = match Flock::lock(opened, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => return Ok(Some(lock)),
             Err((opened, Errno::EWOULDBLOCK)) => opened,
             Err(_) => return Ok(None),
         };
-        if since.elapsed() > SILENT && !mem::replace(&mut said, true) {
+        if since.elapsed() > SILENT && !mem::replace(&mut reported, true) {
             log::warn!("{}: locked by another program; waiting for it", file.display());
         }
         interrupted.check()?;
@@ -197,18 +201,18 @@ fn lock(file: &Path, path: &Path, interrupted: &Interrupted) -> anyhow::Result<O
     }
 }
 
-/// Whether two paths lead to the same name of a file. Hard links are different names.
+/// Whether two paths lead to the same name of a file. Two hard links of a file are not the same name.
 fn is_same(a: &Path, b: &Path) -> bool {
-    a.canonicalize().ok().is_some_and(|place| b.canonicalize().is_ok_and(|other| other == place))
+    a.canonicalize().ok().is_some_and(|path| b.canonicalize().is_ok_and(|other| other == path))
 }
 
-/// A change as lines: the old value, and the new one.
+/// A change as lines: the old value with `-`, and the new value with `+`.
 fn line(change: &Change) -> String {
     let signed = |sign, value: Option<&str>| value.map(|value| format!("{sign} {}", pair(change.key, value)));
     [signed('-', change.old), signed('+', change.new)].into_iter().flatten().collect()
 }
 
-/// Writes the model in `file` with other metadata to `out`, or in its own place.
+/// Writes the model in `file` with other metadata to `out`. Without `out`, replaces the file.
 fn write(
     model: &Model,
     file: &Path,
@@ -239,20 +243,20 @@ fn write(
         !interrupted.is_set()
     })?;
     progress.set_message("syncing");
-    // This takes long, so it comes before the last checks.
+    // Syncing takes long, so it comes before the last checks.
     output.sync()?;
     model.verify()?;
     if out.is_none() && !is_at(path, id(&stat)) {
         bail!("{}", replaced());
     }
     if out.is_none() && stat.nlink() > 1 {
-        log::warn!("{}: has {} names; only this one leads to the changed file", file.display(), stat.nlink());
+        log::warn!("{}: has {} hard links; only this one refers to the changed file", file.display(), stat.nlink());
     }
     interrupted.check()?;
     Ok(output.commit()?)
 }
 
-/// The bytes before the data with other metadata, and the range of the data in the file.
+/// The header with other metadata, and the range of the data in the file.
 fn head(model: &Model, file: &Path, metadata: &[(String, String)]) -> anyhow::Result<(Vec<u8>, Range<u64>)> {
     let Some(source) = model.sources().first() else { bail!("{}: a model without files", file.display()) };
     let (input, header) = model::load(&**source, Mode::Strict)?;

@@ -1,4 +1,4 @@
-//! The commands. Each is one file.
+//! The commands, one per file.
 
 pub mod check;
 pub mod diff;

@@ -1,4 +1,4 @@
-//! `weightfs mount`: the order of steps in which a model is mounted and unmounted.
+//! `weightfs mount`: the steps of mounting and unmounting a model, in their order.
 
 use crate::cli::MountArgs;
 use crate::models;
@@ -26,7 +26,7 @@ use weightfs::source::{self, Location, put_off_limits};
 use weightfs::text::printable;
 use weightfs::threads::cores;
 
-/// Mounts a model. In the foreground, returns when it is unmounted; otherwise, when the mount answers.
+/// Mounts a model. In the foreground, returns when the model is unmounted; otherwise when the mount is ready.
 pub fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
     if args.foreground || args.fake {
         return serve(args, None);
@@ -37,8 +37,8 @@ pub fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
             Err(code) => Ok(code),
             Ok(path) => {
                 let path = Path::new(OsStr::from_bytes(&path));
-                // The mount must answer a process other than the daemon. A refusal for lack of permission is an answer
-                // too.
+                // Another process than the daemon must be able to reach the mount. A permission error counts as
+                // reached.
                 if mounts::is_dead(path) {
                     bail!("{}: the mount died at once", path.display());
                 }
@@ -52,7 +52,7 @@ pub fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Prints a line. If standard output is closed, the mount works all the same.
+/// Prints a line. A closed standard output does not affect the mount.
 fn say(line: &str) {
     let _ = writeln!(io::stdout(), "{line}");
 }
@@ -61,7 +61,7 @@ fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Resu
     let (unmounter, watch) = match unmounter::split()? {
         Split::Daemon(unmounter, watch) => (unmounter, watch),
         Split::Helper(helper) => {
-            // Otherwise the command would wait for this process too.
+            // The command waits until all ends of this pipe are closed.
             drop(readiness);
             return helper.serve();
         }
@@ -72,16 +72,16 @@ fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Resu
     let (superblock, sandbox) = open(args)?;
     let source = args.source.absolute()?;
     let fsname = args.fsname.clone().unwrap_or_else(|| source.to_string());
-    // The kernel's list escapes white space only.
+    // The kernel does not escape control characters in /proc/mounts, except white space.
     let fsname = printable(&fsname);
-    // From now on a signal is handled by the thread that unmounts. There is nothing to undo yet.
+    // From here on, signals are left to the thread that unmounts. Before, there is nothing to undo.
     signals.thread_block()?;
     let mountpoint = Mountpoint::prepare(args)?;
     if args.fake {
         return Ok(ExitCode::SUCCESS);
     }
     put_off_limits(&mountpoint.path);
-    // A mount made by root admits root anyway.
+    // A mount by root always admits root.
     let allow_root = args.allow_root && !nix::unistd::geteuid().is_root();
     let device = mounts::mount(&MountRequest {
         fsname: &fsname,
@@ -97,7 +97,7 @@ fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Resu
     };
     let serving = Serving { access, threads: threads(args), direct_io: args.direct_io };
     enter(sandbox);
-    // Every thread that keeps running is started after this, in the sandbox.
+    // All threads that keep running are started after this, so they are in the sandbox.
     let session = Session::new(superblock, device, serving, watch).context("the handshake with the kernel failed")?;
     if let Some(file) = read_ahead {
         set_read_ahead(file);
@@ -119,18 +119,18 @@ fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Resu
     Ok(ExitCode::SUCCESS)
 }
 
-/// Enters the sandbox, and logs which parts of it the kernel does not support.
+/// Enters the sandbox, and logs which parts of it are not enforced.
 fn enter(sandbox: Option<Sandbox>) {
     let Some(sandbox) = sandbox else { return log::info!("no sandbox") };
     let enforced = sandbox.enter();
     log::info!("sandbox: {enforced}");
     for missing in enforced.missing() {
-        log::warn!("not in the sandbox: {missing}");
+        log::warn!("incomplete sandbox: {missing}");
     }
 }
 
-/// Opens the model or models, and prepares the sandbox. The sandbox opens what may be read later, which must be done
-/// before the mount exists: a link to a model may lead into the mount.
+/// Opens the model or models, and prepares the sandbox. Preparing it opens all paths that may be read later. This must
+/// happen before the mount exists, because a link to a model may lead into the mount.
 fn open(args: &MountArgs) -> anyhow::Result<(Superblock, Option<Sandbox>)> {
     let opened = model::open(&args.source, models::mode(args.lenient))?;
     if let Opened::Model(model) = &opened {
@@ -145,14 +145,14 @@ fn open(args: &MountArgs) -> anyhow::Result<(Superblock, Option<Sandbox>)> {
     Ok((superblock, sandbox))
 }
 
-/// The file that sets how much the kernel reads ahead. Only root may write it. It must be opened before the sandbox is
-/// entered, and written after the handshake.
+/// The file in sysfs that sets the read-ahead of the mount. Only root may write to it. It must be opened before the
+/// sandbox is entered, and written after the FUSE handshake.
 fn read_ahead(device: &str) -> Option<File> {
     let path = format!("/sys/class/bdi/{device}/read_ahead_kb");
     OpenOptions::new().write(true).open(&path).inspect_err(|error| log::debug!("{path}: {error}")).ok()
 }
 
-/// Makes the kernel read ahead 1 MiB, the size of its largest request. Its default is 128 KiB.
+/// Sets the read-ahead to 1 MiB, the size of the largest read request. The default of the kernel is 128 KiB.
 fn set_read_ahead(mut file: File) {
     const KIB: &[u8] = b"1024";
     if let Err(error) = file.write_all(KIB) {
@@ -160,7 +160,7 @@ fn set_read_ahead(mut file: File) {
     }
 }
 
-/// Enough threads for several readers at a time. A single reader is not faster with more of them.
+/// Number of threads that serve requests. More threads help several readers at a time, but not a single one.
 fn threads(args: &MountArgs) -> usize {
     args.threads.map_or(cores().clamp(2, 8), usize::from)
 }
@@ -169,12 +169,12 @@ fn threads(args: &MountArgs) -> usize {
 struct Mountpoint {
     /// Absolute and without symlinks.
     path: PathBuf,
-    /// Whether it was made for this mount, and is removed with it.
+    /// Whether it was created for this mount, and is removed with it.
     made: bool,
 }
 
 impl Mountpoint {
-    /// Finds or makes the directory. Fails if a mount there would hide something.
+    /// Finds or creates the directory. Fails if a mount there would hide files.
     fn prepare(args: &MountArgs) -> anyhow::Result<Self> {
         let wanted = match &args.mountpoint {
             Some(path) => path.clone(),
@@ -221,22 +221,22 @@ impl Mountpoint {
                 bail!("{}: not a directory to mount on", wanted.display())
             }
             Ok(true) if !args.nonempty => {
-                bail!("{}: not empty; -o nonempty mounts over what is there", wanted.display())
+                bail!("{}: not empty; use --nonempty to mount over its contents", wanted.display())
             }
-            // A user who may not list it may still mount on it, if the kernel agrees.
+            // A user who cannot list the directory may still be permitted to mount on it.
             _ => {}
         }
         Ok(())
     }
 }
 
-/// The directory in which a source is mounted by default: named after it, in the current directory.
+/// The default mount point of a source: a directory in the current directory, named after the source.
 fn default_mountpoint(source: &Location) -> anyhow::Result<PathBuf> {
     let name = if source::is_dir(source) {
-        // A directory may be given as `.` or `..`.
+        // The path of a directory may be `.` or `..`, so it is resolved.
         Some(source.canonical()?.file_name().to_owned()).filter(|name| !name.is_empty())
     } else {
-        // A link keeps its own name.
+        // The path of a file is not resolved: a link keeps its own name.
         model::stem(&source.absolute()?)
     };
     Ok(name.context("the source has no name to mount it under")?.into())
@@ -250,7 +250,7 @@ impl Drop for Mountpoint {
     }
 }
 
-/// The daemon's mount, which is unmounted when this is dropped.
+/// The mount of this daemon. It is unmounted when this is dropped.
 struct Mounted(Arc<Connection>);
 
 /// The connection of the daemon to its mount.
@@ -262,24 +262,24 @@ struct Connection {
 }
 
 impl Mounted {
-    /// Takes over a new mount. Returns it with the file that sets the read-ahead.
+    /// Takes over a new mount. Also returns the file that sets its read-ahead.
     fn new(mut mountpoint: Mountpoint, device: &OwnedFd, unmounter: Unmounter) -> anyhow::Result<(Self, Option<File>)> {
         let path = mountpoint.path.clone();
         let ours = |mount: &Mount| mount.path == path && mount.fstype == mounts::TYPE;
         let mount = mounts::all().ok().and_then(|all| all.into_iter().rfind(ours));
         let read_ahead = mount.as_ref().and_then(|mount| read_ahead(&mount.device));
-        let told = device.try_clone().context(DEVICE).and_then(|device| {
+        let connected = device.try_clone().context(DEVICE).and_then(|device| {
             unmounter.set_target(&Target { path: path.clone(), mount, made: mountpoint.made })?;
             Ok(Self(Arc::new(Connection { path: path.clone(), device, unmounter })))
         });
-        match told {
+        match connected {
             Ok(mounted) => {
-                // From now on the directory is removed with the mount.
+                // From here on, the directory is removed with the mount.
                 mountpoint.made = false;
                 Ok((mounted, read_ahead))
             }
             Err(error) => {
-                // This process is not in the sandbox yet.
+                // This process can unmount, because it is not in the sandbox yet.
                 mounts::unmount(&path, true)?;
                 Err(error)
             }
@@ -296,19 +296,19 @@ impl Drop for Mounted {
 }
 
 impl Connection {
-    /// Unmounts, and removes the directory if it was made for the mount. Returns whether the mount was in use and had
-    /// to be detached.
+    /// Unmounts, and removes the directory if it was created for the mount. Returns whether the mount was in use and
+    /// had to be detached.
     fn unmount(&self) -> anyhow::Result<bool> {
         if self.is_connected() {
             self.unmounter.unmount()
         } else {
-            // Somebody else has unmounted it. Another mount may have its device number now.
+            // It was unmounted by another program. A new mount may have its device number now.
             self.unmounter.forget().map(|()| false)
         }
     }
 
-    /// Whether the kernel still has the file system, mounted somewhere or detached and in use. Until it is gone, no
-    /// other one gets its device number.
+    /// Whether the file system still exists, mounted anywhere or detached but in use. As long as it does, its device
+    /// number is not reused.
     fn is_connected(&self) -> bool {
         let mut polled = [PollFd::new(self.device.as_fd(), PollFlags::empty())];
         let _ = poll(&mut polled, PollTimeout::ZERO);
@@ -316,8 +316,8 @@ impl Connection {
     }
 }
 
-/// Waits for one of `signals`, unmounts and ends the program. The session does not always end by itself: the mount may
-/// be detached but in use, or exist in another mount namespace too.
+/// Starts a thread that waits for one of `signals`, unmounts and ends the program. The session does not always end by
+/// itself: the mount may be detached but in use, or may also exist in another mount namespace.
 fn unmount_on_signal(signals: SigSet, mount: Arc<Connection>) -> anyhow::Result<()> {
     let wait = move || {
         let path = mount.path.display();
@@ -330,7 +330,7 @@ fn unmount_on_signal(signals: SigSet, mount: Arc<Connection>) -> anyhow::Result<
                     }
                     std::process::exit(0);
                 }
-                // The daemon keeps serving, as the mount would be dead otherwise. The next signal tries again.
+                // The daemon keeps serving, because the mount would be dead otherwise. The next signal tries again.
                 Err(error) => log::error!("{}", reason(&error)),
             }
         }

@@ -1,5 +1,5 @@
-//! What is installed beside the program: knows how the manual page and the completions of bash, fish and zsh are made
-//! of the command line's own words, and takes the list of what is in a mount from the README.
+//! `weightfs write-docs`: writes the manual page and the completions of bash, fish and zsh. They are generated from the
+//! definition of the command line and, for the list of files in a mount, from the README.
 
 use crate::cli;
 use anyhow::Context;
@@ -15,17 +15,18 @@ use std::process::ExitCode;
 const PAGE: &str = include_str!("../../docs/weightfs.1");
 const README: &str = include_str!("../../README.md");
 
-/// How the roff crate begins each text.
+/// The beginning of each text of the roff crate.
 const APOSTROPHE: &str = ".ie \\n(.g .ds Aq \\(aq\n.el .ds Aq '\n";
 
-/// Where each shell looks, below a prefix.
+/// The path of the completions of each shell, below the prefix.
 const COMPLETIONS: [(Shell, &str); 3] = [
     (Shell::Bash, "share/bash-completion/completions/weightfs"),
     (Shell::Fish, "share/fish/vendor_completions.d/weightfs.fish"),
     (Shell::Zsh, "share/zsh/site-functions/_weightfs"),
 ];
 
-/// For zsh a word is a command or nothing. Here it may as well be a SOURCE, which a MOUNTPOINT follows.
+/// Replacements in the zsh completions. clap generates only commands for the first word; here it can also be a SOURCE,
+/// followed by a MOUNTPOINT.
 const FOR_ZSH: [(&str, &str); 2] = [
     (r#"":: :_weightfs_commands" \"#, r#"":: :{_weightfs_commands; _files}" \"#),
     ("\n        esac\n    ;;\nesac\n}\n", "\n(*) _files && ret=0 ;;\n        esac\n    ;;\nesac\n}\n"),
@@ -36,13 +37,13 @@ pub fn run(dir: &Path) -> anyhow::Result<ExitCode> {
     write_all(dir).with_context(|| dir.display().to_string()).map(|()| ExitCode::SUCCESS)
 }
 
-/// Writes them below `place`, where they belong below the prefix of an installation.
-fn write_all(place: &Path) -> io::Result<()> {
-    let command = cli::words();
-    write(&place.join("share/man/man1/weightfs.1"), page(&command)?.as_bytes())?;
-    write(&place.join("share/man/man8/mount.weightfs.8"), b".so man1/weightfs.1\n")?;
+/// Writes all files below `prefix`.
+fn write_all(prefix: &Path) -> io::Result<()> {
+    let command = cli::definition();
+    write(&prefix.join("share/man/man1/weightfs.1"), page(&command)?.as_bytes())?;
+    write(&prefix.join("share/man/man8/mount.weightfs.8"), b".so man1/weightfs.1\n")?;
     for (shell, path) in COMPLETIONS {
-        write(&place.join(path), completion(shell, &command)?.as_bytes())?;
+        write(&prefix.join(path), completion(shell, &command)?.as_bytes())?;
     }
     Ok(())
 }
@@ -58,21 +59,22 @@ fn completion(shell: Shell, command: &Command) -> io::Result<String> {
     let mut script = String::from_utf8(script).map_err(io::Error::other)?;
     if shell == Shell::Zsh {
         for (clap, ours) in FOR_ZSH {
-            let (before, after) =
-                script.split_once(clap).ok_or_else(|| io::Error::other("clap_complete has changed"))?;
+            let (before, after) = script
+                .split_once(clap)
+                .ok_or_else(|| io::Error::other("unexpected zsh completions from clap_complete"))?;
             script = format!("{before}{ours}{after}");
         }
     }
     Ok(script)
 }
 
-/// What a shell completes: nothing that is hidden, and of what has commands no positional arguments, behind which zsh
-/// would look for the command.
+/// `command` as shells should complete it: without hidden items, and without the positional arguments of a command that
+/// has subcommands, after which zsh would expect the subcommand.
 fn completed(command: &Command) -> Command {
     let left_out = |argument: &&Arg| argument.is_hide_set() || command.has_subcommands() && argument.is_positional();
     let arguments = command.get_arguments().filter(|argument| !left_out(argument)).cloned();
     let commands = command.get_subcommands().filter(|command| !command.is_hide_set()).map(completed);
-    // A name lives as long as the program.
+    // clap requires a name that lives as long as the program.
     let name: &str = command.get_name().to_owned().leak();
     Command::new(name)
         .about(command.get_about().cloned().unwrap_or_default())
@@ -82,7 +84,7 @@ fn completed(command: &Command) -> Command {
         .disable_help_subcommand(true)
 }
 
-/// The manual page, its words between two @ replaced.
+/// The manual page: the template with each `@NAME@` replaced.
 fn page(command: &Command) -> io::Result<String> {
     let about = command.get_about().map(ToString::to_string).unwrap_or_default();
     let mut commands = String::new();
@@ -97,7 +99,7 @@ fn page(command: &Command) -> io::Result<String> {
         .replace("@COMMANDS@\n", &commands)
         .replace("@FILES@\n", &files())
         .replace("@AFTER_HELP@\n", &after_help(command, "SH"));
-    // Once is enough.
+    // The definition is needed only once.
     Ok(format!("{APOSTROPHE}{}", page.replace(APOSTROPHE, "")))
 }
 
@@ -106,7 +108,7 @@ fn uncapitalised(text: &str) -> String {
     chars.next().map(|first| first.to_lowercase().chain(chars).collect()).unwrap_or_default()
 }
 
-/// How the command is called, a line each.
+/// The usage lines of a command.
 fn usage(command: &Command) -> Vec<String> {
     let usage = command.clone().render_usage().to_string();
     usage.trim_start_matches("Usage:").lines().map(|line| line.trim().to_owned()).collect()
@@ -120,7 +122,7 @@ fn synopsis(command: &Command) -> String {
     roff.render()
 }
 
-/// The arguments, each with what it means.
+/// The section about the arguments, without its heading.
 fn options(command: &Command) -> io::Result<String> {
     let mut section = Vec::new();
     Man::new(command.clone()).render_options_section(&mut section)?;
@@ -128,7 +130,8 @@ fn options(command: &Command) -> io::Result<String> {
     Ok(section.split_once(".SH OPTIONS\n").map(|(_, options)| options.to_owned()).unwrap_or_default())
 }
 
-/// A command and those below it. Arguments that are the whole program's, as `mount` has them, are not said again.
+/// Appends a section about a command, and about its subcommands. Arguments equal to those of the program, as for
+/// `mount`, are not repeated.
 fn describe(page: &mut String, whole: &Command, command: &Command, parent: &str) -> io::Result<()> {
     if command.is_hide_set() {
         return Ok(());
@@ -148,7 +151,7 @@ fn describe(page: &mut String, whole: &Command, command: &Command, parent: &str)
     command.get_subcommands().try_for_each(|inner| describe(page, whole, inner, &name))
 }
 
-/// The list in the README of what is in a mount.
+/// The list of files in a mount, from the README.
 fn files() -> String {
     let section = README.split("\n## What is in a mount\n").nth(1).unwrap_or_default();
     let list = section.trim_start_matches('\n').lines().map_while(|line| line.strip_prefix("    "));
@@ -159,8 +162,8 @@ fn files() -> String {
     roff.render()
 }
 
-/// What stands below the help: paragraphs as they are, of which some begin with a title and a colon, and lists of
-/// indented lines.
+/// The text below the help. It consists of paragraphs, some of which begin with a title and a colon, and of indented
+/// lines. With the heading `SH`, titles become section headings.
 fn after_help(command: &Command, heading: &str) -> String {
     let text = command.get_after_long_help().or(command.get_after_help()).map(ToString::to_string).unwrap_or_default();
     let mut roff = Roff::new();

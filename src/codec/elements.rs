@@ -1,10 +1,11 @@
-//! Elements to little-endian float32: exact where float32 holds the value, otherwise rounded to nearest, ties to even.
+//! Conversion of elements to little-endian float32: exact if float32 can represent the value, otherwise rounded to
+//! nearest, ties to even.
 //!
 //! Sources: OCP 8-bit Floating Point Specification 1.0 (E5M2, E4M3), OCP Microscaling Formats 1.0 (E8M0, E2M3, E3M2,
-//! E2M1), "8-bit Numerical Formats for Deep Neural Networks", arXiv 2206.02915 (FNUZ). Packed elements begin with the
-//! low bits of the first byte, as in PyTorch's `float4_e2m1fn_x2`.
+//! E2M1), "8-bit Numerical Formats for Deep Neural Networks", arXiv 2206.02915 (FNUZ). The first of the packed elements
+//! is in the low bits of the first byte, as in PyTorch's `float4_e2m1fn_x2`.
 
-/// Decodes whole blocks of elements to float32; the output has exactly the room for them.
+/// Decodes whole blocks of elements to float32. The output must have exactly 4 bytes per element.
 pub type ToF32 = fn(&[u8], &mut [u8]);
 
 /// 0 becomes 0, any other byte 1.
@@ -105,15 +106,16 @@ fn map_sixes(input: &[u8], output: &mut [u8], values: &[f32; 64]) {
     }
 }
 
-/// Has no branch, so that the compiler vectorises it, and no subnormal float32, which some processors multiply slowly.
+/// Widens float16. Has no branches, so that the compiler vectorises it, and computes with no subnormal float32, which
+/// some processors handle slowly.
 fn widen_f16(code: u16) -> f32 {
     let sign = u32::from(code & 0x8000) << 16;
     let rest = u32::from(code & 0x7fff) << 13;
     let exponent = rest & 0x7c00 << 13;
-    // The exponent's bias is 127 in place of 15.
+    // The bias of the exponent changes from 15 to 127.
     let normal = rest + (112 << 23);
     let special = rest + (224 << 23);
-    // A subnormal half as a normal float32 that is too large by the smallest normal half.
+    // A subnormal half is built as a normal float32 that is too large by the smallest normal half.
     let subnormal = (f32::from_bits(rest + (113 << 23)) - f32::from_bits(113 << 23)).to_bits();
     let value = if exponent == 0 { subnormal } else { normal };
     f32::from_bits(sign | if exponent == 0x7c00 << 13 { special } else { value })
@@ -124,7 +126,7 @@ fn widen_f16(code: u16) -> f32 {
 enum Special {
     /// As in IEEE 754: the highest exponent means infinity or NaN.
     Ieee,
-    /// All ones behind the sign means NaN; there is no infinity.
+    /// All ones after the sign bit mean NaN; there is no infinity.
     AllOnes,
     /// The code of negative zero means NaN; there is no infinity.
     MinusZero,
@@ -149,7 +151,8 @@ static E8M0: [f32; 256] = {
     values
 };
 
-/// The values of all codes of a float with `mantissa` bits, an exponent of that `bias`, and the sign at bit `sign`.
+/// The values of all codes of a float with `mantissa` mantissa bits, the exponent bias `bias`, and the sign at bit
+/// `sign`.
 const fn table<const N: usize>(mantissa: u32, bias: i32, sign: u32, special: Special) -> [f32; N] {
     let mut values = [0.0; N];
     let mut code = 0;
@@ -193,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn every_half_equals_that_of_the_half_crate() {
+    fn all_halves_match_the_half_crate() {
         for code in 0..=u16::MAX {
             let cases: [(ToF32, f32); 2] =
                 [(f16, half::f16::from_bits(code).to_f32()), (bf16, half::bf16::from_bits(code).to_f32())];
@@ -205,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_at_the_edges_have_the_specified_values() {
+    fn edge_codes_have_the_specified_values() {
         let cases: [(ToF32, u8, f32); 14] = [
             (f8_e4m3, 0x7e, 448.0),
             (f8_e4m3, 0x01, 0.001953125),
@@ -229,7 +232,7 @@ mod tests {
         assert_eq!(decode(f4, &[0x72, 0xf1], 4), [1.0, 6.0, 0.5, -6.0]);
         assert_eq!(decode(f6_e2m3, &[0x5f, 0x00, 0x84], 4), [7.5, 0.125, 0.0, -0.125]);
         assert_eq!(decode(f6_e3m2, &[0b00_011111, 0, 0], 4), [28.0, 0.0, 0.0, 0.0]);
-        // Ties go to the even neighbour.
+        // Ties round to even.
         assert_eq!(decode(u32, &16_777_217u32.to_le_bytes(), 1), [16_777_216.0]);
         assert_eq!(decode(i64, &(-16_777_219i64).to_le_bytes(), 1), [-16_777_220.0]);
         assert_eq!(decode(f64, &1e300f64.to_le_bytes(), 1), [f32::INFINITY]);

@@ -1,3 +1,3 @@
-//! Numbers in other forms: pure functions over slices, which allocate nothing and do no I/O.
+//! Conversions of numbers: pure functions over slices, which neither allocate nor do I/O.
 
 pub mod elements;

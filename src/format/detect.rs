@@ -1,17 +1,17 @@
-//! Names files of other formats by their first bytes, and says what to do with them.
+//! Detects files of other formats by their first bytes, so that the error message can give a hint.
 
 use std::fmt;
 
 /// A file of a format that weightfs does not read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Foreign {
-    /// What it is, with its article: "a zip archive".
-    what: String,
-    /// What to do, if there is something to do.
+    /// The format with its article: "a zip archive".
+    name: String,
+    /// What the user can do, if anything.
     hint: Option<&'static str>,
 }
 
-/// The offset of a magic number, the number, what it identifies, and what to do.
+/// Offset of a magic number, the magic number, the format that it identifies, and a hint for the user.
 const MAGICS: [(usize, &[u8], &str, Option<&str>); 23] = [
     (0, b"GGUF", "a GGUF file", Some("weightfs reads safetensors; GGUF has its own tools, such as gguf-dump")),
     (0, b"GGML", "a GGML file, older than GGUF", Some("convert it with llama.cpp's tools")),
@@ -26,7 +26,7 @@ const MAGICS: [(usize, &[u8], &str, Option<&str>); 23] = [
     (0, b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", Some("unpack it first")),
     (257, b"ustar", "a tar archive", Some("unpack it first")),
     (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file, such as a Keras model (.h5)", Some("convert it to safetensors first")),
-    (0, b"\x93NUMPY", "a NumPy array (.npy)", Some("numpy.load opens it as it is")),
+    (0, b"\x93NUMPY", "a NumPy array (.npy)", Some("open it with numpy.load")),
     (4, b"TFL3", "a TensorFlow Lite model", None),
     (0, b"\x08\x07\x12", "an ONNX model", None),
     (0, b"\x08\x08\x12", "an ONNX model", None),
@@ -40,7 +40,7 @@ const MAGICS: [(usize, &[u8], &str, Option<&str>); 23] = [
 
 const CONVERT: &str = "load it with torch.load(..., weights_only=True) and save it with safetensors.torch.save_file";
 
-/// The most bytes that [`Foreign::detect`] looks at.
+/// Maximum number of bytes that [`Foreign::detect`] looks at.
 pub const PREFIX: u64 = 512;
 
 impl Foreign {
@@ -48,13 +48,12 @@ impl Foreign {
     ///
     /// Use it only for files that failed to parse: a valid header length can look like a magic number.
     pub fn detect(prefix: &[u8]) -> Option<Self> {
-        let other = |what: &str, hint| Some(Self { what: what.to_owned(), hint });
+        let other = |name: &str, hint| Some(Self { name: name.to_owned(), hint });
         if prefix.is_empty() {
-            return other("empty", Some("a download may not have begun"));
+            return other("empty", Some("a download may not have started"));
         }
         if let [_, _, _, _, 0, 0, 0, 0, header @ ..] = prefix {
-            // safetensors: a length below 4 GiB and the beginning of a JSON object. The low bytes of the length may be
-            // anything.
+            // safetensors: a length below 4 GiB, then a JSON object. Such a length can begin with a magic number.
             if header.trim_ascii_start().starts_with(b"{") {
                 return None;
             }
@@ -62,13 +61,13 @@ impl Foreign {
         if let Some(pointer) = lfs_pointer(prefix) {
             return Some(pointer);
         }
-        if let Some((_, _, what, hint)) =
+        if let Some((_, _, name, hint)) =
             MAGICS.iter().find(|(at, magic, ..)| prefix.get(*at..).is_some_and(|rest| rest.starts_with(magic)))
         {
-            return other(what, *hint);
+            return other(name, *hint);
         }
-        // A pickle of protocol 2 to 5 begins with PROTO and goes on with an opcode for a container, a global or a
-        // frame.
+        // A pickle of protocol 2 to 5 begins with PROTO, mostly followed by EMPTY_DICT, EMPTY_LIST, MARK, GLOBAL,
+        // BINUNICODE, LONG1 or FRAME.
         if let [0x80, 2..=5, b'}' | b']' | b'(' | b'c' | b'X' | b'\x8a' | b'\x95', ..] = prefix {
             return other("a Python pickle, such as an old PyTorch checkpoint (.pt, .bin)", Some(CONVERT));
         }
@@ -76,39 +75,39 @@ impl Foreign {
         let begins =
             |word: &str| text.get(..word.len()).is_some_and(|start| start.eq_ignore_ascii_case(word.as_bytes()));
         if begins("<!doctype html") || begins("<html") {
-            return other("an HTML page", Some("the download may have met a login or an error page"));
+            return other("an HTML page", Some("the server may have sent a login or error page"));
         }
         if begins("<?xml") {
-            return other("an XML document", Some("the download may have met an error page"));
+            return other("an XML document", Some("the server may have sent an error page"));
         }
         if begins("{\"error\"") || begins("{\"message\"") {
-            return other("a JSON error message", Some("see it with `cat`; the download failed"));
+            return other("a JSON error message", Some("the download failed; read the message with `cat`"));
         }
         if begins("{") {
             return other("JSON text", None);
         }
         if prefix.len() >= 64 && prefix.iter().all(|byte| *byte == 0) {
-            return other("filled with zeros", Some("the download may not have got to its beginning yet"));
+            return other("filled with zeros", Some("the first bytes may not be downloaded yet"));
         }
         None
     }
 }
 
-/// The text of three lines that Git LFS leaves in place of a file that was not fetched.
+/// Detects the pointer, a text of three lines, that Git LFS leaves in place of a file that was not fetched.
 /// Source: the Git LFS specification, docs/spec.md, "The Pointer".
 fn lfs_pointer(prefix: &[u8]) -> Option<Foreign> {
     let text = prefix.strip_prefix(b"version https://git-lfs.github.com/spec/")?;
     let text = String::from_utf8_lossy(text);
     let size = text.lines().find_map(|line| line.strip_prefix("size ")?.parse::<u64>().ok());
     let size = size.map_or(String::new(), |size| format!(" to a file of {size} bytes"));
-    Some(Foreign { what: format!("a Git LFS pointer{size}"), hint: Some("fetch the file itself with `git lfs pull`") })
+    Some(Foreign { name: format!("a Git LFS pointer{size}"), hint: Some("fetch the file itself with `git lfs pull`") })
 }
 
 impl fmt::Display for Foreign {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.hint {
-            None => f.write_str(&self.what),
-            Some(hint) => write!(f, "{} ({hint})", self.what),
+            None => f.write_str(&self.name),
+            Some(hint) => write!(f, "{} ({hint})", self.name),
         }
     }
 }
@@ -118,11 +117,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_format_is_named() {
+    fn foreign_formats_are_detected() {
         let lfs = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4976698672\n";
         let tar: &[u8] = &[&[b'a'; 257][..], b"ustar\0"].concat();
         let cases: [(&[u8], &str); 13] = [
-            (b"", "empty (a download may not have begun)"),
+            (b"", "empty (a download may not have started)"),
             (lfs, "a Git LFS pointer to a file of 4976698672 bytes (fetch the file itself with `git lfs pull`)"),
             (b"GGUF\x03\0\0\0", "a GGUF file"),
             (b"PK\x03\x04\0\0", "a zip archive"),
@@ -140,7 +139,7 @@ mod tests {
             let found = Foreign::detect(prefix).unwrap().to_string();
             assert!(found.starts_with(expected), "{found}");
         }
-        // The second one has the magic number of gzip in its length.
+        // The length in the second one begins with the magic number of gzip.
         for safetensors in [&b"\x10\0\0\0\0\0\0\0{}"[..], b"\x1f\x8b\x01\0\0\0\0\0{\""] {
             assert_eq!(Foreign::detect(safetensors), None);
         }

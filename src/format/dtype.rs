@@ -1,10 +1,10 @@
-//! Element types: name, size and conversion of each, in one table.
+//! Element types: one table with the name, size and conversion of each.
 
 use crate::codec::elements::{self, ToF32};
 use crate::text::quote;
 use std::fmt;
 
-/// The smallest group of elements that takes whole bytes. Loops over data step by whole blocks.
+/// The smallest group of elements that takes a whole number of bytes. Loops over data step by blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Block {
     /// Elements in a block.
@@ -13,7 +13,7 @@ pub struct Block {
     pub bytes: u64,
 }
 
-/// What is known of an element type.
+/// The properties of a known dtype.
 #[derive(Debug)]
 struct Row {
     name: &'static str,
@@ -22,15 +22,15 @@ struct Row {
     to_f32: Option<ToF32>,
 }
 
-/// Makes the enum and its table from one row for each dtype.
+/// Defines the enum and its table from one row per dtype.
 macro_rules! dtypes {
     ($($variant:ident $name:literal, $elements:literal in $bytes:literal, $numpy:expr, $to_f32:expr;)*) => {
         /// The type of a tensor's elements.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        #[expect(missing_docs, reason = "the names are the field's own")]
+        #[expect(missing_docs, reason = "the variants are the usual names of dtypes")]
         pub enum Dtype<'a> {
             $($variant,)*
-            /// A name that weightfs does not know: such a tensor has bytes, but no known block size.
+            /// A name that is not in the table. Such a tensor has bytes, but no known block size.
             Unknown(&'a str),
         }
 
@@ -55,8 +55,8 @@ macro_rules! dtypes {
     };
 }
 
-// The dtypes of the official safetensors crate, version 0.8.0, in its order, which is that of alignment.
-// Variant, name in a header, elements in bytes, NumPy's name, conversion to float32.
+// The dtypes of the official safetensors crate, version 0.8.0, in the order of that crate: by alignment.
+// Columns: variant, name in a header, elements in bytes, NumPy name, conversion to float32.
 dtypes! {
     Bool       "BOOL",        1 in 1, Some("|b1"), Some(elements::bool);
     F4         "F4",          2 in 1, None,        Some(elements::f4);
@@ -83,12 +83,12 @@ dtypes! {
 }
 
 impl<'a> Dtype<'a> {
-    /// The dtype of that name; names are case-sensitive.
+    /// The dtype called `name`. Names are case-sensitive.
     pub fn from_name(name: &'a str) -> Self {
         Self::ALL.iter().copied().find(|dtype| dtype.name() == name).unwrap_or(Self::Unknown(name))
     }
 
-    /// The name as it stands in a header.
+    /// The name as written in a header.
     pub fn name(self) -> &'a str {
         match (self, self.row()) {
             (_, Some(row)) => row.name,
@@ -97,7 +97,7 @@ impl<'a> Dtype<'a> {
         }
     }
 
-    /// The name for a message: an unknown one may hold anything.
+    /// The name for messages. Unknown names are quoted, because they can contain any character.
     pub fn quoted(self) -> String {
         match self {
             Self::Unknown(name) => quote(name),
@@ -110,18 +110,18 @@ impl<'a> Dtype<'a> {
         self.row().map(|row| row.block)
     }
 
-    /// Width of an element in bits; `None` for an unknown dtype, and where elements have no whole number of bits.
+    /// Width of an element in bits; `None` for an unknown dtype, or if that is not a whole number.
     pub fn bits(self) -> Option<u64> {
         let Block { elements, bytes } = self.block()?;
         (bytes * 8).is_multiple_of(elements).then_some(bytes * 8 / elements)
     }
 
-    /// NumPy's name of the same type in little-endian order, if NumPy has it.
+    /// The NumPy name of the same type in little-endian order, if NumPy has that type.
     pub fn numpy(self) -> Option<&'static str> {
         self.row()?.numpy
     }
 
-    /// Converts whole blocks to float32; `None` for C64, which is no single number, and for an unknown dtype.
+    /// The conversion of whole blocks to float32; `None` for C64, which is complex, and for an unknown dtype.
     pub fn to_f32(self) -> Option<ToF32> {
         self.row()?.to_f32
     }
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_sizes_and_order_are_those_of_the_official_crate() {
+    fn names_sizes_and_order_match_the_official_crate() {
         let official = |dtype: &Dtype| serde_json::from_value::<safetensors::Dtype>(dtype.name().into()).unwrap();
         for dtype in Dtype::ALL {
             assert_eq!(Some(official(dtype).bitsize() as u64), dtype.bits(), "{dtype}");
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_the_smallest_group_of_whole_bytes() {
+    fn block_is_the_smallest_group_of_whole_bytes() {
         for dtype in Dtype::ALL {
             let Block { elements, bytes } = dtype.block().unwrap();
             let bits = dtype.bits().unwrap();

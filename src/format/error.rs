@@ -7,7 +7,7 @@ use super::safetensors;
 /// Why a file has no usable header.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Not a fault of the file: parse again when this part of it was added to the input.
+    /// Not a fault of the file: add this range to the input and parse again.
     #[error(transparent)]
     Missing(#[from] Missing),
     /// The file is of a format that weightfs does not read.

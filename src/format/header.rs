@@ -1,4 +1,4 @@
-//! The common form of all headers: a table of tensors, and what else later layers need to print or check.
+//! The common form of all headers: a table of tensors, and the other data that later layers print or check.
 
 use super::dtype::Dtype;
 use super::names::NameTable;
@@ -18,13 +18,13 @@ pub enum Mode {
 /// A tensor as its header describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorInfo<'a> {
-    /// Any Unicode string, `/`, NUL and the empty string included.
+    /// Any Unicode string, including `/`, NUL and the empty string.
     pub name: &'a str,
     /// Type of the elements.
     pub dtype: Dtype<'a>,
     /// Dimensions in elements, outermost first; empty for a scalar.
     pub shape: &'a [u64],
-    /// The place of the data, in bytes from the start of the file.
+    /// The range of the data, in bytes from the start of the file.
     pub range: Range<u64>,
 }
 
@@ -45,14 +45,14 @@ impl TensorInfo<'_> {
 pub struct Skipped {
     /// Name of the tensor.
     pub name: String,
-    /// The reason, a sentence.
+    /// The reason, one line.
     pub reason: String,
-    /// Whether it was left out because another entry has its name.
+    /// Whether it was left out because another entry has the same name.
     pub is_duplicate: bool,
 }
 
 impl Skipped {
-    /// An entry that was left out for any other reason.
+    /// An entry that was left out, but not because another entry has the same name.
     pub fn new(name: impl Into<String>, reason: impl Into<String>) -> Self {
         Self { name: name.into(), reason: reason.into(), is_duplicate: false }
     }
@@ -66,21 +66,21 @@ pub struct SkipList {
     more: usize,
 }
 
-/// The most entries of a file or model that are kept one by one.
+/// Maximum number of left-out entries of a file or model that are kept.
 pub const KEPT_MAX: usize = 100_000;
 
 impl SkipList {
-    /// Adds an entry, which is made only if it is kept.
+    /// Adds an entry. `skipped` is called only if the entry is kept.
     pub fn push(&mut self, skipped: impl FnOnce() -> Skipped) {
         if self.kept.len() < KEPT_MAX { self.kept.push(skipped()) } else { self.more += 1 }
     }
 
-    /// Counts entries of which nothing else is known.
+    /// Adds to the number of entries that are not kept.
     pub fn add(&mut self, more: usize) {
         self.more += more;
     }
 
-    /// The whole list. If entries were only counted, its last element says how many.
+    /// Completes the list. If some entries were not kept, an element with their number is added.
     pub fn finish(mut self) -> Self {
         if self.more > 0 {
             self.kept.push(Skipped::new("", format!("{} more were left out", self.more)));
@@ -88,7 +88,7 @@ impl SkipList {
         self
     }
 
-    /// The entries that were kept, and after [`SkipList::finish`] the number of the others as a last one.
+    /// The entries that were kept, and the element that [`SkipList::finish`] adds.
     pub fn listed(&self) -> &[Skipped] {
         &self.kept
     }
@@ -98,15 +98,15 @@ impl SkipList {
         (&self.kept[..self.kept.len().min(KEPT_MAX)], self.more)
     }
 
-    /// How many entries there are in all.
+    /// Number of all entries, kept or not.
     pub fn total(&self) -> usize {
         self.kept.len().min(KEPT_MAX) + self.more
     }
 }
 
-/// Everything that a file says about its tensors.
+/// The tensors and the metadata of a file.
 ///
-/// A million tensors are normal: names and dimensions lie in one arena each, and no tensor has an allocation of its
+/// A file may have a million tensors. Names and dimensions are in one arena each, so no tensor has an allocation of its
 /// own.
 #[derive(Debug)]
 pub struct Header {
@@ -133,7 +133,7 @@ struct Record {
     is_unusual: bool,
 }
 
-/// A range of an arena. The arenas are limited to 32-bit indices by [`HeaderBuilder`].
+/// Converts a range of an arena. [`HeaderBuilder`] limits the arenas to 32-bit indices.
 fn span(range: &Range<u32>) -> Range<usize> {
     range.start as usize..range.end as usize
 }
@@ -144,13 +144,13 @@ impl Header {
         self.format
     }
 
-    /// Where the header lies as text that a person can read, in bytes from the start of the file, padding included.
-    /// `None` if the format has none.
+    /// The range of the header as human-readable text, including its padding, in bytes from the start of the file.
+    /// `None` if the header of the format is not text.
     pub fn text(&self) -> Option<Range<u64>> {
         self.text.clone()
     }
 
-    /// Where the data begins, in bytes from the start of the file.
+    /// Offset of the data, in bytes from the start of the file.
     pub fn data_start(&self) -> u64 {
         self.data_start
     }
@@ -217,12 +217,12 @@ impl Header {
         &self.metadata
     }
 
-    /// What was left out; empty unless the file was read leniently.
+    /// The entries that were left out; empty unless the file was read leniently.
     pub fn skipped(&self) -> &SkipList {
         &self.skipped
     }
 
-    /// The names of dtypes that weightfs does not know, each once.
+    /// The names of unknown dtypes, each once.
     pub fn unknown_dtypes(&self) -> &[String] {
         &self.unknown_dtypes
     }
@@ -238,7 +238,7 @@ fn dtype(unknown: &[String], number: u32) -> Dtype<'_> {
 
 /// Collects the entries of a header. Every parser builds its [`Header`] with it.
 ///
-/// An entry is written in parts: its name, its dimensions, its dtype. Then [`HeaderBuilder::push`] adds it.
+/// An entry is added in parts: its name, its dimensions and its dtype, then the entry with [`HeaderBuilder::push`].
 #[derive(Debug)]
 pub struct HeaderBuilder {
     mode: Mode,
@@ -260,11 +260,11 @@ pub struct Name(Range<u32>);
 #[derive(Debug, Clone)]
 pub struct Shape(Range<u32>);
 
-/// A dtype, by its number in a [`HeaderBuilder`].
+/// The number of a dtype in a [`HeaderBuilder`].
 #[derive(Debug, Clone, Copy)]
 pub struct DtypeNumber(u32);
 
-/// A tensor that is ready to be added.
+/// A tensor to be added.
 #[derive(Debug)]
 pub struct NewTensor {
     /// Its name.
@@ -273,13 +273,13 @@ pub struct NewTensor {
     pub dtype: DtypeNumber,
     /// Its dimensions.
     pub shape: Shape,
-    /// The place of the data, in bytes from the start of the file.
+    /// The range of the data, in bytes from the start of the file.
     pub range: Range<u64>,
     /// Whether its entry has a form that only some readers accept.
     pub is_unusual: bool,
 }
 
-/// Why entries do not make a header.
+/// Why a header cannot be built.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BuildError {
     /// Two entries have the same name.
@@ -287,7 +287,7 @@ pub enum BuildError {
         /// The name.
         name: String,
     },
-    /// Names or dimensions exceed the arenas: 2^32 bytes of names, 2^32 dimensions.
+    /// There are 2^32 bytes of names or more, or 2^32 dimensions or more.
     TooLarge,
 }
 
@@ -332,7 +332,7 @@ impl HeaderBuilder {
         &self.names[span(&name.0)]
     }
 
-    /// Adds a dimension to the shape that ends here.
+    /// Adds a dimension to the shape that is being built.
     pub fn dim(&mut self, dim: u64) {
         if self.dims.len() < u32::MAX as usize {
             self.dims.push(dim);
@@ -341,7 +341,7 @@ impl HeaderBuilder {
         }
     }
 
-    /// Where the next dimension will stand: the start of a shape.
+    /// Index of the next dimension, which is the start of the next shape.
     pub fn next_dim(&self) -> u32 {
         self.dims.len() as u32
     }
@@ -356,7 +356,7 @@ impl HeaderBuilder {
         &self.dims[span(&shape.0)]
     }
 
-    /// The dtype of that name, known or not.
+    /// The number of the dtype called `name`, known or not.
     pub fn dtype_number(&mut self, name: &str) -> DtypeNumber {
         let known = Dtype::ALL.iter().position(|known| known.name() == name);
         let number = known.unwrap_or_else(|| {
@@ -372,7 +372,7 @@ impl HeaderBuilder {
         DtypeNumber(number as u32)
     }
 
-    /// The dtype of a number.
+    /// The dtype with that number.
     pub fn dtype(&self, number: DtypeNumber) -> Dtype<'_> {
         dtype(&self.unknown_dtypes, number.0)
     }
@@ -388,18 +388,18 @@ impl HeaderBuilder {
         self.metadata.push((key, value));
     }
 
-    /// Leaves an entry out.
+    /// Records that the entry called `name` is left out.
     pub fn skip(&mut self, name: &str, reason: impl FnOnce() -> String) {
         self.skipped.push(|| Skipped::new(name, reason()));
     }
 
-    /// Leaves the entry of that name out.
+    /// Records that the entry called `name` is left out.
     pub fn skip_entry(&mut self, name: &Name, reason: impl FnOnce() -> String) {
         let names = &self.names;
         self.skipped.push(|| Skipped::new(&names[span(&name.0)], reason()));
     }
 
-    /// Leaves out every tensor that does not end inside a file of `len` bytes.
+    /// Leaves out every tensor that ends beyond a file of `len` bytes.
     pub fn skip_outside(&mut self, len: u64, reason: impl Fn(&Range<u64>) -> String) {
         let (inside, outside) =
             std::mem::take(&mut self.records).into_iter().partition(|record| record.range.end <= len);
@@ -409,10 +409,10 @@ impl HeaderBuilder {
         }
     }
 
-    /// The header: tensors in the order of their data, metadata sorted by key.
+    /// Builds the header: tensors in the order of their data, metadata sorted by key.
     ///
-    /// Of entries with the same name, all but the last are left out with the reason `duplicate`; in strict mode they
-    /// are an error.
+    /// Entries with the same name are an error in strict mode. In lenient mode, all but the last are left out with the
+    /// reason `duplicate`.
     pub fn finish(
         mut self,
         format: &'static str,
@@ -465,7 +465,7 @@ impl HeaderBuilder {
 
     fn skip_repeated(&mut self, duplicate: impl Fn() -> String) {
         let mut records = std::mem::take(&mut self.records);
-        // Names lie in the arena in the order of the header.
+        // Names are in the arena in the order of the header, so the last entry with a name comes first.
         records.sort_by(|a, b| {
             self.names[span(&a.name)].cmp(&self.names[span(&b.name)]).then(b.name.start.cmp(&a.name.start))
         });
@@ -492,7 +492,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_beyond_the_limit_are_counted() {
+    fn entries_beyond_the_limit_are_only_counted() {
         let mut skipped = SkipList::default();
         for at in 0..KEPT_MAX + 5 {
             skipped.push(|| Skipped::new(at.to_string(), ""));
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn tensors_are_in_the_order_of_the_data() {
+    fn tensors_are_in_data_order() {
         let mut builder = HeaderBuilder::new(Mode::Strict);
         for (name, dtype, range) in
             [("b", "U8", 8..10), ("a", "mine", 4..8), ("c", "mine", 10..10), ("d", "U8", 10..12)]
@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repeated_name_is_an_error_or_the_last_entry_is_kept() {
+    fn repeated_name_is_an_error_or_keeps_the_last_entry() {
         let build = |mode| {
             let mut builder = HeaderBuilder::new(mode);
             for (name, range) in [("a", 4..8), ("b", 8..9), ("a", 0..4), ("far", 90..100)] {

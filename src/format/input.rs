@@ -1,8 +1,8 @@
-//! The bytes of a file that a parser has been given so far.
+//! The parts of a file that were read for a parser.
 
 use std::ops::Range;
 
-/// Parts of a file of a known size. A parser asks for what it needs, and is run again when the missing part was added.
+/// Parts of a file of a known size. If a parser returns [`Missing`], the caller adds that range and parses again.
 #[derive(Debug)]
 pub struct Input {
     len: u64,
@@ -16,18 +16,18 @@ struct Piece {
     bytes: Vec<u8>,
 }
 
-/// A range of the file that the parser needs and that was not added yet. It never lies outside the file.
+/// A range of the file that the parser needs and that was not added yet. It is always inside the file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("bytes {} to {} are needed", .0.start, .0.end)]
 pub struct Missing(pub Range<u64>);
 
 impl Input {
-    /// A file of `len` bytes, of which nothing is there yet.
+    /// The input for a file of `len` bytes, still without any part.
     pub fn new(len: u64) -> Self {
         Self { len, pieces: Vec::new() }
     }
 
-    /// A file of `len` bytes with its first bytes.
+    /// The input for a file of `len` bytes that begins with `prefix`.
     pub fn with_prefix(len: u64, prefix: Vec<u8>) -> Self {
         let mut input = Self::new(len);
         input.add(0, prefix);
@@ -44,14 +44,14 @@ impl Input {
         self.len == 0
     }
 
-    /// Adds a part of the file. Parts that lie inside it are dropped.
+    /// Adds the part of the file at offset `start`. Earlier parts that lie inside it are dropped.
     pub fn add(&mut self, start: u64, bytes: Vec<u8>) {
         let end = start + bytes.len() as u64;
         self.pieces.retain(|piece| piece.start < start || piece.start + piece.bytes.len() as u64 > end);
         self.pieces.push(Piece { start, bytes });
     }
 
-    /// The bytes of `range`, cut at the end of the file.
+    /// The bytes of `range`, limited to the end of the file. One part must hold all of them.
     pub fn get(&self, range: Range<u64>) -> Result<&[u8], Missing> {
         let range = range.start.min(self.len)..range.end.min(self.len);
         if range.is_empty() {
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_asked_for_and_never_beyond_the_end() {
+    fn missing_range_is_limited_to_the_end_of_the_file() {
         let mut input = Input::with_prefix(100, (0..10).collect());
         assert_eq!(input.get(2..5), Ok(&[2, 3, 4][..]));
         assert_eq!(input.get(5..20), Err(Missing(5..20)));
@@ -86,7 +86,7 @@ mod tests {
         input.add(0, (0..50).collect());
         assert_eq!(input.pieces.len(), 2);
         assert_eq!(input.get(49..50), Ok(&[49][..]));
-        // Two parts that touch are not one.
+        // Adjacent parts are not merged.
         input.add(50, (50..90).collect());
         assert_eq!(input.get(40..60), Err(Missing(40..60)));
     }

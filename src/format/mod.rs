@@ -1,7 +1,7 @@
-//! Model files: what their bytes mean. Parsers do no I/O; they ask for the ranges that they need.
+//! Parsers of model files. They do no I/O: a parser returns the next byte range that it needs.
 //!
 //! Every format is lowered to one [`Header`]. Later layers do not depend on the format: what they print or check, such
-//! as the format's name or the text of the header, the header offers as data.
+//! as the name of the format or the text of the header, is part of the [`Header`].
 
 mod detect;
 mod dtype;
@@ -25,6 +25,6 @@ pub use table::{damage, lint, parse, stem, suffixes, with_metadata};
 use serde::Deserialize;
 use std::borrow::Cow;
 
-/// A JSON string, borrowed from the text where nothing in it is escaped.
+/// A JSON string, borrowed from the text unless it contains escapes.
 #[derive(Deserialize)]
 pub(crate) struct Text<'t>(#[serde(borrow)] pub Cow<'t, str>);

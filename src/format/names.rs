@@ -1,13 +1,13 @@
-//! A table of names that are stored elsewhere.
+//! A hash table from names to numbers. The names are stored elsewhere.
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 use std::hash::BuildHasher;
 
-/// Finds things by their names. Stores only their numbers; the names are looked up where they are.
+/// Finds numbers by name. Stores only the numbers; callers pass a function that returns the name of a number.
 #[derive(Debug)]
 pub struct NameTable {
     table: HashTable<u32>,
-    /// Seeded per process, so that no file can be made to collide.
+    /// Seeded per process, so that a crafted file cannot force collisions.
     hasher: DefaultHashBuilder,
 }
 
@@ -17,13 +17,13 @@ impl NameTable {
         Self { table: HashTable::with_capacity(capacity), hasher: DefaultHashBuilder::default() }
     }
 
-    /// The number of the thing called `name`.
+    /// The number whose name is `name`.
     pub fn find<'n>(&self, name: &str, name_at: impl Fn(usize) -> &'n str) -> Option<usize> {
         let number = self.table.find(self.hasher.hash_one(name), |number| name_at(*number as usize) == name);
         number.map(|number| *number as usize)
     }
 
-    /// Adds a thing unless another one has its name; returns whether it was added. Numbers are below 2^32.
+    /// Adds a number unless another one has its name. Returns whether it was added. Numbers must be below 2^32.
     pub fn insert<'n>(&mut self, number: usize, name_at: impl Fn(usize) -> &'n str) -> bool {
         let name = name_at(number);
         let hash = self.hasher.hash_one(name);

@@ -11,19 +11,19 @@ use std::os::unix::ffi::OsStrExt;
 
 /// A format.
 struct Row {
-    /// As headers, `index.json` and messages call it.
+    /// Name in headers, `index.json` and messages.
     name: &'static str,
-    /// What the names of its files end in.
+    /// Suffix of its file names.
     suffix: &'static str,
     /// Whether a file is of this format.
     recognises: fn(&Input) -> Result<bool, Missing>,
-    /// Reads its header.
+    /// Parses a header.
     parse: fn(&Input, Mode) -> Result<Header, Error>,
-    /// Reports what is unusual in a header that was parsed.
+    /// Reports what is unusual in a parsed header.
     lint: Linter,
-    /// Reports what is wrong with a header of which the lenient parser left something out.
+    /// Reports everything that is wrong with a file that the strict parser rejects.
     damage: Damage,
-    /// Makes the bytes before the data again, with other metadata.
+    /// Returns the bytes before the data, with other metadata.
     with_metadata: Editor,
 }
 
@@ -31,7 +31,7 @@ type Linter = fn(&Header, &Input, &mut dyn FnMut(Lint)) -> Result<(), Missing>;
 type Damage = fn(&Header, &Error, u64, &mut dyn FnMut(Lint));
 type Editor = fn(&Header, &Input, &[(String, String)]) -> Result<Vec<u8>, Error>;
 
-/// Every format. safetensors has no magic number: it comes last, and parses what no other format recognises.
+/// All formats. safetensors has no magic number, so it comes last and parses what no other format recognises.
 static FORMATS: [Row; 1] = [Row {
     name: safetensors::NAME,
     suffix: ".safetensors",
@@ -42,18 +42,18 @@ static FORMATS: [Row; 1] = [Row {
     with_metadata: |header, input, metadata| Ok(safetensors::with_metadata(header, input, metadata)?),
 }];
 
-/// The endings of the names of files that weightfs reads.
+/// The file name suffixes of all formats.
 pub fn suffixes() -> impl Iterator<Item = &'static str> {
     FORMATS.iter().map(|format| format.suffix)
 }
 
-/// The name of a file without the ending of its format; `None` if no format has such an ending.
+/// A file name without the suffix of its format; `None` if no format has that suffix.
 pub fn stem(name: &OsStr) -> Option<&OsStr> {
     let stem = suffixes().find_map(|suffix| name.as_bytes().strip_suffix(suffix.as_bytes()))?;
     Some(OsStr::from_bytes(stem))
 }
 
-/// Reads the header of a file. Fails with [`Error::Missing`] until `input` holds everything that the parser needs.
+/// Parses the header of a file. Fails with [`Error::Missing`] until `input` holds everything that the parser needs.
 pub fn parse(input: &Input, mode: Mode) -> Result<Header, Error> {
     let [others @ .., last] = &FORMATS;
     let mut format = last;
@@ -65,25 +65,26 @@ pub fn parse(input: &Input, mode: Mode) -> Result<Header, Error> {
     }
     (format.parse)(input, mode).or_else(|error| match error {
         Error::Missing(_) => Err(error),
-        // A file that does not parse may be of another format altogether.
+        // A file that does not parse may be of a format that weightfs does not read.
         _ => Err(Foreign::detect(input.get(0..detect::PREFIX)?).map_or(error, Error::Foreign)),
     })
 }
 
-/// Reports everything in a header that readers accept and the format does not have. `header` was parsed from `input`.
+/// Reports everything in a header that readers accept although the format does not define it. `header` was parsed from
+/// `input`.
 pub fn lint(header: &Header, input: &Input, found: &mut dyn FnMut(Lint)) -> Result<(), Error> {
     Ok((row(header).lint)(header, input, found)?)
 }
 
-/// Reports everything that is wrong with a file of `len` bytes. `broken` is why strict parsing failed, and `header` is
-/// what the lenient parser accepts.
+/// Reports everything that is wrong with a file of `len` bytes. `broken` is the error of the strict parser, and
+/// `header` the result of the lenient parser.
 pub fn damage(header: &Header, broken: &Error, len: u64, found: &mut dyn FnMut(Lint)) {
     (row(header).damage)(header, broken, len, found);
 }
 
 /// The bytes of a file up to its data, with other metadata. `header` was parsed from `input` in strict mode.
 ///
-/// The data moves by whole blocks of the disk, or not at all.
+/// The offset of the data changes by a multiple of 4096 bytes, unless that would exceed the size limit of headers.
 pub fn with_metadata(header: &Header, input: &Input, metadata: &[(String, String)]) -> Result<Vec<u8>, Error> {
     (row(header).with_metadata)(header, input, metadata)
 }

@@ -1,4 +1,4 @@
-//! What the operations of the file system return: attributes, directory entries and errors.
+//! Results of file system operations: attributes, directory entries and errors.
 
 use crate::content;
 use crate::model;
@@ -7,54 +7,54 @@ use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::time::SystemTime;
 
-/// Inode number.
+/// An inode number.
 pub type Ino = u64;
 
 /// The inode number of the root, fixed by FUSE.
 pub const ROOT: Ino = 1;
 
-/// Preferred block size of every file, in bytes: the most that the kernel asks for at once.
+/// Preferred block size of files, in bytes: the size of the largest read request of the kernel.
 pub const BLOCK_SIZE: u32 = 1 << 20;
 
-/// Preferred block size of a directory, in bytes: libc lists in buffers of that size. A listing takes longer from 256
-/// KiB on, and twice as long at 1 MiB, because every answer is then written to memory that was not touched before.
+/// Preferred block size of directories, in bytes: the buffer size that libc lists them with. Listings are slower from
+/// 256 KiB on, and take twice as long at 1 MiB, because each reply is then written to memory not touched before.
 pub const DIR_BLOCK_SIZE: u32 = 128 << 10;
 
-/// Unit of [`Statfs::blocks`] and of `st_blocks`, in bytes.
+/// Unit of [`Statfs::blocks`] and `st_blocks`, in bytes.
 pub const SECTOR: u64 = 512;
 
 /// Longest file name, in bytes.
 pub const NAME_MAX: u32 = 255;
 
-/// Positions of a listing before the first entry: those of `.` and `..`.
+/// Number of directory positions before the first entry: `.` and `..`.
 pub(super) const DOTS: u64 = 2;
 
-/// What all files of a model have in common.
+/// Attributes that all files of a model share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Owner {
     /// Numeric owner.
     pub uid: u32,
     /// Numeric group.
     pub gid: u32,
-    /// Permission bits of files. Directories can be entered by those who may read.
+    /// Permission bits of files. Directories also have the execute bit for everyone who may read.
     pub perm: u16,
-    /// All time stamps.
+    /// The value of all timestamps.
     pub mtime: SystemTime,
 }
 
-/// Owners that replace those of the sources.
+/// Overrides for the owner and permissions of the sources.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Ownership {
-    /// Numeric owner of everything.
+    /// Numeric owner of all files.
     pub uid: Option<u32>,
-    /// Numeric group of everything.
+    /// Numeric group of all files.
     pub gid: Option<u32>,
-    /// Permission bits that nothing has.
+    /// Permission bits that are cleared on all files.
     pub umask: u16,
 }
 
 impl Ownership {
-    /// Only those may read who may read the source itself.
+    /// The owner of files whose source has this `stat`. Files have at most the read permissions of their source.
     pub fn of(self, stat: Stat) -> Owner {
         Owner {
             uid: self.uid.unwrap_or(stat.uid),
@@ -66,20 +66,20 @@ impl Ownership {
 }
 
 impl Owner {
-    /// Attributes of a directory. It has one link, as in btrfs, so that nobody derives the number of subdirectories
-    /// from it.
+    /// Attributes of a directory. The link count is 1, as in btrfs, so that programs do not derive the number of
+    /// subdirectories from it.
     pub(super) fn dir(self, ino: Ino) -> Attr {
         Attr { kind: FileKind::Dir, perm: self.perm | self.perm >> 2, ..self.file(ino, 0, 0) }
     }
 
-    /// Attributes of a file with one name.
+    /// Attributes of a file with one link.
     pub(super) fn file(self, ino: Ino, size: u64, blocks: u64) -> Attr {
         let Self { uid, gid, perm, mtime } = self;
         Attr { ino, kind: FileKind::File, size, blocks, nlink: 1, perm, uid, gid, mtime }
     }
 }
 
-/// What an inode is.
+/// The type of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileKind {
     /// A directory.
@@ -95,13 +95,13 @@ pub enum FileKind {
 pub struct Attr {
     /// Inode number.
     pub ino: Ino,
-    /// What it is.
+    /// Type of the inode.
     pub kind: FileKind,
     /// Size in bytes.
     pub size: u64,
-    /// Space taken, in units of [`SECTOR`].
+    /// Space used, in units of [`SECTOR`].
     pub blocks: u64,
-    /// Names that the inode has.
+    /// Link count.
     pub nlink: u32,
     /// Permission bits.
     pub perm: u16,
@@ -109,7 +109,7 @@ pub struct Attr {
     pub uid: u32,
     /// Numeric group.
     pub gid: u32,
-    /// All time stamps.
+    /// The value of all timestamps.
     pub mtime: SystemTime,
 }
 
@@ -118,16 +118,16 @@ pub struct Attr {
 pub struct Dentry<'a> {
     /// Inode number.
     pub ino: Ino,
-    /// What it is.
+    /// Type of the inode.
     pub kind: FileKind,
     /// File name.
     pub name: Cow<'a, OsStr>,
-    /// Where a listing continues after this entry.
+    /// The offset at which a listing continues after this entry.
     pub next: u64,
 }
 
 impl Dentry<'_> {
-    /// Passes `.` and `..` to `add` if they come after `offset`; returns whether it had no room for them.
+    /// Passes `.` and `..` to `add` if they come after `offset`. Returns true if `add` had no room for them.
     pub(super) fn dots(ino: Ino, parent: Ino, offset: u64, add: &mut impl FnMut(Self) -> bool) -> bool {
         let dots = [(ino, "."), (parent, "..")].into_iter().zip(1..).skip(offset.min(DOTS) as usize);
         let dentry = |((ino, name), next)| Dentry { ino, kind: FileKind::Dir, name: OsStr::new(name).into(), next };
@@ -135,19 +135,19 @@ impl Dentry<'_> {
     }
 }
 
-/// The answer to `statfs(2)`.
+/// The result of `statfs(2)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Statfs {
     /// Size of the model's files, in units of [`SECTOR`].
     pub blocks: u64,
-    /// Number of tensors and metadata keys, or of models.
+    /// Number of tensors and metadata keys in a model, or number of models.
     pub files: u64,
 }
 
 /// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no such file, name or inode.
+    /// The name or inode does not exist.
     #[error("no such file or directory")]
     NoEntry,
     /// The operation needs a directory.
@@ -162,10 +162,10 @@ pub enum Error {
     /// The operation needs a symbolic link.
     #[error("not a symbolic link")]
     NotALink,
-    /// A model in a folder cannot be opened now.
+    /// A model in a folder cannot be opened at present.
     #[error(transparent)]
     Model(#[from] model::Error),
-    /// A model in a folder is not the one that was listed.
+    /// A model in a folder has changed since it was listed.
     #[error("{model}: changed since its folder was listed; mount it again")]
     Changed {
         /// The model.
@@ -177,7 +177,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The request did not allow waiting. The same operation may succeed if it waits.
+    /// Whether the operation failed only because its request must not wait.
     pub fn would_block(&self) -> bool {
         matches!(self, Self::Content(content::Error::WouldBlock))
     }
@@ -189,5 +189,5 @@ impl From<WouldBlock> for Error {
     }
 }
 
-/// The request does not allow waiting.
+/// The operation has to wait, but the request must not.
 pub(super) struct WouldBlock;

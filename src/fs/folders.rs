@@ -1,4 +1,4 @@
-//! The folders above several models: names, links, and what cannot be opened. A model is opened when it is entered.
+//! The folders above several models, with links and error files. A model is opened at the first lookup in it.
 
 use super::attr::{Attr, DOTS, Dentry, Error, FileKind, Ino, Owner, Ownership, ROOT, SECTOR, Statfs, WouldBlock};
 use super::ino;
@@ -13,15 +13,15 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-// Kinds of inodes in the tree of the folders. The numbers of folders begin with that of the root.
+// Kinds of inodes in the tree of the folders. Folder numbers start at [`ROOT`].
 const FOLDERS: u8 = 0;
 const LINKS: u8 = 1;
-/// `NAME.error.txt` of a model.
+/// `NAME.error.txt` of a model that cannot be opened.
 const BROKEN: u8 = 2;
-/// `NAME.error.txt` of a directory.
+/// `NAME.error.txt` of a directory that cannot be read.
 const UNREADABLE: u8 = 3;
 
-/// The folders of a catalog, and those of its models that were entered.
+/// The folders of a catalog, and the models in them that have been opened.
 #[derive(Debug)]
 pub(super) struct Folders {
     catalog: Catalog,
@@ -31,14 +31,15 @@ pub(super) struct Folders {
     results: Arc<Results>,
 }
 
-/// A model that may not be open yet. Both cells are filled at most once: what fails for a moment is tried again.
+/// A model that may not be open yet. Both cells are set at most once. After a transient failure, a cell stays empty and
+/// the next request tries again.
 #[derive(Debug, Default)]
 struct Slot {
-    /// Filled when the folder that holds the model is listed, or the model is looked up.
+    /// Set when the folder of the model is listed or the model is looked up.
     verdict: OnceLock<Verdict>,
-    /// Filled when the first entry of the model is looked up.
+    /// Set at the first lookup in the model.
     volume: OnceLock<Volume>,
-    /// Held while one of the cells is filled.
+    /// Held while one of the cells is being set.
     filling: Mutex<()>,
 }
 
@@ -48,21 +49,21 @@ impl Slot {
     }
 }
 
-/// What the header of a model says for good.
+/// The final result of reading the header of a model.
 #[derive(Debug)]
 enum Verdict {
-    /// It can be opened, and belongs to this owner.
+    /// The model can be opened and has this owner.
     Sound(Owner),
-    /// It cannot be opened, and this is why.
+    /// The model cannot be opened, for this reason.
     Broken(String),
 }
 
-/// What an inode in the tree of the folders is.
+/// An inode in the tree of the folders.
 enum Node<'f> {
     Folder(FolderId, &'f Folder),
-    /// A link to a file that is no model.
+    /// A link to a file that is not a model.
     Link(usize),
-    /// An error file: its text, and the folder that holds it.
+    /// An error file: its text and the folder that contains it.
     Error(Cow<'f, str>, FolderId),
 }
 
@@ -72,13 +73,13 @@ impl Folders {
         Self { catalog, shown, ownership, models, results: Arc::default() }
     }
 
-    /// The model whose root is an inode of the whole file system. Its attributes are known without opening it.
+    /// The model whose root has this complete inode number, if it is the root of a model.
     pub fn root_of(ino: Ino) -> Option<ModelId> {
         let (tree, local) = ino::split(ino);
         tree.checked_sub(1).filter(|_| local == ROOT).map(ModelId::from)
     }
 
-    /// The tree of a model.
+    /// The tree of a model. Opens the model at the first call.
     pub fn volume(&self, model: ModelId, request: &Request) -> Result<&Volume, Error> {
         let slot = self.models.get(model.index()).ok_or(Error::NoEntry)?;
         if let Some(volume) = slot.volume.get() {
@@ -94,7 +95,7 @@ impl Folders {
         }
         let opened = model::open_model(self.catalog.model(model), self.catalog.mode())?;
         if opened.stat().map(|stat| self.ownership.of(stat)) != Some(*owner) {
-            // A user who was told that the old model may not be read must not read the new one.
+            // The tree would keep the permissions of the old model, and could let users read the new one who may not.
             return Err(Error::Changed { model: opened.location().to_string() });
         }
         opened.report(opened.location());
@@ -103,7 +104,7 @@ impl Folders {
         Ok(slot.volume.get_or_init(|| volume))
     }
 
-    /// The verdict on a model. Fails if it cannot be had now.
+    /// The verdict on a model. Fails if it is not available at present.
     fn check(&self, model: ModelId, request: &Request) -> Result<&Verdict, Error> {
         let slot = self.models.get(model.index()).ok_or(Error::NoEntry)?;
         match slot.verdict.get() {
@@ -113,7 +114,7 @@ impl Folders {
         }
     }
 
-    /// Reads the header of a model, and keeps only the verdict. The caller holds the lock of its slot.
+    /// Reads the header of a model and stores only the verdict. The caller holds the lock of the slot.
     fn judge(&self, model: ModelId, _: &MutexGuard<()>) -> Result<&Verdict, Error> {
         let slot = &self.models[model.index()];
         if let Some(verdict) = slot.verdict.get() {
@@ -123,7 +124,7 @@ impl Folders {
         let verdict = match model::open_model(location, self.catalog.mode()) {
             Ok(opened) => match opened.stat() {
                 Some(stat) => Verdict::Sound(self.ownership.of(stat)),
-                None => Verdict::Broken(message(&format!("{location}: a model of no files"))),
+                None => Verdict::Broken(message(&format!("{location}: the model has no files"))),
             },
             Err(error) if error.is_transient() => return Err(error.into()),
             Err(error) => Verdict::Broken(message(&error.to_string())),
@@ -171,7 +172,7 @@ impl Folders {
         }
     }
 
-    /// Fails with an error before it passes the first entry to `add`, or not at all.
+    /// Errors are returned before the first entry is passed to `add`.
     pub fn readdir<'s>(
         &'s self,
         ino: Ino,
@@ -180,7 +181,7 @@ impl Folders {
         mut add: impl FnMut(Dentry<'s>) -> bool,
     ) -> Result<(), Error> {
         let Node::Folder(_, folder) = self.node(ino)? else { return Err(Error::NotADirectory) };
-        // Only the headers tell which names are directories.
+        // Without a verdict, it is unknown whether the entry is a directory or an error file.
         let models = folder.entries.iter().filter_map(|entry| match entry.item {
             Item::Model(model) => self.models[model.index()].verdict.get().is_none().then_some(model),
             _ => None,
@@ -222,8 +223,8 @@ impl Folders {
         Statfs { blocks: self.catalog.bytes().div_ceil(SECTOR), files: self.models.len() as u64 }
     }
 
-    /// The inode of an item whose verdict was asked for. A model without a verdict is shown as a directory: entering it
-    /// tries again, and gives the error.
+    /// The inode of an item. A model without a verdict, after a transient failure, is shown as a directory: a lookup in
+    /// it tries again and returns the error.
     fn item(&self, item: Item) -> (Ino, FileKind) {
         match item {
             Item::Folder(folder) => (folder_ino(folder), FileKind::Dir),
@@ -236,7 +237,7 @@ impl Folders {
         }
     }
 
-    /// What an inode number means.
+    /// The node of an inode number.
     fn node(&self, ino: Ino) -> Result<Node<'_>, Error> {
         let (kind, number) = ino::unpack(ino);
         let found = match kind {
@@ -261,7 +262,7 @@ impl Folders {
     }
 }
 
-/// The number of a model's tree. Tree 0 is that of the folders.
+/// The tree number of a model. Tree 0 is that of the folders.
 fn tree(model: ModelId) -> u32 {
     u32::from(model) + 1
 }

@@ -1,10 +1,8 @@
-//! Inode numbers: how a view and the number of a file in it are packed into 64 bits, so that nothing is stored for a
-//! file.
+//! Inode numbers: how a view and a file number are packed into 64 bits, so that no state is stored per file.
 //!
-//! The lower 32 bits are a number of its kind, the 8 bits above are the kind, and the upper 24 bits are the tree: 0 for
-//! the only model or for the folders, 1 and up for the models in folders. In the tree of a model, kinds 64 to 127 are
-//! the directories of views in `shards/FILE/`, and kinds 128 to 191 the files of views, in the order of the table of
-//! views.
+//! From the top: 24 bits for the tree, 8 bits for the kind and 32 bits for a number within the kind. Tree 0 is the only
+//! model, or the folders; trees from 1 on are the models in folders. In the tree of a model, kinds 64 to 127 are the
+//! directories of views in `shards/FILE/`, and kinds 128 to 191 the files of views, in the order of the table of views.
 
 use super::attr::{Ino, ROOT};
 use crate::model::ShardId;
@@ -13,7 +11,7 @@ use crate::view::View;
 const TREE_SHIFT: u32 = 40;
 const KIND_SHIFT: u32 = 32;
 
-// The root's number is fixed by FUSE: it is the only one of its kind.
+// The kind of the root, whose inode number is fixed by FUSE.
 const ROOTS: u8 = 0;
 const NODES: u8 = 1;
 const SHARDS: u8 = 2;
@@ -22,27 +20,27 @@ const SHARD_VIEWS: u8 = 64;
 const FILES: u8 = 128;
 const KINDS_END: u8 = 192;
 
-/// The tree of an inode number, and the number in it.
+/// Splits a complete inode number into the tree and the inode number within it.
 pub(super) fn split(ino: Ino) -> (u32, Ino) {
     ((ino >> TREE_SHIFT) as u32, ino & ((1 << TREE_SHIFT) - 1))
 }
 
-/// The inode number of a number in a tree.
+/// The complete inode number of an inode number within a tree.
 pub(super) fn join(tree: u32, ino: Ino) -> Ino {
     Ino::from(tree) << TREE_SHIFT | ino
 }
 
-/// An inode number in a tree.
+/// An inode number within a tree, from kind and number.
 pub(super) fn pack(kind: u8, number: u32) -> Ino {
     Ino::from(kind) << KIND_SHIFT | Ino::from(number)
 }
 
-/// Kind and number of an inode number in a tree.
+/// Kind and number of an inode number within a tree.
 pub(super) fn unpack(ino: Ino) -> (u8, u32) {
     ((ino >> KIND_SHIFT) as u8, ino as u32)
 }
 
-/// A directory below `tree/`, by its number.
+/// The number of a directory below `tree/`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NodeId(u32);
 
@@ -56,11 +54,11 @@ impl NodeId {
     }
 }
 
-/// What an inode number in the tree of a model means.
+/// A decoded inode number in the tree of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Inode {
     Dir(Dir),
-    /// A file of a view, by its number there.
+    /// A file of a view, by its number in the view.
     File(View, u32),
 }
 
@@ -68,7 +66,7 @@ pub(super) enum Inode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dir {
     Root,
-    /// The directory of a view, in the root or in that of a shard.
+    /// The directory of a view, in the root or in the directory of a shard.
     View(View, Option<ShardId>),
     /// A directory in `shards/`.
     Shard(ShardId),
@@ -88,7 +86,7 @@ impl Inode {
         }
     }
 
-    /// The inverse of [`Inode::ino`]. Whether there is such a tensor, shard or node is not checked.
+    /// The inverse of [`Inode::ino`]. Does not check that the tensor, shard or node exists.
     pub fn from_ino(ino: Ino) -> Option<Self> {
         let (kind, number) = unpack(ino);
         let view = |index: usize| (index < View::all().len()).then(|| View::new(index));
@@ -109,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_unique_and_are_decoded() {
+    fn inode_numbers_are_unique_and_round_trip() {
         let numbered = |number: u32| {
             let views = View::all()
                 .flat_map(move |view| [Inode::Dir(Dir::View(view, Some(number.into()))), Inode::File(view, number)]);

@@ -1,4 +1,4 @@
-//! The file system: directories, inode numbers, attributes and names. FUSE is not named here.
+//! The file system: directories, inode numbers, attributes and names. Does not depend on FUSE.
 
 mod attr;
 mod folders;

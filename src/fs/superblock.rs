@@ -9,10 +9,11 @@ use crate::model::{ModelId, Opened};
 use crate::view::Shown;
 use std::sync::Arc;
 
-/// A mounted file system. It never changes, so there are no lookup counts, and nothing is stored for a file: its inode
-/// number tells what it is.
+/// A mounted file system. It is immutable: there are no lookup counts, and no state is stored per file, because the
+/// inode number alone identifies a file.
 ///
-/// An operation that would have to wait fails with [`Error::would_block`] unless its [`Request`] allows waiting.
+/// An operation that has to wait fails with an error for which [`Error::would_block`] is true, unless its [`Request`]
+/// allows waiting.
 #[derive(Debug)]
 pub struct Superblock {
     root: Root,
@@ -24,14 +25,14 @@ enum Root {
     Folders(Box<Folders>),
 }
 
-/// The tree that an inode belongs to.
+/// The tree that contains an inode.
 enum Tree<'s> {
     Volume(&'s Volume),
     Folders(&'s Folders),
 }
 
 impl Superblock {
-    /// A file system with some views. `None` for a model without files.
+    /// A file system with the views `shown`. `None` if the model has no files.
     pub fn new(opened: Opened, shown: Shown, ownership: Ownership) -> Option<Self> {
         let root = match opened {
             Opened::Model(model) => {
@@ -51,7 +52,7 @@ impl Superblock {
         }
     }
 
-    /// Attributes of an inode. The size is exact, and the data of tensors is not read for it.
+    /// Attributes of an inode. The size is exact. Does not read tensor data.
     pub fn getattr(&self, ino: Ino, request: &Request) -> Result<Attr, Error> {
         if let Some((folders, model)) = self.model_root(ino) {
             return folders.model_attr(model, request);
@@ -62,8 +63,8 @@ impl Superblock {
         }
     }
 
-    /// Passes the entries of a directory to `add`, from `offset` on, until it returns true: it had no room for the
-    /// entry. Fails with an error before the first entry, or not at all.
+    /// Passes the entries of a directory to `add`, from `offset` on, until `add` returns true because it has no room
+    /// for the entry. Errors are returned before the first entry is passed.
     ///
     /// Offsets are positions in the directory, and are valid for the life of the mount.
     pub fn readdir<'s>(
@@ -79,7 +80,7 @@ impl Superblock {
         }
     }
 
-    /// The content of a file. It borrows nothing from the file system.
+    /// The content of a file. It does not borrow from the file system.
     pub fn open(&self, ino: Ino, request: &Request) -> Result<Content, Error> {
         match self.tree(ino, request)? {
             (Tree::Volume(volume), ino) => volume.open(ino, request),
@@ -117,7 +118,7 @@ impl Superblock {
         }
     }
 
-    /// Size of the whole.
+    /// Size of the file system.
     pub fn statfs(&self) -> Statfs {
         match &self.root {
             Root::Volume(volume) => volume.statfs(),
@@ -125,7 +126,7 @@ impl Superblock {
         }
     }
 
-    /// The model whose root an inode is. What is said about that does not need the model to be open.
+    /// The model whose root has this inode number. Attributes of the root do not require opening the model.
     fn model_root(&self, ino: Ino) -> Option<(&Folders, ModelId)> {
         match &self.root {
             Root::Folders(folders) => Some((folders, Folders::root_of(ino)?)),
@@ -133,7 +134,7 @@ impl Superblock {
         }
     }
 
-    /// The tree of an inode number, and the number in it.
+    /// The tree of an inode number, and the inode number within that tree.
     fn tree(&self, ino: Ino, request: &Request) -> Result<(Tree<'_>, Ino), Error> {
         let (tree, local) = ino::split(ino);
         match &self.root {

@@ -1,4 +1,4 @@
-//! The superblock over memory, against a plain map of paths.
+//! Tests of the superblock, mostly on in-memory files. The reference is a map from paths to contents.
 
 use super::*;
 use crate::content::{Error as ContentError, Request};
@@ -30,7 +30,7 @@ impl Superblock {
     }
 }
 
-/// A file of these tensors, each of as many bytes as its place tells, and this metadata.
+/// A mounted file with these tensors and this metadata. The tensor at index `i` has `i % 5` bytes of value `i`.
 fn superblock(names: &[String], metadata: &[(String, String)], shown: Shown) -> Superblock {
     let mut data = Vec::new();
     let mut members = Vec::new();
@@ -67,12 +67,12 @@ fn list(superblock: &Superblock, ino: Ino, offset: u64) -> Vec<Dentry<'_>> {
     entries
 }
 
-/// Every path below `ino` with its inode number, whether it is a directory, and its bytes.
+/// Collects every path below `ino` with its inode number and, unless it is a directory, its bytes.
 fn walk(superblock: &Superblock, ino: Ino, path: &str, found: &mut BTreeMap<String, (Ino, Option<Vec<u8>>)>) {
     let entries = list(superblock, ino, 0);
     assert_eq!((&*entries[0].name, entries[0].ino), (OsStr::new("."), ino));
     assert_eq!(&*entries[1].name, "..");
-    // A listing may be taken up after any entry, and says what it would have said.
+    // A listing that continues after any entry returns the rest of the entries.
     for (at, entry) in entries.iter().enumerate() {
         assert_eq!(list(superblock, ino, entry.next), entries[at + 1..]);
     }
@@ -88,7 +88,7 @@ fn walk(superblock: &Superblock, ino: Ino, path: &str, found: &mut BTreeMap<Stri
         } else {
             let content = superblock.open(entry.ino, &Request::WAIT).unwrap();
             assert_eq!(content.len(), attr.size);
-            // Files that take a pass over the data have tests of their own, and take long.
+            // Files that need a pass over the data are slow and have their own tests.
             let is_slow = content.may_block(&(0..attr.size));
             let bytes = if is_slow { Vec::new() } else { superblock.read(entry.ino, 0..u64::MAX).unwrap() };
             assert!(is_slow || bytes.len() as u64 == attr.size);
@@ -98,7 +98,7 @@ fn walk(superblock: &Superblock, ino: Ino, path: &str, found: &mut BTreeMap<Stri
     }
 }
 
-/// Where a tensor stands in `tree/`, told the long way.
+/// The path of a tensor in `tree/`, by a simple reference implementation.
 fn tree_path(name: &str, names: &[String]) -> String {
     let components: Vec<_> = name.split('.').map(name::encode).collect();
     let beside = names.iter().any(|other| other.strip_prefix(name).is_some_and(|rest| rest.starts_with('.')));
@@ -118,7 +118,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_tree_is_what_a_plain_map_says(names in names(), keys in names()) {
+    fn mount_matches_reference_map(names in names(), keys in names()) {
         let metadata: Vec<_> = keys.iter().enumerate().map(|(at, key)| (key.clone(), format!("value {at}"))).collect();
         let superblock = superblock(&names, &metadata, Shown::default());
         let mut found = BTreeMap::new();
@@ -128,14 +128,14 @@ proptest! {
             let bytes = vec![at as u8; at % 5];
             prop_assert_eq!(expected.insert(format!("/tensors/{}", name::encode(name)), bytes.clone()), None);
             prop_assert_eq!(expected.insert(tree_path(name, &names), bytes), None);
-            // Every tensor has its file in the views beside.
+            // Every tensor has a file in the other views.
             let endings =
                 [("npy", ".npy"), ("f32", ".f32"), ("safetensors", ".safetensors"), ("stats", ".json"), ("plots", ".png")];
             for (dir, ending) in endings {
                 let path = format!("/{dir}/{}{ending}", name::encode(name));
                 prop_assert!(found.contains_key(&path), "{}", path);
             }
-            // Both are one inode.
+            // Both paths have the same inode.
             let flat = found[&format!("/tensors/{}", name::encode(name))].0;
             prop_assert_eq!(found[&tree_path(name, &names)].0, flat);
             prop_assert_eq!(superblock.getxattr(flat, b"user.weightfs.name", &Request::WAIT).unwrap(), name.as_bytes());
@@ -147,11 +147,11 @@ proptest! {
             .filter(|(path, _)| ["/tensors/", "/tree/", "/metadata/"].iter().any(|dir| path.starts_with(dir)))
             .filter_map(|(path, (_, bytes))| Some((path.clone(), bytes.clone()?)))
             .collect();
-        prop_assert!(files == expected, "{:?} and not {:?}", files.keys(), expected.keys());
-        // No two files share a number but the two names of a tensor, nor do two directories.
+        prop_assert!(files == expected, "found {:?}, expected {:?}", files.keys(), expected.keys());
+        // Inode numbers are unique, except that the two paths of a tensor share one.
         let inos: HashSet<Ino> = found.values().map(|found| found.0).collect();
         prop_assert_eq!(inos.len(), found.len() - names.len());
-        // The same file mounted again has the same numbers.
+        // The same file gets the same inode numbers in another mount.
         let again = self::superblock(&names, &metadata, Shown::default());
         let mut found_again = BTreeMap::new();
         walk(&again, ROOT, "", &mut found_again);
@@ -181,11 +181,11 @@ proptest! {
                 "file": format!("tensors/{}", name::encode(name)), "shard": "m.safetensors", "offset": offset,
             });
             prop_assert_eq!(entry, &expected);
-            // In the order of the data, without gaps.
+            // Entries are in the order of the data, without gaps.
             prop_assert!(end.is_none_or(|end| end == offset), "{at}");
             end = Some(offset + len as u64);
         }
-        // One tensor a line: a name with a newline in it is escaped.
+        // Each line has one tensor, because newlines in names are escaped.
         prop_assert_eq!(whole.iter().filter(|byte| **byte == b'\n').count(), names.len() + 2);
     }
 }
@@ -200,18 +200,18 @@ fn listed(superblock: &Superblock, path: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn layers_come_in_natural_order() {
+fn tree_is_in_natural_order() {
     let names =
         strings(["l.10.w", "l.2.w", "l.1.w", "l.x", "l.1", "l.02.w", "l.18446744073709551617.w", "w10b", "w9b", "w9a"]);
     let superblock = superblock(&names, &[], Shown::default());
     assert_eq!(listed(&superblock, &["tree", "l"]), ["1%", "1", "02", "2", "10", "18446744073709551617", "x"]);
     assert_eq!(listed(&superblock, &["tree"]), ["l", "w9a", "w9b", "w10b"]);
-    // The flat view is in the order of the data.
+    // `tensors/` is in the order of the data.
     assert_eq!(listed(&superblock, &["tensors"]), names);
 }
 
 #[test]
-fn names_that_stand_for_nothing_are_not_found() {
+fn unknown_names_and_inodes_are_not_found() {
     let superblock = superblock(&strings(["a", "a.b", "c/d", ""]), &[("k".into(), "v".into())], Shown::default());
     let dir = |name: &str| superblock.find(ROOT, name).unwrap().ino;
     let cases: [(Ino, &[&str]); 4] = [
@@ -234,7 +234,7 @@ fn names_that_stand_for_nothing_are_not_found() {
 }
 
 #[test]
-fn attributes_tell_the_tensor() {
+fn xattrs_describe_tensor() {
     let superblock = superblock(&strings(["x", "y.z"]), &[], Shown::default());
     let tensors = superblock.find(ROOT, "tensors").unwrap().ino;
     let ino = superblock.find(tensors, "y.z").unwrap().ino;
@@ -261,7 +261,7 @@ fn attributes_tell_the_tensor() {
 }
 
 #[test]
-fn only_chosen_views_are_shown() {
+fn only_selected_views_are_shown() {
     let shown = |names: &[&str]| view::shown(names.iter().copied()).unwrap();
     let superblock = |names: &[&str]| superblock(&strings(["a"]), &[], shown(names));
     assert_eq!(listed(&superblock(&["tensors", "metadata"]), &[]), ["metadata", "metadata.json", "tensors"]);
@@ -271,14 +271,14 @@ fn only_chosen_views_are_shown() {
         let dir = superblock.find(ROOT, names[0]).unwrap().ino;
         assert_eq!(superblock.find(dir, "a").unwrap().nlink, links);
     }
-    // index.json names no file that is not there.
+    // index.json only names files that exist in the mount.
     let superblock = superblock(&["index"]);
     let ino = superblock.find(ROOT, "index.json").unwrap().ino;
     let index: serde_json::Value = serde_json::from_slice(&superblock.read(ino, 0..u64::MAX).unwrap()).unwrap();
     assert!(index["tensors"][0]["file"].is_null());
 }
 
-/// A source with other permissions than those of memory, that is slow where it is told to be.
+/// An in-memory source with configurable attributes that may be slow.
 #[derive(Debug)]
 struct Fake {
     memory: Memory,
@@ -319,7 +319,7 @@ impl Source for Fake {
 }
 
 #[test]
-fn permissions_follow_the_source() {
+fn permissions_follow_source() {
     for (mode, file, dir) in [(0o644, 0o444, 0o555), (0o600, 0o400, 0o500), (0o4750, 0o440, 0o550), (0o222, 0, 0)] {
         let mut source = Fake::new(&["a"]);
         source.stat.mode = mode;
@@ -331,7 +331,7 @@ fn permissions_follow_the_source() {
 }
 
 #[test]
-fn only_reads_of_a_slow_source_wait() {
+fn only_data_reads_wait_for_slow_source() {
     let mut source = Fake::new(&["a", "b.c"]);
     source.is_slow = true;
     let superblock = mount(source, Shown::default());
@@ -340,7 +340,7 @@ fn only_reads_of_a_slow_source_wait() {
     let content = superblock.open(header.ino, request).unwrap();
     assert!(matches!(content.read(0..8, request), Err(ContentError::WouldBlock)));
     assert_eq!(content.read(0..8, &Request::WAIT).unwrap().len(), 8);
-    // Names and attributes never depend on the source, once it is open.
+    // Names and attributes do not need the source after it is open.
     for dir in ["tensors", "tree", "npy", "export", "metadata"] {
         let dir = superblock.lookup(ROOT, dir.as_bytes(), request).unwrap();
         superblock.readdir(dir.ino, 0, request, |entry| superblock.getattr(entry.ino, request).is_err()).unwrap();
@@ -348,7 +348,7 @@ fn only_reads_of_a_slow_source_wait() {
 }
 
 #[test]
-fn a_large_model_makes_its_tables_only_where_it_may_wait() {
+fn large_tables_are_made_only_if_request_may_wait() {
     let names: Vec<String> = (0..20_000).map(|at| format!("layers.{at}.w")).collect();
     let superblock = superblock(&names, &[], Shown::default());
     let request = &Request::NOWAIT;
@@ -364,7 +364,7 @@ fn a_large_model_makes_its_tables_only_where_it_may_wait() {
     };
     assert!(superblock.readdir(tree, 0, request, &mut add).is_err_and(|error| error.would_block()));
     assert_eq!(entries, 0);
-    // Once a table is there, nothing waits for it.
+    // Requests do not wait for a table that exists.
     for (dir, name) in [(ROOT, "index.json"), (ROOT, "SHA256SUMS"), (tree, "layers")] {
         let attr = superblock.find(dir, name).unwrap();
         assert_eq!(superblock.lookup(dir, name.as_bytes(), request).unwrap(), attr);
@@ -385,7 +385,7 @@ fn folder(dir: &Path) -> Superblock {
 }
 
 #[test]
-fn a_folder_opens_models_only_where_it_may_wait() {
+fn models_are_opened_only_if_request_may_wait() {
     let dir = tempfile::tempdir().unwrap();
     let superblock = folder(dir.path());
     let request = &Request::NOWAIT;
@@ -394,7 +394,7 @@ fn a_folder_opens_models_only_where_it_may_wait() {
     assert!(superblock.readdir(ROOT, 0, request, |_| panic!()).is_err_and(|error| error.would_block()));
     assert_eq!(listed(&superblock, &[]), ["a", "b"]);
     let a = superblock.lookup(ROOT, b"a", request).unwrap().ino;
-    // The verdict is known, but the model is not open.
+    // The verdict is available, but the model is not open.
     assert!(blocks(superblock.lookup(a, b"tensors", request)));
     let tensors = superblock.find(a, "tensors").unwrap().ino;
     let tensor = superblock.lookup(tensors, b"t", request).unwrap().ino;
@@ -404,7 +404,7 @@ fn a_folder_opens_models_only_where_it_may_wait() {
 }
 
 #[test]
-fn a_model_that_was_replaced_since_its_folder_was_listed_is_not_opened() {
+fn model_changed_after_listing_is_not_opened() {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
     let superblock = folder(dir.path());
@@ -415,13 +415,13 @@ fn a_model_that_was_replaced_since_its_folder_was_listed_is_not_opened() {
         let error = superblock.find(a, "tensors").unwrap_err();
         assert!(matches!(&error, Error::Changed { .. }), "{error}");
     }
-    // The failure is not kept.
+    // The failure is not cached.
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
     assert!(superblock.find(a, "tensors").is_ok());
 }
 
 #[test]
-fn a_name_of_more_directories_than_a_path_can_have_is_not_in_the_tree() {
+fn too_deep_names_are_left_out_of_tree() {
     let name = |dots: usize| format!("{}x", "a.".repeat(dots));
     let names = strings([&name(2047), &name(2048), &".".repeat(1_000_000)]);
     let superblock = superblock(&names, &[], Shown::default());
@@ -439,7 +439,7 @@ fn a_name_of_more_directories_than_a_path_can_have_is_not_in_the_tree() {
 }
 
 #[test]
-fn attributes_that_the_kernel_could_not_carry_are_left_out() {
+fn oversized_xattrs_are_left_out() {
     for (name, shape, expected) in [
         (65_536, 10, "name dtype shape"),
         (65_537, 10, "dtype shape"),

@@ -1,8 +1,8 @@
 //! `tree/`: dotted names as directories, derived from one sorted list of tensors.
 //!
-//! Sorted by component, the tensors below a directory are neighbours, so a directory is a position in the list and a
-//! depth. Directories are numbered in the order in which the list enters them. How many come before each position is
-//! all that is kept: 8 bytes for each tensor.
+//! The list is sorted by component, so the tensors below a directory are contiguous, and a directory is a position in
+//! the list and a depth. Directories are numbered in the order in which the list enters them. Only the list and the
+//! number of directories before each position are stored: 8 bytes per tensor.
 
 use super::ino::{Dir, Inode, NodeId};
 use crate::model::{Model, TensorId};
@@ -16,23 +16,23 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::OnceLock;
 
-/// Most directories inside one another. The kernel accepts no longer path, and one name may consist of millions of
-/// components.
+/// Exclusive limit of the directories in a name. The kernel does not accept longer paths, and an untrusted name may
+/// have millions of components.
 const DEPTH_MAX: usize = 2048;
 
-/// Whether a tensor of that name is in `tree/`.
+/// Whether a tensor with that name is in `tree/`.
 pub(super) fn has(name: &str) -> bool {
     dirs_of(name) < DEPTH_MAX
 }
 
-/// The sorted list.
+/// The sorted list of tensors.
 #[derive(Debug)]
 pub(super) struct Tree {
     /// Tensors by component, in natural order: `layers.2` before `layers.10`.
     order: Vec<TensorId>,
-    /// How many directories are entered before each position of `order`, and in all.
+    /// Number of directories that are entered before each position of `order`, and then their total number.
     entered: Vec<u32>,
-    /// The first positions of components whose file names are cut, by their directory and that file name.
+    /// The first position of each component whose file name is cut, by directory and file name.
     cut: OnceLock<HashMap<(Option<u32>, String), usize>>,
 }
 
@@ -45,7 +45,7 @@ impl Tree {
         let mut nodes = 0u32;
         for at in 0..tree.order.len() {
             let entered = dirs_of(tree.name(model, at)) - tree.shared(model, at);
-            // So many directories need gigabytes of names.
+            // An overflow needs gigabytes of names. The rest of the list is left out.
             let Some(after) = nodes.checked_add(entered as u32) else {
                 tree.order.truncate(at);
                 break;
@@ -57,18 +57,18 @@ impl Tree {
         tree
     }
 
-    /// Whether there is a directory of that number.
+    /// Whether a directory with that number exists.
     pub fn contains(&self, node: NodeId) -> bool {
         self.entered.last().is_some_and(|nodes| node.number() < *nodes)
     }
 
-    /// The directory that holds a directory; `None` for `tree/` itself.
+    /// The parent of a directory; `None` if it is `tree/` itself.
     pub fn parent(&self, model: &Model, node: NodeId) -> Option<NodeId> {
         let (at, depth) = self.start(model, node.number());
         (depth > 1).then(|| NodeId::new(self.node(model, at, depth - 1)))
     }
 
-    /// The entry with a file name in a directory, or in `tree/`.
+    /// The entry with a file name in a directory, or in `tree/` if `node` is `None`.
     pub fn lookup(&self, model: &Model, node: Option<NodeId>, encoded: &str) -> Option<Inode> {
         let node = node.map(NodeId::number);
         let (range, depth) = self.range(model, node);
@@ -77,7 +77,7 @@ impl Tree {
             let first = partition_point(range.clone(), |at| compare(&at) == Ordering::Less);
             (first < range.end && compare(&first) == Ordering::Equal).then_some(first)
         };
-        // `a%` is the tensor beside the directory `a`. Only the encoding of the empty name ends in `%`.
+        // `a%` is the tensor `a` if a directory `a` exists too. Only the encoding of the empty name ends in `%`.
         let (encoded, marked) = match encoded.strip_suffix('%') {
             Some(rest) if !rest.is_empty() => (rest, true),
             _ => (encoded, false),
@@ -99,8 +99,8 @@ impl Tree {
         }
     }
 
-    /// Passes the entries of a directory, or of `tree/`, to `add` with the position of the next one, from position
-    /// `from` on, until it returns true.
+    /// Passes the entries of a directory, or of `tree/` if `node` is `None`, to `add` until it returns true. Starts at
+    /// position `from`. The last argument of `add` is the position of the next entry.
     pub fn list<'m>(
         &self,
         model: &'m Model,
@@ -124,7 +124,7 @@ impl Tree {
     fn cut_names(&self, model: &Model) -> HashMap<(Option<u32>, String), usize> {
         let mut cut = HashMap::new();
         for at in 0..self.order.len() {
-            // The components that it shares with the tensor before it are there already.
+            // The directories shared with the previous tensor are in the map already.
             let shared = self.shared(model, at);
             for (depth, component) in self.name(model, at).split('.').enumerate().skip(shared) {
                 if let Some(encoded) = name::cut(component) {
@@ -140,7 +140,7 @@ impl Tree {
         cut
     }
 
-    /// Passes the first position of each entry of a directory to `visit`, with that of the next one, until it returns
+    /// Passes the first position of each entry of a directory, and that of the next entry, to `visit` until it returns
     /// true.
     fn each(
         &self,
@@ -165,7 +165,7 @@ impl Tree {
         Inode::File(View::STORED, self.order[at].into())
     }
 
-    /// The directory that the component at `depth` of the tensor at `at` is.
+    /// The directory of the component at `depth` of the tensor at `at`.
     fn dir(&self, model: &Model, at: usize, depth: usize) -> Inode {
         Inode::Dir(Dir::Node(NodeId::new(self.node(model, at, depth + 1))))
     }
@@ -174,7 +174,7 @@ impl Tree {
         dirs_of(self.name(model, at)) == depth
     }
 
-    /// Whether a directory has the same name as the tensor at `at`. It comes right after the tensor.
+    /// Whether a directory has the same name as the tensor at `at`. Such a directory directly follows the tensor.
     fn dir_beside(&self, model: &Model, at: usize, depth: usize) -> bool {
         at + 1 < self.order.len() && self.common(model, at, at + 1) > depth && !self.is_leaf(model, at + 1, depth)
     }
@@ -184,7 +184,7 @@ impl Tree {
         let mut first = at;
         if self.shared(model, at) >= depth {
             let compare = |other: usize| compare_prefixes(self.name(model, other), self.name(model, at), depth);
-            // A tensor whose whole name is the prefix comes first and is not in the directory.
+            // A tensor whose whole name is the prefix comes before the directory and is not part of it.
             first = partition_point(0..at, |other| {
                 compare(other) == Ordering::Less
                     || dirs_of(self.name(model, other)) < depth && compare(other) == Ordering::Equal
@@ -210,8 +210,8 @@ impl Tree {
         }
     }
 
-    /// The first position after `at` with other first `depth` components. Looks near `at` first: most directories are
-    /// small.
+    /// The first position after `at` whose first `depth` components differ. Searches near `at` first, because most
+    /// directories are small.
     fn end(&self, model: &Model, at: usize, depth: usize) -> usize {
         let same =
             |other: usize| compare_prefixes(self.name(model, other), self.name(model, at), depth) == Ordering::Equal;
@@ -224,14 +224,14 @@ impl Tree {
         partition_point(low + 1..(low + step).min(self.order.len()), same)
     }
 
-    /// How many directories the tensor at `at` shares with the one before it.
+    /// Number of directories that the tensor at `at` shares with the previous one.
     fn shared(&self, model: &Model, at: usize) -> usize {
         let Some(before) = at.checked_sub(1) else { return 0 };
         let dirs = dirs_of(self.name(model, at)).min(dirs_of(self.name(model, before)));
         self.common(model, before, at).min(dirs)
     }
 
-    /// How many leading components two tensors have in common.
+    /// Number of leading components that two tensors have in common.
     fn common(&self, model: &Model, a: usize, b: usize) -> usize {
         let pairs = self.name(model, a).split('.').zip(self.name(model, b).split('.'));
         pairs.take_while(|(a, b)| a == b).count()
@@ -246,12 +246,12 @@ impl Tree {
     }
 }
 
-/// How many directories a name lies in.
+/// Number of directories in a name: its dots.
 fn dirs_of(name: &str) -> usize {
     name.bytes().filter(|byte| *byte == b'.').count()
 }
 
-/// The first position in `range` for which `before` is false. It is true for all positions before that one.
+/// The first position in `range` for which `before` is false. `before` must be true for all positions before it.
 fn partition_point(range: Range<usize>, before: impl Fn(usize) -> bool) -> usize {
     let (mut low, mut high) = (range.start, range.end);
     while low < high {

@@ -1,4 +1,4 @@
-//! The tree of one model: which file or directory each inode number means.
+//! The directory tree of one model: maps inode numbers to files and directories.
 
 use super::attr::{Attr, DOTS, Dentry, Error, FileKind, Ino, Owner, ROOT, SECTOR, Statfs};
 use super::ino::{self, Dir, Inode};
@@ -12,28 +12,28 @@ use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::sync::{Arc, OnceLock};
 
-/// A model as files. Inode numbers that come in are those in its tree; those that go out are complete.
+/// A model as a directory tree. Arguments are inode numbers within this tree; results are complete inode numbers.
 #[derive(Debug)]
 pub(super) struct Volume {
     views: Views,
     owner: Owner,
-    /// The number of the tree.
+    /// The tree number in complete inode numbers.
     number: u32,
-    /// The directory that holds its root.
+    /// The parent directory of the root.
     up: Ino,
     tree: OnceLock<Tree>,
-    /// Tensors whose file names are cut, by the shard or the root and that file name.
+    /// Tensors whose file names are cut, by directory (shard or root) and file name.
     cut: OnceLock<HashMap<(Option<ShardId>, String), TensorId>>,
 }
 
-/// Extended attributes of a tensor; their values are text. An attribute without a value is left out: the place of an
-/// array that is joined from several files, and everything that is too long.
+/// Extended attributes of a tensor, with text values. An attribute without a value is left out: offset and shard of an
+/// array that is joined from several shards, and values that are too long.
 const XATTRS: [(&str, XattrValue); 6] = [
     ("user.weightfs.name", |_, tensor| short(tensor.info.name)),
     ("user.weightfs.dtype", |_, tensor| short(tensor.info.dtype.name())),
     ("user.weightfs.shape", |_, tensor| {
         let shape = tensor.info.shape;
-        // Each dimension takes a digit, a comma and a space at least.
+        // Each dimension takes at least three bytes: a digit, a comma and a space.
         (shape.len() <= XATTR_MAX / 3).then(|| format!("{shape:?}")).filter(|text| text.len() <= XATTR_MAX)
     }),
     ("user.weightfs.nbytes", |_, tensor| Some(tensor.info.nbytes().to_string())),
@@ -49,7 +49,7 @@ const XATTRS: [(&str, XattrValue); 6] = [
 
 type XattrValue = fn(&Model, &Tensor) -> Option<String>;
 
-/// Most bytes of a value. The kernel accepts no more, and would fail a reader of all attributes because of one.
+/// Longest value in bytes, the limit of the kernel. Programs that read all attributes would fail at a longer one.
 const XATTR_MAX: usize = 65_536;
 
 fn short(value: &str) -> Option<String> {
@@ -72,7 +72,7 @@ impl Node<'_> {
 }
 
 impl Volume {
-    /// The tree with a number, below the directory `up`.
+    /// The tree of a model, with the tree number `number`. `up` is the parent directory of its root.
     pub fn new(model: Model, shown: Shown, owner: Owner, results: Arc<Results>, number: u32, up: Ino) -> Self {
         let views = Views::new(model, shown, results, number);
         Self { views, owner, number, up, tree: OnceLock::new(), cut: OnceLock::new() }
@@ -114,7 +114,7 @@ impl Volume {
         self.attr(&self.node(inode, request)?, request)
     }
 
-    /// Fails with an error before it passes the first entry to `add`, or not at all.
+    /// Errors are returned before the first entry is passed to `add`.
     pub fn readdir<'s>(
         &'s self,
         ino: Ino,
@@ -124,7 +124,7 @@ impl Volume {
     ) -> Result<(), Error> {
         let dir = self.dir(ino, request)?;
         let model = self.model();
-        // Everything that may have to wait comes before the first entry.
+        // Everything that may have to wait is done before the first entry.
         let tree = match dir {
             Dir::Node(_) => Some(self.tree(request)?),
             Dir::View(view, _) if matches!(view.row().files, Files::Tree) => Some(self.tree(request)?),
@@ -234,7 +234,7 @@ impl Volume {
         Ok(self.tree.get_or_init(|| Tree::new(self.model())))
     }
 
-    /// The tensor with that file name, without a suffix, in the root or in a shard.
+    /// The tensor with a file name, given without suffix, in the root or in a shard.
     fn find_tensor(&self, shard: Option<ShardId>, encoded: &str, request: &Request) -> Result<Option<TensorId>, Error> {
         let model = self.model();
         if let Some(name) = name::decode(encoded) {
@@ -260,7 +260,7 @@ impl Volume {
         Ok(cut.get(&(shard, encoded.to_owned())).copied())
     }
 
-    /// The file of a tensor in the directory of a view, if it is shown there.
+    /// The file of a tensor in the directory of a view, if the view shows the tensor.
     fn tensor_file<'v>(&'v self, view: View, tensor: Tensor<'v>) -> Option<Node<'v>> {
         let Files::Tensors { shows, is_stored, .. } = &view.row().files else { return None };
         let view = match () {
@@ -280,7 +280,7 @@ impl Volume {
         at.map(ShardId::new)
     }
 
-    /// The inode, if it exists.
+    /// The node of an inode. Fails if it does not exist.
     fn node(&self, inode: Inode, request: &Request) -> Result<Node<'_>, Error> {
         let has_shard = |shard: ShardId| shard.index() < self.model().shards().len();
         let dir = match inode {
@@ -310,7 +310,7 @@ impl Volume {
         }
     }
 
-    /// The tensor whose stored bytes an inode has.
+    /// The tensor of an inode, if the file has the stored bytes.
     fn stored(&self, ino: Ino, request: &Request) -> Result<Option<Tensor<'_>>, Error> {
         match self.node(Inode::from_ino(ino).ok_or(Error::NoEntry)?, request)? {
             Node::File(View::STORED, File::Tensor(tensor)) => Ok(Some(tensor)),
@@ -318,7 +318,7 @@ impl Volume {
         }
     }
 
-    /// The inode number of the directory that holds a directory.
+    /// The inode number of the parent of a directory.
     fn parent(&self, dir: Dir, tree: Option<&Tree>) -> Ino {
         let parent = match dir {
             Dir::Root => return self.up,
@@ -340,17 +340,17 @@ impl Volume {
             Node::File(view, file) => (*view, file),
         };
         let size = view.content(&self.views, file, request)?.ok_or(Error::NoEntry)?.len();
-        // One sector for every file that is not data, so that `du` hardly counts it. Without any, `tar --sparse` would
-        // take the file for a hole and store zeros.
+        // Derived files have one sector, so that `du` hardly counts them. With none, `tar --sparse` would treat the
+        // file as a hole and store zeros.
         let sectors = u64::from(size > 0);
         let File::Tensor(tensor) = file else { return Ok(self.owner.file(ino, size, sectors)) };
-        // A part of a joined array takes no room besides it.
+        // A part of a joined array takes no additional space.
         let is_data = view == View::STORED && self.model().listed().contains(tensor.id);
         let blocks = if is_data { size.div_ceil(SECTOR) } else { sectors };
         Ok(Attr { nlink: self.links(view, tensor), ..self.owner.file(ino, size, blocks) })
     }
 
-    /// How many names the file of a tensor has in a view. A stored one may have more in other views.
+    /// The link count of a tensor's file in a view. A stored tensor may have more links in other views.
     fn links(&self, view: View, tensor: &Tensor) -> u32 {
         let is_logical = self.model().logical().contains(tensor.id);
         let is_in_shard = matches!(tensor.parts, Parts::One(_)) && View::SHARDS.is_in_root(&self.views);
@@ -367,7 +367,7 @@ impl Volume {
     }
 }
 
-/// The inode of a view in the root, or in the directory of a shard.
+/// The inode of a view in the root or in the directory of a shard.
 fn view_inode(view: View, shard: Option<ShardId>) -> Inode {
     if is_dir(view) { Inode::Dir(Dir::View(view, shard)) } else { Inode::File(view, View::only_file(shard)) }
 }
@@ -376,7 +376,7 @@ fn is_dir(view: View) -> bool {
     !matches!(view.row().files, Files::One { .. })
 }
 
-/// The root of the tree with a number.
+/// The complete inode number of the root of a tree.
 pub(super) fn root(number: u32) -> Ino {
     ino::join(number, ROOT)
 }

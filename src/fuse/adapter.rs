@@ -30,18 +30,19 @@ pub const DEVICE: &str = "/dev/fuse";
 /// The tree is immutable, so attributes never expire.
 const TTL: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// No inode number is ever used again.
+/// Inode numbers are never reused.
 const GENERATION: Generation = Generation(0);
 
-/// Requests for read-ahead that the kernel may have sent at a time. Its default of 16 drops read-ahead early. Requests
-/// that wait for a long computation count too, so a folder of pictures must not use them up.
+/// Most background requests, such as read-ahead, that the kernel may have in flight. With fuser's default of 16, the
+/// kernel drops read-ahead early. Requests that wait for a long computation count too: a folder of plots has many.
 const MAX_BACKGROUND: u16 = 1024;
 
-/// Most threads for requests that may wait.
+/// Most worker threads for requests that may wait.
 const WORKERS: usize = 128;
 
-/// Capabilities that are used where the kernel has them. A directory is listed with attributes when the caller seems to
-/// want them; it must not be cached, because the cached listing has no attributes.
+/// Capabilities that are requested if the kernel has them. READDIRPLUS_AUTO lists a directory with attributes when the
+/// caller seems to need them. FUSE_NO_OPENDIR_SUPPORT is left out: the kernel would cache listings, and cached listings
+/// have no attributes.
 const CAPABILITIES: InitFlags = InitFlags::FUSE_NO_OPEN_SUPPORT
     .union(InitFlags::FUSE_DO_READDIRPLUS)
     .union(InitFlags::FUSE_READDIRPLUS_AUTO)
@@ -49,35 +50,35 @@ const CAPABILITIES: InitFlags = InitFlags::FUSE_NO_OPEN_SUPPORT
     .union(InitFlags::FUSE_CACHE_SYMLINKS)
     .union(InitFlags::FUSE_ASYNC_DIO);
 
-/// Who may use a mount, besides the permissions of its files.
+/// The users who may access a mount. File permissions apply in addition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// The user who mounted it.
+    /// The user who mounted the file system.
     Owner,
-    /// That user and root.
+    /// The user who mounted the file system, and root.
     OwnerAndRoot,
-    /// Everyone.
+    /// All users.
     All,
 }
 
 /// How requests are served.
 #[derive(Debug, Clone, Copy)]
 pub struct Serving {
-    /// Who may send them.
+    /// The users who may send requests.
     pub access: Access,
-    /// Threads that take them.
+    /// Number of threads that receive requests.
     pub threads: usize,
-    /// Whether reads go past the page cache of the mount.
+    /// Whether reads bypass the page cache of the mount.
     pub direct_io: bool,
 }
 
-/// A mounted file system that is being, or about to be, served.
+/// A mounted file system and its connection to the kernel.
 #[derive(Debug)]
 pub struct Session(fuser::Session<FuseAdapter>);
 
 impl Session {
-    /// Does the handshake with the kernel over `device`: [`DEVICE`], opened and mounted. `watch` tells which readers
-    /// have left.
+    /// Does the handshake with the kernel over `device`, the mounted descriptor of [`DEVICE`]. `watch` detects readers
+    /// that no longer wait.
     pub fn new(superblock: Superblock, device: OwnedFd, serving: Serving, watch: Watch) -> io::Result<Self> {
         let Serving { access, threads, direct_io } = serving;
         let acl = match access {
@@ -87,16 +88,16 @@ impl Session {
         };
         let mut config = Config::default();
         config.n_threads = Some(threads);
-        // With a descriptor of its own, each thread takes requests independently. It opens the device once more.
+        // With a descriptor of its own, each thread receives requests independently. fuser opens the device for that.
         config.clone_fd = threads > 1 && std::fs::OpenOptions::new().read(true).write(true).open(DEVICE).is_ok();
-        // For root and owner only, the kernel admits everyone. fuser checks the user of each request, so all of them
-        // must be sent.
+        // For `OwnerAndRoot`, the kernel admits all users and fuser checks the user of each request. So names and
+        // attributes must not be cached.
         let ttl = if access == Access::OwnerAndRoot { Duration::ZERO } else { TTL };
         let (faults, notifier) = Default::default();
         let state = Arc::new(State { superblock, workers: Workers::new(WORKERS), watch, faults, notifier, ttl });
         let adapter = FuseAdapter { state: state.clone(), direct_io, no_open: false };
         let session = fuser::Session::from_fd(adapter, device, acl, config)?;
-        // The cell was empty until now.
+        // The cell is empty, so this cannot fail.
         let _ = state.notifier.set(session.notifier());
         Ok(Self(session))
     }
@@ -111,11 +112,11 @@ impl Session {
 struct FuseAdapter {
     state: Arc<State>,
     direct_io: bool,
-    /// Whether the kernel takes ENOSYS to mean that opening needs no message and keeps every cache.
+    /// Whether open is answered with ENOSYS: the kernel then sends no more open requests and keeps the page cache.
     no_open: bool,
 }
 
-/// What answers need.
+/// State that requests share with worker threads.
 #[derive(Debug)]
 struct State {
     superblock: Superblock,
@@ -124,7 +125,7 @@ struct State {
     faults: Faults,
     /// Set once the session exists.
     notifier: OnceLock<Notifier>,
-    /// How long the kernel may use an answer.
+    /// How long the kernel may cache a reply.
     ttl: Duration,
 }
 
@@ -153,9 +154,9 @@ fn source_errno(error: &source::Error) -> Errno {
         source::Error::Outside { .. } => Errno::EACCES,
         source::Error::Cut { .. } | source::Error::OutOfRange { .. } | source::Error::NotAFile { .. } => Errno::EIO,
         source::Error::Io { error, .. } => match error.raw_os_error() {
-            // If the daemon of the source is gone, the reader would take these for the end of this daemon.
+            // The source is on a FUSE mount whose daemon is gone. These errors would look as if this daemon were gone.
             None | Some(nix::libc::ENOTCONN | nix::libc::ECONNABORTED) => Errno::EIO,
-            // libc takes ENOENT for the end of a directory.
+            // libc treats ENOENT as the end of a directory.
             Some(nix::libc::ENOENT) => Errno::EIO,
             Some(errno) => Errno::from_i32(errno),
         },
@@ -190,16 +191,16 @@ fn file_attr(attr: &Attr) -> FileAttr {
     }
 }
 
-/// The answer that a name does not exist. Unlike ENOENT, inode number 0 has a time to live.
+/// The reply for a name that does not exist. Unlike ENOENT, the kernel caches inode number 0 for the TTL.
 fn no_entry() -> FileAttr {
     file_attr(&NO_ATTR)
 }
 
-/// Attributes of nothing.
+/// Empty attributes.
 const NO_ATTR: Attr =
     Attr { ino: 0, kind: FileKind::File, size: 0, blocks: 0, nlink: 0, perm: 0, uid: 0, gid: 0, mtime: UNIX_EPOCH };
 
-/// Answers with an extended attribute: with its size if the caller asks for that, with the bytes if they fit.
+/// Replies with an extended attribute: its size if `size` is 0, otherwise its bytes if they fit into `size`.
 fn reply_xattr(value: Result<Vec<u8>, Errno>, size: u32, reply: ReplyXattr) {
     match value {
         Err(errno) => reply.error(errno),
@@ -210,14 +211,14 @@ fn reply_xattr(value: Result<Vec<u8>, Errno>, size: u32, reply: ReplyXattr) {
 }
 
 impl State {
-    /// The error number of a failed operation. The first of each fault is logged.
+    /// The errno of a failed operation. Logs the fault if it is new.
     fn errno(&self, error: &fs::Error) -> Errno {
         self.faults.log(error);
         errno(error)
     }
 
-    /// Answers a read. Returns whether the bytes were still those of the version that was opened when the kernel copied
-    /// them.
+    /// Replies to a read. Returns false if the source has changed since it was opened, so that the kernel may have
+    /// copied bytes of another version.
     fn reply_read(&self, read: Result<Bytes, fs::Error>, reply: ReplyData) -> bool {
         let bytes = match read {
             Ok(bytes) => bytes,
@@ -226,8 +227,8 @@ impl State {
                 return true;
             }
         };
-        // fuser does not return the result of writing the reply, but it is the last system call here, so a failure is
-        // left in errno. After EFAULT the kernel has answered the reader with EIO.
+        // fuser does not return the result of writing the reply. But that is the last system call here, so errno holds
+        // its error. After EFAULT, the kernel has returned EIO to the reader.
         nix::errno::Errno::clear();
         reply.data(&bytes);
         let unreadable = nix::errno::Errno::last() == nix::errno::Errno::EFAULT;
@@ -240,18 +241,19 @@ impl State {
         }
     }
 
-    /// Makes the kernel drop a part of a file that it may have copied while the source was written to. The kernel waits
-    /// for pages that it has requested from this process, so this is done on a worker.
+    /// Drops a range of a file from the page cache, because its source has changed. The notification waits for pages
+    /// that the kernel is still reading from this process, so a worker thread sends it.
     fn recall(self: &Arc<Self>, ino: INodeNo, offset: u64, size: u32) {
         let state = self.clone();
         self.workers.run(move || {
             if let Some(notifier) = state.notifier.get() {
-                // An error means that the kernel has dropped the pages already.
+                // An error means that the kernel has no pages of the file any more.
                 let _ = notifier.inval_inode(ino, offset as i64, size.into());
             }
         });
     }
 
+    /// Replies to a lookup.
     fn reply_entry(&self, found: Result<Attr, fs::Error>, reply: ReplyEntry) {
         match found {
             Ok(attr) => reply.entry(&self.ttl, &file_attr(&attr), GENERATION),
@@ -281,11 +283,11 @@ impl State {
             let (attr, ttl) = match self.superblock.getattr(entry.ino, request) {
                 Ok(attr) => (attr, self.ttl),
                 Err(error) if error.would_block() => {
-                    // The listing ends here for now. The next request begins with this entry.
+                    // The reply ends here. The next request starts with this entry.
                     waits = (!added).then_some(error);
                     return true;
                 }
-                // Its attributes cannot be had now: the kernel asks for them again when somebody needs them.
+                // The attributes are not available now. The TTL of zero makes the kernel request them when needed.
                 Err(_) => (Attr { ino: entry.ino, kind: entry.kind, ..NO_ATTR }, Duration::ZERO),
             };
             let is_full = reply.add(INodeNo(entry.ino), entry.next, &*entry.name, &ttl, &file_attr(&attr), GENERATION);
@@ -297,7 +299,7 @@ impl State {
 }
 
 impl FuseAdapter {
-    /// Runs an operation and answers with its result: at once if it need not wait, otherwise on a worker.
+    /// Runs an operation and replies with its result: on this thread if it need not wait, otherwise on a worker thread.
     fn serve<R: Send + 'static, T: 'static>(
         &self,
         request: &fuser::Request,
@@ -320,7 +322,7 @@ impl FuseAdapter {
     }
 }
 
-/// Operations that would write. The kernel refuses them itself unless root has remounted the file system.
+/// Operations that write. The kernel itself rejects them, unless root has remounted the file system read-write.
 macro_rules! refuse {
     ($($name:ident($($argument:ty),*) -> $reply:ty;)*) => {
         $(fn $name(&self, _: &fuser::Request, $(_: $argument),*, reply: $reply) {
@@ -332,7 +334,7 @@ macro_rules! refuse {
 impl Filesystem for FuseAdapter {
     fn init(&mut self, _: &fuser::Request, config: &mut KernelConfig) -> io::Result<()> {
         let wanted = match self.direct_io {
-            // The reply to open says that a file is read directly.
+            // Direct I/O is set in the reply to open, so the kernel has to send open requests.
             true => (CAPABILITIES - InitFlags::FUSE_NO_OPEN_SUPPORT) | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
             false => CAPABILITIES,
         };
@@ -465,7 +467,7 @@ impl Filesystem for FuseAdapter {
         );
     }
 
-    // Operations that a read-only file system does not need: after ENOSYS the kernel does not send them again.
+    // Operations that a read-only file system does not need. After ENOSYS, the kernel does not send them again.
 
     fn flush(&self, _: &fuser::Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
         reply.error(Errno::ENOSYS);

@@ -1,4 +1,4 @@
-//! The log of faults that readers hit: each fault of a file is logged once, however many reads it fails.
+//! Logging of read errors. Each fault of a file is logged once, however many reads fail because of it.
 
 use crate::content;
 use crate::fs;
@@ -7,21 +7,21 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-/// The faults that were logged.
+/// The faults that have been logged.
 #[derive(Debug, Default)]
 pub(super) struct Faults(Mutex<HashSet<Fault>>);
 
-/// A fault that is logged once.
+/// Identifies a fault.
 #[derive(Debug, PartialEq, Eq, Hash)]
 enum Fault {
-    /// Of a file.
+    /// A fault of a file.
     File(PathBuf, Cause),
-    /// Of anything else, by its message.
+    /// Any other fault, identified by its message.
     Other(String),
 }
 
 impl Faults {
-    /// Logs an error that a reader gets, unless it was logged before or is no fault.
+    /// Logs an error of a request, unless it has been logged before or is not a fault of the source.
     pub fn log(&self, error: &fs::Error) {
         let fault = match error {
             fs::Error::Content(content::Error::Source(error)) => return self.log_source(error),
@@ -31,7 +31,7 @@ impl Faults {
         self.log_once(fault, error);
     }
 
-    /// The same for an error of a source.
+    /// Logs an error of a source, unless it has been logged before.
     pub fn log_source(&self, error: &source::Error) {
         let fault = match error.fault() {
             Some((path, cause)) => Fault::File(path.to_owned(), cause),

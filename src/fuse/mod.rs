@@ -1,4 +1,4 @@
-//! FUSE: the only room that names fuser. It converts, calls the superblock and replies; it decides nothing.
+//! The FUSE layer: converts fuser requests into superblock operations and replies. No other module uses fuser.
 
 mod adapter;
 mod faults;

@@ -1,55 +1,56 @@
-//! Whether the process that waits for an answer is still there.
+//! Detection of readers that are being killed or are gone while they wait for a reply.
 //!
-//! fuser does not pass FUSE_INTERRUPT on. A waiting thread is looked up in /proc instead: a signal that has reached it,
-//! and that it cannot take before it has its answer, is shown as pending. The daemon has no /proc in its sandbox, and
-//! asks a process that has.
+//! fuser does not pass FUSE_INTERRUPT on, so the waiting thread is looked up in /proc: a signal that it cannot handle
+//! before it gets the reply is pending there. The sandbox of the daemon has no /proc, so the daemon queries another
+//! process, which does.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time between two look-ups of one thread.
+/// Time between two lookups of a thread.
 const EVERY: Duration = Duration::from_millis(100);
 
 /// SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU, SIGCHLD, SIGCONT, SIGURG and SIGWINCH: signals that do not end a process.
 const HARMLESS: u64 = bit(19) | bit(20) | bit(21) | bit(22) | bit(17) | bit(18) | bit(23) | bit(28);
 
-/// SIGHUP, SIGINT, SIGQUIT and SIGTERM: a process that handles them usually ends.
+/// SIGHUP, SIGINT, SIGQUIT and SIGTERM: a process that handles them usually exits.
 const ASK_TO_END: u64 = bit(1) | bit(2) | bit(3) | bit(15);
 
-/// Longest wait for the other process, which answers at once or is gone.
+/// Timeout for the other process, which replies at once unless it is gone.
 const ANSWER: Duration = Duration::from_secs(10);
 
 /// The state of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
+    /// It waits for its reply.
     Staying,
-    /// It ends as soon as it has its answer.
+    /// It exits as soon as it gets its reply.
     Ending,
     Gone,
-    /// Not known: /proc may hide the processes of other users.
+    /// Unknown: /proc may hide the processes of other users.
     Hidden,
 }
 
 impl State {
-    /// Each state at its number.
+    /// The states, indexed by their number on the socket.
     const ALL: [Self; 4] = [Self::Staying, Self::Ending, Self::Gone, Self::Hidden];
 }
 
-/// The connection to a process that can look into /proc.
+/// The connection to the process that can read /proc.
 #[derive(Debug, Clone)]
 pub struct Watch(Arc<Mutex<Option<UnixStream>>>);
 
 impl Watch {
     /// Uses `socket`; [`answer`] serves the other end.
     pub fn new(socket: UnixStream) -> Self {
-        // Only a time of zero is refused.
+        // This fails only for a zero timeout.
         let _ = socket.set_read_timeout(Some(ANSWER));
         Self(Arc::new(Mutex::new(Some(socket))))
     }
 
-    /// The state of a thread. The other process does nothing else, so the answer comes at once.
+    /// The state of a thread. The other process does nothing else, so it replies at once.
     fn look(&self, thread: u32) -> State {
         let mut socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(stream) = socket.as_mut() else { return State::Hidden };
@@ -57,10 +58,8 @@ impl Watch {
         match stream.write_all(&thread.to_le_bytes()).and_then(|()| stream.read_exact(&mut number)) {
             Ok(()) => State::ALL.get(usize::from(number[0])).copied().unwrap_or(State::Hidden),
             Err(_) => {
-                log::warn!(
-                    "readers who leave are not noticed any more: the process that looks at them does not answer"
-                );
-                // A late answer would be taken for the answer to the next question.
+                log::warn!("cancelled reads are no longer detected: the process that watches readers does not reply");
+                // A late reply would be taken for the reply to the next query.
                 *socket = None;
                 State::Hidden
             }
@@ -68,7 +67,7 @@ impl Watch {
     }
 }
 
-/// Answers the questions of the [`Watch`] at the other end of `socket`, until that end is closed.
+/// Replies to the queries of the [`Watch`] at the other end of `socket`, until that end is closed.
 pub fn answer(mut socket: UnixStream) {
     let mut thread = [0; 4];
     while socket.read_exact(&mut thread).is_ok() {
@@ -84,13 +83,13 @@ fn look(thread: u32) -> State {
     match status(thread) {
         Ok(status) if is_ending(&status) => State::Ending,
         Ok(_) => State::Staying,
-        // If /proc hides the first process, it hides others too.
+        // If /proc hides process 1, it hides the processes of other users too.
         Err(error) if error.kind() == ErrorKind::NotFound && status(1).is_ok() => State::Gone,
         Err(_) => State::Hidden,
     }
 }
 
-/// A thread that waits for an answer.
+/// A thread that waits for a reply.
 #[derive(Debug)]
 pub(super) struct Reader {
     watch: Watch,
@@ -99,21 +98,21 @@ pub(super) struct Reader {
     looked: Mutex<Looked>,
 }
 
-/// What is known about a thread.
+/// The result of the lookups of a thread.
 #[derive(Debug, Default)]
 struct Looked {
-    /// When to look next, after `since`.
+    /// Time of the next lookup, relative to `since`.
     next: Duration,
     left: bool,
 }
 
 impl Reader {
-    /// The thread with that number in the request; 0 if the kernel does not tell. Nothing is asked yet.
+    /// The thread with the number in the request, which is 0 if the kernel does not report it. Sends no query yet.
     pub fn new(thread: u32, watch: &Watch) -> Self {
         Self { watch: watch.clone(), thread, since: Instant::now(), looked: Mutex::default() }
     }
 
-    /// Whether nobody waits for the answer any more. Asks the other process only now and then.
+    /// Whether nobody waits for the reply any more. Queries the other process at most every [`EVERY`].
     pub fn is_leaving(&self) -> bool {
         let now = self.since.elapsed();
         let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
@@ -126,7 +125,7 @@ impl Reader {
 }
 
 /// Whether a signal is pending that is neither blocked nor ignored nor harmless. Of the signals that a program handles
-/// itself, only SIGHUP, SIGINT, SIGQUIT and SIGTERM count: otherwise a program with a timer would never get an answer.
+/// itself, only SIGHUP, SIGINT, SIGQUIT and SIGTERM count. Otherwise a program with a timer would never get a reply.
 fn is_ending(status: &str) -> bool {
     let mask = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
@@ -145,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pending_signal_that_would_end_the_thread_is_found() {
+    fn pending_fatal_signal_is_detected() {
         let caught = |pending: u64, caught: u64| format!("ShdPnd:\t{pending:016x}\nSigCgt:\t{caught:016x}\n");
         assert!(is_ending(&caught(bit(2), bit(2))) && is_ending(&caught(bit(14), 0)));
         assert!(!is_ending(&caught(bit(14), bit(14))));
@@ -163,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_is_gone_has_left() {
+    fn exited_thread_is_leaving() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         std::thread::spawn(move || answer(theirs));
         let watch = Watch::new(ours);
@@ -174,7 +173,7 @@ mod tests {
         assert!(!reader.is_leaving());
         child.kill().unwrap();
         child.wait().unwrap();
-        // The next look comes after a while.
+        // The next lookup comes after a delay.
         let deadline = Instant::now() + Duration::from_secs(60);
         while !reader.is_leaving() {
             assert!(Instant::now() < deadline);
@@ -184,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn without_answers_every_thread_stays() {
+    fn no_thread_is_leaving_without_watch_process() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let watch = Watch::new(ours);
         drop(theirs);

@@ -1,4 +1,4 @@
-//! Conventions of metadata: labels for the keys of ModelSpec and of kohya's sd-scripts, and the rules of ModelSpec.
+//! Metadata conventions: labels for the keys of ModelSpec and of kohya's sd-scripts, and the rules of ModelSpec.
 //!
 //! Sources: `github.com/Stability-AI/ModelSpec` 1.0.1, README; `github.com/kohya-ss/sd-scripts`, `train_network.py`.
 
@@ -49,7 +49,7 @@ pub const MODELSPEC: [Label; 27] = [
     ("sai_model_spec", "ModelSpec version"),
 ];
 
-/// The most useful of about 90 keys that sd-scripts writes.
+/// The most useful of the about 90 keys that sd-scripts writes.
 pub const KOHYA: [Label; 34] = [
     ("ss_output_name", "Output name"),
     ("ss_sd_model_name", "Base model"),
@@ -102,8 +102,7 @@ pub(super) fn sha256(value: &str) -> Option<String> {
     (digits.len() == 64 && digits.bytes().all(|digit| digit.is_ascii_hexdigit())).then(|| digits.to_ascii_lowercase())
 }
 
-/// Violations of ModelSpec: the key without its prefix, and what is wrong with it. Empty if the metadata has no
-/// ModelSpec key.
+/// Violations of ModelSpec: key without prefix, and message. Empty if the metadata has no ModelSpec key.
 pub(super) fn modelspec_faults(metadata: &[(String, String)]) -> Vec<(&str, String)> {
     fn strip((key, value): &(String, String)) -> Option<(&str, &str)> {
         Some((key.strip_prefix(MODELSPEC_PREFIX)?, value))
@@ -120,15 +119,15 @@ pub(super) fn modelspec_faults(metadata: &[(String, String)]) -> Vec<(&str, Stri
         }
     }
     if !has("resolution") && !has("data_format") {
-        let what = "missing, and modelspec.data_format too: image models must have the former, text models the latter";
-        faults.push(("resolution", what.to_owned()));
+        let message = "missing, as is modelspec.data_format: image models need resolution, text models data_format";
+        faults.push(("resolution", message.to_owned()));
     }
     let diffusion = value(metadata, "modelspec.architecture").is_some_and(|name| name.starts_with("stable-diffusion"));
     faults.extend(present.filter_map(|(key, value)| Some((key, value_fault(key, value, diffusion)?))));
     faults
 }
 
-/// What is wrong with a value, if anything.
+/// The error in a value, if there is one.
 fn value_fault(key: &str, value: &str, diffusion: bool) -> Option<String> {
     let number = |text: &str| !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit());
     let pair = |separator| value.split_once(separator).is_some_and(|(a, b)| number(a) && number(b));
@@ -152,7 +151,7 @@ fn is_hash(value: &str, digits: usize) -> bool {
     value.strip_prefix("0x").is_some_and(|text| !text.is_empty() && text.len() == digits && text.bytes().all(lower))
 }
 
-/// Whether a value is a date, with or without time and zone, or a year, or a month.
+/// Whether a value is a year, a month, or a date with or without time and zone.
 fn is_date(value: &str) -> bool {
     let month = |text: &str| text.len() == 7 && format!("{text}-01").parse::<DateTime>().is_ok();
     let year = |text: &str| text.len() == 4 && text.bytes().all(|digit| digit.is_ascii_digit());

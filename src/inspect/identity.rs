@@ -1,8 +1,8 @@
-//! The structural hash of weight-inspect. Two models have the same hash if their formats, metadata, and names, dtypes,
-//! shapes and sizes of tensors are the same.
+//! The structural hash of weight-inspect. Two models have the same hash if they have the same format, metadata, and
+//! names, dtypes, shapes and sizes of tensors.
 //!
 //! Source: `github.com/las7/weight-inspect` 0.1.0, `src/types.rs` and `src/hash.rs`. It rejects tensors without data;
-//! here their size is 0.
+//! here, their size is 0.
 
 use crate::model::{Model, TensorId};
 use crate::text::Hex;
@@ -24,9 +24,9 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Computes the identity. A model of several files has that of a single file with the same content.
+    /// Computes the identity. A model of several files has the same identity as a single file with the same content.
     pub fn of(model: &Model) -> Self {
-        // weight-inspect does not recognise entries of the unusual form.
+        // weight-inspect does not recognise entries of an unusual form.
         let mut tensors: Vec<TensorId> = model.logical().iter().filter(|id| !model.is_unusual(*id)).collect();
         threads::sort_by(&mut tensors, |a, b| model.name(*a).cmp(model.name(*b)));
         let mut text = BufWriter::with_capacity(64 << 10, Hashing(Sha256::new()));
@@ -37,7 +37,7 @@ impl Identity {
     }
 }
 
-/// Writes the canonical text, compact JSON. The metadata is sorted by key already.
+/// Writes the canonical text: compact JSON. The metadata of a model is already sorted by key.
 fn write_canonical(model: &Model, tensors: &[TensorId], out: &mut impl Write) -> io::Result<()> {
     out.write_all(b"{\"format\":")?;
     to_writer(&mut *out, model.format())?;
@@ -64,7 +64,7 @@ fn write_canonical(model: &Model, tensors: &[TensorId], out: &mut impl Write) ->
     out.write_all(b"}}")
 }
 
-/// A metadata value as weight-inspect formats it, before it is written as a JSON string.
+/// A metadata value in the form of weight-inspect, which is then written as a JSON string.
 fn canonical(value: &str) -> String {
     let mut text = String::with_capacity(value.len() + 2);
     text.push('"');

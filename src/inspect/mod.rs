@@ -1,5 +1,4 @@
-//! Facts about a model: counts, metadata by its conventions, the structural hash, and whether it is sound. Prints
-//! nothing.
+//! Facts about a model: counts, known metadata keys, the structural hash, and checks. Does not print.
 
 pub mod check;
 mod conventions;

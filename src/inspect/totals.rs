@@ -11,7 +11,7 @@ use std::collections::HashMap;
 pub struct Totals {
     /// Number of tensors.
     pub tensors: u64,
-    /// Number of elements: the products of the dimensions. Values that are packed into an element are not counted.
+    /// Number of elements: the products of the dimensions. Several values that are packed into one element count once.
     pub parameters: u64,
     /// Size in bytes.
     pub nbytes: u64,
@@ -54,7 +54,7 @@ impl<'m> Breakdown<'m> {
     }
 }
 
-/// The first `depth` components of a name, without the last one.
+/// The first `depth` components of a name, never including the last one.
 fn module(name: &str, depth: usize) -> &str {
     match name.match_indices('.').take(depth).last() {
         Some((end, _)) => &name[..end],
@@ -66,8 +66,8 @@ fn module(name: &str, depth: usize) -> &str {
 #[derive(Default)]
 struct Groups<'m> {
     groups: Vec<(&'m str, Totals)>,
-    places: HashMap<&'m str, usize>,
-    /// The index of the last group. Consecutive tensors mostly belong to one group.
+    indices: HashMap<&'m str, usize>,
+    /// The index of the last used group, because consecutive tensors mostly belong to one group.
     last: usize,
 }
 
@@ -75,7 +75,7 @@ impl<'m> Groups<'m> {
     fn of(&mut self, name: &'m str) -> &mut Totals {
         if self.groups.get(self.last).is_none_or(|group| group.0 != name) {
             let next = self.groups.len();
-            self.last = *self.places.entry(name).or_insert(next);
+            self.last = *self.indices.entry(name).or_insert(next);
             if self.last == next {
                 self.groups.push((name, Totals::default()));
             }
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_module_is_a_prefix_of_components() {
+    fn module_is_a_prefix_of_components() {
         let cases = [
             ("model.layers.0.w", 1, "model"),
             ("model.layers.0.w", 2, "model.layers"),

@@ -1,4 +1,4 @@
-//! A summary of what sd-scripts writes about the training data: folders, tags and times.
+//! A summary of the training metadata of sd-scripts: folders, tags and times.
 
 use crate::model::value;
 use jiff::{SignedDuration, Timestamp};
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 /// Number of tags that are listed.
 const TAGS: usize = 10;
 
-/// What a model was trained on. Missing or malformed values are left out.
+/// The training of a model. Missing or malformed values are left out.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct Training {
     /// Folders of images, by name.
@@ -38,7 +38,7 @@ pub struct ImageFolder {
     pub images: u64,
     /// How often each image is used in an epoch.
     pub repeats: u64,
-    /// Whether the images are for regularisation: they show what the model should not unlearn.
+    /// Whether the images are for regularisation, so that the model does not unlearn what they show.
     pub regularisation: bool,
 }
 
@@ -50,14 +50,14 @@ struct Dir {
     img_count: u64,
 }
 
-/// An entry of `ss_datasets`, with the fields that are used.
+/// The used fields of an entry of `ss_datasets`.
 #[derive(Deserialize)]
 struct Dataset {
     resolution: Option<(u64, u64)>,
 }
 
 impl Training {
-    /// Reads the metadata; `None` if it says nothing about training.
+    /// Parses the metadata; `None` if it has no training values.
     pub fn of(metadata: &[(String, String)]) -> Option<Self> {
         let mut folders = Vec::new();
         for (key, regularisation) in [("ss_dataset_dirs", false), ("ss_reg_dataset_dirs", true)] {
@@ -92,7 +92,7 @@ fn json<T: DeserializeOwned>(metadata: &[(String, String)], key: &str) -> Option
     serde_json::from_str(value(metadata, key)?).ok()
 }
 
-/// The number of different tags, and the most frequent ones. `ss_tag_frequency` counts them by folder.
+/// The number of different tags, and the most frequent ones. `ss_tag_frequency` has counts for each folder.
 fn tags(metadata: &[(String, String)]) -> (usize, Vec<(String, u64)>) {
     let folders: BTreeMap<String, HashMap<String, u64>> = json(metadata, "ss_tag_frequency").unwrap_or_default();
     let mut counts: HashMap<String, u64> = HashMap::new();

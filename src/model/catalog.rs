@@ -1,7 +1,7 @@
-//! A directory of several models: which files below it are models and which are not. Opens none of them.
+//! A directory of several models: finds which files below it are models. Does not open the models.
 //!
-//! Hidden files are left out, as by `ls`. Symlinks are followed. Entries keep the names of their files, unless a name
-//! holds something that a terminal would act on.
+//! Hidden files are left out, as by `ls`. Symlinks are followed. Entries are named after their files; terminal control
+//! characters and bytes that are not UTF-8 are escaped.
 
 use super::error::Error;
 use super::ids::{FolderId, ModelId};
@@ -17,17 +17,17 @@ use std::hash::Hash;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-/// Most files and folders that are looked at.
+/// Maximum number of files and folders in a scan.
 const ENTRIES_MAX: usize = 1_000_000;
 
-/// Most of them behind one link: it may lead to the root of the system.
+/// Maximum number of them behind one symlink, which may lead to the root directory.
 const BEHIND_LINK_MAX: usize = 100_000;
 
-/// Most folders inside one another.
+/// Maximum depth of nested folders.
 const DEPTH_MAX: usize = 64;
 
-/// The models below a directory, and what lies beside them. Everything is sorted by name and numbered in that order, so
-/// an unchanged directory always has the same numbers.
+/// The models below a directory, and the other files there. Numbers are assigned in a fixed order of names, so an
+/// unchanged directory always has the same numbers.
 #[derive(Debug)]
 pub struct Catalog {
     mode: Mode,
@@ -36,18 +36,18 @@ pub struct Catalog {
     models: Vec<Found>,
     links: Vec<Location>,
     unreadable: Vec<String>,
-    /// The directory itself, and the links by which models lie elsewhere.
+    /// The directory itself, and the symlinks that lead to models elsewhere.
     reads: Vec<Location>,
     /// Size of all files of models, in bytes.
     bytes: u64,
 }
 
-/// A directory that holds models, or may hold some.
+/// A directory, with or without models.
 #[derive(Debug)]
 pub struct Folder {
     /// The folder that holds it; the first folder holds itself.
     pub parent: FolderId,
-    /// Owner, permissions and time of the directory.
+    /// Owner, permissions and modification time of the directory.
     pub stat: Stat,
     /// Sorted by name.
     pub entries: Vec<Named>,
@@ -69,9 +69,9 @@ impl Folder {
 /// An item of a folder and its names.
 #[derive(Debug)]
 pub struct Named {
-    /// File name. No two items have the same, and none has that of an error file.
+    /// File name. It differs from the names of all other items and error files.
     pub name: OsString,
-    /// The name of the file that says what is wrong with the item, if something is.
+    /// Name of the file that reports an error of the item; empty for folders and links, which have no such file.
     pub error: OsString,
     /// The item.
     pub item: Item,
@@ -82,9 +82,9 @@ pub struct Named {
 pub enum Item {
     /// Another folder.
     Folder(FolderId),
-    /// A model. Whether it can be opened is not known.
+    /// A model, which was not opened yet.
     Model(ModelId),
-    /// A file that is no model, by its index in [`Catalog::links`].
+    /// A file that is not a model, or a directory that is shown elsewhere, by its index in [`Catalog::links`].
     Link(usize),
     /// A directory that cannot be listed, by its index in [`Catalog::unreadable`].
     Unreadable(usize),
@@ -100,19 +100,19 @@ struct Found {
 }
 
 impl Catalog {
-    /// Looks through the directory at `location`. Its models will be opened in `mode`.
+    /// Scans the directory at `location`. Its models will be opened in `mode`.
     pub fn scan(location: &Location, mode: Mode) -> Result<Self, Error> {
         let io = |error| source::Error::Io { path: location.path().unwrap_or(Path::new("")).to_owned(), error };
-        let place = location.absolute().map_err(io)?;
+        let absolute = location.absolute().map_err(io)?;
         let (folders, models, links, unreadable) = Default::default();
-        let catalog = Self { mode, folders, models, links, unreadable, reads: vec![place.clone()], bytes: 0 };
+        let catalog = Self { mode, folders, models, links, unreadable, reads: vec![absolute.clone()], bytes: 0 };
         let (seen, claimed, depth, shown) = Default::default();
         let mut scan = Scan { catalog, seen, limit: ENTRIES_MAX, claimed, depth, shown };
         let error = |found| Err(Error::Directory { location: location.clone(), found });
-        match scan.directory(&place, FolderId::new(0)) {
-            Ok(Item::Unreadable(_)) => error(format!("what cannot be listed: {}", scan.catalog.unreadable.join(", "))),
+        match scan.directory(&absolute, FolderId::new(0)) {
+            Ok(Item::Unreadable(_)) => error(format!("that cannot be listed: {}", scan.catalog.unreadable.join(", "))),
             Ok(_) => Ok(scan.catalog),
-            Err(TooMany) => error(format!("more than {ENTRIES_MAX} files below it")),
+            Err(TooMany) => error(format!("with more than {ENTRIES_MAX} files below it")),
         }
     }
 
@@ -163,17 +163,17 @@ impl Catalog {
         paths
     }
 
-    /// The files that are no models.
+    /// The files that are not models, and the directories that are shown elsewhere.
     pub fn links(&self) -> &[Location] {
         &self.links
     }
 
-    /// Where the files of models are: directories with everything below them, and links.
+    /// The locations of the files of models: directories with everything below them, and symlinks.
     pub fn reads(&self) -> &[Location] {
         &self.reads
     }
 
-    /// Why directories cannot be listed.
+    /// Messages about directories that cannot be listed.
     pub fn unreadable(&self) -> &[String] {
         &self.unreadable
     }
@@ -184,22 +184,22 @@ impl Catalog {
     }
 }
 
-/// A walk through directories.
+/// The state of a scan.
 struct Scan {
     catalog: Catalog,
-    /// The entries that were looked at.
+    /// Number of entries found so far.
     seen: usize,
-    /// How many may be looked at.
+    /// Maximum of `seen`.
     limit: usize,
-    /// Files that an index names: they are parts of a model and no models themselves.
+    /// Files that an index names. They are shards of a model, not models.
     claimed: Marks<Location>,
     /// Number of folders that hold the current one.
     depth: usize,
-    /// The directories that were looked through: a link may lead to one of them.
+    /// The directories scanned so far. A symlink may lead to one of them again.
     shown: Marks<FileId>,
 }
 
-/// A set that can forget what was added last.
+/// A set from which the elements that were added last can be removed.
 struct Marks<T> {
     all: HashSet<T>,
     order: Vec<T>,
@@ -236,11 +236,11 @@ impl<T: Clone + Eq + Hash> Marks<T> {
     }
 }
 
-/// There are more entries than may be looked at.
+/// There are more entries than the limit.
 struct TooMany;
 
 impl Scan {
-    /// The item that a directory is; `parent` holds it.
+    /// Scans a directory in the folder `parent` and returns its item.
     fn directory(&mut self, location: &Location, parent: FolderId) -> Result<Item, TooMany> {
         let source::Listing { id, stat, mut entries } = match source::list(location) {
             Ok(listing) => listing,
@@ -253,7 +253,7 @@ impl Scan {
             return Ok(self.link(location));
         }
         if self.depth == DEPTH_MAX {
-            return Ok(self.unreadable(location, "too many folders inside one another"));
+            return Ok(self.unreadable(location, "folders are nested too deeply"));
         }
         entries.retain(|entry| !entry.name.as_bytes().starts_with(b"."));
         entries.sort_by(|a, b| a.name.cmp(&b.name));
@@ -282,7 +282,7 @@ impl Scan {
         Ok(Item::Folder(number))
     }
 
-    /// The item that a link to a directory is. A link that leads too far is not followed.
+    /// Scans the directory behind a symlink and returns its item. A symlink to too many files is not followed.
     fn linked_directory(&mut self, location: &Location, parent: FolderId) -> Result<Item, TooMany> {
         let before = self.catalog.reads.len();
         let item = self.follow(location, parent)?;
@@ -310,7 +310,7 @@ impl Scan {
             catalog.links.truncate(before.2);
             catalog.unreadable.truncate(before.3);
             (catalog.bytes, self.seen, self.depth) = (before.4, before.5, before.6);
-            // What lies there may be reached in another way.
+            // The directories there may be reached by another path.
             self.shown.truncate(shown);
             self.claimed.truncate(claimed);
             Ok(self.unreadable(location, &format!("a link to more than {BEHIND_LINK_MAX} files")))
@@ -328,7 +328,7 @@ impl Scan {
         }
         let mut names = Names::new(entries);
         let mut listed = Vec::new();
-        // Links come last: what they lead to is shown at its real place.
+        // Symlinks come last, so that their targets are shown at their real paths.
         let (links, real): (Vec<&Entry>, Vec<&Entry>) = entries.iter().partition(|entry| entry.is_link);
         for entry in real.into_iter().chain(links) {
             let (location, is_dir) = (dir.join(&entry.name), entry.kind == EntryKind::Dir);
@@ -386,15 +386,15 @@ impl Scan {
 
 /// The names of a folder's entries.
 struct Names {
-    /// The names of all files, and those that were given out.
+    /// The names of all files, and those that were assigned.
     taken: HashSet<OsString>,
-    /// The stems that two models have.
+    /// The stems that several models have.
     repeated: HashSet<OsString>,
-    /// By a name that was taken, the last number that was added to it.
+    /// The last number that was appended to each taken name.
     numbers: HashMap<OsString, u32>,
 }
 
-/// Longest part of a name that is kept in the name of its error file, in bytes.
+/// Maximum length of the part of a name that is kept in the name of its error file, in bytes.
 const ERROR_STEM_MAX: usize = 230;
 
 impl Names {
@@ -406,14 +406,14 @@ impl Names {
         Self { taken, repeated, numbers: HashMap::new() }
     }
 
-    /// A model has its stem as its name. If something else has that name, it has the name of its file.
+    /// The name of a model: its stem, or the name of its file if something else has the stem as its name.
     fn of_model(&mut self, file: OsString) -> OsString {
         let free = |stem: &OsString| !self.repeated.contains(stem) && !self.taken.contains(stem);
         let name = stem_of(&file).filter(free).unwrap_or(file);
         self.shown(name)
     }
 
-    /// A name that nothing else has, without anything that a terminal would act on.
+    /// A name that nothing else has, escaped by [`harmless`].
     fn shown(&mut self, name: OsString) -> OsString {
         match harmless(&name) {
             Cow::Borrowed(_) => {
@@ -441,11 +441,11 @@ impl Names {
         })
     }
 
-    /// The first of the names that `name` makes of the numbers from 1 on that nothing has. It is taken from now on.
+    /// Takes the first unused name of `name(1)`, `name(2)` and so on.
     fn unused(&mut self, name: impl Fn(u32) -> OsString) -> OsString {
         let mut unused = name(1);
         if self.taken.contains(&unused) {
-            // The search continues where it ended last time: a million names may begin alike.
+            // The search continues after the last number: a million names may have the same prefix.
             let number = self.numbers.entry(unused.clone()).or_insert(1);
             while self.taken.contains(&unused) {
                 *number += 1;

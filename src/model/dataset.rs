@@ -1,8 +1,8 @@
-//! A dataset of safetensors-spark: its manifest, and which tensors of its shards are parts of one array.
+//! A dataset of safetensors-spark: reads its manifest, and joins the tensors of its shards to arrays.
 //!
-//! Source: `github.com/SemyonSinchenko/safetensors-spark`, `format/SPECIFICATION.md`. The manifest does not give the
-//! mode in which the dataset was written, but the names do: in batch mode every shard has the same names, in key-value
-//! mode no two shards share one.
+//! Source: `github.com/SemyonSinchenko/safetensors-spark`, `format/SPECIFICATION.md`. The manifest does not contain the
+//! mode in which the dataset was written. It is inferred from the names of tensors: in batch mode every shard has the
+//! same names, in key-value mode no two shards have a name in common.
 
 use super::error::{Error, SetError};
 use super::ids::{ShardId, TensorId};
@@ -41,8 +41,8 @@ struct Listed {
     bytes: Quiet<u64>,
 }
 
-/// A value that is no string. If a string stands in its place, the error does not repeat it: it may be as long as the
-/// file.
+/// A value that must not be a string. If the file has a string there, the error does not quote it, because it may be as
+/// long as the file.
 struct Quiet<T>(T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Quiet<T> {
@@ -61,7 +61,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for QuietVisitor<T> {
     }
 
     fn visit_str<E: serde::de::Error>(self, _: &str) -> Result<T, E> {
-        Err(E::custom("a text stands where there should be none"))
+        Err(E::custom("unexpected string"))
     }
 
     fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<T, E> {
@@ -77,12 +77,12 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for QuietVisitor<T> {
     }
 }
 
-/// Opens all shards that the manifest at `location` names, and joins what belongs together.
+/// Opens all shards that the manifest at `location` names, and joins their tensors to arrays.
 pub(super) fn open(location: &Location, mode: Mode) -> Result<Model, Error> {
     let text = set::read_list(location)?;
     let (manifest, Set { names, homes, files, broken }) = set::open(location, mode, |names| {
         let manifest: Quiet<Manifest> =
-            serde_json::from_slice(&text).map_err(|error| SetError::json("manifest of a dataset", &error))?;
+            serde_json::from_slice(&text).map_err(|error| SetError::json("dataset manifest", &error))?;
         let manifest = manifest.0;
         if manifest.format_version.split('.').next() != Some("1") {
             return Err(SetError::Version { found: manifest.format_version });
@@ -108,15 +108,15 @@ pub(super) fn open(location: &Location, mode: Mode) -> Result<Model, Error> {
     Ok(model)
 }
 
-/// A shard in the order of the manifest: its name, and the index of its file if that is there.
+/// A shard in the order of the manifest: its name, and the index of its file if that could be opened.
 type ListedShard<'n> = (&'n str, Option<usize>);
 
-/// Finds out the mode. In batch mode, joins the arrays. In key-value mode, the first of several tensors with one name
-/// is the logical one. Everything else is shown in its shard only. Returns the first joined array.
+/// Infers the mode. In batch mode, joins the arrays. In key-value mode, the first of several tensors with the same name
+/// is the logical one. All other tensors are shown only in their shard. Returns the first joined array.
 fn join(model: &mut Model, shards: &[ListedShard], skipped: &mut SkipList) -> Option<TensorId> {
     let stored = model.stored();
     let mut table = NameTable::with_capacity(stored.len());
-    // Tensors whose name an earlier one has, each behind the first of its name.
+    // Pairs of the first tensor with a name and a later tensor with the same name.
     let mut others: Vec<(TensorId, TensorId)> = Vec::new();
     for id in stored.iter() {
         let name = |index| model.name(TensorId::new(index));
@@ -156,8 +156,8 @@ fn join(model: &mut Model, shards: &[ListedShard], skipped: &mut SkipList) -> Op
     any.then(|| TensorId::new(0))
 }
 
-/// The array of all `parts`, which have the name of the tensor `first` and rising numbers; or the reason why there is
-/// none.
+/// Joins `parts`, which have the name of the tensor `first` and ascending numbers. The error is the reason why they
+/// cannot be joined.
 fn join_one(
     model: &Model,
     first: TensorId,
@@ -195,7 +195,7 @@ fn join_one(
     Ok(Joined { like: first, shape: [&[rows], trailing].concat(), runs: runs.into(), nbytes })
 }
 
-/// Compares the files with what the manifest says about them. Nothing is left out because of it: the headers decide.
+/// Compares the files with the manifest. Nothing is left out because of a difference: the headers take precedence.
 fn compare(model: &Model, joined: Option<TensorId>, manifest: &Manifest, shards: &[ListedShard]) -> Vec<String> {
     let mut remarks = Vec::new();
     for (Quiet(listed), (name, shard)) in manifest.shards.0.iter().zip(shards) {

@@ -1,9 +1,9 @@
-//! What differs between two models by their headers. Data is not compared here.
+//! Differences between the headers of two models. Does not compare data.
 
 use super::ids::TensorId;
 use super::table::{Model, value};
 
-/// What differs between an old model and a new one. Tensors are given by their numbers, in order.
+/// Differences between an old model and a new one. Tensors are given by number, in ascending order.
 #[derive(Debug)]
 pub struct Diff<'m> {
     /// In the new model only.
@@ -18,7 +18,7 @@ pub struct Diff<'m> {
     pub metadata: Vec<Change<'m>>,
 }
 
-/// A key whose value differs. One side may have none.
+/// A key whose value differs. One of the two values may be missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Change<'m> {
     /// The key.
@@ -30,7 +30,7 @@ pub struct Change<'m> {
 }
 
 impl<'m> Diff<'m> {
-    /// Compares two models by what their headers say.
+    /// Compares the headers of two models.
     pub fn new(old: &'m Model, new: &'m Model) -> Self {
         let mut diff = Self {
             added: Vec::new(),
@@ -53,21 +53,21 @@ impl<'m> Diff<'m> {
         diff
     }
 
-    /// Whether the headers say the same.
+    /// Whether there is no difference.
     pub fn is_empty(&self) -> bool {
         self.added.is_empty() && self.removed.is_empty() && self.changed.is_empty() && self.metadata.is_empty()
     }
 }
 
-/// What differs between two lists of keys and values, each sorted by key.
+/// Differences between two lists of keys and values, each sorted by key.
 pub fn changes<'m>(old: &'m [(String, String)], new: &'m [(String, String)]) -> Vec<Change<'m>> {
-    let gone_or_other = old.iter().filter_map(|(key, old)| {
+    let removed_or_changed = old.iter().filter_map(|(key, old)| {
         let (old, new) = (Some(&old[..]), value(new, key));
         (old != new).then_some(Change { key, old, new })
     });
     let added = new.iter().filter(|(key, _)| value(old, key).is_none());
     let added = added.map(|(key, value)| Change { key, old: None, new: Some(value) });
-    let mut changes: Vec<Change> = gone_or_other.chain(added).collect();
+    let mut changes: Vec<Change> = removed_or_changed.chain(added).collect();
     changes.sort_by_key(|change| change.key);
     changes
 }
@@ -80,7 +80,7 @@ mod tests {
     use std::path::Path;
     use std::sync::Arc;
 
-    /// A model of tensors of bytes: name, dtype, length.
+    /// A model with tensors of one-byte elements, each given as name, dtype and length.
     fn model(tensors: &[(&str, &str, usize)], metadata: &str) -> Model {
         let mut end = 0;
         let entry = |(name, dtype, len): &(&str, &str, usize)| {
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_dtype_of_another_size_is_a_change() {
+    fn unknown_dtype_of_another_size_is_a_change() {
         let file = |len: usize| {
             let header = format!(r#"{{"t":{{"dtype":"I4","shape":[2],"data_offsets":[0,{len}]}}}}"#);
             let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &vec![0; len]].concat();

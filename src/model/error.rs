@@ -27,7 +27,7 @@ pub enum Error {
         /// What is wrong with it.
         error: SetError,
     },
-    /// The index and the shards do not agree.
+    /// The index or manifest and the shards do not match.
     #[error("{location}: {mismatch}{} (--lenient mounts the rest)", and_more(*more))]
     Mismatch {
         /// The index or manifest.
@@ -37,18 +37,18 @@ pub enum Error {
         /// How many more there are.
         more: usize,
     },
-    /// A directory that is no model.
-    #[error("{location}: a directory with {found}")]
+    /// A directory that cannot be opened as a model or as several.
+    #[error("{location}: a directory {found}")]
     Directory {
         /// The directory.
         location: Location,
-        /// What it holds.
+        /// What is wrong with it, as the end of the message.
         found: String,
     },
 }
 
 impl Error {
-    /// Whether the same attempt may succeed later although nobody changes the files.
+    /// Whether the same operation may succeed later although the files do not change.
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Source(error) if error.is_transient())
     }
@@ -58,23 +58,23 @@ fn and_more(more: usize) -> String {
     if more == 0 { String::new() } else { format!(", and {more} more") }
 }
 
-/// Longest list of files, in bytes: five times that of a model of half a million tensors.
+/// Maximum size of an index or manifest, in bytes: five times that of a model of half a million tensors.
 pub(super) const LIST_MAX: u64 = 300 << 20;
 
-/// Most shards of a model.
+/// Maximum number of shards of a model.
 pub(super) const SHARDS_MAX: usize = 10_000;
 
-/// Why a list of files cannot be used.
+/// Why an index or manifest cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages describe the variants")]
 pub enum SetError {
     #[error("{len} bytes long; at most {LIST_MAX} are read")]
     TooLong { len: u64 },
-    #[error("no {what}: {reason}")]
+    #[error("not a valid {what}: {reason}")]
     Json { what: &'static str, reason: String },
-    #[error("format version {}; weightfs knows 1", quote(found))]
+    #[error("format version {}; weightfs supports 1", quote(found))]
     Version { found: String },
-    #[error("names more than {SHARDS_MAX} shards; so many can be mounted")]
+    #[error("names more than {SHARDS_MAX} shards, which is the maximum")]
     TooManyShards,
     #[error("refused: shard {} {why}", quote(shard))]
     Refused { shard: String, why: &'static str },
@@ -87,16 +87,16 @@ pub enum SetError {
 }
 
 impl SetError {
-    /// The error of a JSON parser, which may quote what it found.
+    /// An error of the JSON parser, shortened because it may quote text of any length from the file.
     pub(super) fn json(what: &'static str, error: &serde_json::Error) -> Self {
         const REASON_MAX: usize = 300;
         Self::Json { what, reason: shorten(&error.to_string(), REASON_MAX).into_owned() }
     }
 }
 
-/// A point on which the index and the shards do not agree.
+/// A mismatch between an index or manifest and its shards.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages describe the variants")]
 pub enum Mismatch {
     #[error("a shard is missing or broken: {reason}")]
     Shard { shard: Arc<str>, reason: String },
@@ -111,12 +111,12 @@ pub enum Mismatch {
 }
 
 impl Mismatch {
-    /// As the entry that is left out because of it.
+    /// The entry that is left out because of the mismatch.
     pub(super) fn skipped(&self) -> format::Skipped {
         format::Skipped::new(self.subject(), self.to_string())
     }
 
-    /// The tensor or shard that is to blame.
+    /// The tensor or shard that is affected.
     pub(super) fn subject(&self) -> &str {
         match self {
             Self::Shard { shard, .. } => shard,

@@ -1,20 +1,20 @@
-//! Reads headers: gives a parser the parts of a file that it asks for.
+//! Reads headers: supplies a parser with the parts of a file that it needs.
 
 use super::error::Error;
 use crate::format::{self, Header, Input, Mode};
 use crate::source::{self, Location, Source};
 use std::ops::Range;
 
-/// How much of a file is read at first, in bytes. Most headers are shorter.
+/// Size of the first read, in bytes. Most headers are shorter.
 const FIRST_READ: u64 = 64 << 10;
 
-/// Reads the header of `source`, which errors call `location`.
+/// Reads the header of `source`. Errors name it `location`.
 pub(super) fn read(location: &Location, source: &dyn Source, mode: Mode) -> Result<Header, Error> {
     let (_, header) = load(source, mode)?;
     header.map_err(|error| Error::Format { location: location.clone(), error })
 }
 
-/// Reads the header of `source`, and returns it with the parts of the file that the parser asked for.
+/// Reads the header of `source`, and returns it with the parts of the file that the parser needed.
 pub fn load(source: &dyn Source, mode: Mode) -> Result<(Input, Result<Header, format::Error>), source::Error> {
     let mut input = Input::new(source.len());
     add(&mut input, source, 0..FIRST_READ.min(source.len()))?;
@@ -22,7 +22,7 @@ pub fn load(source: &dyn Source, mode: Mode) -> Result<(Input, Result<Header, fo
     Ok((input, header))
 }
 
-/// Reads the header of `source` again from what is there, and adds what else the parser asks for.
+/// Parses the header of `source` again from `input`, and adds the ranges that are still missing.
 pub fn load_more(
     input: &mut Input,
     source: &dyn Source,
@@ -36,7 +36,7 @@ pub fn load_more(
     }
 }
 
-/// Adds a range of `source`, which the parser never asks for beyond its end.
+/// Adds a range of `source` to `input`. The range must be inside the source.
 fn add(input: &mut Input, source: &dyn Source, range: Range<u64>) -> Result<(), source::Error> {
     let mut bytes = vec![0; (range.end - range.start) as usize];
     source.read_exact_at(&mut bytes, range.start)?;

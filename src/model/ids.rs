@@ -1,8 +1,8 @@
-//! Numbers of things in a model.
+//! The numbers of tensors, shards, models and folders, each with its own type.
 
 use std::fmt;
 
-/// Defines types of numbers that index a table.
+/// Defines types for numbers that index a table.
 macro_rules! ids {
     ($($(#[$doc:meta])* $name:ident;)*) => {$(
         $(#[$doc])*
@@ -10,7 +10,7 @@ macro_rules! ids {
         pub struct $name(u32);
 
         impl $name {
-            /// The number of the thing at an index of its table. No table has 2^32 entries.
+            /// The number for an index of the table. No table has 2^32 entries.
             pub fn new(index: usize) -> Self {
                 debug_assert!(u32::try_from(index).is_ok());
                 Self(index as u32)

@@ -1,4 +1,4 @@
-//! The index of a sharded model: its `weight_map`, and whether the shards hold what it says.
+//! The index of a sharded model: reads its `weight_map`, and compares it with the shards.
 //!
 //! Source: `huggingface_hub`, `serialization/_torch.py`: `{"metadata": {...}, "weight_map": {TENSOR: FILE}}`.
 
@@ -27,20 +27,20 @@ const INDEX: &str = ".safetensors.index";
 /// A tensor and the number of the shard that it should be in.
 type Entry<'t> = (Cow<'t, str>, u32);
 
-/// Reads an index, or the `weight_map` in it, and numbers the shards as they are named.
+/// Deserialises an index, or the `weight_map` in it, and numbers the shards in the order of their first use.
 struct Reader<'r> {
     number: &'r mut dyn FnMut(&str) -> Result<u32, SetError>,
-    /// Why a shard was refused; the error of a JSON parser cannot carry it.
+    /// Why a shard was refused. An error of the JSON parser cannot contain this value.
     refused: &'r mut Option<SetError>,
     stated: &'r mut Stated,
-    inside: bool,
+    in_map: bool,
 }
 
 impl<'de> DeserializeSeed<'de> for Reader<'_> {
     type Value = Vec<Entry<'de>>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        // Not as a map: if a string stands in its place, the error would repeat all of it.
+        // Not `deserialize_map`: if the file has a string there, its error would quote all of it.
         deserializer.deserialize_any(self)
     }
 }
@@ -49,16 +49,16 @@ impl<'de> Visitor<'de> for Reader<'_> {
     type Value = Vec<Entry<'de>>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.inside { "an object of tensor and file names" } else { "an object with a weight_map" })
+        f.write_str(if self.in_map { "an object of tensor and file names" } else { "an object with a weight_map" })
     }
 
     fn visit_str<E: serde::de::Error>(self, _: &str) -> Result<Self::Value, E> {
-        Err(E::invalid_type(Unexpected::Other("a text"), &self))
+        Err(E::invalid_type(Unexpected::Other("a string"), &self))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let Self { number, refused, stated, inside } = self;
-        if inside {
+        let Self { number, refused, stated, in_map } = self;
+        if in_map {
             let mut entries = Vec::new();
             while let Some((tensor, shard)) = map.next_entry::<Text, Text>()? {
                 let number = number(&shard.0).map_err(|error| {
@@ -80,7 +80,7 @@ impl<'de> Visitor<'de> for Reader<'_> {
             } else if entries.is_some() {
                 return Err(A::Error::duplicate_field("weight_map"));
             } else {
-                entries = Some(map.next_value_seed(Reader { number, refused, stated, inside: true })?);
+                entries = Some(map.next_value_seed(Reader { number, refused, stated, in_map: true })?);
             }
         }
         entries.ok_or_else(|| A::Error::missing_field("weight_map"))
@@ -93,13 +93,13 @@ fn read<'t>(
     number: &mut dyn FnMut(&str) -> Result<u32, SetError>,
 ) -> Result<(Vec<Entry<'t>>, Stated), SetError> {
     let (mut refused, mut stated) = Default::default();
-    let reader = Reader { number, refused: &mut refused, stated: &mut stated, inside: false };
+    let reader = Reader { number, refused: &mut refused, stated: &mut stated, in_map: false };
     let mut json = serde_json::Deserializer::from_slice(text);
     let entries = reader.deserialize(&mut json).and_then(|entries| json.end().map(|()| (entries, stated)));
     entries.map_err(|error| refused.unwrap_or_else(|| SetError::json("index of a sharded model", &error)))
 }
 
-/// The shards that the index at `location` names.
+/// The shards that the index at `location` names; `None` if it cannot be read.
 pub(super) fn shards(location: &Location) -> Option<BTreeSet<String>> {
     let mut names = BTreeSet::new();
     let number = &mut |name: &str| {
@@ -115,8 +115,8 @@ pub(super) fn shards(location: &Location) -> Option<BTreeSet<String>> {
     Some(names)
 }
 
-/// The name of the sharded model whose index has that file name; `None` if it is not the name of an index. transformers
-/// and diffusers name the index of a variant `model.safetensors.index.fp16.json`.
+/// The name of the model, from the file name of its index; `None` for other file names. transformers and diffusers name
+/// the index of a variant `model.safetensors.index.fp16.json`.
 pub(super) fn stem(name: &OsStr) -> Option<OsString> {
     let name = name.as_bytes().strip_suffix(b".json")?;
     let at = name.windows(INDEX.len()).rposition(|window| window == INDEX.as_bytes())?;
@@ -148,14 +148,14 @@ pub(super) fn open(location: &Location, mode: Mode) -> Result<Model, Error> {
     skipped.add(more);
     let mut remarks = Vec::new();
     if repeated > 0 {
-        let name = if repeated == 1 { "entry names" } else { "entries name" };
-        remarks.push(format!("{repeated} {name} what a later entry of the index names again: the last stands"));
+        let occur = if repeated == 1 { "entry occurs" } else { "entries occur" };
+        remarks.push(format!("{repeated} {occur} again later in the index; the last one is used"));
     }
     let files: Vec<File> = shards.into_iter().zip(sources).collect();
     Ok(Model::new(location, Kind::Sharded, files, Notes { mismatches: skipped.finish(), remarks, stated, missing }))
 }
 
-/// Runs `work` on parts of the entries, on all cores.
+/// Runs `work` on chunks of the entries, on all cores.
 fn parts<'t, R: Send>(entries: &[Entry<'t>], work: impl Fn(&[Entry<'t>]) -> R + Sync) -> Vec<R> {
     const PART: usize = 1 << 14;
     let parts: Vec<&[Entry]> = entries.chunks(PART).collect();
@@ -168,7 +168,7 @@ fn last_of_each(mut entries: Vec<Entry>) -> Vec<Entry> {
     let hash = |part: &[Entry]| part.iter().map(|(tensor, _)| hasher.hash_one(&tensor[..])).collect::<Vec<u64>>();
     let mut hashes = parts(&entries, hash).concat();
     threads::sort_by(&mut hashes, u64::cmp);
-    // A table of all names is made only if two may be the same.
+    // A table of all names is built only if two names have the same hash.
     if hashes.windows(2).any(|pair| pair[0] == pair[1]) {
         entries.reverse();
         let mut seen = HashSet::new();
@@ -178,9 +178,9 @@ fn last_of_each(mut entries: Vec<Entry>) -> Vec<Entry> {
 }
 
 /// Compares the index with the shards, and keeps each tensor in one shard only: the one that the index names, or else
-/// the first. Returns how many mismatches there are beside those that are listed.
+/// the first. Returns how many mismatches there are in addition to those that are listed.
 ///
-/// Nothing is allocated for a tensor on which both agree.
+/// Nothing is allocated for a tensor that matches.
 fn audit<'t>(
     entries: &[Entry<'t>],
     names: &[String],
@@ -208,7 +208,7 @@ fn audit<'t>(
     let stated: Vec<Vec<bool>> =
         stated.into_iter().map(|shard| shard.into_iter().map(AtomicBool::into_inner).collect()).collect();
     let mut dropped: Vec<HashSet<String>> = vec![HashSet::new(); shards.len()];
-    // Made only if it is needed.
+    // The shards of the tensors that are in the shard that the index names. Built only if it is needed.
     let at_home = LazyCell::new(|| {
         let mut homes: HashMap<&str, usize> = HashMap::new();
         for (at, shard) in shards.iter().enumerate() {
@@ -217,7 +217,7 @@ fn audit<'t>(
         }
         homes
     });
-    // Tensors in other shards than the index says, and the first shard that has each.
+    // Tensors that are not in the shard that the index names, and the first shard that has each.
     let mut strays: HashMap<&str, usize> = HashMap::new();
     for (at, shard) in shards.iter().enumerate() {
         for tensor in (0..shard.header.len()).filter(|tensor| !stated[at][*tensor]) {
@@ -247,7 +247,7 @@ fn audit<'t>(
     for (tensor, shard) in absent {
         add(Mismatch::Absent { tensor: tensor.into_owned(), shard: names[shard as usize].clone() });
     }
-    // Missing shards come first: they explain the most.
+    // Missing shards come first, because they explain most of the others.
     let order = |mismatch: &Mismatch| !matches!(mismatch, Mismatch::Shard { .. });
     mismatches.sort_by(|a, b| order(a).cmp(&order(b)).then_with(|| a.subject().cmp(b.subject())));
     for (shard, dropped) in shards.iter_mut().zip(dropped) {

@@ -17,7 +17,7 @@ pub enum Opened {
 }
 
 impl Opened {
-    /// What may be opened later: files, and directories with everything below them.
+    /// The locations that may be opened later: files, and directories with everything below them.
     pub fn reads(&self) -> Vec<Location> {
         match self {
             Self::Model(model) => {
@@ -55,8 +55,8 @@ pub fn open_model(location: &Location, mode: Mode) -> Result<Model, Error> {
     Model::from_source(location, source::open(location)?, mode)
 }
 
-/// The files to open for the models at a location: the location itself, or those of a directory, named as the location
-/// is. With them come messages about directories that cannot be listed.
+/// The files to open for the models at a location: the location itself, or the files below a directory, as paths that
+/// begin with the location. Also returns messages about directories that cannot be listed.
 pub fn files(location: &Location) -> Result<(Vec<Location>, Vec<String>), Error> {
     if !source::is_dir(location) {
         return Ok((vec![location.clone()], Vec::new()));
@@ -71,5 +71,5 @@ pub fn files(location: &Location) -> Result<(Vec<Location>, Vec<String>), Error>
 
 fn no_model(location: &Location) -> Error {
     let suffixes: Vec<_> = format::suffixes().collect();
-    Error::Directory { location: location.clone(), found: format!("no {} file in it", suffixes.join(" or ")) }
+    Error::Directory { location: location.clone(), found: format!("with no {} file in it", suffixes.join(" or ")) }
 }

@@ -2,8 +2,8 @@
 
 use super::ids::TensorId;
 
-/// Tensors with consecutive numbers, except for some, followed by others. Elements are found by position without a
-/// table.
+/// Tensors with consecutive numbers, except for some holes, followed by other tensors. Elements are found by position
+/// without a table.
 #[derive(Debug, Clone, Copy)]
 pub struct Population<'m> {
     first: usize,
@@ -39,7 +39,7 @@ impl<'m> Population<'m> {
         if position >= consecutive {
             return self.others[position - consecutive];
         }
-        // As many holes come before the tensor as lie below its number.
+        // Binary search for the number of holes before the tensor.
         let (mut low, mut high) = (0, self.holes.len());
         while low < high {
             let middle = low + (high - low) / 2;
@@ -69,7 +69,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn positions_are_those_of_a_plain_list(
+        fn positions_match_a_plain_list(
             first in 0usize..5,
             len in 0usize..40,
             holes in prop::collection::btree_set(0usize..40, 0..20),

@@ -1,5 +1,4 @@
-//! The files of a model that has several: which names are accepted, and opening the files while their list is still
-//! read.
+//! The files of a model of several files: checks their names, and opens them while the index or manifest is still read.
 
 use super::error::{Error, LIST_MAX, Mismatch, SHARDS_MAX, SetError};
 use super::header;
@@ -10,7 +9,7 @@ use crate::threads;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Longest name of a shard, in bytes: messages about each of its tensors repeat it.
+/// Maximum length of the name of a shard, in bytes: messages about each of its tensors repeat it.
 const NAME_MAX: usize = 1024;
 
 /// The files of a set.
@@ -36,9 +35,9 @@ pub(super) struct Names<'a> {
 pub(super) type File = (Shard, Arc<dyn Source>);
 
 impl Names<'_> {
-    /// The number of a shard. A name that leads elsewhere is refused before anything is opened.
+    /// The number of a shard. A name that is not allowed is refused before its file is opened.
     pub fn number(&mut self, name: &str) -> Result<u32, SetError> {
-        // Neighbours in a list mostly belong to one shard.
+        // Adjacent entries mostly belong to the same shard.
         if self.list.last().is_some_and(|last| last == name) {
             return Ok(self.list.len() as u32 - 1);
         }
@@ -57,7 +56,7 @@ impl Names<'_> {
     }
 }
 
-/// Opens all shards whose names occur while `read` goes through the list at `location`.
+/// Opens all shards whose names occur while `read` reads the index or manifest at `location`.
 pub(super) fn open<R>(
     location: &Location,
     mode: Mode,
@@ -82,7 +81,7 @@ pub(super) fn open<R>(
                 }
                 files.push((at, file));
             }
-            // A later attempt may find the file sound: this says nothing about the model.
+            // The file may be intact: a transient error is not a mismatch, so the whole operation fails.
             Err(transient) if transient.is_transient() => return Err(transient),
             Err(error) => broken.push(Mismatch::Shard { shard: names[at][..].into(), reason: error.to_string() }),
         }
@@ -102,7 +101,7 @@ pub(super) fn open<R>(
     Ok((read, Set { names, homes, files: files.into_iter().map(|file| file.1).collect(), broken }))
 }
 
-/// Reads the whole list at `location`.
+/// Reads the whole index or manifest at `location`.
 pub(super) fn read_list(location: &Location) -> Result<Vec<u8>, Error> {
     let source = source::open(location)?;
     if source.len() > LIST_MAX {
@@ -113,19 +112,19 @@ pub(super) fn read_list(location: &Location) -> Result<Vec<u8>, Error> {
     Ok(text)
 }
 
-/// What the name of a file of tensors ends in.
+/// The suffix of the names of shards.
 const SAFETENSORS: &str = ".safetensors";
 
-/// Refuses names that lead elsewhere.
+/// Accepts only names of .safetensors files inside the directory.
 fn check(name: &str) -> Result<(), SetError> {
     let why = if name.starts_with('/') {
         "is an absolute path"
     } else if name.split('/').any(|part| part == "..") {
         "leads out of the directory"
     } else if !name.ends_with(SAFETENSORS) {
-        "is no .safetensors file"
+        "is not a .safetensors file"
     } else if name.len() > NAME_MAX {
-        "has a longer name than any file"
+        "has a name that is too long"
     } else {
         return Ok(());
     };

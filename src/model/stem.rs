@@ -1,4 +1,4 @@
-//! What the file name of a model says: the name of the model, and whether the file is a list of other files.
+//! The name of a model from its file name, and whether the file is an index or a manifest.
 
 use super::{dataset, index};
 use crate::format;
@@ -6,8 +6,8 @@ use crate::source::Location;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-/// The name of the model in a file: the file name without the part that is common to files of its kind, or the name of
-/// a dataset's directory.
+/// The name of the model in a file: the file name without the suffix of its format, or the name of the directory of a
+/// dataset.
 pub fn stem(location: &Location) -> Option<OsString> {
     let name = location.file_name();
     let is_named = |name: &OsStr| !name.is_empty();
@@ -23,7 +23,7 @@ pub(super) fn is_model(name: &OsStr) -> bool {
     format::stem(name).is_some() || index::stem(name).is_some()
 }
 
-/// Whether a file name is that of a list of files: the index of a sharded model or the manifest of a dataset.
+/// Whether a file name is that of the index of a sharded model or the manifest of a dataset.
 pub fn is_set(name: &OsStr) -> bool {
     name == dataset::MANIFEST || index::stem(name).is_some()
 }

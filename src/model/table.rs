@@ -15,10 +15,11 @@ use std::sync::{Arc, OnceLock};
 
 /// All tensors of the files of one model as one name space.
 ///
-/// Tensors are numbered: first the arrays that are joined from several files, by name; then the tensors of the files,
-/// file by file in the order of their names, each in the order of its data. There are three populations:
+/// Tensors are numbered: first the arrays that are joined from several files, in the order of their first parts; then
+/// the tensors of the files, file by file in the order of their names, each in the order of its data. There are three
+/// populations:
 /// - [`Model::logical`]: the name space of the model. Every name occurs once.
-/// - [`Model::listed`]: the logical tensors, and those that only their own file shows.
+/// - [`Model::listed`]: the logical tensors, and those that are shown only in their own file.
 /// - [`Model::stored`]: the tensors of the files as they are, joined or not.
 #[derive(Debug)]
 pub struct Model {
@@ -32,11 +33,11 @@ pub struct Model {
     len: usize,
     /// Number of tensors in all files.
     stored: usize,
-    /// The tensors that only their own file shows, sorted. Those below `len` are not logical.
+    /// The tensors that are shown only in their own file, sorted. Those below `len` are not logical.
     aside: Vec<TensorId>,
     /// The number of the first tensor of each shard.
     first: Vec<TensorId>,
-    /// Finds logical tensors. A model of one file uses the header's own table; others make one at the first look-up.
+    /// Finds logical tensors. A model of one file uses the header's own table; others build one at the first look-up.
     by_name: OnceLock<NameTable>,
     /// `dataset_manifest.json`, of a dataset.
     manifest: Option<Arc<dyn Source>>,
@@ -59,23 +60,23 @@ pub enum Kind {
 /// One file of a model.
 #[derive(Debug)]
 pub struct Shard {
-    /// File name; for a shard as the index or the manifest gives it.
+    /// File name; for a shard, as written in the index or the manifest.
     pub name: String,
-    /// What the file holds.
+    /// Header of the file.
     pub header: Header,
 }
 
 /// Tensors of several shards as one array, concatenated along the first dimension.
 #[derive(Debug)]
 pub(super) struct Joined {
-    /// The first of them, which gives name and dtype.
+    /// The first part, which gives name and dtype.
     pub like: TensorId,
     pub shape: Vec<u64>,
     pub runs: Arc<[Run]>,
     pub nbytes: u64,
 }
 
-/// What an index says in numbers in its `metadata`. Nothing depends on it.
+/// The numbers in the `metadata` of an index. Nothing depends on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 pub struct Stated {
     /// Size of all tensors in bytes.
@@ -84,14 +85,14 @@ pub struct Stated {
     pub total_parameters: Option<u64>,
 }
 
-/// What was noticed while a model was opened.
+/// Findings from opening a model.
 #[derive(Debug, Default)]
 pub(super) struct Notes {
-    /// What the index or the manifest and the files do not agree on.
+    /// Mismatches between the index or manifest and the files.
     pub mismatches: SkipList,
-    /// What else there is to say.
+    /// Other findings, as messages.
     pub remarks: Vec<String>,
-    /// What the index says in numbers.
+    /// The numbers in the index.
     pub stated: Stated,
     /// How many shards could not be opened.
     pub missing: usize,
@@ -102,7 +103,7 @@ pub(super) struct Notes {
 pub struct Tensor<'m> {
     /// Its number.
     pub id: TensorId,
-    /// Its description. For a joined array `range` counts from the array's own beginning.
+    /// Its description. The `range` of a joined array counts from the beginning of the array.
     pub info: TensorInfo<'m>,
     /// The files that hold its data.
     pub parts: Parts<'m>,
@@ -118,7 +119,7 @@ pub enum Parts<'m> {
 }
 
 impl Model {
-    /// Reads the header of a file as a model of its own.
+    /// Reads the header of a model of one file.
     pub fn from_source(location: &Location, source: Arc<dyn Source>, mode: Mode) -> Result<Self, Error> {
         let name = location.file_name().to_string_lossy().into_owned();
         let header = header::read(location, &*source, mode)?;
@@ -150,7 +151,7 @@ impl Model {
         self.manifest = Some(manifest);
     }
 
-    /// Takes tensors out of the name space; `aside` is sorted.
+    /// Removes tensors from the name space. `aside` must be sorted.
     pub(super) fn set_aside(&mut self, aside: Vec<TensorId>) {
         self.aside = aside;
     }
@@ -167,12 +168,12 @@ impl Model {
         (self.len, self.joined, self.aside) = (by, joined, aside);
     }
 
-    /// What the model was opened from, independent of the current directory.
+    /// The location that the model was opened from, independent of the current directory.
     pub fn location(&self) -> &Location {
         &self.location
     }
 
-    /// Whether it is one file or many.
+    /// What the model was opened from.
     pub fn kind(&self) -> Kind {
         self.kind
     }
@@ -188,7 +189,7 @@ impl Model {
         Population::new(0, self.len, &self.aside[..holes], &[])
     }
 
-    /// The logical tensors, and those that only their own file shows.
+    /// The logical tensors, and those that are shown only in their own file.
     pub fn listed(&self) -> Population<'_> {
         let holes = self.aside.partition_point(|id| id.index() < self.len);
         Population::new(0, self.len, &[], &self.aside[holes..])
@@ -261,7 +262,7 @@ impl Model {
         }
     }
 
-    /// Runs in the files of the model, `len` bytes together.
+    /// The data of runs in the files of the model, `len` bytes in total.
     pub fn extents(&self, runs: Arc<[Run]>, len: u64) -> Extents {
         Extents { sources: self.sources.clone(), runs, len }
     }
@@ -291,7 +292,7 @@ impl Model {
         self.by_name.get_or_init(table).find(name, name_at).map(TensorId::new)
     }
 
-    /// Whether [`Model::find`] answers at once. The first look-up in a model of several files makes a table of all
+    /// Whether [`Model::find`] returns at once. The first look-up in a model of several files builds a table of all
     /// names.
     pub fn can_find(&self) -> bool {
         self.kind == Kind::File || self.by_name.get().is_some()
@@ -352,18 +353,18 @@ impl Model {
         }
     }
 
-    /// What the index or the manifest and the files do not agree on. Empty unless the model was opened leniently, or is
-    /// a dataset.
+    /// Mismatches between the index or manifest and the files. Empty unless the model was opened leniently, or is a
+    /// dataset.
     pub fn mismatches(&self) -> &SkipList {
         &self.notes.mismatches
     }
 
-    /// What else there is to say about an index or a manifest.
+    /// Messages about other findings in an index or a manifest.
     pub fn remarks(&self) -> &[String] {
         &self.notes.remarks
     }
 
-    /// What the index says in numbers.
+    /// The numbers in the index.
     pub fn stated(&self) -> Stated {
         self.notes.stated
     }
@@ -373,7 +374,7 @@ impl Model {
         self.notes.missing
     }
 
-    /// What was left out. Empty unless the model was opened leniently, or is a dataset.
+    /// The entries that were left out. Empty unless the model was opened leniently, or is a dataset.
     pub fn skipped(&self) -> impl Iterator<Item = &Skipped> {
         let in_files = self.shards.iter().flat_map(|shard| shard.header.skipped().listed());
         self.notes.mismatches.listed().iter().chain(in_files)
@@ -384,7 +385,7 @@ impl Model {
         self.notes.mismatches.total() + self.shards.iter().map(|shard| shard.header.skipped().total()).sum::<usize>()
     }
 
-    /// Logs what was left out and which dtypes are unknown, no more than a screen of it. `source` names the model.
+    /// Logs left-out entries, remarks and unknown dtypes, at most 20 lines of each. `source` names the model.
     pub fn report(&self, source: &impl fmt::Display) {
         const LINES: usize = 20;
         for skipped in self.skipped().take(LINES) {
@@ -402,8 +403,8 @@ impl Model {
         }
     }
 
-    /// Owner, permissions and time of the whole. Only those may read it who may read each of its files, and its time is
-    /// that of the youngest file. `None` for a model without files.
+    /// Owner, permissions and modification time of the model. Only users who may read each of its files may read it,
+    /// and its time is that of the newest file. `None` for a model without files.
     pub fn stat(&self) -> Option<Stat> {
         self.sources.iter().map(|source| source.stat()).reduce(|a, b| {
             let same_owner = (a.uid, a.gid) == (b.uid, b.gid);

@@ -1,4 +1,4 @@
-//! Pixels: knows colours, glyphs and PNG, and nothing of tensors.
+//! The canvas: colours, glyphs and PNG encoding. Does not depend on tensors.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -11,7 +11,7 @@ use plotters_backend::{BackendColor, BackendCoord, BackendTextStyle, DrawingBack
 /// Size of every picture in bytes.
 pub const PNG_LEN: usize = 256 << 10;
 
-/// Why there is no picture.
+/// Why a picture cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The drawing failed.
@@ -38,7 +38,7 @@ pub(super) const BAND: RGBColor = RGBColor(176, 201, 229);
 pub(super) const NAN: RGBColor = RGBColor(0, 0, 0);
 pub(super) const INF: RGBColor = RGBColor(70, 190, 30);
 
-/// From blue over white to red, at equal distances.
+/// The colour scale: blue, white, red, in equal steps.
 const RAMP: [RGBColor; 5] = [
     RGBColor(20, 66, 144),
     RGBColor(118, 170, 218),
@@ -46,12 +46,12 @@ const RAMP: [RGBColor; 5] = [
     RGBColor(240, 146, 120),
     RGBColor(164, 16, 40),
 ];
-/// How many colours the ramp has on each side of white.
+/// Number of colours of the scale on each side of white.
 const STEPS: i32 = 100;
-/// How many colours text has between ink and white.
+/// Number of greys from ink to white, used for text.
 const GREYS: u8 = 48;
 
-/// The colour of a number between -1 and 1.
+/// The colour of a number from -1 to 1; others are clamped.
 pub(super) fn ramp(value: f64) -> RGBColor {
     let at = (value * f64::from(STEPS)).round().clamp(-f64::from(STEPS), f64::from(STEPS));
     let at = (at / f64::from(STEPS) + 1.0) * 2.0;
@@ -59,7 +59,7 @@ pub(super) fn ramp(value: f64) -> RGBColor {
     mix(RAMP[from], RAMP[from + 1], at - from as f64)
 }
 
-/// Some grey between ink, 0, and white, 1.
+/// The grey between ink (0) and white (1).
 pub(super) fn grey(share: f64) -> RGBColor {
     mix(INK, WHITE, share)
 }
@@ -69,14 +69,14 @@ fn mix(from: RGBColor, to: RGBColor, share: f64) -> RGBColor {
     RGBColor(mix(from.0, to.0), mix(from.1, to.1), mix(from.2, to.2))
 }
 
-/// Every colour that a picture may have.
+/// All colours of a picture.
 fn palette() -> Vec<RGBColor> {
     let greys = (0..GREYS).map(|at| grey(f64::from(at) / f64::from(GREYS - 1)));
     let ramp = (-STEPS..=STEPS).map(|at| ramp(f64::from(at) / f64::from(STEPS)));
     greys.chain(ramp).chain([BAR, BAND, NAN, INF]).collect()
 }
 
-/// The font.
+/// The font of all text.
 pub(super) struct Face(FontRef<'static>);
 
 impl Face {
@@ -89,14 +89,14 @@ impl Face {
         self.0.glyph_id(char).0 != 0
     }
 
-    /// How many pixels `text` is wide.
+    /// Width of `text` in pixels.
     pub(super) fn width(&self, text: &str, size: f64) -> f64 {
         let mut end = 0.0;
         self.layout(text, size, |_, _, next| end = next);
         f64::from(end)
     }
 
-    /// Shows `each` glyph, where it begins and where it ends.
+    /// Calls `each` with every glyph, its start and its end in pixels.
     fn layout(&self, text: &str, size: f64, mut each: impl FnMut(ab_glyph::GlyphId, f32, f32)) {
         let font = self.0.as_scaled(PxScale::from(size as f32));
         let (mut at, mut before) = (0.0, None);
@@ -110,12 +110,12 @@ impl Face {
     }
 }
 
-/// A picture in colours of a palette, for plotters to draw on.
+/// An image with a palette on which plotters draws.
 pub(super) struct Canvas<'a> {
     face: &'a Face,
     pixels: &'a mut [u8],
     palette: Vec<RGBColor>,
-    /// The nearest colour of the palette to each that was asked for.
+    /// Cache: the nearest colour of the palette, as an index, for each colour drawn so far.
     nearest: HashMap<(u8, u8, u8), u8>,
 }
 
@@ -125,7 +125,7 @@ pub(super) fn blank() -> Vec<u8> {
 }
 
 impl<'a> Canvas<'a> {
-    /// Draws on `pixels`, which are those of [`blank`].
+    /// Draws on `pixels`, which [`blank`] has created.
     pub(super) fn new(face: &'a Face, pixels: &'a mut [u8]) -> Self {
         Self { face, pixels, palette: palette(), nearest: HashMap::new() }
     }
@@ -164,7 +164,7 @@ impl DrawingBackend for Canvas<'_> {
         Ok(())
     }
 
-    /// In place of what plotters does, which sets letters on whole pixels.
+    /// Replaces the default of plotters, which places letters at whole pixels.
     fn draw_text<S: BackendTextStyle>(
         &mut self,
         text: &str,
@@ -222,8 +222,8 @@ pub(super) fn encode(pixels: &[u8]) -> Result<Vec<u8>, Error> {
     writer.write_image_data(pixels)?;
     writer.finish()?;
 
-    // The end of a PNG file is a chunk, and so is what goes before it: length, type, content and checksum. By its type,
-    // this one is not needed to show the picture and known to no standard.
+    // A padding chunk (length, type, content and checksum) is inserted before the last chunk, IEND. The lower-case
+    // letters of its type mark it as ancillary and private.
     let end = file.split_off(file.len().saturating_sub(12));
     let len = file.len() + end.len();
     let padding = PNG_LEN.checked_sub(len + 12).ok_or(Error::TooLarge { len })?;

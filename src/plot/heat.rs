@@ -1,13 +1,15 @@
-//! The cells of a matrix: knows how a stream of values becomes few means, and nothing of colours.
+//! The heat map of a matrix: averages a stream of values to few cells. Does not depend on colours.
 
-/// The longer side of the picture of a matrix and the least that the shorter one may be, in pixels.
+/// Available pixels for the longer side of a matrix.
 const LONG: u64 = 512;
+
+/// Minimum of the available pixels for its shorter side.
 const SHORT: u64 = 256;
 
-/// A cell is at least this many pixels wide and high, unless there is but one row or column of them.
+/// Minimum width and height of a cell in pixels, unless there is only one row or column of cells.
 const CELL: u64 = 2;
 
-/// The first matrix of a tensor, averaged down to few cells.
+/// The first matrix of a tensor, averaged to few cells.
 #[derive(Debug, Clone)]
 pub struct Heat {
     rows: Side,
@@ -19,13 +21,13 @@ pub struct Heat {
 #[derive(Debug, Clone)]
 struct Side {
     len: u64,
-    /// Where each cell begins, and, at last, `len`.
+    /// The start of each cell, then `len`.
     edges: Vec<u64>,
-    /// How many pixels each cell is wide.
+    /// Size of a cell in pixels.
     pixels: u64,
 }
 
-/// What a cell has seen.
+/// The values added to a cell.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Cell {
     sum: f64,
@@ -36,15 +38,15 @@ pub(super) struct Cell {
     pub(super) inf: bool,
 }
 
-const UNSEEN: Cell = Cell { sum: 0.0, count: 0, low: f64::INFINITY, high: f64::NEG_INFINITY, nan: false, inf: false };
+const EMPTY: Cell = Cell { sum: 0.0, count: 0, low: f64::INFINITY, high: f64::NEG_INFINITY, nan: false, inf: false };
 
 impl Cell {
-    /// The mean of the finite values, if there is any.
+    /// The mean of the finite values, if there are any.
     pub(super) fn mean(&self) -> Option<f64> {
         (self.count > 0).then(|| self.sum / self.count as f64)
     }
 
-    /// Values one after the other, so that the sum does not depend on how the stream was cut.
+    /// Adds values one after the other, so that the sum does not depend on how the stream is split.
     #[inline]
     fn add<T: Copy + PartialOrd + Into<f64>>(&mut self, values: &[T]) {
         let Some(first) = values.first() else { return };
@@ -68,7 +70,7 @@ impl Cell {
     #[cold]
     fn add_slowly(&mut self, value: f64) {
         if value.is_finite() {
-            // Near the end of float64 a sum is cut rather than no number.
+            // The sum is clamped, so that it does not overflow to infinity.
             self.sum = (self.sum + value).clamp(f64::MIN, f64::MAX);
             self.low = self.low.min(value);
             self.high = self.high.max(value);
@@ -94,26 +96,26 @@ impl Side {
         self.edges.len() - 1
     }
 
-    /// The cell in which `at` lies.
+    /// The cell that contains index `at`.
     fn cell(&self, at: u64) -> usize {
         self.edges.partition_point(|edge| *edge <= at).saturating_sub(1)
     }
 }
 
 impl Heat {
-    /// No value seen yet of a matrix of `rows` times `cols`, the last two dimensions of the shape.
+    /// An empty heat map of a matrix of `rows` times `cols`, the last two dimensions of the shape.
     pub fn new(rows: u64, cols: u64) -> Self {
         let (rows, cols) = (Side::new(rows, cols), Side::new(cols, rows));
-        let cells = vec![UNSEEN; rows.count() * cols.count()];
+        let cells = vec![EMPTY; rows.count() * cols.count()];
         Self { rows, cols, cells }
     }
 
-    /// Takes `values` from element `first` of the matrix on, row by row. What lies behind the matrix is passed over.
+    /// Adds `values`, the elements of the matrix from number `first` on, row by row. Values after its end are ignored.
     pub fn add<T: Copy + PartialOrd + Into<f64>>(&mut self, first: u64, mut values: &[T]) {
         if self.cells.is_empty() {
             return;
         }
-        // A single column has its values in the order of a single row, and rows are quick when they are long.
+        // A single column is stored like a single row, and long rows are faster.
         let (rows, cols) = if self.cols.len == 1 { (&self.cols, &self.rows) } else { (&self.rows, &self.cols) };
         let (mut row, mut col) = (first / cols.len, first % cols.len);
         let (mut down, mut across) = (rows.cell(row), cols.cell(col));
@@ -154,8 +156,8 @@ impl Heat {
         &self.cells
     }
 
-    /// Where the colours end, on both sides of zero: no more than a hundredth of the means lies beyond on a side.
-    /// `None` where there is nothing to colour.
+    /// The magnitude at which the colours end, on both sides of zero. At most a hundredth of the means lies beyond it
+    /// on each side. If it would be 0, it is the largest magnitude. `None` if there are no means.
     pub(super) fn limit(&self) -> Option<f64> {
         let mut means: Vec<f64> =
             self.cells.iter().filter(|cell| !cell.nan && !cell.inf).filter_map(Cell::mean).collect();

@@ -1,4 +1,4 @@
-//! A tensor at a glance: knows how its figures and cells become a picture, and nothing of where the values come from.
+//! The picture of a tensor: a histogram, statistics and a heat map. Does not depend on where the values come from.
 
 mod canvas;
 mod heat;
@@ -23,7 +23,7 @@ use words::{cut, grouped, number, percent, short, ticks};
 
 type Drawn<T = ()> = Result<T, DrawingAreaErrorKind<Infallible>>;
 
-/// The picture of a tensor as a PNG file of exactly [`PNG_LEN`] bytes. The same tensor has the same picture.
+/// The picture of a tensor as a PNG file of exactly [`PNG_LEN`] bytes. The same input gives the same bytes.
 pub fn render(name: &str, dtype: &str, shape: &[u64], stats: &Stats, heat: Option<&Heat>) -> Result<Vec<u8>, Error> {
     let face = Face::new()?;
     let mut pixels = canvas::blank();
@@ -33,25 +33,24 @@ pub fn render(name: &str, dtype: &str, shape: &[u64], stats: &Stats, heat: Optio
     canvas::encode(&pixels)
 }
 
-/// What is free on all sides.
+/// Margin on all sides, in pixels like all lengths below.
 const MARGIN: i32 = 28;
-/// Where what is below the title begins.
+/// Top of the charts, below the title.
 const TOP: i32 = 124;
-/// How high the histogram is.
+/// Height of the histogram.
 const HISTOGRAM: i32 = 380;
-/// How far the figures, and the histogram with what stands at its axis, reach to the right if the matrix stands beside
-/// them.
+/// Width of the statistics, and of the histogram with its labels, if there is a heat map beside them.
 const LEFT_HALF: i32 = 560;
-/// Where the matrix begins to the right, and its longer side at the most.
+/// Left edge of the heat map.
 const MATRIX: i32 = 692;
-/// Room for the labels of an axis at the left and below.
+/// Space for the labels of an axis at the left and at the bottom.
 const LABELS: (i32, i32) = (72, 52);
 
 const SMALL: i32 = 18;
 const NORMAL: i32 = 20;
 const LARGE: i32 = 30;
 
-/// An axis: its marks as shares of its length, each with what stands at it, and what the axis is.
+/// An axis: its ticks, as fractions of its length with their labels, and its title.
 struct Axis {
     ticks: Vec<(f64, String)>,
     title: String,
@@ -66,7 +65,7 @@ struct Frame {
     height: i32,
 }
 
-/// A picture in the making.
+/// A picture that is being drawn.
 struct Picture<'a> {
     root: DrawingArea<Canvas<'a>, Shift>,
     face: &'a Face,
@@ -105,7 +104,7 @@ impl Picture<'_> {
     fn histogram(&self, frame: Frame, histogram: &Histogram) -> Drawn {
         let most = histogram.counts.iter().copied().max().unwrap_or(0).max(1) as f64;
         let log = wants_log(&histogram.counts);
-        // A bar of one element is to be seen on a scale of logarithms, too.
+        // A logarithmic scale begins below 1, so that a bar of one element is visible.
         let bottom = 0.5f64.log10();
         let top = if log { most.log10() - bottom } else { most } * 1.04;
         let high = |count: f64| if log { (count.log10() - bottom) / top } else { count / top };
@@ -136,9 +135,9 @@ impl Picture<'_> {
         self.fill(Frame { top: frame.bottom(), height: 1, ..frame }, grey(0.35))
     }
 
-    /// The figures of the tensor in two lines.
+    /// The statistics of the tensor in two lines.
     fn figures(&self, stats: &Stats, width: i32) -> Drawn {
-        // Two numbers that differ do not look the same.
+        // Show more digits if the minimum and the maximum would look the same.
         let digits = match (stats.min, stats.max) {
             (Some(min), Some(max)) if min != max && number(min, 5) == number(max, 5) => 10,
             _ => 5,
@@ -170,7 +169,7 @@ impl Picture<'_> {
         Ok(())
     }
 
-    /// The cells of a matrix, coloured.
+    /// The heat map of a matrix.
     fn matrix(&self, heat: &Heat, shape: &[u64]) -> Drawn {
         let ((rows, cols), (high, wide)) = (heat.count(), heat.pixels());
         let frame = Frame { left: MATRIX, top: TOP, width: (cols * wide) as i32, height: (rows * high) as i32 };
@@ -211,7 +210,7 @@ impl Picture<'_> {
         self.legend(heat, frame, if beyond { "colours end at the 1st and 99th percentile of the cells" } else { "" })
     }
 
-    /// What the colours mean.
+    /// The colour scale of the heat map.
     fn colors(&self, bar: Frame, limit: f64) -> Drawn {
         for line in 0..bar.height {
             let share = 1.0 - f64::from(line) / f64::from(bar.height - 1);
@@ -227,7 +226,7 @@ impl Picture<'_> {
         Ok(())
     }
 
-    /// The values of a vector by their place.
+    /// The values of a vector by index.
     fn line(&self, heat: &Heat, stats: &Stats) -> Drawn {
         let cells = heat.cells();
         let frame = Frame { left: MATRIX, top: TOP, width: WIDTH as i32 - MARGIN - MATRIX, height: HISTOGRAM };
@@ -243,7 +242,7 @@ impl Picture<'_> {
             (Some(value), _) => (value - value.abs().max(1.0) / 2.0, value + value.abs().max(1.0) / 2.0),
             _ => (-1.0, 1.0),
         };
-        // A little air above and below.
+        // Some space above and below.
         let up = |value: f64| 0.03 + 0.94 * share(value, low, high).clamp(0.0, 1.0);
         let mut marks = ticks(low, high, 8, usize::MAX);
         marks.iter_mut().for_each(|mark| mark.0 = 0.03 + 0.94 * mark.0);
@@ -252,7 +251,7 @@ impl Picture<'_> {
 
         let y = |value: f64| frame.bottom() - (up(value) * f64::from(frame.height)).round() as i32;
         let edge = |at: usize| frame.left + (at * frame.width as usize / cells.len()) as i32;
-        // Few values stand on zero, if it is in sight.
+        // Few values are drawn as bars from zero, if zero is in the range.
         let bars = per == 1.0 && low <= 0.0 && high >= 0.0;
         let mut path = Vec::new();
         for (at, cell) in cells.iter().enumerate() {
@@ -280,7 +279,7 @@ impl Picture<'_> {
         self.legend(heat, frame, "")
     }
 
-    /// What stands below the cells.
+    /// The legend below the cells.
     fn legend(&self, heat: &Heat, frame: Frame, words: &str) -> Drawn {
         let top = frame.bottom() + LABELS.1 + 6;
         let seen = [
@@ -296,7 +295,7 @@ impl Picture<'_> {
         self.text(words, (left, top), SMALL, grey(0.4), (HPos::Left, VPos::Top))
     }
 
-    /// Both axes of a chart that fills `frame`, their labels left of it and below.
+    /// Both axes of a chart that fills `frame`. Their labels are at the left of it and below it.
     fn axes(&self, frame: Frame, x: &Axis, y: &Axis, grid: bool) -> Drawn {
         let outer = (frame.width + LABELS.0, frame.height + LABELS.1);
         let area = self.root.clone().shrink((frame.left - LABELS.0, frame.top), outer);
@@ -365,7 +364,7 @@ impl Frame {
     }
 }
 
-/// What is said of a tensor of which a histogram would say nothing.
+/// The text that replaces the histogram of a tensor without different finite values.
 fn message(stats: &Stats) -> Option<String> {
     let finite = stats.count.saturating_sub(stats.nan).saturating_sub(stats.pos_inf).saturating_sub(stats.neg_inf);
     let Histogram { low, high, .. } = stats.histogram;
@@ -380,8 +379,8 @@ fn message(stats: &Stats) -> Option<String> {
     })
 }
 
-/// Whether linear bars would show little: at least half of those that are not empty would be lower than a hundredth of
-/// the highest.
+/// Whether the histogram needs a logarithmic scale: at least half of the bars that are not empty would be lower than a
+/// hundredth of the highest.
 fn wants_log(counts: &[u64]) -> bool {
     let most = counts.iter().copied().max().unwrap_or(0);
     let seen = counts.iter().filter(|count| **count > 0).count();
@@ -389,17 +388,17 @@ fn wants_log(counts: &[u64]) -> bool {
     2 * low >= seen && low > 0
 }
 
-/// Where `value` lies between `low` and `high`, by halves, since their distance may be more than the largest number.
+/// The position of `value` between `low` (0) and `high` (1). Computed from halves, because `high - low` may overflow.
 fn share(value: f64, low: f64, high: f64) -> f64 {
     (value / 2.0 - low / 2.0) / (high / 2.0 - low / 2.0)
 }
 
-/// An axis of `len` places.
+/// An axis of `len` indices.
 fn index_axis(len: u64, name: String, pixels: i32) -> Axis {
     Axis { ticks: whole_ticks(len as f64, 6, pixels as usize / 10), title: format!("{name} ({})", grouped(len)) }
 }
 
-/// The marks of an axis of counts from 0 to `high`.
+/// The ticks of an axis of counts from 0 to `high`.
 fn whole_ticks(high: f64, most: u32, chars: usize) -> Vec<(f64, String)> {
     let mut marks = ticks(0.0, high, most, chars);
     marks.retain(|mark| (mark.0 * high - (mark.0 * high).round()).abs() < 0.01);

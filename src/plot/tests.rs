@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What `stats` will say of `values`.
+/// The statistics of `values`, computed naively.
 fn stats(values: &[f32]) -> Stats {
     let finite: Vec<f64> = values.iter().filter(|value| value.is_finite()).map(|value| f64::from(*value)).collect();
     let count = |test: fn(f32) -> bool| values.iter().filter(|value| test(**value)).count() as u64;
@@ -45,7 +45,7 @@ fn picture(name: &str, dtype: &str, shape: &[u64], values: &[f32]) -> Vec<u8> {
     render(name, dtype, shape, &stats(values), heat.as_ref()).unwrap()
 }
 
-/// Numbers that look random, the same in every run.
+/// Pseudorandom numbers, the same in every run.
 struct Noise(u64);
 
 impl Noise {
@@ -59,10 +59,10 @@ impl Noise {
     }
 }
 
-/// Pictures to look at: `PLOTS=DIR cargo test --release plot::tests::gallery -- --ignored`. A file
-/// `NAME.TYPE.AxBxC.raw` of float32 in that directory is drawn too.
+/// Writes example pictures: `PLOTS=DIR cargo test --release plot::tests::gallery -- --ignored`. Files of float32 named
+/// `NAME+DTYPE+AxBxC.raw` in that directory are drawn too.
 #[test]
-#[ignore = "makes pictures to look at"]
+#[ignore = "writes pictures for visual inspection"]
 fn gallery() {
     let dir = std::path::PathBuf::from(std::env::var("PLOTS").unwrap_or_else(|_| "/tmp/plots".to_owned()));
     std::fs::create_dir_all(&dir).unwrap();
@@ -161,7 +161,7 @@ fn decode(png: &[u8]) -> Vec<u8> {
     pixels
 }
 
-/// The types of the chunks, their checksums being right.
+/// The types of the chunks, each run of equal types once. Checks their checksums.
 fn chunks(png: &[u8]) -> Vec<String> {
     let (signature, mut rest) = png.split_at(8);
     assert_eq!(signature, b"\x89PNG\r\n\x1a\n");
@@ -178,7 +178,7 @@ fn chunks(png: &[u8]) -> Vec<String> {
 }
 
 #[test]
-fn every_picture_is_valid_and_has_the_same_size() {
+fn pictures_are_valid_and_have_the_same_size() {
     let mut noise = Noise(7);
     let worst: Vec<f32> = (0..512 * 512).map(|_| noise.uniform() - 0.5).collect();
     for (shape, values) in [
@@ -198,9 +198,9 @@ fn every_picture_is_valid_and_has_the_same_size() {
     }
 }
 
-/// However the compressor does: pixels that are all different still fit.
+/// A heat map of random cells fits, however badly it compresses.
 #[test]
-fn there_is_room_for_the_worst_matrix() {
+fn incompressible_matrix_fits() {
     let mut noise = Noise(9);
     let mut pixels = canvas::blank();
     for row in (0..512).step_by(2) {
@@ -218,7 +218,7 @@ fn there_is_room_for_the_worst_matrix() {
 }
 
 #[test]
-fn cells_are_the_means_of_what_lies_in_them() {
+fn cells_hold_the_means_of_their_values() {
     let (rows, cols) = (700, 300);
     let value = |at: usize| {
         if at % 977 == 5 {
@@ -247,7 +247,7 @@ fn cells_are_the_means_of_what_lies_in_them() {
         assert_eq!((found.mean(), found.nan, found.inf), ((count > 0.0).then(|| sum / count), nan, inf));
     }
 
-    // In pieces of any size, and with what lies behind the matrix.
+    // In pieces of any size, and with values after the end of the matrix.
     for piece in [1, 7, 300, 301, 65536] {
         let mut cut = Heat::new(rows as u64, cols as u64);
         for (at, piece_of) in values.chunks(piece).enumerate() {
@@ -259,7 +259,7 @@ fn cells_are_the_means_of_what_lies_in_them() {
 }
 
 #[test]
-fn colours_end_where_few_cells_lie_beyond() {
+fn colour_limit_ignores_outliers() {
     let mut heat = Heat::new(10, 100);
     heat.add(0, &(0..1000).map(|at| if at < 5 { -1e30 } else { at as f32 }).collect::<Vec<_>>());
     assert_eq!(heat.limit(), Some(990.0));
@@ -271,7 +271,7 @@ fn colours_end_where_few_cells_lie_beyond() {
 }
 
 #[test]
-fn numbers_in_words() {
+fn numbers_and_text_are_formatted_for_display() {
     for (value, expected) in [
         (0.0, "0"),
         (-0.0, "0"),
@@ -304,7 +304,7 @@ fn numbers_in_words() {
 }
 
 #[test]
-fn ticks_stand_on_round_numbers() {
+fn ticks_are_round_numbers() {
     let labels = |low, high| ticks(low, high, 6, 60).into_iter().map(|tick| tick.1).collect::<Vec<_>>();
     assert_eq!(labels(-0.23, 0.22), ["-0.2", "-0.1", "0", "0.1", "0.2"]);
     assert_eq!(labels(0.0, 1e-6), ["0", "2e-7", "4e-7", "6e-7", "8e-7", "1e-6"]);
@@ -317,7 +317,7 @@ fn ticks_stand_on_round_numbers() {
     }
 }
 
-/// Numbers as bad as they come.
+/// Extreme and special numbers.
 fn hostile() -> impl Strategy<Value = f64> {
     prop_oneof![
         any::<f64>(),
@@ -341,7 +341,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn nothing_makes_a_picture_fail(
+    fn any_input_gives_a_picture(
         name in any::<String>(),
         shape in prop::collection::vec(any::<u64>(), 0..9),
         figures in prop::collection::vec(prop::option::of(hostile()), 5),
@@ -374,13 +374,13 @@ proptest! {
 }
 
 #[test]
-fn a_shape_of_many_dimensions() {
+fn shape_of_many_dimensions_gives_a_picture() {
     let png = render("", "BF16", &[u64::MAX; 8192], &stats(&[1.0, 2.0]), Some(&Heat::new(u64::MAX, u64::MAX)));
     assert_eq!(png.unwrap().len(), PNG_LEN);
 }
 
 #[test]
-fn a_shape_of_a_million_dimensions_is_not_written_out() {
+fn shape_of_a_million_dimensions_is_not_formatted_in_full() {
     for len in [999, 1000, 1001, 5000] {
         let dims: Vec<u64> = (0..len).collect();
         let whole = format!("{dims:?}");

@@ -1,6 +1,6 @@
-//! Words for a picture: knows how numbers, names and shapes are written, and not where.
+//! The text of a picture: formats numbers, names, shapes and ticks. Does not draw.
 
-/// A number to so many digits.
+/// A number with `digits` significant digits. Integers may have two more.
 pub(super) fn number(value: f64, digits: i32) -> String {
     if value == 0.0 {
         "0".to_owned()
@@ -22,12 +22,12 @@ fn scientific(value: f64, digits: usize) -> String {
     }
 }
 
-/// Without the zeros that a fraction ends in.
+/// Removes trailing zeros of a fraction.
 fn trimmed(text: String) -> String {
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
-/// A count in full, in groups of three digits.
+/// A count in groups of three digits: 1,234,567.
 pub(super) fn grouped(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::new();
@@ -40,7 +40,7 @@ pub(super) fn grouped(count: u64) -> String {
     text
 }
 
-/// A count in short: 1.5k, 20M.
+/// An abbreviated count: 1.5k, 20M.
 pub(super) fn short(count: f64) -> String {
     let (unit, name) = [(1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")]
         .into_iter()
@@ -49,7 +49,7 @@ pub(super) fn short(count: f64) -> String {
     format!("{}{name}", number(count / unit, 5))
 }
 
-/// A share that is "0 %" and "100 %" only when it is.
+/// `part` of `whole` in percent. "0 %" and "100 %" are exact, not rounded.
 pub(super) fn percent(part: u64, whole: u64) -> String {
     let share = if whole == 0 { 0.0 } else { part as f64 / whole as f64 * 100.0 };
     match share {
@@ -61,7 +61,8 @@ pub(super) fn percent(part: u64, whole: u64) -> String {
     }
 }
 
-/// A shape as Python writes it; of very many dimensions the first and the last, which is more than there is room for.
+/// A shape in Python's notation. Of more than 1000 dimensions, only the first and the last 500 are written, which is
+/// still more than fits.
 pub(super) fn shape(dims: &[u64]) -> String {
     let join = |dims: &[u64]| dims.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
     match dims {
@@ -70,10 +71,10 @@ pub(super) fn shape(dims: &[u64]) -> String {
     }
 }
 
-/// No line of a picture has so many characters.
+/// No line of a picture has room for so many characters.
 const MOST: usize = 500;
 
-/// `text` with what cannot be `shown` escaped, and with its middle left out where it is too long to `fit`.
+/// Escapes control characters and those that are not `shown`, and cuts the middle of `text` until it `fits`.
 pub(super) fn cut(text: &str, shown: impl Fn(char) -> bool, fits: impl Fn(&str) -> bool) -> String {
     let escape = |char: char| match char {
         '\'' | '"' | '\\' => char.to_string(),
@@ -104,8 +105,8 @@ pub(super) fn cut(text: &str, shown: impl Fn(char) -> bool, fits: impl Fn(&str) 
     keep(fit)
 }
 
-/// Where an axis from `low` to `high` has its marks, as shares of its length, and what stands at them. There are as
-/// many as have room: no more than `most`, and in all no more than `chars` characters.
+/// The ticks of an axis from `low` to `high`, as fractions of its length with their labels. There are as many as fit:
+/// at most `most`, with at most `chars` characters in total, including two between labels.
 pub(super) fn ticks(low: f64, high: f64, most: u32, chars: usize) -> Vec<(f64, String)> {
     (1..=most)
         .rev()
@@ -117,7 +118,7 @@ pub(super) fn ticks(low: f64, high: f64, most: u32, chars: usize) -> Vec<(f64, S
 }
 
 fn ticks_about(low: f64, high: f64, count: u32) -> Vec<(f64, String)> {
-    // Halves, since the whole may be more than the largest number.
+    // Computed from halves, because `high - low` may overflow.
     let half = high / 2.0 - low / 2.0;
     let about = half / f64::from(count) * 2.0;
     let unit = 10f64.powf(about.log10().floor());

@@ -1,4 +1,4 @@
-//! Going to the background. The command returns to the shell once the daemon is ready, or has failed.
+//! Forking the daemon. The command returns to the shell when the daemon is ready or has failed.
 
 use anyhow::Context;
 use nix::sys::wait::{WaitStatus, waitpid};
@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// One of the two processes after the split.
+/// One of the two processes after the fork.
 pub enum Forked {
     /// The process that the shell waits for.
     Command(Waiting),
@@ -17,22 +17,22 @@ pub enum Forked {
     Daemon(Readiness),
 }
 
-/// Waits for the daemon to become ready.
+/// The command's end of the pipe from the daemon.
 pub struct Waiting {
     pipe: PipeReader,
     child: Pid,
 }
 
-/// Tells the waiting process that the daemon is ready. If it is dropped instead, the daemon has failed.
+/// The daemon's end of the pipe. If it is closed without a message, the daemon has failed.
 pub struct Readiness {
     pipe: PipeWriter,
     null: File,
 }
 
-/// Splits the process in two. Call this while there is only one thread.
+/// Forks the daemon. Call this while there is only one thread.
 pub fn split() -> anyhow::Result<Forked> {
     let (reader, writer) = pipe().context("cannot make a pipe")?;
-    // The sandbox does not let the daemon open it later.
+    // The daemon cannot open it later, in the sandbox.
     let null = null()?;
     match fork().context("cannot go to the background")? {
         ForkResult::Parent { child } => Ok(Forked::Command(Waiting { pipe: reader, child })),
@@ -55,12 +55,12 @@ pub fn null() -> anyhow::Result<File> {
     OpenOptions::new().read(true).write(true).open("/dev/null").context("/dev/null")
 }
 
-/// Leaves the terminal and the current directory. Signals from the terminal do not reach this process any more, and
-/// programs that read its output do not wait for it.
+/// Leaves the terminal and the current directory, and redirects the standard streams to `null`. Signals from the
+/// terminal do not reach this process any more, and programs that read its output do not wait for it.
 pub fn leave_terminal(null: &File) -> anyhow::Result<()> {
     setsid().context("cannot leave the terminal's session")?;
     std::env::set_current_dir("/").context("cannot leave the directory")?;
-    // The descriptors stay open, so that no other file gets their numbers.
+    // The descriptors are replaced, not closed, so that no other file gets their numbers.
     dup2_stdin(null)?;
     dup2_stdout(null)?;
     dup2_stderr(null)?;
@@ -68,7 +68,8 @@ pub fn leave_terminal(null: &File) -> anyhow::Result<()> {
 }
 
 impl Waiting {
-    /// Returns the message of the daemon when it is ready, or its exit code if it failed. It has printed the reason.
+    /// Waits for the daemon. Returns the path that it announced, or its exit code if it failed and has printed the
+    /// reason.
     pub fn wait(mut self) -> anyhow::Result<Result<Vec<u8>, ExitCode>> {
         let mut message = Vec::new();
         self.pipe.read_to_end(&mut message).context("cannot read from the background process")?;
@@ -86,7 +87,7 @@ impl Waiting {
 }
 
 impl Readiness {
-    /// Goes to the background, and then sends `path` to the waiting process.
+    /// Leaves the terminal, and then sends `path` to the waiting process.
     pub fn announce(mut self, path: &Path) -> anyhow::Result<()> {
         leave_terminal(&self.null)?;
         self.pipe.write_all(path.as_os_str().as_bytes()).context("the waiting command is gone")

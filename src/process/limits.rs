@@ -3,12 +3,12 @@
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use weightfs::source::limit_open_files;
 
-/// Raises the limit of open files as far as the user may. The usual limit of 1,024 exists for programs that use
-/// select(2).
+/// Raises the soft limit of open files to the hard limit, and sets the number of open source files to match. The usual
+/// soft limit of 1,024 exists for programs that use select(2).
 pub fn raise_open_files() {
     /// Descriptors for /dev/fuse in each thread, the log, and files that are read while others are closed.
     const RESERVE: u64 = 48;
-    /// Each file takes a map too, of which a process may have 65,530 (`vm.max_map_count`).
+    /// Each file also has a map, and a process can have 65,530 maps by default (`vm.max_map_count`).
     const MOST: u64 = 16_384;
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
         let limit = setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map_or(soft, |()| hard);

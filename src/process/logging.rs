@@ -1,4 +1,4 @@
-//! The log: to the terminal first, then to a file or to syslog.
+//! Logging to the terminal, to a file and to syslog.
 
 use anyhow::Context;
 use log::{Log, Metadata, Record};
@@ -11,8 +11,8 @@ use weightfs::fuse::LOG_TARGET;
 use weightfs::source::strerror;
 use weightfs::text::message;
 
-/// Messages go to the terminal until the program is in the background. With a log file, they go there all the time;
-/// without one, they go to syslog in the background.
+/// Writes messages to the terminal until the program is in the background, and always to the log file. Without a log
+/// file, messages in the background go to syslog.
 struct Logger {
     terminal: env_logger::Logger,
     file: Option<env_logger::Logger>,
@@ -43,8 +43,8 @@ pub fn leave_terminal() {
     IN_BACKGROUND.store(true, Ordering::Relaxed);
 }
 
-/// Starts logging. Warnings and errors are logged; if `verbose`, informational messages too. The variable RUST_LOG
-/// overrides this.
+/// Starts logging: warnings and errors, and informational messages if `verbose`. The environment variable RUST_LOG
+/// overrides the level.
 pub fn init(verbose: bool, file: Option<&Path>) -> anyhow::Result<()> {
     let terminal = builder(verbose).format(|out, record| writeln!(out, "weightfs: {}", text(record))).build();
     let file_logger = match file {
@@ -65,7 +65,7 @@ pub fn init(verbose: bool, file: Option<&Path>) -> anyhow::Result<()> {
         let mut builder = builder(verbose);
         builder.target(env_logger::Target::Pipe(Box::new(syslog)));
         builder.format(|out, record| {
-            // Facility daemon (3) and severity, by RFC 3164.
+            // Priority by RFC 3164: facility daemon (3) and severity.
             let severity = match record.level() {
                 log::Level::Error => 3,
                 log::Level::Warn => 4,
@@ -77,25 +77,25 @@ pub fn init(verbose: bool, file: Option<&Path>) -> anyhow::Result<()> {
         builder.build()
     });
     log::set_max_level(terminal.filter());
-    // This fails only if a logger is set already, and this is the first.
+    // This fails only if a logger is set already, by an earlier call. That logger stays.
     let _ = log::set_boxed_logger(Box::new(Logger { terminal, file: file_logger, syslog: syslog_logger }));
     Ok(())
 }
 
-/// Logs panics as other errors are, before they end the program. In the background nobody sees what the standard
-/// library prints.
+/// Logs a panic like other errors before it ends the program. In the background, the message that the standard library
+/// prints would be lost; it is printed only if RUST_BACKTRACE is set.
 pub fn report_panics() {
-    let to_developers = std::panic::take_hook();
+    let default_hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         if std::env::var_os("RUST_BACKTRACE").is_some_and(|value| value != "0") {
-            to_developers(panic);
+            default_hook(panic);
         }
         let payload = panic.payload();
         let text = payload.downcast_ref::<&str>().copied().or(payload.downcast_ref::<String>().map(String::as_str));
-        let place = panic.location().map_or(String::new(), |place| format!(", {}:{}", place.file(), place.line()));
+        let at = panic.location().map_or(String::new(), |at| format!(", {}:{}", at.file(), at.line()));
         let thread = std::thread::current();
         let report = format!(
-            "weightfs ends because of a bug in it: {} (thread {}{place}); `weightfs umount` removes a mount that it leaves",
+            "stopped by a bug in weightfs: {} (thread {}{at}); `weightfs umount` removes a mount that is left behind",
             text.unwrap_or("no reason given"),
             thread.name().unwrap_or("unnamed"),
         );
@@ -109,11 +109,11 @@ pub fn report_panics() {
 
 /// Prints an error to standard error.
 pub fn complain(error: &anyhow::Error) {
-    // If standard error is closed, the exit code still tells.
+    // If standard error is closed, the exit code still reports the failure.
     let _ = writeln!(io::stderr(), "weightfs: {}", message(&reason(error)));
 }
 
-/// An error and its causes in one line, with the system's own words for errno values.
+/// An error and its causes in one line. I/O errors are formatted by [`strerror`].
 pub fn reason(error: &anyhow::Error) -> String {
     let text = |cause: &(dyn std::error::Error + 'static)| match cause.downcast_ref::<io::Error>() {
         Some(error) => strerror(error),
@@ -128,14 +128,14 @@ fn text(record: &Record) -> String {
 
 fn builder(verbose: bool) -> env_logger::Builder {
     let mut builder = env_logger::Builder::new();
-    // fuser logs each reply that the kernel refuses, which happens whenever a reader is killed.
     builder.filter_level(if verbose { log::LevelFilter::Info } else { log::LevelFilter::Warn });
+    // fuser logs each reply that the kernel rejects, which happens whenever a reader is killed.
     builder.filter_module(LOG_TARGET, log::LevelFilter::Off);
     builder.parse_default_env();
     builder
 }
 
-/// The system's log. Each message is a datagram. A message that it does not accept is lost, as with syslog(3).
+/// A connection to /dev/log. Each message is a datagram. A message that cannot be sent is lost, as with syslog(3).
 struct Syslog(UnixDatagram);
 
 impl Syslog {

@@ -1,4 +1,4 @@
-//! The process: going to the background, signals, limits, the log, mounting, and the sandbox.
+//! Process-level services: daemon, helper process, signals, limits, log, mount table and sandbox.
 
 pub mod daemon;
 pub mod limits;

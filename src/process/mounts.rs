@@ -1,4 +1,4 @@
-//! Mounting, unmounting and finding mounts: by system calls as root, by fusermount3 as another user.
+//! Mounting, unmounting and listing mounts. Root uses system calls, other users fusermount3.
 
 use anyhow::{Context, bail};
 use nix::errno::Errno;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use weightfs::fuse::DEVICE;
 
-/// The type that /proc/mounts shows.
+/// The file system type in /proc/mounts.
 pub const TYPE: &str = "fuse.weightfs";
 
 const FUSERMOUNT: &str = "fusermount3";
@@ -22,7 +22,7 @@ const NO_FUSE: &str = "this kernel has no FUSE: load the module with `modprobe f
 
 /// What to mount, and where.
 pub struct MountRequest<'a> {
-    /// What /proc/mounts shows as the source.
+    /// The source in /proc/mounts.
     pub fsname: &'a str,
     /// An absolute path without symlinks.
     pub mountpoint: &'a Path,
@@ -43,7 +43,7 @@ pub fn mount(request: &MountRequest) -> anyhow::Result<OwnedFd> {
     }
 }
 
-/// Mount options that the kernel itself understands.
+/// Mount options for the kernel.
 fn kernel_options(request: &MountRequest) -> String {
     let mut options = String::from("default_permissions");
     if request.allow_other {
@@ -55,7 +55,8 @@ fn kernel_options(request: &MountRequest) -> String {
     options
 }
 
-/// Mounts by mount(2). `None` if root is not permitted to, as in some containers; fusermount3 may still succeed.
+/// Mounts by mount(2). `None` if mount(2) is not permitted, as for root in some containers; fusermount3 may still
+/// succeed.
 fn mount_directly(request: &MountRequest) -> anyhow::Result<Option<OwnedFd>> {
     let device = std::fs::OpenOptions::new().read(true).write(true).open(DEVICE).map_err(no_device)?;
     let options = format!(
@@ -97,28 +98,28 @@ fn mount_by_helper(request: &MountRequest) -> anyhow::Result<OwnedFd> {
     let device = receive(ours.as_fd());
     let output = child.wait_with_output().context(FUSERMOUNT)?;
     device.ok_or_else(|| {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let said = said.trim().trim_start_matches(FUSERMOUNT).trim_start_matches(": ");
-        let hint = if said.contains("user_allow_other") {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let reason = stderr.trim().trim_start_matches(FUSERMOUNT).trim_start_matches(": ");
+        let hint = if reason.contains("user_allow_other") {
             " (an administrator can add that line)"
-        } else if said.contains(DEVICE) {
+        } else if reason.contains(DEVICE) {
             " (an administrator can let users open it: chmod 666 /dev/fuse)"
-        } else if said.contains("Operation not permitted") {
+        } else if reason.contains("Operation not permitted") {
             " (its setuid bit is missing, no_new_privs is set, or the container lacks CAP_SYS_ADMIN)"
         } else {
             ""
         };
-        anyhow::anyhow!("cannot mount on {}: {FUSERMOUNT}: {said}{hint}", request.mountpoint.display())
+        anyhow::anyhow!("cannot mount on {}: {FUSERMOUNT}: {reason}{hint}", request.mountpoint.display())
     })
 }
 
 fn no_device(error: std::io::Error) -> anyhow::Error {
-    const GIVE: &str = "give it to the container (--device /dev/fuse)";
+    const HINT: &str = "give it to the container (--device /dev/fuse)";
     match error.raw_os_error().map(Errno::from_raw) {
-        Some(Errno::ENOENT) => anyhow::anyhow!("{DEVICE} is missing: load the module with `modprobe fuse`, or {GIVE}"),
+        Some(Errno::ENOENT) => anyhow::anyhow!("{DEVICE} is missing: load the module with `modprobe fuse`, or {HINT}"),
         Some(Errno::ENODEV | Errno::ENXIO) => anyhow::anyhow!(NO_FUSE),
         Some(Errno::EPERM | Errno::EACCES) => {
-            anyhow::anyhow!("{DEVICE} cannot be opened here, not even by root: {GIVE}")
+            anyhow::anyhow!("{DEVICE} cannot be opened here, not even by root: {HINT}")
         }
         _ => anyhow::Error::new(error).context(DEVICE),
     }
@@ -133,7 +134,7 @@ fn no_helper(error: std::io::Error) -> anyhow::Error {
         }
         ErrorKind::NotFound => {
             anyhow::anyhow!(
-                "{FUSERMOUNT} is missing, which users other than root need to mount: install the package fuse3"
+                "{FUSERMOUNT} is missing; users other than root need it to mount: install the package fuse3"
             )
         }
         _ => anyhow::Error::new(error).context(FUSERMOUNT),
@@ -155,14 +156,14 @@ fn receive(socket: BorrowedFd) -> Option<OwnedFd> {
         ControlMessageOwned::ScmRights(descriptors) => descriptors.first().copied(),
         _ => None,
     });
-    // SAFETY: the kernel has just made this descriptor for this process, and nothing else owns it.
+    // SAFETY: recvmsg(2) has just created this descriptor in this process, and nothing else owns it.
     #[allow(unsafe_code)]
     descriptor.map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
 /// The outcome of an attempt to unmount.
 pub enum Unmounting {
-    /// The mount is gone, or detached: it ends with its last user.
+    /// The mount is gone, or it is detached and ends when its last file is closed.
     Done,
     /// The mount is in use.
     Busy,
@@ -180,30 +181,29 @@ pub fn unmount(mountpoint: &Path, lazy: bool) -> anyhow::Result<Unmounting> {
     let mut command = Command::new(FUSERMOUNT);
     command.arg("-u").args(lazy.then_some("-z")).arg("--").arg(mountpoint);
     let output = command.output().map_err(no_helper)?;
-    let said = String::from_utf8_lossy(&output.stderr);
+    let reason = String::from_utf8_lossy(&output.stderr);
     match output.status.success() {
         true => Ok(Unmounting::Done),
-        false if said.contains("busy") => Ok(Unmounting::Busy),
-        false => bail!("cannot unmount {}: {}", mountpoint.display(), said.trim()),
+        false if reason.contains("busy") => Ok(Unmounting::Busy),
+        false => bail!("cannot unmount {}: {}", mountpoint.display(), reason.trim()),
     }
 }
 
-/// The fields of a line of /proc/self/mountinfo that are used here.
+/// A line of /proc/self/mountinfo: the fields that are used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
     /// The mount point.
     pub path: PathBuf,
-    /// Device number as the kernel writes it, `major:minor`. No two mounted file systems have the same, but a new one
-    /// may have that of one that is gone.
+    /// Device number as `major:minor`. It is unique among mounted file systems, but is reused after an unmount.
     pub device: String,
     /// File system type.
     pub fstype: String,
-    /// The name of what is mounted.
+    /// The mounted source, as the file system reports it.
     pub source: OsString,
 }
 
 impl Mount {
-    /// Whether both show the same file system, as far as the list tells.
+    /// Whether both are mounts of the same file system: device, type and source are equal.
     pub fn is_same(&self, other: &Self) -> bool {
         (&self.device, &self.fstype, &self.source) == (&other.device, &other.fstype, &other.source)
     }
@@ -215,13 +215,13 @@ pub fn mounted_at(mountpoint: &Path) -> anyhow::Result<Option<Mount>> {
     Ok(all()?.into_iter().rfind(|mount| mount.path == mountpoint))
 }
 
-/// All mounts that this process can see. Of several on one directory, the last is on top.
+/// All mounts that this process can see. If several are on one directory, the last one is on top.
 pub fn all() -> anyhow::Result<Vec<Mount>> {
     Ok(parse(&std::fs::read("/proc/self/mountinfo").context("/proc/self/mountinfo")?))
 }
 
-/// Parses the list. Its fields, by proc(5): id, parent, device, root, mount point, options, tags up to `-`, type,
-/// source, options.
+/// Parses mountinfo. The fields of a line, from proc(5): id, parent, device, root, mount point, options, tags up to
+/// `-`, type, source, options.
 fn parse(list: &[u8]) -> Vec<Mount> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let mount = |line: &[u8]| {
@@ -253,8 +253,8 @@ fn unescape(field: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// `path` without symlinks. If the mount point itself cannot be accessed because its daemon is gone, the directory that
-/// holds it is resolved.
+/// `path` without symlinks. If the path cannot be accessed, as a mount point whose daemon is gone, only its parent
+/// directory is resolved.
 pub fn resolve(path: &Path) -> anyhow::Result<PathBuf> {
     if let Ok(resolved) = path.canonicalize() {
         return Ok(resolved);
@@ -268,7 +268,7 @@ pub fn resolve(path: &Path) -> anyhow::Result<PathBuf> {
 
 /// Whether `path` is a mount whose daemon is gone.
 pub fn is_dead(path: &Path) -> bool {
-    // The kernel may answer stat(2) from its cache.
+    // Not stat(2), which the kernel may answer from its cache.
     statvfs(path) == Err(Errno::ENOTCONN)
 }
 

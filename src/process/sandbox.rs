@@ -1,7 +1,7 @@
-//! The sandbox: knows what serving needs of the kernel, and has the kernel refuse the rest for good.
+//! The sandbox of the daemon: restricts it for good to the files and system calls that serving a mount needs.
 //!
-//! The same is refused in more than one way, so that an older kernel still refuses most of it. What a kernel lacks is
-//! told, not an error: a mount without a sandbox is better than none.
+//! Landlock, seccomp and dropped privileges overlap, so that an older kernel still refuses most accesses. Missing
+//! kernel support is reported, but is not an error: a mount without a sandbox is better than no mount.
 
 use caps::{CapSet, Capability, CapsHashSet};
 use landlock::{
@@ -13,29 +13,30 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The rights of Landlock that were tested; of an older kernel those that it knows.
+/// The newest Landlock ABI that was tested. An older kernel enforces the rights that its own ABI has.
 const TESTED: ABI = ABI::V7;
 
-/// A sandbox that is made, and not entered yet.
+/// A sandbox that is not entered yet.
 #[derive(Debug)]
 pub struct Sandbox {
     files: Result<RulesetCreated, RulesetError>,
 }
 
 impl Sandbox {
-    /// Lets `reads` be opened to be read, files, and directories with all that is below them; and `device` once more,
-    /// if it is said. They are opened for it, to be known by more than their names, but not read.
+    /// Allows opening `reads` for reading: files, and directories with everything below them. Also allows opening
+    /// `device`, if given, for reading and writing. The rules refer to inodes, not to paths: all paths are opened here,
+    /// by O_PATH.
     pub fn new(reads: &[PathBuf], device: Option<&Path>) -> Self {
         Self { files: rules(reads, device) }
     }
 
-    /// Restricts this thread, and with it those that it starts from now on. There should be no other: of those that run
-    /// already Landlock would leave each as it is.
+    /// Restricts the calling thread and all threads that it starts later. Call this while there is only one thread:
+    /// only seccomp restricts other threads too.
     pub fn enter(self) -> Enforced {
         let mut enforced = Enforced::default();
-        for step in [alone(), files(self.files), calls::restrict(), no_new_privileges(), few_capabilities()] {
+        for step in [alone(), files(self.files), calls::restrict(), no_new_privileges(), drop_capabilities()] {
             match step {
-                Ok(what) => enforced.what.extend(what),
+                Ok(restriction) => enforced.restrictions.extend(restriction),
                 Err(reason) => enforced.missing.push(reason),
             }
         }
@@ -43,15 +44,15 @@ impl Sandbox {
     }
 }
 
-/// What the kernel made of it.
+/// The restrictions that the kernel enforces.
 #[derive(Debug, Default)]
 pub struct Enforced {
-    what: Vec<String>,
+    restrictions: Vec<String>,
     missing: Vec<String>,
 }
 
 impl Enforced {
-    /// What is not in force, each with the reason.
+    /// The reason for each restriction that is not enforced.
     pub fn missing(&self) -> &[String] {
         &self.missing
     }
@@ -59,14 +60,14 @@ impl Enforced {
 
 impl fmt::Display for Enforced {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.what.is_empty() { f.write_str("nothing") } else { f.write_str(&self.what.join(", ")) }
+        if self.restrictions.is_empty() { f.write_str("nothing") } else { f.write_str(&self.restrictions.join(", ")) }
     }
 }
 
-/// What is in force, where that is worth a word; or what is not, and why.
+/// The restriction that is enforced, if it is worth reporting, or the reason why it is not enforced.
 type Step = Result<Option<String>, String>;
 
-/// Looks whether this is the only thread. Threads that were joined may take a moment to go.
+/// Checks that this is the only thread. Joined threads may stay in /proc for a moment.
 fn alone() -> Step {
     let others = || std::fs::read_dir("/proc/self/task").map_or(0, |tasks| tasks.skip(1).count());
     for _ in 0..100 {
@@ -75,15 +76,15 @@ fn alone() -> Step {
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    Err(format!("{} other threads run already, with all rights", others()))
+    Err(format!("{} other threads run already and are not restricted", others()))
 }
 
 fn no_new_privileges() -> Step {
     let set = set_no_new_privs();
-    set.map(|()| Some("no new privileges".into())).map_err(|error| format!("privileges may be gained: {error}"))
+    set.map(|()| Some("no new privileges".into())).map_err(|error| format!("no_new_privs: {error}"))
 }
 
-/// Rules of Landlock: files, TCP, signals to other processes and abstract sockets.
+/// The Landlock rules: files, TCP, signals to other processes, and abstract sockets.
 fn rules(reads: &[PathBuf], device: Option<&Path>) -> Result<RulesetCreated, RulesetError> {
     let mut rules = Ruleset::default()
         .handle_access(AccessFs::from_all(TESTED))?
@@ -91,10 +92,10 @@ fn rules(reads: &[PathBuf], device: Option<&Path>) -> Result<RulesetCreated, Rul
         .scope(Scope::from_all(TESTED))?
         .create()?;
     let read = AccessFs::ReadFile.into();
-    let serve = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev;
+    let read_write = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev;
     let reads = reads.iter().map(|path| (&**path, read));
-    for (path, rights) in reads.chain(device.map(|device| (device, serve))) {
-        // What is not there has no rule, and nothing that comes to be there later can be opened.
+    for (path, rights) in reads.chain(device.map(|device| (device, read_write))) {
+        // A missing path gets no rule. A file that is created there later cannot be opened.
         if let Ok(file) = PathFd::new(path) {
             rules = rules.add_rule(PathBeneath::new(file, rights))?;
         }
@@ -115,15 +116,15 @@ fn files(rules: Result<RulesetCreated, RulesetError>) -> Step {
     }
 }
 
-/// Root keeps what it takes to read files of other users, as those may be opened once more.
-fn few_capabilities() -> Step {
+/// Drops all capabilities. Root keeps the one to read files of other users, because such files may be reopened.
+fn drop_capabilities() -> Step {
     let drop_most = || {
         let held = caps::read(None, CapSet::Permitted)?;
-        // In many containers root has the second without the first.
-        let ways =
+        // In many containers, root has the second without the first.
+        let candidates =
             [(Capability::CAP_DAC_READ_SEARCH, "DAC_READ_SEARCH"), (Capability::CAP_DAC_OVERRIDE, "DAC_OVERRIDE")];
-        let kept = ways.into_iter().find(|(way, _)| held.contains(way));
-        let set: CapsHashSet = kept.iter().map(|(way, _)| *way).collect();
+        let kept = candidates.into_iter().find(|(capability, _)| held.contains(capability));
+        let set: CapsHashSet = kept.iter().map(|(capability, _)| *capability).collect();
         // The effective set must never be larger than the permitted one.
         caps::clear(None, CapSet::Inheritable)?;
         caps::set(None, CapSet::Effective, &set)?;
@@ -133,15 +134,15 @@ fn few_capabilities() -> Step {
     match drop_most() {
         Ok(None) => Ok(Some("no capabilities".into())),
         Ok(Some(kept)) => Ok(Some(format!("no capability but {kept}"))),
-        Err(error) => Err(format!("capabilities stay: {error}")),
+        Err(error) => Err(format!("cannot drop capabilities: {error}")),
     }
 }
 
-/// System calls, by seccomp.
+/// The system call filter (seccomp).
 ///
-/// All are allowed but those on a list: what libc calls to start a thread or to get memory is another thing in each of
-/// its versions, and a daemon that fails over it one day would help nobody. What the list holds is therefore what
-/// Landlock does not see, what gets around it, and what ends in another process or program.
+/// It is a list of refused calls, not of allowed ones, because the calls that libc makes to start threads and to
+/// allocate memory differ from version to version. The list has the calls that Landlock does not control, that bypass
+/// it, or that affect other processes or start programs.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64"))]
 mod calls {
     use super::Step;
@@ -152,12 +153,12 @@ mod calls {
     };
     use std::collections::BTreeMap;
 
-    /// They fail with EPERM.
+    /// System calls that fail with EPERM.
     const REFUSED: &[c_long] = &[
-        // Other programs.
+        // Start of other programs.
         SYS_execve,
         SYS_execveat,
-        // Other processes.
+        // Access to other processes.
         SYS_ptrace,
         SYS_process_vm_readv,
         SYS_process_vm_writev,
@@ -170,13 +171,13 @@ mod calls {
         SYS_tkill,
         SYS_rt_sigqueueinfo,
         SYS_rt_tgsigqueueinfo,
-        // What they share.
+        // System V IPC and POSIX message queues.
         SYS_shmget,
         SYS_shmat,
         SYS_semget,
         SYS_msgget,
         SYS_mq_open,
-        // The network and all sockets but those that are connected already; and descriptors that come over one.
+        // New sockets and connections, and messages that can carry descriptors. Connected sockets stay usable.
         SYS_socket,
         SYS_socketpair,
         SYS_bind,
@@ -188,7 +189,7 @@ mod calls {
         SYS_sendmmsg,
         SYS_recvmsg,
         SYS_recvmmsg,
-        // Other places for the same names, and files without a name.
+        // Changes of mounts, the root directory and namespaces; files opened by handle.
         SYS_mount,
         SYS_umount2,
         SYS_move_mount,
@@ -204,7 +205,7 @@ mod calls {
         SYS_setns,
         SYS_name_to_handle_at,
         SYS_open_by_handle_at,
-        // What changes a file, or tells of it, without opening it: nothing to Landlock.
+        // Changes of file attributes and file notifications, which Landlock does not control.
         SYS_fchmod,
         SYS_fchmodat,
         SYS_fchown,
@@ -218,7 +219,7 @@ mod calls {
         SYS_fremovexattr,
         SYS_inotify_init1,
         SYS_fanotify_init,
-        // What Landlock refuses where there is one.
+        // Also refused by Landlock, if the kernel has it.
         SYS_truncate,
         SYS_ftruncate,
         SYS_unlinkat,
@@ -227,7 +228,7 @@ mod calls {
         SYS_mknodat,
         SYS_linkat,
         SYS_symlinkat,
-        // Parts of the kernel that serving has no use for, and that had many holes.
+        // Kernel features that serving does not use, and that had many vulnerabilities.
         SYS_bpf,
         SYS_perf_event_open,
         SYS_userfaultfd,
@@ -243,7 +244,7 @@ mod calls {
         SYS_kexec_load,
     ];
 
-    /// What other architectures never had.
+    /// Older calls, which only x86-64 has.
     #[cfg(not(target_arch = "x86_64"))]
     const REFUSED_OLD: &[c_long] = &[];
     #[cfg(target_arch = "x86_64")]
@@ -268,12 +269,12 @@ mod calls {
         SYS_modify_ldt,
     ];
 
-    /// The last call that the list was made with, set_mempolicy_home_node of Linux 5.17. From 424 on calls have the
-    /// same number everywhere. Later ones are taken to be unknown to the kernel, as is every call of the x32 ABI, whose
-    /// numbers are far above: libc then goes back to the older ones.
+    /// The newest call that the lists consider: set_mempolicy_home_node, Linux 5.17. Numbers from 424 on are the same
+    /// on all architectures. Calls with larger numbers, including all of the x32 ABI, fail with ENOSYS, so that libc
+    /// falls back to older calls.
     const NEWEST: u32 = 450;
 
-    /// FUSE_DEV_IOC_CLONE: /dev/fuse once more, for another thread.
+    /// FUSE_DEV_IOC_CLONE: connects another descriptor of /dev/fuse to the session, for another thread.
     const IOC_CLONE: u64 = 0x8004_e500;
 
     pub fn restrict() -> Step {
@@ -287,39 +288,39 @@ mod calls {
         use SeccompCmpOp::{MaskedEq, Ne};
         let bit = |bit: c_int| MaskedEq(bit as u64);
         let executable = (2, Qword, bit(PROT_EXEC), PROT_EXEC as u64);
-        // Refused where the argument of that number is so.
-        let in_part = [
-            // A process instead of a thread.
+        // Each call is refused if the argument with this index matches.
+        let conditional = [
+            // Without CLONE_THREAD: a new process instead of a thread.
             (SYS_clone, (0, Qword, bit(CLONE_THREAD), 0)),
-            // A signal to others than this process, which sends itself one to die by.
+            // A signal to another process. A signal to this process is needed to abort.
             (SYS_tgkill, (0, Dword, Ne, u64::from(std::process::id()))),
-            // A message to others than whom the socket is connected to.
+            // A message with an address: to another destination than the connected peer.
             (SYS_sendto, (4, Qword, Ne, 0)),
-            // Keys typed into the terminal that the foreground shares with a shell, and much else.
+            // All other requests, such as TIOCSTI, which types into the terminal of a mount in the foreground.
             (SYS_ioctl, (1, Dword, Ne, IOC_CLONE)),
-            // Code that was not there from the start.
+            // New executable memory.
             (SYS_mmap, executable.clone()),
             (SYS_mprotect, executable.clone()),
             (SYS_pkey_mprotect, executable),
         ];
         let mut rules: BTreeMap<_, _> = REFUSED.iter().chain(REFUSED_OLD).map(|call| (*call, Vec::new())).collect();
-        for (call, (argument, width, is, value)) in in_part {
-            let condition = SeccompCondition::new(argument, width, is, value)?;
+        for (call, (argument, width, operator, value)) in conditional {
+            let condition = SeccompCondition::new(argument, width, operator, value)?;
             rules.insert(call, vec![SeccompRule::new(vec![condition])?]);
         }
         let arch = TargetArch::try_from(std::env::consts::ARCH)?;
         let refuse = SeccompAction::Errno(EPERM as u32);
-        let rest = SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch)?;
-        let mut program = unknown().to_vec();
-        program.extend(BpfProgram::try_from(rest)?);
+        let listed = SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch)?;
+        let mut program = unsupported().to_vec();
+        program.extend(BpfProgram::try_from(listed)?);
         Ok(program)
     }
 
-    /// What goes before the rest: later calls do not exist, and neither does clone3, whose flags lie in memory, where a
-    /// filter cannot look; libc then takes clone.
-    fn unknown() -> [sock_filter; 4] {
+    /// The beginning of the filter: ENOSYS for calls after [`NEWEST`], and for clone3, because its flags are in memory,
+    /// which a filter cannot read. libc then uses clone.
+    fn unsupported() -> [sock_filter; 4] {
         let code = |code: u32, jt: u8, jf: u8, k: u32| sock_filter { code: code as u16, jt, jf, k };
-        // The number of the call comes first in what a filter is given.
+        // The number of the call is the first field of `seccomp_data`, the input of a filter.
         [
             code(BPF_LD | BPF_W | BPF_ABS, 0, 0, 0),
             code(BPF_JMP | BPF_JGT | BPF_K, 1, 0, NEWEST),
@@ -334,6 +335,6 @@ mod calls {
     use super::Step;
 
     pub fn restrict() -> Step {
-        Err(format!("there is no filter of system calls for {}", std::env::consts::ARCH))
+        Err(format!("no system call filter for {}", std::env::consts::ARCH))
     }
 }

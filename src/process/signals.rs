@@ -15,17 +15,16 @@ pub fn ending() -> SigSet {
     signals.into_iter().filter(|signal| ignored >> (*signal as u32 - 1) & 1 == 0).collect()
 }
 
-/// Whether a signal that ends the command has arrived. Work in progress is then undone.
+/// Whether a signal has arrived that ends the command. The command then undoes its work in progress.
 pub struct Interrupted(Arc<AtomicBool>);
 
 impl Interrupted {
-    /// Starts to watch for signals. Call this before other threads are started. The second signal ends the program at
-    /// once.
+    /// Starts to watch for signals. Call this before other threads are started, because they inherit the signal mask.
+    /// The second signal ends the program at once.
     pub fn watch() -> anyhow::Result<Self> {
         let signals = ending();
         signals.thread_block()?;
-        // A file may exceed the user's size limit. The write then fails with an error, instead of a signal ending the
-        // program.
+        // A write beyond the file size limit (RLIMIT_FSIZE) then fails with EFBIG instead of ending the program.
         SigSet::from(Signal::SIGXFSZ).thread_block()?;
         let flag = Arc::new(AtomicBool::new(false));
         let seen = flag.clone();

@@ -1,9 +1,9 @@
-//! The helper process outside of the sandbox. It does two things that the sandboxed daemon cannot: it unmounts, and it
-//! looks at readers in /proc.
+//! The helper process outside the sandbox. It does two things that the sandboxed daemon cannot do: it unmounts, and it
+//! looks up readers in /proc.
 //!
-//! It is forked first, so that it holds nothing of the model and no descriptor of /dev/fuse. With such a descriptor,
-//! readers would wait for a daemon that was killed. It is told once, before the sandbox begins, which mount it may
-//! unmount, and ends with the daemon.
+//! It is forked before the model and /dev/fuse are opened. If it held a descriptor of /dev/fuse, readers would wait
+//! forever after the daemon was killed. The daemon sets the mount that the helper may unmount once, before it enters
+//! the sandbox. The helper ends with the daemon.
 
 use super::daemon;
 use super::logging::reason;
@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 use weightfs::fuse::{Watch, answer};
 
-/// One of the two processes after the split.
+/// One of the two processes after the fork.
 pub enum Split {
     /// The process that serves the mount, with its connections to the helper.
     Daemon(Unmounter, Watch),
@@ -30,14 +30,14 @@ pub enum Split {
     Helper(Helper),
 }
 
-/// Splits the process in two. Call this while there is only one thread.
+/// Forks the helper. Call this while there is only one thread.
 pub fn split() -> anyhow::Result<Split> {
-    let what = "cannot start the process that unmounts";
-    // A packet is a message. An empty one is the end of the connection.
+    let what = "cannot start the helper process";
+    // Each packet is a message. An empty packet is the end of the connection.
     let (ours, theirs) =
         socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).context(what)?;
-    let (asking, asked) = UnixStream::pair().context(what)?;
-    // The helper ignores signals: they are for the daemon, also if they are sent to the process group.
+    let (our_watch, their_watch) = UnixStream::pair().context(what)?;
+    // The helper blocks all signals: they are for the daemon, even if they are sent to the process group.
     let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK).context(what)?;
     let forked = daemon::fork();
     if !matches!(forked, Ok(ForkResult::Child)) {
@@ -45,9 +45,9 @@ pub fn split() -> anyhow::Result<Split> {
     }
     match forked.context(what)? {
         ForkResult::Parent { .. } => {
-            Ok(Split::Daemon(Unmounter { orders: Mutex::new(ours.into()) }, Watch::new(asking)))
+            Ok(Split::Daemon(Unmounter { orders: Mutex::new(ours.into()) }, Watch::new(our_watch)))
         }
-        ForkResult::Child => Ok(Split::Helper(Helper { orders: theirs.into(), questions: asked })),
+        ForkResult::Child => Ok(Split::Helper(Helper { orders: theirs.into(), questions: their_watch })),
     }
 }
 
@@ -70,18 +70,18 @@ pub struct Unmounter {
 }
 
 impl Unmounter {
-    /// Tells the helper which mount it may unmount. Only the first call has an effect.
+    /// Sets the mount that the helper may unmount. It can be set only once.
     pub fn set_target(&self, target: &Target) -> anyhow::Result<()> {
         self.order(&[&[MOUNTED], &target.to_bytes()[..]].concat()).map(drop)
     }
 
-    /// Unmounts the mount from every place where it is now, bind mounts included, and removes the directory that was
-    /// made for it. Returns whether it was in use and had to be detached.
+    /// Unmounts the mount from all its current mount points, including bind mounts, and removes the directory that was
+    /// created for it. Returns whether it was in use and had to be detached.
     pub fn unmount(&self) -> anyhow::Result<bool> {
         self.order(&[UNMOUNT])
     }
 
-    /// Removes the directory that was made for the mount, which is gone.
+    /// Removes the directory that was created for the mount. Call this if the mount is gone already.
     pub fn forget(&self) -> anyhow::Result<()> {
         self.order(&[FORGET]).map(drop)
     }
@@ -93,7 +93,7 @@ impl Unmounter {
         match answer.get(..len.unwrap_or(0)) {
             Some([DONE]) => Ok(false),
             Some([DETACHED]) => Ok(true),
-            Some([FAILED, why @ ..]) => Err(anyhow!("{}", String::from_utf8_lossy(why))),
+            Some([FAILED, text @ ..]) => Err(anyhow!("{}", String::from_utf8_lossy(text))),
             _ => bail!("cannot unmount: the helper process is gone (`weightfs umount` works without it)"),
         }
     }
@@ -119,10 +119,10 @@ impl Helper {
     pub fn serve(self) -> anyhow::Result<ExitCode> {
         let Self { mut orders, questions } = self;
         daemon::leave_terminal(&daemon::null()?)?;
-        // Process lists show this name. Setting it cannot fail for a valid string.
+        // The name in process lists. Setting it cannot fail for a valid string.
         let _ = set_name(c"weightfs-umount");
-        // Unmounting may take long, so questions about readers have their own thread. If it cannot be started, readers
-        // that have left are not noticed, and everything else works.
+        // Unmounting may take long, so look-ups of readers have their own thread. If it cannot be started, requests of
+        // readers that have left are not cancelled; everything else works.
         let _ = std::thread::Builder::new().name("readers".into()).spawn(move || answer(questions));
         let mut target = None;
         let mut message = [0; MESSAGE_MAX];
@@ -156,9 +156,9 @@ impl Helper {
 pub struct Target {
     /// The mount point: absolute, without symlinks.
     pub path: PathBuf,
-    /// The mount itself, which tells it from others on the same directory. `None` if the kernel's list cannot be read.
+    /// The mount, which distinguishes it from others on the same directory. `None` if mountinfo cannot be read.
     pub mount: Option<Mount>,
-    /// Whether the directory was made for the mount.
+    /// Whether the directory was created for the mount.
     pub made: bool,
 }
 
@@ -190,7 +190,7 @@ impl Target {
 
     fn unmount(&self) -> anyhow::Result<bool> {
         let Some(ours) = &self.mount else {
-            // Without the kernel's list, mounts on one directory cannot be told apart.
+            // Without mountinfo, mounts on the same directory cannot be distinguished.
             return unmount_top(&self.path);
         };
         let all = mounts::all()?;
@@ -211,9 +211,9 @@ impl Target {
     }
 }
 
-/// Removes a directory that was made for a mount.
+/// Removes a directory that was created for a mount.
 pub fn remove_directory(path: &Path) {
-    // If it is not empty, or is a mount point again, somebody else uses it now.
+    // This fails if the directory is not empty or is a mount point again: another program uses it now.
     let _ = std::fs::remove_dir(path);
 }
 
@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_target_survives_the_connection() {
+    fn target_round_trips_through_bytes() {
         let strange = OsString::from_vec(b"/a \n\xff,b".to_vec());
         let mount = Mount {
             path: strange.clone().into(),

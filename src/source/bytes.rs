@@ -1,25 +1,25 @@
-//! Bytes that a source hands out.
+//! Bytes that a source returns.
 
 use super::error::Error;
 use super::map::Mapped;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-/// Bytes and a share of whatever keeps them in memory.
+/// Bytes, with a reference to what keeps them in memory.
 #[derive(Debug)]
 pub enum Bytes {
-    /// A part of the map of a file. Pass the slice to a system call; never look into it, see [`super::Source::bytes`].
+    /// A part of a file map. Pass the slice to a system call and never read it directly, see [`super::Source::bytes`].
     Mapped(Mapped),
     /// A part of a shared buffer.
     Shared(Arc<[u8]>, Range<usize>),
-    /// A buffer of their own.
+    /// A buffer that is not shared.
     Owned(Vec<u8>),
 }
 
 impl Bytes {
-    /// Whether these are still the bytes of the version that was opened, after a system call has copied them: another
-    /// process may write to the file meanwhile. `unreadable` says that the call failed with EFAULT, which happens where
-    /// pages of a map cannot be read; the error then gives the reason.
+    /// Fails unless the bytes that a system call has copied are those of the version that was opened: another process
+    /// may have written to the file. `unreadable` is true if the call failed with EFAULT, which happens if pages of a
+    /// map cannot be read; the error then gives the reason.
     pub fn verify(&self, unreadable: bool) -> Result<(), Error> {
         match self {
             Self::Mapped(mapped) => mapped.verify(unreadable),

@@ -16,7 +16,7 @@ pub enum Error {
         opened: u64,
         /// Its size in bytes now.
         now: u64,
-        /// The range that was asked for.
+        /// The requested range.
         range: Range<u64>,
     },
     /// The file was written to after it was opened.
@@ -26,21 +26,21 @@ pub enum Error {
         path: PathBuf,
     },
     /// The file was closed to make room for others, and its path now leads to another file or to none.
-    #[error("{}: gone or replaced while too many files were open to hold it; mount it again", path.display())]
+    #[error("{}: gone or replaced while it was closed because of the limit of open files; mount it again", path.display())]
     Replaced {
         /// The file.
         path: PathBuf,
     },
     /// The permissions of the file allow reading it, but the sandbox does not.
-    #[error("{}: not among the files that were there when it was mounted, and no other is opened; mount it again", path.display())]
+    #[error("{}: not among the files that were there when it was mounted, and the sandbox allows no others; mount it again", path.display())]
     Outside {
         /// The file.
         path: PathBuf,
     },
-    /// The range was never part of the source.
+    /// The range is not inside the source.
     #[error("bytes {}..{} of a source of {len} bytes", range.start, range.end)]
     OutOfRange {
-        /// The range that was asked for.
+        /// The requested range.
         range: Range<u64>,
         /// Size of the source in bytes.
         len: u64,
@@ -50,10 +50,10 @@ pub enum Error {
     NotAFile {
         /// The path.
         path: PathBuf,
-        /// What it leads to.
+        /// What is at the path, with its article: "a directory".
         kind: &'static str,
     },
-    /// The operating system's own error.
+    /// An error of the operating system.
     #[error("{}: {}", path.display(), strerror(error))]
     Io {
         /// The file.
@@ -63,8 +63,8 @@ pub enum Error {
     },
 }
 
-/// The kind of a fault. A damaged file can fail with several errors for one cause: a file that was cut gives one error
-/// for what is gone and another one for the rest.
+/// The cause of an error. One cause can give several errors: a truncated file gives one error for the missing bytes and
+/// another one for the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Cause {
     /// The file is not the one that was opened.
@@ -76,7 +76,7 @@ pub enum Cause {
 }
 
 impl Error {
-    /// The file that failed, and why. `None` for a range that was never part of a source.
+    /// The file that failed, and the cause. `None` for [`Error::OutOfRange`].
     pub fn fault(&self) -> Option<(&Path, Cause)> {
         match self {
             Self::Cut { path, .. }
@@ -90,8 +90,8 @@ impl Error {
         }
     }
 
-    /// Whether the same attempt may succeed later although nobody changes the file: the system is short of something,
-    /// or a device or a network does not answer.
+    /// Whether the same operation may succeed later although the file does not change: the system is out of a resource,
+    /// or a device or a network does not respond.
     pub fn is_transient(&self) -> bool {
         use nix::libc::{EACCES, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENXIO, EPERM};
         match self {

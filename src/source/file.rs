@@ -9,20 +9,20 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The open files of this process: descriptors are limited for the process as a whole.
+/// The open files of this process. There is one pool, because the file descriptor limit applies to the process.
 static POOL: Pool<Map> = Pool::new(DEFAULT_LIMIT);
 
-/// Half of the descriptors that a process usually has.
+/// Half of the usual file descriptor limit, 1024.
 const DEFAULT_LIMIT: usize = 512;
 
-/// Holds at most `limit` files open. A file that is read while it is closed is opened again, and another one is closed.
+/// Limits the number of open files. To read a closed file, it is opened again and another one is closed.
 pub fn limit_open_files(limit: usize) {
     POOL.set_limit(limit);
 }
 
 /// A memory-mapped regular file.
 ///
-/// Open files are capped; others are opened again on demand, and must then be the same file.
+/// The number of open files is limited. Closed files are opened again on demand, and must then be the same file.
 #[derive(Debug)]
 pub struct MappedFile {
     /// Absolute, so that the file can be opened again.
@@ -41,11 +41,11 @@ impl MappedFile {
 
     fn open_in(path: &Path, pool: &'static Pool<Map>) -> Result<Self, Error> {
         let io = |error| Error::Io { path: path.to_owned(), error };
-        let place = std::path::absolute(path).map_err(io)?;
+        let absolute = std::path::absolute(path).map_err(io)?;
         let slot = Arc::default();
         let map = pool.get(&slot, || Ok(Arc::new(Map::open(path, path, None, pool)?.0)))?;
         let stat = Stat::from(&map.file.metadata().map_err(io)?);
-        Ok(Self { location: Location::Local(place), version: map.version.clone(), stat, slot, pool })
+        Ok(Self { location: Location::Local(absolute), version: map.version.clone(), stat, slot, pool })
     }
 
     /// The open file. Fails if it had to be opened again and is not the same file.
@@ -55,10 +55,10 @@ impl MappedFile {
 
     fn open_again(&self) -> Result<Arc<Map>, Error> {
         use nix::libc::{ELOOP, ENOENT, ENOTDIR};
-        let Location::Local(place) = &self.location;
+        let Location::Local(path) = &self.location;
         let replaced = || Error::Replaced { path: self.version.path.clone() };
-        match Map::open(place, &self.version.path, Some(&self.version), self.pool) {
-            Ok((_, metadata)) if Version::new(place, &metadata).id != self.version.id => Err(replaced()),
+        match Map::open(path, &self.version.path, Some(&self.version), self.pool) {
+            Ok((_, metadata)) if Version::new(path, &metadata).id != self.version.id => Err(replaced()),
             Ok((map, _)) => Ok(Arc::new(map)),
             Err(Error::NotAFile { .. } | Error::Outside { .. }) => Err(replaced()),
             Err(Error::Io { error, .. }) if matches!(error.raw_os_error(), Some(ENOENT | ENOTDIR | ELOOP)) => {
@@ -89,7 +89,7 @@ impl Source for MappedFile {
         indices(&range, self.len())?;
         let map = self.map()?;
         let read = map.file.read_exact_at(buf, offset);
-        // Checked after the bytes were read, so that they are of the version that was opened.
+        // Checked after the read, so that the bytes are of the version that was opened.
         self.version.verify(&map.file, range)?;
         read.map_err(|error| self.version.io(error))
     }
@@ -117,11 +117,11 @@ impl Source for MappedFile {
     fn shared_blocks(&self) -> Vec<Block> {
         let Ok(map) = self.map() else { return Vec::new() };
         let shared = |extent: &FiemapExtent| {
-            // Any other flag means that the bytes are not on the disk yet, are encoded there, or lie nowhere.
+            // Any other flag means that the extent is not on the disk yet, is encoded there, or has no location.
             let rest = extent.fe_flags - (FiemapExtentFlags::LAST | FiemapExtentFlags::MERGED);
             rest.bits() == FiemapExtentFlags::SHARED.bits()
         };
-        // SYNC first writes what is only in memory: until then the place is that of the old bytes.
+        // SYNC first writes dirty pages to the disk: until then the extents are those of the old bytes.
         let extents = Fiemap::with_flags(&map.file, FiemapFlags::SYNC).map_while(Result::ok).filter(shared);
         let block =
             |extent: FiemapExtent| Block { start: extent.fe_logical, len: extent.fe_length, place: extent.fe_physical };
@@ -136,7 +136,7 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     #[test]
-    fn a_file_that_is_cut_fails() {
+    fn truncated_file_is_an_error() {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), [7; 10_000]).unwrap();
         let source = MappedFile::open(file.path()).unwrap();
@@ -144,13 +144,13 @@ mod tests {
         file.as_file().set_len(5_000).unwrap();
         assert!(matches!(source.bytes(4_000..6_000), Err(Error::Cut { opened: 10_000, now: 5_000, .. })));
         assert!(matches!(source.read_exact_at(&mut [0; 10], 6_000), Err(Error::Cut { .. })));
-        // The bytes before the cut may have been written again: no bytes are better than those of another version.
+        // The remaining bytes may have been rewritten: an error is better than bytes of another version.
         assert!(matches!(source.bytes(0..10), Err(Error::Changed { .. })));
         assert!(matches!(source.verify(), Err(Error::Changed { .. })));
     }
 
     #[test]
-    fn a_file_that_is_written_to_fails_and_chmod_does_no_harm() {
+    fn modified_file_is_an_error_but_chmod_is_not() {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), [7; 100]).unwrap();
         let source = MappedFile::open(file.path()).unwrap();
@@ -160,12 +160,12 @@ mod tests {
         file.as_file().set_modified(SystemTime::now() + Duration::from_secs(1)).unwrap();
         assert!(matches!(source.bytes(0..100), Err(Error::Changed { .. })));
         assert!(matches!(source.read_exact_at(&mut [0], 0), Err(Error::Changed { .. })));
-        // Bytes that were handed out before the change.
+        // These bytes were returned before the change.
         assert!(matches!(bytes.verify(false), Err(Error::Changed { .. })));
     }
 
     #[test]
-    fn a_file_that_is_replaced_is_served_as_it_was() {
+    fn replaced_file_keeps_its_old_bytes() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         fs::write(&path, b"old").unwrap();
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn open_files_are_capped_and_all_files_can_be_read() {
+    fn open_files_are_limited_and_all_files_stay_readable() {
         let pool: &'static Pool<Map> = Box::leak(Box::new(Pool::new(3)));
         let dir = tempfile::tempdir().unwrap();
         let path = |at: usize| dir.path().join(at.to_string());
@@ -189,7 +189,7 @@ mod tests {
         }
         let held = || sources.iter().filter(|source| source.slot.is_held()).count();
         assert_eq!(held(), 3);
-        // Bytes that were handed out stay valid when their file is closed.
+        // Bytes that were returned stay valid when their file is closed.
         let kept: Vec<_> = sources.iter().map(|source| source.bytes(10..20).unwrap()).collect();
         std::thread::scope(|scope| {
             for thread in 0..4 {
@@ -205,12 +205,12 @@ mod tests {
                 });
             }
         });
-        // Each thread that comes at the same time may hold one more.
+        // Each concurrent thread may hold one more.
         assert!((1..=3 + 4).contains(&held()), "{}", held());
         for (at, bytes) in kept.iter().enumerate() {
             assert_eq!(&bytes[..], [at as u8; 10]);
         }
-        // A file that is closed must be the same when it is opened again.
+        // A closed file must be the same file when it is opened again.
         let closed = sources.iter().position(|source| !source.slot.is_held()).unwrap();
         fs::rename(path((closed + 1) % 20), path(closed)).unwrap();
         assert!(matches!(sources[closed].bytes(0..1), Err(Error::Replaced { .. })));
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_read_like_those_of_other_tools() {
+    fn error_messages_give_the_path_and_the_reason() {
         let error = MappedFile::open("/no/such/file".as_ref()).unwrap_err();
         assert_eq!(error.to_string(), "/no/such/file: No such file or directory");
         assert!(!error.is_transient());

@@ -1,4 +1,4 @@
-//! What a location leads to: opens files and lists directories.
+//! Opens the file or lists the directory at a location.
 
 use super::{Error, FileId, Location, MappedFile, Source, Stat};
 use std::ffi::OsString;
@@ -17,7 +17,7 @@ pub fn is_dir(location: &Location) -> bool {
     path.is_dir()
 }
 
-/// Whether anything has that name, even a link to nothing.
+/// Whether anything exists at a location, even a broken symlink.
 pub fn exists(location: &Location) -> bool {
     let Location::Local(path) = location;
     path.symlink_metadata().is_ok()
@@ -26,9 +26,9 @@ pub fn exists(location: &Location) -> bool {
 /// A directory and its entries.
 #[derive(Debug)]
 pub struct Listing {
-    /// Identifies the directory under all its names.
+    /// Identifies the directory, whatever path leads to it.
     pub id: FileId,
-    /// Its owner, permissions and time.
+    /// Its owner, permissions and modification time.
     pub stat: Stat,
     /// In no particular order.
     pub entries: Vec<Entry>,
@@ -43,7 +43,7 @@ pub struct Entry {
     pub kind: EntryKind,
     /// Whether it is a symlink.
     pub is_link: bool,
-    /// Size in bytes of the file that it leads to; 0 if it leads to none.
+    /// Size in bytes; symlinks are followed, and 0 for a broken one.
     pub len: u64,
 }
 

@@ -1,11 +1,11 @@
-//! Where a source lies.
+//! The location of a source.
 
 use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The place of a file or a directory of models. Errors name it as its user wrote it.
+/// The location of a file or a directory of models. Errors print it as the user wrote it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Location {
     /// A path on this machine.
@@ -40,7 +40,7 @@ impl Location {
         }
     }
 
-    /// The last component; empty where there is none, as in `/`.
+    /// The last component; empty if there is none, as in `/`.
     pub fn file_name(&self) -> &OsStr {
         match self {
             Self::Local(path) => path.file_name().unwrap_or_default(),
@@ -54,28 +54,28 @@ impl Location {
         }
     }
 
-    /// What lies below it under a relative name.
+    /// The location of the relative path `name` below this one.
     pub fn join(&self, name: impl AsRef<Path>) -> Self {
         match self {
             Self::Local(path) => Self::Local(path.join(name)),
         }
     }
 
-    /// The same place, independent of the current directory. Links are not followed.
+    /// The same location, independent of the current directory. Symlinks are not followed.
     pub fn absolute(&self) -> io::Result<Self> {
         match self {
             Self::Local(path) => std::path::absolute(path).map(Self::Local),
         }
     }
 
-    /// The same place without links. Fails if nothing is there.
+    /// The same location without symlinks. Fails if nothing exists there.
     pub fn canonical(&self) -> io::Result<Self> {
         match self {
             Self::Local(path) => path.canonicalize().map(Self::Local),
         }
     }
 
-    /// The place of `inner`, which lies below the absolute form of this place, in terms of this place.
+    /// `inner`, an absolute location below this one, rewritten to begin with this location as the user wrote it.
     pub fn rename(&self, inner: &Self) -> Self {
         let (Self::Local(path), Self::Local(below)) = (self, inner);
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.clone());

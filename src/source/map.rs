@@ -1,4 +1,4 @@
-//! An open file and its map, and how to tell whether the file is still the version that was opened.
+//! Memory maps of open files, and the check that a file is still the version that was opened.
 
 use super::error::Error;
 use super::pool::Pool;
@@ -25,7 +25,7 @@ pub(super) struct Version {
     pub path: PathBuf,
     pub id: FileId,
     pub len: u64,
-    /// Seconds and nanoseconds. The ctime is no part of the version: chmod and link change it, and not the bytes.
+    /// Seconds and nanoseconds. The ctime is not compared: chmod and link change it, but not the bytes.
     mtime: (i64, i64),
 }
 
@@ -35,7 +35,7 @@ impl Version {
         Self { path: path.to_owned(), id: (metadata.dev(), metadata.ino()), len: metadata.len(), mtime }
     }
 
-    /// Fails unless `file` is still this version. The error depends on whether `range` can still be there.
+    /// Fails unless `file` is still this version. If `range` ends past the current end, the error is [`Error::Cut`].
     pub fn verify(&self, file: &File, range: Range<u64>) -> Result<(), Error> {
         let now = file.metadata().map_err(|error| self.io(error))?;
         if now.len() == self.len && (now.mtime(), now.mtime_nsec()) == self.mtime {
@@ -53,35 +53,35 @@ impl Version {
     }
 }
 
-/// A file that is open and mapped read-only as a whole. The kernel reads pages when it copies them, not before.
+/// An open file, mapped read-only as a whole. The kernel reads pages only when it copies from them.
 #[derive(Debug)]
 pub(super) struct Map {
     pub version: Arc<Version>,
     pub file: File,
     map: memmap2::Mmap,
-    /// Where it is registered: its pages are released together with those of all other open files.
+    /// The pool that holds the file. The pages of all its maps are released together.
     pool: &'static Pool<Map>,
     /// Whether bytes were served from the map since its pages were last released.
     touched: AtomicBool,
 }
 
 impl Map {
-    /// Opens and maps the regular file at `place`. The first time, `version` is `None`.
+    /// Opens and maps the regular file at `target`. Errors name it `path`. The first time, `version` is `None`.
     pub fn open(
-        place: &Path,
+        target: &Path,
         path: &Path,
         version: Option<&Arc<Version>>,
         pool: &'static Pool<Self>,
     ) -> Result<(Self, Metadata), Error> {
         let io = |error| Error::Io { path: path.to_owned(), error };
-        let (resolved, is_mounted) = match resolve(place) {
+        let (resolved, is_mounted) = match resolve(target) {
             Some(resolved) => (Cow::Owned(resolved.map_err(io)?), true),
-            None => (Cow::Borrowed(place), false),
+            None => (Cow::Borrowed(target), false),
         };
         // Without O_NONBLOCK, opening a named pipe would wait for a writer.
         let file = OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(&resolved);
         let file = file.map_err(|error| match error.kind() {
-            // access(2) checks the permissions of the file alone. Before the mount there is no sandbox.
+            // access(2) checks the permissions of the file, not the sandbox. Before the mount there is no sandbox.
             ErrorKind::PermissionDenied if is_mounted && access(&*resolved, AccessFlags::R_OK).is_ok() => {
                 Error::Outside { path: path.to_owned() }
             }
@@ -91,9 +91,9 @@ impl Map {
         if !metadata.is_file() {
             return Err(Error::NotAFile { path: path.to_owned(), kind: kind(&metadata) });
         }
-        // SAFETY: the map is read-only, and nobody in this process writes to the file. Another process may cut or write
-        // it. `Mapped` is the only way to the map, and its users pass the slice to the kernel without looking into it;
-        // the kernel checks each page as it copies.
+        // SAFETY: the map is read-only, and this process never writes to the file. Another process may truncate or
+        // write it. `Mapped` is the only access to the map, and its users pass the slice to the kernel without reading
+        // it; the kernel checks each page as it copies.
         #[allow(unsafe_code)]
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
         let version = version.cloned().unwrap_or_else(|| Arc::new(Version::new(path, &metadata)));
@@ -108,7 +108,7 @@ impl Map {
     /// Removes the map's pages from the page table of this process. They stay in the page cache.
     fn release(&self) {
         if self.touched.swap(false, Ordering::Relaxed) {
-            // SAFETY: pages of a read-only file map come back from the file when they are touched again.
+            // SAFETY: the next access to a page of a read-only file map loads it from the file again.
             #[allow(unsafe_code)]
             let released = unsafe { self.map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
             if let Err(error) = released {
@@ -121,15 +121,15 @@ impl Map {
 /// Bytes served from maps since pages were last released, over all files.
 static SERVED: AtomicU64 = AtomicU64::new(0);
 
-/// After so many bytes the pages of all maps are released, so that the resident memory of the process stays small.
+/// After this many bytes the pages of all maps are released, so that the resident memory of the process stays small.
 const RELEASE_EVERY: u64 = 16 << 20;
 
-/// A fault on one page maps its neighbours in the page cache too: `fault_around_bytes` of the kernel, 64 KiB by
-/// default.
+/// A page fault also maps the neighbouring pages that are in the page cache: `fault_around_bytes` of the kernel, 64 KiB
+/// by default.
 const FAULT_AROUND: u64 = 64 << 10;
 
-/// Releases the pages of all maps in a pool. A thread of its own does this, because it takes about 4 % of the time of
-/// serving. While that thread has more than it can do, the calling thread releases pages itself.
+/// Releases the pages of all maps in a pool. A separate thread does this, because it takes about 4 % of the time of
+/// serving. If that thread cannot keep up, the calling thread releases pages itself.
 fn release_all(pool: &'static Pool<Map>) {
     static SENDER: OnceLock<Option<SyncSender<&'static Pool<Map>>>> = OnceLock::new();
     let release = |pool: &Pool<Map>| pool.open_files().iter().for_each(|map| map.release());
@@ -144,7 +144,7 @@ fn release_all(pool: &'static Pool<Map>) {
     }
 }
 
-/// A part of a map, and a share of the file that keeps it there.
+/// A part of a map, with a reference that keeps the file mapped.
 #[derive(Debug)]
 pub struct Mapped {
     map: Arc<Map>,
@@ -152,20 +152,20 @@ pub struct Mapped {
 }
 
 impl Mapped {
-    /// The caller has checked that `range` lies inside the map.
+    /// `range` must be inside the map.
     pub(super) fn new(map: Arc<Map>, range: Range<usize>) -> Self {
         Self { map, range }
     }
 
-    /// Whether these are still the bytes of the version that was opened, after a system call has copied them.
-    /// `unreadable` says that the call failed with EFAULT: the error then gives the reason.
+    /// Fails unless the bytes that a system call has copied are those of the version that was opened. `unreadable` is
+    /// true if the call failed with EFAULT; the error then gives the reason.
     pub(super) fn verify(&self, unreadable: bool) -> Result<(), Error> {
         let Map { version, file, .. } = &*self.map;
         let range = self.range.start as u64..self.range.end as u64;
         if !unreadable {
             return version.verify(file, range);
         }
-        // A fault on the map has no errno. Reading the same bytes has one.
+        // EFAULT does not give the cause. Reading the same bytes gives its errno.
         let read = file.read_exact_at(&mut vec![0; self.range.len()], range.start);
         version.verify(file, range)?;
         Err(version.io(read.err().unwrap_or_else(|| nix::errno::Errno::EIO.into())))
@@ -186,7 +186,7 @@ impl Drop for Mapped {
             self.map.touched.store(true, Ordering::Relaxed);
         }
         let mapped = (self.range.len() as u64).max(FAULT_AROUND);
-        // Only one thread asks for the release; the count begins again for the others.
+        // Only the thread that resets the count starts the release.
         if SERVED.fetch_add(mapped, Ordering::Relaxed) + mapped >= RELEASE_EVERY
             && SERVED.swap(0, Ordering::Relaxed) >= RELEASE_EVERY
         {

@@ -1,11 +1,11 @@
-//! Bytes in memory: the source that tests of the layers above read from.
+//! A source in memory, for tests of other modules.
 
 use super::{Bytes, Error, Source, Stat, indices};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// A source that neither changes nor fails.
+/// Bytes in memory, which never change or fail.
 #[derive(Debug)]
 pub struct Memory(Arc<[u8]>);
 

@@ -1,4 +1,4 @@
-//! Where bytes come from: local files and memory. Nothing here depends on what the bytes mean.
+//! Sources of bytes: local files and memory. Does not depend on what the bytes mean.
 
 mod bytes;
 mod error;
@@ -25,7 +25,7 @@ pub use map::FileId;
 pub use memory::Memory;
 pub use resolve::put_off_limits;
 
-/// A sequence of bytes that stays as it was when it was opened, or fails.
+/// A sequence of bytes. Reads return bytes of the version that was opened, or fail.
 pub trait Source: Send + Sync + fmt::Debug {
     /// Size in bytes when the source was opened.
     fn len(&self) -> u64;
@@ -35,13 +35,13 @@ pub trait Source: Send + Sync + fmt::Debug {
         self.len() == 0
     }
 
-    /// The bytes of `range`, for the kernel only: pass the slice to a system call, never look into it.
+    /// The bytes of `range`, for the kernel only: pass the slice to a system call and never read it directly.
     ///
-    /// Looking into a page of a file that was cut meanwhile raises SIGBUS. A system call given the same slice fails
-    /// with EFAULT, and the reader gets EIO.
+    /// Reading a page of a file that was truncated meanwhile raises SIGBUS. A system call with the same slice fails
+    /// with EFAULT instead, and the reader gets EIO.
     fn bytes(&self, range: Range<u64>) -> Result<Bytes, Error>;
 
-    /// Copies `buf.len()` bytes from `offset` on. Everything that weightfs itself looks at is read this way.
+    /// Copies `buf.len()` bytes from `offset` on. All bytes that weightfs itself interprets are read this way.
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error>;
 
     /// Fails if the source is no longer the version that was opened.
@@ -50,39 +50,39 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// Whether reading `range` may wait for a device or a network.
     fn may_block(&self, range: &Range<u64>) -> bool;
 
-    /// Owner, permissions and time.
+    /// Owner, permissions and modification time.
     fn stat(&self) -> Stat;
 
-    /// Where the same bytes can be opened again, if they lie in a file.
+    /// The location where the same bytes can be opened again, if they are in a file.
     fn location(&self) -> Option<&Location> {
         None
     }
 
-    /// Identifies a file under all its names.
+    /// Identifies a file, whatever path leads to it.
     fn id(&self) -> Option<FileId> {
         None
     }
 
-    /// The runs of bytes whose disk blocks other files may share (reflinks), as far as the file system tells; sorted by
+    /// The runs of bytes whose disk blocks other files may share (reflinks), as reported by the file system; sorted by
     /// their start.
     fn shared_blocks(&self) -> Vec<Block> {
         Vec::new()
     }
 }
 
-/// A run of bytes of a file that is contiguous on the disk. Files of one device that have the same place there hold the
-/// same bytes in it.
+/// A run of bytes of a file that is contiguous on the disk. Runs of two files on the same device with the same `place`
+/// hold the same bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Block {
     /// In bytes from the start of the file.
     pub start: u64,
     /// Length in bytes.
     pub len: u64,
-    /// In bytes from the start of the disk, as the file system numbers it.
+    /// Physical offset in bytes, as reported by the file system.
     pub place: u64,
 }
 
-/// What the files of a mount inherit from a source.
+/// The attributes that the files of a mount inherit from a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
     /// Numeric owner.
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
     use std::io::Write;
 
-    /// What every source promises.
+    /// Checks the contract of [`Source`].
     fn check_contract(source: &dyn Source, content: &[u8]) {
         let len = content.len() as u64;
         assert_eq!(source.len(), len);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn every_source_keeps_the_contract() {
+    fn every_source_meets_the_contract() {
         for content in [&b""[..], b"x", b"some bytes to read"] {
             check_contract(&Memory::new(content.to_vec()), content);
             let mut file = tempfile::NamedTempFile::new().unwrap();
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listing_follows_links() {
+    fn listing_follows_symlinks() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("dir")).unwrap();
         std::fs::write(dir.path().join("file"), "12345").unwrap();

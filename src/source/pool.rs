@@ -1,4 +1,4 @@
-//! The files that are held open: how many there may be, and which one is closed to make room for the next.
+//! A pool of open files: limits their number, and selects the file to close to make room for another one.
 
 use super::error::{Error, is_shortage};
 use arc_swap::ArcSwapOption;
@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The place of one file, which is held open or closed.
+/// The slot of one file, which is open or closed.
 #[derive(Debug)]
 pub(super) struct Slot<T> {
     open: ArcSwapOption<T>,
@@ -39,16 +39,16 @@ impl<T> Pool<T> {
         Self { limit: AtomicUsize::new(limit), slots: Mutex::new(VecDeque::new()) }
     }
 
-    /// Holds at most `limit` files open from now on, and at least one.
+    /// Sets the maximum number of open files. It is at least one.
     pub fn set_limit(&self, limit: usize) {
         self.limit.store(limit.max(1), Ordering::Relaxed);
     }
 
-    /// The file of a slot. Takes neither a lock nor memory while the file is open; otherwise opens it with `open`.
+    /// The file of a slot. If it is open, this takes no lock and allocates nothing; otherwise it is opened with `open`.
     ///
     /// The file stays open for as long as the caller keeps what is returned, even if the pool closes its slot.
     pub fn get(&self, slot: &Arc<Slot<T>>, open: impl Fn() -> Result<Arc<T>, Error>) -> Result<Arc<T>, Error> {
-        // All threads share this flag: writing it only when it changes keeps it in every core's cache.
+        // All threads share this flag. Writing it only when it changes keeps it in the cache of every core.
         if !slot.used.load(Ordering::Relaxed) {
             slot.used.store(true, Ordering::Relaxed);
         }
@@ -58,7 +58,7 @@ impl<T> Pool<T> {
         while self.lock().len() >= self.limit.load(Ordering::Relaxed) && self.close_one() {}
         let opened = loop {
             match open() {
-                // Something else in the process uses descriptors or maps: give one of ours back and try again.
+                // Other parts of the process use descriptors or maps too: close one file and try again.
                 Err(Error::Io { error, .. }) if is_shortage(&error) && self.close_one() => {}
                 opened => break opened?,
             }
@@ -76,7 +76,7 @@ impl<T> Pool<T> {
     /// Closes the first file that was not used since the pool last considered it. Returns false if none is open.
     fn close_one(&self) -> bool {
         let mut slots = self.lock();
-        // After two rounds every slot has lost its mark, unless readers keep setting it.
+        // After two rounds no slot is marked as used, unless readers keep marking it.
         for _ in 0..=2 * slots.len() {
             let Some(first) = slots.pop_front() else { return false };
             let Some(slot) = first.upgrade() else { return true };

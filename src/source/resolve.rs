@@ -1,4 +1,4 @@
-//! Paths that must not lead into the daemon's own mount: it would wait for itself.
+//! Resolves paths without entering the daemon's own mount, because the daemon would wait for itself there.
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
@@ -8,18 +8,18 @@ use std::sync::OnceLock;
 /// The mount point of this process.
 static OFF_LIMITS: OnceLock<PathBuf> = OnceLock::new();
 
-/// From now on nothing below `dir` is opened, not even through a link. Only the first call has an effect.
+/// Forbids opening anything below `dir`, even through a symlink. Only the first call has an effect.
 pub fn put_off_limits(dir: &Path) {
     let _ = OFF_LIMITS.set(dir.to_owned());
 }
 
-/// `path` without links, if there is a directory that must not be entered: its links are followed without looking
-/// inside that directory.
+/// `path` without symlinks, resolved without entering the directory that is off limits; `None` if there is no such
+/// directory.
 pub(super) fn resolve(path: &Path) -> Option<io::Result<PathBuf>> {
     Some(follow(path, OFF_LIMITS.get()?))
 }
 
-/// The most links that a path may have, as in Linux.
+/// Maximum number of symlinks in a path, as in Linux.
 const LINKS_MAX: usize = 40;
 
 fn follow(path: &Path, off_limits: &Path) -> io::Result<PathBuf> {
@@ -28,13 +28,13 @@ fn follow(path: &Path, off_limits: &Path) -> io::Result<PathBuf> {
         ahead.extend(path.components().rev().map(|component| component.as_os_str().to_owned()));
     };
     push(&mut ahead, &std::path::absolute(path)?);
-    let (mut place, mut links) = (PathBuf::from("/"), 0);
+    let (mut resolved, mut links) = (PathBuf::from("/"), 0);
     while let Some(component) = ahead.pop() {
         if component == ".." {
-            place.pop();
+            resolved.pop();
             continue;
         }
-        let next = place.join(component);
+        let next = resolved.join(component);
         if next.starts_with(off_limits) {
             return Err(io::Error::other("lies inside the mount itself"));
         }
@@ -44,11 +44,11 @@ fn follow(path: &Path, off_limits: &Path) -> io::Result<PathBuf> {
                 links += 1;
                 push(&mut ahead, &target);
             }
-            Err(error) if error.kind() == ErrorKind::InvalidInput => place = next,
+            Err(error) if error.kind() == ErrorKind::InvalidInput => resolved = next,
             Err(error) => return Err(error),
         }
     }
-    Ok(place)
+    Ok(resolved)
 }
 
 #[cfg(test)]
@@ -58,7 +58,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn no_path_leads_into_the_directory_that_is_off_limits() {
+    fn paths_into_the_off_limits_directory_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().canonicalize().unwrap().join(name);
         for name in ["a", "a/b", "mnt"] {

@@ -1,29 +1,29 @@
-//! Counts values in one pass over the bytes of a tensor.
+//! Computes statistics in one pass over the bytes of a tensor.
 //!
-//! Everything is computed in float64. Elements of at most 16 bits are counted by their codes, and everything follows
-//! from the counts. Wider ones fall into a fine grid whose cells grow as the range does; the grid becomes the
-//! histogram.
+//! Mean and standard deviation are computed in float64. Elements of at most 16 bits are counted by code, and the
+//! statistics follow from the counts. Wider elements are counted in a fine grid whose cells widen with the range of
+//! values; the grid becomes the histogram.
 
 use super::codes::Codes;
 use super::summary::Stats;
 use super::wide::Wide;
 use crate::format::Dtype;
 
-/// Whether there are statistics for elements of `dtype`. There are none for C64, which is no single number, and for
-/// unknown dtypes.
+/// Whether there are statistics for elements of `dtype`. There are none for C64, whose elements are pairs of numbers,
+/// and for unknown dtypes.
 pub fn has(dtype: Dtype) -> bool {
     dtype.to_f32().is_some() && (is_wide(dtype) || dtype.bits().is_some_and(|bits| bits <= CODE_BITS_MAX))
 }
 
-/// Elements of at most so many bits are counted by their codes.
+/// Elements of at most this many bits are counted by code.
 const CODE_BITS_MAX: u64 = 16;
 
-/// Whether elements are counted by their values, and not by their codes.
+/// Whether elements are counted by value, not by code.
 fn is_wide(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F32 | Dtype::F64 | Dtype::I32 | Dtype::U32 | Dtype::I64 | Dtype::U64)
 }
 
-/// The values of a tensor, or of a part of it, that were added so far.
+/// The statistics of the values that were added so far: those of a tensor or a part of it.
 #[derive(Debug)]
 pub struct Accumulator(Kind);
 
@@ -35,7 +35,7 @@ enum Kind {
 }
 
 impl Accumulator {
-    /// No values yet; `None` if [`has`] returns false.
+    /// An accumulator without values; `None` if [`has`] returns false.
     pub fn new(dtype: Dtype) -> Option<Self> {
         let kind = match dtype {
             Dtype::F32 => Kind::Single(Wide::new(4, |i, o| map(i, o, f32::from_le_bytes))),
@@ -59,13 +59,13 @@ impl Accumulator {
         }
     }
 
-    /// Adds the values of another part, which has the same dtype. The order of the parts does not matter.
+    /// Adds the values of another part, which must have the same dtype. Parts may be merged in any order.
     pub fn merge(&mut self, other: &Self) {
         match (&mut self.0, &other.0) {
             (Kind::Codes(codes), Kind::Codes(other)) => codes.merge(other),
             (Kind::Single(wide), Kind::Single(other)) => wide.merge(other),
             (Kind::Double(wide), Kind::Double(other)) => wide.merge(other),
-            _ => debug_assert!(false, "parts of one tensor have one dtype"),
+            _ => debug_assert!(false, "merged parts must have the same dtype"),
         }
     }
 
@@ -92,7 +92,7 @@ mod tests {
     use crate::stats::{BINS, Histogram, JSON_LEN};
     use proptest::prelude::*;
 
-    /// Those whose elements are numbers; the parts of a complex one are two.
+    /// All dtypes except C64, which has no statistics.
     fn numbers() -> Vec<Dtype<'static>> {
         Dtype::ALL.iter().copied().filter(|dtype| *dtype != Dtype::C64).collect()
     }
@@ -131,7 +131,7 @@ mod tests {
         found.is_some_and(|found| (found - expected).abs() <= size * 1e-12)
     }
 
-    /// Compares with what is computed value by value.
+    /// Compares with naive statistics, computed value by value.
     fn check(dtype: Dtype, encoded: &[u8]) {
         let found = stats(dtype, encoded);
         let all = values(dtype, encoded);
@@ -152,18 +152,18 @@ mod tests {
         let max = finite.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         assert_eq!((found.min, found.max), (Some(min), Some(max)), "{dtype}");
         assert_eq!(found.abs_max, Some(min.abs().max(max.abs())), "{dtype}");
-        // In parts of the largest, lest sums and squares overflow.
+        // In units of the largest magnitude, so that sums and squares do not overflow.
         let unit = if found.abs_max == Some(0.0) { 1.0 } else { found.abs_max.unwrap() };
         let n = finite.len() as f64;
         let mean = finite.iter().map(|value| value / unit).sum::<f64>() / n;
         let mean = mean + finite.iter().map(|value| value / unit - mean).sum::<f64>() / n;
         let std = (finite.iter().map(|value| (value / unit - mean).powi(2)).sum::<f64>() / n).sqrt();
-        // A subnormal is rounded more coarsely than that.
+        // Subnormal numbers are rounded more coarsely.
         let size = unit.max(1e-300);
         assert!(close(found.mean, mean * unit, size), "{dtype} {:?} {}", found.mean, mean * unit);
         assert!(close(found.std, std * unit, size), "{dtype} {:?} {}", found.std, std * unit);
         assert!(*low <= min && max <= *high, "{dtype}");
-        // The edges as NumPy makes them, but so that they do not overflow.
+        // The edges as NumPy computes them, but without overflow.
         let step = high / 64.0 - low / 64.0;
         let edge = |at: usize| match at as f64 * step {
             far if far.is_finite() => far + low,
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_there_are_statistics_for() {
+    fn all_dtypes_but_complex_and_unknown_have_statistics() {
         assert!(numbers().into_iter().all(|dtype| has(dtype) && Accumulator::new(dtype).is_some()));
         for dtype in [Dtype::C64, Dtype::Unknown("I4")] {
             assert!(!has(dtype) && Accumulator::new(dtype).is_none());
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn every_code_of_every_small_dtype() {
+    fn all_codes_of_small_dtypes_match_naive_statistics() {
         let codes: Vec<u8> = (0..=u16::MAX).flat_map(|code| (code ^ 0x5aa5).to_le_bytes()).collect();
         for dtype in numbers() {
             for len in [codes.len(), 3 * 5 * 8 * 100, 24, 0] {
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn special_values() {
+    fn special_values_match_naive_statistics() {
         let (inf, nan, tiny) = (f64::INFINITY, f64::NAN, f64::from_bits(1));
         let lists: [&[f64]; 16] = [
             &[nan],
@@ -212,13 +212,13 @@ mod tests {
             &[tiny, -tiny, 3.0 * tiny],
             &[-tiny, 0.0, 1.0, 2.0, 1e300, -1e300],
             &[1.0, 1.0 + f64::EPSILON],
-            // Whose bins would reach beyond the largest number.
+            // Their bins would exceed the largest float64.
             &[-1.7e308, 1.79e308, tiny, -tiny, 1.0, 1e307, 3e307, 5e307, 1e308],
             &[-1.79e308, 1.6e308, f64::MAX, 1e200, -1e200, 7e307],
             &[1e6, 1e6 + 1e-3, 1e6 + 2e-3, inf],
         ];
         for list in lists {
-            // Both within one round and over several, the sort of which changes on the way.
+            // Within one batch, and over several batches of different kinds of values.
             for times in [1, 1500] {
                 let doubles: Vec<u8> =
                     list.iter().flat_map(|value| [*value; 1500][..times].to_vec()).flat_map(f64::to_le_bytes).collect();
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn edges_of_constant_values_are_those_of_numpy() {
+    fn histogram_edges_of_constant_values_match_numpy() {
         for (dtype, bytes) in [(Dtype::F32, &7f32.to_le_bytes()[..]), (Dtype::I8, &[7][..])] {
             let Histogram { low, high, counts } = stats(dtype, bytes).histogram;
             assert_eq!((low, high, counts[32]), (6.5, 7.5, 1));
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_histogram_of_wide_values_is_tight() {
+    fn histogram_of_wide_values_is_tight() {
         let encoded: Vec<u8> = (0..10_000).flat_map(|at| ((at as f32 - 3000.0) * 1e-5).to_le_bytes()).collect();
         let Histogram { low, high, .. } = stats(Dtype::F32, &encoded).histogram;
         let (min, max) = (-0.03, 0.06999);
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn json_has_one_length() {
+    fn json_has_a_fixed_length() {
         let worst = f64::from_bits(0x8010_0000_0000_0001);
         let longest = Stats {
             count: u64::MAX,
@@ -286,21 +286,25 @@ mod tests {
 
     proptest! {
         #[test]
-        fn like_value_by_value(dtype in prop::sample::select(numbers()), bytes in prop::collection::vec(any::<u8>(), 0..20_000)) {
+        fn random_bytes_match_naive_statistics(
+            dtype in prop::sample::select(numbers()), bytes in prop::collection::vec(any::<u8>(), 0..20_000),
+        ) {
             let group = group(dtype);
             check(dtype, &bytes[..bytes.len() / group * group]);
         }
 
         #[test]
-        fn doubles_of_like_size(base in any::<f64>(), apart in prop::collection::vec(-1e3..1e3, 0..2500), size in -40..40) {
-            let encode = |apart: &f64| (base + apart * 10f64.powi(size)).to_le_bytes();
-            check(Dtype::F64, &apart.iter().flat_map(encode).collect::<Vec<u8>>());
-            let encode = |apart: &f64| ((base + apart * 10f64.powi(size)) as f32).to_le_bytes();
-            check(Dtype::F32, &apart.iter().flat_map(encode).collect::<Vec<u8>>());
+        fn values_of_similar_size_match_naive_statistics(
+            base in any::<f64>(), offsets in prop::collection::vec(-1e3..1e3, 0..2500), size in -40..40,
+        ) {
+            let encode = |offset: &f64| (base + offset * 10f64.powi(size)).to_le_bytes();
+            check(Dtype::F64, &offsets.iter().flat_map(encode).collect::<Vec<u8>>());
+            let encode = |offset: &f64| ((base + offset * 10f64.powi(size)) as f32).to_le_bytes();
+            check(Dtype::F32, &offsets.iter().flat_map(encode).collect::<Vec<u8>>());
         }
 
         #[test]
-        fn parts_in_any_order_are_the_whole(
+        fn parts_merged_in_any_order_equal_the_whole(
             dtype in prop::sample::select(numbers()),
             parts in prop::collection::vec((prop::collection::vec(any::<u8>(), 0..500), 0..8), 0..6),
         ) {

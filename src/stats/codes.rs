@@ -1,32 +1,32 @@
-//! Values of few codes: knows how often each occurs, which says everything exactly.
+//! Statistics of elements of at most 16 bits, computed exactly from the number of occurrences of each code.
 
 use super::summary::{Histogram, Stats};
 use super::tally::{Moments, Tally};
 use crate::codec::elements::ToF32;
 use crate::format::{Block, Dtype};
 
-/// How often each code of an element occurs.
+/// The number of occurrences of each code of an element.
 #[derive(Debug)]
 pub(super) struct Codes {
     block: Block,
     to_f32: ToF32,
-    /// Width of an element: 16, 8, 6 or 4.
+    /// Width of an element in bits: 16, 8, 6 or 4.
     bits: usize,
-    /// Two tables of how often each word was seen. A word is 16 bits, whatever number of elements that is, or two
-    /// elements of 6 bits. Two, because a processor waits to count the same word twice running.
+    /// Two tables of the number of occurrences of each word. A word is 16 bits of elements, or two elements of 6 bits.
+    /// There are two tables because a processor stalls if it increments the same counter twice in a row.
     words: Vec<u32>,
-    /// How many words may be in the tables at most.
+    /// Upper bound of the number of words in the tables: the bytes counted since they were cleared.
     counted: usize,
-    /// Elements that are no longer in the tables, by code.
+    /// Number of elements that are no longer in the tables, by code.
     codes: Vec<u64>,
 }
 
 pub(super) const WORDS: usize = 1 << 16;
-/// Bytes that are counted at once: whole groups, and whole words but at the end.
+/// Maximum number of bytes that are counted at a time: a multiple of 3 and 8, the bytes of a loop iteration.
 pub(super) const COUNTED_AT_ONCE: usize = 3 << 20;
 
 impl Codes {
-    /// `None` for dtypes whose elements have no whole number of bits, or no values.
+    /// `None` for dtypes whose elements have no whole number of bits or cannot be decoded.
     pub(super) fn new(dtype: Dtype) -> Option<Self> {
         let (block, to_f32, bits) = (dtype.block()?, dtype.to_f32()?, dtype.bits()? as usize);
         Some(Self { block, to_f32, bits, words: vec![0; 2 * WORDS], counted: 0, codes: vec![0; 1 << bits] })
@@ -66,7 +66,7 @@ impl Codes {
         self.codes.iter_mut().zip(other.by_code()).for_each(|(count, other)| *count += other);
     }
 
-    /// How often each code was seen.
+    /// The number of occurrences of each code.
     pub(super) fn by_code(&self) -> Vec<u64> {
         let mut codes = self.codes.clone();
         let elements = if self.bits == 6 { 2 } else { 16 / self.bits };
@@ -92,7 +92,7 @@ impl Codes {
             |term: &dyn Fn(f64) -> f64| finite.iter().map(|(value, times)| term(*value) * *times as f64).sum::<f64>();
         let finite_count = finite.iter().map(|(_, times)| times).sum();
         let n = finite_count as f64;
-        // Again from the first mean, so that what rounding took from it comes back.
+        // A second pass, relative to the first mean, corrects its rounding error.
         let center = sum(&|value| value) / n;
         let rest = sum(&|value| value - center);
         let squares = sum(&|value| (value - center) * (value - center)) - rest * rest / n;
@@ -100,7 +100,7 @@ impl Codes {
         tally.finish(Histogram::of(&finite))
     }
 
-    /// The number that a code stands for.
+    /// The value of a code.
     pub(super) fn value(&self, code: usize) -> f64 {
         let mut block = [0; 16];
         let Block { elements, bytes } = self.block;
@@ -110,7 +110,7 @@ impl Codes {
 }
 
 pub(super) trait Count {
-    /// Counts the codes of elements that lie in `word` one after the other from the low bits on.
+    /// Adds `times` to the count of each code in `word`: `elements` codes of `bits` bits, from the low bits on.
     fn count(&mut self, word: usize, elements: usize, bits: usize, times: u64);
 }
 

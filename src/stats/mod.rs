@@ -1,4 +1,4 @@
-//! Statistics: what there is to say about the values of a tensor. Where the bytes come from is not decided here.
+//! Statistics of the values of a tensor. The caller provides the bytes.
 
 mod accumulator;
 mod codes;

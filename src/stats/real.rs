@@ -1,4 +1,4 @@
-//! The number types that wide values are computed in, and sums that a processor vectorises.
+//! The number types that wide values are computed in, and folds that the compiler vectorises.
 
 use std::array;
 use std::ops::{Add, Mul, Sub};
@@ -10,14 +10,14 @@ pub(super) trait Real:
     const ZERO: Self;
     const MIN: Self;
     const MAX: Self;
-    /// Added to a number and taken from it, rounds it to an integer, if it is small enough; the sum's low bits are
-    /// those of the integer.
+    /// Adding and subtracting this constant rounds a number to an integer, if it is small enough. The low bits of the
+    /// sum are those of the integer.
     const ROUND: Self;
-    /// Exponent of the largest numbers that [`Self::ROUND`] is used for.
+    /// Exponent of the largest numbers that are rounded with [`Self::ROUND`].
     const LARGEST: i32;
     /// Exponent of the smallest normal number.
     const LEAST: i32;
-    /// Takes a number that this type has.
+    /// Converts a number that this type represents exactly.
     fn narrow(value: f64) -> Self;
     fn low_bits(self) -> u32;
 }
@@ -46,7 +46,7 @@ real! {
     f64 6_755_399_441_055_744.0 49;
 }
 
-/// Sums that run side by side, so that a processor does many at once.
+/// Number of independent folds, so that the compiler vectorises them.
 pub(super) const LANES: usize = 8;
 
 /// Folds values in [`LANES`] lanes.
@@ -60,7 +60,7 @@ pub(super) fn lanes<T: Copy, A: Copy>(values: &[T], start: A, fold: impl Fn(A, T
     lanes
 }
 
-/// 2 to the `exponent`, which is that of a normal number.
+/// 2 to the power of `exponent`, which must be that of a normal number.
 pub(super) fn power_of_two(exponent: i32) -> f64 {
     f64::from_bits(((exponent + 1023) as u64) << 52)
 }

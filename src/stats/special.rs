@@ -1,10 +1,10 @@
-//! NaN and infinity: knows how to find them when nothing else of the values is asked for.
+//! Finds NaN and infinity, without the other statistics.
 
 use crate::format::Dtype;
 use std::array;
 use std::sync::LazyLock;
 
-/// How many values are no finite numbers. The two parts of a C64 count as values of their own.
+/// Counts of values that are not finite. The two parts of a C64 element count as separate values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Specials {
     /// How many are not a number.
@@ -13,12 +13,12 @@ pub struct Specials {
     pub pos_inf: u64,
     /// How many are negative infinity.
     pub neg_inf: u64,
-    /// Number of the first element that has one of them.
+    /// Index of the first element with such a value.
     pub first: Option<u64>,
 }
 
-/// Elements of a standard type: sign, exponent, fraction. `$inf` is the code of positive infinity, above which are the
-/// NaNs.
+/// Searches elements with sign, exponent and fraction as in IEEE 754. `$inf` is the code of positive infinity; larger
+/// magnitudes are NaN.
 macro_rules! words {
     ($word:ty, $encoded:expr, $inf:literal) => {{
         let magnitude = |bytes: &[u8; size_of::<$word>()]| <$word>::from_le_bytes(*bytes) & (<$word>::MAX >> 1);
@@ -31,8 +31,9 @@ macro_rules! words {
         search($encoded.as_chunks().0, |bytes| magnitude(bytes) >= $inf, class)
     }};
 }
+
 impl Specials {
-    /// Those in `encoded`, whole elements of `dtype`; `None` where the dtype has finite numbers only, or is unknown.
+    /// Those in `encoded`, whole elements of `dtype`; `None` if the dtype has only finite numbers or is unknown.
     pub fn of(dtype: Dtype, encoded: &[u8]) -> Option<Self> {
         Some(match dtype {
             Dtype::F16 => words!(u16, encoded, 0x7c00),
@@ -57,7 +58,7 @@ impl Specials {
         self.first.is_none()
     }
 
-    /// Adds those of another part of the same tensor, before which there are `elements`.
+    /// Adds those of another part of the same tensor, which begins at the element with index `elements`.
     pub fn merge(&mut self, other: &Self, elements: u64) {
         self.nan += other.nan;
         self.pos_inf += other.pos_inf;
@@ -76,7 +77,7 @@ impl Specials {
     }
 }
 
-/// What kind of value a code stands for.
+/// The class of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Class {
     Finite,
@@ -85,10 +86,10 @@ enum Class {
     NegInf,
 }
 
-/// Elements that are looked at at once: nearly always all of them are finite.
+/// Number of elements that are checked at a time. Nearly always all of them are finite.
 const AT_ONCE: usize = 1024;
 
-/// Looks for special elements, and only where there are any, of what class each is.
+/// Finds special elements. Elements are classified only in blocks that contain a special one.
 fn search<const N: usize>(
     elements: &[[u8; N]],
     is_special: impl Fn(&[u8; N]) -> bool,
@@ -96,7 +97,7 @@ fn search<const N: usize>(
 ) -> Specials {
     let mut found = Specials::default();
     for (block, elements) in elements.chunks(AT_ONCE).enumerate() {
-        // Without a way out in the middle, so that the compiler can look at many together.
+        // A loop without an early exit is vectorised.
         if !elements.iter().fold(false, |any, element| any | is_special(element)) {
             continue;
         }
@@ -108,11 +109,11 @@ fn search<const N: usize>(
     found
 }
 
-/// Types of few codes, each of which can be looked up.
+/// The dtypes whose codes are classified by a table.
 const EIGHT_BITS: [Dtype<'static>; 5] =
     [Dtype::F8E5M2, Dtype::F8E4M3, Dtype::F8E8M0, Dtype::F8E4M3Fnuz, Dtype::F8E5M2Fnuz];
 
-/// What each code of them stands for.
+/// The class of each of their codes.
 static CLASSES: LazyLock<[[Class; 256]; 5]> = LazyLock::new(|| {
     EIGHT_BITS.map(|dtype| {
         array::from_fn(|code| {
@@ -157,7 +158,7 @@ mod tests {
         let width = dtype.bits().unwrap() as usize / 8;
         let first = encoded.chunks(width).position(|element| !Specials::of(dtype, element).unwrap().is_empty());
         assert_eq!(found.first, first.map(|at| at as u64), "{dtype}");
-        // In two parts, and the second first.
+        // Two parts, merged in reverse order.
         let middle = encoded.len() / width / 3 * width;
         let mut merged = Specials::default();
         merged.merge(&Specials::of(dtype, &encoded[middle..]).unwrap(), (middle / width) as u64);
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn every_code_of_every_small_dtype_is_told_as_the_statistics_tell_it() {
+    fn all_codes_of_small_dtypes_match_the_accumulator() {
         let codes: Vec<u8> = (0..=u16::MAX).flat_map(|code| (code ^ 0x1234).to_le_bytes()).collect();
         for dtype in FLOATS {
             check(dtype, &codes);
@@ -175,10 +176,10 @@ mod tests {
     }
 
     #[test]
-    fn only_dtypes_that_have_them_are_searched() {
-        let all = Dtype::from_name;
+    fn only_dtypes_with_special_values_are_searched() {
+        let dtype = Dtype::from_name;
         for name in ["BOOL", "F4", "F6_E2M3", "F6_E3M2", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64", "I4"] {
-            assert_eq!(Specials::of(all(name), &[0xff; 16]), None, "{name}");
+            assert_eq!(Specials::of(dtype(name), &[0xff; 16]), None, "{name}");
         }
         let parts = [1.0, f32::NAN, 2.0, 3.0, f32::NEG_INFINITY, f32::INFINITY].map(f32::to_le_bytes).concat();
         let expected = Specials { nan: 1, pos_inf: 1, neg_inf: 1, first: Some(0) };
@@ -190,7 +191,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn wide_values_too(bits in prop::collection::vec(prop_oneof![
+        fn random_wide_values_match_the_accumulator(bits in prop::collection::vec(prop_oneof![
             8 => any::<u64>(),
             1 => Just(f64::NAN.to_bits()),
             1 => Just(u64::from(f32::INFINITY.to_bits()) << 32 | 0xff80_0000),

@@ -1,4 +1,4 @@
-//! Statistics of the values of a tensor, and their form as JSON.
+//! The statistics of a tensor and their JSON form.
 
 use super::real::power_of_two;
 use serde_json::json;
@@ -6,11 +6,11 @@ use serde_json::json;
 /// Number of bins of a histogram.
 pub const BINS: usize = 64;
 
-/// Length in bytes of the statistics as JSON: always the same, so that a file's size is known before its values are.
+/// Length in bytes of the statistics as JSON. It is constant, so that the size of a file does not depend on the values.
 pub const JSON_LEN: usize = 2048;
 
-/// What there is to say about the values of a tensor. Minimum to standard deviation are over the finite values, and
-/// `None` where there are none.
+/// Statistics of the values of a tensor. `min` to `abs_max` are those of the finite values, and `None` if there are
+/// none.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stats {
     /// Number of elements.
@@ -29,22 +29,22 @@ pub struct Stats {
     pub max: Option<f64>,
     /// The mean value.
     pub mean: Option<f64>,
-    /// The standard deviation of the whole population, as `np.std`.
+    /// The standard deviation of the whole population, like `np.std`.
     pub std: Option<f64>,
     /// The largest magnitude.
     pub abs_max: Option<f64>,
-    /// Where the finite values lie.
+    /// The distribution of the finite values.
     pub histogram: Histogram,
 }
 
-/// How many values lie in each of [`BINS`] equal bins. A bin has its lower edge and not its upper one; the last has
-/// both.
+/// The number of values in each of [`BINS`] bins of equal width. A bin includes its lower edge but not its upper one;
+/// the last bin includes both.
 ///
-/// For elements of at most 16 bits, and where all values are equal, `low` and `high` and the counts are those of
-/// `np.histogram` over the float64 values. For wider elements `low` is the last edge of the fine grid up to the
-/// minimum, `high` lies beyond the maximum by at most a thirtieth of the range or so (more where the values differ by a
-/// few units in the last place), every edge is a multiple of a power of two, and the counts are exact for these edges;
-/// an edge beyond the largest float64 is given as that. Without finite values all is zero.
+/// For elements of at most 16 bits, and if all values are equal, `low`, `high` and the counts are those of
+/// `np.histogram` over the float64 values. For wider elements, `low` is the last edge of the fine grid at or below the
+/// minimum, and `high` exceeds the maximum by at most about a thirtieth of the range (more if the values differ only by
+/// a few units in the last place). Every edge is then a multiple of a power of two, and the counts are exact for these
+/// edges. An edge beyond the largest float64 is given as the largest float64. Without finite values everything is zero.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Histogram {
     /// The lower edge of the first bin.
@@ -56,7 +56,7 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// Of finite values and how often they occur, with the edges and the rounding of NumPy.
+    /// The histogram of finite values and their numbers of occurrences, with the edges and the rounding of NumPy.
     pub(super) fn of(values: &[(f64, u64)]) -> Self {
         let mut counts = [0; BINS];
         let mut low = values.iter().fold(f64::INFINITY, |low, (value, _)| low.min(*value)) + 0.0;
@@ -65,7 +65,7 @@ impl Histogram {
             return Self { low: 0.0, high: 0.0, counts };
         }
         if low == high {
-            // NumPy's half, and where that is too little to part the bins, as little as does.
+            // NumPy uses 0.5. Where that is too small to separate the bins, use the smallest value that does.
             let half = (low.abs() * power_of_two(-47)).max(0.5);
             (low, high) = ((low - half).max(f64::MIN), (high + half).min(f64::MAX));
         }
@@ -85,8 +85,8 @@ impl Histogram {
 }
 
 impl Stats {
-    /// The statistics as JSON, [`JSON_LEN`] bytes: filled up with spaces, and a line feed at the end. What is no number
-    /// is null.
+    /// The statistics as [`JSON_LEN`] bytes of JSON, padded with spaces before the final line feed. Values that are
+    /// missing or NaN are null.
     pub fn to_json(&self) -> Vec<u8> {
         let Self { count, zeros, nan, pos_inf, neg_inf, min, max, mean, std, abs_max, histogram } = self;
         let Histogram { low, high, counts } = histogram;

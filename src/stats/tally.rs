@@ -1,9 +1,9 @@
-//! What is known of values besides a histogram: counts, extremes, mean and deviation.
+//! The statistics of values except the histogram: counts, extremes, mean and deviation.
 
 use super::real::{Real, lanes, power_of_two};
 use super::summary::{Histogram, Stats};
 
-/// What is known of values besides the histogram.
+/// The statistics of values except the histogram.
 #[derive(Debug, Clone)]
 pub(super) struct Tally {
     pub(super) zeros: u64,
@@ -22,7 +22,7 @@ impl Tally {
         Self { zeros: 0, nan: 0, pos_inf: 0, neg_inf: 0, min, max, moments: Moments::default() }
     }
 
-    /// Counts a value if it is not finite.
+    /// Counts a value that occurs `times` times, if it is not finite.
     pub(super) fn set_aside(&mut self, value: f64, times: u64) {
         self.nan += times * u64::from(value.is_nan());
         self.pos_inf += times * u64::from(value == f64::INFINITY);
@@ -30,7 +30,7 @@ impl Tally {
     }
 
     pub(super) fn include(&mut self, min: f64, max: f64) {
-        // Zero has no sign here.
+        // Adding 0.0 turns -0.0 into 0.0.
         self.min = self.min.min(min) + 0.0;
         self.max = self.max.max(max) + 0.0;
     }
@@ -64,8 +64,8 @@ impl Tally {
     }
 }
 
-/// Number, mean and squared deviations from the mean, in units of a power of two that keeps squares from overflow and
-/// underflow.
+/// Number, mean and sum of the squared deviations from the mean, in units of 2 to the power of `exponent`, which is
+/// chosen such that squares neither overflow nor underflow.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Moments {
     pub(super) count: u64,
@@ -74,33 +74,34 @@ pub(super) struct Moments {
     pub(super) exponent: i32,
 }
 
-/// Exponents up to which squares, and sums of as many as there can be, are numbers.
+/// If exponents have at most this magnitude, squares and sums of squares neither overflow nor underflow.
 pub(super) const SAFE: i32 = 450;
-/// Exponent of the units for values beyond that.
+/// Exponent of the units for larger values; negated for smaller ones.
 pub(super) const UNIT: i32 = 600;
 
 impl Moments {
-    /// Of values from `min` to `max`; `None` if not all are finite. `apart` has room for as many.
-    pub(super) fn of<T: Real>(values: &[T], min: f64, max: f64, apart: &mut [f64]) -> Option<Self> {
+    /// The moments of values from `min` to `max`; `None` if not all are finite. `deviations` is a buffer for at least
+    /// as many values.
+    pub(super) fn of<T: Real>(values: &[T], min: f64, max: f64, deviations: &mut [f64]) -> Option<Self> {
         let largest = min.abs().max(max.abs());
         let exponent = match largest {
             _ if largest > power_of_two(SAFE) => UNIT,
             _ if largest < power_of_two(-SAFE) && largest > 0.0 => -UNIT,
             _ => 0,
         };
-        // The middle is near enough to the mean for the squares to lose almost nothing.
+        // The middle of the range is close enough to the mean that the squares lose almost no precision.
         let scale = power_of_two(-exponent);
         let center = min * scale / 2.0 + max * scale / 2.0;
-        let apart = &mut apart[..values.len()];
-        apart.iter_mut().zip(values).for_each(|(apart, value)| *apart = (*value).into() * scale - center);
-        let rest = lanes(apart, 0.0, |sum, apart| sum + apart).iter().sum::<f64>();
-        let squares = lanes(apart, 0.0, |sum, apart| sum + apart * apart).iter().sum::<f64>();
+        let deviations = &mut deviations[..values.len()];
+        deviations.iter_mut().zip(values).for_each(|(deviation, value)| *deviation = (*value).into() * scale - center);
+        let rest = lanes(deviations, 0.0, |sum, deviation| sum + deviation).iter().sum::<f64>();
+        let squares = lanes(deviations, 0.0, |sum, deviation| sum + deviation * deviation).iter().sum::<f64>();
         let n = values.len() as f64;
         let (mean, squares) = (center + rest / n, squares - rest * rest / n);
         squares.is_finite().then_some(Self { count: values.len() as u64, mean, squares: squares.max(0.0), exponent })
     }
 
-    /// By the method of Chan, Golub and LeVeque.
+    /// Merges by the method of Chan, Golub and LeVeque.
     pub(super) fn merge(&mut self, other: &Self) {
         if self.count == 0 || other.count == 0 {
             *self = if self.count == 0 { *other } else { *self };
@@ -110,12 +111,12 @@ impl Moments {
         let (a, b) = (self.in_units(exponent), other.in_units(exponent));
         let count = a.count + b.count;
         let (ours, theirs) = (a.count as f64, b.count as f64 / count as f64);
-        let apart = b.mean - a.mean;
-        let squares = a.squares + b.squares + apart * apart * ours * theirs;
-        *self = Self { count, mean: a.mean + apart * theirs, squares, exponent };
+        let delta = b.mean - a.mean;
+        let squares = a.squares + b.squares + delta * delta * ours * theirs;
+        *self = Self { count, mean: a.mean + delta * theirs, squares, exponent };
     }
 
-    /// The same in units no smaller than now.
+    /// The same moments in units of another exponent, which must not be smaller.
     pub(super) fn in_units(self, exponent: i32) -> Self {
         let factor = if exponent > self.exponent { power_of_two((self.exponent - exponent).max(-1022)) } else { 1.0 };
         Self { mean: self.mean * factor, squares: self.squares * factor * factor, exponent, ..self }

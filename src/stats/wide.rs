@@ -1,32 +1,32 @@
-//! Values of 32 and 64 bits: knows a histogram whose cells double when a value lies outside, so that one pass is
-//! enough.
+//! Statistics of values of 32 and 64 bits. The cells of the histogram double in width when a value lies outside, so one
+//! pass is enough.
 
 use super::real::{Real, lanes, power_of_two};
 use super::summary::{BINS, Histogram, Stats};
 use super::tally::{Moments, Tally};
 use std::ops::Range;
 
-/// Values of 32 and 64 bits: their number is too large for a table of codes.
+/// Statistics of values of 32 and 64 bits, which have too many codes for a table.
 #[derive(Debug)]
 pub(super) struct Wide<T> {
-    /// Bytes of an element.
+    /// Size of an element in bytes.
     bytes: usize,
-    /// Decodes elements; there are as many as the output has room for.
+    /// Decodes elements; the output has the same number.
     decode: fn(&[u8], &mut [T]),
     tally: Tally,
     grid: Grid<T>,
-    /// Two rings, because a processor waits to count the same cell twice running. A cell's number modulo [`CELLS`] is
-    /// its place: cells in use are fewer than that from first to last.
+    /// Two rings of [`CELLS`] counters, because a processor stalls if it increments the same counter twice in a row.
+    /// The index in a ring is the number of the cell modulo [`CELLS`]: the cells in use never span more.
     cells: Vec<u64>,
-    /// Room for what is computed of [`VALUES_AT_ONCE`]: their places in a ring,
+    /// Buffer for the indices of a batch of values in a ring.
     places: Vec<u32>,
-    /// and how far they are from a middle.
-    apart: Vec<f64>,
+    /// Buffer for the deviations of a batch of values from the middle of their range.
+    deviations: Vec<f64>,
 }
 
-/// Cells of the fine grid.
+/// Number of cells of the fine grid.
 pub(super) const CELLS: usize = 4096;
-/// Values that are looked at at once: they stay in the core's first cache.
+/// Number of values in a batch, which fits into the L1 cache of a core.
 pub(super) const VALUES_AT_ONCE: usize = 1024;
 
 impl<T: Real> Wide<T> {
@@ -38,7 +38,7 @@ impl<T: Real> Wide<T> {
             grid: Grid::new(T::LEAST),
             cells: vec![0; 2 * CELLS],
             places: vec![0; VALUES_AT_ONCE],
-            apart: vec![0.0; VALUES_AT_ONCE],
+            deviations: vec![0.0; VALUES_AT_ONCE],
         }
     }
 
@@ -60,7 +60,7 @@ impl<T: Real> Wide<T> {
         }
     }
 
-    /// Adds values that are all finite; where they are not, says so and adds nothing.
+    /// Adds values if all of them are finite; otherwise returns false and adds nothing.
     pub(super) fn add_finite(&mut self, values: &[T]) -> bool {
         if values.is_empty() {
             return true;
@@ -69,7 +69,7 @@ impl<T: Real> Wide<T> {
         let max = lanes(values, T::MIN, |most, value| if value > most { value } else { most });
         let min = min.into_iter().fold(f64::INFINITY, |least, value| least.min(value.into()));
         let max = max.into_iter().fold(f64::NEG_INFINITY, |most, value| most.max(value.into()));
-        let Some(moments) = Moments::of(values, min, max, &mut self.apart) else { return false };
+        let Some(moments) = Moments::of(values, min, max, &mut self.deviations) else { return false };
         self.tally.moments.merge(&moments);
         self.tally.zeros += u64::from(values.iter().map(|value| u32::from(*value == T::ZERO)).sum::<u32>());
         self.include(min, max);
@@ -86,7 +86,7 @@ impl<T: Real> Wide<T> {
         true
     }
 
-    /// Makes the cells as wide as it takes to hold values from `min` to `max` too.
+    /// Widens the cells if needed, so that the grid also covers values from `min` to `max`.
     pub(super) fn include(&mut self, min: f64, max: f64) {
         if min >= self.tally.min && max <= self.tally.max {
             return;
@@ -108,7 +108,7 @@ impl<T: Real> Wide<T> {
         self.grid.cell(T::narrow(self.tally.min))..self.grid.cell(T::narrow(self.tally.max)) + 1
     }
 
-    /// Adds the counts of cells of another grid, which are no wider.
+    /// Adds the counts of the `used` cells of another grid, which must not be wider than those of this one.
     pub(super) fn pour(&mut self, cells: &[u64], used: Range<i64>, grid: Grid<T>) {
         let doublings = (self.grid.exponent - grid.exponent).min(63);
         for cell in used {
@@ -120,7 +120,7 @@ impl<T: Real> Wide<T> {
     pub(super) fn merge(&mut self, other: &Self) {
         self.include(other.tally.min, other.tally.max);
         self.tally.merge(&other.tally);
-        // The cells are as narrow as can be, in both, so here they are no narrower than there.
+        // Both grids have the narrowest possible cells, and this one covers both ranges, so its cells are not narrower.
         self.pour(&other.cells, other.used(), other.grid);
     }
 
@@ -130,24 +130,22 @@ impl<T: Real> Wide<T> {
             let same = [(self.tally.min, self.tally.moments.count)];
             return self.tally.finish(Histogram::of(&same[..usize::from(!used.is_empty())]));
         }
-        let together = (used.end - used.start + BINS as i64 - 1) / BINS as i64;
-        // Bins beyond the largest number would have no edges: where they are empty, they are had below the minimum
-        // instead.
+        let per_bin = (used.end - used.start + BINS as i64 - 1) / BINS as i64;
+        // Bins beyond the largest float64 would have no edges. As they are empty, add bins below the minimum instead.
         let beyond = (f64::MAX / self.grid.width.into()).ceil() as i64;
-        let start = used.start.min(beyond.saturating_sub(BINS as i64 * together));
+        let start = used.start.min(beyond.saturating_sub(BINS as i64 * per_bin));
         let edge = |cell: i64| (cell as f64 * self.grid.width.into()).clamp(f64::MIN, f64::MAX);
-        let (low, high) = (edge(start), edge(start + BINS as i64 * together));
+        let (low, high) = (edge(start), edge(start + BINS as i64 * per_bin));
         let mut counts = [0; BINS];
         for cell in used {
             let at = cell as usize % CELLS;
-            counts[((cell - start) / together) as usize] += self.cells[at] + self.cells[at + CELLS];
+            counts[((cell - start) / per_bin) as usize] += self.cells[at] + self.cells[at + CELLS];
         }
         self.tally.finish(Histogram { low, high, counts })
     }
 }
 
-/// Cells of equal width, all number line long: cell 0 begins at zero. The width is a power of two, so that all is
-/// exact.
+/// Cells of equal width on the whole number line; cell 0 begins at zero. The width is a power of two for exact edges.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Grid<T> {
     exponent: i32,
@@ -160,7 +158,7 @@ impl<T: Real> Grid<T> {
         Self { exponent, width: T::narrow(power_of_two(exponent)), scale: T::narrow(power_of_two(-exponent)) }
     }
 
-    /// The grid with the narrowest cells, no narrower than these, that holds `min` and `max` in [`CELLS`] cells.
+    /// The grid that covers `min` to `max` with [`CELLS`] cells as narrow as possible, but not narrower than now.
     pub(super) fn widened(self, min: f64, max: f64) -> Self {
         let exponent = (min.abs().max(max.abs()).to_bits() >> 52) as i32 - 1023;
         let mut grid = Self::new(self.exponent.max(exponent - T::LARGEST));
@@ -170,7 +168,7 @@ impl<T: Real> Grid<T> {
         grid
     }
 
-    /// The nearest edge, with [`Real::ROUND`] added, and whether it is above the value.
+    /// The number of the nearest edge, with [`Real::ROUND`] added, and whether the edge is above the value.
     pub(super) fn edge(self, value: T) -> (T, bool) {
         let edge = value * self.scale + T::ROUND;
         (edge, (edge - T::ROUND) * self.width > value)
@@ -181,7 +179,7 @@ impl<T: Real> Grid<T> {
         (edge - T::ROUND).into() as i64 - i64::from(above)
     }
 
-    /// The cell's number modulo [`CELLS`].
+    /// The number of the cell modulo [`CELLS`].
     pub(super) fn place(self, value: T) -> u32 {
         let (edge, above) = self.edge(value);
         edge.low_bits().wrapping_sub(above.into()) % CELLS as u32

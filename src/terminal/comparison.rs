@@ -20,7 +20,7 @@ pub struct Comparison<'m> {
     b: Source,
     tensors: TensorChanges<'m>,
     metadata: MetadataChanges<'m>,
-    /// Only if data was compared.
+    /// `None` if data was not compared.
     #[serde(skip_serializing_if = "Option::is_none")]
     data: Option<DataChanges<'m>>,
 }
@@ -79,13 +79,12 @@ struct Both<'m> {
 struct DataChanges<'m> {
     equal: usize,
     nbytes: u64,
-    /// Bytes that both models have in the same place of a disk.
+    /// Bytes that both models share on disk, which were not read.
     shared: u64,
     different: Vec<Different<'m>>,
 }
 
-/// A tensor whose data differs. A value that is not known is null: values of unknown dtypes, and infinite distances,
-/// which JSON cannot express.
+/// A tensor whose data differs. Numbers are null in JSON if the dtype is unknown, and if they are infinite.
 #[derive(Serialize)]
 struct Different<'m> {
     #[serde(flatten)]
@@ -99,7 +98,8 @@ struct Different<'m> {
 }
 
 impl<'m> Comparison<'m> {
-    /// Two models, named as on the command line. `data` has one element for each of `diff.alike`.
+    /// Compares two models, each with its location on the command line. `data` has one element for each of
+    /// `diff.alike`.
     pub fn new(
         (location_a, a): (&Location, &'m Model),
         (location_b, b): (&Location, &'m Model),
@@ -210,7 +210,7 @@ impl Layout<'_> {
     }
 }
 
-/// A line of a list: its sign, its subject, and a description.
+/// A line of a list: a sign, a name or key, and a description.
 type Row<'r> = (char, &'r str, String);
 
 impl TensorChanges<'_> {
@@ -275,7 +275,7 @@ impl<'m> DataChanges<'m> {
         if *shared > 0 {
             let (shared, nbytes) = (size(*shared), size(*nbytes));
             // Writing to a string cannot fail.
-            let _ = write!(summary, "; {shared} of {nbytes} lie in the same place of the disk and were not read");
+            let _ = write!(summary, "; {shared} of {nbytes} are shared on disk and were not read");
         }
         summary
     }
@@ -286,7 +286,7 @@ impl<'m> Different<'m> {
         let values = difference.values;
         Self {
             tensor: Entry::new(tensor),
-            // Every element of a listed tensor has bytes.
+            // A tensor that differs is not empty, so its size gives the number of elements.
             elements: tensor.dtype.bits().map(|bits| (u128::from(tensor.nbytes()) * 8 / u128::from(bits)) as u64),
             bits_different: difference.bits,
             elements_different: values.map(|values| values.elements),
@@ -305,10 +305,10 @@ impl<'m> Different<'m> {
         let mut text = format!("{} of {}, {bits}", grouped(elements), plural(all, "element"));
         if let (Some(abs), Some(rel), true) = (self.max_abs, self.max_rel, elements > not_finite) {
             // Writing to a string cannot fail.
-            let _ = write!(text, "; at most {} apart, relative {}", short(abs), short(rel));
+            let _ = write!(text, "; largest difference {}, relative {}", short(abs), short(rel));
         }
         if not_finite > 0 {
-            let _ = write!(text, "; {} infinite or no number in one", grouped(not_finite));
+            let _ = write!(text, "; {} infinite or NaN in either model", grouped(not_finite));
         }
         text
     }
@@ -323,8 +323,8 @@ fn count(count: usize) -> String {
     grouped(count as u64)
 }
 
-/// The differences between two directories of models, as text for `screen` or as Markdown. `texts` describe the models
-/// that differ.
+/// The differences between two directories of models: as text if `screen` is given, otherwise as Markdown. `texts`
+/// describe the models that differ.
 pub fn catalogs(
     removed: &[String],
     added: &[String],
@@ -350,7 +350,7 @@ pub fn catalogs(
     text
 }
 
-/// A number with four digits.
+/// A number with at most four significant digits, and with an exponent if it is below 1e-4 or at least 1e7.
 fn short(number: f64) -> String {
     let rounded = format!("{number:.3e}");
     match rounded.parse::<f64>() {
@@ -382,12 +382,12 @@ fn table(text: &mut String, head: &str, rows: &[String]) {
     }
 }
 
-/// Text as inline code in a cell of a Markdown table.
+/// `text` as inline code in a cell of a Markdown table.
 fn code(text: &str) -> String {
     let text = printable(text).replace('|', "\\|");
     let runs = text.split(|char| char != '`').map(str::len);
     let fence = "`".repeat(runs.max().unwrap_or(0) + 1);
-    // Markdown removes one space from each end.
+    // Markdown removes one space from each end of inline code.
     let pad = if text.is_empty() || text.starts_with(['`', ' ']) || text.ends_with(['`', ' ']) { " " } else { "" };
     format!("{fence}{pad}{text}{pad}{fence}")
 }
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn any_name_can_be_in_a_cell() {
+    fn names_are_escaped_in_markdown_cells() {
         let table = [
             ("model.embed_tokens", "`model.embed_tokens`"),
             ("a|b", "`a\\|b`"),

@@ -1,4 +1,4 @@
-//! What commands print: text for people, JSON for programs, and progress bars.
+//! The output of commands: text, JSON and progress bars.
 
 pub mod comparison;
 pub mod output;

@@ -1,4 +1,4 @@
-//! Standard output: colours, closed pipes, and how sizes, names and tables are printed.
+//! Standard output: colours, closed pipes, and the formats of sizes, names, JSON and tables.
 
 use anstream::{AutoStream, ColorChoice};
 use anstyle::{AnsiColor, Style};
@@ -12,10 +12,10 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 use weightfs::text::{escape_json, is_terminal_control, message, printable};
 use weightfs::write;
 
-/// Columns of a line if standard output is not a terminal, or the terminal does not tell.
+/// Columns of a line if standard output is not a terminal, or the width of the terminal is unknown.
 const WIDTH: usize = 100;
 
-/// Most width of a table's column, in characters.
+/// Maximum width of a table column, in terminal columns.
 const WIDEST: usize = 80;
 
 /// The style of headings.
@@ -31,7 +31,7 @@ pub const GOOD: Style = AnsiColor::Green.on_default();
 pub struct Output {
     out: BufWriter<StdoutLock<'static>>,
     coloured: bool,
-    /// Whether a title was printed.
+    /// Whether a title has been printed.
     titled: bool,
     /// Whether it is a terminal.
     pub is_terminal: bool,
@@ -67,7 +67,7 @@ impl Output {
     /// Prints an error to standard error, after flushing standard output.
     pub fn complain(&mut self, text: &str) -> io::Result<()> {
         self.flush()?;
-        // If standard error is closed, the exit code still tells.
+        // If standard error is closed, the exit code still reports the failure.
         let _ = writeln!(io::stderr(), "weightfs: {}", message(text));
         Ok(())
     }
@@ -84,7 +84,7 @@ impl<T: Display> Display for Styled<T> {
     }
 }
 
-/// Runs `work`, which prints. A closed pipe ends it without an error: the reader has seen enough.
+/// Runs `work`, which prints. A closed pipe is not an error: the exit code is then 0.
 pub fn to_stdout(work: impl FnOnce(&mut Output) -> anyhow::Result<ExitCode>) -> anyhow::Result<ExitCode> {
     let stdout = io::stdout();
     let coloured = AutoStream::choice(&stdout) != ColorChoice::Never;
@@ -93,7 +93,7 @@ pub fn to_stdout(work: impl FnOnce(&mut Output) -> anyhow::Result<ExitCode>) -> 
     let writer = BufWriter::with_capacity(64 << 10, stdout.lock());
     let mut out = Output { out: writer, coloured, titled: false, is_terminal, width };
     let done = work(&mut out).and_then(|code| Ok(out.flush().map(|()| code)?));
-    // Errors of files have types of their own. A plain I/O error is one of standard output.
+    // File errors have their own types, so a plain I/O error is an error of standard output.
     match done.as_ref().err().and_then(|error| error.downcast_ref::<io::Error>()).map(io::Error::kind) {
         Some(ErrorKind::BrokenPipe) => Ok(ExitCode::SUCCESS),
         Some(_) => done.context("standard output"),
@@ -121,7 +121,7 @@ pub fn count(number: u64) -> String {
     scaled(number, ["", "K", "M", "B", "T", "Q", " quintillion"])
 }
 
-/// Three digits and a unit.
+/// A number with three digits and a unit.
 fn scaled(number: u64, units: [&str; 7]) -> String {
     if number < 1000 {
         return format!("{number}{}", units[0]);
@@ -173,10 +173,9 @@ pub fn push_shape(text: &mut String, shape: &[u64]) {
     text.push(']');
 }
 
-/// A printable form of a text, in at most so many columns. The middle of a longer text is left out, because tensor
-/// names differ at both ends.
+/// A printable form of `text` in at most `columns` columns, but at least 24. The middle of a longer text is replaced by
+/// an ellipsis, because tensor names differ at both ends.
 pub fn squeeze(text: &str, columns: usize) -> Cow<'_, str> {
-    /// Fewest columns.
     const LEAST: usize = 24;
     let columns = columns.max(LEAST);
     // A character has at most four bytes.
@@ -186,7 +185,7 @@ pub fn squeeze(text: &str, columns: usize) -> Cow<'_, str> {
             return shown;
         }
     }
-    // More of either end is never needed.
+    // At most this much of each end is needed.
     let head_end = text.char_indices().nth(columns).map_or(text.len(), |(at, _)| at);
     let tail_start = text.char_indices().rev().nth(columns).map_or(0, |(at, _)| at);
     let (head, tail) = (printable(&text[..head_end]), printable(&text[tail_start..]));
@@ -196,7 +195,8 @@ pub fn squeeze(text: &str, columns: usize) -> Cow<'_, str> {
     format!("{front}…{}", back.chars().rev().collect::<String>()).into()
 }
 
-/// As many of `chars` as fit into so many columns, and the sum of their widths. As one text they may be narrower.
+/// The first of `chars` that fit into `columns` columns, and the sum of their widths, which may exceed the width of the
+/// text: combined characters can be narrower.
 fn fitting(chars: impl Iterator<Item = char>, columns: usize) -> (String, usize) {
     let mut used = 0;
     let fits = |char: &char| {
@@ -209,12 +209,12 @@ fn fitting(chars: impl Iterator<Item = char>, columns: usize) -> (String, usize)
     (text, used)
 }
 
-/// A printable form of a text, cut to so many columns. A text that was cut is followed by its size.
+/// A printable form of `text` in at most `columns` columns, but at least 20. A longer text is cut and followed by its
+/// size.
 pub fn cut(text: &str, columns: usize) -> String {
-    /// Fewest columns.
     const LEAST: usize = 20;
     let columns = columns.max(LEAST);
-    // More is never needed.
+    // One character more than fits shows that the text is too long.
     let end = text.char_indices().nth(columns.saturating_add(1)).map_or(text.len(), |(end, _)| end);
     let shown = printable(&text[..end]);
     if end == text.len() && shown.width() <= columns {
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_squeezed_text_fits_and_keeps_both_ends() {
+    fn squeezed_text_fits_and_keeps_both_ends() {
         let name = "model.layers.10.block_sparse_moe.experts.7.w2.weight";
         assert_eq!(squeeze(name, 52), name);
         assert_eq!(squeeze(name, 51), "model.layers.10.block_spa…e_moe.experts.7.w2.weight");
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_text_fits() {
+    fn cut_text_fits() {
         assert_eq!(cut("short", 80), "short");
         assert_eq!(cut("tab\there", 80), r"tab\there");
         for columns in [0, 20, 21, 40, 79] {

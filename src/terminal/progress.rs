@@ -4,7 +4,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Commands that are done before this show no bar.
+/// Time after which the bar appears. Short commands show none.
 const SILENT: Duration = Duration::from_millis(500);
 
 /// A progress bar on standard error, if that is a terminal. It disappears when this is dropped.

@@ -1,4 +1,4 @@
-//! How totals look: knows them as tables, as two lines below a list, and as JSON.
+//! Totals of tensors by dtype and by module: as tables, as two lines below a list, and as JSON.
 
 use super::output::{Output, count, cut, plural, size, table};
 use serde_json::{Value, json};
@@ -8,21 +8,21 @@ use unicode_width::UnicodeWidthStr;
 use weightfs::inspect::{Breakdown, Totals};
 use weightfs::text::printable;
 
-/// No name of a dtype or module takes more columns of a line that has others beside it.
+/// Maximum width of a dtype or module in a line with others, in terminal columns.
 const NAME_MAX: usize = 60;
 
-/// The name of a group as it stands in a line.
+/// The name of a dtype or module as printed in a line with others.
 pub fn group_name(name: &str) -> String {
     if name.is_empty() { "(none)".to_owned() } else { cut(name, NAME_MAX) }
 }
 
-/// A table by dtype and one by module; numbers whole if `exact` says so.
+/// Prints a table by dtype and one by module. If `exact`, numbers are not rounded.
 pub fn print_tables(breakdown: &Breakdown, exact: bool, out: &mut Output) -> io::Result<()> {
     let Breakdown { all, dtypes, modules } = breakdown;
     let row = |(name, totals): &(&str, Totals)| {
         let Totals { tensors, parameters, nbytes } = *totals;
         let number = |number: u64, short: fn(u64) -> String| if exact { number.to_string() } else { short(number) };
-        // Of nothing, nothing is all.
+        // Avoids a division by zero.
         let share = if all.nbytes == 0 { 0.0 } else { 100.0 * nbytes as f64 / all.nbytes as f64 };
         let name = if name.is_empty() { "(none)".into() } else { printable(name) };
         let (parameters, nbytes) = (number(parameters, count), number(nbytes, size));
@@ -36,7 +36,7 @@ pub fn print_tables(breakdown: &Breakdown, exact: bool, out: &mut Output) -> io:
     Ok(())
 }
 
-/// How much there is, of which dtypes and in which modules: as many as fit into a line each, the largest first.
+/// Prints a line with the sum and the dtypes, and one with the modules. Each has as many groups as fit, largest first.
 pub fn print_lines(breakdown: &Breakdown, out: &mut Output) -> io::Result<()> {
     let Breakdown { all, dtypes, modules } = breakdown;
     let largest = |groups: &[(&str, Totals)]| {
@@ -48,16 +48,16 @@ pub fn print_lines(breakdown: &Breakdown, out: &mut Output) -> io::Result<()> {
     let all = format!("{}, {parameters}, {}", plural(all.tensors, "tensor"), size(all.nbytes));
     let width = out.width;
     writeln!(out, "\n{}", in_a_line(&format!("{all}: "), &largest(dtypes), width))?;
-    // A name without dots has none.
+    // Tensors whose names have no dots are in no module.
     if modules.iter().all(|(name, _)| name.is_empty()) {
         return Ok(());
     }
     writeln!(out, "{}", in_a_line("modules: ", &largest(modules), width))
 }
 
-/// `begin` and as many of `items` as fit into so many columns, but one at least.
+/// `begin` and as many of `items` as fit into `columns` columns, but at least one.
 fn in_a_line(begin: &str, items: &[String], columns: usize) -> String {
-    /// `, and 1,000,000 more`.
+    /// Width of `, and 1,000,000 more`.
     const MORE: usize = 20;
     let mut line = begin.to_owned();
     for (at, item) in items.iter().enumerate() {
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_has_what_fits_and_says_how_much_does_not() {
+    fn line_is_filled_and_the_rest_is_counted() {
         let items = ["F32 4 B", "BF16 2 B", "U8 1 B"].map(str::to_owned);
         assert_eq!(in_a_line("x: ", &items, 80), "x: F32 4 B, BF16 2 B, U8 1 B");
         assert_eq!(in_a_line("x: ", &items, 28), "x: F32 4 B, and 2 more");

@@ -1,8 +1,7 @@
 //! `export/`: a whole model, or some of its tensors, as one safetensors file.
 //!
-//! Tensors keep the order that they have in the source; the official writer would sort them by dtype and name. So the
-//! data is one run of each file and is read as fast as a tensor. Spaces behind the header make the data begin on a
-//! page.
+//! Tensors keep the order of the source; the official writer would sort them by dtype and name. So the data of each
+//! source file is one run and is read as fast as a single tensor. Spaces after the header align the data to a page.
 
 use super::lines::{Lines, Out, STRIDE, write_list};
 use super::metadata::Object;
@@ -15,18 +14,18 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The data begins at a multiple of this many bytes, unless another alignment is asked for.
+/// Default alignment of the data, in bytes.
 const PAGE: u64 = 4096;
 
-/// The most data that fits into a file with a header: file sizes are signed 64-bit numbers.
+/// Largest size of the data in bytes. File sizes are signed 64-bit numbers, and the header needs space too.
 const DATA_MAX: u64 = (i64::MAX as u64) - 2 * MAX_HEADER;
 
-/// The tensors of an export, in its order.
+/// The tensors of an export, in the order of the data.
 #[derive(Debug, Clone)]
 pub enum Tensors {
     /// All logical tensors of the model.
     Whole,
-    /// These logical tensors.
+    /// These logical tensors only.
     These(Arc<[TensorId]>),
 }
 
@@ -51,28 +50,28 @@ impl Tensors {
     }
 }
 
-/// A model as one file, with its metadata and without.
+/// A model as one file: with and without its metadata.
 #[derive(Debug)]
 pub struct Export {
     with_metadata: Option<Content>,
     clean: Option<Content>,
-    /// Length of the entries of the header in bytes.
+    /// Length of all header entries in bytes.
     entries_len: u64,
     data_len: u64,
 }
 
-/// The bytes of a header around its entries: the length and the metadata before them, the padding after them.
+/// The bytes of a header around its entries: length and metadata before them, padding after them.
 struct Frame {
     head: Vec<u8>,
     tail: Vec<u8>,
 }
 
 impl Frame {
-    /// `None` if no reader would accept a header of that length.
+    /// `None` if the header would exceed the limit of the official reader.
     fn new(metadata: &str, entries: u64, align: Option<u64>) -> Option<Self> {
         let used = 8 + 1 + metadata.len() as u64 + entries + 1;
         let fits = |data_start: &u64| data_start - 8 <= MAX_HEADER;
-        // Near the limit there is no room for a page of spaces.
+        // Near the limit, padding to a page may not fit.
         let units = align.map_or([PAGE, 8], |align| [align; 2]);
         let data_start = units.iter().filter_map(|unit| used.checked_next_multiple_of(*unit)).find(fits)?;
         let head = [&(data_start - 8).to_le_bytes()[..], b"{", metadata.as_bytes()].concat();
@@ -82,11 +81,11 @@ impl Frame {
     }
 }
 
-/// The entries of a header, which are written when they are read.
+/// The entries of a header. Their text is generated when it is read.
 struct Entries {
     model: Arc<Model>,
     tensors: Tensors,
-    /// The offset of the data of every [`STRIDE`]th tensor, in bytes from the first.
+    /// The data offset of every [`STRIDE`]th tensor, in bytes from the start of the data.
     offsets: Vec<u64>,
 }
 
@@ -97,7 +96,7 @@ impl Export {
         let metadata = match model.metadata() {
             [] => String::new(),
             pairs => {
-                // Strings as keys and values are always valid JSON.
+                // Serializing strings cannot fail.
                 let json = serde_json::to_string(&Object(pairs)).unwrap_or_default();
                 format!("\"__metadata__\":{json}{}", if count == 0 { "" } else { "," })
             }
@@ -138,22 +137,22 @@ impl Export {
         Self { with_metadata: content(&metadata), clean: content(""), entries_len: lines.len(), data_len }
     }
 
-    /// The file, if there can be one; `clean` leaves out the metadata.
+    /// The file, or `None` if it would be too large. `clean` leaves out the metadata.
     pub fn content(&self, clean: bool) -> Option<&Content> {
         if clean { self.clean.as_ref() } else { self.with_metadata.as_ref() }
     }
 
-    /// Why there can be no file.
+    /// Why the model cannot be exported as one file.
     pub fn refusal(&self) -> String {
         let Self { entries_len, data_len, .. } = self;
         format!(
-            "more than a safetensors file may have: {entries_len} bytes of header besides the metadata (at most \
-             {MAX_HEADER} with it and what aligns the data), {data_len} bytes of data"
+            "too large for a safetensors file: {entries_len} bytes of header entries (at most {MAX_HEADER} bytes of \
+             header with metadata and padding), {data_len} bytes of data"
         )
     }
 }
 
-/// The files in `export/` and their names. Logs which ones there cannot be.
+/// The files in `export/` and their names. Logs a warning if the model is too large for one.
 pub fn files(model: &Arc<Model>) -> Vec<(String, Content)> {
     let stem = model::stem(model.location()).unwrap_or_default();
     let export = Export::new(model, Tensors::Whole, None);
@@ -165,11 +164,11 @@ pub fn files(model: &Arc<Model>) -> Vec<(String, Content)> {
     files.into_iter().filter_map(|(suffix, content)| Some((name(suffix), content?))).collect()
 }
 
-/// Runs of bytes, neighbours joined.
+/// Runs of bytes. Adjacent runs are merged.
 #[derive(Default)]
 struct Runs {
     runs: Vec<Run>,
-    /// Where the last run ends: its source, and the offset there.
+    /// Where the last run ends: source and offset.
     end: Option<(usize, u64)>,
 }
 
@@ -186,7 +185,7 @@ impl Runs {
 }
 
 impl Entries {
-    /// Writes the entries at some positions, with commas between all entries.
+    /// Writes the entries at some positions, each except the first of all with a comma before it.
     fn write(&self, positions: Range<usize>, out: Out) -> io::Result<()> {
         let info = |at| self.model.tensor(self.tensors.at(&self.model, at)).info;
         let stride = positions.start / STRIDE;
@@ -200,14 +199,14 @@ impl Entries {
             }
             let tensor = info(at);
             write_entry(&tensor, offset, &mut *out)?;
-            // If there is too much data, nothing of the file is shown.
+            // The sum only overflows if the data is too large, and then the file is not shown.
             offset = offset.saturating_add(tensor.nbytes());
         }
         Ok(())
     }
 }
 
-/// Writes a tensor as an entry of a header, with its data `offset` bytes after the first.
+/// Writes a tensor as a header entry. `offset` is that of its data, in bytes from the start of the data.
 pub fn write_entry(tensor: &TensorInfo, offset: u64, out: Out) -> io::Result<()> {
     serde_json::to_writer(&mut *out, tensor.name)?;
     out.write_all(b":{\"dtype\":")?;

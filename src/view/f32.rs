@@ -10,7 +10,7 @@ pub fn shows(tensor: &TensorInfo) -> bool {
     tensor.dtype.to_f32().is_some()
 }
 
-/// Whether the file is the stored one: a copy would take a second place in the page cache.
+/// Whether the file is a link to the stored tensor. A copy would occupy the page cache twice.
 pub fn is_stored(tensor: &TensorInfo) -> bool {
     tensor.dtype == Dtype::F32
 }

@@ -1,11 +1,11 @@
-//! Numbers of views, and sets of them.
+//! View numbers and sets of views.
 
-/// A view, by its index in the table.
+/// A view, identified by its index in the table of views.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct View(u8);
 
 impl View {
-    /// The view at an index of the table, which has fewer than 64 rows.
+    /// The view at an index of the table. The table has fewer than 64 rows.
     pub const fn new(index: usize) -> Self {
         Self(index as u8)
     }
@@ -21,17 +21,17 @@ impl View {
 pub struct Shown(u64);
 
 impl Default for Shown {
-    /// All of them.
+    /// All views.
     fn default() -> Self {
         Self(u64::MAX)
     }
 }
 
 impl Shown {
-    /// None of them.
+    /// No views.
     pub const NONE: Self = Self(0);
 
-    /// The same views and one more.
+    /// These views and `view`.
     pub fn with(self, view: View) -> Self {
         Self(self.0 | 1 << view.0)
     }

@@ -1,4 +1,4 @@
-//! `index.json`: every tensor as a JSON object, one on each line.
+//! `index.json`: a JSON object for each tensor, one per line.
 
 use super::lines::{Lines, Out, write_list};
 use crate::content::{Content, Run, Segment};
@@ -10,19 +10,19 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The directories of stored tensors that a mount shows, so that a line can name the tensor's file.
+/// The directories of stored tensors in a mount. They give the path of a tensor's file.
 #[derive(Debug, Clone, Copy)]
 pub struct Dirs {
     /// The name of the directory of logical tensors in the root, if it is shown.
     pub tensors: Option<&'static str>,
-    /// Whether it is also shown for each shard, in `shards/FILE/`.
+    /// Whether each shard has this directory too, in `shards/FILE/`.
     pub in_shards: bool,
 }
 
-/// The file. Every line is measured.
+/// The file. Measures all lines.
 pub fn content(model: &Arc<Model>, dirs: Dirs) -> Content {
     let (mut head, mut tail) = (Vec::new(), Vec::new());
-    // Writing to a vector does not fail.
+    // Writing to a vector cannot fail.
     let _ = write_head(model, &mut head).and_then(|()| write_tail(model, &mut tail));
     let model = model.clone();
     let count = model.listed().len();
@@ -59,7 +59,7 @@ fn write_lines(model: &Model, dirs: Dirs, mut lines: Range<usize>, out: Out) -> 
     })
 }
 
-/// Writes a tensor as a line of `index.json`, without the file that it has in a mount.
+/// Writes a tensor as a line of `index.json`, without the `file` member.
 pub fn write_tensor(model: &Model, tensor: TensorId, out: Out) -> io::Result<()> {
     write_line(model, None, tensor, out)
 }

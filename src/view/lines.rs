@@ -1,7 +1,7 @@
-//! A text made of many pieces, one for each tensor, that is written when it is read and never kept.
+//! A text of many pieces, one for each tensor, that is generated when it is read and never kept in memory.
 //!
-//! The pieces of a million tensors take 100 MB and more. Only the offset of every 256th piece is kept, or of more where
-//! the pieces are long.
+//! The text of a million tensors takes 100 MB and more. Only the offset of every 256th piece is kept, or of more pieces
+//! if they are long.
 
 use crate::content::{Generated, Segment};
 use crate::threads;
@@ -12,7 +12,8 @@ use std::sync::Arc;
 /// Most pieces between two marks.
 pub const STRIDE: usize = 256;
 
-/// Bytes after which a mark is set in any case. A read writes at most so much in vain, or one piece.
+/// If [`STRIDE`] pieces have more than four times this many bytes, marks are set about every `STRIDE_BYTES`. So a read
+/// generates and discards at most that fourfold number of bytes, or one piece.
 const STRIDE_BYTES: u64 = 64 << 10;
 
 /// The offsets of the pieces of a text.
@@ -23,7 +24,7 @@ pub struct Lines {
     len: u64,
 }
 
-/// The beginning of a piece.
+/// A piece and its offset.
 #[derive(Debug, Clone, Copy)]
 struct Mark {
     piece: usize,
@@ -31,14 +32,14 @@ struct Mark {
     offset: u64,
 }
 
-/// Takes text: a vector, a part of it, or only its length.
+/// The destination of a text: a vector, a window of the text, or a counter of its length.
 pub type Out<'o> = &'o mut dyn Write;
 
 impl Lines {
-    /// Measures `count` pieces on all cores; `write` writes any run of them.
+    /// Measures `count` pieces on all cores. `write` writes any range of them.
     pub fn new(count: usize, write: impl Fn(Range<usize>, Out) -> io::Result<()> + Sync) -> Self {
         let length = |pieces: Range<usize>| length(|length| write(pieces.clone(), length));
-        // Marks with offsets from the first piece of the stride, and the length of the stride.
+        // Returns marks with offsets relative to the stride, and the length of the stride.
         let measure = |first: usize| {
             let end = count.min(first + STRIDE);
             let whole = length(first..end);
@@ -69,8 +70,8 @@ impl Lines {
         self.len
     }
 
-    /// The piece that holds the byte at `offset`, and the offset of that piece. `write` is the one that measured the
-    /// text.
+    /// The piece that contains the byte at `offset`, and the offset of that piece. `write` must be the function that
+    /// measured the text.
     pub fn find(&self, offset: u64, write: impl Fn(Range<usize>, Out) -> io::Result<()>) -> (usize, u64) {
         let Some(Mark { mut piece, offset: mut begins }) = self.mark(offset) else { return (0, 0) };
         while piece + 1 < self.count {
@@ -83,7 +84,7 @@ impl Lines {
         (piece, begins)
     }
 
-    /// The text as a segment. `write` is the one that measured it.
+    /// The text as a segment. `write` must be the function that measured the text.
     pub fn segment(
         self: &Arc<Self>,
         write: impl Fn(Range<usize>, Out) -> io::Result<()> + Send + Sync + 'static,
@@ -92,13 +93,13 @@ impl Lines {
         Segment::Generated(Generated::new(self.len, move |range, _, out| {
             let Some(mark) = lines.mark(range.start) else { return Ok(()) };
             let mut window = Window { skip: range.start - mark.offset, take: (range.end - range.start) as usize, out };
-            // Ends with an error of the window when that is full.
+            // The window returns an error when it is full, which stops `write`.
             let _ = write(mark.piece..lines.count, &mut window);
             Ok(())
         }))
     }
 
-    /// The last mark up to `offset`.
+    /// The last mark at or before `offset`.
     fn mark(&self, offset: u64) -> Option<Mark> {
         let first = self.marks.partition_point(|mark| mark.offset <= offset).saturating_sub(1);
         self.marks.get(first).copied()
@@ -113,11 +114,11 @@ pub fn write_list(numbers: &[u64], separator: &str, out: Out) -> io::Result<()> 
     Ok(())
 }
 
-/// Takes a part of a text, and stops the writer with an error when it has that part.
+/// Copies a part of a text to `out`. Returns an error once the part is complete, to stop the writer.
 struct Window<'o> {
-    /// Bytes to drop first.
+    /// Bytes to skip before the part.
     skip: u64,
-    /// Bytes to take then.
+    /// Bytes of the part that are missing.
     take: usize,
     out: &'o mut Vec<u8>,
 }
@@ -141,15 +142,15 @@ impl Write for Window<'_> {
     }
 }
 
-/// The length of what `write` writes.
+/// The number of bytes that `write` writes.
 pub fn length(write: impl Fn(Out) -> io::Result<()>) -> u64 {
     let mut length = Length::default();
-    // Counting does not fail.
+    // Counting cannot fail.
     let _ = write(&mut length);
     length.0
 }
 
-/// Takes text and keeps only its length.
+/// Counts the bytes that are written to it.
 #[derive(Default)]
 struct Length(u64);
 
@@ -174,7 +175,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn any_part_is_that_part_of_the_whole(
+        fn partial_reads_match_whole_text(
             lengths in prop::collection::vec(prop_oneof![8 => 0usize..200, 1 => 0usize..200_000], 0..600),
             parts in prop::collection::vec((any::<prop::sample::Index>(), 0u64..300_000), 20),
         ) {
@@ -185,7 +186,7 @@ mod tests {
             let write = move |mut pieces: Range<usize>, out: Out| pieces.try_for_each(|at| out.write_all(&piece(at)));
             let lines = Arc::new(Lines::new(count, &write));
             prop_assert_eq!(lines.len(), whole.len() as u64);
-            // A read writes little more in vain than a stride has, or one piece.
+            // This bounds the bytes that a read generates and discards.
             for pair in lines.marks.windows(2) {
                 prop_assert!(pair[1].offset - pair[0].offset <= STRIDE_BYTES * 4 + longest);
             }

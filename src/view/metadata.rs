@@ -1,4 +1,4 @@
-//! `metadata/` and `metadata.json`: the metadata of a model and of each of its files, and what `data:` URLs in it hold.
+//! `metadata/` and `metadata.json`: the metadata of a model and of each of its shards, and decoded `data:` URLs.
 
 use super::lines::Out;
 use crate::content::{Content, Generated, Segment};
@@ -13,14 +13,14 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, OnceLock};
 
-/// Longest decoded value, in bytes: decoded values are kept in memory.
+/// Longest decoded value, in bytes. Decoded values are kept in memory.
 const DECODED_MAX: usize = 32 << 20;
 
-/// Most values that cannot be decoded and are reported one by one.
+/// Number of undecodable values that are logged individually. After that, one message covers all others.
 const REPORTED: usize = 10;
 const MORE: usize = REPORTED + 1;
 
-/// File name endings of the media types that are likely in a model. Others end in `.bin`.
+/// File name extensions of the media types that are likely in a model. Other types get `.bin`.
 const ENDINGS: [(&str, &str); 14] = [
     ("image/jpeg", "jpg"),
     ("image/jpg", "jpg"),
@@ -38,7 +38,7 @@ const ENDINGS: [(&str, &str); 14] = [
     ("audio/wav", "wav"),
 ];
 
-/// Keys and values as a JSON object, in their order.
+/// Keys and values that serialize as a JSON object, in the given order.
 pub struct Object<'a>(pub &'a [(String, String)]);
 
 impl Serialize for Object<'_> {
@@ -47,15 +47,15 @@ impl Serialize for Object<'_> {
     }
 }
 
-/// The metadata of a whole model, or of one of its files. Keys and values are sorted by key.
+/// The metadata of the whole model, or of one shard, sorted by key.
 fn pairs(model: &Model, shard: Option<ShardId>) -> &[(String, String)] {
     shard.map_or(model.metadata(), |shard| model.shard(shard).header.metadata())
 }
 
-/// `metadata.json`: an object with one key on each line; `{}` if there is none.
+/// `metadata.json`: an object with one key per line; `{}` if there is no metadata.
 pub fn json(model: &Model, shard: Option<ShardId>) -> Content {
     let mut json = Vec::new();
-    // Writing to a vector does not fail.
+    // Writing to a vector cannot fail.
     let _ = write(pairs(model, shard), &mut json);
     Content::literal(json)
 }
@@ -70,28 +70,28 @@ fn write(metadata: &[(String, String)], out: Out) -> io::Result<()> {
     out.write_all(if metadata.is_empty() { b"{}\n" } else { b"\n}\n" })
 }
 
-/// The files in the `metadata/` directories of a model: first the values of the whole model, then those of each file,
-/// then the decoded values of the whole model.
+/// The files in the `metadata/` directories of a model. They are numbered: the values of the whole model, then those of
+/// each shard, then the decoded values of the whole model.
 #[derive(Debug)]
 pub struct Files {
     model: Arc<Model>,
-    /// The number of the first value of each file of the model, and the number of all values.
+    /// The number of the first value of each shard, and then the number of all values.
     first: Vec<usize>,
     decoded: OnceLock<Vec<Decoded>>,
-    /// The index of each key whose file name is cut.
+    /// The index of each key whose file name is cut, by shard and file name.
     cut: OnceLock<HashMap<(Option<ShardId>, String), usize>>,
 }
 
-/// A value that was a `data:` URL.
+/// The decoded value of a `data:` URL.
 #[derive(Debug)]
 struct Decoded {
-    /// That of the key, and an ending for the media type.
+    /// The file name of the key, with the extension of the media type.
     file_name: String,
     bytes: Arc<[u8]>,
 }
 
 impl Files {
-    /// Nothing is decoded yet.
+    /// The files of a model. Decodes nothing yet.
     pub fn new(model: Arc<Model>) -> Self {
         let mut first = vec![model.metadata().len()];
         first.extend(model.shards().iter().scan(model.metadata().len(), |next, shard| {
@@ -102,18 +102,18 @@ impl Files {
         Self { model, first, decoded, cut }
     }
 
-    /// Whether the `data:` URLs were decoded.
+    /// Whether the `data:` URLs have been decoded.
     pub fn is_ready(&self) -> bool {
         self.decoded.get().is_some()
     }
 
-    /// Number of files in the directory of the whole model, or of one of its files.
+    /// Number of files in the directory of the whole model, or of one shard.
     pub fn len(&self, shard: Option<ShardId>) -> usize {
         let decoded = if shard.is_none() { self.decoded().len() } else { 0 };
         pairs(&self.model, shard).len() + decoded
     }
 
-    /// The number of a file by its position in a directory.
+    /// The number of the file at a position in a directory.
     pub fn at(&self, shard: Option<ShardId>, position: usize) -> usize {
         match position.checked_sub(pairs(&self.model, shard).len()) {
             Some(decoded) => self.values() + decoded,
@@ -129,7 +129,7 @@ impl Files {
         }
     }
 
-    /// The number of the file of that name in a directory.
+    /// The number of the file with that name in a directory.
     pub fn find(&self, shard: Option<ShardId>, file_name: &str) -> Option<usize> {
         let metadata = pairs(&self.model, shard);
         let key = match name::decode(file_name) {
@@ -158,7 +158,7 @@ impl Files {
         }))]))
     }
 
-    /// Number of all values that are not decoded.
+    /// Number of stored values: the files that are not decoded.
     fn values(&self) -> usize {
         self.first.last().copied().unwrap_or(0)
     }
@@ -171,7 +171,7 @@ impl Files {
         self.first.partition_point(|first| *first <= file).checked_sub(1).map(ShardId::new)
     }
 
-    /// Key and value of a file that is not decoded.
+    /// Key and value of a file, unless it is a decoded one.
     fn value(&self, file: usize) -> Option<&(String, String)> {
         let shard = (file < self.values()).then(|| self.shard_of(file))?;
         pairs(&self.model, shard).get(file - self.first_of(shard))
@@ -191,10 +191,10 @@ impl Files {
     }
 }
 
-/// All values of the form `data:TYPE;base64,...`, decoded, sorted by file name. Values that cannot be decoded are left
-/// out; the first few are logged.
+/// Decodes all values of the form `data:TYPE;base64,...`; sorted by file name. Values that cannot be decoded are left
+/// out, and the first few are logged.
 fn decoded(metadata: &[(String, String)]) -> Vec<Decoded> {
-    // A cut name ends in digits, so no such file name is that of a cut key.
+    // The file name of a cut key ends in digits, so it never equals a name with an extension.
     let is_taken = |file_name: &str| {
         name::decode(file_name).is_some_and(|key| metadata.binary_search_by(|entry| entry.0[..].cmp(&key)).is_ok())
     };
@@ -204,18 +204,18 @@ fn decoded(metadata: &[(String, String)]) -> Vec<Decoded> {
         let ending = ENDINGS.iter().find(|ending| ending.0 == media_type).map_or("bin", |ending| ending.1);
         let file_name = format!("{}.{ending}", name::encode(key));
         let decoded = if text.len() / 4 * 3 > DECODED_MAX {
-            Err(format!("{} characters of base64 are more than {DECODED_MAX} bytes", text.len()))
+            Err(format!("{} characters of base64 decode to more than {DECODED_MAX} bytes", text.len()))
         } else if is_taken(&file_name) {
             Err(format!("another key has the file name {}", quote(&file_name)))
         } else {
-            STANDARD.decode(text).map_err(|error| format!("no valid base64: {error}"))
+            STANDARD.decode(text).map_err(|error| format!("not valid base64: {error}"))
         };
         match decoded {
             Ok(bytes) => Some(Decoded { file_name, bytes: bytes.into() }),
-            Err(why) => {
+            Err(reason) => {
                 left_out += 1;
                 match left_out {
-                    ..=REPORTED => log::warn!("metadata {}: not decoded: {why}", quote(key)),
+                    ..=REPORTED => log::warn!("metadata {}: not decoded: {reason}", quote(key)),
                     MORE => log::warn!("metadata: there are more values that cannot be decoded"),
                     _ => {}
                 }
@@ -228,7 +228,7 @@ fn decoded(metadata: &[(String, String)]) -> Vec<Decoded> {
     decoded
 }
 
-/// Media type and text of a base64 URL. Source: RFC 2397.
+/// Media type and base64 text of a `data:` URL. Source: RFC 2397.
 fn data_url(value: &str) -> Option<(&str, &str)> {
     let (head, text) = value.strip_prefix("data:")?.split_once(',')?;
     let parameters = head.strip_suffix(";base64")?;

@@ -1,5 +1,4 @@
-//! Views of a model: what the files in a mount consist of, and how they are named. Where they stand is not decided
-//! here.
+//! Views of a model: the names and contents of the files in a mount. The directory tree is built in `fs`.
 
 mod export;
 mod f32;

@@ -1,7 +1,7 @@
 //! `npy/`: a tensor as a NumPy array file.
 //!
-//! Source: NumPy Enhancement Proposal 1 and `numpy/lib/format.py`: magic, version, length, a Python dict padded with
-//! spaces so that the data begins at a multiple of 64, and a newline.
+//! Layout: magic, version, header length, a Python dict padded with spaces so that the data begins at a multiple of 64
+//! bytes, and a newline. Source: NumPy Enhancement Proposal 1 and `numpy/lib/format.py`.
 
 use super::values;
 use crate::content::{Content, Decoded, Segment};
@@ -14,7 +14,8 @@ const MAGIC: &[u8] = b"\x93NUMPY";
 /// The data begins at a multiple of this many bytes.
 const ALIGNMENT: usize = 64;
 
-/// Most dimensions of a tensor that is shown: the header is made again for each read. NumPy itself has at most 64.
+/// Largest rank of a tensor that is shown. The header is generated for each read, so it must stay small. NumPy supports
+/// at most 64 dimensions.
 const RANK_MAX: usize = 8192;
 
 /// Whether a tensor is shown.
@@ -22,7 +23,7 @@ pub fn shows(tensor: &TensorInfo) -> bool {
     (tensor.dtype.numpy().is_some() || tensor.dtype.to_f32().is_some()) && tensor.shape.len() <= RANK_MAX
 }
 
-/// The array file of a tensor: its stored bytes behind a header where NumPy has the dtype, otherwise float32.
+/// The array file of a tensor: a header, then the stored bytes if NumPy has the dtype, otherwise float32.
 pub fn content(model: &Model, tensor: &Tensor) -> Content {
     let (dtype, shape, data) = (tensor.info.dtype, tensor.info.shape, model.data(tensor));
     let (descr, data) = match (dtype.numpy(), values::decoder(dtype)) {
@@ -33,21 +34,21 @@ pub fn content(model: &Model, tensor: &Tensor) -> Content {
     Content::new([Segment::Literal(header(descr, shape).into()), data])
 }
 
-/// Magic, version, length and dict, C order.
+/// Everything before the data. Arrays are in C order.
 fn header(descr: &str, shape: &[u64]) -> Vec<u8> {
     let mut dict = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': (");
     for dim in shape {
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = write!(dict, "{dim}, ");
     }
     match shape {
         [] => {}
-        // Python's tuple of one keeps its comma.
+        // A Python tuple of one element keeps its comma.
         [_] => dict.truncate(dict.len() - 1),
         _ => dict.truncate(dict.len() - 2),
     }
     dict.push_str("), }");
-    // Version 1.0 has 16 bits for the length, 2.0 has 32: for a shape of thousands of dimensions.
+    // The header length has 16 bits in version 1.0 and 32 in 2.0, which shapes of thousands of dimensions need.
     let padded = |prefix: usize| (prefix + dict.len() + 1).next_multiple_of(ALIGNMENT) - prefix;
     let v1 = MAGIC.len() + 2 + size_of::<u16>();
     let v2 = MAGIC.len() + 2 + size_of::<u32>();
@@ -75,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_are_what_numpy_writes() {
+    fn headers_match_numpy() {
         let dict = |shape: &[u64]| {
             let header = header("<f4", shape);
             assert_eq!(header.len() % ALIGNMENT, 0);

@@ -1,4 +1,4 @@
-//! `plots/`: a tensor as a picture.
+//! `plots/`: a tensor as a PNG image.
 
 use super::results::{Key, Results};
 use super::stats::{computed, count};
@@ -10,10 +10,10 @@ use crate::plot::{self, Heat};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes that are decoded at a time, about: they and the values stay in a core's cache.
+/// Approximate number of bytes that are decoded at a time. They and the decoded values stay in a core's cache.
 const DECODED_AT_ONCE: usize = 24 << 10;
 
-/// The file of a tensor. It is rendered when it is first read.
+/// The file of a tensor. It is rendered at the first read.
 pub fn content(model: &Arc<Model>, tensor: &Tensor, results: &Arc<Results>, key: Key) -> Content {
     let (model, id) = (model.clone(), tensor.id);
     computed(plot::PNG_LEN, results, key, move |request| {
@@ -34,11 +34,11 @@ fn render(tensor: &TensorInfo, data: &Data, request: &Request) -> Result<Vec<u8>
     rendered.map_err(|error| Error::Picture(error.to_string()))
 }
 
-/// The first matrix of a tensor: in float64 where float32 would be too narrow.
+/// The heat map of the first matrix of a tensor. Values are float64 where float32 is too narrow.
 fn heat(rows: u64, cols: u64, dtype: Dtype, data: &Data, request: &Request) -> Result<Heat, Error> {
     let mut heat = Heat::new(rows, cols);
     let (Some(Block { elements, bytes }), Some(to_f32)) = (dtype.block(), dtype.to_f32()) else { return Ok(heat) };
-    // The blocks that hold the matrix. The last one may hold elements of the next matrix, which the heat map ignores.
+    // The last block may contain elements of the next matrix, which the heat map ignores.
     let blocks = rows.saturating_mul(cols).div_ceil(elements);
     let part = Range { start: 0, end: blocks.saturating_mul(bytes).min(data.len()) };
     let wide: Option<fn([u8; 8]) -> f64> = match dtype {

@@ -1,4 +1,4 @@
-//! Results of long computations: keeps the last ones, and computes each only once at a time.
+//! A cache for the results of long computations. Concurrent requests for one result compute it once.
 
 use super::id::View;
 use crate::content::{Error, Request};
@@ -8,27 +8,27 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Most bytes of results that are kept.
+/// Capacity of the cache in bytes.
 const KEPT_MAX: usize = 64 << 20;
 
-/// What a kept result takes besides its bytes, about.
+/// Approximate memory of a cached result besides its bytes.
 const OVERHEAD: usize = 150;
 
-/// How often a thread that waits for another one's result checks whether its own request was cancelled.
+/// How often a thread that waits for another thread's result checks whether its own request was cancelled.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
 
-/// A result: a file of a view, or a part of one.
+/// Identifies a result: a file of a view, or a part of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Key {
     /// The number of the model in this mount.
     pub model: u32,
     /// The view.
     pub view: View,
-    /// The number of the file, or of its part.
+    /// The number of the file, or of the part.
     pub item: u32,
 }
 
-/// The last results of all models of a mount.
+/// The cached results of all models of a mount, least recently used ones evicted first.
 pub struct Results {
     state: Mutex<State>,
     /// Notified when a computation ends.
@@ -37,7 +37,7 @@ pub struct Results {
 
 struct State {
     kept: LruCache<Key, Arc<[u8]>>,
-    /// Size of everything that is kept.
+    /// Size of all cached results, including [`OVERHEAD`].
     bytes: usize,
     running: HashSet<Key>,
 }
@@ -50,8 +50,8 @@ impl Default for Results {
 }
 
 impl Results {
-    /// The result for a key, from `compute` unless it is kept. If several threads want the same result, one computes it
-    /// and the others wait. If that one gives up, another one takes over.
+    /// The result for a key: the cached one, or that of `compute`. If several threads request the same result, one
+    /// computes it and the others wait. If the computation fails, a waiting thread starts it again.
     pub fn get(
         &self,
         key: Key,
@@ -89,8 +89,8 @@ impl State {
         self.bytes += result.len() + OVERHEAD;
         self.kept.put(key, result.clone());
         while self.bytes > KEPT_MAX {
-            let Some((_, oldest)) = self.kept.pop_lru() else { break };
-            self.bytes -= oldest.len() + OVERHEAD;
+            let Some((_, evicted)) = self.kept.pop_lru() else { break };
+            self.bytes -= evicted.len() + OVERHEAD;
         }
         result
     }
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_want_the_same_result_compute_it_once() {
+    fn concurrent_requests_compute_once() {
         let (results, computed) = (Results::default(), AtomicUsize::new(0));
         let compute = || {
             computed.fetch_add(1, Ordering::Relaxed);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiting_thread_takes_over_when_the_first_one_gives_up() {
+    fn waiting_thread_takes_over_after_failure() {
         let (results, begun) = (Results::default(), AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiting_thread_ends_when_its_request_is_cancelled() {
+    fn cancelled_request_stops_waiting() {
         let results = Results::default();
         results.lock().running.insert(key(7));
         let request = Request::cancelled_by(&|| true);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_results_are_dropped() {
+    fn least_recently_used_results_are_evicted() {
         let results = Results::default();
         let computed = AtomicUsize::new(0);
         let get = |item| {

@@ -1,4 +1,4 @@
-//! A model cut into several files: their sizes and names, and the index that transformers writes beside them.
+//! Splitting a model into shards: their sizes and names, and the index file that transformers writes.
 //!
 //! Source: `huggingface_hub`, `serialization/_base.py` and `_torch.py`. The names are those of `save_pretrained`.
 
@@ -12,13 +12,13 @@ use std::collections::BTreeMap;
 /// File name of the index.
 const INDEX: &str = "model.safetensors.index.json";
 
-/// The tensors of each file.
+/// The tensors of each shard.
 #[derive(Debug)]
 pub struct Shards(Vec<Vec<TensorId>>);
 
 impl Shards {
-    /// Cuts tensors, in this order, into files of at most `max` bytes of data each. A larger tensor has a file of its
-    /// own.
+    /// Splits tensors, in this order, into shards of at most `max` bytes of data each. A larger tensor gets a shard of
+    /// its own.
     pub fn new(model: &Model, tensors: &Tensors, max: u64) -> Self {
         let (mut files, mut held) = (vec![Vec::new()], 0u64);
         for position in 0..tensors.len(model) {
@@ -36,12 +36,12 @@ impl Shards {
         Self(files)
     }
 
-    /// Number of files, at least one.
+    /// Number of shards, at least one.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// The name of each file and its tensors.
+    /// The file name of each shard and its tensors.
     pub fn files(&self) -> impl Iterator<Item = (String, &[TensorId])> {
         let name = |at: usize| match self.count() {
             1 => "model.safetensors".to_owned(),
@@ -50,7 +50,7 @@ impl Shards {
         self.0.iter().enumerate().map(move |(at, tensors)| (name(at), &tensors[..]))
     }
 
-    /// File name and text of the index. A single file has none.
+    /// File name and text of the index. A single shard has none.
     pub fn index(&self, model: &Model) -> Option<(&'static str, String)> {
         if self.count() == 1 {
             return None;
@@ -62,11 +62,11 @@ impl Shards {
         let files: Vec<_> = self.files().collect();
         let entries = files.iter().flat_map(|(file, tensors)| tensors.iter().map(move |id| (*id, file)));
         let weight_map: BTreeMap<&str, &String> = entries.map(|(id, file)| (model.name(id), file)).collect();
-        // Strings and numbers are always valid JSON.
+        // Serializing strings and numbers cannot fail.
         let metadata = json!({"total_parameters": parameters, "total_size": nbytes});
         let text =
             serde_json::to_string_pretty(&json!({"metadata": metadata, "weight_map": weight_map})).unwrap_or_default();
-        // Python escapes everything but printable ASCII.
+        // Python's json module escapes everything except printable ASCII.
         Some((INDEX, escape_json(&text, |char| !matches!(char, ' '..='~')) + "\n"))
     }
 }

@@ -5,7 +5,7 @@ use crate::content::{Content, Segment};
 use crate::format::TensorInfo;
 use crate::model::{Model, Tensor};
 
-/// Most dimensions of a tensor that is shown: the header is made again for each read.
+/// Largest rank of a tensor that is shown. The header is generated for each read, so it must stay small.
 const RANK_MAX: usize = 8192;
 
 /// Longest name of a tensor that is shown, in bytes, for the same reason.
@@ -16,12 +16,12 @@ pub fn shows(tensor: &TensorInfo) -> bool {
     tensor.shape.len() <= RANK_MAX && tensor.name.len() <= NAME_MAX
 }
 
-/// A file with this tensor alone, under its own name and without metadata. The data begins at a multiple of 8, as in
-/// files of the official writer.
+/// A file that holds only this tensor, under its own name and without metadata. The data begins at a multiple of 8
+/// bytes, as in files of the official writer.
 pub fn content(model: &Model, tensor: &Tensor) -> Content {
     let mut header = vec![0; 8];
     header.push(b'{');
-    // Writing to a vector does not fail.
+    // Writing to a vector cannot fail.
     let _ = write_entry(&tensor.info, 0, &mut header);
     header.push(b'}');
     header.resize(header.len().next_multiple_of(8), b' ');

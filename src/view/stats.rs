@@ -1,4 +1,4 @@
-//! `stats/`: the values of a tensor in figures, counted on all cores.
+//! `stats/`: statistics of the values of a tensor, computed on all cores.
 
 use super::results::{Key, Results};
 use super::values::{each, step};
@@ -9,7 +9,7 @@ use crate::stats::{self, Accumulator, Stats};
 use crate::threads::{self, cores};
 use std::sync::Arc;
 
-/// A tensor with fewer bytes is counted by one thread.
+/// Smallest share of a thread, in bytes. Smaller tensors are processed by one thread.
 const PART_MIN: u64 = 4 << 20;
 
 /// Whether a tensor is shown.
@@ -17,7 +17,7 @@ pub fn shows(tensor: &TensorInfo) -> bool {
     stats::has(tensor.dtype)
 }
 
-/// The file of a tensor. It is computed as a whole when it is first read.
+/// The file of a tensor. The whole file is computed at the first read.
 pub fn content(model: &Arc<Model>, tensor: &Tensor, results: &Arc<Results>, key: Key) -> Content {
     let (model, id) = (model.clone(), tensor.id);
     computed(stats::JSON_LEN, results, key, move |request| {
@@ -26,7 +26,7 @@ pub fn content(model: &Arc<Model>, tensor: &Tensor, results: &Arc<Results>, key:
     })
 }
 
-/// A file of `len` bytes that is computed as a whole.
+/// A file of `len` bytes that `compute` returns as a whole. The result is cached under `key`.
 pub(super) fn computed(
     len: usize,
     results: &Arc<Results>,
@@ -41,11 +41,11 @@ pub(super) fn computed(
     }))])
 }
 
-/// Counts all values.
+/// The statistics of all values in `data`.
 pub(super) fn count(dtype: Dtype, data: &Data, request: &Request) -> Result<Stats, Error> {
     let none = || Error::Picture(format!("{dtype} has no values to count"));
     let step = step(dtype);
-    // Every part but the last has whole blocks.
+    // Every part except the last consists of whole blocks.
     let share = data.len().div_ceil(cores() as u64).max(PART_MIN).next_multiple_of(step);
     let counted = threads::map(data.len().div_ceil(share).max(1) as usize, |at| {
         let mut counted = Accumulator::new(dtype).ok_or_else(none)?;

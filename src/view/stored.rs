@@ -1,4 +1,4 @@
-//! `tensors/` and `tree/`: the bytes of a tensor as they are stored.
+//! `tensors/` and `tree/`: the stored bytes of a tensor.
 
 use crate::content::{Content, Segment};
 use crate::model::{Model, Tensor};

@@ -1,4 +1,5 @@
-//! `SHA256SUMS`: a line for each logical tensor, in the form of sha256sum(1). A line is hashed when it is read.
+//! `SHA256SUMS`: a line for each logical tensor, in the format of sha256sum(1). A tensor is hashed when its line is
+//! read.
 
 use super::lines::{Lines, Out, length};
 use super::results::{Key, Results};
@@ -13,10 +14,10 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes that are hashed at a time.
+/// Bytes that are read and hashed at a time.
 const STEP: u64 = 1 << 20;
 
-/// The file. Every line is measured; no line is hashed. `key` is that of the file, and its item that of a tensor.
+/// The file. Measures all lines and hashes nothing yet. Hashes are cached under `key`, with the tensor as the item.
 pub fn content(model: &Arc<Model>, results: &Arc<Results>, key: Key) -> Content {
     let (model, results) = (model.clone(), results.clone());
     let lines = Lines::new(model.logical().len(), |lines, out| write_blank(&model, lines, out));
@@ -36,7 +37,7 @@ pub fn content(model: &Arc<Model>, results: &Arc<Results>, key: Key) -> Content 
         });
         let mut text = Vec::new();
         for (tensor, hash) in touched.iter().zip(hashes) {
-            // Writing to a vector does not fail.
+            // Writing to a vector cannot fail.
             let _ = write_line(&model, *tensor, &hash?, &mut text);
         }
         let from = (range.start - start) as usize;
@@ -51,7 +52,7 @@ fn sha256(data: &Data, request: &Request) -> Result<Vec<u8>, Error> {
     Ok(hasher.finalize().to_vec())
 }
 
-/// Lines with zeros in place of hashes: they have the same lengths.
+/// Writes lines with zeros instead of hashes. They have the same lengths as the real ones.
 fn write_blank(model: &Model, mut lines: Range<usize>, out: Out) -> io::Result<()> {
     let logical = model.logical();
     lines.try_for_each(|line| write_line(model, logical.at(line), &[0; 32], out))
@@ -59,11 +60,12 @@ fn write_blank(model: &Model, mut lines: Range<usize>, out: Out) -> io::Result<(
 
 fn write_line(model: &Model, tensor: TensorId, hash: &[u8], out: Out) -> io::Result<()> {
     let name = name::encode(model.name(tensor));
-    // sha256sum escapes backslashes and newlines. File names here hold no newline.
+    // sha256sum marks names with escaped characters by a leading backslash. Encoded names contain no newlines, so only
+    // backslashes need escaping.
     if name.contains('\\') {
         out.write_all(b"\\")?;
     }
-    // sha256sum takes the name `-` for its standard input.
+    // sha256sum reads standard input if the name is `-`.
     let name = if name == "-" { "./-".into() } else { name };
     writeln!(out, "{}  {}", Hex(hash), name.replace('\\', "\\\\"))
 }

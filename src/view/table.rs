@@ -1,4 +1,4 @@
-//! The table of views. A new view is one file beside this one, and one row here.
+//! The table of views. To add a view, add a module and a row here.
 
 use super::id::{Shown, View};
 use super::results::Key;
@@ -11,30 +11,30 @@ use crate::source::Source;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// A view: files of one kind.
+/// A view: a set of files of one kind.
 pub struct Row {
-    /// Its name for `--views`. Several rows may share one.
+    /// The name for `--views`. Several rows may share one.
     pub name: &'static str,
-    /// The name of its file or directory.
+    /// The name of the view's file or directory.
     pub file: &'static str,
-    /// Whether it is in the root of a model of that kind.
+    /// Whether the root of a model of that kind has the view.
     pub in_root: fn(Kind) -> bool,
-    /// Whether it is in `shards/FILE/` too.
+    /// Whether `shards/FILE/` has the view too.
     pub in_shards: InShards,
-    /// What reading a file takes.
+    /// The cost of reading a file.
     pub cost: Cost,
-    /// Its files.
+    /// The files of the view.
     pub files: Files,
 }
 
-/// Whether a view is in `shards/FILE/` too.
+/// Whether `shards/FILE/` has a view too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InShards {
-    /// Only the whole model has it.
+    /// Only the whole model has the view.
     Never,
-    /// Each file of a model has its own, even if the view is not shown in the root.
+    /// Each shard has its own, even if the view is not shown in the root.
     Always,
-    /// Each file of a dataset has its own: only there a tensor can differ from the logical one of its name.
+    /// Each shard of a dataset has its own: a stored tensor can differ from the logical one of the same name.
     Datasets,
 }
 
@@ -42,44 +42,44 @@ pub enum InShards {
 pub enum Files {
     /// One file.
     One {
-        /// Whether making the content takes long enough to keep it.
+        /// Whether the content is cached, because making it is slow.
         kept: bool,
-        /// The content for the whole model, or for one of its files.
+        /// The content for the whole model, or for one shard.
         content: fn(&Views, View, Option<ShardId>) -> Content,
     },
-    /// A directory with one file for each tensor.
+    /// A directory with a file for each tensor.
     Tensors {
-        /// What follows the name of the tensor.
+        /// The suffix of the file name, after the name of the tensor.
         suffix: &'static str,
         /// Whether a tensor is shown.
         shows: fn(&TensorInfo) -> bool,
-        /// Whether the file of a tensor is the stored one, under another name.
+        /// Whether the file of a tensor is a hard link to the stored one.
         is_stored: fn(&TensorInfo) -> bool,
         /// The content of a tensor's file.
         content: fn(&Views, &Tensor, Key) -> Content,
     },
-    /// A directory of files with names of their own. Files have numbers that are unique in the model.
+    /// A directory of files with individual names. File numbers are unique within the model.
     Named {
-        /// Whether all names and contents are at hand.
+        /// Whether all names and contents are available without waiting.
         is_ready: fn(&Views) -> bool,
-        /// Number of positions in the directory of the whole model, or of one of its files.
+        /// Number of positions in the directory of the whole model, or of one shard.
         len: fn(&Views, Option<ShardId>) -> usize,
         /// The number of the file at a position.
         at: fn(&Views, Option<ShardId>, usize) -> usize,
         /// The name of a file.
         name: fn(&Views, usize) -> Option<Cow<'_, str>>,
-        /// The number of the file of that name.
+        /// The number of the file with that name.
         find: fn(&Views, Option<ShardId>, &str) -> Option<usize>,
         /// The content of a file, if there is one.
         content: fn(&Views, usize) -> Option<Content>,
     },
-    /// The directory `tree/`: stored tensors by the dotted components of their names.
+    /// The directory `tree/`: stored tensors, with the dotted components of their names as directories.
     Tree,
-    /// The directory `shards/`: a directory for each file of the model.
+    /// The directory `shards/`: a directory for each shard.
     Shards,
 }
 
-/// Every view, sorted by file name: the order of a listing. The index of a row is a part of inode numbers.
+/// All views, sorted by file name, which is the order of directory listings. Inode numbers contain the index of a row.
 pub const VIEWS: &[Row] = &[
     Row {
         name: "sums",
@@ -275,16 +275,16 @@ pub const VIEWS: &[Row] = &[
 ];
 
 impl View {
-    /// The stored tensors, whose files other views may show under other names.
+    /// The stored tensors. Other views may have hard links to their files.
     pub const STORED: Self = Self::of("tensors");
 
-    /// The directories of the files of a model.
+    /// The directories of the shards.
     pub const SHARDS: Self = Self::of("shards");
 
     /// The stored tensors by path.
     pub const TREE: Self = Self::of("tree");
 
-    /// The view with that file name.
+    /// The view with that file name. In a constant, an unknown name is a compile error.
     const fn of(file: &str) -> Self {
         let (mut at, file) = (0, file.as_bytes());
         while at < VIEWS.len() {
@@ -298,7 +298,7 @@ impl View {
             }
             at += 1;
         }
-        // A view that is not in the table is an error of the compiler.
+        // Panics if the loop has found no view.
         let _ = &VIEWS[at];
         Self::new(at)
     }
@@ -308,17 +308,17 @@ impl View {
         (0..VIEWS.len()).map(Self::new)
     }
 
-    /// What the table says about the view.
+    /// The row of the view in the table.
     pub fn row(self) -> &'static Row {
         &VIEWS[self.index()]
     }
 
-    /// Whether the view is in the root of a model.
+    /// Whether the root of a model has the view.
     pub fn is_in_root(self, views: &Views) -> bool {
         views.shown().contains(self) && (self.row().in_root)(views.model().kind())
     }
 
-    /// Whether the view is in the directory of each file of a model.
+    /// Whether the directory of each shard has the view.
     pub fn is_in_shards(self, views: &Views) -> bool {
         match self.row().in_shards {
             InShards::Never => false,
@@ -327,12 +327,12 @@ impl View {
         }
     }
 
-    /// The number of a view's only file for the whole model, or for one of its files.
+    /// The number of a view's only file for the whole model, or for one shard.
     pub fn only_file(shard: Option<ShardId>) -> u32 {
         shard.map_or(0, |shard| u32::from(shard) + 1)
     }
 
-    /// The file of that number, if the view has it.
+    /// The file with that number, if the view has it.
     pub fn file(self, views: &Views, number: u32) -> Option<File<'_>> {
         let model = views.model();
         match &self.row().files {
@@ -354,7 +354,7 @@ impl View {
         }
     }
 
-    /// The content of a file of the view. `None` if there can be no such file.
+    /// The content of a file of the view. `None` if the view has no such file.
     pub fn content(self, views: &Views, file: &File, request: &Request) -> Result<Option<Content>, Error> {
         let row = self.row();
         let content = match (&row.files, file) {
@@ -378,11 +378,11 @@ impl View {
 /// A file of a view.
 #[derive(Debug, Clone)]
 pub enum File<'m> {
-    /// The only file of a view, for the whole model or for one of its files.
+    /// The only file of a view, for the whole model or for one shard.
     One(Option<ShardId>),
     /// The file of a tensor.
     Tensor(Tensor<'m>),
-    /// A file with a name of its own.
+    /// A file of a view with individual names.
     Named(u32),
 }
 
@@ -397,7 +397,7 @@ impl File<'_> {
     }
 }
 
-/// A name that is not that of a view.
+/// No view has that name.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no view is called {name:?}; there are {}", names().join(", "))]
 pub struct UnknownView {
@@ -411,7 +411,7 @@ pub fn names() -> Vec<&'static str> {
     names
 }
 
-/// The views of these names.
+/// The views with these names.
 pub fn shown<'n>(names: impl IntoIterator<Item = &'n str>) -> Result<Shown, UnknownView> {
     names.into_iter().try_fold(Shown::NONE, |shown, name| {
         let named = View::all().filter(|view| view.row().name == name);
@@ -428,14 +428,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_sorted_and_fits_into_a_set() {
+    fn table_is_sorted_and_fits_into_a_set() {
         assert!(VIEWS.windows(2).all(|pair| pair[0].file < pair[1].file));
         assert!(VIEWS.len() < 64);
         assert_eq!((View::STORED.row().file, View::SHARDS.row().file), ("tensors", "shards"));
     }
 
     #[test]
-    fn views_are_named_by_the_table() {
+    fn names_select_views() {
         let all: Vec<&str> = names();
         assert_eq!(all.len(), VIEWS.len() - 1, "metadata and metadata.json share a name");
         let set = shown(["metadata", "tensors"]).unwrap();

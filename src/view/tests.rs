@@ -1,4 +1,4 @@
-//! Every view against a plain rendering, and against the official reader.
+//! Compares the views with simple reference implementations and with the official reader.
 
 use super::*;
 use crate::content::{Content, Cost, Request};
@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A tensor: name, dtype, bits of an element, shape.
+/// A tensor: name, dtype, bits per element, shape.
 type Tensor = (String, &'static str, usize, Vec<usize>);
 
 const DTYPES: [(&str, usize); 22] = [
@@ -45,7 +45,7 @@ fn tensors() -> impl Strategy<Value = Vec<Tensor>> {
     let tensor = (dtype, prop::collection::vec(0usize..7, 0..4), "[a-c/%.\"]{0,3}").prop_map(
         |((dtype, bits), mut shape, name)| {
             if bits < 8 {
-                // Whole bytes: a multiple of four elements.
+                // Four elements of any bit width fill whole bytes.
                 shape.push(4);
             }
             (name, dtype, bits, shape)
@@ -61,7 +61,7 @@ fn bytes_of((_, _, bits, shape): &Tensor) -> usize {
     shape.iter().product::<usize>() * bits / 8
 }
 
-/// Views of a file of these tensors, whose data is `data` repeated.
+/// The views of a file with these tensors, and the bytes of the file. The tensor data is `data`, repeated.
 fn views(tensors: &[Tensor], data: &[u8], metadata: &str) -> (Views, Vec<u8>) {
     let mut members: Vec<String> =
         if metadata.is_empty() { vec![] } else { vec![format!("\"__metadata__\":{metadata}")] };
@@ -84,12 +84,12 @@ fn views_of(source: impl Source + 'static, mode: Mode) -> Views {
     Views::new(model, Shown::default(), Arc::default(), 0)
 }
 
-/// The view whose file or directory has that name.
+/// The view with that file or directory name.
 fn view(file: &str) -> View {
     View::all().find(|view| view.row().file == file).unwrap()
 }
 
-/// The content of file number `number` of a view, if there is one.
+/// The content of a view's file with that number, if there is one.
 fn find(views: &Views, view: View, number: usize) -> Option<Content> {
     view.content(views, &view.file(views, number as u32)?, &Request::WAIT).unwrap()
 }
@@ -110,12 +110,12 @@ fn shows(views: &Views, file: &str, tensor: usize) -> bool {
     view(file).file(views, tensor as u32).is_some()
 }
 
-/// The float32 of every element, one at a time, by the definitions of the formats.
+/// Decodes element by element to float32, according to the definitions of the formats.
 fn naive_f32(dtype: &str, bytes: &[u8]) -> Vec<f32> {
     fn parts<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f32) -> Vec<f32> {
         bytes.chunks(N).map(|part| value(part.try_into().unwrap())).collect()
     }
-    // Sign, exponent bits, mantissa bits and bias; what is no number is found by name.
+    // Decodes a small float from its field widths and bias. NaN and infinity depend on the dtype.
     let small = |code: u32, exponent_bits: u32, mantissa_bits: u32, bias: i32| -> f32 {
         let magnitude = code & ((1 << (exponent_bits + mantissa_bits)) - 1);
         let negative = code >> (exponent_bits + mantissa_bits) == 1;
@@ -139,7 +139,7 @@ fn naive_f32(dtype: &str, bytes: &[u8]) -> Vec<f32> {
     };
     let packed = |width: usize| -> Vec<u32> {
         let bit = |at: usize| u32::from(bytes[at / 8] >> (at % 8) & 1);
-        (0..bytes.len() * 8 / width).map(|at| (0..width).map(|place| bit(at * width + place) << place).sum()).collect()
+        (0..bytes.len() * 8 / width).map(|at| (0..width).map(|shift| bit(at * width + shift) << shift).sum()).collect()
     };
     match dtype {
         "BOOL" => parts(bytes, |[byte]| if byte == 0 { 0.0 } else { 1.0 }),
@@ -169,7 +169,7 @@ fn naive_f32(dtype: &str, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// Whether two runs of float32 are the same to the bit, a NaN being any other NaN.
+/// Whether float32 values are equal to the bit. All NaNs are considered equal.
 fn same_f32(bytes: &[u8], expected: &[f32]) -> bool {
     bytes.len() == expected.len() * 4
         && bytes.chunks(4).zip(expected).all(|(bytes, expected)| {
@@ -182,7 +182,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn views_are_what_they_should_be(tensors in tensors(), data in prop::collection::vec(any::<u8>(), 1..300)) {
+    fn views_match_official_reader(tensors in tensors(), data in prop::collection::vec(any::<u8>(), 1..300)) {
         let (views, file) = views(&tensors, &data, r#"{"k":"v","a":"\""}"#);
         let official = SafeTensors::deserialize(&file).unwrap();
         for item in 0..views.model().logical().len() {
@@ -196,7 +196,7 @@ proptest! {
             let single = SafeTensors::deserialize(&single).unwrap();
             prop_assert_eq!(single.names(), vec![&name]);
             prop_assert_eq!(single.tensor(&name).unwrap(), official.tensor(&name).unwrap());
-            // The float32 file of F32 is the stored one.
+            // The float32 file of an F32 tensor is a link to the stored one.
             prop_assert_eq!(shows(&views, "f32", item), !["C64", "F32"].contains(dtype));
             if shows(&views, "f32", item) {
                 prop_assert!(same_f32(&read(&views, "f32", item), &naive_f32(dtype, bytes)), "{}", dtype);
@@ -230,14 +230,14 @@ proptest! {
     }
 
     #[test]
-    fn any_part_of_any_file_is_that_part_of_the_whole(
+    fn partial_reads_match_whole_file(
         tensors in tensors(),
         data in prop::collection::vec(any::<u8>(), 1..300),
         parts in prop::collection::vec((any::<prop::sample::Index>(), 0u64..9000, 0u64..9000), 40),
     ) {
         let (views, _) = views(&tensors, &data, r#"{"k":"v","t":"data:image/png;base64,iVBORw0KGgo="}"#);
         let files: Vec<(View, usize)> = View::all()
-            // Files that take a pass over the data have tests of their own, and take long.
+            // Files that need a pass over the data are slow and have their own tests.
             .filter(|view| view.row().cost == Cost::Part)
             .flat_map(|view| (0..10).map(move |number| (view, number)))
             .filter(|(view, number)| find(&views, *view, *number).is_some())
@@ -256,7 +256,7 @@ proptest! {
 }
 
 #[test]
-fn stored_bytes_are_not_copied_and_decoded_ones_are_made() {
+fn only_decoded_bytes_are_copied() {
     let tensors = vec![("a".to_owned(), "F16", 16, vec![64]), ("b".to_owned(), "BF16", 16, vec![64])];
     let (views, _) = views(&tensors, b"xyz", "");
     use crate::source::Bytes::{Owned, Shared};
@@ -268,7 +268,7 @@ fn stored_bytes_are_not_copied_and_decoded_ones_are_made() {
 }
 
 #[test]
-fn computed_files_may_block_and_others_do_not() {
+fn only_computed_files_may_block() {
     let tensors = vec![("a".to_owned(), "U8", 8, vec![4])];
     let (views, _) = views(&tensors, b"xyz", "");
     for view in View::all() {
@@ -279,7 +279,7 @@ fn computed_files_may_block_and_others_do_not() {
 }
 
 #[test]
-fn files_that_do_not_exist_have_no_content() {
+fn nonexistent_files_have_no_content() {
     let tensors = vec![("a".to_owned(), "C64", 64, vec![1])];
     let (views, _) = views(&tensors, b"xyz", r#"{"k":"v"}"#);
     for (file, numbers) in [
@@ -298,14 +298,14 @@ fn files_that_do_not_exist_have_no_content() {
         assert_eq!(found, numbers, "{file}");
         assert!(find(&views, view(file), u32::MAX as usize).is_none(), "{file}");
     }
-    // One for the whole model and one for its only file.
+    // One file for the whole model and one for its only shard.
     assert_eq!(View::only_file(Some(ShardId::new(0))), 1);
     assert!(find(&views, view("header.json"), 1).is_some() && find(&views, view("header.json"), 2).is_none());
 }
 
 #[test]
-fn the_export_of_a_damaged_file_is_whole() {
-    // A hole before b, an overlap of c with b, and d twice over the same bytes.
+fn export_of_damaged_file_is_valid() {
+    // A hole before b, c overlaps b, d has the same bytes as c, and z exceeds the file.
     let entry = |name, begin, end| {
         format!(r#""{name}":{{"dtype":"U8","shape":[{}],"data_offsets":[{begin},{end}]}}"#, end - begin)
     };
@@ -329,7 +329,7 @@ fn the_export_of_a_damaged_file_is_whole() {
 }
 
 #[test]
-fn data_urls_are_decoded_and_bad_ones_left_alone() {
+fn valid_data_urls_are_decoded_and_others_skipped() {
     let metadata = r#"{"modelspec.thumbnail":"data:image/jpeg;base64,/9j/4A==","bad":"data:image/png;base64,???","text":"data:,x",
         "odd/type":"data:x/y;charset=utf-8;base64,AAEC","taken":"data:text/plain;base64,eA==","taken.txt":"mine"}"#;
     let (views, _) = views(&[], b"x", metadata);
@@ -345,7 +345,7 @@ fn data_urls_are_decoded_and_bad_ones_left_alone() {
 }
 
 #[test]
-fn no_more_than_32_mib_is_decoded() {
+fn data_urls_over_32_mib_are_not_decoded() {
     let decoded = |bytes: usize| {
         let text = "A".repeat(bytes / 3 * 4);
         let (views, _) = views(&[], b"x", &format!(r#"{{"k":"data:image/png;base64,{text}"}}"#));
@@ -356,7 +356,7 @@ fn no_more_than_32_mib_is_decoded() {
     assert_eq!(decoded((32 << 20) + 3), 0);
 }
 
-/// A file of more bytes than there are, all zero but for the first.
+/// A source of `i64::MAX` bytes: the given bytes, followed by zeros.
 #[derive(Debug)]
 struct Huge(Vec<u8>);
 
@@ -392,8 +392,8 @@ impl Source for Huge {
 }
 
 #[test]
-fn tensors_that_are_more_than_any_file_overflow_nothing() {
-    // All over the same bytes: 300 times 2^62 of them.
+fn huge_total_size_does_not_overflow() {
+    // 300 overlapping tensors of 2^62 bytes each.
     let entries = (0..300).map(|at| format!(r#""{at}":{{"dtype":"Z","shape":[1],"data_offsets":[0,{}]}}"#, 1u64 << 62));
     let header = format!("{{{}}}", entries.collect::<Vec<_>>().join(","));
     let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
@@ -403,14 +403,14 @@ fn tensors_that_are_more_than_any_file_overflow_nothing() {
     assert_eq!(content(&views, "tensors", 299).read(end - 3..end + 6, &Request::NOWAIT).unwrap()[..], [0; 3]);
     assert_eq!(content(&views, "safetensors", 299).len(), end + 80);
     assert!(read(&views, "index.json", 0).ends_with(b"], \"skipped\": []}\n"));
-    // Hash, two spaces, name, and the end of the line.
+    // For each line: hash, two spaces, name of one to three digits, and newline.
     assert_eq!(content(&views, "SHA256SUMS", 0).len(), 300 * 67 + 10 + 90 * 2 + 200 * 3);
 }
 
 #[test]
-fn a_model_is_cut_where_the_next_tensor_would_be_too_much() {
+fn shards_are_filled_up_to_the_size_limit() {
     let tensor = |at: usize, len: usize| (format!("t{at}"), "U8", 8, vec![len]);
-    // Sizes, the most that a file may have, and the sizes of each file.
+    // Tensor sizes, the limit, and the expected tensor sizes of each shard.
     type Sizes<'s> = &'s [usize];
     let table: [(Sizes, u64, &[Sizes]); 7] = [
         (&[], 5, &[&[]]),
@@ -421,11 +421,11 @@ fn a_model_is_cut_where_the_next_tensor_would_be_too_much() {
         (&[5, 0, 5], 5, &[&[5, 0], &[5]]),
         (&[1, 1], 0, &[&[1], &[1]]),
     ];
-    for (sizes, most, expected) in table {
+    for (sizes, max, expected) in table {
         let tensors: Vec<Tensor> = sizes.iter().enumerate().map(|(at, len)| tensor(at, *len)).collect();
         let (views, _) = views(&tensors, &[7], "");
         let model = views.model();
-        let shards = Shards::new(model, &Tensors::Whole, most);
+        let shards = Shards::new(model, &Tensors::Whole, max);
         let size = |id: &TensorId| model.tensor(*id).info.nbytes() as usize;
         let found: Vec<Vec<usize>> = shards.files().map(|(_, tensors)| tensors.iter().map(size).collect()).collect();
         assert_eq!(found, expected);
@@ -434,7 +434,7 @@ fn a_model_is_cut_where_the_next_tensor_would_be_too_much() {
 }
 
 #[test]
-fn some_tensors_in_another_order_are_an_export_too() {
+fn export_of_reordered_subset_is_valid() {
     let tensor = |at: usize| (format!("t{at}"), "U8", 8, vec![at]);
     let tensors: Vec<Tensor> = (0..2000).map(tensor).collect();
     let data: Vec<u8> = (0..=255).chain(7..99).collect();
@@ -454,7 +454,6 @@ fn some_tensors_in_another_order_are_an_export_too() {
         for (name, tensor) in found.iter() {
             assert!(tensor.data() == whole.tensor(name).unwrap().data(), "{name}");
         }
-        // Any part is that of the whole.
         for from in (0..bytes.len()).step_by(bytes.len() / 7) {
             let part = content.read(from as u64..from as u64 + 70_000, &Request::NOWAIT).unwrap();
             assert!(part[..] == bytes[from..(from + 70_000).min(bytes.len())], "{from}");

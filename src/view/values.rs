@@ -1,26 +1,26 @@
-//! Reads the data of a tensor block by block, for views that show its values.
+//! Block-wise reading of tensor data, for views that process its values.
 
 use crate::content::{Data, Decoder, Error, Request};
 use crate::format::Dtype;
 use std::ops::Range;
 
-/// Bytes that are read at a time, about.
+/// Approximate number of bytes that are read at a time.
 const AT_ONCE: u64 = 768 << 10;
 
-/// Decodes elements to float32; `None` where the dtype has no such decoder.
+/// The decoder from a dtype to float32, if there is one.
 pub fn decoder(dtype: Dtype) -> Option<Decoder> {
     let (block, decode) = (dtype.block()?, dtype.to_f32()?);
     let block_out = block.elements as usize * size_of::<f32>();
     Some(Decoder { block_in: block.bytes as usize, block_out, decode })
 }
 
-/// Whole blocks of a dtype that have about [`AT_ONCE`] bytes, in bytes.
+/// The size in bytes of as many whole blocks as fit into [`AT_ONCE`], at least one.
 pub fn step(dtype: Dtype) -> u64 {
     let block = dtype.block().map_or(1, |block| block.bytes);
     (AT_ONCE / block).max(1) * block
 }
 
-/// Passes the bytes of a part to `take`, at most `step` at a time. Fails if the request ends.
+/// Passes the bytes of `part` to `take`, at most `step` at a time. Fails if the request is cancelled or times out.
 pub fn each(
     data: &Data,
     mut part: Range<u64>,
@@ -47,7 +47,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn a_step_has_whole_blocks() {
+    fn step_has_whole_blocks() {
         for dtype in Dtype::ALL {
             let block = dtype.block().unwrap().bytes;
             assert!(step(*dtype).is_multiple_of(block) && step(*dtype) > AT_ONCE - block, "{dtype}");
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn each_byte_is_passed_once_and_a_cancelled_request_ends() {
+    fn each_byte_is_passed_once_and_cancellation_stops() {
         let bytes: Vec<u8> = (0..=255).collect();
         let data = Data::Extent(Extent { source: Arc::new(Memory::new(bytes.clone())), range: 10..250 });
         let mut taken = Vec::new();

@@ -1,4 +1,4 @@
-//! What the views of a model share: the model, and what was made or computed for its files.
+//! State that the views of a model share: the model, and cached contents and results.
 
 use super::id::{Shown, View};
 use super::results::Results;
@@ -8,15 +8,15 @@ use crate::model::Model;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// A model of so many tensors has large files of text, which take time to measure.
+/// From this many tensors on, measuring a text or building a table is too slow for a request that must not wait.
 const MANY_TENSORS: usize = 1 << 14;
 
-/// A model, and what is kept for its files.
+/// A model and the cached contents of its files.
 #[derive(Debug)]
 pub struct Views {
     model: Arc<Model>,
     shown: Shown,
-    /// The results of all models of the mount, and the number that this one has among them.
+    /// The results of all models of the mount. `number` identifies this model in them.
     results: Arc<Results>,
     number: u32,
     metadata: metadata::Files,
@@ -25,11 +25,11 @@ pub struct Views {
     kept: Mutex<HashMap<(View, u32), Kept>>,
 }
 
-/// The content of a file, once it was made.
+/// The content of a file, once it has been made.
 type Kept = Arc<OnceLock<Content>>;
 
 impl Views {
-    /// The views of a model that a mount shows. Models that share results have different numbers.
+    /// The views of a model in a mount. Models that share `results` must have different numbers.
     pub fn new(model: Model, shown: Shown, results: Arc<Results>, number: u32) -> Self {
         let model = Arc::new(model);
         let metadata = metadata::Files::new(model.clone());
@@ -56,7 +56,7 @@ impl Views {
         self.number
     }
 
-    /// The files of metadata.
+    /// The files in the `metadata/` directories.
     pub fn metadata(&self) -> &metadata::Files {
         &self.metadata
     }
@@ -66,12 +66,12 @@ impl Views {
         self.exports.get_or_init(|| export::files(&self.model))
     }
 
-    /// The same, unless that would take time.
+    /// The files in `export/`, if they have been made.
     pub fn exports_if_made(&self) -> Option<&[(String, Content)]> {
         self.exports.get().map(Vec::as_slice)
     }
 
-    /// Fails if something of the size of the model would have to be made first, and the request does not allow that.
+    /// Fails if the request must not wait and something as large as the model has to be made first.
     pub fn check_wait(&self, is_made: bool, request: &Request) -> Result<(), Error> {
         match is_made || request.may_wait() || self.model.listed().len() < MANY_TENSORS {
             true => Ok(()),
@@ -79,7 +79,7 @@ impl Views {
         }
     }
 
-    /// The content of a file that `make` makes once; later it is kept.
+    /// The content of a file. `make` is called at the first request; after that, the content is cached.
     pub fn keep(
         &self,
         view: View,

@@ -1,4 +1,4 @@
-//! Writes bytes to an unfinished file: from memory, from a content, or from another file.
+//! Writing to an output file: from memory, from a content, or from another file.
 
 use super::error::Error;
 use super::output::Output;
@@ -8,21 +8,21 @@ use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
 use std::ops::Range;
 
-/// Bytes that are written between two reports of progress.
+/// Bytes that are written between two progress reports.
 const AT_ONCE: u64 = 8 << 20;
 
-/// Bytes that are copied between two reports. The kernel may share blocks instead of copying them, which takes no time.
-/// A multiple of every block size.
+/// Bytes that are copied between two progress reports, a multiple of every block size. It is larger, because the kernel
+/// may share blocks instead of copying them, which takes no time.
 const COPIED_AT_ONCE: u64 = 64 << 20;
 
-/// File systems share blocks of this size, or of a smaller one that divides it.
+/// Block size for sharing. The block size of a file system is this or a divisor of it.
 const BLOCK: u64 = 4096;
 
 /// Receives the number of bytes written since the last call, and returns whether to go on.
 pub type Progress<'a> = &'a mut dyn FnMut(u64) -> bool;
 
 impl Output {
-    /// Reserves space for `len` bytes, so that a full disk is noticed at once.
+    /// Reserves space for `len` bytes, so that a full disk is detected at the start.
     pub fn reserve(&mut self, len: u64) -> Result<(), Error> {
         if len == 0 || self.is_direct() {
             return Ok(());
@@ -30,7 +30,7 @@ impl Output {
         let full = [nix::errno::Errno::ENOSPC, nix::errno::Errno::EDQUOT, nix::errno::Errno::EFBIG];
         match fallocate(self.file(), FallocateFlags::empty(), 0, i64::try_from(len).unwrap_or(i64::MAX)) {
             Err(errno) if full.contains(&errno) => Err(self.error("", errno.into())),
-            // Not every file system supports this.
+            // Other errors are ignored: not every file system supports fallocate.
             _ => Ok(()),
         }
     }
@@ -40,13 +40,13 @@ impl Output {
         self.file().write_all(bytes).map_err(|error| self.error("", error))
     }
 
-    /// Writes a content to the file.
+    /// Writes all of a content.
     pub fn write_content(&mut self, content: &Content, progress: Progress) -> Result<(), Error> {
         let (mut at, len) = (0, content.len());
         while at < len {
             let bytes = content.read(at..at + AT_ONCE, &Request::WAIT)?;
             if let Err(error) = self.file().write_all(&bytes) {
-                // EFAULT means that pages of a source cannot be read. The source finds out why.
+                // EFAULT means that mapped pages of a source cannot be read. `verify` returns the reason.
                 if error.raw_os_error() == Some(nix::libc::EFAULT) {
                     bytes.verify(true).map_err(content::Error::from)?;
                 }
@@ -66,7 +66,7 @@ impl Output {
         from.seek(SeekFrom::Start(range.start)).map_err(|error| self.error("", error))?;
         let mut at = range.start;
         while at < range.end {
-            // The first piece ends at the start of a block.
+            // The first piece ends at a block boundary.
             let end =
                 (at / BLOCK * BLOCK).saturating_add(if at.is_multiple_of(BLOCK) { COPIED_AT_ONCE } else { BLOCK });
             let end = end.min(range.end);

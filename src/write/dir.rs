@@ -1,4 +1,4 @@
-//! A directory that gets its name when everything in it is on the disk.
+//! An output directory, which gets its name once everything in it is on the disk.
 
 use super::error::Error;
 use super::temporary::{MARK, prefix, sync_names};
@@ -7,17 +7,17 @@ use std::fs::{self, DirBuilder};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-/// A directory that is being written. If it is dropped before it is committed, it is removed. If the process is killed,
-/// a directory remains whose name begins with a dot and ends in [`MARK`].
+/// An output directory that is being written. It is removed if it is dropped before the commit. If the process is
+/// killed, a directory remains whose name begins with a dot and ends in [`MARK`].
 #[derive(Debug)]
 pub struct OutputDir {
-    /// The path as it was given, for messages.
+    /// The path as given, for messages.
     path: PathBuf,
     /// The absolute path of the directory.
     target: PathBuf,
-    /// Whether the directory existed before, empty.
+    /// Whether the directory exists already. It is empty then.
     exists: bool,
-    /// The temporary directory that is written: beside the target, or in it if it exists.
+    /// The temporary directory: beside the target, or in it if the target exists.
     unfinished: PathBuf,
 }
 
@@ -44,12 +44,12 @@ impl OutputDir {
         Ok(Self { path: path.to_owned(), target, exists, unfinished })
     }
 
-    /// The directory to write to.
+    /// The temporary directory to write to.
     pub fn unfinished(&self) -> &Path {
         &self.unfinished
     }
 
-    /// An error about a file in the directory, with the path that the file would have had.
+    /// Replaces the temporary path in an error by the final path.
     pub fn rename_error(&self, mut error: Error) -> Error {
         if let Error::Io { path, .. } = &mut error
             && let Ok(rest) = path.strip_prefix(&self.unfinished)
@@ -59,8 +59,8 @@ impl OutputDir {
         error
     }
 
-    /// Moves the directory to its name. If a directory exists there, the entries are moved into it, in the order of
-    /// their names.
+    /// Renames the temporary directory to the target. If the target exists, the entries are moved into it, in the order
+    /// of their names.
     pub fn commit(self) -> Result<(), Error> {
         let error = |error| Error::Io { path: self.path.clone(), what: "", error };
         sync(&self.unfinished).map_err(error)?;
@@ -76,7 +76,7 @@ impl OutputDir {
     fn move_in(&self) -> io::Result<()> {
         let mut names =
             fs::read_dir(&self.unfinished)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>()?;
-        // An index is sorted after the files that it names.
+        // In this order, an index comes after the shards that it names.
         names.sort();
         // The directory was empty at the start.
         if names.iter().any(|name| self.target.join(name).symlink_metadata().is_ok()) {
@@ -89,7 +89,7 @@ impl OutputDir {
     }
 }
 
-/// Writes the names in a directory, and in the directories below it, to the disk.
+/// Syncs a directory and the directories below it, so that the names in them are on the disk.
 fn sync(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
@@ -102,7 +102,7 @@ fn sync(dir: &Path) -> io::Result<()> {
 
 impl Drop for OutputDir {
     fn drop(&mut self) {
-        // After the commit nothing is left to remove.
+        // After the commit, there is nothing to remove.
         let _ = fs::remove_dir_all(&self.unfinished);
     }
 }
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_that_appear_before_the_commit_are_kept() {
+    fn files_created_before_commit_are_kept() {
         let dir = tempfile::tempdir().unwrap();
         let output = OutputDir::create(dir.path()).unwrap();
         for name in ["a", "b"] {

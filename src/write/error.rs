@@ -1,11 +1,11 @@
-//! Why a file was not written.
+//! Errors of writing an output file.
 
 use crate::content;
 use crate::source::strerror;
 use std::io;
 use std::path::PathBuf;
 
-/// Why a file was not written. An existing file is unchanged.
+/// An output file was not written. An existing file is unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// An error of the operating system.
@@ -13,7 +13,7 @@ pub enum Error {
     Io {
         /// The file to be written.
         path: PathBuf,
-        /// What failed, if the reason alone does not tell.
+        /// The failed step, if the reason alone is not clear.
         what: &'static str,
         /// The reason.
         error: io::Error,
@@ -22,12 +22,12 @@ pub enum Error {
     #[error(transparent)]
     Content(#[from] content::Error),
     /// A file ended early while it was copied.
-    #[error("cut short while it was copied: {missing} bytes are gone")]
+    #[error("a source file was truncated while it was copied: {missing} bytes are missing")]
     Short {
         /// Number of bytes that were missing.
         missing: u64,
     },
-    /// A signal has arrived.
+    /// The caller has stopped the operation, usually because of a signal.
     #[error("interrupted; no file was written")]
     Interrupted,
 }

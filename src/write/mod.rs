@@ -1,4 +1,4 @@
-//! Files and directories that are written completely or not at all. Nothing here depends on what the bytes mean.
+//! Output files and directories that are written completely or not at all. Does not depend on their format.
 
 mod bytes;
 mod dir;

@@ -1,4 +1,4 @@
-//! A file that gets its name when it is complete and on the disk.
+//! An output file, which gets its name once it is complete and on the disk.
 
 use super::error::Error;
 use super::temporary::{MARK, is_unsupported, prefix, sync_names};
@@ -14,19 +14,19 @@ use std::path::{Path, PathBuf};
 use tempfile::{Builder, TempPath};
 use xattr::FileExt;
 
-/// What failed if no file can be made in a directory.
-const BESIDE: &str = "no file can be made beside it: ";
+/// Error context: a file cannot be created in the directory of the output file.
+const BESIDE: &str = "cannot create a file beside it: ";
 
-/// What failed if data cannot be written to the disk.
+/// Error context: data cannot be written to the disk.
 const NOT_SYNCED: &str = "cannot be written to the disk: ";
 
-/// A file that is being written. If it is dropped before it is committed, nothing remains.
+/// An output file that is being written. If it is dropped before the commit, nothing remains.
 ///
 /// If the file system supports it, the file has no name at first, so that nothing remains even if the process is
 /// killed. Otherwise it has a temporary name that ends in [`MARK`]. Pipes and devices are written to directly.
 #[derive(Debug)]
 pub struct Output {
-    /// The path as it was given, for messages.
+    /// The path as given, for messages.
     path: PathBuf,
     file: File,
     stage: Stage,
@@ -37,7 +37,7 @@ pub struct Output {
 enum Stage {
     /// In a file without a name.
     Unnamed { target: Destination },
-    /// In a file with a temporary name, which is removed when this is dropped.
+    /// In a file with a temporary name. The file is removed on drop.
     Named { name: TempPath, target: Destination },
     /// At their destination.
     Direct,
@@ -50,14 +50,14 @@ struct Destination {
     name: OsString,
 }
 
-/// Whether a path means standard output: `-`, or the system's names for it. A file behind such a name must not be
-/// replaced, because other programs may write to it too.
+/// Whether a path means standard output: `-`, or the system's names for it. If standard output is a file, it must not
+/// be replaced, because other programs may write to it too.
 pub fn is_stdout(path: &Path) -> bool {
     ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"].iter().any(|name| path.as_os_str() == *name)
 }
 
 impl Output {
-    /// Starts to write the file `path`, or standard output if [`is_stdout`] says so. Links are followed. A file that
+    /// Starts to write the file `path`, or standard output if [`is_stdout`] is true. Links are followed. A file that
     /// replaces another keeps its owner, permissions and extended attributes; a new file gets `mode` less the umask.
     pub fn create(path: &Path, mode: u32) -> Result<Self, Error> {
         Self::begin(path, mode).map_err(|(what, error)| Error::Io { path: path.to_owned(), what, error })
@@ -71,12 +71,12 @@ impl Output {
             if stdout.is_terminal() {
                 return Err((
                     "",
-                    io::Error::other("standard output is a terminal, and a model is not text; name a file"),
+                    io::Error::other("standard output is a terminal, and a model is binary; give a file name"),
                 ));
             }
             return Ok(output(stdout.as_fd().try_clone_to_owned().map_err(plain)?.into(), Stage::Direct));
         }
-        // The path must not be resolved first: /dev/fd/63 may lead to a pipe that has no other name.
+        // The path must not be resolved first: /dev/fd/63 may be a pipe that has no other name.
         match fs::metadata(path).as_ref().map(Metadata::file_type) {
             Ok(kind) if kind.is_dir() => return Err(plain(nix::errno::Errno::EISDIR.into())),
             Ok(kind) if !kind.is_file() => {
@@ -86,16 +86,16 @@ impl Output {
         }
         let target = Destination::find(path).map_err(plain)?;
         let old = target.old().map_err(plain)?;
-        // The kernel checks the permissions of the directory only, but a write-protected file must not be replaced.
+        // The kernel only checks the permissions of the directory, but a write-protected file must not be replaced.
         if old.is_some() {
             eaccess(&target.path(), AccessFlags::W_OK).map_err(|errno| ("is write-protected: ", errno.into()))?;
         }
-        // Other users must not read it before it has the permissions of the file that it replaces.
+        // Other users must not read the file before it has the permissions of the file that it replaces.
         let mode = if old.is_some() { 0o600 } else { mode & 0o777 };
         let unnamed =
             OpenOptions::new().read(true).write(true).mode(mode).custom_flags(nix::libc::O_TMPFILE).open(&target.dir);
         match unnamed {
-            // The file gets its name through /proc.
+            // The commit names the file through /proc.
             Ok(file) if proc_path(&file).exists() => Ok(output(file, Stage::Unnamed { target })),
             Err(error) if !is_unsupported(&error) => Err((BESIDE, error)),
             _ => {
@@ -117,7 +117,7 @@ impl Output {
         matches!(self.stage, Stage::Direct)
     }
 
-    /// Writes the data to the disk, so that the commit has less to do.
+    /// Syncs the data to the disk, so that the commit has less to do.
     pub fn sync(&self) -> Result<(), Error> {
         match self.stage {
             Stage::Direct => Ok(()),
@@ -125,7 +125,7 @@ impl Output {
         }
     }
 
-    /// Writes the file to the disk and gives it its name.
+    /// Syncs the file to the disk and gives it its name.
     pub fn commit(self) -> Result<(), Error> {
         let Self { path, file, stage } = self;
         let failed = |what: &'static str| {
@@ -159,11 +159,11 @@ impl Output {
 }
 
 impl Destination {
-    /// The place that a path leads to, after following links.
+    /// The destination of a path, after following links.
     fn find(path: &Path) -> io::Result<Self> {
         let path = match path.canonicalize() {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                // The path names a directory, and there is none.
+                // The path means a directory that does not exist.
                 if [&b"/"[..], b"/."].iter().any(|end| path.as_os_str().as_encoded_bytes().ends_with(end)) {
                     return Err(error);
                 }
@@ -171,7 +171,7 @@ impl Destination {
                 let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
                 let path = dir.canonicalize()?.join(name);
                 match fs::read_link(&path) {
-                    // The link leads to a file that does not exist yet. A loop of links is another error.
+                    // The target of the link does not exist yet. A loop of links gives another error.
                     Ok(link) => return Self::find(&path.with_file_name(link)),
                     Err(_) => path,
                 }
@@ -184,8 +184,8 @@ impl Destination {
         }
     }
 
-    /// What is there now. Links were followed before. A link that has appeared since is not followed: somebody may want
-    /// another file to be taken for this one.
+    /// The metadata of the file to be replaced, if there is one. A link that was created after [`Destination::find`] is
+    /// not followed, because it may be an attack that redirects to another file.
     fn old(&self) -> io::Result<Option<Metadata>> {
         match fs::symlink_metadata(self.path()) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -197,7 +197,7 @@ impl Destination {
         self.dir.join(&self.name)
     }
 
-    /// Makes something under a temporary name that is not in use.
+    /// Calls `make` with a temporary path that is not in use.
     fn temporary<T>(&self, make: impl FnMut(&Path) -> io::Result<T>) -> io::Result<(T, TempPath)> {
         Ok(Builder::new().prefix(&prefix(&self.name)).suffix(MARK).make_in(&self.dir, make)?.into_parts())
     }
@@ -208,8 +208,7 @@ fn proc_path(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
 
-/// Gives `new` the owner, permissions and extended attributes of the file at `path`. An error says which of them
-/// failed.
+/// Gives `new` the owner, permissions and extended attributes of the file at `path`. An error includes the failed step.
 fn keep(path: &Path, old: &Metadata, new: &File) -> Result<(), (&'static str, io::Error)> {
     let ours = new.metadata().map_err(|error| ("", error))?;
     if (old.uid(), old.gid()) != (ours.uid(), ours.gid()) {
@@ -218,12 +217,12 @@ fn keep(path: &Path, old: &Metadata, new: &File) -> Result<(), (&'static str, io
     }
     let mode = Permissions::from_mode(old.mode() & 0o7777);
     new.set_permissions(mode).map_err(|error| ("cannot keep its permissions: ", error))?;
-    // An access control list is an attribute that holds permissions, so attributes come last.
+    // Extended attributes come last, because an access control list is one of them and holds permissions.
     keep_attributes(path, new).map_err(|error| ("cannot keep its extended attributes: ", error))
 }
 
 fn keep_attributes(path: &Path, new: &File) -> io::Result<()> {
-    // The system sets its own attributes on new files.
+    // The kernel sets these attributes on new files itself.
     let is_system = |name: &OsStr| {
         ["security.", "trusted."].iter().any(|space| name.as_encoded_bytes().starts_with(space.as_bytes()))
     };
@@ -231,7 +230,7 @@ fn keep_attributes(path: &Path, new: &File) -> io::Result<()> {
         Err(error) if error.raw_os_error() == Some(nix::libc::EOPNOTSUPP) => return Ok(()),
         names => names?.collect(),
     };
-    // The directory may give new files an access control list that admits other users.
+    // The directory may give new files a default access control list that admits other users.
     for name in new.list_xattr()?.filter(|name| !names.contains(name) && !is_system(name)) {
         new.remove_xattr(name)?;
     }
@@ -261,7 +260,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn a_link_that_appears_before_the_commit_is_not_followed() {
+    fn link_created_before_commit_is_not_followed() {
         let dir = tempfile::tempdir().unwrap();
         let (path, other) = (dir.path().join("file"), dir.path().join("other"));
         fs::write(&path, "old").unwrap();

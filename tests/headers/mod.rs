@@ -1,11 +1,11 @@
-//! Headers for tests: makes whole and broken ones out of any bytes, and has the official reader judge them.
+//! Headers for tests: generates valid and broken headers from arbitrary bytes, and compares with the official reader.
 
 pub mod official;
 
 use arbitrary::{Result, Unstructured};
 use std::borrow::Cow;
 
-/// JSON that stands where it should not, serde's side doors among it.
+/// Unexpected JSON values, including unusual forms that serde accepts and invalid JSON.
 const ODD_VALUES: &[&str] = &[
     "null",
     "true",
@@ -54,7 +54,7 @@ const ODD_VALUES: &[&str] = &[
     "tru",
 ];
 
-/// Names as they stand in JSON.
+/// Names as written in JSON.
 const ODD_NAMES: &[&str] = &[
     "",
     ".",
@@ -76,7 +76,7 @@ const ODD_NAMES: &[&str] = &[
     "\n",
 ];
 
-/// Dtypes and their widths in bits, the last two unknown to the official crate.
+/// Dtypes and their widths in bits. The official crate does not support the last two.
 const DTYPES: &[(&str, u64)] = &[
     ("U8", 8),
     ("BOOL", 8),
@@ -106,20 +106,20 @@ const DTYPES: &[(&str, u64)] = &[
 
 const HUGE_DIMS: &[u64] = &[8, 1 << 31, 1 << 32, 1 << 60, 1 << 61, 1 << 63, u64::MAX];
 
-/// White space before and after a header, and what only looks like it.
+/// Whitespace before and after a header, and characters that are not whitespace in JSON.
 const SPACES: &[&str] = &["", "", "", " ", "\n", "\t", "\r", "   ", "\0", "\u{feff}"];
 
-/// True in one of `times` cases, and not where the bytes are used up.
+/// True in one of `times` cases; false if no bytes are left.
 pub fn once_in(times: u32, bytes: &mut Unstructured) -> Result<bool> {
     Ok(bytes.int_in_range(1..=times)? == times)
 }
 
-/// JSON that may stand anywhere, or nowhere.
+/// An unexpected JSON value, or one that is nested about as deeply as serde_json allows.
 pub fn odd_value(bytes: &mut Unstructured) -> Result<Cow<'static, str>> {
     if !once_in(13, bytes)? {
         return Ok((*bytes.choose(ODD_VALUES)?).into());
     }
-    // serde_json ends at 128 levels.
+    // The recursion limit of serde_json is 128.
     let depth = bytes.int_in_range(120..=131)?;
     let (open, inner, close) = if bytes.arbitrary()? { ("[", "", "]") } else { (r#"{"a":"#, "1", "}") };
     Ok([&open.repeat(depth), inner, &close.repeat(depth)].concat().into())
@@ -129,7 +129,7 @@ fn name(bytes: &mut Unstructured) -> Result<Cow<'static, str>> {
     match bytes.int_in_range(0..=15)? {
         0..=12 => {}
         13..=14 => return Ok((*bytes.choose(ODD_NAMES)?).into()),
-        // About as long as a file name may be.
+        // Around the maximum length of a file name.
         _ => return Ok(bytes.choose(&["a", "/", "重", "b.", "a%"])?.repeat(bytes.int_in_range(60..=260)?).into()),
     }
     let mut name = String::new();
@@ -144,7 +144,7 @@ fn name(bytes: &mut Unstructured) -> Result<Cow<'static, str>> {
     Ok(name.into())
 }
 
-/// What an entry is made of; sizes and offsets are filled in so that they fit, before something is broken.
+/// An entry of a header. Its size and offsets are computed to match; `form` may then break something.
 struct Entry {
     name: Cow<'static, str>,
     dtype: (&'static str, u64),
@@ -157,14 +157,14 @@ enum Form {
     Object,
     Array,
     EnumDtype,
-    /// One field, by number, holds another value.
+    /// The field with this index has another value.
     Odd(usize, Cow<'static, str>),
-    /// The whole value is another.
+    /// The whole entry is another value.
     OddEntry(Cow<'static, str>),
     Missing(usize),
     Twice(usize),
     FourElements,
-    /// The offsets moved by so much at the beginning and at the end.
+    /// The begin and end offsets are moved by these numbers of bytes.
     Moved(i64, i64),
 }
 
@@ -236,7 +236,7 @@ impl Entry {
     }
 }
 
-/// A header and the number of bytes of data that it describes, or nearly so.
+/// A header and the number of bytes of data after it. The number is sometimes off by up to 2.
 pub fn header(bytes: &mut Unstructured) -> Result<(Vec<u8>, usize)> {
     let metadata = match bytes.int_in_range(0..=9)? {
         0..=5 => None,
@@ -251,7 +251,7 @@ pub fn header(bytes: &mut Unstructured) -> Result<(Vec<u8>, usize)> {
         end = next;
     }
     if !members.is_empty() {
-        // The order of the header need not be that of the data.
+        // Entries need not be in the order of the data.
         let by = bytes.choose_index(members.len())?;
         members.rotate_left(by);
     }
@@ -264,7 +264,7 @@ pub fn header(bytes: &mut Unstructured) -> Result<(Vec<u8>, usize)> {
     Ok((format!("{before}{{{}}}{after}", members.join(",")).into_bytes(), data.saturating_add_signed(off)))
 }
 
-/// Changes one byte, blind to the structure.
+/// Inserts, replaces or removes one byte anywhere in the text.
 pub fn mutate(bytes: &mut Unstructured, text: &mut Vec<u8>) -> Result<()> {
     let likely = bytes.arbitrary()?;
     let byte = if likely { *bytes.choose(b"{}[]\",:0123456789-.eE\\ \n\tutfn_")? } else { bytes.arbitrary()? };

@@ -61,8 +61,8 @@ pub fn compare(header: &[u8], data: usize) -> bool {
         (Ok(ours), Err(official)) if !ours.unknown_dtypes().is_empty() => {
             assert!(official.to_string().contains("unknown variant"), "{official} {}", text());
         }
-        (Err(ours), Ok(_)) => panic!("refused: {ours}\n{}", text()),
-        (Ok(_), Err(official)) => panic!("accepted: {official}\n{}", text()),
+        (Err(ours), Ok(_)) => panic!("refused by weightfs only: {ours}\n{}", text()),
+        (Ok(_), Err(official)) => panic!("accepted by weightfs only: {official}\n{}", text()),
     }
     lenient_is_sound(&file, ours.as_ref().ok());
     official.is_ok()
@@ -88,11 +88,11 @@ fn same(ours: &Header, official: &safetensors::tensor::Metadata, data_start: u64
     assert!(ours.metadata().is_sorted());
 }
 
-/// Lenient reading keeps every tensor of a valid file. Of a damaged file it keeps tensors inside the file, each name
-/// once.
+/// Checks that lenient mode keeps all tensors of a valid file, and of a damaged file only tensors that lie inside it,
+/// each name once.
 fn lenient_is_sound(file: &[u8], strict: Option<&Header>) {
     let Ok(lenient) = parse(file, Mode::Lenient) else {
-        assert!(strict.is_none(), "lenient refuses what strict accepts");
+        assert!(strict.is_none(), "lenient mode refuses a file that strict mode accepts");
         return;
     };
     for (index, tensor) in lenient.tensors().enumerate() {

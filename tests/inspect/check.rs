@@ -1,13 +1,13 @@
-//! `check`: what is found in files that are sound, that are not, and that somebody stumbles over.
+//! `check`: findings in sound files, in damaged files, and in valid files that are unusual.
 
-use crate::room::{Room, Said, floats};
+use crate::room::{Output, Room, floats};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::path::Path;
 use weightfs::format::{Input, Mode, parse};
 
-/// What is found in the files of a line, as `severity rule`, and the messages.
+/// Runs `check --json` with these arguments. Returns the findings as `severity rule`, and their messages.
 fn found(room: &Room, line: &str) -> (Vec<String>, Vec<String>) {
     let objects = room.json(&format!("weightfs check --json {line}"));
     let findings = objects.iter().flat_map(|object| object["findings"].as_array().unwrap());
@@ -21,7 +21,7 @@ fn entry(name: &str, dtype: &str, shape: &[u64], begin: u64, end: u64) -> String
     format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{begin},{end}]}}"#)
 }
 
-/// A header of those entries, padded so that the data begins at a multiple of 8.
+/// A header of these entries, padded so that the data begins at a multiple of 8.
 fn header(entries: &[String]) -> String {
     let mut json = format!("{{{}}}", entries.join(","));
     while json.len() % 8 != 0 {
@@ -31,17 +31,17 @@ fn header(entries: &[String]) -> String {
 }
 
 #[test]
-fn a_sound_file_is_said_to_be_sound() {
+fn sound_file_is_reported_as_sound() {
     let room = Room::new();
     room.model(
         "m.safetensors",
         &[("a", Dtype::F32, &[2], floats(&[1.0, 2.0])), ("b", Dtype::BF16, &[1], vec![0; 2])],
         &[],
     );
-    let said = room.sh("weightfs check m.safetensors");
-    let line = "m.safetensors: sound (2 tensors, 10 B; data at multiples of 8 bytes)\n";
-    assert_eq!(said, Said { code: 0, out: line.into(), err: "".into() });
-    let line = "m.safetensors: sound (2 tensors, 10 B; data at multiples of 8 bytes; all values finite)\n";
+    let output = room.sh("weightfs check m.safetensors");
+    let line = "m.safetensors: sound (2 tensors, 10 B; data aligned to 8 bytes)\n";
+    assert_eq!(output, Output { code: 0, out: line.into(), err: "".into() });
+    let line = "m.safetensors: sound (2 tensors, 10 B; data aligned to 8 bytes; all values finite)\n";
     assert_eq!(room.ok("weightfs check --values m.safetensors"), line);
     assert_eq!(room.ok("weightfs check --quiet m.safetensors"), "");
     let object = json!({"source": "m.safetensors", "sound": true, "errors": 0, "warnings": 0, "files": 1, "tensors": 2,
@@ -50,7 +50,7 @@ fn a_sound_file_is_said_to_be_sound() {
 }
 
 #[test]
-fn everything_that_is_wrong_is_told_and_not_only_the_first() {
+fn every_error_in_a_file_is_reported() {
     let room = Room::new();
     let entries = [
         entry("a", "F32", &[2], 0, 8),
@@ -69,32 +69,33 @@ fn everything_that_is_wrong_is_told_and_not_only_the_first() {
         ("entry", "tensor \"size\": shape [3] of F32 takes 12 bytes, but its data_offsets span 8"),
         ("entry", "tensor \"none\": its entry has no data_offsets"),
         ("entry", "tensor \"far\": its data takes bytes "),
-        ("entry", "tensor \"a\": the name stands twice in the header"),
+        ("entry", "tensor \"a\": the name occurs twice in the header"),
         ("hole", "tensor \"gap\": its data begins at byte "),
         ("hole", "too long: the data ends at byte "),
         ("overlap", "tensor \"over\": its data begins at byte "),
     ];
     let all = || format!("{rules:?}\n{}", messages.join("\n"));
     for (rule, message) in expected {
-        let told = rules.iter().zip(&messages).any(|(r, m)| *r == format!("error {rule}") && m.starts_with(message));
-        assert!(told, "{rule}: {message}\n{}", all());
+        let reported =
+            rules.iter().zip(&messages).any(|(r, m)| *r == format!("error {rule}") && m.starts_with(message));
+        assert!(reported, "{rule}: {message}\n{}", all());
     }
-    // `a` stays where it stands last, so that there is a hole in its former place, too.
+    // The last entry of `a` counts, so the data of its first entry is a hole too.
     assert_eq!(rules.iter().filter(|rule| rule.starts_with("error")).count(), expected.len(), "{}", all());
-    let said = room.sh("weightfs check m.safetensors");
-    assert_eq!((said.code, &said.err[..]), (1, ""), "{said:?}");
-    assert!(said.out.lines().all(|line| line.starts_with("m.safetensors: ")), "{said:?}");
-    assert!(
-        said.out.ends_with("m.safetensors: 8 errors (3 tensors, 20 B; data at multiples of 8 bytes)\n"),
-        "{said:?}"
-    );
-    // What is left out may be what lies in a hole.
+    let output = room.sh("weightfs check m.safetensors");
+    assert_eq!((output.code, &output.err[..]), (1, ""), "{output:?}");
+    assert!(output.out.lines().all(|line| line.starts_with("m.safetensors: ")), "{output:?}");
+    assert!(output.out.ends_with("m.safetensors: 8 errors (3 tensors, 20 B; data aligned to 8 bytes)\n"), "{output:?}");
+    // A hole may be the data of a tensor that is left out.
     let twice = [entry("a", "U8", &[8], 0, 8), entry("a", "U8", &[8], 8, 16)];
     room.raw("twice.safetensors", &header(&twice), &[0; 16]);
     let (rules, messages) = found(&room, "twice.safetensors");
     assert_eq!(rules, ["error entry", "error hole"]);
-    assert!(messages[1].ends_with(": 8 bytes of no tensor between, or of one that is left out"), "{messages:?}");
-    // Nor does one thing that is wrong with a tensor hide another.
+    assert!(
+        messages[1].ends_with(": a hole of 8 bytes, which may belong to a tensor that is left out"),
+        "{messages:?}"
+    );
+    // One error of a tensor does not hide another.
     let (cut, empty) = (entry("a", "U8", &[8], 0, 8), entry("a", "U8", &[0], 0, 0));
     let part = entry("a", "F4", &[], 0, 0);
     for (both, reason) in
@@ -102,21 +103,24 @@ fn everything_that_is_wrong_is_told_and_not_only_the_first() {
     {
         room.raw("both.safetensors", &header(&both.map(String::clone)), &[]);
         let (rules, messages) = found(&room, "both.safetensors");
-        let told = |what: &str| messages.iter().filter(|message| message.contains(what)).count();
-        assert!(told("the name stands twice") == 1 && told(reason) + 1 == rules.len(), "{messages:?}");
+        let count = |part: &str| messages.iter().filter(|message| message.contains(part)).count();
+        assert!(count("the name occurs twice") == 1 && count(reason) + 1 == rules.len(), "{messages:?}");
     }
-    // Two values of metadata are no tensor that stands twice.
+    // Two invalid metadata values are not a repeated tensor name.
     room.raw("metadata.safetensors", r#"{"__metadata__":{"a":1,"b":2}}  "#, &[]);
     assert_eq!(found(&room, "metadata.safetensors").0, ["error entry"; 2]);
     let hole = [entry("a", "U8", &[8], 0, 8), entry("b", "U8", &[8], 16, 24)];
     room.raw("hole.safetensors", &header(&hole), &[0; 25]);
     let (rules, messages) = found(&room, "hole.safetensors");
     assert_eq!(rules, ["error hole"; 2]);
-    assert!(messages[0].ends_with(" between") && messages[1].ends_with("; 1 byte of no tensor"), "{messages:?}");
+    assert!(
+        messages[0].ends_with(": a hole of 8 bytes") && messages[1].ends_with("; 1 byte after the data"),
+        "{messages:?}"
+    );
 }
 
 #[test]
-fn a_file_that_is_cut_short_is_not_said_to_be_too_long() {
+fn truncated_file_is_not_reported_as_too_long() {
     let room = Room::new();
     let entries = [entry("a", "U8", &[8], 0, 8), entry("b", "U8", &[8], 8, 16), entry("c", "U8", &[8], 16, 24)];
     room.raw("m.safetensors", &header(&entries), &[0; 10]);
@@ -127,7 +131,7 @@ fn a_file_that_is_cut_short_is_not_said_to_be_too_long() {
 }
 
 #[test]
-fn the_verdict_is_that_of_the_strict_parser_on_every_golden_file() {
+fn verdict_matches_strict_parser_on_golden_files() {
     let room = Room::new();
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     let mut broken = 0;
@@ -144,7 +148,7 @@ fn the_verdict_is_that_of_the_strict_parser_on_every_golden_file() {
 }
 
 #[test]
-fn the_verdict_is_that_of_the_strict_parser_whichever_byte_is_another() {
+fn verdict_matches_strict_parser_on_mutated_headers() {
     let room = Room::new();
     let paths = room.mutations();
     let reports = room.json("weightfs check --json --values *.safetensors");
@@ -161,9 +165,9 @@ fn the_verdict_is_that_of_the_strict_parser_whichever_byte_is_another() {
 }
 
 #[test]
-fn what_somebody_stumbles_over_is_a_warning() {
+fn valid_but_unusual_files_get_warnings() {
     let room = Room::new();
-    // Name, header, data, what is found and the first message.
+    // Name, header, data, expected findings, beginning of the first message.
     type Case<'c> = (&'c str, String, &'c [u8], &'c [&'c str], &'c str);
     let cases: [Case; 8] = [
         (
@@ -173,7 +177,7 @@ fn what_somebody_stumbles_over_is_a_warning() {
             &["warning unaligned", "warning unaligned"],
             "tensor \"x\": its F32 data begins at byte ",
         ),
-        // Eight bits wide, or several in a byte: they may lie anywhere.
+        // Elements of eight bits or fewer need no alignment.
         (
             "narrow",
             header(&[entry("pad", "U8", &[3], 0, 3), entry("x", "F8_E4M3", &[1], 3, 4), entry("y", "F4", &[2], 4, 5)]),
@@ -210,13 +214,7 @@ fn what_somebody_stumbles_over_is_a_warning() {
             "tensor \"x\": its entry has the field \"sparse\", which the format does not have",
         ),
         ("empty", "{}      ".into(), &[], &[], ""),
-        (
-            "newline",
-            "{}     \n".into(),
-            &[],
-            &["warning json"],
-            r"the header is padded with '\n', and the format wants spaces",
-        ),
+        ("newline", "{}     \n".into(), &[], &["warning json"], r"the header is padded with '\n', not with spaces"),
     ];
     for (name, header, data, rules, message) in cases {
         room.raw(&format!("{name}.safetensors"), &header, data);
@@ -229,14 +227,14 @@ fn what_somebody_stumbles_over_is_a_warning() {
     }
     let out = room.ok("weightfs check unaligned.safetensors");
     assert!(out.contains("bytemuck") && out.contains("sound, with 2 warnings ("), "{out}");
-    // The official writer aligns everything.
+    // The official writer aligns every tensor.
     let room = Room::new();
     room.model("m.safetensors", &[("a", Dtype::U8, &[3], vec![0; 3]), ("b", Dtype::F64, &[1], vec![0; 8])], &[]);
     assert_eq!(found(&room, "m.safetensors").0, [""; 0]);
 }
 
 #[test]
-fn nan_and_infinity_are_found_where_they_are() {
+fn nan_and_infinity_are_located() {
     let room = Room::new();
     let (nan, inf) = (f32::NAN, f32::INFINITY);
     let mut large = vec![0.5f32; 700_000];
@@ -283,17 +281,18 @@ fn nan_and_infinity_are_found_where_they_are() {
     let nans = ["error nan"; 5].into_iter().chain(["warning infinite"; 3]);
     assert_eq!(rules, nans.collect::<Vec<_>>());
     assert_eq!(room.sh("weightfs check --values m.safetensors").code, 1);
-    // A place is no longer than a line can bear.
+    // The position of an element is abbreviated if it has very many dimensions.
     room.model("deep.safetensors", &[("a", Dtype::F32, &[1; 5000], floats(&[nan]))], &[]);
     let (_, messages) = found(&room, "--values deep.safetensors");
     assert!(messages[0].len() < 200 && messages[0].ends_with(", 0, ... 5000 dimensions]"), "{messages:?}");
-    // Of what cannot be looked at nobody says that it is finite.
+    // Files whose values cannot be read are not reported as finite.
     room.raw("broken.safetensors", "{", &[]);
     room.raw("none.safetensors", "{}      ", &[]);
     room.raw("cut.safetensors", &header(&[entry("a", "U8", &[1], 0, 1), entry("b", "F32", &[1], 1, 5)]), &[0; 4]);
     let out = room.sh("weightfs check --values broken.safetensors none.safetensors cut.safetensors").out;
     assert!(!out.contains("finite"), "{out}");
-    // Of tensors that overlap the first is looked at: all of them would take ten thousand times as long as the file is.
+    // Only the first of several overlapping tensors is scanned. A scan of all of them would read 10,000 times the size
+    // of the file.
     let len = 1 << 22;
     let whole = |at: usize| entry(&format!("w{at}"), "F32", &[len / 4], 0, len);
     let mut entries: Vec<String> = (0..10_000).map(whole).collect();
@@ -301,21 +300,21 @@ fn nan_and_infinity_are_found_where_they_are() {
     let data = [vec![0; len as usize - 4], floats(&[nan, inf])].concat();
     room.raw("overlap.safetensors", &header(&entries), &data);
     let [ref object] = room.json("weightfs check --json --values overlap.safetensors")[..] else { panic!() };
-    let told = object["findings"].as_array().unwrap().iter().filter(|finding| finding["rule"] != "overlap");
-    let told: Vec<&str> = told.map(|finding| finding["message"].as_str().unwrap()).collect();
+    let others = object["findings"].as_array().unwrap().iter().filter(|finding| finding["rule"] != "overlap");
+    let messages: Vec<&str> = others.map(|finding| finding["message"].as_str().unwrap()).collect();
     let (first, second) =
         ("1 NaN among 1048576 elements, the first at [1048575]", "1 +Inf among 1 element, the first at [0]");
-    assert_eq!(told, [format!("tensor \"w0\": {first}"), format!("tensor \"behind\": {second}")]);
-    // Infinity alone is no error.
+    assert_eq!(messages, [format!("tensor \"w0\": {first}"), format!("tensor \"behind\": {second}")]);
+    // Infinity alone is not an error.
     room.model("inf.safetensors", &[("a", Dtype::F32, &[1], floats(&[inf]))], &[]);
     assert_eq!(room.sh("weightfs check --values inf.safetensors").code, 0);
     assert_eq!(room.sh("weightfs check --values --fail-on-warning inf.safetensors").code, 1);
 }
 
 #[test]
-fn hashes_are_verified_where_there_are_any() {
+fn hashes_in_metadata_are_verified() {
     let room = Room::new();
-    // More than is read at once, and no multiple of it.
+    // Longer than one read, and not a multiple of it.
     let bytes: Vec<u8> = (0..5_000_001u32).map(|at| (at.wrapping_mul(7919) >> 8) as u8).collect();
     let hash: String =
         Sha256::digest([&floats(&[f32::NAN])[..], &bytes].concat()).iter().map(|byte| format!("{byte:02x}")).collect();
@@ -346,10 +345,10 @@ fn hashes_are_verified_where_there_are_any() {
         room.ok("weightfs check right.safetensors")
             .contains("; modelspec.hash_sha256 verified; sshs_model_hash verified)")
     );
-    // Together with a look at all values, which reads the same bytes by another way.
+    // With --values too, which reads the same bytes in another way.
     let [ref object] = room.json("weightfs check --json --values right.safetensors")[..] else { panic!() };
     assert_eq!((&object["verified"], &object["errors"]), (&both("right.safetensors"), &json!(1)));
-    // One byte is another.
+    // One byte is changed.
     let mut changed = std::fs::read(room.path("right.safetensors")).unwrap();
     let last = changed.len() - 1;
     changed[last] ^= 1;
@@ -362,11 +361,11 @@ fn hashes_are_verified_where_there_are_any() {
     }
     assert_eq!(room.sh("weightfs check changed.safetensors").code, 1);
     assert_eq!(room.sh("weightfs check --no-data changed.safetensors").code, 0);
-    // Upper case and no 0x: against ModelSpec, but the right hash.
+    // Upper case without 0x violates ModelSpec, but the hash is right.
     write("upper.safetensors", &hash.to_uppercase());
     assert_eq!(found(&room, "upper.safetensors").0, ["warning modelspec"]);
     assert_eq!(room.json("weightfs check --json upper.safetensors")[0]["verified"].as_array().unwrap().len(), 2);
-    // Of many files each key is told once.
+    // For a model of several files, each key is reported once.
     for name in ["s-00001-of-00002.safetensors", "s-00002-of-00002.safetensors"] {
         let tensors: [(&str, Dtype, &[usize], Vec<u8>); 1] = [(&name[..7], Dtype::U8, &[0], vec![])];
         let hash: String = Sha256::digest([]).iter().map(|byte| format!("{byte:02x}")).collect();
@@ -377,13 +376,13 @@ fn hashes_are_verified_where_there_are_any() {
     std::fs::write(room.path("s.safetensors.index.json"), index.to_string()).unwrap();
     let out = room.ok("weightfs check s.safetensors.index.json");
     assert!(out.ends_with("sound (2 tensors, 0 B; 2 files; sshs_model_hash verified of 2 files)\n"), "{out}");
-    // No hash at all.
+    // The value is not a hash.
     write("none.safetensors", "None");
     assert_eq!(found(&room, "none.safetensors").0, ["warning modelspec"]);
 }
 
 #[test]
-fn conventions_of_metadata() {
+fn metadata_conventions_are_checked() {
     let room = Room::new();
     let tensors = [("a", Dtype::U8, &[1usize][..], vec![0])];
     room.model(
@@ -412,12 +411,12 @@ fn conventions_of_metadata() {
 }
 
 #[test]
-fn a_set_is_held_against_its_list() {
+fn shards_are_checked_against_index_and_manifest() {
     let room = Room::new();
     room.sharded("s");
-    let line = "s.safetensors.index.json: sound (3 tensors, 30 B; 2 files; data at multiples of 8 bytes)\n";
+    let line = "s.safetensors.index.json: sound (3 tensors, 30 B; 2 files; data aligned to 8 bytes)\n";
     assert_eq!(room.ok("weightfs check s.safetensors.index.json"), line);
-    // The numbers are others than those of the files.
+    // The totals in the index differ from those of the files.
     room.ok("sed 's/30/31/; s/: *9/: 8/' s.safetensors.index.json >t.safetensors.index.json");
     let (rules, messages) = found(&room, "t.safetensors.index.json");
     assert_eq!(rules, ["warning index-totals"; 2]);
@@ -430,7 +429,7 @@ fn a_set_is_held_against_its_list() {
             "total_size is 31 in the index, but 30 in the files"
         ]
     );
-    // A tensor elsewhere, one too many, one missing, one that no shard has, a shard that is not there.
+    // A tensor in another shard, one that the index does not list, one that no shard has, and a missing shard.
     let index = json!({"metadata": {"total_size": "many"}, "weight_map": {
         "a.0.w": "s-00002-of-00002.safetensors", "b.w": "s-00002-of-00002.safetensors",
         "c.w": "s-00001-of-00002.safetensors", "d.w": "gone.safetensors",
@@ -446,15 +445,15 @@ fn a_set_is_held_against_its_list() {
         "shard \"s-00001-of-00002.safetensors\" is one of 2 by its name, but the index names 3",
     ];
     assert_eq!(messages, expected);
-    // Of a shard that is missing its absence is told, and not also what follows from that.
+    // For a missing shard, its absence is reported, but not its missing tensors.
     room.ok("mkdir lost && cp s-00001-of-00002.safetensors s.safetensors.index.json lost");
     assert_eq!(found(&room, "lost").0, ["error index"]);
     // A tensor that the index names twice.
     room.ok(r#"sed 's/"weight_map":{/&"b.w":"s-00001-of-00002.safetensors",/' s.safetensors.index.json >r.safetensors.index.json"#);
     let (rules, messages) = found(&room, "r.safetensors.index.json");
-    let twice = "1 entry names what a later entry of the index names again: the last stands";
+    let twice = "1 entry occurs again later in the index; the last one is used";
     assert_eq!((&rules[..], &messages[0][..]), (&["warning index-twice".to_owned()][..], twice));
-    // A tensor that two shards have.
+    // A tensor in two shards.
     room.ok("cp s-00002-of-00002.safetensors s-00003-of-00003.safetensors");
     let index = json!({"weight_map": {
         "a.0.w": "s-00001-of-00002.safetensors", "a.1.w": "s-00001-of-00002.safetensors",
@@ -466,11 +465,11 @@ fn a_set_is_held_against_its_list() {
     let twice = "tensor \"b.w\" is in \"s-00002-of-00002.safetensors\" as the index says, and in \"s-00003-of-00003.safetensors\" too";
     assert_eq!(messages[0], twice);
     assert_eq!(messages[2], "shard \"s-00001-of-00002.safetensors\" is one of 2 by its name, but the index names 3");
-    // What is wrong with a shard is told of that shard.
+    // An error in a shard is reported with the name of that shard.
     let nan: [(&str, Dtype, &[usize], Vec<u8>); 1] = [("b.w", Dtype::F32, &[4], floats(&[0.0, f32::NAN, 0.0, 0.0]))];
     room.model("s-00002-of-00002.safetensors", &nan, &[("modelspec.title", "x")]);
-    let said = room.sh("weightfs check --values s.safetensors.index.json");
-    assert!(said.out.starts_with("s-00002-of-00002.safetensors: error: tensor \"b.w\": 1 NaN"), "{said:?}");
+    let output = room.sh("weightfs check --values s.safetensors.index.json");
+    assert!(output.out.starts_with("s-00002-of-00002.safetensors: error: tensor \"b.w\": 1 NaN"), "{output:?}");
     room.raw(
         "s-00001-of-00002.safetensors",
         &header(&[entry("a.0.w", "F32", &[2], 0, 8), entry("a.1.w", "BF16", &[3], 9, 15)]),
@@ -478,14 +477,14 @@ fn a_set_is_held_against_its_list() {
     );
     let (rules, _) = found(&room, "s.safetensors.index.json");
     assert!(rules.contains(&"error hole".to_owned()), "{rules:?}");
-    // No index at all.
+    // Not an index.
     std::fs::write(room.path("v.safetensors.index.json"), "{}").unwrap();
     assert_eq!(found(&room, "v.safetensors.index.json").0, ["error format"]);
 
     room.dataset("set");
     assert_eq!(
         room.ok("weightfs check set"),
-        "set/dataset_manifest.json: sound (2 tensors, 12 B; 2 files; data at multiples of 8 bytes)\n"
+        "set/dataset_manifest.json: sound (2 tensors, 12 B; 2 files; data aligned to 8 bytes)\n"
     );
     room.ok(r#"sed -i 's/"samples_count":2/"samples_count":3/; s/"total_samples":4/"total_samples":9/' set/dataset_manifest.json"#);
     let (rules, messages) = found(&room, "set");
@@ -498,10 +497,10 @@ fn a_set_is_held_against_its_list() {
 }
 
 #[test]
-fn a_dataset_is_held_against_itself() {
+fn dataset_shards_are_checked_against_each_other() {
     let room = Room::new();
     room.dataset("set");
-    // In key-value mode no two shards have a name in common.
+    // In key-value mode, a tensor name may be in one shard only.
     let byte = |name| (name, Dtype::U8, &[1usize][..], vec![0]);
     room.model("set/x.safetensors", &["a", "b", "c"].map(byte), &[]);
     room.model("set/y.safetensors", &["a", "d", "e"].map(byte), &[]);
@@ -509,7 +508,7 @@ fn a_dataset_is_held_against_itself() {
     let twice = "\"a\": it is in \"x.safetensors\" and in \"y.safetensors\"; the second is in shards/ only";
     assert_eq!((&rules[0][..], &messages[0][..]), ("error index", twice));
     assert!(rules[1..].iter().all(|rule| rule == "warning manifest"), "{rules:?}");
-    // In batch mode all parts of an array are alike.
+    // In batch mode, all parts of an array have the same dtype.
     let rows = |dtype, bytes| ("images", dtype, &[2usize, 3][..], vec![0; bytes]);
     room.model("set/x.safetensors", &[rows(Dtype::U8, 6), byte("a")], &[]);
     room.model("set/y.safetensors", &[rows(Dtype::F32, 24), byte("a")], &[]);
@@ -519,7 +518,7 @@ fn a_dataset_is_held_against_itself() {
 }
 
 #[test]
-fn the_exit_code_tells_what_is_broken_from_what_cannot_be_read() {
+fn exit_code_distinguishes_broken_from_unreadable() {
     let room = Room::new();
     room.model("m.safetensors", &[("a", Dtype::U8, &[1], vec![0])], &[]);
     room.ok("mkdir all all/sub && cp m.safetensors all && cp m.safetensors all/sub && echo text >text.safetensors; mkfifo pipe");
@@ -542,9 +541,9 @@ fn the_exit_code_tells_what_is_broken_from_what_cannot_be_read() {
         ("--quiet --json m.safetensors", 2),
     ];
     for (line, code) in cases {
-        let said = room.sh(&format!("weightfs check {line}"));
-        assert_eq!(said.code, code, "{line}: {said:?}");
-        assert_eq!(said.err.lines().count(), usize::from(code == 2), "{line}: {said:?}");
+        let output = room.sh(&format!("weightfs check {line}"));
+        assert_eq!(output.code, code, "{line}: {output:?}");
+        assert_eq!(output.err.lines().count(), usize::from(code == 2), "{line}: {output:?}");
     }
     let (rules, messages) = found(&room, "model.gguf empty.safetensors");
     assert_eq!(rules, ["error format"; 2]);
@@ -552,26 +551,27 @@ fn the_exit_code_tells_what_is_broken_from_what_cannot_be_read() {
 }
 
 #[test]
-fn a_file_that_changes_meanwhile_cannot_be_checked() {
-    // So much that it changes before the end, and none of it on the disk.
+fn file_changed_during_check_is_an_error() {
+    // A sparse file so large that it changes before the check ends.
     let len = 20_000_000_000u64;
     let header = format!(r#"{{"a":{{"dtype":"F32","shape":[{}],"data_offsets":[0,{len}]}}}}    "#, len / 4);
     for change in ["touch m.safetensors", "truncate -s 1000 m.safetensors"] {
         let room = Room::new();
         room.raw("m.safetensors", &header, &[]);
         room.ok(&format!("truncate -s {} m.safetensors", 8 + header.len() as u64 + len));
-        // When it has more than the header in memory, it is under way.
+        // Waits until the process has at least five mappings, and a little longer, so that the check is running when
+        // the file changes.
         let line = format!(
             "weightfs check --values m.safetensors & while [ $(grep -c . /proc/$!/maps) -lt 5 ]; do :; done; sleep 0.2; {change}; wait $!"
         );
-        let said = room.sh(&line);
+        let output = room.sh(&line);
         let err = "weightfs: m.safetensors: changed while it was checked\n";
-        assert_eq!((said.code, &said.out[..], &said.err[..]), (2, "", err), "{change}");
+        assert_eq!((output.code, &output.out[..], &output.err[..]), (2, "", err), "{change}");
     }
 }
 
 #[test]
-fn many_findings_of_a_kind_are_counted() {
+fn excess_findings_of_a_kind_are_counted() {
     let room = Room::new();
     let entries: Vec<String> = std::iter::once(entry("pad", "U8", &[1], 0, 1))
         .chain((0..1500).map(|at| entry(&format!("t{at}"), "F32", &[1], 1 + at * 4, 5 + at * 4)))

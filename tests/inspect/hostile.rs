@@ -1,12 +1,12 @@
-//! Names and values that try to take hold of a terminal, or to be very many or very long: no command lets them.
+//! Hostile names and values: terminal control characters, huge lengths and huge counts. No command prints them raw.
 
 use crate::room::Room;
 use serde_json::json;
 
-/// Colour, a bell, the end of a line, text from right to left, what cannot be seen, and the controls beyond ASCII.
+/// A colour escape, a bell, line ends, a tab, right-to-left text, a line separator, DEL and C1 control characters.
 const HOSTILE: &str = "\u{1b}[31m\u{7}\r\n\t\u{202e}\u{2028}\u{7f}\u{9b}2J\u{85}";
 
-/// A name of file, too, which can have all of it.
+/// Two files with hostile headers. Their names contain `HOSTILE` too.
 fn room() -> Room {
     let room = Room::new();
     let long = "k".repeat(70_000);
@@ -23,7 +23,7 @@ fn room() -> Room {
         format!("{HOSTILE}.{HOSTILE}"): {"dtype": "F32", "shape": [0], "data_offsets": [4, 4]},
     });
     room.raw(&format!("{HOSTILE}m.safetensors"), &header.to_string(), &[0; 4]);
-    // And one in which hardly anything is sound.
+    // A file in which hardly any entry is valid.
     let header = json!({
         "__metadata__": {HOSTILE: 5},
         HOSTILE: {"dtype": HOSTILE, "shape": [3], "data_offsets": [0, 30]},
@@ -50,24 +50,24 @@ const COMMANDS: [&str; 12] = [
 ];
 
 #[test]
-fn no_command_lets_a_terminal_obey() {
+fn control_characters_never_reach_the_terminal() {
     let room = room();
     for command in COMMANDS {
-        let said = room.sh(&format!("weightfs {command} ."));
-        let obeyed = |char: char| {
+        let output = room.sh(&format!("weightfs {command} ."));
+        let is_unsafe = |char: char| {
             char != '\n' && (char.is_control() || matches!(char, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'))
         };
-        for text in [&said.out, &said.err] {
-            assert!(!text.contains(obeyed), "{command}: {}", text.escape_debug());
+        for text in [&output.out, &output.err] {
+            assert!(!text.contains(is_unsafe), "{command}: {}", text.escape_debug());
         }
-        // One message a line, whatever it names.
-        assert!(said.err.lines().all(|line| line.starts_with("weightfs: ")), "{command}: {}", said.err);
-        assert!(said.out.contains("m.safetensors"), "{command}: {said:?}");
+        // Each message is one line.
+        assert!(output.err.lines().all(|line| line.starts_with("weightfs: ")), "{command}: {}", output.err);
+        assert!(output.out.contains("m.safetensors"), "{command}: {output:?}");
     }
 }
 
 #[test]
-fn json_has_every_name_and_value_as_it_is() {
+fn json_keeps_names_and_values_exact() {
     let room = room();
     let [ref m, ref n] = room.json("weightfs ls --json --lenient .")[..] else { panic!() };
     let name = |at: usize| m["tensors"][at]["name"].as_str().unwrap();
@@ -89,7 +89,7 @@ fn json_has_every_name_and_value_as_it_is() {
 }
 
 #[test]
-fn a_page_is_short_whatever_is_on_it() {
+fn output_for_people_is_short() {
     let room = room();
     for options in ["", "--all"] {
         let out = room.sh(&format!("weightfs inspect --lenient {options} .")).out;

@@ -1,4 +1,4 @@
-//! `id` and `summary`: the hash of weight-inspect on every file that both accept.
+//! `id` and `summary`: their hash equals that of weight-inspect for every file that both accept.
 
 use crate::room::Room;
 use safetensors::Dtype;
@@ -11,7 +11,7 @@ fn golden() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
 }
 
-/// The files of which weight-inspect itself was asked: `NAME summary`.
+/// The recorded results of weight-inspect: file names and summaries.
 fn vectors() -> Vec<(String, String)> {
     let list = std::fs::read_to_string(golden().join("weight-inspect/weight-inspect.txt")).unwrap();
     let line = |line: &str| {
@@ -22,22 +22,22 @@ fn vectors() -> Vec<(String, String)> {
 }
 
 #[test]
-fn weight_inspect_said_the_same() {
+fn recorded_weight_inspect_summaries_match() {
     let room = Room::new();
     let dir = golden().join("weight-inspect");
     let vectors = vectors();
     assert_eq!(vectors.len(), 4);
     for (name, summary) in vectors {
-        let said = room.sh(&format!("weightfs summary '{}'", dir.join(&name).display()));
+        let output = room.sh(&format!("weightfs summary '{}'", dir.join(&name).display()));
         match &name[..] {
-            // Values of metadata that are no strings: the official reader refuses them, and so does weightfs.
-            "num.safetensors" => assert!(said.code == 1 && said.err.contains("not a string"), "{said:?}"),
-            // What weight-inspect refuses, by its own rules.
+            // The official reader and weightfs refuse metadata values that are not strings.
+            "num.safetensors" => assert!(output.code == 1 && output.err.contains("not a string"), "{output:?}"),
+            // weight-inspect refuses this file. The expected text follows its rules.
             "empty_t.safetensors" => {
                 let text = r#"{"format":"safetensors","metadata":{},"tensors":{"a":{"name":"a","dtype":"f32","shape":[0],"byte_length":0}}}"#;
-                assert_eq!(said.out, format!("safetensors,N/A,1,0,{}\n", hex(text)));
+                assert_eq!(output.out, format!("safetensors,N/A,1,0,{}\n", hex(text)));
             }
-            _ => assert_eq!(said.out, format!("{summary}\n"), "{name}"),
+            _ => assert_eq!(output.out, format!("{summary}\n"), "{name}"),
         }
     }
 }
@@ -46,8 +46,8 @@ fn hex(text: &str) -> String {
     Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What weight-inspect hashes, made the way it does: from a tree of JSON values, by its `src/safetensors/mod.rs` and
-/// `src/types.rs`. `None` where it takes the file for none.
+/// The text that weight-inspect hashes, built as in its `src/safetensors/mod.rs` and `src/types.rs`: from a tree of
+/// JSON values. `None` for a file that it refuses.
 fn canonical(file: &[u8]) -> Option<String> {
     let length = u64::from_le_bytes(file.get(..8)?.try_into().ok()?) as usize;
     let header: Value = serde_json::from_slice(file.get(8..)?.get(..length)?).ok()?;
@@ -90,7 +90,7 @@ fn escape(value: &str) -> String {
 }
 
 #[test]
-fn every_file_that_both_accept_has_one_hash() {
+fn hash_matches_weight_inspect_on_accepted_files() {
     let room = Room::new();
     let nasty: String = (0..=0x7f).map(char::from).chain("重み é \u{2028} 🦀".chars()).collect();
     room.model(
@@ -103,21 +103,22 @@ fn every_file_that_both_accept_has_one_hash() {
         ],
         &[("key", &nasty), (&nasty, ""), ("z", "1"), ("é", "\u{7f}\u{80}")],
     );
-    // Side doors: a list is no tensor there, an unknown dtype is lower-cased, a key that stands twice counts once.
+    // Special cases of weight-inspect: it ignores an entry that is a list, lower-cases an unknown dtype, and counts a
+    // repeated key once.
     room.raw(
-        "doors.safetensors",
+        "special.safetensors",
         r#"{"a":["U8",[1],[0,1]],"b":{"dtype":"Ä4","shape":[7],"data_offsets":[1,2],"more":[{}]},"__metadata__":{"k":"1","k":"2"}}"#,
         &[0; 2],
     );
     room.raw("null.safetensors", r#"{"__metadata__":null}  "#, &[]);
-    let mut files: Vec<_> = ["nasty", "doors", "null"].map(|name| room.path(&format!("{name}.safetensors"))).into();
+    let mut files: Vec<_> = ["nasty", "special", "null"].map(|name| room.path(&format!("{name}.safetensors"))).into();
     let entries = std::fs::read_dir(golden()).unwrap().map(|entry| entry.unwrap().path());
     files.extend(entries.filter(|path| path.extension().is_some_and(|ending| ending == "safetensors")));
     files.extend(room.mutations());
     let arguments: Vec<String> = files.iter().map(|file| format!("'{}'", file.display())).collect();
-    let said = room.sh(&format!("weightfs summary {}", arguments.join(" ")));
+    let output = room.sh(&format!("weightfs summary {}", arguments.join(" ")));
     let mut compared = 0;
-    for line in said.out.lines() {
+    for line in output.out.lines() {
         let [_, _, _, _, hash, file] = line.split(',').collect::<Vec<_>>()[..] else { panic!("{line}") };
         if let Some(canonical) = canonical(&std::fs::read(file).unwrap()) {
             assert_eq!(hash, hex(&canonical), "{file}");
@@ -129,7 +130,7 @@ fn every_file_that_both_accept_has_one_hash() {
 }
 
 #[test]
-fn the_output_is_that_of_weight_inspect() {
+fn output_matches_weight_inspect() {
     let room = Room::new();
     std::fs::copy(golden().join("weight-inspect/a.safetensors"), room.path("a.safetensors")).unwrap();
     let hash = "6bae05fcb917e9e1ab5651a69ccfa941be5e253ff2e32495f9e6261a05059809";
@@ -152,7 +153,7 @@ metadata_count: 3
         "schema": 1, "format": "safetensors", "structural_hash": hash, "tensor_count": 2, "metadata_count": 3,
     });
     assert_eq!(room.json("weightfs id --json a.safetensors"), [expected]);
-    // Of several, each is named.
+    // With several files, each result has the name of its file.
     room.ok("mkdir dir && cp a.safetensors dir/b.safetensors && cp a.safetensors dir/c.safetensors");
     let line = |name| format!("safetensors,N/A,2,3,{hash},{name}\n");
     let lines = [line("dir/b.safetensors"), line("dir/c.safetensors")].concat();
@@ -161,17 +162,17 @@ metadata_count: 3
     let sources: Vec<_> =
         room.json("weightfs id --json dir a.safetensors").iter().map(|id| id["source"].clone()).collect();
     assert_eq!(sources, ["dir/b.safetensors", "dir/c.safetensors", "a.safetensors"]);
-    // One that cannot be read does not spoil the others.
+    // An unreadable file does not affect the others.
     room.ok("echo text >dir/broken.safetensors");
-    let said = room.sh("weightfs summary dir absent");
-    assert_eq!((said.code, said.out), (1, [line("dir/b.safetensors"), line("dir/c.safetensors")].concat()));
-    let complaints: Vec<&str> = said.err.lines().collect();
-    assert!(complaints[0].starts_with("weightfs: dir/broken.safetensors: too short: 5 bytes"), "{complaints:?}");
-    assert_eq!(complaints[1], "weightfs: absent: No such file or directory");
+    let output = room.sh("weightfs summary dir absent");
+    assert_eq!((output.code, output.out), (1, [line("dir/b.safetensors"), line("dir/c.safetensors")].concat()));
+    let messages: Vec<&str> = output.err.lines().collect();
+    assert!(messages[0].starts_with("weightfs: dir/broken.safetensors: too short: 5 bytes"), "{messages:?}");
+    assert_eq!(messages[1], "weightfs: absent: No such file or directory");
 }
 
 #[test]
-fn many_files_have_the_hash_of_all_of_them_as_one() {
+fn sharded_model_and_joined_file_have_equal_hashes() {
     let room = Room::new();
     room.sharded("m");
     let tensors: [(&str, Dtype, &[usize], Vec<u8>); 3] = [

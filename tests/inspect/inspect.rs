@@ -1,4 +1,4 @@
-//! `inspect`: what a person wants to know first.
+//! `inspect`: the overview of a model, for people and as JSON.
 
 use crate::room::Room;
 use safetensors::Dtype;
@@ -38,7 +38,7 @@ fn lora() -> Room {
 }
 
 #[test]
-fn a_page_tells_what_a_model_is() {
+fn page_summarizes_a_model() {
     let room = lora();
     let size = std::fs::metadata(room.path("lora.safetensors")).unwrap().len();
     let hash = room.ok("weightfs summary lora.safetensors");
@@ -90,7 +90,7 @@ Metadata
     assert!(!all.contains("--all"), "{all}");
     let tags = r#"  ss_tag_frequency         {"10_cat": {"cat": 40, "fur": 9}}"#;
     assert!(all.lines().any(|line| line == tags), "{all}");
-    // What cannot be summed up is not left out either, and there is no heading over nothing.
+    // Keys that cannot be summarized are counted, and a section without keys has no heading.
     room.model("few.safetensors", &[], &[("ss_bucket_info", "{")]);
     let out = room.ok("weightfs inspect few.safetensors");
     assert!(out.ends_with("Training (kohya sd-scripts)\n  and 1 more key (--all)\n"), "{out}");
@@ -100,7 +100,7 @@ Metadata
 }
 
 #[test]
-fn json_has_every_value_whole() {
+fn json_values_are_complete() {
     let room = lora();
     let [ref object] = room.json("weightfs inspect --json lora.safetensors")[..] else { panic!() };
     assert_eq!(object["metadata"]["modelspec.thumbnail"].as_str().unwrap().len(), 4023);
@@ -117,7 +117,7 @@ fn json_has_every_value_whole() {
 }
 
 #[test]
-fn models_of_many_files() {
+fn models_of_several_files_are_summarized() {
     let room = Room::new();
     room.sharded("s");
     let out = room.ok("weightfs inspect s.safetensors.index.json");
@@ -130,28 +130,28 @@ fn models_of_many_files() {
     room.dataset("set");
     let out = room.ok("weightfs inspect set");
     assert!(out.contains("safetensors, a dataset of 2 shards\n") && out.contains("  Parameters       12\n"), "{out}");
-    // Several, and one of them broken.
+    // Several sources, one of them broken.
     room.ok("echo text >text.safetensors");
-    let said = room.sh("weightfs inspect set text.safetensors s.safetensors.index.json");
-    assert_eq!((said.code, said.err.lines().count()), (1, 1), "{said:?}");
-    let titles: Vec<&str> = said.out.lines().filter(|line| line.ends_with(".json")).collect();
+    let output = room.sh("weightfs inspect set text.safetensors s.safetensors.index.json");
+    assert_eq!((output.code, output.err.lines().count()), (1, 1), "{output:?}");
+    let titles: Vec<&str> = output.out.lines().filter(|line| line.ends_with(".json")).collect();
     assert_eq!(titles, ["set/dataset_manifest.json", "s.safetensors.index.json"]);
     assert_eq!(room.json("weightfs inspect --json set s.safetensors.index.json").len(), 2);
 }
 
 #[test]
-fn an_empty_model_and_a_damaged_one() {
+fn empty_model_is_shown_and_truncated_model_needs_lenient() {
     let room = Room::new();
     room.raw("empty.safetensors", "{}      ", &[]);
     let out = room.ok("weightfs inspect empty.safetensors");
     assert!(out.contains("  Tensors          0\n") && !out.contains("Largest"), "{out}");
     room.model("m.safetensors", &[("a", Dtype::F32, &[2], vec![0; 8]), ("b", Dtype::U8, &[9], vec![0; 9])], &[]);
     room.ok("head -c -1 m.safetensors >cut.safetensors");
-    let said = room.sh("weightfs inspect cut.safetensors");
-    assert_eq!((said.code, said.out.len()), (1, 0), "{said:?}");
-    let said = room.sh("weightfs inspect --lenient cut.safetensors");
+    let output = room.sh("weightfs inspect cut.safetensors");
+    assert_eq!((output.code, output.out.len()), (1, 0), "{output:?}");
+    let output = room.sh("weightfs inspect --lenient cut.safetensors");
     assert!(
-        said.code == 0 && said.out.contains("  Left out         1\n") && said.err.contains("left out \"b\""),
-        "{said:?}"
+        output.code == 0 && output.out.contains("  Left out         1\n") && output.err.contains("left out \"b\""),
+        "{output:?}"
     );
 }

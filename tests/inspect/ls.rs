@@ -1,6 +1,6 @@
-//! `ls`: which tensors, in which order, with which columns.
+//! `ls`: the tensors that it lists, their order and their columns.
 
-use crate::room::{Room, Said};
+use crate::room::{Output, Room};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 
@@ -20,16 +20,16 @@ fn sample() -> Room {
     room
 }
 
-/// Last words of lines.
+/// The last column of each line.
 fn names(out: &str) -> Vec<&str> {
     out.lines().map(|line| line.rsplit("  ").next().unwrap()).collect()
 }
 
 #[test]
-fn tensors_are_listed_with_their_facts() {
+fn tensors_are_listed_with_dtype_shape_size_and_offset() {
     let room = sample();
     let header = u64::from_le_bytes(std::fs::read(room.path("m.safetensors")).unwrap()[..8].try_into().unwrap()) + 8;
-    // As the official writer lays them out: by dtype, then by name.
+    // The official writer orders the data by dtype, then by name.
     let at = |after: u64| header + after;
     let expected = format!(
         "DTYPE  SHAPE         SIZE  OFFSET   NAME
@@ -45,7 +45,7 @@ I64    [0]            0 B  {:<7}  position
         at(28),
         at(0)
     );
-    // Both columns of numbers are aligned to the right, which the text above is not.
+    // SIZE and OFFSET are aligned to the right, unlike in the text above, so only words are compared.
     let words = |text: &str| {
         text.lines().map(|line| line.split_whitespace().map(str::to_owned).collect()).collect::<Vec<Vec<_>>>()
     };
@@ -59,7 +59,7 @@ I64    [0]            0 B  {:<7}  position
 }
 
 #[test]
-fn orders_and_globs() {
+fn tensors_are_sorted_and_filtered() {
     let room = sample();
     let natural = ["lm_head.weight", "model.embed.weight", "model.layers.2.w", "model.layers.10.w", "position"];
     let reversed: Vec<&str> = natural.iter().rev().copied().collect();
@@ -85,7 +85,7 @@ fn orders_and_globs() {
 }
 
 #[test]
-fn totals_are_those_of_the_tensors_that_match() {
+fn totals_count_matching_tensors_only() {
     let room = sample();
     let out = room.ok("weightfs ls --totals m.safetensors");
     let expected = "\
@@ -119,7 +119,7 @@ total               4      600022  1200058  100.0 %
 }
 
 #[test]
-fn json_is_that_of_the_index_and_one_tensor_is_a_line() {
+fn json_has_one_line_per_tensor_and_exact_numbers() {
     let room = sample();
     let out = room.ok("weightfs ls --json m.safetensors 'model.*'");
     let [ref object] = room.json("weightfs ls --json m.safetensors 'model.*'")[..] else { panic!("{out}") };
@@ -136,45 +136,41 @@ fn json_is_that_of_the_index_and_one_tensor_is_a_line() {
     for empty in ["--totals", "nothing"] {
         assert_eq!(room.json(&format!("weightfs ls --json m.safetensors {empty}"))[0]["tensors"], json!([]));
     }
-    // What needs more than 53 bits is exact as well.
+    // Integers of more than 53 bits are exact too.
     let dim = (1u64 << 63) - 1;
     room.raw("huge.safetensors", &format!(r#"{{"a":{{"dtype":"U8","shape":[0,{dim}],"data_offsets":[0,0]}}}}"#), &[]);
     assert_eq!(room.json("weightfs ls --json huge.safetensors")[0]["tensors"][0]["shape"], json!([0, dim]));
 }
 
 #[test]
-fn a_pattern_that_matches_nothing_is_named() {
+fn unmatched_pattern_is_an_error() {
     let room = sample();
     room.model("n.safetensors", &[("n", Dtype::U8, &[1], vec![0])], &[]);
     room.ok("mkdir all && cp *.safetensors all");
-    let complaint = |source: &str, pattern: &str| format!("weightfs: {source}: no tensor matches \"{pattern}\"\n");
-    // Line, the last words of what is listed, and what is complained of.
+    let error = |source: &str, pattern: &str| format!("weightfs: {source}: no tensor matches \"{pattern}\"\n");
+    // Arguments, listed names, standard error.
     let cases: [(&str, &[&str], String); 6] = [
-        ("m.safetensors weight", &[], complaint("m.safetensors", "weight")),
-        ("--totals m.safetensors '*.x'", &[], complaint("m.safetensors", "*.x")),
-        (
-            "m.safetensors x position y",
-            &["position"],
-            complaint("m.safetensors", "x") + &complaint("m.safetensors", "y"),
-        ),
-        ("m.safetensors $'\\xe2\\x80\\xae'", &[], complaint("m.safetensors", r"\u{202e}")),
-        // In one of several is enough, and the others are not spoken of.
+        ("m.safetensors weight", &[], error("m.safetensors", "weight")),
+        ("--totals m.safetensors '*.x'", &[], error("m.safetensors", "*.x")),
+        ("m.safetensors x position y", &["position"], error("m.safetensors", "x") + &error("m.safetensors", "y")),
+        ("m.safetensors $'\\xe2\\x80\\xae'", &[], error("m.safetensors", r"\u{202e}")),
+        // A match in one of several models is enough.
         ("all n", &["all/n.safetensors:", "n"], String::new()),
-        ("all nowhere", &[], complaint("all", "nowhere")),
+        ("all nowhere", &[], error("all", "nowhere")),
     ];
     for (line, expected, err) in cases {
-        let said = room.sh(&format!("weightfs ls -n {line}"));
-        assert_eq!(names(&said.out), expected, "{line}");
-        assert_eq!((said.code, &said.err), (i32::from(!err.is_empty()), &err), "{line}");
+        let output = room.sh(&format!("weightfs ls -n {line}"));
+        assert_eq!(names(&output.out), expected, "{line}");
+        assert_eq!((output.code, &output.err), (i32::from(!err.is_empty()), &err), "{line}");
     }
-    // A pattern is not looked for in what cannot be opened, and matches again what another one did.
-    let said = room.sh("echo x >broken.safetensors; weightfs ls broken.safetensors n");
-    assert!(said.code == 1 && !said.err.contains("matches"), "{said:?}");
+    // No unmatched pattern is reported for a file that cannot be opened. Several patterns may match the same tensor.
+    let output = room.sh("echo x >broken.safetensors; weightfs ls broken.safetensors n");
+    assert!(output.code == 1 && !output.err.contains("matches"), "{output:?}");
     assert_eq!(names(&room.ok("weightfs ls -n m.safetensors '*' position 'pos*'")).len(), 5);
 }
 
 #[test]
-fn every_dtype_and_an_empty_model() {
+fn unusual_dtypes_and_empty_model_are_listed() {
     let room = Room::new();
     let header = concat!(
         r#"{"c":{"dtype":"C64","shape":[2],"data_offsets":[0,16]},"f4":{"dtype":"F4","shape":[2,4],"data_offsets":[16,20]},"#,
@@ -182,7 +178,7 @@ fn every_dtype_and_an_empty_model() {
         r#""i4":{"dtype":"I4\u001b[31m","shape":[2],"data_offsets":[23,24]},"none":{"dtype":"F32","shape":[3,0],"data_offsets":[24,24]}}"#
     );
     room.raw("m.safetensors", header, &[0; 24]);
-    let said = room.sh("weightfs ls -bn m.safetensors | tr -s ' '");
+    let output = room.sh("weightfs ls -bn m.safetensors | tr -s ' '");
     let at = 8 + header.len();
     let expected = format!(
         "C64 [2] 16 {} c\nF4 [2,4] 4 {} f4\nF6_E2M3 [4] 3 {} f6\nI4\\u{{1b}}[31m [2] 1 {} i4\nF32 [3,0] 0 {} none\n",
@@ -192,8 +188,8 @@ fn every_dtype_and_an_empty_model() {
         at + 23,
         at + 24
     );
-    assert_eq!(said.out, expected);
-    assert!(!said.err.contains('\u{1b}'), "{said:?}");
+    assert_eq!(output.out, expected);
+    assert!(!output.err.contains('\u{1b}'), "{output:?}");
     let totals = &room.json("weightfs ls --json --totals m.safetensors")[0]["totals"];
     assert_eq!((&totals["parameters"], &totals["nbytes"]), (&json!(16), &json!(24)));
     room.raw("empty.safetensors", "{}", &[]);
@@ -204,7 +200,7 @@ fn every_dtype_and_an_empty_model() {
 }
 
 #[test]
-fn sources_of_every_kind() {
+fn every_kind_of_source_is_listed() {
     let room = sample();
     room.sharded("s");
     room.dataset("set");
@@ -216,21 +212,24 @@ fn sources_of_every_kind() {
     assert_eq!(room.ok("weightfs ls -n set"), "U8  [4,3]     12 B  -  2 parts  images\n");
     let array = &room.json("weightfs ls --json set/dataset_manifest.json")[0]["tensors"][0];
     assert_eq!((&array["shape"], array["extents"].as_array().unwrap().len()), (&json!([4, 3]), 2));
-    // A folder of models: one after the other, and a broken one does not spoil the others.
+    // The models of a folder are listed one after the other. A broken one does not affect the others.
     room.ok("mkdir -p all/sub && cp m.safetensors all && cp set/x.safetensors all/sub && echo text >all/n.safetensors");
-    let said = room.sh("weightfs ls -n all '*es' position");
-    let names: Vec<&str> = said.out.lines().map(|line| line.rsplit("  ").next().unwrap()).collect();
-    assert_eq!((said.code, names), (1, vec!["all/m.safetensors:", "position", "", "all/sub/x.safetensors:", "images"]));
-    assert!(said.err.starts_with("weightfs: all/n.safetensors: too short: 5 bytes"), "{said:?}");
+    let output = room.sh("weightfs ls -n all '*es' position");
+    let names: Vec<&str> = output.out.lines().map(|line| line.rsplit("  ").next().unwrap()).collect();
+    assert_eq!(
+        (output.code, names),
+        (1, vec!["all/m.safetensors:", "position", "", "all/sub/x.safetensors:", "images"])
+    );
+    assert!(output.err.starts_with("weightfs: all/n.safetensors: too short: 5 bytes"), "{output:?}");
     let sources: Vec<Value> =
         room.json("weightfs ls --json all").into_iter().map(|model| model["source"].clone()).collect();
     assert_eq!(sources, ["all/m.safetensors", "all/sub/x.safetensors"]);
-    // A directory with one model is that model.
+    // A directory with one model is listed as that model.
     assert_eq!(room.ok("weightfs ls -n all/sub").lines().count(), 1);
 }
 
 #[test]
-fn what_is_wrong_is_said_in_a_line() {
+fn errors_are_one_line() {
     let room = sample();
     room.ok("head -c 1000 m.safetensors >cut.safetensors; mkdir empty");
     let cases = [
@@ -244,11 +243,11 @@ fn what_is_wrong_is_said_in_a_line() {
         ("weightfs ls --bogus m.safetensors", 2, "'--bogus'"),
     ];
     for (line, code, message) in cases {
-        let said = room.sh(line);
-        assert!(said.code == code && said.out.is_empty() && said.err.contains(message), "{line}: {said:?}");
-        assert_eq!(said.err.lines().count(), 1, "{line}: {said:?}");
+        let output = room.sh(line);
+        assert!(output.code == code && output.out.is_empty() && output.err.contains(message), "{line}: {output:?}");
+        assert_eq!(output.err.lines().count(), 1, "{line}: {output:?}");
     }
-    let Said { code, out, err } = room.sh("weightfs ls -n --lenient cut.safetensors");
+    let Output { code, out, err } = room.sh("weightfs ls -n --lenient cut.safetensors");
     assert_eq!((code, names(&out)), (0, vec!["lm_head.weight", "model.embed.weight", "position"]));
     assert_eq!(err.matches("left out").count(), 2, "{err}");
     let skipped = &room.json("weightfs ls --json --lenient cut.safetensors")[0]["skipped"];

@@ -1,5 +1,5 @@
-//! The commands that do not mount: what they print of models that the official crate wrote, and how they end.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "that is how a test fails")]
+//! Commands that do not mount: their output for models written by the official crate, and their exit codes.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod check;
 mod hostile;

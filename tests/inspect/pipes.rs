@@ -1,9 +1,9 @@
-//! Standard output: a reader that has enough, a full disk, and colours only for a terminal.
+//! Standard output: closed pipes, full disks, colours and progress on terminals. Also pipes as sources.
 
 use crate::room::Room;
 use safetensors::Dtype;
 
-/// More tensors than a pipe holds lines of.
+/// A model whose list does not fit in the buffer of a pipe, and 40 hard links to it in `all`.
 fn many() -> Room {
     let room = Room::new();
     let names: Vec<String> = (0..5000).map(|at| format!("model.layers.{at}.weight")).collect();
@@ -25,33 +25,33 @@ const COMMANDS: [&str; 8] = [
 ];
 
 #[test]
-fn a_reader_that_has_enough_is_no_failure() {
+fn closed_pipe_is_not_an_error() {
     let room = many();
     for command in COMMANDS {
-        let said = room.sh(&format!("weightfs {command} | head -n 1 >line; echo ${{PIPESTATUS[0]}}; wc -l <line"));
-        assert_eq!((&said.out[..], &said.err[..]), ("0\n1\n", ""), "{command}");
-        // Nobody reads from the first.
-        let said = room.sh(&format!("weightfs {command} | true; echo ${{PIPESTATUS[0]}}"));
-        assert_eq!((&said.out[..], &said.err[..]), ("0\n", ""), "{command}");
+        let output = room.sh(&format!("weightfs {command} | head -n 1 >line; echo ${{PIPESTATUS[0]}}; wc -l <line"));
+        assert_eq!((&output.out[..], &output.err[..]), ("0\n1\n", ""), "{command}");
+        // The pipe is closed before anything is read.
+        let output = room.sh(&format!("weightfs {command} | true; echo ${{PIPESTATUS[0]}}"));
+        assert_eq!((&output.out[..], &output.err[..]), ("0\n", ""), "{command}");
     }
 }
 
 #[test]
-fn a_full_disk_is_one() {
+fn full_disk_is_an_error() {
     let room = many();
     for command in COMMANDS {
-        let said = room.sh(&format!("weightfs {command} >/dev/full"));
-        // Of a check, 1 would say that the model is not sound.
+        let output = room.sh(&format!("weightfs {command} >/dev/full"));
+        // For `check`, exit code 1 means that a model is not sound.
         let code = if command.starts_with("check") { 2 } else { 1 };
         let expected = (code, "weightfs: standard output: No space left on device\n");
-        assert_eq!((said.code, &said.err[..]), expected, "{command}");
+        assert_eq!((output.code, &output.err[..]), expected, "{command}");
     }
-    // Nobody to tell: the exit code does.
+    // With standard error closed too, only the exit code reports the error.
     assert_eq!(room.sh("weightfs ls absent >&- 2>&-").code, 1);
 }
 
 #[test]
-fn a_source_is_a_file_and_no_pipe() {
+fn pipe_as_source_is_refused() {
     let room = many();
     room.ok("mkfifo pipe");
     for command in ["ls", "inspect", "id", "summary", "check"] {
@@ -60,37 +60,37 @@ fn a_source_is_a_file_and_no_pipe() {
             (format!("weightfs {command} pipe"), "pipe"),
             (format!("true | weightfs {command} /dev/stdin"), "/dev/stdin"),
         ] {
-            let said = room.sh(&line);
+            let output = room.sh(&line);
             let err = format!("weightfs: {name}: a named pipe, not a regular file\n");
-            assert_eq!((said.code, said.out, said.err), (code, String::new(), err), "{line}");
+            assert_eq!((output.code, output.out, output.err), (code, String::new(), err), "{line}");
         }
-        // A file is one by any name.
+        // A regular file is accepted as /dev/stdin.
         assert!(!room.ok(&format!("weightfs {command} /dev/stdin <m.safetensors")).is_empty(), "{command}");
     }
 }
 
-/// What a command shows on a terminal of so many columns, where standard error is that terminal, too.
+/// The output of a command on a terminal of this width, including standard error, without colours.
 fn on_terminal(room: &Room, columns: u16, command: &str) -> String {
-    let said = room.sh(&format!("script -qc 'stty rows 25 cols {columns}; weightfs {command}' /dev/null"));
+    let output = room.sh(&format!("script -qc 'stty rows 25 cols {columns}; weightfs {command}' /dev/null"));
     let styles = ["\u{1b}[0m", "\u{1b}[1m", "\u{1b}[31m", "\u{1b}[32m", "\u{1b}[33m"];
-    styles.iter().fold(said.out.replace("\r\n", "\n"), |text, style| text.replace(style, ""))
+    styles.iter().fold(output.out.replace("\r\n", "\n"), |text, style| text.replace(style, ""))
 }
 
 #[test]
-fn a_list_on_a_terminal_ends_with_its_totals() {
+fn list_on_a_terminal_ends_with_totals() {
     let room = many();
     let list = room.ok("weightfs ls m.safetensors *.7.weight");
     let totals = "\n1 tensor, 1 parameter, 1 B: U8 1 B\nmodules: model 1 B\n";
     assert_eq!(on_terminal(&room, 80, "ls m.safetensors *.7.weight"), list.clone() + totals);
     let plain = room.ok("weightfs ls -n m.safetensors *.7.weight");
     assert_eq!(on_terminal(&room, 80, "ls -n m.safetensors *.7.weight"), plain);
-    // The middle of a name that does not fit is left out; in a pipe none is.
+    // On a terminal, a name that does not fit is cut in the middle. In a pipe, it is complete.
     let long = "x".repeat(5000);
     room.model("long.safetensors", &[(&long, Dtype::U8, &[1], vec![0]), ("short", Dtype::U8, &[1], vec![0])], &[]);
     assert!(room.ok("weightfs ls long.safetensors").contains(&long));
     let shown = on_terminal(&room, 60, "ls long.safetensors");
     assert!(shown.contains("xxx…xxx") && shown.lines().all(|line| line.chars().count() <= 60), "{shown}");
-    // Nor is a value of metadata longer than what is left of one.
+    // A metadata value is cut to the rest of the line.
     room.model("meta.safetensors", &[], &[("key", &long)]);
     for columns in [60, 90] {
         let shown = on_terminal(&room, columns, "inspect meta.safetensors");
@@ -100,24 +100,24 @@ fn a_list_on_a_terminal_ends_with_its_totals() {
 }
 
 #[test]
-fn how_far_a_check_has_come_is_shown_on_a_terminal_only() {
+fn check_progress_is_shown_on_terminals_only() {
     let room = Room::new();
-    // So much that to hash it takes more than a moment, and none of it on the disk.
+    // A sparse file that takes a noticeable time to hash.
     let len = 2_000_000_000u64;
     let metadata = format!(r#""__metadata__":{{"sshs_model_hash":"{}"}}"#, "0".repeat(64));
     let header = format!(r#"{{{metadata},"a":{{"dtype":"U8","shape":[{len}],"data_offsets":[0,{len}]}}}}"#);
     let header = format!("{header:<200}");
     room.raw("m.safetensors", &header, &[]);
     room.ok(&format!("truncate -s {} m.safetensors", 8 + header.len() as u64 + len));
-    let said = room.sh("weightfs check m.safetensors");
-    assert_eq!((said.code, &said.err[..], said.out.lines().count()), (1, "", 3), "{said:?}");
+    let output = room.sh("weightfs check m.safetensors");
+    assert_eq!((output.code, &output.err[..], output.out.lines().count()), (1, "", 3), "{output:?}");
     let shown = on_terminal(&room, 80, "check m.safetensors");
     assert!(shown.contains("checking") && shown.contains("GB of 2.00 GB"), "{shown:?}");
-    assert!(shown.ends_with(&said.out), "{shown:?}");
+    assert!(shown.ends_with(&output.out), "{shown:?}");
 }
 
 #[test]
-fn colours_are_for_terminals_and_for_those_who_ask() {
+fn colours_in_a_pipe_need_clicolor_force() {
     let room = many();
     room.raw("broken.safetensors", "{", &[]);
     let commands = [
@@ -136,6 +136,6 @@ fn colours_are_for_terminals_and_for_those_who_ask() {
         assert_eq!(stripped, plain, "{command}");
         assert_eq!(room.sh(&format!("NO_COLOR=1 weightfs {command}")).out, plain, "{command}");
     }
-    // Machines get none.
+    // JSON is never coloured.
     assert!(!room.ok("CLICOLOR_FORCE=1 weightfs ls --json m.safetensors").contains('\u{1b}'));
 }

@@ -1,4 +1,4 @@
-//! A directory for one test, models written into it, and commands run in it.
+//! A temporary directory for one test, with helpers that write models into it and run commands in it.
 
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
@@ -14,12 +14,12 @@ pub struct Room {
     dir: TempDir,
 }
 
-/// A tensor to be written: name, dtype, shape, bytes.
+/// A tensor to write: name, dtype, shape, bytes.
 pub type Tensor<'a> = (&'a str, Dtype, &'a [usize], Vec<u8>);
 
-/// What a command said and how it ended.
+/// Standard output, standard error and exit code of a command.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Said {
+pub struct Output {
     pub code: i32,
     pub out: String,
     pub err: String,
@@ -34,8 +34,8 @@ impl Room {
         self.dir.path().join(name)
     }
 
-    /// Runs a line of bash, which finds `weightfs`.
-    pub fn sh(&self, line: &str) -> Said {
+    /// Runs a line of bash with `weightfs` in `PATH`.
+    pub fn sh(&self, line: &str) -> Output {
         let programs = Path::new(WEIGHTFS).parent().unwrap().display();
         let mut command = Command::new("bash");
         command.args(["-c", line]).current_dir(self.dir.path()).env("LC_ALL", "C").stdin(Stdio::null());
@@ -45,14 +45,14 @@ impl Room {
         }
         let output = command.output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
-        Said { code: output.status.code().unwrap(), out: text(output.stdout), err: text(output.stderr) }
+        Output { code: output.status.code().unwrap(), out: text(output.stdout), err: text(output.stderr) }
     }
 
-    /// Runs a line that must succeed and complain of nothing.
+    /// Runs a line that must succeed with an empty standard error, and returns its standard output.
     pub fn ok(&self, line: &str) -> String {
-        let said = self.sh(line);
-        assert!(said.code == 0 && said.err.is_empty(), "{line}: {said:?}");
-        said.out
+        let output = self.sh(line);
+        assert!(output.code == 0 && output.err.is_empty(), "{line}: {output:?}");
+        output.out
     }
 
     /// The JSON objects that a line prints.
@@ -61,7 +61,7 @@ impl Room {
         serde_json::Deserializer::from_str(&out).into_iter().map(|object| object.expect(&out)).collect()
     }
 
-    /// A file written by the official crate.
+    /// Writes a file with the official crate.
     pub fn model(&self, name: &str, tensors: &[Tensor], metadata: &[(&str, &str)]) {
         let views = tensors
             .iter()
@@ -71,13 +71,14 @@ impl Room {
         safetensors::serialize_to_file(views, (!metadata.is_empty()).then_some(metadata), &self.path(name)).unwrap();
     }
 
-    /// A file of this header and this data, which need not be valid.
+    /// Writes a file from a header and data, which need not be valid.
     pub fn raw(&self, name: &str, header: &str, data: &[u8]) {
         let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat();
         std::fs::write(self.path(name), file).unwrap();
     }
 
-    /// Files that differ from a sound one in a byte of the header; some are sound, too.
+    /// Writes copies of a sound file with one byte of the header changed, and returns their paths. Some copies are
+    /// still sound.
     pub fn mutations(&self) -> Vec<PathBuf> {
         let header = concat!(
             r#"{"__metadata__":{"k":"1"},"a":{"dtype":"F16","shape":[2,2],"data_offsets":[0,8]},"#,
@@ -95,7 +96,7 @@ impl Room {
         paths
     }
 
-    /// Two shards and their index, `NAME.safetensors.index.json`, as huggingface_hub names them.
+    /// Writes two shards and their index, `NAME.safetensors.index.json`, named as huggingface_hub names them.
     pub fn sharded(&self, name: &str) {
         let (first, second) =
             (format!("{name}-00001-of-00002.safetensors"), format!("{name}-00002-of-00002.safetensors"));
@@ -108,7 +109,7 @@ impl Room {
         std::fs::write(self.path(&format!("{name}.safetensors.index.json")), index.to_string()).unwrap();
     }
 
-    /// A dataset of two shards in batch mode, in a directory.
+    /// Writes a directory with a dataset of two shards in batch mode.
     pub fn dataset(&self, name: &str) {
         std::fs::create_dir(self.path(name)).unwrap();
         for part in ["x", "y"] {

@@ -1,5 +1,5 @@
-//! Real clients: what coreutils, jq, tar, rsync, fio and Python see in a mount is what the official Python package
-//! reads.
+//! Reads mounts with coreutils, jq, tar, rsync, fio and Python, and compares the results with those of the official
+//! Python package `safetensors`.
 
 use crate::support::{Mount, Scene, Tensor, pattern, python, real_model, require_fuse};
 use nix::fcntl::OFlag;
@@ -10,24 +10,25 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Barrier;
 
-/// The repository's root, where scripts/test puts what these tests need.
+/// Root of the repository, where scripts/test installs what these tests need.
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// The views of the file's own bytes; views.rs tests the derived ones.
+/// Selects the views of the file's own bytes. views.rs tests the derived views.
 const PLAIN: &[&str] = &["--views", "header,index,metadata,tensors,tree"];
 
-/// The real models; how many tensors and metadata keys they have.
+/// The real models, each with its numbers of tensors and metadata keys.
 pub const REAL: [(&str, &str); 4] =
     [("silero_vad_16k", "15 0"), ("model-p2k", "26 4"), ("hadamards", "66 66"), ("all-minilm", "104 1")];
 
-/// Defines `each`, which runs a command for each file, `$f`, that has one path, in an order that is always the same.
+/// Defines the shell function `each`, which runs a command for every file `$f` in a fixed order. It leaves out tree/,
+/// which holds hard links to the files of tensors/.
 const EACH: &str = r#"each() {
     find header.json metadata tensors -type f -print0 | sort -z | while IFS= read -rd '' f; do eval "$1"; done
 }
 "#;
 
-/// What must be printed in a mount as in a directory of ordinary files. The arguments are what both have. `$DIRECT` is
-/// a flag of dd: `direct` in the mount.
+/// Scripts that must print the same in a mount as in a directory of ordinary files. Their arguments are the entries
+/// that both have. `$DIRECT` is an input flag of dd: `direct` in the mount.
 const SAME: &[&str] = &[
     r#"find "$@" -type f -printf '%p %s %n %m %U %G %T@\n' | sort"#,
     r#"find "$@" -type d -printf '%p %m %U %G %T@\n' | sort"#,
@@ -56,7 +57,7 @@ const COPIES: &[&str] = &[
     r#"mkdir copy; tar --format=posix -cSf - -C "$MOUNT" . | tar -xpf - -C copy"#,
 ];
 
-/// `index.json` and `header.json` as `jq` and `grep` use them.
+/// Checks `index.json`, `header.json` and `metadata.json` with jq and grep, and each tensor file with cmp.
 const JSON: &str = r#"
 jq -e --arg source "$SOURCE" '
     keys_unsorted == ["source", "format", "tensors", "skipped"]
@@ -77,8 +78,7 @@ while read -r offset && read -r nbytes && IFS= read -r file; do
 done < "$OUT"
 "#;
 
-/// Runs a script in `dir`. `$PYTHON` is the interpreter with the official package, `$OFFICIAL` the script beside this
-/// file.
+/// Runs a script in `dir`. `$PYTHON` is the interpreter with the official package, `$OFFICIAL` is `official.py`.
 fn try_bash(dir: &Path, env: &[(&str, &Path)], script: &str) -> Output {
     let output = Command::new("bash")
         .args(["-euo", "pipefail", "-c", &format!("{EACH}{script}")])
@@ -90,20 +90,20 @@ fn try_bash(dir: &Path, env: &[(&str, &Path)], script: &str) -> Output {
         .envs(env.iter().copied())
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!said.contains("command not found"), "{said}: run scripts/test, which installs it");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(!stderr.contains("command not found"), "{stderr}: run scripts/test to install it");
     output
 }
 
-/// Runs a script that must succeed, and returns what it printed.
+/// Runs a script that must succeed. Returns its standard output.
 fn bash(dir: &Path, env: &[(&str, &Path)], script: &str) -> String {
     let output = try_bash(dir, env, script);
-    let [printed, said] = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-    assert!(output.status.success(), "{}, {}: {script}\n{printed}{said}", dir.display(), output.status);
-    printed
+    let [stdout, stderr] = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    assert!(output.status.success(), "{}, {}: {script}\n{stdout}{stderr}", dir.display(), output.status);
+    stdout
 }
 
-/// One tensor of each dtype that the official package knows.
+/// A model with one tensor of each dtype of the official package.
 fn every_dtype(scene: &Scene) -> PathBuf {
     let names: Vec<&str> =
         "BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ I16 U16 F16 BF16 \
@@ -118,7 +118,7 @@ fn every_dtype(scene: &Scene) -> PathBuf {
     scene.model("dtypes.safetensors", &tensors.collect::<Vec<_>>(), &[])
 }
 
-/// Names that a file system, a shell or a terminal would choke on, and the file names that they must have.
+/// Names that are unsafe in a file system, a shell or a terminal, each with the file name that it must get.
 fn hostile_names() -> Vec<(String, String)> {
     let long = |len, digits: &str| ("x".repeat(len), format!("{}%~{digits}", "x".repeat(222)));
     [
@@ -148,12 +148,12 @@ fn hostile_names() -> Vec<(String, String)> {
     ]
     .map(|(name, file)| (name.to_owned(), file.to_owned()))
     .into_iter()
-    // The digits are what sha256sum says of the name.
+    // The digits are the beginning of the name's SHA-256.
     .chain([long(65_536, "1f8745f0d2d1387e"), long(65_535, "09ab7495d3e61a76")])
     .collect()
 }
 
-/// A model of which every tensor and every metadata key has a hostile name; each holds its file name.
+/// A model in which every tensor and metadata key has a hostile name. The content of each is its file name.
 fn hostile(scene: &Scene) -> PathBuf {
     let names = hostile_names();
     let shapes: Vec<[usize; 1]> = names.iter().map(|(_, file)| [file.len()]).collect();
@@ -163,7 +163,7 @@ fn hostile(scene: &Scene) -> PathBuf {
     scene.model("hostile.safetensors", &tensors.collect::<Vec<_>>(), &metadata)
 }
 
-/// Calls `test` for each model, generated or real, with its counts of tensors and metadata keys.
+/// Calls `test` for each model, generated or real, with its numbers of tensors and metadata keys.
 fn each_model(test: impl Fn(&Scene, &Path, &Mount, &str)) {
     let counts = format!("{0} {0}", hostile_names().len());
     type Make = Box<dyn Fn(&Scene) -> PathBuf>;
@@ -182,7 +182,7 @@ fn each_model(test: impl Fn(&Scene, &Path, &Mount, &str)) {
 }
 
 #[test]
-fn the_official_python_package_reads_the_same() {
+fn mount_matches_official_python_package() {
     require_fuse!();
     each_model(|scene, source, mount, counts| {
         let env = [("SOURCE", source), ("MOUNT", &mount.point)];
@@ -192,7 +192,7 @@ fn the_official_python_package_reads_the_same() {
 }
 
 #[test]
-fn coreutils_see_what_they_see_in_ordinary_files() {
+fn coreutils_output_matches_ordinary_files() {
     require_fuse!();
     each_model(|scene, source, mount, _| {
         let plain = scene.mkdir("plain");
@@ -231,7 +231,7 @@ fn jq_and_grep_find_every_tensor() {
 }
 
 #[test]
-fn du_counts_the_data_once_and_df_knows_the_size() {
+fn du_counts_data_once_and_df_reports_source_size() {
     require_fuse!();
     each_model(|_, source, mount, _| {
         let whole = std::fs::read(source).unwrap();
@@ -248,14 +248,14 @@ fn du_counts_the_data_once_and_df_knows_the_size() {
         let size = whole.len().div_ceil(512);
         assert_eq!(du("df -B512 --output=size,used,avail . | tail -n 1 | xargs -n 1"), [size, size, 0]);
         assert_eq!(du("stat -f -c '%b %f %a %S %l' . | xargs -n 1"), [size, 0, 0, 512, 255]);
-        // Readers are asked for large blocks, and who lists for smaller ones.
+        // Files have a larger preferred block size (st_blksize) than directories.
         assert_eq!(du("stat -c %o header.json tensors"), [1 << 20, 128 << 10]);
         assert!(bash(&mount.point, &[], "findmnt -fno OPTIONS -T .").starts_with("ro,"));
     });
 }
 
 #[test]
-fn hexdump_od_and_getfattr_show_a_known_tensor() {
+fn hexdump_od_and_getfattr_show_values_and_attributes() {
     require_fuse!();
     let scene = Scene::new();
     let values = [1.0f32, -2.0, 0.5, f32::NAN, f32::INFINITY, 1e-3];
@@ -283,10 +283,9 @@ fn hexdump_od_and_getfattr_show_a_known_tensor() {
     }
 }
 
-/// fio marks every block with a checksum and its place, in an ordinary file. In a mount it then only reads and
-/// verifies.
+/// fio writes blocks with checksums and offsets to an ordinary file, then reads and verifies them in a mounted tensor.
 #[test]
-fn fio_verifies_its_own_blocks_in_a_mounted_tensor() {
+fn fio_verifies_its_blocks_in_mounted_tensor() {
     require_fuse!();
     let scene = Scene::new();
     let layout = "fio --name=layout --filename=plain --size=24m --rw=write --bs=4k --verify=crc32c --do_verify=0";
@@ -294,15 +293,15 @@ fn fio_verifies_its_own_blocks_in_a_mounted_tensor() {
     let mut blocks = std::fs::read(scene.path("plain")).unwrap();
     assert_eq!(blocks.len(), 24 << 20);
     let mount = |name: &str, blocks: &[u8]| {
-        // The five bytes before it put the tensor at an odd offset in the file.
+        // The five bytes of `a` put `blocks` at an odd offset in the file.
         let tensors = [("a", Dtype::U8, &[5][..], vec![0; 5]), ("blocks", Dtype::U8, &[24 << 20], blocks.to_vec())];
         scene.mount(&scene.model(name, &tensors, &[]), &[])
     };
-    let sound = mount("sound.safetensors", &blocks);
+    let intact = mount("intact.safetensors", &blocks);
     blocks[(13 << 20) + 777] ^= 1;
     let corrupt = mount("corrupt.safetensors", &blocks);
     blocks[(13 << 20) + 777] ^= 1;
-    // Sound blocks, of which two have changed places.
+    // Every block is intact, but two are swapped.
     let (a, b) = blocks[8192..16384].split_at_mut(4096);
     a.swap_with_slice(b);
     let swapped = mount("swapped.safetensors", &blocks);
@@ -320,12 +319,12 @@ fn fio_verifies_its_own_blocks_in_a_mounted_tensor() {
              --group_reporting --output-format=json"
         );
         let jobs = engine.rsplit('=').next().unwrap();
-        let read = bash(&sound.point, &[], &format!("{verify} | jq '.jobs[0].read.io_bytes / (24 * 1024 * 1024)'"));
+        let read = bash(&intact.point, &[], &format!("{verify} | jq '.jobs[0].read.io_bytes / (24 * 1024 * 1024)'"));
         assert_eq!(read.trim(), jobs, "{verify}");
-        for (mount, complaint) in [(&corrupt, "verify failed at file"), (&swapped, "bad header offset")] {
+        for (mount, error) in [(&corrupt, "verify failed at file"), (&swapped, "bad header offset")] {
             let output = try_bash(&mount.point, &[], &verify);
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(!output.status.success() && said.contains(complaint), "{verify}: {said}");
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert!(!output.status.success() && stderr.contains(error), "{verify}: {stderr}");
         }
     }
 }
@@ -350,7 +349,7 @@ fn sixteen_readers_with_different_block_sizes_read_every_byte() {
                 let mut block = vec![0; size];
                 start.wait();
                 for at in 0..tensors.len() {
-                    // Some begin elsewhere, some go backwards.
+                    // Readers begin at different tensors, and every second one goes backwards.
                     let at = (at + number / 2 * 7) % tensors.len();
                     let (name, tensor) = &tensors[if number % 2 == 0 { at } else { tensors.len() - 1 - at }];
                     let path = mount.path(format!("tensors/{name}"));
@@ -368,7 +367,7 @@ fn sixteen_readers_with_different_block_sizes_read_every_byte() {
 }
 
 #[test]
-fn a_remount_shows_the_same_inodes_in_the_same_order() {
+fn remount_keeps_inode_numbers_and_order() {
     require_fuse!();
     each_model(|scene, source, mount, _| {
         let list =
@@ -394,7 +393,7 @@ fn layers_are_listed_in_natural_order() {
 }
 
 #[test]
-fn hostile_names_come_back_through_find() {
+fn find_lists_hostile_names_as_encoded_file_names() {
     require_fuse!();
     let scene = Scene::new();
     let mount = scene.mount(&hostile(&scene), &[]);
@@ -405,7 +404,7 @@ fn hostile_names_come_back_through_find() {
         let mut found: Vec<&str> = found.split_terminator('\0').collect();
         found.sort_unstable();
         assert_eq!(found, expected, "{dir}");
-        // Each file holds its own name.
+        // The content of each file is its own name.
         let checked =
             r#"find -type f -print0 | while IFS= read -rd '' f; do [ "./$(cat "$f")" = "$f" ]; echo; done | wc -l"#;
         assert_eq!(bash(&mount.path(dir), &[], checked).trim(), expected.len().to_string());

@@ -1,4 +1,4 @@
-//! The command line: what it says, when it returns, with which code, and that it leaves nothing behind.
+//! The command line: output, exit codes, when a command returns, and what it cleans up.
 
 use crate::support::{Namespace, Said, Scene, require_fuse, wait_until};
 use nix::mount::MsFlags;
@@ -7,10 +7,10 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::fd::AsRawFd;
 use std::process::Stdio;
 
-/// A tensor of the sample that is too large to be read ahead as a whole.
+/// A tensor of the sample that is too large for read-ahead to fetch all of it.
 const BIG: &str = "mnt/tensors/model.embed.weight";
 
-/// A scene with the sample and an empty directory to mount it on.
+/// A scene with the sample model and an empty mount point.
 fn scene() -> Scene {
     let scene = Scene::new();
     scene.sample();
@@ -18,11 +18,11 @@ fn scene() -> Scene {
     scene
 }
 
-fn said(code: i32, out: &str, err: &str) -> Said {
+fn expected(code: i32, out: &str, err: &str) -> Said {
     Said { code, out: out.into(), err: err.into() }
 }
 
-/// Whether a line is the one that is expected; of that, a `*` at the end stands for anything.
+/// Whether a line equals `expected`. A `*` at the end of `expected` matches the rest of the line.
 fn fits(line: &str, expected: &str) -> bool {
     match expected.strip_suffix('*') {
         Some(beginning) => line.starts_with(beginning) && !line.contains('\n'),
@@ -31,7 +31,7 @@ fn fits(line: &str, expected: &str) -> bool {
 }
 
 #[test]
-fn the_command_returns_when_the_mount_answers_and_says_nothing() {
+fn command_returns_silently_once_mount_is_ready() {
     require_fuse!();
     let scene = scene();
     scene.mkdir("a b");
@@ -53,7 +53,7 @@ fn the_command_returns_when_the_mount_answers_and_says_nothing() {
 }
 
 #[test]
-fn a_directory_made_for_the_mount_goes_with_it() {
+fn created_mount_point_is_removed_after_unmount() {
     require_fuse!();
     let scene = scene();
     let unmounts = [
@@ -71,7 +71,7 @@ fn a_directory_made_for_the_mount_goes_with_it() {
         scene.wait_for_end();
         assert!(!scene.path("sample").exists(), "{unmount}");
     }
-    // What was there before stays.
+    // A directory that existed before the mount is kept.
     scene.mkdir("sample");
     scene.ok("weightfs sample.safetensors && ls sample/tensors && weightfs umount sample");
     scene.wait_for_end();
@@ -79,7 +79,7 @@ fn a_directory_made_for_the_mount_goes_with_it() {
 }
 
 #[test]
-fn whatever_fails_is_said_by_the_command_and_leaves_nothing() {
+fn failed_command_prints_one_error_and_leaves_nothing_behind() {
     require_fuse!();
     let scene = scene();
     scene.ok("mkdir -p dir full/x && echo text >text.safetensors && head -c 999 sample.safetensors >cut.safetensors");
@@ -98,7 +98,7 @@ fn whatever_fails_is_said_by_the_command_and_leaves_nothing() {
         ("weightfs sample.safetensors file", "file: not a directory to mount on"),
         ("weightfs sample.safetensors file/x", "file/x: Not a directory"),
         ("weightfs file.safetensors", "file: not a directory to mount on"),
-        ("weightfs sample.safetensors full", "full: not empty; -o nonempty mounts over what is there"),
+        ("weightfs sample.safetensors full", "full: not empty; use --nonempty to mount over its contents"),
         ("weightfs sample.safetensors .", "sample.safetensors: lies inside the mount point ., which would hide it"),
         (
             "weightfs sample.safetensors . -o nonempty",
@@ -108,7 +108,7 @@ fn whatever_fails_is_said_by_the_command_and_leaves_nothing() {
         ("weightfs sample.safetensors mnt --log-file dir", "dir: Is a directory"),
         ("weightfs umount mnt", "mnt: not mounted"),
         ("weightfs umount absent", "absent: not mounted"),
-        ("weightfs umount /proc", "/proc: a proc mount, not one of weightfs"),
+        ("weightfs umount /proc", "/proc: a proc mount, not a weightfs mount"),
     ];
     let before = scene.ok("ls -lR");
     for (line, message) in table {
@@ -118,10 +118,11 @@ fn whatever_fails_is_said_by_the_command_and_leaves_nothing() {
             lines.push(line.replace("weightfs", "weightfs mount"));
         }
         for line in lines {
-            let said = scene.sh(&line);
-            assert_eq!((said.code, &said.out[..]), (1, ""), "{line}: {said:?}");
-            let text = said.err.strip_prefix("weightfs: ").and_then(|text| text.strip_suffix('\n')).unwrap_or_default();
-            assert!(fits(text, message), "{line}: {said:?}");
+            let output = scene.sh(&line);
+            assert_eq!((output.code, &output.out[..]), (1, ""), "{line}: {output:?}");
+            let text =
+                output.err.strip_prefix("weightfs: ").and_then(|text| text.strip_suffix('\n')).unwrap_or_default();
+            assert!(fits(text, message), "{line}: {output:?}");
             assert_eq!(scene.mounts(), [""; 0], "{line}");
         }
     }
@@ -130,7 +131,7 @@ fn whatever_fails_is_said_by_the_command_and_leaves_nothing() {
 }
 
 #[test]
-fn a_mount_over_a_full_directory_is_asked_for_by_name() {
+fn nonempty_option_mounts_over_nonempty_directory() {
     require_fuse!();
     let scene = scene();
     scene.ok("touch mnt/mine && weightfs sample.safetensors mnt -o nonempty");
@@ -138,7 +139,7 @@ fn a_mount_over_a_full_directory_is_asked_for_by_name() {
 }
 
 #[test]
-fn the_exit_code_tells_failure_from_wrong_usage() {
+fn exit_code_separates_failure_from_wrong_usage() {
     require_fuse!();
     let scene = scene();
     let table = [
@@ -152,7 +153,7 @@ fn the_exit_code_tells_failure_from_wrong_usage() {
         ("weightfs umount", 2, "MOUNTPOINT"),
         ("weightfs --bogus", 2, "'--bogus'"),
         ("weightfs sample.safetensors mnt more", 2, "'more'"),
-        ("weightfs sample.safetensors mnt -o rw", 2, "option rw: a model is mounted read-only; leave it out or say ro"),
+        ("weightfs sample.safetensors mnt -o rw", 2, "option rw: mounts are read-only; remove it or use ro"),
         ("weightfs sample.safetensors mnt -orw", 2, "option rw:"),
         ("weightfs sample.safetensors mnt -o ro,bogus=1", 2, "unknown mount option \"bogus=1\""),
         ("weightfs sample.safetensors mnt -obogus", 2, "unknown mount option \"bogus\""),
@@ -180,16 +181,16 @@ fn the_exit_code_tells_failure_from_wrong_usage() {
         ("mount.weightfs sample.safetensors mnt -f", 0, ""),
     ];
     for (line, code, text) in table {
-        let said = scene.sh(line);
-        let (told, silent) = if code == 0 { (&said.out, &said.err) } else { (&said.err, &said.out) };
-        assert!(said.code == code && told.contains(text) && silent.is_empty(), "{line}: {said:?}");
+        let output = scene.sh(line);
+        let (printed, empty) = if code == 0 { (&output.out, &output.err) } else { (&output.err, &output.out) };
+        assert!(output.code == code && printed.contains(text) && empty.is_empty(), "{line}: {output:?}");
         assert_eq!(scene.mounts(), [""; 0], "{line}");
     }
     scene.wait_for_end();
 }
 
 #[test]
-fn the_list_of_mounts_tells_source_type_and_options() {
+fn mount_table_shows_source_type_and_options() {
     require_fuse!();
     let scene = scene();
     scene.ok("weightfs sample.safetensors mnt");
@@ -201,7 +202,7 @@ fn the_list_of_mounts_tells_source_type_and_options() {
 }
 
 #[test]
-fn options_have_their_effect_in_both_spellings() {
+fn options_take_effect_in_both_spellings() {
     require_fuse!();
     let scene = scene();
     scene.ok("chown 5:7 sample.safetensors && chmod 640 sample.safetensors");
@@ -237,11 +238,11 @@ fn options_have_their_effect_in_both_spellings() {
         ),
         ("-o x-systemd.automount,x-gvfs-show,comment=any,,", mounts, ",default_permissions 0 0"),
     ];
-    for (options, question, answer) in table {
+    for (options, command, expected) in table {
         scene.ok(&format!("weightfs {options} sample.safetensors mnt && grep $PWD/mnt /proc/mounts >mounts"));
-        let found = scene.ok(question);
+        let found = scene.ok(command);
         assert!(
-            if question == mounts { found.contains(answer) } else { found.trim_end() == answer },
+            if command == mounts { found.contains(expected) } else { found.trim_end() == expected },
             "{options}: {found}"
         );
         scene.ok("weightfs umount mnt");
@@ -250,7 +251,7 @@ fn options_have_their_effect_in_both_spellings() {
 }
 
 #[test]
-fn the_foreground_says_where_and_how_to_stop_and_a_signal_stops_it() {
+fn foreground_prints_mount_point_and_ends_on_signal() {
     require_fuse!();
     let scene = scene();
     let start = "exec weightfs -f sample.safetensors mnt --log-file log";
@@ -276,7 +277,7 @@ fn the_foreground_says_where_and_how_to_stop_and_a_signal_stops_it() {
 }
 
 #[test]
-fn a_signal_ends_the_background_too() {
+fn background_ends_on_signal() {
     require_fuse!();
     let scene = scene();
     for (signal, held) in ["INT", "TERM", "HUP"].into_iter().flat_map(|signal| [(signal, false), (signal, true)]) {
@@ -292,7 +293,7 @@ fn a_signal_ends_the_background_too() {
 }
 
 #[test]
-fn a_signal_ends_a_mount_that_is_detached_or_copied_elsewhere() {
+fn signal_ends_daemon_of_detached_or_copied_mount() {
     require_fuse!();
     let scene = scene();
     scene.ok("weightfs sample.safetensors mnt");
@@ -310,7 +311,7 @@ fn a_signal_ends_a_mount_that_is_detached_or_copied_elsewhere() {
 }
 
 #[test]
-fn a_signal_finds_the_mount_where_it_is_by_now() {
+fn signal_unmounts_moved_mount_but_not_covered_mount() {
     require_fuse!();
     let scene = scene();
     scene
@@ -319,17 +320,17 @@ fn a_signal_finds_the_mount_where_it_is_by_now() {
     scene.wait_for_end();
     assert_eq!(scene.mounts(), [""; 0]);
 
-    // What stands on top is not ours to take off, and a dead mount below it would help nobody.
+    // The daemon does not remove a mount that covers its own. It keeps serving rather than leave a dead mount below.
     scene.ok("weightfs --log-file log sample.safetensors mnt && mount -t tmpfs none mnt");
     scene.ok("kill -TERM $DAEMON");
-    wait_until("the log says why", || scene.ok("cat log").contains("mnt: something else is mounted over it"));
+    wait_until("the log has the reason", || scene.ok("cat log").contains("mnt: something else is mounted over it"));
     scene.ok("umount mnt && ls mnt/tensors && kill -TERM $DAEMON");
     scene.wait_for_end();
     assert_eq!(scene.mounts(), [""; 0]);
 }
 
 #[test]
-fn a_signal_that_the_caller_has_ignored_ends_nothing() {
+fn signal_ignored_by_caller_is_ignored() {
     require_fuse!();
     let scene = scene();
     scene.ok("nohup weightfs -v --log-file log sample.safetensors mnt 2>&1");
@@ -340,7 +341,7 @@ fn a_signal_that_the_caller_has_ignored_ends_nothing() {
 }
 
 #[test]
-fn nobody_has_to_listen() {
+fn closed_or_full_output_does_not_stop_mount() {
     require_fuse!();
     let scene = scene();
     for line in [
@@ -353,7 +354,7 @@ fn nobody_has_to_listen() {
         "weightfs -f sample.safetensors mnt <&- >&- 2>&- &",
         "weightfs -v -f sample.safetensors mnt 2>/dev/full >/dev/null &",
     ] {
-        assert_eq!(scene.sh(line), said(0, "", ""), "{line}");
+        assert_eq!(scene.sh(line), expected(0, "", ""), "{line}");
         wait_until("it is mounted", || scene.path("mnt/tensors").exists());
         scene.ok("weightfs umount mnt");
         scene.wait_for_end();
@@ -373,7 +374,7 @@ fn mount_8_and_fstab_mount_and_unmount() {
     for (number, line) in fstab.iter().enumerate() {
         scene.ok(&format!("echo {line} >fstab{number}"));
     }
-    // mount(8) looks for helpers in /sbin only, and hands them no PATH.
+    // mount(8) looks for helpers only in /sbin and runs them without PATH.
     let sbin = "sbin=$(readlink -f /sbin)\nmount -t overlay o -o lowerdir=$PWD/helpers:$sbin $sbin";
     let namespace = Namespace::new(&scene, sbin);
     let plain = "ro,nosuid,nodev,noexec,noatime,user_id=0,group_id=0,default_permissions";
@@ -422,21 +423,23 @@ fn mount_8_and_fstab_mount_and_unmount() {
         ("mount -T fstab1 -a", 0, ""),
     ];
     for (line, code, text) in failures {
-        let said = namespace.sh(line);
-        assert!(said.code == code && said.err.ends_with(text) && said.err.lines().count() < 2, "{line}: {said:?}");
+        let output = namespace.sh(line);
+        assert!(
+            output.code == code && output.err.ends_with(text) && output.err.lines().count() < 2,
+            "{line}: {output:?}"
+        );
         assert_eq!(namespace.mounts(), [""; 0], "{line}");
     }
 }
 
 #[test]
-fn a_mount_in_use_is_unmounted_only_lazily() {
+fn mount_in_use_is_unmounted_only_lazily() {
     require_fuse!();
     let scene = scene();
     scene.ok("weightfs sample.safetensors mnt");
     let mut held = File::open(scene.path(BIG)).unwrap();
-    let busy =
-        "weightfs: mnt: in use (`fuser -vm` shows by whom; --lazy detaches it now, and it ends with its last user)\n";
-    assert_eq!(scene.sh("weightfs umount mnt"), said(1, "", busy));
+    let busy = "weightfs: mnt: in use (`fuser -vm` lists the processes; --lazy detaches it anyway)\n";
+    assert_eq!(scene.sh("weightfs umount mnt"), expected(1, "", busy));
     assert_eq!(scene.ok("ls -d mnt/tree"), "mnt/tree\n");
     assert_eq!(scene.ok("weightfs umount --lazy mnt; ls mnt"), "");
     let mut bytes = Vec::new();
@@ -447,41 +450,41 @@ fn a_mount_in_use_is_unmounted_only_lazily() {
 }
 
 #[test]
-fn a_dead_mount_is_unmounted_or_replaced() {
+fn dead_mount_is_unmounted_or_replaced() {
     require_fuse!();
     let scene = scene();
-    let die = || {
+    let mount_and_kill = || {
         scene.ok("weightfs sample.safetensors mnt && ls mnt");
         scene.ok("kill -KILL $DAEMON");
         scene.wait_for_end();
         assert!(scene.sh("ls mnt").err.ends_with("Transport endpoint is not connected\n"));
     };
     for unmount in ["weightfs umount mnt", "weightfs umount -l mnt/"] {
-        die();
+        mount_and_kill();
         assert_eq!(scene.ok(&format!("{unmount}; ls mnt")), "");
     }
     let replaced = "weightfs: mnt: detached a dead mount, left by a daemon that was killed\n";
     for replace in
         ["weightfs sample.safetensors mnt", "cp sample.safetensors mnt.safetensors; weightfs mnt.safetensors"]
     {
-        die();
-        let said = scene.sh(replace);
-        assert_eq!((said.code, &said.err[..], scene.mounts().len()), (0, replaced, 1), "{said:?}");
+        mount_and_kill();
+        let output = scene.sh(replace);
+        assert_eq!((output.code, &output.err[..], scene.mounts().len()), (0, replaced, 1), "{output:?}");
         scene.ok("ls mnt/tensors && weightfs umount mnt");
     }
-    die();
+    mount_and_kill();
     assert_eq!(scene.ok("mount.weightfs sample.safetensors mnt -f"), "");
     assert_eq!(scene.mounts().len(), 1);
 }
 
 #[test]
-fn what_is_not_ours_is_left_alone() {
+fn foreign_mounts_are_left_alone() {
     require_fuse!();
     let scene = scene();
     scene.mkdir("other");
     scene.mkdir("tmpfs");
     scene.ok("weightfs sample.safetensors mnt && mount -t tmpfs t tmpfs");
-    // A FUSE mount of another kind, dead because nobody holds its device.
+    // A FUSE mount of another type, dead because its device is closed.
     let device = File::options().read(true).write(true).open("/dev/fuse").unwrap();
     let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
     let other = scene.path("other");
@@ -489,25 +492,25 @@ fn what_is_not_ours_is_left_alone() {
     drop(device);
     let before = scene.mounts();
     let table = [
-        ("weightfs sample.safetensors mnt", "mnt: not empty; -o nonempty mounts over what is there"),
+        ("weightfs sample.safetensors mnt", "mnt: not empty; use --nonempty to mount over its contents"),
         ("weightfs sample.safetensors other", "other: a dead fuse.other mount; unmount it first"),
         ("weightfs sample.safetensors other/x", "other/x: lies in a mount whose daemon is gone"),
-        ("weightfs umount other", "other: a fuse.other mount, not one of weightfs"),
-        ("weightfs umount tmpfs", "tmpfs: a tmpfs mount, not one of weightfs"),
+        ("weightfs umount other", "other: a fuse.other mount, not a weightfs mount"),
+        ("weightfs umount tmpfs", "tmpfs: a tmpfs mount, not a weightfs mount"),
         ("weightfs umount mnt/tensors", "mnt/tensors: not mounted"),
         ("weightfs umount mnt/header.json", "mnt/header.json: not mounted"),
     ];
     for (line, message) in table {
-        assert_eq!(scene.sh(line), said(1, "", &format!("weightfs: {message}\n")), "{line}");
+        assert_eq!(scene.sh(line), expected(1, "", &format!("weightfs: {message}\n")), "{line}");
     }
     assert_eq!(scene.mounts(), before);
-    // The topmost one is taken off, and the daemon of the one below goes on.
+    // Only the topmost mount is removed, and the daemon of the mount below keeps serving.
     scene.ok("weightfs sample.safetensors mnt -o nonempty,uid=3");
     assert_eq!(scene.ok("stat -c %u mnt; weightfs umount mnt; stat -c %u mnt/header.json"), "3\n0\n");
 }
 
 #[test]
-fn the_log_says_what_was_asked_for() {
+fn verbosity_and_log_file_options_select_log_output() {
     require_fuse!();
     let scene = scene();
     scene.raw("odd.safetensors", br#"{"a":{"dtype":"Z9","shape":[3],"data_offsets":[0,3]}}"#, b"abc");
@@ -529,9 +532,9 @@ fn the_log_says_what_was_asked_for() {
     for (line, terminal, log) in table {
         let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
         scene.ok(": >log");
-        let said = scene.sh(&format!("{line} odd.safetensors mnt"));
-        let printed = lines(&said.err);
-        assert!(said.code == 0 && printed.len() == terminal.len(), "{line}: {said:?}");
+        let output = scene.sh(&format!("{line} odd.safetensors mnt"));
+        let printed = lines(&output.err);
+        assert!(output.code == 0 && printed.len() == terminal.len(), "{line}: {output:?}");
         for (printed, expected) in printed.iter().zip(terminal) {
             assert!(printed.strip_prefix("weightfs: ").is_some_and(|text| fits(text, expected)), "{line}: {printed}");
         }

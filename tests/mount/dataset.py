@@ -1,4 +1,4 @@
-"""Makes a dataset as safetensors-spark writes it in batch mode, or compares the mount of one with NumPy's concatenation.
+"""Creates a dataset as safetensors-spark writes it in batch mode, or compares a mount of it with NumPy's concatenation.
 
     dataset.py make DIRECTORY
     dataset.py compare DIRECTORY MOUNT
@@ -22,7 +22,7 @@ DTYPES = {
     "i64": np.int64,
 }
 TRAILING = {"f32": (3, 5), "bf16": (129,), "f16": (), "u8": (7, 2, 2), "i64": (1,)}
-# The manifest's order is not that of the names, and one shard has no rows.
+# The manifest lists the shards in another order than that of their names, and one shard has no rows.
 ROWS = [4, 1, 0, 33, 2, 8]
 SHARDS = [f"part-{at:05d}-0000-1b2c.safetensors" for at in (3, 0, 5, 1, 4, 2)]
 
@@ -35,7 +35,7 @@ def shard(at):
 
 
 def without_padding(file):
-    """As Spark writes: the header ends with its brace, so that the data is not aligned."""
+    """Removes the padding of the header, as Spark writes none. The data is then not aligned."""
     (length,) = struct.unpack("<Q", file[:8])
     header = file[8 : 8 + length].rstrip(b" ")
     return struct.pack("<Q", len(header)) + header + file[8 + length :]

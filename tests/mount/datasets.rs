@@ -1,4 +1,4 @@
-//! Datasets of safetensors-spark: one array per name out of many shards, none of which need be open.
+//! Datasets of safetensors-spark: arrays joined from many shards, more than can be open at a time.
 
 use crate::support::{Mount, Scene, Tensor, WEIGHTFS, pattern, python, require_fuse, run, run_ok};
 use safetensors::Dtype;
@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 /// A shard: its file name and its tensors.
 type Shard<'a> = (&'a str, Vec<Tensor<'a>>);
 
-/// Writes shards and the manifest that names them in that order, saying of each what `said` makes of its rows and
-/// bytes.
-fn dataset(scene: &Scene, shards: &[Shard], said: impl Fn(&str, u64) -> (u64, u64)) -> PathBuf {
+/// Writes the shards, and a manifest that lists them in this order. `counts` maps the file name and size of a shard to
+/// the rows and bytes that the manifest gives for it.
+fn dataset(scene: &Scene, shards: &[Shard], counts: impl Fn(&str, u64) -> (u64, u64)) -> PathBuf {
     let listed: Vec<_> = shards
         .iter()
         .map(|(file, tensors)| {
             let len = std::fs::metadata(scene.model(file, tensors, &[])).unwrap().len();
-            let (samples, bytes) = said(file, len);
+            let (samples, bytes) = counts(file, len);
             serde_json::json!({"shard_path": file, "samples_count": samples, "bytes": bytes})
         })
         .collect();
@@ -29,7 +29,7 @@ fn dataset(scene: &Scene, shards: &[Shard], said: impl Fn(&str, u64) -> (u64, u6
     path
 }
 
-/// Two rows in each shard, as the manifest says.
+/// The counts of a shard of two rows, for [`dataset`].
 fn two_rows(_: &str, len: u64) -> (u64, u64) {
     (2, len)
 }
@@ -39,7 +39,7 @@ fn index(mount: &Mount) -> serde_json::Value {
 }
 
 #[test]
-fn numpy_finds_every_array_concatenated() {
+fn arrays_match_numpy_concatenation() {
     require_fuse!();
     let scene = Scene::new();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mount/dataset.py");
@@ -53,7 +53,7 @@ fn numpy_finds_every_array_concatenated() {
         let mount = scene.mount(&source, &[]);
         python("compare", &[&dir, &mount.point]);
         assert_eq!(mount.log(), "");
-        // Parts take no room besides the whole: half a kilobyte for each of the small files, and the data once.
+        // Parts of arrays use no blocks: du counts the data once, and at most 512 bytes more for each file.
         let data: u64 =
             mount.list("tensors").iter().map(|name| mount.read(format!("tensors/{name}")).len() as u64).sum();
         let files: u64 = run_ok("find", [mount.point.to_str().unwrap(), "-type", "f"]).lines().count() as u64;
@@ -68,7 +68,7 @@ fn numpy_finds_every_array_concatenated() {
 }
 
 #[test]
-fn what_cannot_be_joined_is_reported_and_left_in_its_shards() {
+fn arrays_that_cannot_be_joined_are_reported_and_stay_in_shards() {
     require_fuse!();
     let scene = Scene::new();
     let fine = |rows: usize| ("fine", Dtype::U8, if rows == 2 { &[2, 2][..] } else { &[1, 2] }, pattern(rows * 2));
@@ -92,7 +92,7 @@ fn what_cannot_be_joined_is_reported_and_left_in_its_shards() {
     assert_eq!(mount.list("tensors"), ["fine"]);
     assert_eq!(mount.read("tensors/fine"), [pattern(4), pattern(4)].concat());
     let log = mount.log();
-    for said in [
+    for message in [
         "left out \"dtype\": it is F32 in \"a.safetensors\", and F64 in \"b.safetensors\"; its parts are in shards/",
         "left out \"trailing\": its shape is [2, 3] in \"a.safetensors\", and [2, 4] in \"b.safetensors\"; its parts",
         "left out \"missing\": \"b.safetensors\" does not have it; its parts are in shards/",
@@ -100,18 +100,18 @@ fn what_cannot_be_joined_is_reported_and_left_in_its_shards() {
         "\"b.safetensors\" has 2 rows, and the manifest says 3",
         "bytes, and the manifest says 17",
     ] {
-        assert!(log.contains(said), "{said}: {log}");
+        assert!(log.contains(message), "{message}: {log}");
     }
     let index = index(&mount);
     assert_eq!(index["skipped"].as_array().unwrap().len(), 4);
-    // Each part is listed and is where the list says.
+    // The index lists each part with its file.
     let lines = index["tensors"].as_array().unwrap();
     assert_eq!(lines.len(), 1 + 2 + 2 + 1 + 2);
     for line in lines.iter().filter(|line| line["name"] != "fine") {
         let bytes = mount.read(line["file"].as_str().unwrap());
         let shard = shards.iter().find(|shard| line["shard"] == shard.0).unwrap();
         assert_eq!(bytes, shard.1.iter().find(|tensor| line["name"] == tensor.0).unwrap().3, "{line}");
-        // It takes room, as it is nowhere else.
+        // This part belongs to no array, so it uses blocks of its own.
         assert_eq!(std::fs::metadata(mount.path(line["file"].as_str().unwrap())).unwrap().blocks(), 1);
     }
     assert_eq!(std::fs::metadata(mount.path("tensors/fine")).unwrap().nlink(), 2);
@@ -119,7 +119,7 @@ fn what_cannot_be_joined_is_reported_and_left_in_its_shards() {
 }
 
 #[test]
-fn keys_and_values_are_one_name_space() {
+fn key_value_dataset_is_one_namespace() {
     require_fuse!();
     let scene = Scene::new();
     let tensor =
@@ -135,7 +135,7 @@ fn keys_and_values_are_one_name_space() {
     let mut names = mount.list("tensors");
     names.sort();
     assert_eq!(names, ["k1__x", "k2__x", "k3__x", "k4__x", "k5__x"]);
-    // Of the two, that of the first file by name.
+    // Two shards have k1__x. The shard whose file name sorts first is used.
     assert_eq!(mount.read("tensors/k1__x"), tensor("", 1).3);
     assert_eq!(mount.read("shards/b.safetensors/tensors/k1__x"), tensor("", 5).3);
     assert!(mount.log().contains(
@@ -173,7 +173,7 @@ fn ten_thousand_shards_are_read_with_sixty_four_descriptors() {
     let outside = Scene::new();
     let point = outside.mkdir("mnt");
     outside.ok(&format!("ulimit -n 64; weightfs {} {}", scene.dir.path().display(), point.display()));
-    // Four readers at a time, each of whose reads opens some files and closes others.
+    // Four concurrent readers. Each read opens some files and closes others.
     let expected: Vec<u8> = (0..SHARDS).flat_map(row).collect();
     std::thread::scope(|scope| {
         for reader in 0..4 {
@@ -196,7 +196,7 @@ fn ten_thousand_shards_are_read_with_sixty_four_descriptors() {
 }
 
 #[test]
-fn a_dataset_that_is_not_whole_is_refused_with_the_reason() {
+fn incomplete_dataset_is_rejected_with_reason() {
     require_fuse!();
     let scene = Scene::new();
     let tensors = |len| vec![("x", Dtype::U8, &[2usize] as &[_], pattern(len))];
@@ -210,7 +210,7 @@ fn a_dataset_that_is_not_whole_is_refused_with_the_reason() {
     };
     std::fs::remove_file(scene.path("b.safetensors")).unwrap();
     assert!(refusal().contains("a shard is missing or broken: "));
-    // An array with a hole would be another array: nothing is joined.
+    // An array without one of its parts would be wrong, so it is not joined.
     let mount = outside.mount(&manifest, &["--lenient"]);
     assert!(mount.list("tensors").is_empty());
     assert_eq!(mount.read("shards/a.safetensors/tensors/x"), pattern(2));
@@ -222,15 +222,15 @@ fn a_dataset_that_is_not_whole_is_refused_with_the_reason() {
         serde_json::json!({"format_version": version, "shards": shards}).to_string()
     };
     for (text, expected) in [
-        (text("2.0", &["a.safetensors"]), "dataset_manifest.json: format version \"2.0\"; weightfs knows 1"),
+        (text("2.0", &["a.safetensors"]), "dataset_manifest.json: format version \"2.0\"; weightfs supports 1"),
         (text("1.0", &["a.safetensors", "a.safetensors"]), "names shard \"a.safetensors\" twice"),
         (text("1.0", &["../a.safetensors"]), "shard \"../a.safetensors\" leads out of the directory"),
-        (text("1.0", &["a.parquet"]), "shard \"a.parquet\" is no .safetensors file"),
-        ("[]".into(), "no manifest of a dataset: invalid length 0"),
-        ("{\"format_version\":\"1.0\"}".into(), "no manifest of a dataset: missing field `shards`"),
+        (text("1.0", &["a.parquet"]), "shard \"a.parquet\" is not a .safetensors file"),
+        ("[]".into(), "not a valid dataset manifest: invalid length 0"),
+        ("{\"format_version\":\"1.0\"}".into(), "not a valid dataset manifest: missing field `shards`"),
     ] {
         std::fs::write(&manifest, &text).unwrap();
-        let said = refusal();
-        assert!(said.contains(expected) && said.lines().count() == 1, "{said}");
+        let error = refusal();
+        assert!(error.contains(expected) && error.lines().count() == 1, "{error}");
     }
 }

@@ -1,6 +1,6 @@
-"""Compares what `weightfs diff --data` says of two files with what NumPy says.
+"""Compares the statistics of `weightfs diff --data` with those of NumPy.
 
-usage: diff.py WEIGHTFS SOURCE CHANGED; writes CHANGED, which is SOURCE with some bits turned.
+usage: diff.py WEIGHTFS SOURCE CHANGED; writes CHANGED, a copy of SOURCE in which some data bytes differ.
 """
 import json
 import subprocess
@@ -17,12 +17,12 @@ model, _, data_start = entries(source)
 random = np.random.default_rng(5)
 with open(source, "rb") as file:
     whole = np.frombuffer(file.read(), "u1").copy()
-turned = random.random(whole.size) < 0.3
-turned[:data_start] = False
-whole[turned] ^= random.integers(1, 256, turned.sum(), dtype="u1")
+flipped = random.random(whole.size) < 0.3
+flipped[:data_start] = False
+whole[flipped] ^= random.integers(1, 256, flipped.sum(), dtype="u1")
 whole.tofile(changed)
 other, _, _ = entries(changed)
-# A byte that is no BOOL has no meaning in NumPy.
+# Only data was changed, so dtypes and shapes are the same.
 assert all(other[name][:2] == model[name][:2] for name in model)
 
 
@@ -33,7 +33,7 @@ def expected(dtype, shape, a, b):
     if dtype == "BOOL":
         x, y = ((np.frombuffer(raw, "u1") != 0).astype("<f8") for raw in (a, b))
     elif dtype in ("I64", "U64"):
-        # Exact, as Python's integers are.
+        # Python integers are exact; float64 is not.
         x, y = (values(dtype, shape, raw).ravel().astype(object) for raw in (a, b))
     else:
         wide = "<c16" if dtype == "C64" else "<f8"
@@ -54,12 +54,12 @@ def expected(dtype, shape, a, b):
     }
 
 
-said = subprocess.run([weightfs, "diff", "--data", "--json", source, changed], stdout=subprocess.PIPE)
-assert said.returncode == 1, said
-said = json.loads(said.stdout)
-found = {entry["name"]: entry for entry in said["data"]["different"]}
+result = subprocess.run([weightfs, "diff", "--data", "--json", source, changed], stdout=subprocess.PIPE)
+assert result.returncode == 1, result
+result = json.loads(result.stdout)
+found = {entry["name"]: entry for entry in result["data"]["different"]}
 equal = [name for name in model if model[name] == other[name]]
-assert sorted([*found, *equal]) == sorted(model) and said["data"]["equal"] == len(equal)
+assert sorted([*found, *equal]) == sorted(model) and result["data"]["equal"] == len(equal)
 for name, entry in found.items():
     dtype, shape, raw = model[name]
     want = expected(dtype, shape, raw, other[name][2])
@@ -67,7 +67,7 @@ for name, entry in found.items():
     for key in ("elements", "bits_different", "elements_different", "not_finite"):
         assert entry[key] == want[key], (name, key, entry, want)
     for key in ("max_abs", "max_rel"):
-        # JSON has no infinity.
+        # JSON has no infinity; null stands for it.
         number = np.inf if entry[key] is None else entry[key]
         assert number == want[key] or abs(number - want[key]) <= 1e-12 * want[key], (name, key, entry, want)
 print(len(found), "tensors differ")

@@ -1,11 +1,11 @@
-//! `weightfs diff`: what it says of two models, by which code, and that its figures are those of NumPy.
+//! `weightfs diff`: its reports, its exit codes, and statistics that match those of NumPy.
 
 use crate::support::{Scene, pattern, python, real_model, run_ok};
 use crate::views::zoo;
 use safetensors::Dtype;
 use std::path::Path;
 
-/// Two models that differ in everything that can differ; beside them copies, parts and what is no model.
+/// Two models with every kind of difference, and beside them copies, links, small models and invalid files.
 fn scene() -> Scene {
     let scene = Scene::new();
     let floats = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
@@ -39,17 +39,13 @@ fn scene() -> Scene {
 }
 
 #[test]
-fn the_exit_code_tells_same_from_different_from_trouble() {
+fn exit_code_is_0_if_same_1_if_different_2_on_error() {
     let scene = scene();
     let table = [
         ("diff a.safetensors a.safetensors", 0, "tensors: 0 added, 0 removed, 0 changed, 4 alike\n"),
         ("diff a.safetensors copy.safetensors", 0, "metadata: 0 added, 0 removed, 0 changed, 3 alike\n"),
         ("diff --data a.safetensors copy.safetensors", 0, "data: 0 different, 4 equal\n"),
-        (
-            "diff --data a.safetensors hard.safetensors",
-            0,
-            "5.03 kB of 5.03 kB lie in the same place of the disk and were not read\n",
-        ),
+        ("diff --data a.safetensors hard.safetensors", 0, "5.03 kB of 5.03 kB are shared on disk and were not read\n"),
         ("diff --data soft hard.safetensors", 0, "were not read\n"),
         ("diff one data.safetensors --data", 0, "data: 0 different, 1 equal\n"),
         ("diff a.safetensors b.safetensors", 1, "tensors: 1 added, 1 removed, 1 changed, 2 alike\n"),
@@ -61,9 +57,9 @@ fn the_exit_code_tells_same_from_different_from_trouble() {
         ("diff --help", 0, "Usage: weightfs diff [OPTIONS] <A> <B>"),
     ];
     for (line, code, text) in table {
-        let said = scene.sh(&format!("weightfs {line}"));
-        assert!(said.code == code && said.out.contains(text), "{line}: {said:?}");
-        assert!(said.err.is_empty() || line.contains("--lenient"), "{line}: {said:?}");
+        let output = scene.sh(&format!("weightfs {line}"));
+        assert!(output.code == code && output.out.contains(text), "{line}: {output:?}");
+        assert!(output.err.is_empty() || line.contains("--lenient"), "{line}: {output:?}");
     }
     let table = [
         ("diff a.safetensors absent", "absent: No such file or directory"),
@@ -76,14 +72,14 @@ fn the_exit_code_tells_same_from_different_from_trouble() {
         ("diff a.safetensors a.safetensors >/dev/full", "standard output: No space left on device"),
     ];
     for (line, text) in table {
-        let said = scene.sh(&format!("weightfs {line}"));
-        assert!(said.code == 2 && said.out.is_empty() && said.err.contains(text), "{line}: {said:?}");
-        assert!(said.err.starts_with("weightfs: ") && said.err.lines().count() == 1, "{line}: {said:?}");
+        let output = scene.sh(&format!("weightfs {line}"));
+        assert!(output.code == 2 && output.out.is_empty() && output.err.contains(text), "{line}: {output:?}");
+        assert!(output.err.starts_with("weightfs: ") && output.err.lines().count() == 1, "{line}: {output:?}");
     }
 }
 
 #[test]
-fn text_json_and_markdown_say_the_same() {
+fn text_json_and_markdown_report_the_same_differences() {
     let scene = scene();
     let text = r#"a.safetensors  4 tensors, 5.03 kB
 b.safetensors  4 tensors, 5.04 kB
@@ -99,15 +95,14 @@ metadata: 1 added, 1 removed, 1 changed, 1 alike
 ~ "title"  "first" -> "sec\u{1b}[31mond"
 
 data: 1 different, 1 equal
-~ layers.0.w  3 of 4 elements, BITS bits; at most 6 apart, relative 2; 1 infinite or no number in one
+~ layers.0.w  3 of 4 elements, BITS bits; largest difference 6, relative 2; 1 infinite or NaN in either model
 "#;
-    // 2.0 and 2.5, 3.0 and -3.0, the NaN of Rust and 1.0.
     let bits = [(2f32, 2.5f32), (3.0, -3.0), (f32::NAN, 1.0)].map(|(a, b)| (a.to_bits() ^ b.to_bits()).count_ones());
     let bits: u32 = bits.iter().sum();
-    let said = scene.sh("weightfs diff --data a.safetensors b.safetensors");
-    assert_eq!(said.out, text.replace("BITS", &bits.to_string()));
-    let said = scene.sh("weightfs diff --data --json a.safetensors b.safetensors");
-    let json: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    let output = scene.sh("weightfs diff --data a.safetensors b.safetensors");
+    assert_eq!(output.out, text.replace("BITS", &bits.to_string()));
+    let output = scene.sh("weightfs diff --data --json a.safetensors b.safetensors");
+    let json: serde_json::Value = serde_json::from_str(&output.out).unwrap();
     let expected = serde_json::json!({
         "same": false,
         "a": {"source": "a.safetensors", "tensors": 4, "nbytes": 5034},
@@ -139,8 +134,8 @@ data: 1 different, 1 equal
         },
     });
     assert_eq!(json, expected);
-    let said = scene.sh("weightfs diff --json a.safetensors b.safetensors");
-    assert!(serde_json::from_str::<serde_json::Value>(&said.out).unwrap().get("data").is_none());
+    let output = scene.sh("weightfs diff --json a.safetensors b.safetensors");
+    assert!(serde_json::from_str::<serde_json::Value>(&output.out).unwrap().get("data").is_none());
     let markdown = r#"# `a.safetensors` and `b.safetensors`
 
 | | a | b |
@@ -172,21 +167,21 @@ data: 1 different, 1 equal
 }
 
 #[test]
-fn the_figures_are_those_of_numpy() {
+fn statistics_match_numpy() {
     let scene = Scene::new();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mount/diff.py");
     let weightfs = Path::new(crate::support::WEIGHTFS);
-    for (source, most) in [(zoo(&scene), 25), (real_model("silero_vad_16k"), 15)] {
+    for (source, tensors) in [(zoo(&scene), 25), (real_model("silero_vad_16k"), 15)] {
         let changed = scene.path("changed.safetensors");
-        let said = run_ok(python().to_str().unwrap(), [&script, weightfs, &source, &changed]);
-        // A tensor of a few bytes may be spared.
-        let differ: usize = said.strip_suffix(" tensors differ\n").unwrap().parse().unwrap();
-        assert!((most - 3..=most).contains(&differ), "{said}");
+        let output = run_ok(python().to_str().unwrap(), [&script, weightfs, &source, &changed]);
+        // A tensor of a few bytes may stay unchanged.
+        let differ: usize = output.strip_suffix(" tensors differ\n").unwrap().parse().unwrap();
+        assert!((tensors - 3..=tensors).contains(&differ), "{output}");
     }
 }
 
 #[test]
-fn models_of_many_files_are_compared_as_wholes() {
+fn datasets_and_sharded_models_are_compared_as_one_model() {
     let scene = Scene::new();
     let rows = |at: u8| vec![at; 3 * 4096];
     scene.mkdir("data");
@@ -204,9 +199,12 @@ fn models_of_many_files_are_compared_as_wholes() {
     let mut other = whole;
     other[4 * 4096 + 5] = 9;
     scene.model("other.safetensors", &[("images", Dtype::U8, &[6, 4096], other)], &[]);
-    let said =
+    let output =
         scene.sh("weightfs diff --data data whole.safetensors >/dev/null; weightfs diff --data other.safetensors data");
-    assert!(said.code == 1 && said.out.contains("images  1 of 24,576 elements, 1 bit; at most 8 apart"), "{said:?}");
+    assert!(
+        output.code == 1 && output.out.contains("images  1 of 24,576 elements, 1 bit; largest difference 8"),
+        "{output:?}"
+    );
     scene.mkdir("sharded");
     scene.model("sharded/1.safetensors", &[("a", Dtype::U8, &[2], vec![1, 2])], &[("k", "v")]);
     scene.model("sharded/2.safetensors", &[("b", Dtype::U8, &[3], vec![3, 4, 5])], &[("k", "v")]);
@@ -218,7 +216,7 @@ fn models_of_many_files_are_compared_as_wholes() {
 }
 
 #[test]
-fn nothing_that_a_terminal_would_obey_is_printed() {
+fn report_has_no_terminal_control_characters() {
     let scene = Scene::new();
     let bad = "\u{1b}]0;title\u{7}\u{9b}2J\n|`\u{202e}";
     scene.model(
@@ -233,25 +231,28 @@ fn nothing_that_a_terminal_would_obey_is_printed() {
     );
     let header = "{\"t\":{\"dtype\":\"\u{9b}2J\",\"shape\":[1],\"data_offsets\":[0,1]}}";
     scene.raw("c.safetensors", header.as_bytes(), b"x");
-    let obeyed = |char: char| char != '\n' && (char.is_control() || char == '\u{202e}');
+    let is_control = |char: char| char != '\n' && (char.is_control() || char == '\u{202e}');
     for line in [
         "a.safetensors b.safetensors --data",
         "a.safetensors b.safetensors --markdown --data",
         "a.safetensors c.safetensors",
     ] {
-        let said = scene.sh(&format!("weightfs diff {line}"));
-        assert!(said.code == 1 && !said.out.contains(obeyed) && !said.err.contains(obeyed), "{line}: {said:?}");
+        let output = scene.sh(&format!("weightfs diff {line}"));
+        assert!(
+            output.code == 1 && !output.out.contains(is_control) && !output.err.contains(is_control),
+            "{line}: {output:?}"
+        );
     }
-    let said = scene.sh("weightfs diff --json --data a.safetensors b.safetensors");
-    assert!(!said.out.contains(obeyed), "{said:?}");
-    let json: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    let output = scene.sh("weightfs diff --json --data a.safetensors b.safetensors");
+    assert!(!output.out.contains(is_control), "{output:?}");
+    let json: serde_json::Value = serde_json::from_str(&output.out).unwrap();
     assert_eq!(json["data"]["different"][0]["name"], bad);
 }
 
 #[test]
-fn a_reader_who_has_seen_enough_is_no_trouble() {
+fn closed_pipe_is_not_an_error() {
     let scene = Scene::new();
-    // More lines than a pipe holds.
+    // More output than a pipe buffer holds.
     let names: Vec<String> = (0..5000).map(|at| format!("model.layers.{at}.self_attn.q_proj.weight")).collect();
     let tensors: Vec<_> = names.iter().map(|name| (&name[..], Dtype::U8, &[0][..], vec![])).collect();
     scene.model("many.safetensors", &tensors, &[]);
@@ -265,7 +266,7 @@ fn a_reader_who_has_seen_enough_is_no_trouble() {
 }
 
 #[test]
-fn directories_of_models_are_compared_by_place() {
+fn directories_of_models_are_compared_by_path() {
     let scene = scene();
     scene.ok(
         "mkdir -p old/sub new/sub && cp a.safetensors old/same.safetensors && cp a.safetensors new/same.safetensors",
@@ -273,20 +274,20 @@ fn directories_of_models_are_compared_by_place() {
     scene.ok("cp data.safetensors old/sub/other.safetensors && cp other.safetensors new/sub/other.safetensors");
     scene.ok("cp a.safetensors old/sub/head.safetensors && cp b.safetensors new/sub/head.safetensors");
     scene.ok("cp data.safetensors old/gone.safetensors && cp data.safetensors new/sub/added.safetensors && echo x >new/readme.md");
-    let said = scene.sh("weightfs diff old new");
-    let (models, head) = said.out.split_once("\n\n").unwrap();
+    let output = scene.sh("weightfs diff old new");
+    let (models, head) = output.out.split_once("\n\n").unwrap();
     assert_eq!(models, "models: 1 added, 1 removed, 1 changed, 2 alike\n- gone\n+ sub/added");
-    assert!(said.code == 1 && head.starts_with("old/sub/head  4 tensors, "), "{said:?}");
-    let said = scene.sh("weightfs diff --data --json old new");
-    let json: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    assert!(output.code == 1 && head.starts_with("old/sub/head  4 tensors, "), "{output:?}");
+    let output = scene.sh("weightfs diff --data --json old new");
+    let json: serde_json::Value = serde_json::from_str(&output.out).unwrap();
     assert_eq!((&json["added"], &json["removed"]), (&serde_json::json!(["sub/added"]), &serde_json::json!(["gone"])));
-    let same = |place: &str| json["models"][place]["same"].as_bool().unwrap();
+    let same = |path: &str| json["models"][path]["same"].as_bool().unwrap();
     assert_eq!(["same", "sub/other", "sub/head"].map(same), [true, false, false]);
     assert!(
         scene.sh("weightfs diff --markdown old new").out.contains("\n| removed | `gone` |\n| added | `sub/added` |\n")
     );
     scene.ok("weightfs diff --data old old");
     scene.ok("echo text >new/sub/head.safetensors");
-    let said = scene.sh("weightfs diff old new");
-    assert!(said.code == 2 && said.err.starts_with("weightfs: "), "{said:?}");
+    let output = scene.sh("weightfs diff old new");
+    assert!(output.code == 2 && output.err.starts_with("weightfs: "), "{output:?}");
 }

@@ -1,4 +1,4 @@
-"""The dtypes of safetensors as NumPy and ml_dtypes have them: what every script beside this one takes for the truth."""
+"""Reads tensors of all safetensors dtypes with NumPy and ml_dtypes, as the reference for other scripts here."""
 
 import json
 
@@ -19,7 +19,7 @@ PACKED = {"F4": (4, ml_dtypes.float4_e2m1fn), "F6_E2M3": (6, ml_dtypes.float6_e2
 
 
 def values(dtype, shape, raw):
-    """The tensor as NumPy has it: in its own dtype where there is one, else as float32."""
+    """The tensor as an array, in its own dtype if NumPy has it, else in float32."""
     if dtype in NATIVE:
         return np.frombuffer(raw, NATIVE[dtype]).reshape(shape)
     if dtype in SMALL:
@@ -28,7 +28,7 @@ def values(dtype, shape, raw):
 
 
 def codes(dtype, raw):
-    """The elements as they stand in the file, whatever they mean: bytes of each, or the code of one that is less than a byte."""
+    """The raw elements: one row of bytes for each, or one code for each element of a packed dtype."""
     if dtype in PACKED:
         # The low bits of the first byte come first.
         width = PACKED[dtype][0]
@@ -39,7 +39,7 @@ def codes(dtype, raw):
 
 
 def entries(path):
-    """Name to [dtype, shape, bytes] by the header, which the official package has accepted."""
+    """Tensors by name as (dtype, shape, bytes), metadata and data offset of a file that the official package accepts."""
     with safe_open(path, framework="numpy") as opened:
         names, metadata = sorted(opened.keys()), opened.metadata()
     with open(path, "rb") as file:

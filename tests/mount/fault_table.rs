@@ -1,4 +1,4 @@
-//! Every fault of a source, under readers of every kind in every view: each gets the bytes that were mounted, or an
+//! Faults of a source while readers of every kind read every view: each reader gets the bytes that were mounted, or an
 //! error.
 
 use crate::gate::{FILE, Gate};
@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 const KIB: usize = 1 << 10;
 
-/// Tensors: two that are read while a fault happens and two that are first read after it, with room in between that no
-/// read-ahead crosses.
+/// Tensors as (name, dtype, shape, bytes). The `a` tensors are read during a fault, the `b` tensors only after it. No
+/// read-ahead crosses `gap`.
 const TENSORS: [(&str, &str, &[usize], usize); 5] = [
     ("a16", "BF16", &[256, 1024], 512 * KIB),
     ("a8", "U8", &[512, 1024], 512 * KIB),
@@ -19,82 +19,82 @@ const TENSORS: [(&str, &str, &[usize], usize); 5] = [
     ("b8", "U8", &[512, 1024], 512 * KIB),
 ];
 
-/// Where the data begins and where that of `b16` does, in bytes from the start of the file.
+/// Offsets in the file, in bytes: where the data begins, where `b16` begins, and where the file ends.
 const DATA: usize = 4096;
 const B: usize = DATA + 3072 * KIB;
 const LEN: usize = DATA + 4096 * KIB;
 
-/// Where a source lies.
+/// The file system that holds a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum On {
-    /// Beside everything else.
+enum Storage {
+    /// The file system of the other files of the test.
     Here,
-    /// In a file system in memory.
+    /// A tmpfs.
     Tmpfs,
-    /// In a file system on a disk of its own.
+    /// An ext4 image on a loop device.
     Disk,
-    /// In a file system whose daemon is this test.
+    /// A [`Gate`], a FUSE file system that this test serves.
     Gate,
 }
 
-/// What may be read after a fault of what was not read before.
+/// What readers get after a fault, of the parts that were not read before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Then {
-    /// All of it, as if nothing had happened.
+enum Outcome {
+    /// Every byte, as if nothing had happened.
     Whole,
-    /// Nothing of the source. The log has one line, of one of these.
+    /// Errors. The log has one line, with one of these texts.
     Nothing(&'static [&'static str]),
-    /// Nothing of the source but what the kernel has kept of it. The log has one line, that this was the reason.
+    /// Errors, or bytes that are still in the page cache. The log has one line, with this text.
     Kept(&'static str),
 }
 
-/// What happens to `source/model.safetensors`: where it lies, a line of shell, and what comes of it. `other` is a file
-/// of the same length with other bytes in `b16` and `b8`.
-type Fault = (On, &'static str, Then);
+/// A fault of `source/model.safetensors`: its storage, the shell command that causes the fault, and the outcome.
+/// `other` is a file of the same length with other bytes in `b16` and `b8`.
+type Fault = (Storage, &'static str, Outcome);
 
-const WRITTEN: Then = Then::Nothing(&["written to since it was opened; mount it again"]);
-/// Which of the two depends on what is read first.
-const CUT: Then = Then::Nothing(&["cut from 4198400 to ", "written to since it was opened; mount it again"]);
-/// The second of who waited for an answer then.
-const DIED: Then = Then::Nothing(&["Transport endpoint is not connected", "Software caused connection abort"]);
+const WRITTEN: Outcome = Outcome::Nothing(&["written to since it was opened; mount it again"]);
+/// The first read decides which of the two texts is logged.
+const CUT: Outcome = Outcome::Nothing(&["cut from 4198400 to ", "written to since it was opened; mount it again"]);
+/// A request that was waiting when the file system died gets the second error.
+const DIED: Outcome = Outcome::Nothing(&["Transport endpoint is not connected", "Software caused connection abort"]);
 
 const CHANGES: [Fault; 10] = [
-    (On::Here, ": >source/model.safetensors", CUT),
-    (On::Here, "truncate -s -1M source/model.safetensors", CUT),
-    (On::Here, "truncate -s -1 source/model.safetensors", CUT),
-    (On::Here, "truncate -s +1M source/model.safetensors", WRITTEN),
-    (On::Here, "cat other >>source/model.safetensors", WRITTEN),
-    (On::Here, "cp other source/model.safetensors", CUT),
-    (On::Here, "dd if=other of=source/model.safetensors bs=64K conv=notrunc status=none", WRITTEN),
-    (On::Here, "dd if=other of=source/model.safetensors bs=64K oflag=direct conv=notrunc status=none", WRITTEN),
-    (On::Here, "fallocate -p -o 3149824 -l 1M source/model.safetensors", WRITTEN),
-    (On::Tmpfs, "dd if=other of=source/model.safetensors bs=1M conv=notrunc status=none", WRITTEN),
+    (Storage::Here, ": >source/model.safetensors", CUT),
+    (Storage::Here, "truncate -s -1M source/model.safetensors", CUT),
+    (Storage::Here, "truncate -s -1 source/model.safetensors", CUT),
+    (Storage::Here, "truncate -s +1M source/model.safetensors", WRITTEN),
+    (Storage::Here, "cat other >>source/model.safetensors", WRITTEN),
+    (Storage::Here, "cp other source/model.safetensors", CUT),
+    (Storage::Here, "dd if=other of=source/model.safetensors bs=64K conv=notrunc status=none", WRITTEN),
+    (Storage::Here, "dd if=other of=source/model.safetensors bs=64K oflag=direct conv=notrunc status=none", WRITTEN),
+    (Storage::Here, "fallocate -p -o 3149824 -l 1M source/model.safetensors", WRITTEN),
+    (Storage::Tmpfs, "dd if=other of=source/model.safetensors bs=1M conv=notrunc status=none", WRITTEN),
 ];
 
-const INDIFFERENT: [Fault; 8] = [
-    (On::Here, "cp other new && mv new source/model.safetensors", Then::Whole),
-    (On::Here, "cp --remove-destination other source/model.safetensors", Then::Whole),
-    (On::Here, "rm source/model.safetensors", Then::Whole),
-    (On::Here, "rm -r source && mkdir source && mkfifo source/model.safetensors", Then::Whole),
-    (On::Here, "chmod 000 source/model.safetensors source", Then::Whole),
-    (On::Tmpfs, "umount -l source", Then::Whole),
-    (On::Tmpfs, "mount -t tmpfs none source", Then::Whole),
-    (On::Disk, "umount -l source", Then::Whole),
+const HARMLESS: [Fault; 8] = [
+    (Storage::Here, "cp other new && mv new source/model.safetensors", Outcome::Whole),
+    (Storage::Here, "cp --remove-destination other source/model.safetensors", Outcome::Whole),
+    (Storage::Here, "rm source/model.safetensors", Outcome::Whole),
+    (Storage::Here, "rm -r source && mkdir source && mkfifo source/model.safetensors", Outcome::Whole),
+    (Storage::Here, "chmod 000 source/model.safetensors source", Outcome::Whole),
+    (Storage::Tmpfs, "umount -l source", Outcome::Whole),
+    (Storage::Tmpfs, "mount -t tmpfs none source", Outcome::Whole),
+    (Storage::Disk, "umount -l source", Outcome::Whole),
 ];
 
 const FAILURES: [Fault; 2] = [
-    // The disk ends before it begins, so that the block layer gives an error for each read; first the kernel forgets
-    // what it has read and nobody has mapped.
+    // The image is truncated to 0 bytes, so the block layer fails every read. Before that, dd drops the source's cached
+    // pages, except mapped ones.
     (
-        On::Disk,
+        Storage::Disk,
         "dd if=source/model.safetensors iflag=nocache count=0 status=none && : >disk",
-        Then::Kept("Input/output error"),
+        Outcome::Kept("Input/output error"),
     ),
-    (On::Gate, "umount -f source 2>/dev/null || true", DIED),
+    (Storage::Gate, "umount -f source 2>/dev/null || true", DIED),
 ];
 
-/// Lays out a source where the fault wants it.
-fn lay_out(scene: &Scene, on: On) -> Option<Gate> {
+/// Creates the source and `other`. Returns the gate if the source is in one.
+fn lay_out(scene: &Scene, storage: Storage) -> Option<Gate> {
     let mut start = 0;
     let tensors = TENSORS.map(|(name, dtype, shape, len)| {
         start += len;
@@ -105,25 +105,25 @@ fn lay_out(scene: &Scene, on: On) -> Option<Gate> {
     scene.ok("touch -d 2001-02-03 model.safetensors && mkdir source");
     let rest = B + 1;
     scene.ok(&format!(r"(head -c {B} {FILE} && tail -c +{rest} {FILE} | tr '\0-\376' '\1-\377') >other"));
-    match on {
-        On::Here => scene.ok("mv model.safetensors source"),
-        On::Tmpfs => scene.ok("mount -t tmpfs none source && cp -p model.safetensors source"),
-        On::Disk => {
-            // Direct, because through the page cache what is past the end of `disk` would be zeros. The device goes
-            // with the mount.
+    match storage {
+        Storage::Here => scene.ok("mv model.safetensors source"),
+        Storage::Tmpfs => scene.ok("mount -t tmpfs none source && cp -p model.safetensors source"),
+        Storage::Disk => {
+            // Direct I/O, because the page cache would give zeros for bytes past the end of `disk`. The device is
+            // removed with the mount.
             scene.ok("mkdir files && mv model.safetensors files && truncate -s 16M disk");
             scene.ok("mkfs.ext4 -q -O ^has_journal -d files disk && mount -o ro,loop disk source");
             scene.ok("losetup --direct-io=on $(findmnt -no SOURCE source)")
         }
-        On::Gate => return Some(Gate::new(&scene.path("source"), std::fs::read(scene.path(FILE)).unwrap())),
+        Storage::Gate => return Some(Gate::new(&scene.path("source"), std::fs::read(scene.path(FILE)).unwrap())),
     };
     None
 }
 
-/// Every file of a mount for which no byte of the source is read.
+/// Files of a mount that are served without reading a byte of the source.
 const IN_MEMORY: [&str; 3] = ["index.json", "metadata.json", "metadata/key"];
 
-/// Every other file, of the model or of tensors that begin with `letter`.
+/// All other files: those of the whole model, and those of the tensors whose names begin with `letter`.
 fn of_the_source(letter: char) -> Vec<String> {
     let model = ["header.json", "export/model.safetensors", "export/model-clean.safetensors", "SHA256SUMS"];
     let tensors = ["tensors/@16", "tree/@16", "npy/@16.npy", "npy/@8.npy", "f32/@16.f32"];
@@ -131,12 +131,12 @@ fn of_the_source(letter: char) -> Vec<String> {
     model.into_iter().chain(tensors).map(|name| name.replace('@', &letter.to_string())).collect()
 }
 
-/// Whether a file is computed as a whole when it is first read, and kept.
+/// Whether a file is computed as a whole on its first read, and kept in memory.
 fn is_computed(name: &str) -> bool {
     ["stats/", "plots/", "SHA256SUMS"].iter().any(|beginning| name.starts_with(beginning))
 }
 
-/// What every view shows, as it is read from a mount that nothing happens to.
+/// The files of every view, read from a mount without a fault.
 struct Reference {
     scene: Scene,
     files: Vec<(String, Vec<u8>)>,
@@ -145,15 +145,15 @@ struct Reference {
 impl Reference {
     fn new() -> Self {
         let scene = Scene::new();
-        lay_out(&scene, On::Here);
+        lay_out(&scene, Storage::Here);
         let mount = scene.mount(&scene.path("source").join(FILE), &[]);
         let names = IN_MEMORY.map(str::to_owned).into_iter().chain(['a', 'b'].into_iter().flat_map(of_the_source));
         let names: BTreeSet<String> = names.collect();
         let files: Vec<_> = names.into_iter().map(|name| (name.clone(), mount.read(name))).collect();
-        // There is no view that the table does not know.
+        // Every view is covered.
         let top = |name: &String| name.split('/').next().unwrap().to_owned();
-        let known: BTreeSet<String> = files.iter().map(|file| top(&file.0)).collect();
-        assert_eq!(known, mount.list("").into_iter().collect());
+        let covered: BTreeSet<String> = files.iter().map(|file| top(&file.0)).collect();
+        assert_eq!(covered, mount.list("").into_iter().collect());
         for (at, (_, bytes)) in files.iter().enumerate() {
             std::fs::write(scene.path(at.to_string()), bytes).unwrap();
         }
@@ -161,8 +161,8 @@ impl Reference {
         Self { scene, files }
     }
 
-    /// The files about tensors that begin with `letter`, as a mount of a source in another scene shows them. Of what
-    /// reaches over all tensors only what is before the gap is read where other tensors must not be touched.
+    /// The files of the model and of the tensors whose names begin with `letter`, as a mount of the source in `scene`
+    /// shows them. For `a`, exports are read only up to the gap, so that their readers do not touch the `b` tensors.
     fn expected(&self, scene: &Scene, letter: char) -> Vec<Arc<Expected>> {
         let names = of_the_source(letter);
         let files = self.files.iter().enumerate();
@@ -182,97 +182,97 @@ impl Reference {
     }
 }
 
-/// Mounts a source twice, has every file about some tensors read from one mount while the fault happens, and then every
-/// file about other tensors from the other, where nothing was read before.
-fn happen(reference: &Reference, fault: Fault, options: &[&str]) {
-    let (on, line, then) = fault;
+/// Mounts a source twice. The files of the `a` tensors are read from the first mount during the fault, then those of
+/// the `b` tensors from the second mount, where nothing was read before.
+fn test_fault(reference: &Reference, fault: Fault, options: &[&str]) {
+    let (storage, line, outcome) = fault;
     let scene = Scene::new();
-    let gate = lay_out(&scene, on);
+    let gate = lay_out(&scene, storage);
     let source = scene.path("source").join(FILE);
     let mut mounts = [scene.mount(&source, &[]), scene.mount(&source, options)];
     let mut readers = Readers::start(&mounts[0].point, &reference.expected(&scene, 'a'));
     scene.ok(line);
     readers.round();
     for (name, way, end) in readers.stop() {
-        let fine = match then {
-            Then::Whole => end == End::Right,
+        let fine = match outcome {
+            Outcome::Whole => end == End::Right,
             _ if IN_MEMORY.contains(&&name[..]) => end == End::Right,
-            Then::Nothing(_) if is_computed(&name) => end == End::Right,
-            // The others may find everything in the page cache.
-            Then::Nothing(_) if way == Way::Random => end.is_error(),
+            Outcome::Nothing(_) if is_computed(&name) => end == End::Right,
+            // Other readers may find every byte in the page cache.
+            Outcome::Nothing(_) if way == Way::Random => end.is_error(),
             _ => end == End::Right || end.is_error(),
         };
-        assert!(fine, "{fault:?}: {name} {way:?}, while it happened: {end:?}");
+        assert!(fine, "{fault:?}: {name} {way:?}, during the fault: {end:?}");
     }
     for (name, way, end) in Readers::once(&mounts[1].point, &reference.expected(&scene, 'b')) {
-        let fine = match then {
-            Then::Whole => end == End::Right,
+        let fine = match outcome {
+            Outcome::Whole => end == End::Right,
             _ if IN_MEMORY.contains(&&name[..]) => end == End::Right,
-            // It was read to mount it.
-            Then::Kept(_) if name == "header.json" => end == End::Right || end.is_error(),
+            // It was read while mounting, so it may be cached.
+            Outcome::Kept(_) if name == "header.json" => end == End::Right || end.is_error(),
             _ => end.is_error(),
         };
-        assert!(fine, "{fault:?}: {name} {way:?}, afterwards: {end:?}");
+        assert!(fine, "{fault:?}: {name} {way:?}, after the fault: {end:?}");
     }
     for (at, mount) in mounts.iter_mut().enumerate() {
         assert!(mount.child.try_wait().unwrap().is_none(), "{fault:?}");
         assert_eq!(mount.list("tensors"), TENSORS.map(|tensor| tensor.0), "{fault:?}");
         let (log, beginning) = (mount.log(), format!("weightfs: {}: ", source.display()));
-        let said = |text: &str| log.strip_prefix(&beginning).is_some_and(|said| said.starts_with(text));
-        let fine = match then {
-            Then::Whole => log.is_empty(),
-            // It may not have missed anything.
-            Then::Kept(_) if at == 0 && log.is_empty() => true,
-            Then::Kept(text) => said(text) && log.lines().count() == 1,
-            Then::Nothing(texts) => texts.iter().any(|text| said(text)) && log.lines().count() == 1,
+        let logged = |text: &str| log.strip_prefix(&beginning).is_some_and(|logged| logged.starts_with(text));
+        let fine = match outcome {
+            Outcome::Whole => log.is_empty(),
+            // The first mount may have found every byte in the page cache.
+            Outcome::Kept(_) if at == 0 && log.is_empty() => true,
+            Outcome::Kept(text) => logged(text) && log.lines().count() == 1,
+            Outcome::Nothing(texts) => texts.iter().any(|text| logged(text)) && log.lines().count() == 1,
         };
         assert!(fine, "{fault:?}: {log:?}");
     }
     drop((mounts, gate));
-    if on == On::Disk {
+    if storage == Storage::Disk {
         scene.sh("umount source");
         assert_eq!(scene.ok("losetup -j disk"), "");
     }
 }
 
-/// One after the other; of the second mounts some go past the page cache of the kernel.
-fn happen_all(faults: &[Fault]) {
+/// Tests each fault in turn. The second mount of every other fault bypasses the page cache.
+fn test_faults(faults: &[Fault]) {
     let reference = Reference::new();
     for (fault, options) in faults.iter().zip([&[][..], &["--direct-io"]].into_iter().cycle()) {
-        happen(&reference, *fault, options);
+        test_fault(&reference, *fault, options);
     }
 }
 
 #[test]
-fn of_a_source_that_changes_readers_get_the_old_bytes_or_an_error() {
+fn changed_source_gives_old_bytes_or_error() {
     require_fuse!();
-    happen_all(&CHANGES);
+    test_faults(&CHANGES);
 }
 
 #[test]
-fn of_a_source_that_loses_its_name_its_rights_or_its_mount_readers_get_every_byte() {
+fn source_without_name_permissions_or_mount_gives_every_byte() {
     require_fuse!();
-    happen_all(&INDIFFERENT);
+    test_faults(&HARMLESS);
 }
 
 #[test]
-fn of_a_source_whose_disk_or_file_system_fails_readers_get_its_bytes_or_an_error() {
+fn failed_disk_or_file_system_gives_right_bytes_or_error() {
     require_fuse!();
-    happen_all(&FAILURES);
+    test_faults(&FAILURES);
 }
 
 #[test]
-fn what_only_the_kernel_finds_unreadable_is_logged_once() {
+fn read_error_seen_only_by_kernel_is_logged_once() {
     require_fuse!();
     let scene = Scene::new();
-    lay_out(&scene, On::Disk);
+    lay_out(&scene, Storage::Disk);
     let source = scene.path("source").join(FILE);
     let mount = scene.mount(&source, &[]);
     scene.ok(": >disk");
-    // Raw bytes, which the daemon hands on without a look.
+    // Views of raw bytes, which the daemon passes to the kernel without reading them.
     for _ in 0..3 {
-        let said = scene.sh("cat mnt0/tensors/b8 mnt0/tree/b16 >/dev/null");
-        assert_eq!(said.err.matches("Input/output error").count(), 2, "{said:?}");
+        let output = scene.sh("cat mnt0/tensors/b8 mnt0/tree/b16 >/dev/null");
+        assert_eq!(output.err.matches("Input/output error").count(), 2, "{output:?}");
     }
     assert_eq!(mount.log(), format!("weightfs: {}: Input/output error\n", source.display()));
 }

@@ -1,5 +1,4 @@
-//! What goes wrong under a mount: a source that is cut, rewritten or replaced, readers that are killed, attempts to
-//! write.
+//! Faults under a mount: sources that are cut, rewritten or replaced, readers that are killed, and attempts to write.
 
 use crate::gate::{FILE, Gate};
 use crate::support::{Mount, Scene, pattern, python, require_fuse, wait_until};
@@ -13,10 +12,10 @@ use std::thread;
 
 const MIB: usize = 1 << 20;
 const TENSORS: usize = 4;
-/// Where the data begins: at a page, so that cuts between pages are cuts between blocks of a tensor.
+/// Offset of the data: page-aligned, so that page boundaries of the file are page boundaries of the tensors.
 const DATA: usize = 4096;
 
-/// A model of [`TENSORS`] tensors of 1 MiB, last written long ago: any writing changes its time.
+/// A model of [`TENSORS`] tensors of 1 MiB, with an old modification time that every write changes.
 fn model(scene: &Scene) -> PathBuf {
     let path = sparse(scene, TENSORS, MIB);
     File::options().write(true).open(&path).unwrap().write_all_at(&pattern(TENSORS * MIB), DATA as u64).unwrap();
@@ -36,7 +35,7 @@ fn sparse(scene: &Scene, tensors: usize, len: usize) -> PathBuf {
     path
 }
 
-/// One page of a file, or why not.
+/// Reads one page of a file.
 fn page(path: impl AsRef<Path>, offset: usize) -> Result<Vec<u8>, Errno> {
     let mut bytes = vec![0; 4096];
     let file = File::open(path).unwrap();
@@ -44,17 +43,17 @@ fn page(path: impl AsRef<Path>, offset: usize) -> Result<Vec<u8>, Errno> {
     read.map(|len| bytes[..len].to_vec())
 }
 
-/// Mounts `source`, and reads the first page of `t0`, which the kernel keeps.
-fn mount_and_keep(scene: &Scene, source: &Path) -> (Mount, Vec<u8>) {
-    // A page is kept unless the source has changed by the moment when its daemon has answered and looks once more. One
-    // thread does that before it answers anything else.
+/// Mounts `source` and reads the first page of `t0` into the page cache.
+fn mount_and_cache(scene: &Scene, source: &Path) -> (Mount, Vec<u8>) {
+    // After each reply the daemon checks the source again, and drops the page from the cache if the source has changed.
+    // A single thread does this before it answers the next request, which is `list`.
     let mount = scene.mount(source, &["--threads=1"]);
     let seen = page(mount.path("tensors/t0"), 0).unwrap();
     assert_eq!(mount.list("metadata"), [""; 0]);
     (mount, seen)
 }
 
-/// What needs no byte of the source works on.
+/// Checks that everything that needs no byte of the source still works.
 fn assert_alive(mount: &mut Mount, index: &[u8]) {
     assert!(mount.child.try_wait().unwrap().is_none());
     assert_eq!(mount.list("tensors"), ["t0", "t1", "t2", "t3"]);
@@ -64,10 +63,10 @@ fn assert_alive(mount: &mut Mount, index: &[u8]) {
 }
 
 #[test]
-fn reading_what_was_cut_off_is_an_error_and_the_mount_lives() {
+fn truncated_source_gives_errors_and_mount_stays_alive() {
     require_fuse!();
     use Errno::{EIO, ESTALE};
-    // Where the file ends now, and what reading header.json and the first and last page of t1, t2 and t3 gives.
+    // The new size of the file, and the errors for header.json and the first and last pages of t1, t2 and t3.
     let table = [
         (0, EIO, [EIO; 6]),
         (7, EIO, [EIO; 6]),
@@ -81,10 +80,10 @@ fn reading_what_was_cut_off_is_an_error_and_the_mount_lives() {
     for (end, header, expected) in table {
         let scene = Scene::new();
         let source = model(&scene);
-        let (mut mount, seen) = mount_and_keep(&scene, &source);
+        let (mut mount, seen) = mount_and_cache(&scene, &source);
         let index = scene.mount(&source, &[]).read("index.json");
         File::options().write(true).open(&source).unwrap().set_len(end as u64).unwrap();
-        // The last page first: it is gone in every case, and the log tells of the first failure.
+        // The last page is read first: it is gone in every case, and only the first failure is logged.
         let pages = [(3, MIB - 4096), (3, 0), (2, MIB - 4096), (2, 0), (1, MIB - 4096), (1, 0)];
         let mut found =
             pages.map(|(tensor, offset)| page(mount.path(format!("tensors/t{tensor}")), offset).unwrap_err());
@@ -94,7 +93,7 @@ fn reading_what_was_cut_off_is_an_error_and_the_mount_lives() {
             let last = std::fs::metadata(mount.path(view)).unwrap().len() as usize - 1;
             assert_eq!(page(mount.path(view), last / 4096 * 4096), Err(EIO), "{view} {end}");
         }
-        // What the kernel has kept is good.
+        // The page in the page cache is still right.
         assert!(page(mount.path("tensors/t0"), 0).is_ok_and(|bytes| bytes == seen));
         assert_alive(&mut mount, &index);
         let (log, len) = (mount.log(), DATA + TENSORS * MIB);
@@ -105,7 +104,7 @@ fn reading_what_was_cut_off_is_an_error_and_the_mount_lives() {
 }
 
 #[test]
-fn nothing_is_read_of_a_source_that_was_written_to() {
+fn modified_source_gives_estale() {
     require_fuse!();
     let writers = [
         "printf x | dd of=model.safetensors bs=1 seek=3000000 conv=notrunc status=none",
@@ -119,7 +118,7 @@ fn nothing_is_read_of_a_source_that_was_written_to() {
     for line in writers {
         let scene = Scene::new();
         let source = model(&scene);
-        let (mut mount, seen) = mount_and_keep(&scene, &source);
+        let (mut mount, seen) = mount_and_cache(&scene, &source);
         let index = scene.mount(&source, &[]).read("index.json");
         scene.ok(line);
         thread::scope(|scope| {
@@ -142,7 +141,7 @@ fn nothing_is_read_of_a_source_that_was_written_to() {
             "header.json",
         ];
         for view in views {
-            // Not the first page: it may be a header of ours.
+            // Not the first page, which may be a generated header.
             let middle = std::fs::metadata(mount.path(view)).unwrap().len() as usize / 2;
             assert_eq!(page(mount.path(view), middle / 4096 * 4096), Err(Errno::ESTALE), "{view} {line}");
         }
@@ -154,19 +153,23 @@ fn nothing_is_read_of_a_source_that_was_written_to() {
 }
 
 #[test]
-fn the_background_logs_it_once_too() {
+fn background_daemon_logs_modified_source_once() {
     require_fuse!();
     let scene = Scene::new();
     model(&scene);
     scene.ok("mkdir mnt && weightfs model.safetensors mnt --log-file log && touch model.safetensors");
-    let said = scene.sh("cat mnt/header.json; cat mnt/tensors/*; ls mnt/tensors");
-    assert_eq!((&said.out[..], said.err.matches("Stale file handle").count()), ("t0\nt1\nt2\nt3\n", 5), "{said:?}");
+    let output = scene.sh("cat mnt/header.json; cat mnt/tensors/*; ls mnt/tensors");
+    assert_eq!(
+        (&output.out[..], output.err.matches("Stale file handle").count()),
+        ("t0\nt1\nt2\nt3\n", 5),
+        "{output:?}"
+    );
     let log = scene.ok("cat log");
     assert!(log.ends_with(": written to since it was opened; mount it again\n") && log.lines().count() == 1, "{log}");
 }
 
 #[test]
-fn what_leaves_the_bytes_alone_changes_nothing() {
+fn changes_that_keep_the_bytes_do_not_affect_mount() {
     require_fuse!();
     let lines = [
         "chmod 000 model.safetensors",
@@ -194,7 +197,7 @@ fn what_leaves_the_bytes_alone_changes_nothing() {
         }
         assert_eq!(mount.read("header.json").len(), DATA - 8, "{line}");
         if line.contains("other") {
-            // Beside it the new file can be mounted, and each serves its own.
+            // The new file can be mounted too, and each mount serves its own file.
             let new = scene.mount(&source, &[]).read("tensors/t1");
             assert!(
                 new == std::fs::read(&source).unwrap()[DATA + MIB..][..MIB] && new != whole[MIB..][..MIB],
@@ -206,7 +209,7 @@ fn what_leaves_the_bytes_alone_changes_nothing() {
 }
 
 #[test]
-fn a_cut_in_the_middle_of_reading_gives_errors_and_never_other_bytes() {
+fn truncation_during_reads_gives_errors_never_wrong_bytes() {
     require_fuse!();
     let whole = pattern(TENSORS * MIB);
     for chunk in [MIB, 256 << 10, 4096] {
@@ -217,7 +220,7 @@ fn a_cut_in_the_middle_of_reading_gives_errors_and_never_other_bytes() {
         let (started, starts) = mpsc::channel();
         thread::scope(|scope| {
             for reader in 0..TENSORS {
-                // Past the page cache, so that each read asks the daemon, round and round until the cut ends it.
+                // O_DIRECT bypasses the page cache: each read is a request to the daemon. Reads repeat until one fails.
                 let path = mount.path(format!("tensors/t{reader}"));
                 let file = File::options().read(true).custom_flags(O_DIRECT).open(path).unwrap();
                 let (expected, started) = (&whole[reader * MIB..][..MIB], started.clone());
@@ -234,7 +237,7 @@ fn a_cut_in_the_middle_of_reading_gives_errors_and_never_other_bytes() {
                                 return;
                             }
                         }
-                        // Nobody listens after the first one.
+                        // Only the first few messages are received.
                         let _ = started.send(());
                     }
                 });
@@ -250,7 +253,7 @@ fn a_cut_in_the_middle_of_reading_gives_errors_and_never_other_bytes() {
 }
 
 #[test]
-fn what_was_read_while_the_source_was_written_to_is_not_kept() {
+fn bytes_read_during_modification_are_not_cached() {
     require_fuse!();
     let scene = Scene::new();
     let model = std::fs::read(model(&scene)).unwrap();
@@ -259,24 +262,24 @@ fn what_was_read_while_the_source_was_written_to_is_not_kept() {
     let mut mount = scene.mount(&point.join(FILE), &[]);
     let index = scene.mount(&point.join(FILE), &[]).read("index.json");
     let (t2, middle) = (mount.path("tensors/t2"), MIB / 2);
-    // The daemon has found the file to be what it was, and the kernel, with the daemon's answer, waits for the disk.
+    // The daemon has verified the file when this read is held: the kernel reads the page while it copies the reply.
     gate.close((DATA + 2 * MIB) as u64);
     thread::scope(|scope| {
         let reader = scope.spawn(|| page(&t2, middle));
         gate.wait_for_read();
         gate.write(|bytes| bytes[DATA..].fill(0));
         gate.open();
-        // What this one gets is of neither version for certain.
+        // This reader may get bytes of either version.
         let _ = reader.join().unwrap();
     });
-    wait_until("the page is forgotten", || page(&t2, middle) == Err(Errno::ESTALE));
+    wait_until("the page is dropped", || page(&t2, middle) == Err(Errno::ESTALE));
     assert_alive(&mut mount, &index);
     let log = format!("weightfs: {}: written to since it was opened; mount it again\n", point.join(FILE).display());
     assert_eq!(mount.log(), log);
 }
 
 #[test]
-fn each_cause_is_told_once_and_what_heals_is_read_again() {
+fn each_fault_is_logged_once_and_recovered_source_is_readable() {
     require_fuse!();
     let scene = Scene::new();
     let model = std::fs::read(model(&scene)).unwrap();
@@ -296,13 +299,13 @@ fn each_cause_is_told_once_and_what_heals_is_read_again() {
     for _ in 0..3 {
         assert_eq!(page(mount.path("tensors/t1"), MIB / 2), Err(Errno::ESTALE));
     }
-    let said = ["Input/output error", "written to since it was opened; mount it again"];
-    let lines = said.map(|said| format!("weightfs: {}: {said}\n", point.join(FILE).display()));
+    let messages = ["Input/output error", "written to since it was opened; mount it again"];
+    let lines = messages.map(|message| format!("weightfs: {}: {message}\n", point.join(FILE).display()));
     assert_eq!(mount.log(), lines.concat());
 }
 
 #[test]
-fn a_fault_of_one_shard_leaves_the_others() {
+fn fault_in_one_shard_leaves_others_readable() {
     require_fuse!();
     let shards = ["a.safetensors", "b.safetensors", "c.safetensors"];
     let part = |at: usize| pattern(MIB * (at + 1))[MIB * at..].to_vec();
@@ -348,17 +351,17 @@ fn a_fault_of_one_shard_leaves_the_others() {
             "{line}"
         );
         let log = mount.log();
-        let said = log.strip_prefix(&before).unwrap();
+        let added = log.strip_prefix(&before).unwrap();
         let beginning = format!("weightfs: {}: ", scene.path(file).display());
-        assert!(said.starts_with(&beginning) && said.lines().count() == 1, "{line}: {said}");
+        assert!(added.starts_with(&beginning) && added.lines().count() == 1, "{line}: {added}");
     }
 }
 
 #[test]
-fn a_reader_that_is_killed_harms_nobody() {
+fn killed_reader_does_not_affect_mount() {
     require_fuse!();
     let scene = Scene::new();
-    // Too large for anybody to have read it before they are killed.
+    // Too large to be read completely before the readers are killed.
     let source = sparse(&scene, 1, 1 << 40);
     let mut mount = scene.mount(&source, &[]);
     let map = "import mmap, sys; f = open(sys.argv[1]); m = mmap.mmap(f.fileno(), 0, prot=1); [m[i] for i in range(0, len(m), 4096)]";
@@ -386,7 +389,7 @@ fn a_reader_that_is_killed_harms_nobody() {
                 let value = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
                 value.trim().trim_end_matches(" kB").parse().unwrap_or(0)
             };
-            wait_until("it has read a little", || {
+            wait_until("the reader has read a little", || {
                 assert!(reader.try_wait().unwrap().is_none());
                 count(&proc("io"), "rchar: ") > 10_000_000 || count(&proc("status"), "RssFile:") > 32_000
             });
@@ -402,7 +405,7 @@ fn a_reader_that_is_killed_harms_nobody() {
 }
 
 #[test]
-fn writing_of_every_kind_is_refused_as_on_a_read_only_file_system() {
+fn every_write_operation_gives_erofs() {
     require_fuse!();
     let scene = Scene::new();
     let before = std::fs::read(model(&scene)).unwrap();
@@ -445,13 +448,13 @@ fn writing_of_every_kind_is_refused_as_on_a_read_only_file_system() {
     ];
     let listing = scene.ok("ls -lR mnt");
     for line in lines {
-        let said = scene.sh(&format!("cd mnt && {line}"));
-        assert!(said.code != 0 && said.err.contains("Read-only file system"), "{line}: {said:?}");
+        let output = scene.sh(&format!("cd mnt && {line}"));
+        assert!(output.code != 0 && output.err.contains("Read-only file system"), "{line}: {output:?}");
     }
     assert_eq!(scene.ok("ls -lR mnt"), listing);
-    // Nor does mount(8) make it writable.
-    let said = scene.sh("mount -i -o remount,rw mnt && : >mnt/new");
-    assert!(said.code != 0 && !scene.path("mnt/new").exists(), "{said:?}");
+    // mount(8) cannot make it writable either.
+    let output = scene.sh("mount -i -o remount,rw mnt && : >mnt/new");
+    assert!(output.code != 0 && !scene.path("mnt/new").exists(), "{output:?}");
     assert!(std::fs::read(scene.path("model.safetensors")).unwrap() == before);
 }
 
@@ -465,7 +468,7 @@ fn sixteen_readers_of_two_mounts_get_every_byte() {
     thread::scope(|scope| {
         for reader in 0..16 {
             let (mount, whole) = (&mounts[reader % 2], &whole);
-            // Each its own sizes, order and way.
+            // Readers differ in block size, order and flags.
             let chunk = [MIB, 100_000, 65_536, 4097][reader / 4];
             let flags = if reader / 2 % 2 == 0 { 0 } else { O_DIRECT };
             scope.spawn(move || {

@@ -1,4 +1,4 @@
-//! Directories of several models: each in a folder of its own, opened when it is entered.
+//! Directories of several models: each model has a folder of its own and is opened on its first lookup.
 
 use crate::support::{Mount, Scene, Tensor, pattern, require_fuse};
 use safetensors::Dtype;
@@ -16,7 +16,7 @@ fn names(mount: &Mount, dir: &str) -> Vec<String> {
     names
 }
 
-/// Paths in the daemon's descriptors below `dir`.
+/// Number of files below `dir` that the daemon holds open.
 fn held(mount: &Mount, dir: &Path) -> usize {
     let descriptors = std::fs::read_dir(format!("/proc/{}/fd", mount.child.id())).unwrap();
     descriptors
@@ -25,7 +25,7 @@ fn held(mount: &Mount, dir: &Path) -> usize {
 }
 
 #[test]
-fn a_pipeline_has_a_folder_for_each_model() {
+fn pipeline_has_folder_for_each_model() {
     require_fuse!();
     let scene = Scene::new();
     for dir in ["pipe", "pipe/unet", "pipe/vae", "pipe/text_encoder", "pipe/tokenizer", "pipe/.cache"] {
@@ -57,14 +57,14 @@ fn a_pipeline_has_a_folder_for_each_model() {
     assert_eq!(names(&mount, "text_encoder/model.fp16/tensors"), ["a", "b"]);
     assert_eq!(mount.list("text_encoder/model.fp16/shards").len(), 2);
     assert!(mount.path("text_encoder/model.fp16/export/model.fp16.safetensors").exists());
-    // What is no model is a link to the original.
+    // Every other file is a symlink to the original.
     for link in ["unet/config.json", "tokenizer/vocab.json", "model_index.json"] {
         let original = scene.path("pipe").join(link);
         assert_eq!(std::fs::read_link(mount.path(link)).unwrap(), original);
         assert_eq!(mount.read(link), std::fs::read(&original).unwrap());
         assert_eq!(std::fs::symlink_metadata(mount.path(link)).unwrap().len(), original.as_os_str().len() as u64);
     }
-    // Inode numbers are different everywhere, `..` leads up, and the next mount has the same.
+    // Inode numbers are unique, `..` is the parent, and another mount has the same numbers.
     let find =
         |mount: &Mount| scene.ok(&format!("cd {} && find . -printf '%i %p\\n' | sort -k2", mount.point.display()));
     let inodes = find(&mount);
@@ -91,7 +91,7 @@ fn a_pipeline_has_a_folder_for_each_model() {
 }
 
 #[test]
-fn models_are_opened_when_they_are_entered() {
+fn models_are_opened_on_lookup() {
     require_fuse!();
     const MODELS: usize = 1000;
     let scene = Scene::new();
@@ -106,7 +106,7 @@ fn models_are_opened_when_they_are_entered() {
     .unwrap();
     let mount = scene.mount(&loras, &[]);
     assert_eq!(held(&mount, &loras), 0);
-    // Looked up, one is.
+    // A lookup opens the model.
     assert_eq!(mount.read("lora0003/tensors/w"), pattern(4));
     assert_eq!(held(&mount, &loras), 1);
     assert!(!mount.path("lora0500").exists());
@@ -114,7 +114,7 @@ fn models_are_opened_when_they_are_entered() {
     let listed = names(&mount, "");
     assert_eq!(listed.len(), MODELS);
     assert!(listed.contains(&"lora0500.error.txt".to_owned()) && !listed.contains(&"lora0500".to_owned()));
-    // Listing looks at every header and keeps none.
+    // A listing reads every header but keeps no file open.
     assert_eq!(held(&mount, &loras), 1);
     for at in (0..MODELS).filter(|at| *at != 500) {
         assert_eq!(mount.read(format!("lora{at:04}/metadata/ss_network_dim")), b"8");
@@ -124,7 +124,7 @@ fn models_are_opened_when_they_are_entered() {
 }
 
 #[test]
-fn a_broken_model_does_not_spoil_the_others() {
+fn broken_model_does_not_affect_others() {
     require_fuse!();
     let scene = Scene::new();
     let dir = scene.mkdir("models");
@@ -139,7 +139,7 @@ fn a_broken_model_does_not_spoil_the_others() {
         ("half", "40 bytes missing"),
         ("dangling", "dangling.safetensors: No such file or directory"),
         ("whole", "a shard is missing or broken: "),
-        ("torn", "no index of a sharded model: EOF"),
+        ("torn", "not a valid index of a sharded model: EOF"),
     ];
     let mut expected: Vec<String> = errors.iter().map(|error| format!("{}.error.txt", error.0)).collect();
     expected.extend(["fine", "loop"].map(str::to_owned));
@@ -153,13 +153,13 @@ fn a_broken_model_does_not_spoil_the_others() {
         assert!(!mount.path(name).exists());
     }
     assert_eq!(mount.read("fine/tensors/w"), pattern(100));
-    // A directory that is shown already is a link to the original.
+    // A symlink to a directory that is shown already stays a symlink.
     assert_eq!(std::fs::read_link(mount.path("loop")).unwrap(), dir.join("loop"));
     drop(mount);
-    // What is sound in it is mounted leniently.
+    // With --lenient, the intact part of a broken model is mounted.
     let mount = scene.mount(&dir, &["--lenient"]);
     assert!(mount.path("half").is_dir());
-    // A model that was changed after its folder was listed is not taken for what it was.
+    // A model that was removed after its folder was listed gives EIO.
     assert!(mount.path("fine").is_dir());
     std::fs::remove_file(dir.join("fine.safetensors")).unwrap();
     let error = std::fs::read_dir(mount.path("fine")).and_then(|mut entries| entries.next().unwrap()).unwrap_err();
@@ -168,7 +168,7 @@ fn a_broken_model_does_not_spoil_the_others() {
 }
 
 #[test]
-fn no_two_have_one_name() {
+fn conflicting_names_are_made_unique() {
     require_fuse!();
     let scene = Scene::new();
     scene.mkdir("m");
@@ -177,7 +177,7 @@ fn no_two_have_one_name() {
         scene.model(&format!("m/{file}.safetensors"), &one("w", at + 1), &[]);
     }
     std::fs::write(scene.path("m/file"), "a file").unwrap();
-    // What stands beside a LoRA is no model of its name.
+    // Files with other extensions do not conflict with the name of a model.
     for ending in ["json", "preview.png", "txt"] {
         std::fs::write(scene.path(format!("m/free.{ending}")), "a file").unwrap();
     }
@@ -205,7 +205,7 @@ fn no_two_have_one_name() {
 }
 
 #[test]
-fn one_model_is_the_root_and_a_dataset_is_its_folder() {
+fn single_model_is_the_root_and_dataset_is_one_folder() {
     require_fuse!();
     let scene = Scene::new();
     scene.mkdir("repo");
@@ -231,7 +231,7 @@ fn one_model_is_the_root_and_a_dataset_is_its_folder() {
 }
 
 #[test]
-fn each_model_is_for_those_who_may_read_its_file() {
+fn model_permissions_follow_its_file() {
     require_fuse!();
     let scene = Scene::new();
     std::fs::set_permissions(scene.dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
@@ -251,9 +251,9 @@ fn each_model_is_for_those_who_may_read_its_file() {
     assert!(nobody("closed/tensors/w").err.contains("Permission denied"));
 }
 
-/// Every model's name and that of its error are different from all others, and short enough for a file.
+/// The names of models and error files are unique, and short enough for a file name.
 #[test]
-fn errors_have_names_of_their_own() {
+fn error_files_have_unique_names() {
     require_fuse!();
     let scene = Scene::new();
     let dir = scene.mkdir("m");
@@ -297,7 +297,7 @@ fn errors_have_names_of_their_own() {
 }
 
 #[test]
-fn names_that_begin_alike_are_numbered() {
+fn error_files_with_same_truncated_name_are_numbered() {
     require_fuse!();
     const FILES: usize = 500;
     let scene = Scene::new();
@@ -317,7 +317,7 @@ fn names_that_begin_alike_are_numbered() {
     assert_eq!(names(&mount, ""), expected);
 }
 
-/// The names of what `cp -a` makes of a mount.
+/// The names in a copy that `cp -a` makes of a mount.
 fn outside_copy(mount: &Mount, scene: &Scene) -> Vec<String> {
     scene.ok(&format!("cp -a {} copy", mount.point.display()));
     let entries = std::fs::read_dir(scene.path("copy")).unwrap();
@@ -325,7 +325,7 @@ fn outside_copy(mount: &Mount, scene: &Scene) -> Vec<String> {
 }
 
 #[test]
-fn many_list_a_folder_for_the_first_time() {
+fn concurrent_first_listings_of_folder_succeed() {
     require_fuse!();
     let scene = Scene::new();
     let dir = scene.mkdir("m");
@@ -354,7 +354,7 @@ fn many_list_a_folder_for_the_first_time() {
 }
 
 #[test]
-fn no_link_leads_the_daemon_into_its_own_mount() {
+fn links_into_own_mount_are_rejected() {
     require_fuse!();
     let scene = Scene::new();
     let dir = scene.mkdir("m");
@@ -376,7 +376,7 @@ fn no_link_leads_the_daemon_into_its_own_mount() {
 }
 
 #[test]
-fn a_model_that_was_replaced_is_not_shown_to_those_who_might_read_the_old_one() {
+fn replaced_model_with_other_permissions_gives_eio() {
     require_fuse!();
     let scene = Scene::new();
     let dir = scene.mkdir("m");
@@ -397,14 +397,14 @@ fn a_model_that_was_replaced_is_not_shown_to_those_who_might_read_the_old_one() 
 }
 
 #[test]
-fn a_link_to_the_whole_system_does_not_spoil_the_models() {
+fn link_to_huge_directory_does_not_affect_models() {
     require_fuse!();
     let scene = Scene::new();
     let dir = scene.mkdir("m");
     for name in ["a", "b"] {
         scene.model(&format!("m/{name}.safetensors"), &one("w", 3), &[]);
     }
-    // More than is followed.
+    // More files than are followed behind a symlink.
     let many = scene.mkdir("many");
     for at in 0..60 {
         let sub = many.join(at.to_string());

@@ -1,4 +1,4 @@
-//! A file system that the test itself serves, so that the test decides when a source answers, and with what.
+//! A FUSE file system that the test itself serves, so that the test controls when and how reads are answered.
 
 use crate::support::wait_until;
 use fuser::{
@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-/// The one file in it.
+/// Name of its only file.
 pub const FILE: &str = "model.safetensors";
 
-/// Mounted while it lives.
+/// A mounted file system of one file. Unmounted on drop.
 pub struct Gate {
     point: PathBuf,
     served: Arc<Mutex<Served>>,
@@ -24,14 +24,14 @@ pub struct Gate {
 struct Served {
     bytes: Vec<u8>,
     mtime: SystemTime,
-    /// Reads that touch what is from here on are held back.
+    /// Reads of bytes at or after this offset are held.
     closed_from: u64,
     held: Vec<(u64, u32, ReplyData)>,
     failing: bool,
 }
 
 impl Gate {
-    /// Serves `bytes` as a file that was written long ago.
+    /// Mounts a file of `bytes` with an old modification time.
     pub fn new(point: &Path, bytes: Vec<u8>) -> Self {
         let mtime = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
         let (held, failing) = Default::default();
@@ -40,29 +40,29 @@ impl Gate {
         Self { point: point.to_owned(), served, _session: session }
     }
 
-    /// Holds back every read that touches a byte from `offset` on.
+    /// Holds every read that touches a byte at or after `offset`.
     pub fn close(&self, offset: u64) {
         self.served.lock().unwrap().closed_from = offset;
     }
 
-    /// Waits until a read is held back.
+    /// Waits until a read is held.
     pub fn wait_for_read(&self) {
         wait_until("the source is read", || !self.served.lock().unwrap().held.is_empty());
     }
 
-    /// Has every read fail, or no more.
+    /// Sets whether reads fail with EIO.
     pub fn fail(&self, failing: bool) {
         self.served.lock().unwrap().failing = failing;
     }
 
-    /// Writes to the file.
+    /// Changes the bytes and the modification time of the file.
     pub fn write(&self, change: impl FnOnce(&mut [u8])) {
         let mut served = self.served.lock().unwrap();
         change(&mut served.bytes);
         served.mtime += Duration::from_secs(1);
     }
 
-    /// Answers what was held back, and holds back no more.
+    /// Answers the held reads, and holds no more.
     pub fn open(&self) {
         let mut served = self.served.lock().unwrap();
         served.closed_from = u64::MAX;
@@ -71,16 +71,16 @@ impl Gate {
         }
     }
 
-    /// Has the file system die under whoever uses it.
+    /// Aborts the FUSE connection while the file system is in use.
     pub fn die(&self) {
-        // It is in use and stays; what matters is that the kernel ends its connection first.
+        // Unmounting fails if the mount is in use, but the kernel aborts the connection before it checks that.
         let _ = umount2(&self.point, MntFlags::MNT_FORCE);
     }
 }
 
 impl Drop for Gate {
     fn drop(&mut self) {
-        // A read that is held back would hold back the unmounting.
+        // A held read would block unmounting.
         self.die();
     }
 }

@@ -1,4 +1,4 @@
-//! Hostile names and values: whatever a file calls its parts, terminals, logs and listings get one harmless line of it.
+//! Hostile names and values in files and arguments: messages, logs and listings never print terminal controls.
 
 use crate::support::{Scene, pattern, require_fuse};
 use safetensors::Dtype;
@@ -8,32 +8,32 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-/// Colours, a bell, new lines, C1 controls, changes of direction, ends of lines and paragraphs, what has no width, a
-/// tag.
+/// A colour sequence, a bell, line breaks, C1 controls, direction marks, line and paragraph separators, zero-width
+/// characters and a tag character.
 const EVIL: &str =
     "\u{1b}[31m\u{7}\r\n\t\u{7f}\u{85}\u{9b}2J\u{202e}\u{2066}\u{200f}\u{61c}\u{2028}\u{2029}\u{200b}\u{feff}\u{e0041}";
 
-/// Whether a message may not hold it.
+/// Whether a character is forbidden in messages.
 fn is_evil(char: char) -> bool {
     char.is_control() || !char.is_ascii() && EVIL.contains(char)
 }
 
-/// Whether a file name may not hold it: beyond ASCII, names are as they are.
+/// Whether a character is forbidden in file names. Names may hold any character beyond ASCII.
 fn is_evil_in_names(char: char) -> bool {
     char.is_ascii_control()
 }
 
-/// Every line begins as ours do, none is endless, and none holds anything that a terminal would obey.
-fn assert_messages(text: &[u8], begins: impl Fn(&str) -> bool, what: &str) {
-    let text = std::str::from_utf8(text).unwrap_or_else(|error| panic!("{what}: {error}"));
-    let lines: Vec<&str> = text.strip_suffix('\n').unwrap_or_else(|| panic!("{what}: {text:?}")).split('\n').collect();
+/// Checks that every line satisfies `begins`, is shorter than 11,000 bytes and holds no forbidden character.
+fn assert_messages(text: &[u8], begins: impl Fn(&str) -> bool, case: &str) {
+    let text = std::str::from_utf8(text).unwrap_or_else(|error| panic!("{case}: {error}"));
+    let lines: Vec<&str> = text.strip_suffix('\n').unwrap_or_else(|| panic!("{case}: {text:?}")).split('\n').collect();
     for line in lines {
-        assert!(begins(line) && !line.contains(is_evil), "{what}: {line:?}");
-        assert!(line.len() < 11_000, "{what}: a line of {} bytes", line.len());
+        assert!(begins(line) && !line.contains(is_evil), "{case}: {line:?}");
+        assert!(line.len() < 11_000, "{case}: a line of {} bytes", line.len());
     }
 }
 
-/// Names in a directory that all may be shown.
+/// Checks that no name in a directory holds a forbidden character. Returns the names.
 fn assert_names(dir: &Path) -> Vec<OsString> {
     let names: Vec<OsString> = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     for name in &names {
@@ -44,36 +44,36 @@ fn assert_names(dir: &Path) -> Vec<OsString> {
     names
 }
 
-/// A JSON string.
+/// `text` as a JSON string.
 fn quoted(text: &str) -> String {
     serde_json::to_string(text).unwrap()
 }
 
-/// What the program says when it is called with these words.
-fn called(scene: &Scene, words: &[OsString]) -> (i32, Vec<u8>) {
+/// Runs the program. Returns its exit code and standard error.
+fn run(scene: &Scene, args: &[OsString]) -> (i32, Vec<u8>) {
     let _ = std::fs::remove_file(scene.path("log"));
-    let output = scene.command("weightfs").args(words).output().unwrap();
+    let output = scene.command("weightfs").args(args).output().unwrap();
     assert!(output.stdout.is_empty());
     (output.status.code().unwrap(), output.stderr)
 }
 
-/// Makes what the words then name, and says how the call ends.
+/// Writes the files of a case. Returns the arguments of the call and its exit code.
 type Make = fn(&Scene, &str) -> (Vec<OsString>, i32);
 
-/// A file of that header, read without being mounted.
+/// Writes a file with this header. Returns the arguments that read it without mounting it.
 fn file(scene: &Scene, header: &str, mode: &str) -> Vec<OsString> {
     scene.raw("model.safetensors", header.as_bytes(), &[7; 4]);
-    words(&["--fake", mode, "model.safetensors", "mnt"])
+    args(&["--fake", mode, "model.safetensors", "mnt"])
 }
 
-/// An index of that text beside a shard.
+/// Writes an index with this text beside a shard.
 fn index(scene: &Scene, text: &str, mode: &str) -> Vec<OsString> {
     scene.model("a.safetensors", &[("a", Dtype::U8, &[2], pattern(2))], &[]);
     std::fs::write(scene.path("model.safetensors.index.json"), text).unwrap();
-    words(&["--fake", mode, "model.safetensors.index.json", "mnt"])
+    args(&["--fake", mode, "model.safetensors.index.json", "mnt"])
 }
 
-/// A manifest of that text beside two shards, the second of which has tensors of another dtype.
+/// Writes a manifest with this text beside two shards. `evil` is the dtype in the second shard.
 fn manifest(scene: &Scene, text: &str, evil: &str) -> Vec<OsString> {
     let dtype = quoted(evil);
     scene.raw("a.safetensors", br#"{"x":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}"#, &[1; 2]);
@@ -83,17 +83,17 @@ fn manifest(scene: &Scene, text: &str, evil: &str) -> Vec<OsString> {
         &[1; 2],
     );
     std::fs::write(scene.path("dataset_manifest.json"), text).unwrap();
-    words(&["--fake", "--lenient", "dataset_manifest.json", "mnt"])
+    args(&["--fake", "--lenient", "dataset_manifest.json", "mnt"])
 }
 
-fn words(words: &[&str]) -> Vec<OsString> {
-    words.iter().filter(|word| !word.is_empty()).map(OsString::from).collect()
+fn args(args: &[&str]) -> Vec<OsString> {
+    args.iter().filter(|arg| !arg.is_empty()).map(OsString::from).collect()
 }
 
 const STRICT: &str = "";
 const LENIENT: &str = "--lenient";
 
-/// Strings out of a file, of any length.
+/// Places in a file that hold a string of any length.
 const IN_FILES: [(&str, Make); 27] = [
     ("tensor", |s, evil| {
         (file(s, &format!(r#"{{{}:{{"dtype":"U8","shape":[3],"data_offsets":[0,4]}}}}"#, quoted(evil)), STRICT), 1)
@@ -109,10 +109,10 @@ const IN_FILES: [(&str, Make); 27] = [
         let entry = format!(r#"{}:{{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#, quoted(evil));
         (file(s, &format!("{{{entry},{entry}}}"), LENIENT), 0)
     }),
-    ("no JSON in an entry", |s, evil| (file(s, &format!(r#"{{{}:{{"dtype":}}}}"#, quoted(evil)), STRICT), 1)),
-    ("an entry that is a text", |s, evil| (file(s, &format!(r#"{{"a":{}}}"#, quoted(evil)), STRICT), 1)),
-    ("a header that is a text", |s, evil| (file(s, &quoted(evil), STRICT), 1)),
-    ("a shape that is a text", |s, evil| {
+    ("invalid JSON in an entry", |s, evil| (file(s, &format!(r#"{{{}:{{"dtype":}}}}"#, quoted(evil)), STRICT), 1)),
+    ("an entry that is a string", |s, evil| (file(s, &format!(r#"{{"a":{}}}"#, quoted(evil)), STRICT), 1)),
+    ("a header that is a string", |s, evil| (file(s, &quoted(evil), STRICT), 1)),
+    ("a shape that is a string", |s, evil| {
         (file(s, &format!(r#"{{"a":{{"dtype":"U8","shape":[{}],"data_offsets":[0,4]}}}}"#, quoted(evil)), LENIENT), 0)
     }),
     ("dtype", |s, evil| {
@@ -139,24 +139,24 @@ const IN_FILES: [(&str, Make); 27] = [
         (index(s, &json!({"weight_map": {"a": format!("{evil}/../a.safetensors")}}).to_string(), LENIENT), 1)
     }),
     ("index: shard of another kind", |s, evil| (index(s, &json!({"weight_map": {"a": evil}}).to_string(), STRICT), 1)),
-    ("index: a text as map", |s, evil| (index(s, &json!({"weight_map": evil}).to_string(), STRICT), 1)),
-    ("index: a text", |s, evil| (index(s, &quoted(evil), STRICT), 1)),
+    ("index: a string as map", |s, evil| (index(s, &json!({"weight_map": evil}).to_string(), STRICT), 1)),
+    ("index: a string", |s, evil| (index(s, &quoted(evil), STRICT), 1)),
     ("manifest: version", |s, evil| (manifest(s, &json!({"format_version": evil, "shards": []}).to_string(), evil), 1)),
     ("manifest: shard", |s, evil| {
         let shards = json!([{"shard_path": format!("{evil}.safetensors"), "samples_count": 1, "bytes": 1}]);
         (manifest(s, &json!({"format_version": "1", "shards": shards}).to_string(), evil), 1)
     }),
-    ("manifest: shards are a text", |s, evil| {
+    ("manifest: shards are a string", |s, evil| {
         (manifest(s, &json!({"format_version": "1", "shards": evil}).to_string(), evil), 1)
     }),
-    ("manifest: a shard is a text", |s, evil| {
+    ("manifest: a shard is a string", |s, evil| {
         (manifest(s, &json!({"format_version": "1", "shards": [evil]}).to_string(), evil), 1)
     }),
-    ("manifest: a number is a text", |s, evil| {
+    ("manifest: a number is a string", |s, evil| {
         let shards = json!([{"shard_path": "a.safetensors", "samples_count": evil, "bytes": 1}]);
         (manifest(s, &json!({"format_version": "1", "shards": shards}).to_string(), evil), 1)
     }),
-    ("manifest: a text", |s, evil| (manifest(s, &quoted(evil), evil), 1)),
+    ("manifest: a string", |s, evil| (manifest(s, &quoted(evil), evil), 1)),
     ("dataset: dtype", |s, evil| {
         let shard = |name: &str| json!({"shard_path": name, "samples_count": 1, "bytes": 1});
         let shards = [shard("a.safetensors"), shard("b.safetensors")];
@@ -165,7 +165,7 @@ const IN_FILES: [(&str, Make); 27] = [
 ];
 
 #[test]
-fn strings_of_a_file_are_told_in_one_harmless_line() {
+fn strings_from_files_are_escaped_in_messages() {
     require_fuse!();
     let evils = [
         format!("{EVIL}\0{EVIL}"),
@@ -174,33 +174,33 @@ fn strings_of_a_file_are_told_in_one_harmless_line() {
         "x".repeat(1 << 20),
         format!("{}\n{EVIL}", "x".repeat(119)),
     ];
-    for (what, make) in IN_FILES {
+    for (case, make) in IN_FILES {
         for evil in &evils {
             let scene = Scene::new();
             scene.mkdir("mnt");
-            let (mut words, code) = make(&scene, evil);
-            words.insert(0, "--log-file=log".into());
-            let (found, said) = called(&scene, &words);
-            let what = format!("{what} ({} bytes)", evil.len());
-            assert_eq!(found, code, "{what}: {}", String::from_utf8_lossy(&said).escape_debug());
-            assert_messages(&said, |line| line.starts_with("weightfs: "), &what);
-            // Warnings are in the log, too.
+            let (mut args, code) = make(&scene, evil);
+            args.insert(0, "--log-file=log".into());
+            let (found, stderr) = run(&scene, &args);
+            let case = format!("{case} ({} bytes)", evil.len());
+            assert_eq!(found, code, "{case}: {}", String::from_utf8_lossy(&stderr).escape_debug());
+            assert_messages(&stderr, |line| line.starts_with("weightfs: "), &case);
+            // The log has the warnings too.
             let log = std::fs::read(scene.path("log")).unwrap();
             if code == 0 {
                 let begins = |line: &str| line.starts_with("20") && line[20..].starts_with(" WARN  [");
-                assert_messages(&log, begins, &what);
+                assert_messages(&log, begins, &case);
             }
         }
     }
 }
 
 #[test]
-fn paths_and_words_are_told_in_one_harmless_line() {
+fn paths_and_arguments_are_escaped_in_messages() {
     require_fuse!();
     let scene = Scene::new();
     scene.sample();
     scene.mkdir("mnt");
-    // Names of files: any bytes but NUL and the slash.
+    // File names can hold any byte except NUL and slash.
     let evils =
         [OsString::from(EVIL), OsString::from_vec([b"\xff\xc2\x1b[31m\n".as_slice(), EVIL.as_bytes()].concat())];
     for evil in evils {
@@ -229,16 +229,16 @@ fn paths_and_words_are_told_in_one_harmless_line() {
             (vec![one("umount"), full.clone()], 1),
             (vec![one("x".repeat(100_000).as_str()), one("mnt")], 1),
         ];
-        for (words, code) in calls {
-            let (found, said) = called(&scene, &words);
-            let what = format!("{words:?}");
-            assert_eq!(found, code, "{what}: {}", String::from_utf8_lossy(&said).escape_debug());
-            assert_messages(&said, |line| line.starts_with("weightfs: "), &what);
+        for (args, code) in calls {
+            let (found, stderr) = run(&scene, &args);
+            let case = format!("{args:?}");
+            assert_eq!(found, code, "{case}: {}", String::from_utf8_lossy(&stderr).escape_debug());
+            assert_messages(&stderr, |line| line.starts_with("weightfs: "), &case);
         }
     }
 }
 
-/// Each part of [`EVIL`] in a name of its own, and all of them in one.
+/// A name for each character of [`EVIL`], and names that hold all of them.
 fn evil_names() -> Vec<String> {
     let mut names: Vec<String> = EVIL.chars().map(|char| format!("a.{char}b")).collect();
     names.extend([EVIL.to_owned(), format!("{EVIL}.{EVIL}.\0"), EVIL.repeat(10), "\u{9b}".repeat(1 << 19)]);
@@ -248,7 +248,7 @@ fn evil_names() -> Vec<String> {
 }
 
 #[test]
-fn a_mount_lists_and_holds_nothing_that_a_terminal_would_obey() {
+fn names_in_a_mount_have_no_ascii_control_characters() {
     require_fuse!();
     let scene = Scene::new();
     let names = evil_names();
@@ -264,7 +264,7 @@ fn a_mount_lists_and_holds_nothing_that_a_terminal_would_obey() {
     members.push(odd);
     let bytes: Vec<u8> = (0..names.len() as u8).collect();
     let header = format!("{{{}}}", members.join(","));
-    // The file's own name is no better.
+    // The name of the file itself is hostile too.
     let source = scene.raw(&format!("{EVIL}.safetensors"), header.as_bytes(), &bytes);
     let mount = scene.mount(&source, &[]);
     let mut dirs = vec![mount.point.clone()];
@@ -279,7 +279,7 @@ fn a_mount_lists_and_holds_nothing_that_a_terminal_would_obey() {
             }
         }
     }
-    // tensors, tree, metadata, npy, f32, safetensors, stats, plots.
+    // Each name has a file in tensors, tree, metadata, npy, f32, safetensors, stats and plots.
     assert!(files > 8 * names.len(), "{files}");
     for (dir, ending) in [("tensors", ""), ("npy", ".npy"), ("stats", ".json")] {
         assert_eq!(
@@ -288,7 +288,11 @@ fn a_mount_lists_and_holds_nothing_that_a_terminal_would_obey() {
             "{dir}"
         );
     }
-    // The names come back whole.
+    // Other characters are unchanged.
+    for char in EVIL.chars().filter(|char| !char.is_ascii()) {
+        assert!(mount.list("tensors").iter().any(|name| name.contains(char)), "{char:?}");
+    }
+    // The JSON files hold the exact names.
     let index = mount.read("index.json");
     let listed: serde_json::Value = serde_json::from_slice(&index).unwrap();
     for (at, tensor) in listed["tensors"].as_array().unwrap().iter().enumerate().take(names.len()) {
@@ -298,11 +302,14 @@ fn a_mount_lists_and_holds_nothing_that_a_terminal_would_obey() {
     let metadata: std::collections::BTreeMap<String, String> =
         serde_json::from_slice(&mount.read("metadata.json")).unwrap();
     assert_eq!(metadata.keys().cloned().collect::<Vec<_>>(), names);
+    for (key, value) in &metadata {
+        assert_eq!(mount.read(format!("metadata/{}", weightfs::name::encode(key))), value.as_bytes());
+    }
     for text in ["index.json", "metadata.json", "SHA256SUMS"] {
         let text = String::from_utf8(mount.read(text)).unwrap();
         assert!(!text.contains(|char| char != '\n' && is_evil_in_names(char)), "{text:.300}");
     }
-    // /proc/mounts has the source by name; the kernel escapes white space only.
+    // /proc/mounts holds the name of the source, in which the kernel escapes only white space and backslashes.
     let list = std::fs::read_to_string("/proc/mounts").unwrap();
     let line = list.lines().find(|line| line.contains(mount.point.to_str().unwrap())).unwrap();
     assert!(!line.contains(is_evil) && line.contains(r"\134u{1b}[31m"), "{line:?}");
@@ -310,7 +317,7 @@ fn a_mount_lists_and_holds_nothing_that_a_terminal_would_obey() {
 }
 
 #[test]
-fn a_folder_of_files_with_hostile_names_is_listed_harmlessly() {
+fn hostile_file_names_in_folder_are_escaped() {
     require_fuse!();
     let scene = Scene::new();
     let dir = scene.mkdir("models");
@@ -349,7 +356,7 @@ fn a_folder_of_files_with_hostile_names_is_listed_harmlessly() {
         "%9B%9B.txt",
         "%1B",
         "%1B~2",
-        // A name that does no harm is left alone.
+        // A harmless name is kept.
         "50%20 \u{200d}é",
         "torn%E2%80%AE.error.txt",
         &format!("{}.error.txt", "重".repeat(76)),
@@ -372,7 +379,7 @@ fn a_folder_of_files_with_hostile_names_is_listed_harmlessly() {
     let log = mount.log();
     assert_eq!(log.lines().count(), 4, "{log}");
     assert_messages(log.as_bytes(), |line| line.starts_with("weightfs: "), "log");
-    // So are names inside the models.
+    // Names inside the models are escaped too.
     for dir in ["tensors", "metadata", "export"] {
         assert_names(&mount.path(encoded).join(dir));
     }

@@ -1,5 +1,5 @@
-//! The daemon's own life: ends of every kind under load, mounts beside and over mounts, five hundred of them, and
-//! little of everything: descriptors, memory, room for the log.
+//! The life cycle of the daemon: all ways to end a mount under load, several mounts at once, and scarce descriptors,
+//! memory and disk space.
 
 use crate::gate::{FILE, Gate};
 use crate::readers::{End, Expected, Mapped, Readers, Way};
@@ -17,12 +17,12 @@ use std::time::Duration;
 
 const MIB: usize = 1 << 20;
 
-/// A model of one tensor `w` of `len` bytes that are all different, and of a name that views are made of.
+/// A model with one tensor `w` of `len` bytes, and its file name in the metadata key `name`.
 fn model(scene: &Scene, name: &str, len: usize) -> PathBuf {
     scene.model(name, &[("w", Dtype::BF16, &[len / 2048, 1024], pattern(len))], &[("name", name)])
 }
 
-/// Files of a mount, as they are now.
+/// Files of a mount. Their current contents are the expected ones.
 fn files(scene: &Scene, point: &Path, names: &[&str]) -> Vec<Arc<Expected>> {
     let file = |(at, name): (usize, &&str)| {
         let bytes = std::fs::read(point.join(name)).unwrap();
@@ -33,11 +33,11 @@ fn files(scene: &Scene, point: &Path, names: &[&str]) -> Vec<Arc<Expected>> {
     names.iter().enumerate().map(file).collect()
 }
 
-/// Raw, decoded, computed, and a splice.
+/// Files of the raw, the spliced and the computed views.
 const FILES: [&str; 6] =
     ["tensors/w", "npy/w.npy", "safetensors/w.safetensors", "export/model.safetensors", "SHA256SUMS", "stats/w.json"];
 
-/// A scene with a model, mounted in the background on `mnt`, and files of it.
+/// A scene with a model that is mounted on `mnt` in the background, and the expected contents of [`FILES`].
 fn mounted() -> (Scene, Vec<Arc<Expected>>) {
     let scene = Scene::new();
     model(&scene, "model.safetensors", MIB);
@@ -46,58 +46,58 @@ fn mounted() -> (Scene, Vec<Arc<Expected>>) {
     (scene, files)
 }
 
-/// What an attempt to end a mount means to its readers.
+/// The effect on readers of an attempt to end a mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Then {
-    /// Nothing: it is in use and stays.
+enum Effect {
+    /// None: the mount is in use and stays.
     Stays,
-    /// Nothing, but nobody else finds it, and the daemon ends after them.
-    Fades,
-    /// Errors.
+    /// None, but the mount is detached, and the daemon ends after its last reader.
+    Detaches,
+    /// Reads from the daemon fail.
     Ends,
 }
 
 #[test]
-fn however_a_mount_ends_its_readers_are_served_or_get_an_error_at_once() {
+fn readers_are_served_or_get_an_error_when_a_mount_ends() {
     require_fuse!();
-    use Then::{Ends, Fades, Stays};
+    use Effect::{Detaches, Ends, Stays};
     let table = [
         ("weightfs umount mnt", 1, Stays),
         ("umount mnt", 32, Stays),
         ("fusermount3 -u mnt", 1, Stays),
-        ("weightfs umount --lazy mnt", 0, Fades),
-        ("umount -l mnt", 0, Fades),
-        ("fusermount3 -uz mnt", 0, Fades),
+        ("weightfs umount --lazy mnt", 0, Detaches),
+        ("umount -l mnt", 0, Detaches),
+        ("fusermount3 -uz mnt", 0, Detaches),
         ("kill -INT $DAEMON", 0, Ends),
         ("kill -TERM $DAEMON", 0, Ends),
         ("kill -HUP $DAEMON", 0, Ends),
         ("kill -KILL $DAEMON", 0, Ends),
     ];
-    for (line, code, then) in table {
+    for (line, code, effect) in table {
         let (scene, files) = mounted();
         let mut readers = Readers::start(&scene.path("mnt"), &files);
         assert_eq!(scene.sh(line).code, code, "{line}");
-        if then == Ends {
+        if effect == Ends {
             scene.wait_for_end();
         }
         readers.round();
-        if then != Ends {
-            assert_eq!((scene.daemons().len(), scene.mounts().len()), (1, usize::from(then == Stays)), "{line}");
+        if effect != Ends {
+            assert_eq!((scene.daemons().len(), scene.mounts().len()), (1, usize::from(effect == Stays)), "{line}");
         }
         for (name, way, end) in readers.stop() {
-            let fine = match (then, end) {
-                (Stays | Fades, end) => end == End::Right,
+            let fine = match (effect, end) {
+                (Stays | Detaches, end) => end == End::Right,
                 (Ends, End::Right) => way != Way::Random,
                 (Ends, End::Error(errno)) => [Errno::ENOTCONN, Errno::ECONNABORTED].contains(&errno),
                 (Ends, End::Signal(signal)) => signal == SIGBUS,
             };
             assert!(fine, "{line}: {name} {way:?}: {end:?}");
         }
-        if then == Stays {
+        if effect == Stays {
             scene.ok("weightfs umount mnt");
         }
         scene.wait_for_end();
-        // It can be mounted again, on what a daemon has left that could not clean up, too.
+        // The model can be mounted again, also over the dead mount of a killed daemon.
         let said = scene.sh("weightfs model.safetensors mnt");
         let left = "weightfs: mnt: detached a dead mount, left by a daemon that was killed\n";
         assert_eq!(said.err, if line.contains("KILL") { left } else { "" }, "{line}");
@@ -107,7 +107,7 @@ fn however_a_mount_ends_its_readers_are_served_or_get_an_error_at_once() {
 }
 
 #[test]
-fn of_two_daemons_on_one_source_each_ends_alone() {
+fn daemons_of_one_source_end_independently() {
     require_fuse!();
     let scene = Scene::new();
     let source = model(&scene, "model.safetensors", MIB);
@@ -124,7 +124,7 @@ fn of_two_daemons_on_one_source_each_ends_alone() {
         let mut beside = Readers::start(&mount.point, &files);
         beside.round();
         end(&mut mount);
-        // Of those who read there, only those who are served to the end stay.
+        // The readers of this mount may end with errors.
         drop(beside.stop());
         mount.child.wait().unwrap();
         readers.round();
@@ -136,7 +136,7 @@ fn of_two_daemons_on_one_source_each_ends_alone() {
 }
 
 #[test]
-fn of_mounts_over_mounts_each_comes_off_alone() {
+fn stacked_mounts_are_unmounted_independently() {
     require_fuse!();
     let scene = Scene::new();
     for name in ["low.safetensors", "high.safetensors"] {
@@ -149,22 +149,22 @@ fn of_mounts_over_mounts_each_comes_off_alone() {
         scene.ok("weightfs high.safetensors mnt -o nonempty");
         assert_eq!((&shown()[..], scene.mounts().len()), ("high.safetensors", 2), "{end}");
         let high = scene.daemons().into_iter().find(|pid| *pid != low).unwrap();
-        // The one below does not come off, and takes nothing with it that is not its own.
+        // The lower daemon does not unmount anything while another mount is on top.
         kill(low, Signal::SIGTERM).unwrap();
-        wait_until("the log says why", || {
+        wait_until("the log has the reason", || {
             let log = scene.ok("cat log");
             log.ends_with("mnt: something else is mounted over it; unmount that first\n")
         });
         assert_eq!((&shown()[..], scene.mounts().len()), ("high.safetensors", 2), "{end}");
         scene.ok(&end.replace("$HIGH", &high.to_string()));
-        wait_until("its daemon has ended", || scene.daemons() == [low]);
+        wait_until("the daemon has ended", || scene.daemons() == [low]);
         assert_eq!((&shown()[..], scene.mounts().len()), ("low.safetensors", 1), "{end}");
         scene.ok(": >log");
     }
-    // On a directory of another mount, too.
+    // A mount on a directory of another mount.
     scene.ok("weightfs high.safetensors mnt/tree -o nonempty && cmp mnt/tree/tensors/w mnt/tensors/w");
     scene.ok("weightfs umount mnt/tree && cmp mnt/tree/w mnt/tensors/w");
-    wait_until("its daemon has ended", || scene.daemons() == [low]);
+    wait_until("the daemon has ended", || scene.daemons() == [low]);
     scene.ok("weightfs umount mnt");
     scene.wait_for_end();
 }
@@ -183,7 +183,7 @@ fn five_hundred_mounts_leave_nothing_behind() {
     assert_eq!((scene.ok(list), scene.mounts()), (before, vec![]));
 }
 
-/// What a process holds: descriptors, maps, and memory of its own in kilobytes.
+/// The number of descriptors and maps of a process, and its anonymous memory in KiB.
 fn held(pid: Pid) -> [usize; 3] {
     let proc = |name: &str| format!("/proc/{pid}/{name}");
     let status = std::fs::read_to_string(proc("status")).unwrap();
@@ -194,7 +194,7 @@ fn held(pid: Pid) -> [usize; 3] {
 }
 
 #[test]
-fn five_hundred_models_are_served_with_sixty_four_descriptors_for_ever() {
+fn five_hundred_models_are_served_with_64_descriptors() {
     require_fuse!();
     const MODELS: usize = 500;
     let scene = Scene::new();
@@ -213,7 +213,7 @@ fn five_hundred_models_are_served_with_sixty_four_descriptors_for_ever() {
             assert_eq!(read("tensors/w"), bytes(at));
             assert_eq!(read("header.json"), header);
             assert!(read("stats/w.json").starts_with(b"{"));
-            // So that the next pass asks again.
+            // Drops the cached pages, so that the next pass reaches the daemon.
             for name in ["tensors/w", "header.json", "stats/w.json"] {
                 let file = File::open(point.join(at.to_string()).join(name)).unwrap();
                 posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).unwrap();
@@ -223,7 +223,7 @@ fn five_hundred_models_are_served_with_sixty_four_descriptors_for_ever() {
     };
     let held: Vec<[usize; 3]> = (0..6).map(pass).collect();
     let [_, first, .., last] = held[..] else { unreachable!() };
-    // A thread more or less, but nothing for each model, of which 2,000 were read in between.
+    // Allows for one more thread, but not for growth with the 2,000 models read in between.
     let more = [4, 20, 1024];
     assert!(last[0] < 64 && (0..3).all(|at| last[at] <= first[at] + more[at]), "{first:?} {last:?}");
     scene.ok("weightfs umount mnt");
@@ -232,7 +232,7 @@ fn five_hundred_models_are_served_with_sixty_four_descriptors_for_ever() {
 }
 
 #[test]
-fn a_full_disk_of_the_log_stops_nothing() {
+fn full_log_disk_does_not_stop_the_mount() {
     require_fuse!();
     for log in ["logs/log", "/dev/full"] {
         let scene = Scene::new();
@@ -249,7 +249,7 @@ fn a_full_disk_of_the_log_stops_nothing() {
             "{said:?}"
         );
         assert_eq!(scene.ok("cat logs/log"), "");
-        // Where there is room again, the log goes on.
+        // Logging continues when there is space again.
         scene.ok("rm logs/all && weightfs umount mnt");
         scene.wait_for_end();
         if log != "/dev/full" {
@@ -260,14 +260,14 @@ fn a_full_disk_of_the_log_stops_nothing() {
 }
 
 #[test]
-fn a_signal_takes_off_no_mount_but_its_own() {
+fn signal_does_not_unmount_another_mount() {
     require_fuse!();
-    assert!((0..50).any(|_| signal_where_another_mount_has_the_number()), "the number never came again");
+    assert!((0..50).any(|_| signal_after_device_number_is_reused()), "the device number was never reused");
 }
 
-/// Signals a daemon whose mount is gone and whose number another mount has got; false where nobody whom we know has got
-/// it.
-fn signal_where_another_mount_has_the_number() -> bool {
+/// Signals a daemon whose mount is gone and whose device number another mount of this test has. Returns false if no
+/// mount of this test gets the number.
+fn signal_after_device_number_is_reused() -> bool {
     let scene = Scene::new();
     let source = model(&scene, FILE, 8 * MIB);
     let gate = Gate::new(&scene.mkdir("source"), std::fs::read(&source).unwrap());
@@ -278,15 +278,15 @@ fn signal_where_another_mount_has_the_number() -> bool {
         line.split(' ').nth(2).unwrap().to_owned()
     };
     let of_first = number(&first.point);
-    // A request that it cannot answer keeps the daemon from ending with its mount, and nobody waits for the answer.
+    // A pending request keeps the daemon running after its mount is gone. No reader waits for the reply.
     gate.close(4 * MIB as u64);
     let file = File::open(first.path("f32/w.f32")).unwrap();
     posix_fadvise(&file, 12 * MIB as i64, 4096, PosixFadviseAdvice::POSIX_FADV_WILLNEED).unwrap();
     gate.wait_for_read();
     drop(file);
-    // A process that another test starts holds our descriptors until it has become its program.
+    // A process that another test has just forked holds our descriptors until it calls exec.
     wait_until("the mount is not in use", || nix::mount::umount(&first.point).is_ok());
-    // The kernel gives a new mount the lowest number that is free; somebody else may have been quicker.
+    // The kernel gives a new mount the lowest free device number, but another process may get it first.
     let mut others: Vec<Mount> = Vec::new();
     while others.last().is_none_or(|other| number(&other.point) != of_first) {
         if others.len() == 20 {
@@ -297,7 +297,7 @@ fn signal_where_another_mount_has_the_number() -> bool {
         others.push(scene.mount(&source, &[]));
     }
     kill(Pid::from_raw(first.child.id() as i32), Signal::SIGTERM).unwrap();
-    wait_until("it has heard the signal", || first.log().contains("unmounting on SIGTERM"));
+    wait_until("the daemon has received the signal", || first.log().contains("unmounting on SIGTERM"));
     std::thread::sleep(Duration::from_millis(300));
     gate.open();
     first.child.wait().unwrap();
@@ -306,7 +306,7 @@ fn signal_where_another_mount_has_the_number() -> bool {
     true
 }
 
-/// A control group whose processes have only so much memory together, page cache included. It goes with the test.
+/// A control group that limits the memory of its processes, page cache included. It is removed on drop.
 struct Cgroup {
     dir: PathBuf,
     unified: bool,
@@ -332,8 +332,8 @@ impl Cgroup {
         self.write("cgroup.procs", pid);
     }
 
-    /// How often the limit was met, and how many processes were killed for it.
-    fn met_and_killed(&self) -> (u64, u64) {
+    /// How often the limit was reached, and how many processes were killed because of it.
+    fn reached_and_killed(&self) -> (u64, u64) {
         let read = |name: &str| std::fs::read_to_string(self.dir.join(name)).unwrap();
         let field = |text: &str, name: &str| {
             let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
@@ -348,7 +348,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // Its processes have been killed and may take a moment to go.
+        // Its processes are killed, but may take a moment to end.
         for _ in 0..1000 {
             if std::fs::remove_dir(&self.dir).is_ok() {
                 return;
@@ -359,7 +359,7 @@ impl Drop for Cgroup {
 }
 
 #[test]
-fn maps_of_a_model_larger_than_memory_are_read_without_a_kill() {
+fn mapped_model_larger_than_memory_is_read_without_oom_kill() {
     require_fuse!();
     const LEN: usize = 128 * MIB;
     let cgroup = Cgroup::new(48 * MIB);
@@ -367,7 +367,8 @@ fn maps_of_a_model_larger_than_memory_are_read_without_a_kill() {
     let tensor = ("w", Dtype::F32, &[LEN / 4096, 1024][..], pattern(LEN));
     let source = scene.model("model.safetensors", &[tensor], &[]);
     let point = scene.mkdir("mnt");
-    // What is compared with is on the disk, too. Nothing of either is in memory, so that it counts for who reads it.
+    // The expected bytes are on the disk too. None of these files is cached, so the control group is charged for the
+    // pages that its processes read.
     let views = [("tensors/w", "raw"), ("tree/w", "raw"), ("npy/w.npy", "npy")];
     let mount = scene.mount(&source, &[]);
     for (name, copy) in &views[1..] {
@@ -391,8 +392,8 @@ fn maps_of_a_model_larger_than_memory_are_read_without_a_kill() {
     mapped.round();
     assert_eq!(mapped.stop().into_iter().map(|ended| ended.2).collect::<Vec<_>>(), [End::Right; 3]);
     assert_eq!(scene.ok("cat log"), "");
-    let (met, killed) = cgroup.met_and_killed();
-    assert!(met > 0 && killed == 0, "{met} {killed}");
+    let (reached, killed) = cgroup.reached_and_killed();
+    assert!(reached > 0 && killed == 0, "{reached} {killed}");
     scene.ok("weightfs umount mnt");
     scene.wait_for_end();
 }

@@ -1,4 +1,4 @@
-//! Hostile sizes: what a file claims costs nothing, and what it holds no more memory than a small multiple of its own
+//! Memory use on hostile files: a claimed size costs nothing, and the content costs at most a small multiple of its
 //! length.
 
 use crate::support::{Said, Scene, require_fuse};
@@ -6,20 +6,20 @@ use std::path::PathBuf;
 
 const MIB: usize = 1 << 20;
 
-/// Length of the inputs, about. `cargo bench --bench hostile` has them in full length, and how long each takes.
+/// Approximate length of the inputs. `cargo bench --bench hostile` measures the time for inputs of full length.
 const LEN: usize = 12 * MIB;
 
-/// Reads `source` without mounting it, with so much memory as `times` its own length and what any file takes. It is
-/// what RLIMIT_DATA counts: all that the program gets for itself, touched or not.
+/// Opens a source of `len` bytes without mounting it. RLIMIT_DATA, which counts private writable memory, touched or
+/// not, is `times * len` plus what any file needs.
 fn read(scene: &Scene, len: usize, times: usize, words: &str) -> Said {
-    // Each core has a thread, which has a stack.
+    // There is a thread with a stack for each core.
     let cores = std::thread::available_parallelism().unwrap().get();
     let bytes = (32 + 4 * cores) * MIB + times * len;
     std::fs::create_dir_all(scene.path("mnt")).unwrap();
     scene.sh(&format!("ulimit -d {} && exec weightfs --fake {words} mnt", bytes / 1024))
 }
 
-/// A header of these parts between braces, repeated until it is long; `part` takes the number of each.
+/// A JSON object of about `LEN` bytes. `part` returns the member of a given number.
 fn long(part: impl Fn(usize) -> String) -> String {
     let mut header = String::with_capacity(LEN + 100);
     let mut at = 0;
@@ -36,7 +36,7 @@ fn file(scene: &Scene, header: &str) -> PathBuf {
 }
 
 #[test]
-fn what_a_header_claims_costs_nothing() {
+fn claimed_sizes_cost_no_memory() {
     require_fuse!();
     const MANY: u64 = 1_000_000_000_000_000_000;
     let entry = |dtype: &str, shape: &str, end: u64| {
@@ -47,7 +47,7 @@ fn what_a_header_claims_costs_nothing() {
         (entry("U8", "[1000000000000000000]", 1), "takes 1000000000000000000 bytes, but its data_offsets span 1"),
         (entry("F64", "[1000000000,1000000000]", 8 * MANY), "is too large to count in 64 bits"),
         (entry("F64", "[4294967296,4294967296]", 1), "is too large to count in 64 bits"),
-        (entry("I4", "[1]", u64::MAX), "are beyond any file"),
+        (entry("I4", "[1]", u64::MAX), "are too large for any file"),
         (entry("I4", "[1000000000000000000]", MANY), "cut short: the data ends at byte 1000000000000000"),
     ];
     for (header, expected) in cases {
@@ -58,7 +58,7 @@ fn what_a_header_claims_costs_nothing() {
         let said = read(&scene, header.len(), 1, "--lenient model.safetensors");
         assert!(said.code == 0 && said.err.contains("left out \"a\": "), "{said:?}");
     }
-    // Elements without bytes are valid.
+    // A shape without elements is valid, whatever its other dimensions are.
     let scene = Scene::new();
     let header = r#"{"a":{"dtype":"F64","shape":[1000000000000000000,0,5],"data_offsets":[0,0]}}"#;
     let source = scene.raw("model.safetensors", header.as_bytes(), &[]);
@@ -66,7 +66,7 @@ fn what_a_header_claims_costs_nothing() {
     for file in ["npy/a.npy", "stats/a.json", "plots/a.png", "f32/a.f32", "tensors/a"] {
         assert!(mount.read(file).len() < MIB, "{file}");
     }
-    // A length of the header itself is only a claim, too.
+    // The length of the header is also only a claim.
     for length in [u64::MAX, 100_000_001, 100_000_000] {
         std::fs::write(&source, length.to_le_bytes()).unwrap();
         assert_eq!(read(&scene, 8, 1, "model.safetensors").code, 1);
@@ -74,12 +74,12 @@ fn what_a_header_claims_costs_nothing() {
 }
 
 #[test]
-fn a_long_header_costs_a_small_multiple_of_its_length() {
+fn long_header_costs_a_small_multiple_of_its_length() {
     require_fuse!();
     let nested = |open: &str| open.repeat(LEN / open.len());
     let inside = |value: &str| format!(r#"{{"a":{{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":{value}"#);
     let ones = "1,".repeat(LEN / 2);
-    // Header, mode, times its length, exit code, what is said.
+    // Header, mode, memory as a multiple of its length, exit code, part of standard error.
     let cases: [(String, &str, usize, i32, &str); 18] = [
         (nested("["), "", 2, 1, "recursion limit exceeded"),
         (nested(r#"{"a":"#), "", 2, 1, "recursion limit exceeded"),
@@ -87,8 +87,8 @@ fn a_long_header_costs_a_small_multiple_of_its_length() {
         (inside(&nested("[")), "", 2, 1, "recursion limit exceeded"),
         (inside(&nested(r#"{"b":"#)), "--lenient", 2, 1, "recursion limit exceeded"),
         (format!(r#"{{"__metadata__":{{"k":{}"#, nested("[")), "", 2, 1, "recursion limit exceeded"),
-        (long(|_| r#""a":["U8",[1],[0,1]]"#.into()), "", 10, 1, "tensor \"a\": the name stands twice"),
-        (long(|_| r#""a":["U8",[1],[0,1]]"#.into()), "--lenient", 12, 0, "left out \"a\": the name stands twice"),
+        (long(|_| r#""a":["U8",[1],[0,1]]"#.into()), "", 10, 1, "tensor \"a\": the name occurs twice"),
+        (long(|_| r#""a":["U8",[1],[0,1]]"#.into()), "--lenient", 12, 0, "left out \"a\": the name occurs twice"),
         (long(|_| r#""":1"#.into()), "", 2, 1, "its entry is 1, not an object"),
         (long(|_| r#""":1"#.into()), "--lenient", 6, 0, "more; see index.json"),
         (long(|at| format!(r#""{at}":["U8",[0],[0,0]]"#)), "", 10, 1, "too long"),
@@ -104,21 +104,21 @@ fn a_long_header_costs_a_small_multiple_of_its_length() {
         let scene = Scene::new();
         file(&scene, &header);
         let said = read(&scene, header.len(), times, &format!("{mode} model.safetensors"));
-        let what = format!("{}... {mode}", &header[..100]);
-        assert!(said.code == code && said.err.contains(expected), "{what}: {said:?}");
-        assert!(said.err.lines().count() <= 22, "{what}: {said:?}");
+        let case = format!("{}... {mode}", &header[..100]);
+        assert!(said.code == code && said.err.contains(expected), "{case}: {said:?}");
+        assert!(said.err.lines().count() <= 22, "{case}: {said:?}");
     }
 }
 
 #[test]
-fn a_long_list_of_files_costs_a_small_multiple_of_its_length() {
+fn long_index_costs_a_small_multiple_of_its_length() {
     require_fuse!();
     let evil = "\u{7f}".repeat(LEN);
     let map = |part: &dyn Fn(usize) -> String| format!(r#"{{"weight_map":{}}}"#, long(part));
     let index = "model.safetensors.index.json";
     let manifest = "dataset_manifest.json";
     let deep = format!("./{}a.safetensors", "./".repeat(500));
-    // File, its text, mode, times its length, exit code, what is said.
+    // File, its text, mode, memory as a multiple of its length, exit code, part of standard error.
     let cases: [(&str, String, &str, usize, i32, &str); 12] = [
         (
             index,
@@ -133,30 +133,30 @@ fn a_long_list_of_files_costs_a_small_multiple_of_its_length() {
         (index, map(&|_| r#""x":"b.safetensors""#.into()), "--lenient", 8, 0, "but no shard has it"),
         (index, map(&|at| format!(r#""{at}":"{at}.safetensors""#)), "--lenient", 4, 1, "names more than 10000 shards"),
         (index, format!(r#"{{"weight_map":{{"x":"{deep}"}}}}"#), "--lenient", 12, 0, "more; see index.json"),
-        (index, format!(r#"{{"weight_map":"{evil}"}}"#), "", 4, 1, "invalid type: a text, expected an object of"),
-        (index, format!(r#""{evil}""#), "", 4, 1, "invalid type: a text, expected an object with a weight_map"),
+        (index, format!(r#"{{"weight_map":"{evil}"}}"#), "", 4, 1, "invalid type: a string, expected an object of"),
+        (index, format!(r#""{evil}""#), "", 4, 1, "invalid type: a string, expected an object with a weight_map"),
         (index, "[".repeat(LEN), "", 2, 1, "invalid type: sequence"),
         (index, format!(r#"{{"x":{}"#, "[".repeat(LEN)), "", 4, 1, "EOF while parsing"),
-        (manifest, format!(r#"{{"format_version":"1","shards":"{evil}"}}"#), "", 4, 1, "a text stands where"),
-        (manifest, format!(r#"{{"format_version":"{evil}","shards":[]}}"#), "", 4, 1, "weightfs knows 1"),
+        (manifest, format!(r#"{{"format_version":"1","shards":"{evil}"}}"#), "", 4, 1, "unexpected string"),
+        (manifest, format!(r#"{{"format_version":"{evil}","shards":[]}}"#), "", 4, 1, "weightfs supports 1"),
     ];
     let scene = Scene::new();
     scene.raw("b.safetensors", b"{}", &[]);
-    // A million tensors that no index names, of a shard whose name is long.
+    // Hundreds of thousands of tensors that no index lists, in a shard with a long path.
     let shard = long(|at| format!(r#""t{at}":["U8",[0],[0,0]]"#));
     scene.raw("a.safetensors", shard.as_bytes(), &[]);
     for (name, text, mode, times, code, expected) in cases {
         std::fs::write(scene.path(name), &text).unwrap();
         let len = if text.contains(&deep) { shard.len() } else { text.len() };
         let said = read(&scene, len, times, &format!("{mode} {name}"));
-        let what = format!("{name}: {}... {mode}", &text[..60]);
-        assert!(said.code == code && said.err.contains(expected), "{what}: {said:?}");
-        assert!(said.err.lines().count() <= 22 && said.err.len() < 50_000, "{what}: {said:?}");
+        let case = format!("{name}: {}... {mode}", &text[..60]);
+        assert!(said.code == code && said.err.contains(expected), "{case}: {said:?}");
+        assert!(said.err.lines().count() <= 22 && said.err.len() < 50_000, "{case}: {said:?}");
     }
 }
 
-/// What a mount needs while everything that is not data is looked at, in bytes: the most that it ever had.
-fn looked_at(scene: &Scene, header: &str, names: &[&str]) -> usize {
+/// The peak memory in bytes (VmHWM) of a mount whose files and directories `names` are listed and read.
+fn peak_memory(scene: &Scene, header: &str, names: &[&str]) -> usize {
     let mount = scene.mount(&file(scene, header), &["--lenient"]);
     for name in names {
         let path = mount.path(name);
@@ -171,12 +171,12 @@ fn looked_at(scene: &Scene, header: &str, names: &[&str]) -> usize {
 }
 
 #[test]
-fn looking_at_a_hostile_mount_costs_a_small_multiple_of_its_header() {
+fn hostile_mount_costs_a_small_multiple_of_its_header() {
     require_fuse!();
     let ones = "1,".repeat(LEN / 2);
     let dots = ".".repeat(LEN / 2);
     let entry = |name: &str, shape: &str| format!(r#"{{"{name}":["U8",[{shape}],[0,1]]}}"#);
-    // Header, times its length, what is looked at.
+    // Header, memory as a multiple of its length, paths.
     let cases: [(String, usize, &[&str]); 3] = [
         (
             entry("a", &format!("{ones}1")),
@@ -188,7 +188,7 @@ fn looking_at_a_hostile_mount_costs_a_small_multiple_of_its_header() {
     ];
     for (header, times, names) in cases {
         let scene = Scene::new();
-        let peak = looked_at(&scene, &header, names);
+        let peak = peak_memory(&scene, &header, names);
         let most = 64 * MIB + times * header.len();
         assert!(peak < most, "{peak} bytes for {}...", &header[..60]);
     }

@@ -1,9 +1,9 @@
-"""Makes models of every kind, with tensors of every dtype, and what a mount of their directory must hold, file by file.
+"""Writes models of every kind, with tensors of every dtype, and the expected files of a mount of their directory.
 
     load.py MODELS EXPECTED COUNT       COUNT tensors in one of the models, a few of them large
 
-The expected files come from NumPy, ml_dtypes, hashlib and the words of the README, and from nothing of weightfs. Attributes of
-tensors are those of the expected files. stats/ and plots/ are left out.
+The expected files come from NumPy, ml_dtypes, hashlib and the format in the documentation, and not from weightfs. They have
+the expected extended attributes. stats/ and plots/ are left out.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from dtypes import NATIVE, PACKED, SMALL, values
 from official import encode
 
 DTYPES = [*NATIVE, *SMALL, *PACKED]
-# Elements that come in whole bytes, whatever the dtype is.
+# A number of elements that takes whole bytes in every dtype.
 GROUP = 4
 LARGE = {
     "BF16": 1_500_001, "F32": 700_003, "F16": 600_011, "F8_E4M3": 900_007, "F4": 1_000_004, "F6_E3M2": 400_004,
@@ -34,7 +34,7 @@ def bits(dtype):
 
 
 def random_bytes(rng, dtype, count):
-    """Elements of every code but NaN, of which NumPy and the hardware each make their own."""
+    """Random elements without NaN, whose bits NumPy and the hardware convert differently."""
     if dtype == "BOOL":
         return rng.integers(0, 2, count, "u1").tobytes()
     raw = rng.bytes(count * bits(dtype) // 8)
@@ -46,8 +46,8 @@ def random_bytes(rng, dtype, count):
 
 
 class Tensor:
-    def __init__(self, name, dtype, shape, raw, place=None):
-        self.name, self.dtype, self.shape, self.raw, self.place = name, dtype, list(shape), raw, place
+    def __init__(self, name, dtype, shape, raw, location=None):
+        self.name, self.dtype, self.shape, self.raw, self.location = name, dtype, list(shape), raw, location
 
     def facts(self):
         return {"name": self.name, "dtype": self.dtype, "shape": self.shape, "nbytes": len(self.raw)}
@@ -63,7 +63,7 @@ def entry(tensor, at):
 
 
 def header(tensors, metadata):
-    """The inside of a header, in the order of the data."""
+    """The JSON of a header, in the order of the data."""
     parts, at = [f'"__metadata__":{compact(metadata)}'] if metadata else [], 0
     for tensor in tensors:
         parts.append(entry(tensor, at))
@@ -90,7 +90,7 @@ def lay_out_tensors(to, tensors):
     for tensor in tensors:
         file, array = encode(tensor.name), values(tensor.dtype, tensor.shape, tensor.raw)
         raw = write(to / "tensors" / file, tensor.raw)
-        attributes = tensor.facts() | {key: tensor.place[key] for key in ("shard", "offset") if key in tensor.place}
+        attributes = tensor.facts() | {key: tensor.location[key] for key in ("shard", "offset") if key in tensor.location}
         for key, value in attributes.items():
             os.setxattr(raw, f"user.weightfs.{key}", (json.dumps(value) if key == "shape" else str(value)).encode())
         saved = io.BytesIO()
@@ -112,7 +112,7 @@ def lay_out_metadata(to, metadata):
 
 
 def lay_out(to, source, tensors, metadata):
-    """What a model of every kind has."""
+    """Writes the expected files that every kind of model has."""
     lay_out_tensors(to, tensors)
     for tensor in tensors:
         beside = any(other.name.startswith(f"{tensor.name}.") for other in tensors)
@@ -123,7 +123,7 @@ def lay_out(to, source, tensors, metadata):
     lay_out_metadata(to, metadata)
     for name, kept in [(to.name, metadata), (f"{to.name}-clean", None)]:
         write(to / "export" / f"{name}.safetensors", file_of(header(tensors, kept), tensors, 4096))
-    lines = [tensor.facts() | {"file": f"tensors/{encode(tensor.name)}"} | tensor.place for tensor in tensors]
+    lines = [tensor.facts() | {"file": f"tensors/{encode(tensor.name)}"} | tensor.location for tensor in tensors]
     head = f'{{"source": {json.dumps(str(source))}, "format": "safetensors", "tensors": [\n'
     write(to / "index.json", head + ",\n".join(json.dumps(line, ensure_ascii=False) for line in lines) + '\n], "skipped": []}\n')
     sums = [f"{hashlib.sha256(tensor.raw).hexdigest()}  {encode(tensor.name)}\n" for tensor in tensors]
@@ -131,12 +131,12 @@ def lay_out(to, source, tensors, metadata):
 
 
 def write_model(path, tensors, metadata=None):
-    """Writes the file, notes where its tensors are, and returns the header."""
+    """Writes the file, sets the location of each tensor, and returns the header."""
     text = header(tensors, metadata)
     write(path, file_of(text, tensors))
     at = 8 + len(text.encode())
     for tensor in tensors:
-        tensor.place = {"shard": path.name, "offset": at}
+        tensor.location = {"shard": path.name, "offset": at}
         at += len(tensor.raw)
     return text
 
@@ -219,7 +219,7 @@ def dataset(models, expected):
     write(to / "dataset_manifest.json", manifest)
     whole = []
     for name, joined in parts.items():
-        extents = [part.place | {"nbytes": len(part.raw)} for part in joined if part.raw]
+        extents = [part.location | {"nbytes": len(part.raw)} for part in joined if part.raw]
         shape = [sum(part.shape[0] for part in joined), 4, 3]
         whole.append(Tensor(name, joined[0].dtype, shape, b"".join(part.raw for part in joined), {"extents": extents}))
     lay_out(to, path, whole, {})

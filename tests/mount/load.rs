@@ -1,7 +1,7 @@
-//! Load: many readers of every kind on every view at once, each byte held against what it must be; a million names.
+//! Load tests: many concurrent readers of every kind on every view, each byte compared with the expected one, and
+//! directories of a million entries.
 //!
-//! One mechanism does all of it: processes of readers, threads that pick files at random and read them in ways picked
-//! at random.
+//! The readers are processes with several threads. Each thread picks random files and reads them in random ways.
 
 use crate::support::{Mount, Scene, pattern, python, require_fuse, run_ok};
 use memmap2::{Mmap, UncheckedAdvice};
@@ -22,46 +22,46 @@ use std::time::{Duration, Instant};
 /// How a file is read.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 enum Way {
-    /// From its beginning to its end, block by block.
+    /// From beginning to end, block by block.
     Whole,
-    /// Here and there.
+    /// At random offsets.
     Random,
-    /// Here and there, past the page cache, so that every read asks the daemon.
+    /// At random offsets with O_DIRECT, so that every read reaches the daemon.
     Direct,
-    /// Here and there, by a map that all threads of the process share.
+    /// At random offsets of a map that all threads of the process share.
     Map,
 }
 
-/// What a process of readers has to do.
+/// The parameters of a process of readers.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Orders {
     mount: PathBuf,
-    /// A directory of ordinary files that are what those of the mount must be.
+    /// A directory of ordinary files with the expected contents of the mount.
     expected: PathBuf,
     ways: Vec<Way>,
     threads: u64,
-    /// How many files a thread reads, unless the time is over before.
+    /// How many files a thread reads, unless `seconds` are over first.
     files: u64,
     seconds: u64,
     seed: u64,
 }
 
-/// The variable that holds the orders as JSON.
+/// The environment variable that holds the orders as JSON.
 const ORDERS: &str = "WEIGHTFS_TEST_READERS";
 
-/// What the number of files and bytes that were compared comes after.
+/// The prefix of the line with the numbers of files read and bytes compared.
 const COMPARED: &str = "readers compared ";
 
 /// An entry of the expected directory.
 struct Entry {
-    /// From the root of the mount.
+    /// Relative to the root of the mount.
     path: PathBuf,
     expected: OnceLock<Mmap>,
     map: OnceLock<Mmap>,
 }
 
-/// Numbers that are different for each seed and the same in each run. Source: Steele, Lea, Flood, "Fast splittable
-/// pseudorandom number generators" (SplitMix64).
+/// Reproducible pseudorandom numbers (SplitMix64). Source: Steele, Lea, Flood, "Fast splittable pseudorandom number
+/// generators".
 struct Random(u64);
 
 impl Random {
@@ -77,11 +77,11 @@ impl Random {
     }
 }
 
-/// A process of readers. The first error ends it.
+/// A process of readers. The first panic ends it.
 #[test]
-#[ignore = "the readers of the other tests, which start it"]
+#[ignore = "started by the other tests of this module"]
 fn readers() {
-    let orders = std::env::var(ORDERS).expect("orders, as the tests of this module give them");
+    let orders = std::env::var(ORDERS).expect("the tests of this module set the orders");
     let orders: Orders = serde_json::from_str(&orders).unwrap();
     let default = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -108,8 +108,8 @@ fn readers() {
     println!("{COMPARED}{} {}", files.into_inner(), bytes.into_inner());
 }
 
-/// All that is in `expected`, directories too, parted by the first two components of their paths: each view of each
-/// model is as likely to be read as any other, however many files it has.
+/// Everything in `expected`, including directories, grouped by the first two path components: each view of each model
+/// is read equally often, however many files it has.
 fn groups(expected: &Path) -> Vec<Vec<Entry>> {
     let mut groups: BTreeMap<PathBuf, Vec<Entry>> = BTreeMap::new();
     let mut ahead = vec![PathBuf::new()];
@@ -131,7 +131,7 @@ fn names(dir: &Path) -> Vec<OsString> {
     names
 }
 
-/// The extended attributes of a user.
+/// The extended attributes in the `user.` namespace.
 fn attributes(path: &Path) -> BTreeMap<String, Vec<u8>> {
     let names = xattr::list(path).unwrap().map(|name| name.into_string().unwrap());
     let value = |name: String| {
@@ -142,16 +142,16 @@ fn attributes(path: &Path) -> BTreeMap<String, Vec<u8>> {
 }
 
 fn map(file: &File) -> Mmap {
-    // SAFETY: nobody writes to these files. Where a mount fails under its map, the process ends by SIGBUS, which is how
-    // the test that started it should hear of it.
+    // SAFETY: no test writes to these files. If the mount of a mapped file fails, SIGBUS ends this process, and the
+    // test that started it fails.
     #[allow(unsafe_code)]
     unsafe { Mmap::map(file) }.unwrap()
 }
 
-/// Has the kernel drop what it has cached of a file and does not need at the moment.
+/// Makes the kernel drop the cached pages of a file that are not in use.
 fn forget(file: &File, map: Option<&Mmap>) {
     if let Some(map) = map {
-        // SAFETY: a map of a file, shared: what is dropped is read again from there, the same.
+        // SAFETY: this is a shared map of an unchanging file, so a dropped page is read again with the same bytes.
         #[allow(unsafe_code)]
         unsafe { map.unchecked_advise(UncheckedAdvice::DontNeed) }.unwrap();
     }
@@ -159,7 +159,7 @@ fn forget(file: &File, map: Option<&Mmap>) {
 }
 
 impl Entry {
-    /// Reads it in one of the ways and compares what comes; returns how many bytes.
+    /// Reads the entry in one of the ways and compares the bytes. Returns their number.
     fn check(&self, orders: &Orders, random: &mut Random) -> usize {
         let (path, plain) = (orders.mount.join(&self.path), orders.expected.join(&self.path));
         let shown = self.path.display();
@@ -188,7 +188,7 @@ impl Entry {
             let part = expected.get(at..at + found.len()).unwrap_or_default();
             if found != part {
                 let differs = found.iter().zip(part).position(|(found, expected)| found != expected);
-                panic!("{shown}, {way:?}: {} bytes at {at}, other from {differs:?} on", found.len());
+                panic!("{shown}, {way:?}: {} bytes at {at} differ from index {differs:?} on", found.len());
             }
             found.len()
         };
@@ -219,8 +219,8 @@ impl Entry {
     }
 }
 
-/// Starts a process of readers for each of the orders and calls `meanwhile` time and again while they are at work;
-/// returns how many files they have read and how many bytes compared. Whoever is not done by `limit` hangs.
+/// Starts a process of readers for each of the orders and calls `meanwhile` repeatedly while they run. Returns the
+/// numbers of files read and bytes compared. Panics if a process runs longer than `limit`.
 fn load(scene: &Scene, orders: &[Orders], limit: Duration, mut meanwhile: impl FnMut()) -> [u64; 2] {
     let log = |at| scene.path(format!("readers{at}.log"));
     let start = |(at, orders): (usize, &Orders)| {
@@ -231,13 +231,13 @@ fn load(scene: &Scene, orders: &[Orders], limit: Duration, mut meanwhile: impl F
         command.stdout(out.try_clone().unwrap()).stderr(out).spawn().unwrap()
     };
     let mut children: Vec<Child> = orders.iter().enumerate().map(start).collect();
-    let said = |at| std::fs::read_to_string(log(at)).unwrap();
+    let output = |at| std::fs::read_to_string(log(at)).unwrap();
     let begun = Instant::now();
-    // When the test ends here, the daemons are killed, and then the readers, whom nothing else would free.
+    // On a panic, the daemons are killed first and then the readers, which may be blocked until then.
     loop {
         let ended: Vec<_> = children.iter_mut().map(|child| child.try_wait().unwrap()).collect();
         if let Some(at) = ended.iter().position(|status| status.is_some_and(|status| !status.success())) {
-            panic!("{:?}: {}", ended[at], said(at));
+            panic!("{:?}: {}", ended[at], output(at));
         }
         if ended.iter().all(Option::is_some) {
             break;
@@ -248,17 +248,17 @@ fn load(scene: &Scene, orders: &[Orders], limit: Duration, mut meanwhile: impl F
         std::thread::sleep(Duration::from_millis(100));
     }
     let counts = |at| {
-        let said = said(at);
-        let line = said.split_once(COMPARED).unwrap().1.lines().next().unwrap();
+        let output = output(at);
+        let line = output.split_once(COMPARED).unwrap().1.lines().next().unwrap();
         line.split(' ').map(|count| count.parse().unwrap()).collect::<Vec<u64>>()
     };
     (0..children.len()).map(counts).fold([0, 0], |sum, counts| [sum[0] + counts[0], sum[1] + counts[1]])
 }
 
-/// What a daemon uses at the moment.
+/// The current resource usage of a daemon.
 #[derive(Debug, Clone, Copy)]
 struct Usage {
-    /// Memory of its own, in KiB.
+    /// Anonymous memory, in KiB.
     memory: u64,
     descriptors: u64,
     threads: u64,
@@ -276,7 +276,7 @@ impl Usage {
         Self { memory: field("RssAnon:"), descriptors, threads: field("Threads:") }
     }
 
-    /// The most of each.
+    /// The maximum of each field.
     fn max(self, other: Self) -> Self {
         Self {
             memory: self.memory.max(other.memory),
@@ -286,8 +286,8 @@ impl Usage {
     }
 }
 
-/// Whether a daemon uses no more in the second half of the time than in the first, a fifth of the time at the beginning
-/// left out: there it fills what it keeps.
+/// Asserts that a daemon uses no more in the second half of the time than in the first. The first fifth is left out,
+/// because the daemon fills its caches then.
 fn assert_flat(usages: &[Usage]) {
     let (first, second) = usages[usages.len() / 5..].split_at(usages.len() * 2 / 5);
     let median = |part: &[Usage], of: fn(&Usage) -> u64| {
@@ -301,33 +301,35 @@ fn assert_flat(usages: &[Usage]) {
         ("descriptors", |usage| usage.descriptors, 4),
         ("threads", |usage| usage.threads, 4),
     ];
-    for (what, of, more) in table {
+    for (resource, of, more) in table {
         let (before, after) = (median(first, of), median(second, of));
-        assert!(after <= before + before / 10 + more, "{what}: {before}, then {after}");
+        assert!(after <= before + before / 10 + more, "{resource}: {before}, then {after}");
     }
 }
 
-/// Bytes that a process has written; a daemon writes little but its answers.
+/// The number of bytes that a daemon has written, which are mostly replies.
 fn written(mount: &Mount) -> u64 {
     let io = std::fs::read_to_string(format!("/proc/{}/io", mount.child.id())).unwrap();
     io.lines().find_map(|line| line.strip_prefix("wchar: ")).unwrap().parse().unwrap()
 }
 
-/// `WEIGHTFS_SOAK=SECONDS cargo test --test mount soak -- --nocapture` goes on for so long and says each minute what
-/// the daemons use, which must not grow.
+/// `WEIGHTFS_SOAK=SECONDS cargo test --test mount soak -- --nocapture` runs for that time and prints the usage of the
+/// daemons each minute. The usage must not grow.
 #[test]
 fn soak_of_every_view() {
     require_fuse!();
     const MODELS: [&str; 3] = ["single", "sharded", "dataset"];
-    let seconds = std::env::var("WEIGHTFS_SOAK").ok().map(|seconds| seconds.parse().expect("WEIGHTFS_SOAK: seconds"));
+    let seconds = std::env::var("WEIGHTFS_SOAK")
+        .ok()
+        .map(|seconds| seconds.parse().expect("WEIGHTFS_SOAK must be a number of seconds"));
     let scene = Scene::new();
     let (models, expected) = (scene.path("models"), scene.path("expected"));
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mount/load.py");
-    // Where there is time, more pictures than a daemon keeps.
+    // A long run has more plots than a daemon caches.
     let count = if seconds.is_some() { "300" } else { "40" };
     let args = [script.as_os_str(), models.as_os_str(), expected.as_os_str(), count.as_ref()];
     run_ok(python().to_str().unwrap(), args);
-    // What is computed must be what one reader alone gets; that it is right, other tests show.
+    // Computed files must equal those that a single reader gets. Other tests check that these are right.
     let alone = scene.mount(&models, &[]);
     let point = alone.point.display();
     for model in MODELS {
@@ -363,8 +365,8 @@ fn soak_of_every_view() {
         assert_eq!(mount.log(), "");
         assert_eq!(mount.list("").len(), MODELS.len() + 1);
         let most = usages.iter().copied().reduce(Usage::max).unwrap();
-        println!("{} bytes answered; at most {most:?}", written(mount));
-        // 64 MiB of results are kept, and 128 threads may work on others.
+        println!("{} bytes written; at most {most:?}", written(mount));
+        // The daemon caches 64 MiB of results, and 128 threads may compute others.
         assert!(most.memory < 256 << 10 && most.descriptors < 100 && most.threads < 160, "{most:?}");
         if seconds.is_some() {
             assert_flat(usages);
@@ -372,18 +374,19 @@ fn soak_of_every_view() {
     }
 }
 
-/// The hang of peers: threads that fault one map, with read-ahead, while others read the file and pages are dropped.
+/// Regression test for a hang of other FUSE daemons: threads fault one map, with read-ahead, while others read the file
+/// and pages are dropped.
 #[test]
-fn threads_of_many_processes_fault_one_map() {
+fn many_processes_fault_one_map_without_deadlock() {
     require_fuse!();
     const LEN: usize = 100 << 20;
     let scene = Scene::new();
-    // One tensor is all there is, so that its own file in safetensors/ is the same as the source.
+    // There is only one tensor, so its file in safetensors/ is equal to the source.
     let header = format!(r#"{{"t":{{"dtype":"U8","shape":[{LEN}],"data_offsets":[0,{LEN}]}}}}"#);
     let padded = format!("{header:<0$}", header.len().next_multiple_of(8));
     let source = scene.raw("model.safetensors", padded.as_bytes(), &pattern(LEN));
     std::fs::hard_link(&source, scene.mkdir("expected").join("t.safetensors")).unwrap();
-    // One thread of the daemon has nobody to help it out.
+    // The second mount has only one thread that serves requests.
     for args in [&[][..], &["--threads=1"]] {
         let mount = scene.mount(&source, args);
         let order = |(ways, threads, files), seed| Orders {
@@ -397,18 +400,18 @@ fn threads_of_many_processes_fault_one_map() {
         };
         let [faulting, reading] = [(Way::Map, 16, 25), (Way::Whole, 4, 4)];
         let orders = [faulting, faulting, faulting, faulting, reading];
-        let orders: Vec<Orders> = orders.into_iter().zip(0..).map(|(what, seed)| order(what, seed)).collect();
+        let orders: Vec<Orders> = orders.into_iter().zip(0..).map(|(kind, seed)| order(kind, seed)).collect();
         let begun = Instant::now();
         let [files, bytes] = load(&scene, &orders, Duration::from_secs(120), || {});
-        let answered = written(&mount);
-        println!("{files} reads, {bytes} bytes compared, {answered} answered in {:?}", begun.elapsed());
+        let written_bytes = written(&mount);
+        println!("{files} reads, {bytes} bytes compared, {written_bytes} bytes written in {:?}", begun.elapsed());
         // Not all of it came from the page cache.
-        assert!(answered > 3 * LEN as u64, "{answered}");
+        assert!(written_bytes > 3 * LEN as u64, "{written_bytes}");
         assert_eq!(mount.log(), "");
     }
 }
 
-/// A file of so many tensors of one byte, and their names in the order of the data, which is a hole.
+/// A sparse file of `count` tensors of one byte, and their names in the order of the data.
 fn many(scene: &Scene, count: usize) -> (PathBuf, Vec<String>) {
     let names: Vec<String> = (0..count).map(|at| format!("layers.{}.x{}", at % 1000, at / 1000)).collect();
     let entry = |(at, name): (usize, &String)| {
@@ -421,16 +424,16 @@ fn many(scene: &Scene, count: usize) -> (PathBuf, Vec<String>) {
     (path, names)
 }
 
-/// Eight processes list directories of a million entries, and two more go back and forth in one.
+/// Eight processes list directories of a million entries, and two more seek in one.
 #[test]
-fn a_million_names_are_listed_by_many_at_once() {
+fn million_entries_are_listed_concurrently() {
     require_fuse!();
     const COUNT: usize = 1_000_000;
     let scene = Scene::new();
     let (source, names) = many(&scene, COUNT);
     assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), COUNT);
     let mount = scene.mount(&source, &[]);
-    // Goes back to places that it was told of on the way, while the others list, too.
+    // Seeks back to positions that telldir has returned, while the other processes list too.
     let seek = r#"
         my (@names, %places);
         opendir my $dir, $ARGV[0] or die $!;
@@ -458,7 +461,7 @@ fn a_million_names_are_listed_by_many_at_once() {
             let (names, path) = (&names, path(dir));
             scope.spawn(move || {
                 let listing = run_ok("ls", ["-f", &path]);
-                // Every name, and each once.
+                // Every name is listed exactly once.
                 assert!(listing.lines().take(2).eq([".", ".."]), "{dir}");
                 let listed = listing.lines().skip(2).map(|line| line.strip_suffix(suffix).unwrap());
                 assert!(listed.eq(names), "{dir}");

@@ -1,5 +1,5 @@
-//! Real mounts through /dev/fuse, read by real clients. They run as root; one user's view is tested from there.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "that is how a test fails")]
+//! Real mounts through /dev/fuse, read by real clients. The tests run as root and also run commands as other users.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod clients;
 mod command;
@@ -14,7 +14,9 @@ mod hostile;
 mod lifecycle;
 mod limits;
 mod load;
+mod memory;
 mod metadata;
+mod opening;
 mod panics;
 mod readers;
 mod readme;

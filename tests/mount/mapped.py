@@ -1,9 +1,9 @@
-"""Reads files through maps, each in a process of its own, because the error of a map is the signal that ends its reader.
+"""Reads files through maps, each in its own process, because an error in a map is a signal that ends the process.
 
-Standard input begins with a line `PATH TAB EXPECTED TAB LENGTH` for each file, of which the first LENGTH bytes are compared
-with those of EXPECTED, and an empty line. When every reader has compared some bytes, `reading` is printed. For each line
-that comes then, `done` is printed when every reader that lives has begun and ended a whole round since. At the end of the
-input the readers stop, and a line for each file says how its reader ended: `right`, `wrong`, or the number of the signal.
+Standard input begins with a line `PATH TAB EXPECTED TAB LENGTH` for each file, and an empty line. The first LENGTH bytes of
+PATH are compared with those of EXPECTED. When every reader has compared some bytes, `reading` is printed. After each further
+line of input, `done` is printed when every running reader has begun and completed a round. At the end of the input, the
+readers stop, and a line for each file tells how its reader ended: `right`, `wrong`, `failed` or the number of the signal.
 """
 import mmap
 import os
@@ -17,7 +17,7 @@ STEP = 64 << 10
 
 
 def read(path, expected, length, rounds, slot, stop):
-    """Compares until told to stop, or until nobody is there to tell."""
+    """Compares until `stop` is set or the parent process has ended."""
     parent = os.getppid()
     file = os.open(path, os.O_RDONLY)
     view = mmap.mmap(file, length, mmap.MAP_SHARED, mmap.PROT_READ)
@@ -26,11 +26,11 @@ def read(path, expected, length, rounds, slot, stop):
         for at in range(0, length, STEP):
             if view[at : at + STEP] != expected[at : min(at + STEP, length)]:
                 return 1
-            # Odd within a round, even between two.
+            # The count is odd within a round and even between rounds.
             struct.pack_into("<Q", rounds, slot * 8, count * 2 + 1)
         count += 1
         struct.pack_into("<Q", rounds, slot * 8, count * 2)
-        # So that the next round asks for every page again.
+        # Drops the pages, so that the next round faults every page again.
         view.madvise(mmap.MADV_DONTNEED)
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
     return 0
@@ -54,7 +54,7 @@ def main():
                 code = read(path, expected, length, rounds, slot, stop)
             except BaseException:
                 traceback.print_exc()
-            # Nothing of the parent's runs on in the child.
+            # Skips the parent's cleanup in the child.
             os._exit(code)
         pids.append(pid)
     ended = {}
@@ -71,7 +71,7 @@ def main():
         wait(slot, lambda now: now > 0)
     print("reading", flush=True)
     while sys.stdin.readline():
-        # The round that is under way may have begun before.
+        # The current round does not count, because it may have begun before this line.
         seen = struct.unpack(f"<{len(files)}Q", rounds)
         for slot, before in enumerate(seen):
             wait(slot, lambda now: now >= (before | 1) + 3)

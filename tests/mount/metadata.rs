@@ -1,4 +1,4 @@
-//! `weightfs metadata`: what it reads and writes, and that no moment at which it is stopped costs a byte.
+//! `weightfs metadata`: reading and writing metadata. No data is lost, whenever the command is stopped.
 
 use crate::support::{Namespace, STATE, Said, Scene, WEIGHTFS, pattern, python, real_model, run_ok};
 use nix::libc;
@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What the official reader finds: metadata, and each tensor's bytes.
+/// What the official reader finds: the metadata, and the bytes of each tensor.
 type Found = (BTreeMap<String, String>, BTreeMap<String, Vec<u8>>);
 
 fn read(path: &Path) -> Found {
@@ -28,7 +28,7 @@ fn pairs(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     pairs.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect()
 }
 
-/// What is in a directory, hidden files included.
+/// The sorted names in a directory, including hidden files.
 fn listed(dir: &Path) -> Vec<String> {
     let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<String> = names.collect();
@@ -45,7 +45,7 @@ fn scene() -> Scene {
 }
 
 #[test]
-fn keys_are_set_and_removed_one_by_one() {
+fn keys_are_set_and_removed() {
     let scene = scene();
     let path = scene.path("m.safetensors");
     let (_, tensors) = read(&path);
@@ -75,7 +75,7 @@ fn keys_are_set_and_removed_one_by_one() {
 }
 
 #[test]
-fn the_official_package_reads_real_models_with_other_metadata() {
+fn official_package_reads_real_models_with_changed_metadata() {
     let script = "
 import sys
 from safetensors import safe_open
@@ -115,7 +115,7 @@ with safe_open(a, 'numpy') as old, safe_open(b, 'numpy') as new:
 }
 
 #[test]
-fn values_are_printed_for_pipes_and_for_people() {
+fn values_are_exact_in_pipes_and_escaped_on_terminals() {
     let scene = Scene::new();
     let bad = "\u{1b}[2Jtwo\nlines\u{9b}";
     scene.model("m.safetensors", &[], &[("plain", "value"), ("bad\n", bad), ("empty", "")]);
@@ -127,7 +127,7 @@ fn values_are_printed_for_pipes_and_for_people() {
     let lines = r"bad\n=\u{1b}[2Jtwo\nlines\u{9b}";
     assert_eq!(scene.sh("weightfs metadata get m.safetensors"), said(&format!("{lines}\nempty=\nplain=value\n")));
     assert_eq!(scene.sh("weightfs metadata get m.safetensors plain 'bad\n'"), said(&format!("{lines}\nplain=value\n")));
-    // script(1) is a terminal.
+    // script(1) provides a terminal.
     let shown =
         scene.ok("script -qec \"weightfs metadata get m.safetensors 'bad\n'\" /dev/null </dev/null | tr -d '\\r'");
     assert_eq!(shown, "\\u{1b}[2Jtwo\nlines\\u{9b}\n");
@@ -145,7 +145,7 @@ fn values_are_printed_for_pipes_and_for_people() {
     let index = r#"{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}"#;
     std::fs::write(scene.path("sharded/model.safetensors.index.json"), index).unwrap();
     assert_eq!(scene.ok("weightfs metadata get sharded"), "k=v\nl=w\n");
-    // Of many models each says its own.
+    // With several models, each line begins with the name of the model.
     scene.model("sharded/lora.safetensors", &[], &[("k", "x")]);
     assert_eq!(scene.ok("weightfs metadata get sharded k"), "lora: k=x\nmodel: k=v\n");
     let json: serde_json::Value = serde_json::from_str(&scene.ok("weightfs metadata get sharded --json")).unwrap();
@@ -156,7 +156,7 @@ fn values_are_printed_for_pipes_and_for_people() {
 }
 
 #[test]
-fn a_dry_run_says_what_would_change_and_changes_nothing() {
+fn dry_run_prints_changes_and_writes_nothing() {
     let scene = scene();
     let before = scene.ok("stat -c '%i %y %s' m.safetensors; sha256sum m.safetensors");
     let table = [
@@ -172,16 +172,16 @@ fn a_dry_run_says_what_would_change_and_changes_nothing() {
     let large = "head -c 100000000 /dev/zero | tr '\\0' x | weightfs metadata set m.safetensors large --dry-run";
     let said = scene.sh(large);
     assert!(said.code == 1 && said.out.is_empty() && said.err.contains("at most 100000000 are allowed"), "{said:?}");
-    // What changes nothing leaves the file alone, too.
+    // A command that changes no value does not write the file either.
     scene.ok("weightfs metadata set m.safetensors title=first && weightfs metadata set m.safetensors title=first -o ./m.safetensors");
     assert_eq!(scene.ok("stat -c '%i %y %s' m.safetensors; sha256sum m.safetensors"), before);
     assert_eq!(listed(scene.dir.path()), ["bin", "m.safetensors"]);
 }
 
 #[test]
-fn owner_permissions_and_attributes_stay() {
+fn owner_permissions_and_attributes_are_kept() {
     let scene = scene();
-    // rw for the owner, r for user 4 and the group, masked by rw.
+    // rw for the owner, r for user 4 and the group, rw as the mask.
     let acl = "0sAgAAAAEABgD/////AgAEAAQAAAAEAAQA/////xAABgD/////IAAAAP////8=";
     scene.ok("chown 5:7 m.safetensors && chmod 2640 m.safetensors && setfattr -n user.note -v text m.safetensors");
     scene.ok(&format!("setfattr -n user.empty m.safetensors && setfattr -n trusted.x -v y m.safetensors && setfattr -n system.posix_acl_access -v {acl} m.safetensors"));
@@ -192,22 +192,22 @@ fn owner_permissions_and_attributes_stay() {
     scene.ok("weightfs metadata set m.safetensors title=second");
     assert_eq!(scene.ok(attributes), before);
     assert_ne!(scene.path("m.safetensors").metadata().unwrap().ino(), inode);
-    // Nor does it get what the directory gives to new files: that would let others in.
+    // The file does not get the directory's default ACL, which would give access to others.
     scene.ok(&format!("mkdir dir && cp m.safetensors dir && chmod 640 dir/m.safetensors && setfattr -n system.posix_acl_default -v {acl} dir"));
     scene.ok("touch dir/new && getfattr -n system.posix_acl_access dir/new && weightfs metadata set dir/m.safetensors title=second");
     assert_eq!(scene.ok("stat -c %a dir/m.safetensors && getfattr -dm - dir/m.safetensors"), "640\n");
     scene.ok("rm -r dir");
-    // A link stays a link.
+    // A symbolic link stays a link.
     scene.ok("ln -s m.safetensors link && weightfs metadata set link title=third");
     assert!(scene.path("link").is_symlink());
     assert_eq!(
         scene.ok(&format!("{attributes}; weightfs metadata get m.safetensors title")),
         format!("{before}third\n")
     );
-    // Another name keeps the old file.
+    // Another hard link keeps the old file.
     scene.ok("ln m.safetensors other.safetensors");
     let said = scene.sh("weightfs metadata set m.safetensors title=fourth");
-    assert_eq!(said.err, "weightfs: m.safetensors: has 2 names; only this one leads to the changed file\n");
+    assert_eq!(said.err, "weightfs: m.safetensors: has 2 hard links; only this one refers to the changed file\n");
     assert_eq!(
         scene.ok("weightfs metadata get other.safetensors title; weightfs metadata get m.safetensors title"),
         "third\nfourth\n"
@@ -215,42 +215,42 @@ fn owner_permissions_and_attributes_stay() {
 }
 
 #[test]
-fn a_changed_copy_goes_where_it_is_told() {
+fn changed_copy_goes_to_the_output_path() {
     let scene = scene();
     let path = scene.path("m.safetensors");
     scene.ok("chmod 640 m.safetensors && cp m.safetensors keep && touch old && chmod 604 old && chown 5:7 old");
     scene.ok("mkdir dir && cp m.safetensors dir && ln -s m.safetensors link && ln m.safetensors hard");
     let (_, tensors) = read(&path);
-    let is_new = |path: &Path| {
+    let assert_new = |path: &Path| {
         let (metadata, found) = read(path);
         assert_eq!((metadata["title"].as_str(), found), ("second", tensors.clone()), "{}", path.display());
     };
     let set = |line: &str| scene.ok(&format!("umask 037; weightfs metadata set {line}"));
     set("m.safetensors title=second -o new");
-    is_new(&scene.path("new"));
+    assert_new(&scene.path("new"));
     assert_eq!(scene.ok("stat -c '%a' new"), "640\n");
     set("m.safetensors title=second -o old");
-    is_new(&scene.path("old"));
+    assert_new(&scene.path("old"));
     assert_eq!(scene.ok("stat -c '%a %u:%g' old; cmp keep m.safetensors"), "604 5:7\n");
-    // Another name of the file is replaced, and the file is not.
+    // A hard link of the source is replaced, and the source is unchanged.
     set("m.safetensors title=second -o hard");
-    is_new(&scene.path("hard"));
+    assert_new(&scene.path("hard"));
     scene.ok("cmp keep m.safetensors");
-    // A directory with one model in it.
+    // The source is a directory with one model.
     set("dir title=second");
-    is_new(&scene.path("dir/m.safetensors"));
+    assert_new(&scene.path("dir/m.safetensors"));
     for out in ["m.safetensors", "./m.safetensors", "dir/../m.safetensors", "link"] {
         scene.ok("cat keep >m.safetensors");
         set(&format!("m.safetensors title=second -o {out}"));
-        is_new(&path);
+        assert_new(&path);
         assert!(scene.path("link").is_symlink());
     }
-    // A link to what is not there yet leads there.
+    // A symbolic link to a missing file creates that file.
     scene.ok("mkdir elsewhere && ln -s elsewhere/first first && ln -s ../second elsewhere/first");
     set("keep title=second -o first");
-    is_new(&scene.path("second"));
+    assert_new(&scene.path("second"));
     assert!(scene.path("first").is_symlink() && scene.path("elsewhere/first").is_symlink());
-    // Pipes and devices get the bytes and stay what they are.
+    // Pipes and devices get the bytes and are not replaced.
     scene.ok("weightfs metadata set keep title=second -o - >piped && weightfs metadata set keep title=second -o - | cat >piped2");
     scene.ok("mkfifo fifo && (cat fifo >piped3 & weightfs metadata set keep title=second -o fifo && wait)");
     scene.ok("cmp piped m.safetensors && cmp piped2 m.safetensors && cmp piped3 m.safetensors");
@@ -275,7 +275,7 @@ fn a_changed_copy_goes_where_it_is_told() {
 }
 
 #[test]
-fn what_is_refused_is_left_as_it_was() {
+fn refused_commands_leave_files_unchanged() {
     let scene = scene();
     scene.ok("head -c 9999 m.safetensors >cut.safetensors && echo text >text.safetensors && mkdir several empty && cp m.safetensors several/a.safetensors && cp m.safetensors several/b.safetensors");
     scene.mkdir("sharded");
@@ -317,7 +317,7 @@ fn what_is_refused_is_left_as_it_was() {
         assert!(said.err.starts_with("weightfs: ") && said.err.lines().count() == 1, "{line}: {said:?}");
     }
     assert_eq!(scene.ok(STATE), before);
-    // What another user may not write to, or not make a file beside.
+    // A user who may not write to the file, or not create files in its directory.
     let user = "setpriv --reuid=65534 --regid=65534 --clear-groups -- weightfs metadata";
     scene.ok("chmod 777 . && chmod 644 m.safetensors");
     let said = scene.sh(&format!("{user} set m.safetensors a=b"));
@@ -326,11 +326,11 @@ fn what_is_refused_is_left_as_it_was() {
     assert_eq!(said.err, "weightfs: kept: is write-protected: Permission denied\n");
     scene.ok("chmod 755 . && chmod 666 m.safetensors");
     let said = scene.sh(&format!("{user} set m.safetensors a=b"));
-    assert_eq!(said.err, "weightfs: m.safetensors: no file can be made beside it: Permission denied\n");
+    assert_eq!(said.err, "weightfs: m.safetensors: cannot create a file beside it: Permission denied\n");
     scene.ok("chmod 777 .");
     let said = scene.sh(&format!("{user} set m.safetensors a=b"));
     assert_eq!(said.err, "weightfs: m.safetensors: cannot keep its owner and group: Operation not permitted\n");
-    // In a directory like /tmp nobody else may replace it.
+    // In a sticky directory like /tmp, other users may not replace the file.
     let before = scene.ok(
         "chmod 1777 . && cp m.safetensors mine && chmod 666 mine && stat -c '%i %a %u:%g %y' mine && sha256sum mine",
     );
@@ -342,11 +342,11 @@ fn what_is_refused_is_left_as_it_was() {
 }
 
 #[test]
-fn a_full_disk_costs_nothing() {
+fn full_disk_leaves_the_file_unchanged() {
     let scene = scene();
     let full = Namespace::new(&scene, "mkdir full && mount -t tmpfs -o size=400k full full && cp m.safetensors full");
     let before = full.ok("ls -la full && sha256sum full/m.safetensors");
-    // Nor does a limit to the size of files, of which a signal tells.
+    // RLIMIT_FSIZE, at which the kernel sends SIGXFSZ, leaves the file unchanged too.
     let said = scene.sh("ulimit -f 100; weightfs metadata set m.safetensors a=b");
     assert_eq!((said.code, &said.err[..]), (1, "weightfs: m.safetensors: File too large\n"));
     for line in ["set full/m.safetensors a=b", "clear full/m.safetensors", "set m.safetensors a=b -o full/out"] {
@@ -356,7 +356,7 @@ fn a_full_disk_costs_nothing() {
     }
 }
 
-/// A model of some tens of megabytes, with a copy that the command has changed.
+/// Writes a model of 24 MiB and a copy with a changed title, and returns the bytes of both.
 fn large(scene: &Scene) -> (Vec<u8>, Vec<u8>) {
     let tensors: Vec<String> = (0..24).map(|at| format!("layers.{at}.weight")).collect();
     let tensors: Vec<_> =
@@ -377,7 +377,7 @@ fn set_title(scene: &Scene) -> Command {
 }
 
 #[test]
-fn what_two_change_at_once_is_changed_twice() {
+fn concurrent_changes_are_all_applied() {
     let scene = Scene::new();
     large(&scene);
     for round in 0..10 {
@@ -392,7 +392,7 @@ fn what_two_change_at_once_is_changed_twice() {
         let found = scene.ok("weightfs metadata get m.safetensors");
         assert!(keys.iter().all(|key| found.contains(&format!("{key}=x\n"))), "{found}");
     }
-    // Who waits says so, and can be stopped.
+    // A command that waits for the lock reports that and can be interrupted.
     let wait = "weightfs metadata set m.safetensors late=x 2>said & until grep -q waiting said; do sleep 0.02; done; kill $!; wait $!";
     assert_eq!(scene.sh(&format!("flock m.safetensors sh -c '{wait}'")).code, 1);
     let text = "weightfs: m.safetensors: locked by another program; waiting for it\nweightfs: interrupted; no file was written\n";
@@ -401,12 +401,12 @@ fn what_two_change_at_once_is_changed_twice() {
 }
 
 #[test]
-fn killed_at_any_moment_the_file_is_whole() {
+fn kill_at_any_time_leaves_a_whole_file() {
     let scene = Scene::new();
     let path = scene.path("m.safetensors");
     let (old, new) = large(&scene);
     let (mut killed, mut replaced, mut delay) = (0, 0, Duration::ZERO);
-    // Later and later, until it comes too late several times: on any machine every part of the way is among them.
+    // The kill comes later and later, until it is too late several times, so every phase is covered on any machine.
     while killed < 60 || replaced < 5 {
         let mut child = set_title(&scene).spawn().unwrap();
         let started = Instant::now();
@@ -419,9 +419,9 @@ fn killed_at_any_moment_the_file_is_whole() {
         assert!(found == old || found == new, "after {delay:?}: neither the old file nor the new one");
         killed += usize::from(!status.success());
         if status.success() {
-            assert!(found == new, "after {delay:?}: it said that all was well");
+            assert!(found == new, "after {delay:?}: exit code 0, but not the new file");
         }
-        // Between its two names the new file is whole, and one may stay.
+        // A new file with a temporary name is complete, and may stay behind.
         for name in listed(scene.dir.path()).iter().filter(|name| name.starts_with('.')) {
             assert!(name.starts_with(".m.safetensors.") && name.ends_with(".weightfs-tmp"), "{name}");
             assert!(std::fs::read(scene.path(name)).unwrap() == new, "{name}");
@@ -437,13 +437,13 @@ fn killed_at_any_moment_the_file_is_whole() {
 }
 
 #[test]
-fn stopped_at_any_byte_the_file_is_whole() {
+fn write_error_at_any_byte_leaves_the_old_file() {
     let scene = Scene::new();
     let path = scene.path("m.safetensors");
     let (old, new) = large(&scene);
     let header = 8 + u64::from_le_bytes(new[..8].try_into().unwrap());
     let len = new.len() as u64;
-    // The kernel takes nothing beyond, and says so by an error and by a signal that would end the program.
+    // A write beyond the limit gives EFBIG and SIGXFSZ, which ends a program by default.
     for limit in [0, 1, 7, 8, header - 1, header, header + 1, 4096, 8192, 1 << 20, len / 2, len - 4096, len - 1, len] {
         let limit_arg = format!("--fsize={limit}");
         let mut command = Command::new("prlimit");
@@ -462,11 +462,11 @@ fn stopped_at_any_byte_the_file_is_whole() {
 }
 
 #[test]
-fn where_every_file_has_a_name_the_unfinished_one_is_told_by_it() {
+fn interrupt_removes_the_named_temporary_file() {
     let scene = Scene::new();
     let path = scene.path("m.safetensors");
     let (old, new) = large(&scene);
-    // Without /proc a file cannot get its name later.
+    // Without /proc, an unnamed file cannot get a name later, so the temporary file has one.
     let bare = Namespace::new(&scene, "mount -t tmpfs none /proc");
     let unfinished = || {
         let mut names = listed(scene.dir.path()).into_iter().filter(|name| name.starts_with('.'));
@@ -486,7 +486,7 @@ fn where_every_file_has_a_name_the_unfinished_one_is_told_by_it() {
         let output = child.wait_with_output().unwrap();
         let found = std::fs::read(&path).unwrap();
         match output.status.code() {
-            // The signal came when it was all but done.
+            // The signal came too late.
             Some(0) => assert!(found == new && unfinished().is_none(), "{signal}"),
             Some(code) => {
                 let said = String::from_utf8(output.stderr).unwrap();
@@ -507,18 +507,19 @@ fn where_every_file_has_a_name_the_unfinished_one_is_told_by_it() {
     assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o604);
 }
 
-/// Whether the kernel has a file system, or can load it.
+/// Whether the kernel supports a file system or can load its module.
 fn kernel_has(kind: &str) -> bool {
-    let known = || std::fs::read_to_string("/proc/filesystems").unwrap().contains(&format!("\t{kind}\n"));
-    known() || Command::new("modprobe").args(["-q", kind]).status().is_ok_and(|status| status.success()) && known()
+    let supported = || std::fs::read_to_string("/proc/filesystems").unwrap().contains(&format!("\t{kind}\n"));
+    supported()
+        || Command::new("modprobe").args(["-q", kind]).status().is_ok_and(|status| status.success()) && supported()
 }
 
 #[test]
-fn the_data_is_shared_where_the_file_system_can() {
-    /// What both sides have in the same place of the disk, by `weightfs diff`, which then reads nothing of it.
+fn data_is_shared_on_file_systems_with_reflinks() {
+    /// The bytes that both files share on the disk, as found by `weightfs diff`, which does not read them.
     fn shared(disk: &Namespace, pair: &str) -> u64 {
         let said = disk.sh(&format!("weightfs diff --data --json {pair}"));
-        // The metadata differs.
+        // The exit code is 1 because the metadata differs.
         assert_eq!((said.code, &said.err[..]), (1, ""), "{pair}");
         let said: serde_json::Value = serde_json::from_str(&said.out).unwrap();
         assert!(said["data"]["different"].as_array().unwrap().is_empty());
@@ -526,13 +527,13 @@ fn the_data_is_shared_where_the_file_system_can() {
     }
     for kind in ["xfs", "btrfs", "ext4"] {
         if !kernel_has(kind) {
-            // Past the harness, which would swallow it in a test that passes.
-            let _ = writeln!(std::io::stderr(), "this kernel has no {kind}: nothing was shown of it");
+            // Written directly, because the test harness hides what `eprintln!` prints in a passing test.
+            let _ = writeln!(std::io::stderr(), "{kind}: skipped: this kernel does not support it");
             continue;
         }
         let scene = Scene::new();
         let (old, new) = large(&scene);
-        // A loop device that goes with its mount.
+        // The loop device is released with its mount.
         let setup = format!(
             "mkdir fs && truncate -s 400M disk && mkfs.{kind} -q disk >mkfs.log && mount -o loop disk fs && cp m.safetensors fs && sync -f fs"
         );
@@ -544,7 +545,7 @@ fn the_data_is_shared_where_the_file_system_can() {
         };
         let before = used();
         let long = "x".repeat(20_000);
-        // In the room that the header has, in a longer header, and in a shorter one.
+        // Metadata that fits in the old header, that needs a longer header, and that needs a shorter one.
         disk.ok("weightfs metadata set fs/m.safetensors title=second -o fs/a");
         disk.ok(&format!("weightfs metadata set fs/m.safetensors title={long} -o fs/b"));
         disk.ok("weightfs metadata clear fs/b -o fs/c");
@@ -557,7 +558,7 @@ fn the_data_is_shared_where_the_file_system_can() {
             let shared = shared(&disk, pair);
             match kind {
                 "ext4" => assert_eq!(shared, 0, "{kind} {pair}"),
-                // All but what shares a block with the header.
+                // All data except what shares a block with the header.
                 _ => assert!((data - 4096..=data).contains(&shared), "{kind} {pair}: {shared}"),
             }
         }
@@ -565,15 +566,15 @@ fn the_data_is_shared_where_the_file_system_can() {
             "ext4" => assert!(taken > 3 * data, "{kind}: {taken}"),
             _ => assert!(taken < data / 4, "{kind}: {taken}"),
         }
-        // What is written and not on the disk yet is another's: its place there is not the one that the file system
-        // still tells.
+        // Data that is written but not yet on the disk is not shared, although the file system still reports the old
+        // extent.
         if kind != "ext4" {
             disk.ok("cp --reflink=always fs/m.safetensors fs/d && sync -f fs");
             disk.ok("printf x | dd of=fs/d bs=1 seek=9000000 conv=notrunc status=none");
             let said = disk.sh("weightfs diff --data fs/m.safetensors fs/d");
             assert!(said.code == 1 && said.out.contains("data: 1 different, 23 equal; "), "{kind}: {said:?}");
         }
-        // Nothing of the old file was touched.
+        // A change in place gives the same bytes as the changed copy.
         disk.ok("weightfs metadata set fs/m.safetensors title=second && cmp fs/m.safetensors fs/a");
         assert!(new == std::fs::read(scene.path("changed")).unwrap());
     }

@@ -1,4 +1,4 @@
-"""What the official Python package reads in SOURCE, held against a mount of it or laid out as ordinary files.
+"""Compares what the official Python package reads in SOURCE with a mount of it, or writes it as ordinary files.
 
     official.py check SOURCE MOUNT      prints how many tensors and metadata keys were compared
     official.py extract SOURCE DIR      writes header.json, tensors/, tree/ (hard links) and metadata/ into DIR
@@ -19,7 +19,7 @@ NUMPY = dict(pair.split(":") for pair in """BOOL:? U8:u1 I8:i1 I16:<i2 U16:<u2 F
 
 
 def encode(name):
-    """The file name of `name`, made from the words of the specification and not from the code under test."""
+    """The file name of `name`, written from the documentation and not from the code under test."""
     if name in ("", ".", ".."):
         return name.replace(".", "%2E") or "%"
     units = [f"%{ord(char):02X}" if char in "/%\x7f" or char < " " else char for char in name]
@@ -39,7 +39,7 @@ def read(path):
 
 
 class Official:
-    """The file as the official package sees it, and the paths that its parts must have in a mount."""
+    """A file as the official package reads it, and the paths that its parts must have in a mount."""
 
     def __init__(self, source):
         self.path, self.stat, self.bytes = source, os.stat(source), read(source)
@@ -94,7 +94,7 @@ def check_tensor(official, mount, line):
     assert stat.st_nlink == 2 and os.path.samestat(stat, os.stat(join(mount, tree))), (path, stat)
     expected_stat = (theirs.st_mode & 0o444, theirs.st_uid, theirs.st_gid, theirs.st_mtime_ns)
     assert (stat.st_mode & 0o7777, stat.st_uid, stat.st_gid, stat.st_mtime_ns) == expected_stat, (path, stat)
-    # The map comes first, and its second half before the first: its faults must fetch the bytes themselves.
+    # The map is read first, and its second half before the first, so that page faults fetch the bytes.
     if expected:
         half = len(expected) // 2
         with open(file, "rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:

@@ -1,5 +1,5 @@
-// Loaded before the C library: has the clock fail, and with it Rust's standard library panic, in threads of the name that stands
-// in the file named by WEIGHTFS_TEST_PANIC. An empty name fails none.
+// A library for LD_PRELOAD. It makes the monotonic clock fail, so that Rust's standard library panics, in threads
+// whose names begin with the text in the file named by WEIGHTFS_TEST_PANIC. An empty text has no effect.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

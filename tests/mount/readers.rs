@@ -1,4 +1,4 @@
-//! Readers for tests in which something happens meanwhile: of three kinds, each comparing every byte that it gets.
+//! Concurrent readers of three kinds, for tests that disturb a mount. Each reader compares every byte that it gets.
 
 use crate::support::{python, wait_until};
 use nix::errno::Errno;
@@ -13,30 +13,30 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
-/// A file of a mount and what it must hold.
+/// A file of a mount and its expected contents.
 #[derive(Debug)]
 pub struct Expected {
     /// Its path in the mount.
     pub name: String,
     pub bytes: Vec<u8>,
-    /// A file that holds the same, for readers that are other programs.
+    /// A file with the same bytes, for readers in other processes.
     pub copy: PathBuf,
-    /// Bytes from its beginning that are read.
+    /// How many bytes are read, from the beginning.
     pub len: usize,
 }
 
-/// How a reader ended. That it got other bytes than it should ends the test.
+/// How a reader ended. Wrong bytes fail the test instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// It was told to, and every byte had been right.
+    /// It was stopped, and every byte was right.
     Right,
     Error(Errno),
-    /// Killed by a signal, as a reader of a map is that gets an error.
+    /// It was killed by a signal, as a reader of a map is on an error.
     Signal(i32),
 }
 
 impl End {
-    /// What a reader may get of a file whose source has failed: an error that is no part of the file, or SIGBUS.
+    /// Whether a source that has failed may end a reader this way: EIO, ESTALE or SIGBUS.
     pub fn is_error(self) -> bool {
         [Self::Error(Errno::EIO), Self::Error(Errno::ESTALE), Self::Signal(nix::libc::SIGBUS)].contains(&self)
     }
@@ -45,18 +45,18 @@ impl End {
 /// A kind of reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// In blocks from the beginning to the end, through the page cache of the mount, which it empties after each round.
+    /// In blocks from beginning to end, through the page cache, which is dropped after each round.
     Sequential,
-    /// Pieces of odd sizes at odd places, past the page cache, so that the daemon is asked each time.
+    /// In pieces of random size at random offsets, with O_DIRECT, so that every read reaches the daemon.
     Random,
-    /// A map, in a process of its own.
+    /// Through a map, in a separate process.
     Mapped,
 }
 
-/// Which reader of which file, and how it ended.
+/// The file name and the kind of a reader, and how it ended.
 pub type Ended = (String, Way, End);
 
-/// A reader of each kind for each of some files, all at work, round and round.
+/// A reader of each kind for each file. They read in rounds until they are stopped.
 pub struct Readers {
     stop: Arc<AtomicBool>,
     threads: Vec<Thread>,
@@ -66,13 +66,13 @@ pub struct Readers {
 struct Thread {
     name: String,
     way: Way,
-    /// Twice the number of rounds that it has ended, and one more within a round.
+    /// Twice the number of completed rounds, plus one within a round.
     rounds: Arc<AtomicUsize>,
     handle: JoinHandle<End>,
 }
 
 impl Readers {
-    /// Starts them; returns when each has got bytes, or an error.
+    /// Starts the readers and waits until each has got bytes or an error.
     pub fn start(point: &Path, files: &[Arc<Expected>]) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let thread = |file: &Arc<Expected>, way: Way| {
@@ -100,18 +100,18 @@ impl Readers {
         readers
     }
 
-    /// Returns when each that has not ended has begun and ended a whole round since.
+    /// Waits until each reader that has not ended has begun and completed a round.
     pub fn round(&mut self) {
         let seen: Vec<usize> = self.threads.iter().map(Thread::rounds).collect();
         self.mapped.round();
-        // The round that is under way may have begun before.
+        // The current round does not count, because it may have begun before this call.
         wait_until("every reader has read once more", || {
             let mut threads = self.threads.iter().zip(&seen);
             threads.all(|(thread, seen)| thread.handle.is_finished() || thread.rounds() >= (seen | 1) + 3)
         });
     }
 
-    /// Stops them; says how each ended.
+    /// Stops the readers and returns how each ended.
     pub fn stop(mut self) -> Vec<Ended> {
         self.stop.store(true, Ordering::Relaxed);
         let mut ended = self.mapped.stop();
@@ -122,7 +122,7 @@ impl Readers {
         ended
     }
 
-    /// Has each read everything at least once; says how each ended.
+    /// Reads every file at least once in each way and returns how each reader ended.
     pub fn once(point: &Path, files: &[Arc<Expected>]) -> Vec<Ended> {
         let mut readers = Self::start(point, files);
         readers.round();
@@ -142,11 +142,11 @@ impl Thread {
     }
 }
 
-/// Reads until told to stop.
+/// Reads rounds until `stop` is set.
 fn read(opened: &File, file: &Expected, way: Way, rounds: &AtomicUsize, stop: &AtomicBool) -> Result<(), Errno> {
     const BLOCK: usize = 128 << 10;
     let mut state = file.len as u64 | 1;
-    // Each piece from the beginning to the end, or as many pieces somewhere.
+    // Offset and size: the block of this number, or a random piece.
     let mut piece = |at: usize| {
         if way == Way::Sequential {
             return (at * BLOCK, BLOCK);
@@ -187,7 +187,7 @@ pub struct Mapped {
 }
 
 impl Mapped {
-    /// The program, with nothing to read yet.
+    /// Starts the program without files to read.
     pub fn new() -> Self {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mount/mapped.py");
         let mut command = Command::new(python());
@@ -203,11 +203,11 @@ impl Mapped {
         let line = |file: &Arc<Expected>| {
             format!("{}\t{}\t{}\n", point.join(&file.name).display(), file.copy.display(), file.len)
         };
-        self.say(&(files.iter().map(line).collect::<String>() + "\n"));
+        self.send(&(files.iter().map(line).collect::<String>() + "\n"));
         assert_eq!(self.line(), "reading\n");
     }
 
-    fn say(&mut self, text: &str) {
+    fn send(&mut self, text: &str) {
         self.input.as_mut().unwrap().write_all(text.as_bytes()).unwrap();
     }
 
@@ -219,7 +219,7 @@ impl Mapped {
 
     /// As [`Readers::round`].
     pub fn round(&mut self) {
-        self.say("\n");
+        self.send("\n");
         assert_eq!(self.line(), "done\n");
     }
 
@@ -230,7 +230,7 @@ impl Mapped {
         let end = |name: String| {
             let end = match self.line().trim_end() {
                 "right" => End::Right,
-                said => End::Signal(said.parse().unwrap_or_else(|_| panic!("{name} mapped: {said}"))),
+                text => End::Signal(text.parse().unwrap_or_else(|_| panic!("{name} mapped: {text}"))),
             };
             (name, Way::Mapped, end)
         };

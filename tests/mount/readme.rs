@@ -1,11 +1,11 @@
-//! The README's commands do what a reader sees there: every line that begins with `$` in a `console` block is run.
+//! The commands of the README work: every line that begins with `$` in a `console` block is run.
 
 use crate::support::{Detached, Scene, WEIGHTFS, require_fuse, wait_until};
 use safetensors::Dtype;
 use std::path::Path;
 use std::process::Command;
 
-#[allow(dead_code, reason = "its main is the example's")]
+#[allow(dead_code, reason = "`main` belongs to the example")]
 #[path = "../../examples/sample.rs"]
 mod sample;
 
@@ -16,7 +16,7 @@ fn commands() -> Vec<&'static str> {
 }
 
 #[test]
-fn the_commands_of_the_readme_work() {
+fn readme_commands_work() {
     require_fuse!();
     let scene = Scene::new();
     sample::write(&scene.path("model.safetensors")).unwrap();
@@ -50,7 +50,7 @@ fn the_commands_of_the_readme_work() {
             .unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         assert!(output.status.success(), "$ {command}\n{}{}", text(&output.stdout), text(&output.stderr));
-        let says_nothing = [
+        let is_silent = [
             "mkdir ",
             "weightfs umount",
             "weightfs metadata set tuned",
@@ -63,9 +63,9 @@ fn the_commands_of_the_readme_work() {
         ]
         .iter()
         .any(|quiet| command.starts_with(quiet));
-        assert!(says_nothing || command.contains('>') || !output.stdout.is_empty(), "$ {command}\nprinted nothing");
+        assert!(is_silent || command.contains('>') || !output.stdout.is_empty(), "$ {command}\nprinted nothing");
         assert!(command.contains("--lenient") || output.stderr.is_empty(), "$ {command}\n{}", text(&output.stderr));
     }
-    // The daemon removes the directory that was made for its mount, a moment after the mount has gone.
+    // The daemon removes the mount point that it created shortly after the unmount.
     wait_until("the mount point is removed", || !scene.path("model").exists());
 }

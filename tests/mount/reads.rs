@@ -1,10 +1,10 @@
-//! Bytes: what is read is what is in the file.
+//! Reads of tensor files: their bytes, the page cache, direct I/O, read-ahead and threads.
 
 use crate::support::{Scene, python, require_fuse, run_ok, wait_until};
 use safetensors::SafeTensors;
 
 #[test]
-fn every_tensor_is_a_file_of_its_bytes() {
+fn tensor_files_have_the_bytes_of_the_tensors() {
     require_fuse!();
     let scene = Scene::new();
     let source = scene.sample();
@@ -24,7 +24,7 @@ fn every_tensor_is_a_file_of_its_bytes() {
 }
 
 #[test]
-fn what_was_read_stays_cached_between_opens() {
+fn page_cache_is_kept_between_opens() {
     require_fuse!();
     let scene = Scene::new();
     let mount = scene.mount(&scene.sample(), &[]);
@@ -33,10 +33,10 @@ fn what_was_read_stays_cached_between_opens() {
     assert_eq!(cached(), 0);
     let size = std::fs::read(&file).unwrap().len() as u64;
     assert_eq!(cached(), size);
-    // Opened and closed again: a file system that does not say otherwise would lose it here.
+    // Without FOPEN_KEEP_CACHE, the kernel would drop the cached pages at this open.
     drop(std::fs::File::open(&file).unwrap());
     assert_eq!(cached(), size);
-    // The other name of the tensor shares it.
+    // The other path of the tensor shares the cached pages.
     assert_eq!(
         run_ok("fincore", ["-nbo", "RES", mount.path("tree/model/embed/weight").to_str().unwrap()]).trim(),
         size.to_string()
@@ -44,7 +44,7 @@ fn what_was_read_stays_cached_between_opens() {
 }
 
 #[test]
-fn several_threads_serve() {
+fn number_of_threads_is_configurable() {
     require_fuse!();
     let scene = Scene::new();
     for (args, expected) in [(&["--threads", "3"][..], 3), (&["-o", "threads=1"], 1), (&[], 2)] {
@@ -55,7 +55,7 @@ fn several_threads_serve() {
                 tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap_or_default());
             names.filter(|name| name.starts_with("fuser-")).count()
         };
-        // The mount is announced before the last of them has started.
+        // The mount is reported before the last thread has started.
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
         while threads() < expected && std::time::Instant::now() < deadline {
             std::thread::yield_now();
@@ -65,14 +65,14 @@ fn several_threads_serve() {
 }
 
 #[test]
-fn direct_io_reads_the_same_bytes_past_the_cache() {
+fn direct_io_reads_the_same_bytes() {
     require_fuse!();
     let scene = Scene::new();
     let source = scene.sample();
     let cached = scene.mount(&source, &[]);
     let direct = scene.mount(&source, &["-o", "direct_io"]);
     scene.ok(&format!("diff -r {} {}", cached.point.display(), direct.point.display()));
-    // Maps need the cache, and get it.
+    // Maps work too, although they use the page cache.
     let script =
         "import mmap, sys; f = open(sys.argv[1], 'rb'); print(len(mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)[:]))";
     let path = direct.path("tensors/model.embed.weight");
@@ -81,7 +81,7 @@ fn direct_io_reads_the_same_bytes_past_the_cache() {
 }
 
 #[test]
-fn root_has_the_kernel_read_ahead_as_much_as_it_asks_for() {
+fn root_mount_sets_the_read_ahead_of_the_kernel() {
     require_fuse!();
     let scene = Scene::new();
     let mount = scene.mount(&scene.sample(), &[]);
@@ -89,6 +89,6 @@ fn root_has_the_kernel_read_ahead_as_much_as_it_asks_for() {
     let line = list.lines().find(|line| line.contains(mount.point.to_str().unwrap())).unwrap();
     let device = line.split(' ').nth(2).unwrap();
     let path = format!("/sys/class/bdi/{device}/read_ahead_kb");
-    // Set after the mount stands, at about the time at which it says so.
+    // It is set after mounting, at about the time at which the mount is reported.
     wait_until("the read-ahead is set", || std::fs::read_to_string(&path).unwrap().trim() == "1024");
 }

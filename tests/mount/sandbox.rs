@@ -1,5 +1,5 @@
-//! The sandbox of a daemon at work, and the process outside that unmounts for it. What is refused inside:
-//! `tests/sandbox.rs`.
+//! The sandbox of a running daemon, and the helper process outside of it that unmounts. `tests/sandbox.rs` tests what
+//! the sandbox refuses.
 
 use crate::support::{Namespace, Scene, pattern, require_fuse, wait_until};
 use nix::sys::signal::{Signal, kill, killpg};
@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-/// What is in force for each thread of a process: no new privileges, seccomp, and the capabilities that it has.
+/// For each thread of a process: no_new_privs, the seccomp mode and the permitted capabilities.
 fn restrictions(pid: Pid) -> Vec<[String; 3]> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let of = |status: &str| {
@@ -23,11 +23,11 @@ fn restrictions(pid: Pid) -> Vec<[String; 3]> {
             line.trim().trim_start_matches('0').to_owned()
         })
     };
-    // A thread may end between the two.
+    // A thread may end before its status is read.
     tasks.filter_map(|task| Some(of(&std::fs::read_to_string(task.ok()?.path().join("status")).ok()?))).collect()
 }
 
-/// What the descriptors of a process lead to.
+/// The sorted targets of the descriptors of a process.
 fn descriptors(pid: Pid) -> Vec<String> {
     let links = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
     let mut names: Vec<String> =
@@ -36,21 +36,22 @@ fn descriptors(pid: Pid) -> Vec<String> {
     names
 }
 
+/// The only tensor of a model.
 fn one(name: &str, len: usize) -> Vec<crate::support::Tensor<'_>> {
     vec![(name, Dtype::U8, Box::leak(Box::new([len])), pattern(len))]
 }
 
 #[test]
-fn every_thread_of_a_daemon_at_work_is_in_the_sandbox() {
+fn every_daemon_thread_is_sandboxed() {
     require_fuse!();
     let scene = Scene::new();
     scene.sample();
     scene.ok("mkdir mnt");
-    // What is left of all capabilities is DAC_READ_SEARCH, or DAC_OVERRIDE where root has no other.
+    // The only capability left is DAC_READ_SEARCH, or DAC_OVERRIDE if root does not have DAC_READ_SEARCH.
     let few = |capabilities: &str| ["4", "2"].contains(&capabilities);
     for (options, expected) in [("", ["1", "2"]), ("--no-sandbox", ["", ""])] {
         scene.ok(&format!("weightfs {options} --threads 4 sample.safetensors mnt"));
-        // Has every kind of thread started: those that serve, that sort, that wait for long work and that do it.
+        // Starts every kind of thread: those that serve, that sort, that wait for computations and that compute.
         scene.ok("cat mnt/stats/* mnt/plots/* mnt/SHA256SUMS mnt/index.json mnt/export/* >/dev/null; find mnt/tree");
         let [daemon] = scene.daemons()[..] else { panic!("{:?}", scene.processes()) };
         let threads = restrictions(daemon);
@@ -58,8 +59,8 @@ fn every_thread_of_a_daemon_at_work_is_in_the_sandbox() {
         for thread in threads {
             assert!(thread[..2] == expected && few(&thread[2]) == options.is_empty(), "{options} {thread:?}");
         }
-        // The other process is free, and has nothing but its ends of two sockets, besides what both got from their
-        // parent.
+        // The helper process is not sandboxed. Besides what both processes inherit, it holds only its ends of two
+        // sockets.
         let [outside] = scene.unmounters()[..] else { panic!("{:?}", scene.processes()) };
         assert!(restrictions(outside).iter().all(|thread| thread[..2] == ["", ""]));
         let (held, shared) = (descriptors(outside), descriptors(daemon));
@@ -75,14 +76,14 @@ fn every_thread_of_a_daemon_at_work_is_in_the_sandbox() {
 }
 
 #[test]
-fn what_was_not_there_when_it_was_mounted_is_not_opened() {
+fn files_that_appear_after_mounting_are_not_opened() {
     require_fuse!();
     let scene = Scene::new();
     scene.ok("mkdir mnt m m/folder elsewhere blobs");
     for model in ["m/a", "m/b", "m/folder/c", "elsewhere/d", "outside"] {
         scene.model(&format!("{model}.safetensors"), &one("w", 5), &[]);
     }
-    // As in the cache of Hugging Face: the files are links to others that no name tells to be models.
+    // As in the Hugging Face cache, the models are links to files without the extension .safetensors.
     for blob in ["blobs/1", "blobs/2"] {
         scene.model(blob, &one(blob, 5), &[]);
     }
@@ -95,11 +96,11 @@ fn what_was_not_there_when_it_was_mounted_is_not_opened() {
     }
     symlink("../elsewhere", scene.path("m/far")).unwrap();
     let there = ["a/tensors/w", "folder/c/tensors/w", "far/d/tensors/w", "linked/tensors/blobs%2F1", "set/tensors/*"];
-    // One is opened by a thread that serves, the other by one of those that read many headers.
+    // A thread that serves opens the first, and a thread that reads many headers opens the second.
     let replaced = [("b", "b.safetensors"), ("own", "own-00001-of-00001.safetensors")];
     for (options, is_opened) in [("", false), ("--no-sandbox", true)] {
         scene.ok(&format!("weightfs {options} --log-file log m mnt"));
-        // Nothing is open yet, and what lies outside becomes a part of the folder, as far as names go.
+        // No file is open yet. Links to a file outside of the folder replace files in it.
         for (_, file) in replaced {
             scene.ok(&format!("mv m/{file} kept-{file} && ln -s ../outside.safetensors m/{file}"));
         }
@@ -108,7 +109,7 @@ fn what_was_not_there_when_it_was_mounted_is_not_opened() {
             assert_eq!(found.lines().any(|found| found == name), is_opened, "{options} {found}");
             if !is_opened {
                 let reason = format!(
-                    "m/{file}: not among the files that were there when it was mounted, and no other is opened; mount it again"
+                    "m/{file}: not among the files that were there when it was mounted, and the sandbox allows no others; mount it again"
                 );
                 let said = scene.ok(&format!("cat mnt/{name}.error.txt"));
                 assert!(said.contains(&reason), "{said}");
@@ -127,7 +128,7 @@ fn what_was_not_there_when_it_was_mounted_is_not_opened() {
 }
 
 #[test]
-fn the_log_of_the_system_hears_of_it_from_the_sandbox() {
+fn sandboxed_daemon_logs_to_syslog() {
     require_fuse!();
     let scene = Scene::new();
     scene.sample();
@@ -152,7 +153,7 @@ fn the_log_of_the_system_hears_of_it_from_the_sandbox() {
 }
 
 #[test]
-fn a_file_that_was_closed_and_then_replaced_is_stale() {
+fn replaced_file_gives_estale_after_it_was_closed() {
     require_fuse!();
     let scene = Scene::new();
     scene.ok("mkdir mnt m");
@@ -164,27 +165,30 @@ fn a_file_that_was_closed_and_then_replaced_is_stale() {
     let map: serde_json::Map<_, _> = (0..SHARDS).map(|at| (format!("t{at}"), name(at).into())).collect();
     let index = serde_json::json!({ "weight_map": map });
     std::fs::write(scene.path("m/s.safetensors.index.json"), index.to_string()).unwrap();
-    // Sixteen files are held at most.
+    // At most 16 files are held open.
     scene.ok("ulimit -n 64; weightfs --log-file log m/s.safetensors.index.json mnt");
     scene.ok("cat mnt/tensors/t99 mnt/tensors/t98 >/dev/null");
-    // One of them is replaced by its like, and one comes to lie elsewhere: its bytes are those that were mounted.
+    // A copy replaces one shard. Another shard is moved, and a link leads to it, so it is still the mounted file.
     scene.ok(&format!("cp m/{0} new && mv new m/{0} && mv m/{1} kept && ln -s ../kept m/{1}", name(7), name(8)));
     scene.ok("for at in $(seq 20 90); do cat mnt/tensors/t$at; done >/dev/null");
     let said = scene.sh("cat mnt/tensors/t7");
     assert!(said.code == 1 && said.err.contains("Stale file handle"), "{said:?}");
     assert_eq!(scene.ok("wc -c <mnt/tensors/t8"), "9\n");
     let log = scene.ok("cat log");
-    let reason = format!("{}: gone or replaced while too many files were open to hold it; mount it again\n", name(7));
+    let reason = format!(
+        "{}: gone or replaced while it was closed because of the limit of open files; mount it again\n",
+        name(7)
+    );
     assert!(log.lines().count() == 1 && log.ends_with(&reason), "{log}");
     scene.ok("weightfs umount mnt");
     scene.wait_for_end();
 }
 
 #[test]
-fn a_killed_daemon_has_nobody_wait_and_leaves_no_process() {
+fn killed_daemon_blocks_no_reader_and_leaves_no_process() {
     require_fuse!();
     let scene = Scene::new();
-    // Terabytes, of which nobody has computed anything before the end.
+    // 4 TiB, so that the computation is still running when the daemon is killed.
     let len = 1u64 << 42;
     let header = format!(r#"{{"t":{{"dtype":"U8","shape":[{len}],"data_offsets":[0,{len}]}}}}"#);
     let path = scene.raw("model.safetensors", header.as_bytes(), b"");
@@ -193,7 +197,7 @@ fn a_killed_daemon_has_nobody_wait_and_leaves_no_process() {
     let mut reader =
         scene.command("cat").arg("mnt/stats/t.json").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let [daemon] = scene.daemons()[..] else { panic!("{:?}", scene.processes()) };
-    wait_until("the daemon computes", || {
+    wait_until("a worker thread runs", || {
         let tasks = std::fs::read_dir(format!("/proc/{daemon}/task")).unwrap();
         let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
         names.into_iter().any(|name| name == "worker\n")
@@ -203,17 +207,17 @@ fn a_killed_daemon_has_nobody_wait_and_leaves_no_process() {
     reader.stderr.take().unwrap().read_to_string(&mut said).unwrap();
     reader.wait().unwrap();
     assert!(said.contains("Transport endpoint is not connected") || said.contains("connection abort"), "{said}");
-    wait_until("only this is left", || scene.daemons().is_empty() && scene.unmounters().is_empty());
+    wait_until("the daemon and its helper have ended", || scene.daemons().is_empty() && scene.unmounters().is_empty());
     assert!(scene.sh("ls mnt").err.ends_with("Transport endpoint is not connected\n"));
     assert_eq!(scene.ok("weightfs umount mnt; ls mnt"), "");
 }
 
 #[test]
-fn a_signal_to_the_whole_group_unmounts() {
+fn signal_to_the_process_group_unmounts() {
     require_fuse!();
     let scene = Scene::new();
     scene.sample();
-    // As Ctrl-C in a terminal, and as timeout(1) ends what it has started.
+    // Ctrl-C in a terminal and timeout(1) signal the whole process group.
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
         let mut command = scene.command("weightfs");
         command.args(["-f", "sample.safetensors"]).stdout(Stdio::piped()).process_group(0);
@@ -222,7 +226,7 @@ fn a_signal_to_the_whole_group_unmounts() {
         out.read_line(&mut String::new()).unwrap();
         killpg(Pid::from_raw(child.id() as i32), signal).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(0), "{signal}");
-        // Nobody holds the other end of what it printed to.
+        // No process keeps the standard output open.
         out.read_to_string(&mut String::new()).unwrap();
         assert_eq!((scene.mounts(), scene.path("sample").exists()), (vec![], false), "{signal}");
         scene.wait_for_end();
@@ -230,21 +234,21 @@ fn a_signal_to_the_whole_group_unmounts() {
 }
 
 #[test]
-fn without_the_process_that_unmounts_the_mount_stays_until_it_is_unmounted() {
+fn mount_stays_without_the_helper_that_unmounts() {
     require_fuse!();
     let scene = Scene::new();
     scene.sample();
     scene.ok("weightfs --log-file log sample.safetensors");
     let [outside] = scene.unmounters()[..] else { panic!("{:?}", scene.processes()) };
-    // It is not for signals but for this one.
+    // The helper ignores all of these signals except SIGKILL.
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGPIPE, Signal::SIGKILL] {
         assert_eq!(scene.unmounters(), [outside]);
         kill(outside, signal).unwrap();
     }
-    wait_until("it is gone", || scene.unmounters().is_empty());
+    wait_until("the helper has ended", || scene.unmounters().is_empty());
     scene.ok("kill -TERM $DAEMON");
     let reason = "cannot unmount: the helper process is gone (`weightfs umount` works without it)\n";
-    wait_until("the log says why", || scene.ok("cat log").ends_with(reason));
+    wait_until("the log has the reason", || scene.ok("cat log").ends_with(reason));
     scene.ok("cat sample/stats/* sample/tensors/* >/dev/null; weightfs umount sample");
     scene.wait_for_end();
 }

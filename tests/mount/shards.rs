@@ -1,4 +1,4 @@
-//! Models of many files: one name space, held against the index.
+//! Sharded models: the tensors of all shards as one model, checked against the index.
 
 use crate::support::{Mount, Scene, Tensor, WEIGHTFS, pattern, require_fuse, run, run_ok};
 use safetensors::{Dtype, SafeTensors};
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
-/// Three shards; tensors of one layer lie in different ones.
+/// Three shards. The tensors of a layer are in different shards.
 fn shards() -> [(&'static str, Vec<Tensor<'static>>); 3] {
     [
         (
@@ -21,7 +21,7 @@ fn shards() -> [(&'static str, Vec<Tensor<'static>>); 3] {
     ]
 }
 
-/// Writes the shards and an index, after `change` had its way with that; returns the index.
+/// Writes the shards and their index, whose map of tensors `change` may modify. Returns the path of the index.
 fn sharded(scene: &Scene, change: impl FnOnce(&mut BTreeMap<String, String>)) -> PathBuf {
     let mut map = BTreeMap::new();
     for (at, (file, tensors)) in shards().iter().enumerate() {
@@ -35,7 +35,8 @@ fn sharded(scene: &Scene, change: impl FnOnce(&mut BTreeMap<String, String>)) ->
     path
 }
 
-fn is_whole(mount: &Mount) {
+/// Asserts that the mount has all tensors in every view.
+fn assert_complete(mount: &Mount) {
     let export = mount.read("export/model.safetensors");
     let (_, metadata) = SafeTensors::read_metadata(&export).unwrap();
     assert_eq!(metadata.metadata().as_ref().unwrap().len(), 2);
@@ -55,11 +56,12 @@ fn is_whole(mount: &Mount) {
 }
 
 #[test]
-fn the_shards_are_one_model() {
+fn shards_are_mounted_as_one_model() {
     require_fuse!();
     let scene = Scene::new();
     let index = sharded(&scene, |_| {});
-    // By the index, by the directory, and as a snapshot of a cache has it: links to files of other names.
+    // The source is the index, its directory, or a snapshot as in the Hugging Face cache: links to files with other
+    // names.
     let cache = Scene::new();
     let snapshot = cache.mkdir("snapshot");
     let blobs = cache.mkdir("blobs");
@@ -68,10 +70,10 @@ fn the_shards_are_one_model() {
         symlink(format!("../blobs/{at}"), snapshot.join(file)).unwrap();
     }
     for source in [&index, &scene.dir.path().to_owned(), &snapshot, &snapshot.join("model.safetensors.index.json")] {
-        // The mount point may not hold the source.
+        // The mount point is outside of the source directory.
         let outside = Scene::new();
         let mount = outside.mount(source, &[]);
-        is_whole(&mount);
+        assert_complete(&mount);
         let mut root = mount.list("");
         root.sort();
         assert!(root.contains(&"shards".to_owned()) && !root.contains(&"header.json".to_owned()), "{root:?}");
@@ -85,7 +87,7 @@ fn the_shards_are_one_model() {
                     && header.len() as u64 == u64::from_le_bytes(whole[..8].try_into().unwrap())
             );
         }
-        // Of a key that several shards have, the first shard's value stands.
+        // If several shards have a metadata key, the value of the first shard counts.
         assert_eq!(mount.read("metadata/part"), b"0");
         let index: serde_json::Value = serde_json::from_slice(&mount.read("index.json")).unwrap();
         for tensor in index["tensors"].as_array().unwrap() {
@@ -98,7 +100,7 @@ fn the_shards_are_one_model() {
 }
 
 #[test]
-fn the_official_package_reads_the_whole() {
+fn official_package_reads_the_export() {
     require_fuse!();
     let scene = Scene::new();
     let mount = Scene::new();
@@ -121,7 +123,7 @@ assert set(export.keys()) == names, names";
     run_ok(python.to_str().unwrap(), ["-c".as_ref(), script.as_ref(), paths[0].as_os_str(), paths[1].as_os_str()]);
 }
 
-/// What `weightfs` says of an index that it refuses.
+/// The error message of `weightfs` for an index that it refuses.
 fn refusal(index: &Path) -> String {
     let scene = Scene::new();
     let output = run(WEIGHTFS, ["-f".as_ref(), index.as_os_str(), scene.mkdir("mnt").as_os_str()]);
@@ -130,7 +132,7 @@ fn refusal(index: &Path) -> String {
 }
 
 #[test]
-fn each_kind_of_mismatch_is_named_and_lenient_mounts_the_rest() {
+fn index_mismatches_are_errors_and_lenient_mounts_the_rest() {
     require_fuse!();
     const FIRST: &str = "model-00001-of-00003.safetensors";
     type Change = fn(&Scene) -> PathBuf;
@@ -195,7 +197,7 @@ fn each_kind_of_mismatch_is_named_and_lenient_mounts_the_rest() {
 }
 
 #[test]
-fn hostile_indices_are_refused_with_the_reason() {
+fn hostile_indexes_are_refused_with_a_reason() {
     require_fuse!();
     let scene = Scene::new();
     let index = sharded(&scene, |_| {});
@@ -212,16 +214,16 @@ fn hostile_indices_are_refused_with_the_reason() {
     let cases = [
         (map(&["/etc/passwd.safetensors"]), "shard \"/etc/passwd.safetensors\" is an absolute path"),
         (map(&["../x.safetensors"]), "shard \"../x.safetensors\" leads out of the directory"),
-        (map(&["model.bin"]), "shard \"model.bin\" is no .safetensors file"),
+        (map(&["model.bin"]), "shard \"model.bin\" is not a .safetensors file"),
         (map(&["loop.safetensors"]), "loop.safetensors: Too many levels of symbolic links"),
         (map(&["dir.safetensors"]), "dir.safetensors: a directory, not a regular file"),
         (
             map(&[shards()[0].0, "twin.safetensors"]),
             "shards \"model-00001-of-00003.safetensors\" and \"twin.safetensors\" are the same file",
         ),
-        (map(&many), "names more than 10000 shards; so many can be mounted"),
-        ("{\"weight_map\":3}".to_owned(), "no index of a sharded model: invalid type"),
-        ("{}".to_owned(), "no index of a sharded model: missing field `weight_map`"),
+        (map(&many), "names more than 10000 shards, which is the maximum"),
+        ("{\"weight_map\":3}".to_owned(), "not a valid index of a sharded model: invalid type"),
+        ("{}".to_owned(), "not a valid index of a sharded model: missing field `weight_map`"),
         (map(&["\u{1b}[2J.safetensors"]), "a shard is missing or broken"),
     ];
     for (text, expected) in cases {

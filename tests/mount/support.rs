@@ -1,4 +1,4 @@
-//! What the mount tests share: models to mount, and mounts that go away with the test.
+//! Helpers of the mount tests: models to mount, and mounts that are removed when the test ends.
 
 use nix::unistd::Pid;
 use safetensors::Dtype;
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 /// The program under test.
 pub const WEIGHTFS: &str = env!("CARGO_BIN_EXE_weightfs");
 
-/// Ends the test where there is no FUSE: with a message, and as a failure where `REQUIRE_FUSE=1` asks for it.
+/// Skips the test with a message if this process cannot mount. With `REQUIRE_FUSE=1`, the test fails instead.
 macro_rules! require_fuse {
     () => {
         if !crate::support::fuse_is_here() {
@@ -26,52 +26,53 @@ macro_rules! require_fuse {
 }
 pub(crate) use require_fuse;
 
-/// Whether this process can mount. The mount tests run as root.
+/// Whether this process is root and can open /dev/fuse.
 pub fn fuse_is_here() -> bool {
     let device = File::options().read(true).write(true).open("/dev/fuse");
     let root = nix::unistd::geteuid().is_root();
     if device.is_ok() && root {
         return true;
     }
-    let why = device.err().map_or("not root".to_owned(), |error| format!("/dev/fuse: {error}"));
-    assert!(std::env::var_os("REQUIRE_FUSE").is_none_or(|value| value != "1"), "REQUIRE_FUSE=1, but {why}");
-    // Past the harness, which would swallow what the macros print in a test that passes.
-    let _ = writeln!(std::io::stderr(), "{}: skipped: {why}", std::thread::current().name().unwrap_or_default());
+    let reason = device.err().map_or("not root".to_owned(), |error| format!("/dev/fuse: {error}"));
+    assert!(std::env::var_os("REQUIRE_FUSE").is_none_or(|value| value != "1"), "REQUIRE_FUSE=1, but {reason}");
+    // Written directly, because the test harness hides what `eprintln!` prints in a passing test.
+    let _ = writeln!(std::io::stderr(), "{}: skipped: {reason}", std::thread::current().name().unwrap_or_default());
     false
 }
 
-/// A directory for one test: a model in it and room for mount points. With it goes every mount in it and every process
-/// that was started by [`Scene::command`] or by one of those.
+/// A temporary directory for one test, with models and mount points. On drop, its mounts are detached, and the
+/// processes that [`Scene::command`] started are killed with their descendants.
 pub struct Scene {
     pub dir: TempDir,
 }
 
-/// A line of shell that tells all that a scene holds, but for when its directories were last written to.
+/// Shell commands that print the path, inode, mode, links, size, modification time and SHA-256 of everything in a
+/// scene, except sizes and times of directories.
 pub const STATE: &str = r"
     find . -path ./bin -prune -o -printf '%p %i %m %n ' \( -type d -printf '\n' -o -printf '%s %T@\n' \) | sort
     find . -path ./bin -prune -o -type f -exec sha256sum {} + | sort
 ";
 
-/// Marks the processes of a scene in their environment, which the background daemon inherits too.
+/// The environment variable that marks the processes of a scene. Background daemons inherit it.
 const MARK: &str = "WEIGHTFS_TEST_SCENE";
 
-/// A tensor to be written: name, dtype, shape, bytes.
+/// A tensor to write: name, dtype, shape, bytes.
 pub type Tensor<'a> = (&'a str, Dtype, &'a [usize], Vec<u8>);
 
 impl Scene {
     pub fn new() -> Self {
         let scene = Self { dir: TempDir::new().unwrap() };
-        // Other users must get at the program, wherever it was built.
+        // Other users must be able to run the program, wherever it was built.
         let program = scene.mkdir("bin").join("weightfs");
         std::fs::hard_link(WEIGHTFS, &program).or_else(|_| std::fs::copy(WEIGHTFS, &program).map(drop)).unwrap();
         std::os::unix::fs::symlink("weightfs", scene.path("bin/mount.weightfs")).unwrap();
         scene
     }
 
-    /// A command that runs in the scene's directory and finds `weightfs` on its path and its running daemons in
-    /// `$DAEMON`.
+    /// A command that runs in the scene's directory, with `weightfs` in `PATH` and the ids of the scene's processes in
+    /// `DAEMON`.
     pub fn command(&self, program: &str) -> Command {
-        // Where the tests run in the background of a script, they ignore SIGINT, and so would what they start.
+        // Tests that a script runs in the background ignore SIGINT, and their children would inherit that.
         let mut command = Command::new("env");
         let path = [self.path("bin").into_os_string(), std::env::var_os("PATH").unwrap_or_default()].join(":".as_ref());
         let daemons: Vec<_> = self.processes().iter().map(Pid::to_string).collect();
@@ -86,12 +87,12 @@ impl Scene {
         Said::of(self.command("sh").args(["-c", line]))
     }
 
-    /// Runs a line of shell that must succeed and complain of nothing, and returns what it printed.
+    /// Runs a line of shell that must succeed with an empty standard error, and returns its standard output.
     pub fn ok(&self, line: &str) -> String {
         self.sh(line).ok(line)
     }
 
-    /// Processes of this scene that are alive.
+    /// The running processes of this scene.
     pub fn processes(&self) -> Vec<Pid> {
         let mark = format!("{MARK}={}", self.dir.path().display());
         let marked = |pid: &Pid| {
@@ -103,27 +104,27 @@ impl Scene {
         pids.filter(marked).collect()
     }
 
-    /// Those that serve a mount in the background.
+    /// The processes of this scene that serve a mount.
     pub fn daemons(&self) -> Vec<Pid> {
-        self.called("weightfs")
+        self.named("weightfs")
     }
 
-    /// Those that unmount for a daemon.
+    /// The helper processes of this scene that unmount for a daemon.
     pub fn unmounters(&self) -> Vec<Pid> {
-        self.called("weightfs-umount")
+        self.named("weightfs-umount")
     }
 
-    fn called(&self, name: &str) -> Vec<Pid> {
+    fn named(&self, name: &str) -> Vec<Pid> {
         let comm = |pid: &Pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         self.processes().into_iter().filter(|pid| comm(pid).trim_end() == name).collect()
     }
 
-    /// Lines of /proc/mounts about this scene.
+    /// The lines of /proc/mounts whose mount points are in this scene.
     pub fn mounts(&self) -> Vec<String> {
         mounts_in(self.dir.path(), "self")
     }
 
-    /// Waits until every process of the scene has ended: a daemon ends a little after its mount.
+    /// Waits until every process of the scene has ended. A daemon ends shortly after its mount.
     pub fn wait_for_end(&self) {
         wait_until("every process has ended", || self.processes().is_empty());
     }
@@ -132,14 +133,14 @@ impl Scene {
         self.dir.path().join(name)
     }
 
-    /// An empty directory of that name.
+    /// Creates a directory.
     pub fn mkdir(&self, name: &str) -> PathBuf {
         let path = self.path(name);
         std::fs::create_dir(&path).unwrap();
         path
     }
 
-    /// A file written by the official crate.
+    /// Writes a file with the official crate.
     pub fn model(&self, name: &str, tensors: &[Tensor], metadata: &[(&str, &str)]) -> PathBuf {
         let path = self.path(name);
         let views = tensors
@@ -151,14 +152,14 @@ impl Scene {
         path
     }
 
-    /// A file of this header and this data, which need not be valid.
+    /// Writes a file from a header and data, which need not be valid.
     pub fn raw(&self, name: &str, header: &[u8], data: &[u8]) -> PathBuf {
         let path = self.path(name);
         std::fs::write(&path, [&(header.len() as u64).to_le_bytes(), header, data].concat()).unwrap();
         path
     }
 
-    /// A small model with dtypes, shapes and names of many kinds.
+    /// Writes a small model with dtypes, shapes and names of many kinds.
     pub fn sample(&self) -> PathBuf {
         let big = pattern(3 << 20);
         self.model(
@@ -177,7 +178,7 @@ impl Scene {
         )
     }
 
-    /// Mounts `source` on a new directory `mnt` and serves it from a process that this test watches.
+    /// Mounts `source` on a new directory `mntN`, served in the foreground by a child process.
     pub fn mount(&self, source: &Path, args: &[&str]) -> Mount {
         let mut number = 0;
         let point = loop {
@@ -203,10 +204,10 @@ impl Drop for Scene {
     }
 }
 
-/// What a command said and how it ended.
+/// Standard output, standard error and exit code of a command.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Said {
-    /// Exit code; negative where a signal ended it.
+    /// The exit code, or the negated number of the signal that ended the command.
     pub code: i32,
     pub out: String,
     pub err: String,
@@ -220,23 +221,23 @@ impl Said {
         Self { code, out: text(output.stdout), err: text(output.stderr) }
     }
 
-    /// What was printed, if all went well.
+    /// Standard output of a command that must succeed with an empty standard error.
     pub fn ok(self, line: &str) -> String {
         assert!(self.code == 0 && self.err.is_empty(), "{line}: {self:?}");
         self.out
     }
 }
 
-/// A mount namespace of its own: what is mounted in it, nobody else sees. It ends with its last process.
+/// A separate mount namespace, whose mounts are invisible outside of it. It ends with its last process.
 pub struct Namespace<'s> {
     scene: &'s Scene,
     holder: Child,
 }
 
 impl<'s> Namespace<'s> {
-    /// Runs `setup`, a script, in a new namespace first of all.
+    /// Creates a namespace and runs the script `setup` in it.
     pub fn new(scene: &'s Scene, setup: &str) -> Self {
-        // It goes with its standard input, so that nothing stays even if the test is killed.
+        // The process ends when its standard input is closed, so it ends even if the test is killed.
         let script = format!("cd '{}'\n{setup}\necho ready\nread end || true", scene.dir.path().display());
         let mut command = Command::new("unshare");
         command.args(["--mount", "sh", "-ec", &script]).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -248,7 +249,8 @@ impl<'s> Namespace<'s> {
         namespace
     }
 
-    /// A line of shell that runs in the namespace, in one process with what it ends in if that is called by `exec`.
+    /// A command that runs a line of shell in the namespace. If the line ends in `exec PROGRAM`, the child process
+    /// becomes that program.
     pub fn command(&self, line: &str) -> Command {
         let line = format!("cd '{}' && {line}", self.scene.dir.path().display());
         let mut command = self.scene.command("nsenter");
@@ -279,28 +281,28 @@ impl Drop for Namespace<'_> {
     }
 }
 
-/// Lines of /proc/mounts, as `process` sees them, whose mount points lie in `dir`.
+/// The lines of `/proc/PROCESS/mounts` whose mount points are in `dir`.
 fn mounts_in(dir: &Path, process: &str) -> Vec<String> {
     let list = std::fs::read_to_string(format!("/proc/{process}/mounts")).unwrap();
     let inside = |line: &&str| line.split(' ').nth(1).is_some_and(|point| Path::new(point).starts_with(dir));
     list.lines().filter(inside).map(str::to_owned).collect()
 }
 
-/// Waits until `done` says so. No test lasts until the deadline unless it fails.
-pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+/// Waits until `done` returns true. Panics after 60 seconds.
+pub fn wait_until(condition: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !done() {
-        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        assert!(Instant::now() < deadline, "timed out waiting until {condition}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// Bytes that differ from their neighbours at every distance that a mistaken offset might have.
+/// Bytes in an irregular pattern, so that a read at a wrong offset is detected.
 pub fn pattern(len: usize) -> Vec<u8> {
     (0..len as u64).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 }
 
-/// A mount in the foreground of its own process; taken off and the process ended when the test is done with it.
+/// A mount served in the foreground by a child process. On drop, it is detached and the process is killed.
 pub struct Mount {
     pub point: PathBuf,
     pub child: Child,
@@ -335,7 +337,7 @@ impl Mount {
         std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     }
 
-    /// File names in a directory, in the order in which they are listed.
+    /// The file names in a directory, in the order of readdir.
     pub fn list(&self, name: impl AsRef<Path>) -> Vec<String> {
         let entries = std::fs::read_dir(self.path(name)).unwrap();
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
@@ -355,12 +357,12 @@ impl Drop for Mount {
     }
 }
 
-/// Takes every mount off `point`.
+/// Detaches every mount on `point`.
 pub fn detach(point: &Path) {
     while nix::mount::umount2(point, nix::mount::MntFlags::MNT_DETACH).is_ok() {}
 }
 
-/// Detaches a mount that a background process serves, when the test is done; that process then ends by itself.
+/// A mount that a background process serves. On drop, it is detached, and that process ends by itself.
 pub struct Detached(pub PathBuf);
 
 impl Drop for Detached {
@@ -382,7 +384,7 @@ pub fn run_ok<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>)
     text(&output.stdout)
 }
 
-/// A path that scripts/test makes.
+/// Returns a path that scripts/test creates. Panics if it does not exist.
 pub fn installed(path: PathBuf) -> PathBuf {
     assert!(path.exists(), "{} is missing: run scripts/test, which installs it", path.display());
     path

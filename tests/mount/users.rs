@@ -1,13 +1,14 @@
-//! Users: who may read a mount, and mounts made by somebody who is not root.
+//! Users: read access to mounts, and mounts by users other than root.
 
 use crate::support::{Namespace, Said, Scene, require_fuse};
 
-/// Somebody who is not root, without a home or a group of his own.
+/// Runs a command as a user other than root, without supplementary groups.
 const USER: &str = "setpriv --reuid=65534 --regid=65534 --clear-groups --";
-/// Somebody who is neither.
+/// Runs a command as another user, who is neither root nor `USER`.
 const THIRD: &str = "setpriv --reuid=65533 --regid=65533 --clear-groups --";
 
-/// A scene that every user can enter, with the sample for all to read, a mount point of root's, and `home`, the user's.
+/// A scene that every user can enter, with a sample that all can read, the mount point `mnt` of root, and the directory
+/// `home` of `USER`.
 fn scene() -> Scene {
     let scene = Scene::new();
     scene.sample();
@@ -15,7 +16,7 @@ fn scene() -> Scene {
     scene
 }
 
-/// A namespace where users may use FUSE, whatever this machine says, and /etc/fuse.conf reads `conf`.
+/// A namespace where users may open /dev/fuse, whatever its mode on this machine, and /etc/fuse.conf contains `conf`.
 fn namespace<'s>(scene: &'s Scene, conf: &str) -> Namespace<'s> {
     scene.ok("mkdir -p dev && chmod 700 dev");
     Namespace::new(
@@ -27,14 +28,14 @@ fn namespace<'s>(scene: &'s Scene, conf: &str) -> Namespace<'s> {
     )
 }
 
-/// Lines about mounts of weightfs, each from its type on.
+/// The lines of weightfs mounts, without the part up to the file system type.
 fn shown(mounts: &[String]) -> Vec<String> {
     let ours = mounts.iter().filter_map(|line| Some(line.split_once(" fuse.weightfs ")?.1.to_owned()));
     ours.collect()
 }
 
-/// Whether a command was let in; one that was not must have been told "Permission denied".
-fn let_in(line: &str, said: &Said) -> bool {
+/// Whether a command had access. If not, its error must be "Permission denied".
+fn has_access(line: &str, said: &Said) -> bool {
     let denied = said.err.ends_with("Permission denied\n");
     assert!((said.code == 0) != denied, "{line}: {said:?}");
     !denied
@@ -63,7 +64,7 @@ fn files_have_owner_time_and_read_bits_of_the_source() {
 }
 
 #[test]
-fn others_read_what_the_source_would_let_them_read_and_only_if_allowed() {
+fn allow_other_gives_users_the_permissions_of_the_source() {
     require_fuse!();
     let scene = scene();
     let table = [
@@ -85,17 +86,17 @@ fn others_read_what_the_source_would_let_them_read_and_only_if_allowed() {
         scene.ok(&format!("chown {owner} sample.safetensors && chmod {mode} sample.safetensors"));
         if options == "-o allow_other" {
             let line = format!("{USER} cat sample.safetensors >/dev/null");
-            assert_eq!(let_in(&line, &scene.sh(&line)), expected, "{permissions}");
+            assert_eq!(has_access(&line, &scene.sh(&line)), expected, "{permissions}");
         }
         scene.ok(&format!("weightfs {options} sample.safetensors mnt"));
-        // Again when root has read everything, so that the kernel has it at hand.
+        // The second round runs after root has read everything, so that the kernel has it cached.
         for _ in 0..2 {
             for file in ["header.json", "tensors/model.layers.2.w", "tree/model/embed/weight", "metadata/format"] {
                 let line = format!("{USER} cat mnt/{file} >/dev/null");
-                assert_eq!(let_in(&line, &scene.sh(&line)), expected, "{permissions} {options} {file}");
+                assert_eq!(has_access(&line, &scene.sh(&line)), expected, "{permissions} {options} {file}");
             }
             let line = format!("{USER} ls mnt/tensors >/dev/null");
-            assert_eq!(let_in(&line, &scene.sh(&line)), expected, "{permissions} {options}");
+            assert_eq!(has_access(&line, &scene.sh(&line)), expected, "{permissions} {options}");
             scene.ok("cat mnt/tensors/* mnt/tree/model/embed/weight mnt/metadata/* mnt/*.json >/dev/null; ls -lR mnt");
         }
         scene.ok("weightfs umount mnt");
@@ -103,7 +104,7 @@ fn others_read_what_the_source_would_let_them_read_and_only_if_allowed() {
 }
 
 #[test]
-fn a_user_mounts_and_unmounts_by_the_helper_of_fuse() {
+fn user_mounts_and_unmounts_with_fusermount3() {
     require_fuse!();
     let scene = scene();
     let namespace = namespace(&scene, "");
@@ -127,8 +128,8 @@ fn a_user_mounts_and_unmounts_by_the_helper_of_fuse() {
         let status = format!("/proc/{}/status", scene.daemons()[0]);
         let restricted = scene.ok(&format!("grep -cE '^(NoNewPrivs:.1|Seccomp:.2|Cap(Inh|Prm|Eff):.0*)$' {status}"));
         assert_eq!(restricted, "5\n", "{}", scene.ok(&format!("cat {status}")));
-        // Not even root is let in.
-        assert!(!let_in("root", &namespace.sh("cat home/mnt/header.json")));
+        // Not even root has access.
+        assert!(!has_access("root", &namespace.sh("cat home/mnt/header.json")));
         assert_eq!(namespace.ok(&unmount), "");
         scene.wait_for_end();
         assert_eq!(shown(&namespace.mounts()), [""; 0], "{unmount}");
@@ -137,7 +138,7 @@ fn a_user_mounts_and_unmounts_by_the_helper_of_fuse() {
 }
 
 #[test]
-fn what_root_can_ask_for_a_user_can_too() {
+fn users_can_use_the_mount_options_of_root() {
     require_fuse!();
     let scene = scene();
     let namespace = namespace(&scene, "user_allow_other");
@@ -153,7 +154,7 @@ fn what_root_can_ask_for_a_user_can_too() {
     ];
     for (flags, stat, options) in table {
         namespace.ok(&format!("{USER} weightfs {flags} sample.safetensors home/mnt"));
-        // Root is not let into all of them.
+        // Root does not have access to all of these mounts.
         let found = namespace.ok(&format!("{USER} stat -c '%u %a' home/mnt/metadata.json"));
         assert_eq!((found.trim_end(), shown(&namespace.mounts())), (stat, vec![format!("{options} 0 0")]), "{flags}");
         let name = namespace.mounts().pop().unwrap();
@@ -166,12 +167,12 @@ fn what_root_can_ask_for_a_user_can_too() {
 }
 
 #[test]
-fn a_users_mount_goes_as_one_of_roots_does() {
+fn user_mounts_are_unmounted_like_root_mounts() {
     require_fuse!();
     let scene = scene();
     let namespace = namespace(&scene, "");
     let gone = "timeout 60 sh -c \"while grep -q home/sample /proc/mounts; do sleep .01; done\"";
-    // A directory made for the mount goes with it, also when the mount is in use.
+    // A directory created for the mount is removed with it, even if the mount is in use.
     for unmount in [
         "weightfs umount home/sample".to_owned(),
         "exec 3<home/sample/header.json; weightfs umount -l home/sample && cat <&3 | grep -q dtype".into(),
@@ -186,7 +187,9 @@ fn a_users_mount_goes_as_one_of_roots_does() {
     let mount = format!("{USER} weightfs sample.safetensors home/mnt");
     namespace.ok(&mount);
     let busy = format!("{USER} sh -c 'exec 3<home/mnt/header.json; weightfs umount home/mnt'");
-    assert!(namespace.sh(&busy).err.starts_with("weightfs: home/mnt: in use (`fuser -vm` shows by whom; --lazy "));
+    assert!(
+        namespace.sh(&busy).err.starts_with("weightfs: home/mnt: in use (`fuser -vm` lists the processes; --lazy ")
+    );
     for again in [format!("{USER} weightfs umount home/mnt"), mount] {
         namespace.ok("kill -KILL $DAEMON");
         scene.wait_for_end();
@@ -201,14 +204,14 @@ fn a_users_mount_goes_as_one_of_roots_does() {
 }
 
 #[test]
-fn what_a_user_may_not_do_is_said_clearly_and_leaves_nothing() {
+fn refused_user_commands_give_a_reason_and_leave_nothing() {
     require_fuse!();
     let scene = scene();
     scene.ok("cp sample.safetensors secret.safetensors && chmod 600 secret.safetensors && mkdir roots");
     let namespace = namespace(&scene, "");
     namespace.ok("weightfs -o allow_other sample.safetensors roots");
     let helper = "cannot mount on";
-    let missing = "fusermount3 is missing, which users other than root need to mount: install the package fuse3";
+    let missing = "fusermount3 is missing; users other than root need it to mount: install the package fuse3";
     let allow = "only allowed if 'user_allow_other' is set in /etc/fuse.conf (an administrator can add that line)";
     let device =
         "failed to open /dev/fuse: Permission denied (an administrator can let users open it: chmod 666 /dev/fuse)";
@@ -239,24 +242,23 @@ fn what_a_user_may_not_do_is_said_clearly_and_leaves_nothing() {
     scene.wait_for_end();
 }
 
-/// Whoever the kernel lets into a mount reads what he could read of the source itself, no more and no less.
 #[test]
-fn each_reads_what_the_source_says_of_him_if_he_is_let_in() {
+fn users_with_access_have_exactly_the_permissions_of_the_source() {
     require_fuse!();
     let scene = scene();
     let namespace = namespace(&scene, "user_allow_other");
-    // Says of each file and each directory in two ways whether it can be read.
+    // Checks in two ways for each file and each directory whether it can be read.
     let look = r#"for path; do
             test -r "$path" && echo yes || echo no
             case $path in */) ls "$path" ;; *) cat "$path" ;; esac >/dev/null && echo yes || echo no
         done | sort -u"#;
     std::fs::write(scene.path("look"), look).unwrap();
     scene.ok("chown 65534:7000 sample.safetensors");
-    // Root, the owner of the source, one of its group, and one who is neither.
+    // Root, the owner of the source, a member of its group, and another user.
     let readers = ["env", USER, "setpriv --reuid=65532 --regid=65532 --groups=7000 --", THIRD];
     let reads = |paths: &str| {
-        readers.map(|who| {
-            let line = format!("{who} sh look {paths}");
+        readers.map(|reader| {
+            let line = format!("{reader} sh look {paths}");
             let said = namespace.sh(&line);
             let denied = |line: &str| line.ends_with("Permission denied");
             assert!(said.code == 0 && said.err.lines().all(denied), "{line}: {said:?}");
@@ -272,7 +274,7 @@ fn each_reads_what_the_source_says_of_him_if_he_is_let_in() {
         ("640", "-r--r-----", [true, true, true, false]),
         ("644", "-r--r--r--", [true, true, true, true]),
     ];
-    let let_in = [
+    let has_access = [
         ("env", "", [true, false, false, false]),
         ("env", "-o allow_root", [true, false, false, false]),
         ("env", "-o allow_other", [true, true, true, true]),
@@ -287,33 +289,37 @@ fn each_reads_what_the_source_says_of_him_if_he_is_let_in() {
     for (mode, shown, may_read) in of_the_source {
         scene.ok(&format!("chmod {mode} sample.safetensors"));
         assert_eq!(reads("sample.safetensors"), may_read, "{mode}");
-        for (who, options, let_in) in let_in {
-            namespace.ok(&format!("{who} weightfs {options} sample.safetensors home/mnt"));
-            let expected = std::array::from_fn(|at| let_in[at] && may_read[at]);
-            // Twice: the second time the kernel has it all at hand.
+        for (mounter, options, has_access) in has_access {
+            namespace.ok(&format!("{mounter} weightfs {options} sample.safetensors home/mnt"));
+            let expected = std::array::from_fn(|at| has_access[at] && may_read[at]);
+            // In the second round, the kernel has everything cached.
             for round in 0..2 {
-                assert_eq!(reads(&paths.join(" ")), expected, "{mode} {who} {options} {round}");
+                assert_eq!(reads(&paths.join(" ")), expected, "{mode} {mounter} {options} {round}");
             }
-            for (who, let_in) in readers.iter().zip(expected) {
-                let said = namespace.sh(&format!("{who} stat -c '%A %u %g' home/mnt/header.json"));
-                assert_eq!(said.out == format!("{shown} 65534 7000\n"), let_in, "{mode} {who} {options}: {said:?}");
+            for (reader, has_access) in readers.iter().zip(expected) {
+                let said = namespace.sh(&format!("{reader} stat -c '%A %u %g' home/mnt/header.json"));
+                assert_eq!(
+                    said.out == format!("{shown} 65534 7000\n"),
+                    has_access,
+                    "{mode} {reader} {options}: {said:?}"
+                );
             }
-            namespace.ok(&format!("{who} weightfs umount home/mnt"));
+            namespace.ok(&format!("{mounter} weightfs umount home/mnt"));
             scene.wait_for_end();
         }
     }
 }
 
 #[test]
-fn what_the_system_lacks_is_named_with_what_to_do() {
+fn missing_system_support_is_reported_with_a_remedy() {
     require_fuse!();
     let scene = scene();
-    // The last one is how overlayfs marks a file that is not there.
+    // The character device 0:0 is how overlayfs marks a deleted file.
     scene.ok("mkdir dev conf && mknod conf/fuse.conf c 0 0");
     let no_device = "mount -t tmpfs dev dev && mknod -m 666 dev/null c 1 3 && mount --bind dev /dev";
     let no_driver = &format!("{no_device} && mknod -m 666 dev/fuse c 10 250")[..];
     let device = &format!("{no_device} && mknod -m 666 dev/fuse c 10 229")[..];
-    // Only the one device is not to be opened.
+    // Only /dev/fuse cannot be opened.
     let not_opened = &format!(
         "mkdir whole && mount --bind /dev whole && {device} && mount -o remount,bind,nodev /dev && mount --bind whole/null /dev/null"
     )[..];

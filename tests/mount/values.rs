@@ -1,6 +1,6 @@
-//! What is computed from the data: figures, pictures and checksums, when they are read and never before.
+//! Statistics, plots and checksums, which are computed from the data when they are read and never before.
 //!
-//! That they are right is compared with NumPy in `views.rs`.
+//! `views.rs` compares their values with NumPy.
 
 use crate::support::{Mount, Scene, pattern, require_fuse, run_ok, wait_until};
 use nix::sys::signal::{Signal, kill};
@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A model of one tensor of so many bytes that lie in no block of the disk, and a small one beside it.
+/// A sparse model with a tensor `huge` of `len` bytes and a tensor `small`.
 fn sparse(scene: &Scene, len: u64) -> PathBuf {
     let header = format!(
         r#"{{"huge":{{"dtype":"F32","shape":[{},1024],"data_offsets":[0,{len}]}},"small":{{"dtype":"F32","shape":[2],"data_offsets":[{len},{}]}}}}"#,
@@ -25,7 +25,7 @@ fn sparse(scene: &Scene, len: u64) -> PathBuf {
     path
 }
 
-/// Processor time of the daemon.
+/// CPU time of the daemon.
 fn cpu(mount: &Mount) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", mount.child.id())).unwrap();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split(' ').collect();
@@ -34,7 +34,7 @@ fn cpu(mount: &Mount) -> Duration {
 }
 
 #[test]
-fn sha256sum_finds_every_tensor_as_it_should_be() {
+fn sha256sum_verifies_every_tensor() {
     require_fuse!();
     let scene = Scene::new();
     let source = scene.model(
@@ -64,7 +64,7 @@ fn sha256sum_finds_every_tensor_as_it_should_be() {
     assert_eq!(found, expected);
     let whole = std::fs::read(&sums).unwrap();
     assert_eq!(std::fs::metadata(&sums).unwrap().len(), whole.len() as u64);
-    // Any part is that of the whole, by a mount that has computed nothing yet.
+    // Any part equals that of the whole file, on a mount that has computed nothing yet.
     drop(mount);
     let mount = scene.mount(&source, &["-o", "max_read=4096"]);
     let file = File::open(mount.path("SHA256SUMS")).unwrap();
@@ -76,7 +76,7 @@ fn sha256sum_finds_every_tensor_as_it_should_be() {
 }
 
 #[test]
-fn only_the_lines_that_are_read_are_computed() {
+fn only_lines_that_are_read_are_computed() {
     require_fuse!();
     let scene = Scene::new();
     let count = 5000u64;
@@ -94,18 +94,18 @@ fn only_the_lines_that_are_read_are_computed() {
     let path = scene.raw("many.safetensors", header.as_bytes(), b"");
     File::options().append(true).open(&path).unwrap().set_len(8 + header.len() as u64 + count * 4_000_000).unwrap();
     let mount = scene.mount(&path, &[]);
-    // Twenty gigabytes to hash, of which the last line takes four megabytes; read-ahead adds some, but not all.
+    // The tensors have 20 GB, of which the last line needs 4 MB. Read-ahead adds some lines, but not all.
     let before = cpu(&mount);
     let last = scene.ok(&format!("tail -n 1 {}", mount.path("SHA256SUMS").display()));
     let spent = cpu(&mount) - before;
     let zeros = run_ok("sh", ["-c", "head -c 4000000 /dev/zero | sha256sum"]);
     assert_eq!(last.split(' ').next(), zeros.split(' ').next());
-    // At the speed of memory itself all of it would take longer than that.
+    // A hash of all 20 GB at up to 1.25 GB/s would take more CPU time.
     assert!(spent < Duration::from_secs(4) * 4, "{spent:?}");
 }
 
 #[test]
-fn looking_around_computes_nothing() {
+fn listing_and_stat_compute_nothing() {
     require_fuse!();
     let scene = Scene::new();
     // A computation over it would take minutes.
@@ -120,14 +120,14 @@ fn looking_around_computes_nothing() {
 }
 
 #[test]
-fn a_reader_who_leaves_ends_the_work_and_others_are_not_held_up() {
+fn interrupted_readers_cancel_the_computation_and_block_no_others() {
     require_fuse!();
     let scene = Scene::new();
     let mount = scene.mount(&sparse(&scene, 4 << 40), &[]);
     for (file, signal) in
         [("stats/huge.json", Signal::SIGINT), ("plots/huge.png", Signal::SIGKILL), ("SHA256SUMS", Signal::SIGTERM)]
     {
-        // More than there are cores, by far.
+        // Many more readers than cores.
         let mut readers: Vec<_> = (0..40)
             .map(|_| {
                 let mut command = Command::new("env");
@@ -135,7 +135,7 @@ fn a_reader_who_leaves_ends_the_work_and_others_are_not_held_up() {
                 command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
             })
             .collect();
-        // Meanwhile everything else answers, with as many readers at work as there are threads for the kernel.
+        // Meanwhile other requests are served.
         for at in 0..50 {
             assert_eq!(mount.read("tensors/small"), [0; 8]);
             assert_eq!(mount.list("tensors").len(), 2);
@@ -151,9 +151,9 @@ fn a_reader_who_leaves_ends_the_work_and_others_are_not_held_up() {
         for mut reader in readers {
             reader.wait().unwrap();
         }
-        // With nobody waiting, the daemon comes to rest.
+        // Without readers, the daemon stops computing.
         let mut last = (cpu(&mount), Instant::now());
-        wait_until("the work has ended", || {
+        wait_until("the computation has ended", || {
             std::thread::sleep(Duration::from_millis(300));
             let now = (cpu(&mount), Instant::now());
             let share = (now.0 - last.0).as_secs_f64() / (now.1 - last.1).as_secs_f64();
@@ -164,7 +164,7 @@ fn a_reader_who_leaves_ends_the_work_and_others_are_not_held_up() {
 }
 
 #[test]
-fn a_source_that_changes_gives_an_error_and_no_figures() {
+fn changed_source_gives_an_error_instead_of_values() {
     require_fuse!();
     let scene = Scene::new();
     let source = scene.sample();
@@ -175,6 +175,6 @@ fn a_source_that_changes_gives_an_error_and_no_figures() {
         let error = std::fs::read(mount.path(file)).unwrap_err().raw_os_error();
         assert!([Some(nix::libc::EIO), Some(nix::libc::ESTALE)].contains(&error), "{file}: {error:?}");
     }
-    // What was computed before is of the file that was mounted.
+    // A result that was computed before the change is kept.
     assert_eq!(mount.read("stats/model.embed.weight.json"), kept);
 }

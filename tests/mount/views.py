@@ -1,6 +1,6 @@
 """Reads every view of a mounted model with NumPy, ml_dtypes and the official package, and compares each tensor.
 
-usage: views.py SOURCE MOUNT; the views are those of a model whose dtypes ml_dtypes knows.
+usage: views.py SOURCE MOUNT; ml_dtypes must support all dtypes of SOURCE.
 """
 import json
 import math
@@ -19,17 +19,17 @@ source, mount = sys.argv[1:]
 name_of_stem = os.path.basename(source).removesuffix(".safetensors")
 
 
-def same(found, expected, what):
-    assert found.shape == expected.shape, f"{what}: shape {found.shape}, not {expected.shape}"
-    assert found.dtype == expected.dtype, f"{what}: dtype {found.dtype}, not {expected.dtype}"
+def same(found, expected, label):
+    assert found.shape == expected.shape, f"{label}: shape {found.shape}, not {expected.shape}"
+    assert found.dtype == expected.dtype, f"{label}: dtype {found.dtype}, not {expected.dtype}"
     if found.dtype.kind in "fc":
-        assert np.array_equal(found, expected, equal_nan=True), what
-        # Zeros have signs, and all but NaN are the same to the bit.
+        assert np.array_equal(found, expected, equal_nan=True), label
+        # The signs of zeros must be equal too. NaN may differ in its bits.
         real, other = found.view(f"<f{found.dtype.itemsize // (2 if found.dtype.kind == 'c' else 1)}"), None
         other = expected.view(real.dtype)
-        assert np.array_equal(np.signbit(real)[~np.isnan(real)], np.signbit(other)[~np.isnan(other)]), what
+        assert np.array_equal(np.signbit(real)[~np.isnan(real)], np.signbit(other)[~np.isnan(other)]), label
     else:
-        assert np.array_equal(found, expected), what
+        assert np.array_equal(found, expected), label
 
 
 model, metadata, _ = entries(source)
@@ -41,7 +41,6 @@ for entry in index["tensors"]:
     file = entry["file"].removeprefix("tensors/")
     dtype, shape, raw = model[name]
     expected = values(dtype, shape, raw)
-    # A name may be such that the shell would have trouble; Python has none.
     same(np.load(f"{mount}/npy/{file}.npy"), expected, f"npy {name!r}")
     same(np.asarray(np.load(f"{mount}/npy/{file}.npy", mmap_mode="r")), expected, f"npy mapped {name!r}")
     with open(f"{mount}/npy/{file}.npy", "rb") as array:
@@ -68,7 +67,7 @@ for stem, expected in [(name_of_stem, metadata), (f"{name_of_stem}-clean", None)
 
 
 def figures(values):
-    """What stats/ should say of an array, and its finite values."""
+    """The expected counts in stats/ for an array, and its finite values."""
     values = values.astype("<f8").ravel()
     finite = values[np.isfinite(values)]
     counts = {
@@ -85,44 +84,45 @@ def close(found, expected, scale):
     return abs(found - expected) <= 1e-12 * max(abs(scale), 1e-300)
 
 
-def check_stats(what, path, expected):
-    assert os.stat(path).st_size == len(text := open(path, "rb").read()), what
-    said = json.loads(text)
+def check_stats(label, path, expected):
+    assert os.stat(path).st_size == len(text := open(path, "rb").read()), label
+    found = json.loads(text)
     counts, finite = figures(expected)
-    assert {key: said[key] for key in counts} == counts, (what, said, counts)
-    for key, share in said["fractions"].items():
-        assert share == (counts[key] / counts["count"] if counts["count"] else share), (what, key)
-    histogram = said["histogram"]
-    assert len(histogram["counts"]) == 64 and sum(histogram["counts"]) == finite.size, what
+    assert {key: found[key] for key in counts} == counts, (label, found, counts)
+    for key, share in found["fractions"].items():
+        assert share == (counts[key] / counts["count"] if counts["count"] else share), (label, key)
+    histogram = found["histogram"]
+    assert len(histogram["counts"]) == 64 and sum(histogram["counts"]) == finite.size, label
     if not finite.size:
-        assert said["min"] is said["max"] is said["mean"] is said["std"] is said["abs_max"] is None, (what, said)
+        assert found["min"] is found["max"] is found["mean"] is found["std"] is found["abs_max"] is None, (label, found)
         return
-    assert (said["min"], said["max"], said["abs_max"]) == (finite.min(), finite.max(), abs(finite).max()), (what, said)
+    assert (found["min"], found["max"], found["abs_max"]) == (finite.min(), finite.max(), abs(finite).max()), (label, found)
     if abs(finite).max() < 1e150:
-        # math.fsum is exact, where np.mean loses digits.
+        # math.fsum is exact, while np.mean loses digits.
         mean = math.fsum(finite) / finite.size
         std = math.sqrt(math.fsum((finite - mean) ** 2) / finite.size)
-        assert close(said["mean"], mean, said["abs_max"]) and close(said["std"], std, said["abs_max"]), (what, said, mean, std)
+        assert close(found["mean"], mean, found["abs_max"]), (label, found, mean)
+        assert close(found["std"], std, found["abs_max"]), (label, found, std)
         low, high = histogram["low"], histogram["high"]
-        assert low <= finite.min() and finite.max() <= high, what
-        assert histogram["counts"] == np.histogram(finite, 64, (low, high))[0].tolist(), what
+        assert low <= finite.min() and finite.max() <= high, label
+        assert histogram["counts"] == np.histogram(finite, 64, (low, high))[0].tolist(), label
 
 
-def check_picture(what, path):
-    """A PNG that keeps to the letter: every chunk with its sum, and as many pixels as it says."""
-    assert os.stat(path).st_size == len(png := open(path, "rb").read()), what
-    assert png.startswith(b"\x89PNG\r\n\x1a\n"), what
+def check_picture(label, path):
+    """Checks a PNG: the CRC of every chunk, and the number of pixels."""
+    assert os.stat(path).st_size == len(png := open(path, "rb").read()), label
+    assert png.startswith(b"\x89PNG\r\n\x1a\n"), label
     at, chunks = 8, []
     while at < len(png):
         length, kind = struct.unpack(">I4s", png[at : at + 8])
         data, (check,) = png[at + 8 : at + 8 + length], struct.unpack(">I", png[at + 8 + length : at + 12 + length])
-        assert zlib.crc32(kind + data) == check, (what, kind)
+        assert zlib.crc32(kind + data) == check, (label, kind)
         chunks.append((kind, data))
         at += 12 + length
     width, height, depth, colour = struct.unpack(">IIBB", chunks[0][1][:10])
     pixels = zlib.decompress(b"".join(data for kind, data in chunks if kind == b"IDAT"))
-    assert chunks[0][0] == b"IHDR" and chunks[-1][0] == b"IEND" and colour == 3 and depth == 8, what
-    assert len(pixels) == height * (width + 1), what
+    assert chunks[0][0] == b"IHDR" and chunks[-1][0] == b"IEND" and colour == 3 and depth == 8, label
+    assert len(pixels) == height * (width + 1), label
 
 
 stats, plots = set(os.listdir(f"{mount}/stats")), set(os.listdir(f"{mount}/plots"))

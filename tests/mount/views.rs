@@ -1,4 +1,4 @@
-//! Views that other tools open: NumPy and ml_dtypes, the official package, readers of arrays in Rust and C++,
+//! Views as opened by other tools: NumPy, ml_dtypes, the official package, array readers in Rust and C++, and
 //! archivers.
 
 use crate::support::{Mount, Scene, pattern, require_fuse, run, run_ok};
@@ -6,12 +6,12 @@ use safetensors::Dtype;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-/// Every code of every dtype that is widened, all native dtypes, and shapes of every kind.
+/// A model with every code of every dtype that is converted to a wider one, all native dtypes, and many shapes.
 pub fn zoo(scene: &Scene) -> std::path::PathBuf {
     let codes = |bytes: usize| -> Vec<u8> {
         (0..1u32 << (8 * bytes)).flat_map(|code| code.to_le_bytes().into_iter().take(bytes)).collect()
     };
-    // Six bits a code, low bits first: all 64 in order.
+    // All 64 codes of six bits in order, low bits first.
     let sixes: Vec<u8> = (0..16u32)
         .flat_map(|four| {
             let bits: u32 = (0..4).map(|place| (4 * four + place) << (6 * place)).sum();
@@ -64,7 +64,7 @@ pub fn zoo(scene: &Scene) -> std::path::PathBuf {
     )
 }
 
-fn python_agrees(source: &Path, mount: &Mount) {
+fn assert_equal_in_python(source: &Path, mount: &Mount) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mount/views.py");
     let python = crate::support::python();
     let said = run_ok(python.to_str().unwrap(), [script.as_path(), source, &mount.point]);
@@ -72,15 +72,15 @@ fn python_agrees(source: &Path, mount: &Mount) {
 }
 
 #[test]
-fn numpy_and_the_official_package_read_every_view() {
+fn numpy_and_official_package_read_every_view() {
     require_fuse!();
     let scene = Scene::new();
     let source = zoo(&scene);
     let mount = scene.mount(&source, &[]);
-    python_agrees(&source, &mount);
+    assert_equal_in_python(&source, &mount);
     assert_eq!(mount.read("metadata/thumbnail.png"), b"\x89PNG\r\n\x1a\n");
     assert_eq!(mount.list("metadata"), ["bad", "format", "thumbnail", "thumbnail.png"]);
-    assert!(mount.log().contains("metadata \"bad\": not decoded: no valid base64"), "{}", mount.log());
+    assert!(mount.log().contains("metadata \"bad\": not decoded: not valid base64"), "{}", mount.log());
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn real_models_are_read_in_every_view() {
     for (name, _) in crate::clients::REAL {
         let source = crate::support::real_model(name);
         let scene = Scene::new();
-        python_agrees(&source, &scene.mount(&source, &[]));
+        assert_equal_in_python(&source, &scene.mount(&source, &[]));
     }
 }
 
@@ -127,12 +127,12 @@ fn readers_in_rust_and_cpp_open_arrays() {
         ["-std=c++17".as_ref(), "-O0".as_ref(), "-o".as_ref(), program.as_os_str(), scene.path("sum.cpp").as_os_str()],
     );
     let files = ["f8_e4m3", "i16", "scalar"].map(|name| mount.path(format!("npy/{name}.npy")));
-    // The third code of E4M3 is twice its smallest number, 2^-9.
+    // The third code of E4M3 is twice its smallest positive number, 2^-9.
     assert_eq!(run_ok(program.to_str().unwrap(), files), "1 256 0.00390625 256 -1 0\n");
 }
 
 #[test]
-fn archivers_take_the_whole_mount() {
+fn archivers_copy_the_whole_mount() {
     require_fuse!();
     let scene = Scene::new();
     let source = zoo(&scene);
@@ -143,7 +143,7 @@ fn archivers_take_the_whole_mount() {
     run_ok("cp", ["-a", &format!("{point}/."), cp]);
     run_ok("rsync", ["-aH", &format!("{point}/"), rsync]);
     run_ok("bash", ["-c", &format!("set -o pipefail; tar -C {point} -c . | tar -C {tar} -x")]);
-    // Which takes a file without blocks for one great hole.
+    // tar --sparse takes a file without blocks for a hole and does not read it.
     run_ok("bash", ["-c", &format!("set -o pipefail; tar -C {point} --sparse -c . | tar -C {sparse} -x")]);
     for copy in [cp, rsync, tar, sparse] {
         run_ok("diff", ["-r", point, copy]);
@@ -151,7 +151,7 @@ fn archivers_take_the_whole_mount() {
         assert_eq!(inode("tensors/f32"), inode("tree/f32"), "{copy}");
         assert_eq!(inode("tensors/f32"), inode("f32/f32.f32"), "{copy}");
     }
-    // Blocks are counted once, for the raw files, but for one of each other file that is not empty.
+    // The blocks of the data are counted once, in the raw files. Every other file that is not empty has one block.
     let blocks = |path: &str| -> u64 {
         let du = run_ok("du", ["-s", "--block-size=512", &format!("{point}/{path}")]);
         du.split_whitespace().next().unwrap().parse().unwrap()
@@ -166,9 +166,9 @@ fn archivers_take_the_whole_mount() {
 }
 
 #[test]
-fn a_source_that_changes_is_an_error_in_every_view() {
+fn changed_source_is_an_error_in_every_view() {
     require_fuse!();
-    // Files whose data is past the cut, one of each view; the header is not.
+    // One file of each view, whose last data is after the cut. The header is before it.
     let files =
         ["tensors/large", "npy/large.npy", "f32/large.f32", "safetensors/large.safetensors", "export/zoo.safetensors"];
     for (cut, expected) in [(true, nix::libc::EIO), (false, nix::libc::ESTALE)] {
@@ -193,7 +193,7 @@ fn a_source_that_changes_is_an_error_in_every_view() {
 }
 
 #[test]
-fn views_are_chosen_by_either_spelling() {
+fn views_are_selected_by_either_option_syntax() {
     require_fuse!();
     let scene = Scene::new();
     let source = scene.sample();

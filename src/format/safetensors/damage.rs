@@ -1,4 +1,4 @@
-//! Everything that is wrong with a damaged file. The parser reports only the first broken rule.
+//! Finds everything that is wrong with a damaged file. The strict parser reports only the first broken rule.
 
 use super::METADATA;
 use super::error::{Error, Fault};
@@ -9,8 +9,8 @@ use crate::text::quote;
 use std::cmp::Ordering;
 use std::collections::HashSet;
 
-/// Reports everything that is wrong with a file of `len` bytes. `broken` is the verdict of the strict parser, and
-/// `header` is what the lenient one accepts.
+/// Reports everything that is wrong with a file of `len` bytes. `broken` is the error of the strict parser, and
+/// `header` the result of the lenient parser.
 pub fn damage(header: &Header, broken: &error::Error, len: u64, found: &mut dyn FnMut(Lint)) {
     let mut report = |kind, subject: Option<&str>, message| {
         found(Lint { kind, subject: subject.map(str::to_owned), message });
@@ -19,7 +19,7 @@ pub fn damage(header: &Header, broken: &error::Error, len: u64, found: &mut dyn 
     for Skipped { name, reason, .. } in skipped {
         report(LintKind::Entry, Some(name), format!("{}: {reason}", label(name)));
     }
-    // The parser gives one reason for each entry that it leaves out, but such an entry may be repeated too.
+    // The parser gives one reason for each entry that it leaves out, but the name of such an entry may be repeated too.
     let mut seen = HashSet::new();
     for Skipped { name, is_duplicate, .. } in skipped {
         if name != METADATA && !is_duplicate && (header.find(name).is_some() || !seen.insert(name)) {
@@ -28,7 +28,7 @@ pub fn damage(header: &Header, broken: &error::Error, len: u64, found: &mut dyn 
     }
     // A hole may hold the data of an entry that was left out.
     let is_left_out = more > 0 || skipped.iter().any(|skipped| skipped.name != METADATA);
-    let or_so = if is_left_out { ", or of one that is left out" } else { "" };
+    let note = if is_left_out { ", which may belong to a tensor that is left out" } else { "" };
     let mut expected = header.data_start();
     for tensor in header.tensors() {
         let (begin, name) = (tensor.range.start, quote(tensor.name));
@@ -36,7 +36,7 @@ pub fn damage(header: &Header, broken: &error::Error, len: u64, found: &mut dyn 
             Ordering::Equal => {}
             Ordering::Greater => {
                 let fault = Fault::Hole { begin, expected };
-                report(LintKind::Hole, Some(tensor.name), format!("tensor {name}: {fault}{or_so}"));
+                report(LintKind::Hole, Some(tensor.name), format!("tensor {name}: {fault}{note}"));
             }
             Ordering::Less => {
                 let fault = Fault::Overlap { begin, expected };
@@ -45,13 +45,13 @@ pub fn damage(header: &Header, broken: &error::Error, len: u64, found: &mut dyn 
         }
         expected = expected.max(tensor.range.end);
     }
-    // If the file is cut, its last tensors are left out. The bytes that are there of them are no hole.
+    // If the file is truncated, its last tensors are left out. The rest of their bytes is not a hole.
     if expected < len && !broken.is_cut() {
-        report(LintKind::Hole, None, format!("{}{or_so}", Error::TooLong { end: expected, len }));
+        report(LintKind::Hole, None, format!("{}{note}", Error::TooLong { end: expected, len }));
     }
 }
 
-/// An entry in a message.
+/// The name of an entry in messages.
 fn label(name: &str) -> String {
     if name == METADATA { name.to_owned() } else { format!("tensor {}", quote(name)) }
 }

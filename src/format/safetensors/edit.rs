@@ -1,4 +1,4 @@
-//! A header with other metadata: knows how to write it around entries that it leaves as they are.
+//! Rewrites a header with other metadata. The values of the other entries are copied unchanged.
 
 use super::error::Error;
 use super::{LENGTH, MAX_HEADER, METADATA};
@@ -10,21 +10,22 @@ use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::fmt;
 
-/// The data keeps its place within a block of this many bytes, so that file systems can share the blocks of the old
-/// file.
+/// The offset of the data changes by a multiple of this many bytes, so that file systems can share the blocks of the
+/// old file.
 const BLOCK: u64 = 4096;
 
-/// The bytes of a file up to its data, with `metadata` in place of its own. `header` was parsed from `input`.
+/// The bytes of a file up to its data, with its metadata replaced by `metadata`. `header` was parsed from `input`.
 ///
-/// Entries keep their order and their text. Spaces fill the header up, so that the data moves by whole blocks, or not
-/// at all, and keeps its alignment.
+/// Entries keep their order and the text of their values. The header is padded with spaces, so that the offset of the
+/// data changes by a multiple of 4096 bytes and keeps its alignment. Near the size limit of headers there is less
+/// padding.
 pub fn with_metadata(header: &Header, input: &Input, metadata: &[(String, String)]) -> Result<Vec<u8>, Error> {
     let text = input.get(header.text().unwrap_or_default())?;
-    // What is not UTF-8 was refused by the parser.
+    // The parser rejects text that is not UTF-8.
     rewrite(str::from_utf8(text).unwrap_or_default(), header.data_start(), metadata)
 }
 
-/// The same for a header given as text, and the offset of the data.
+/// [`with_metadata`] for the text of a header and the offset of the data.
 fn rewrite(json: &str, data_start: u64, metadata: &[(String, String)]) -> Result<Vec<u8>, Error> {
     let unreadable = |error: serde_json::Error| Error::Json { entry: None, reason: error.to_string() };
     let mut reader = serde_json::Deserializer::from_str(json);
@@ -54,7 +55,7 @@ fn rewrite(json: &str, data_start: u64, metadata: &[(String, String)]) -> Result
     let used = file.len() as u64;
     let unit = BLOCK.max(1 << data_start.trailing_zeros());
     let aligned = |unit: u64| used + (unit + data_start % unit - used % unit) % unit;
-    // Near the limit there is no room for so many spaces.
+    // Near the limit there is no room for all of the padding.
     let fits = |start: &u64| start - LENGTH <= MAX_HEADER;
     let start = [aligned(unit), aligned(BLOCK), used.next_multiple_of(8)].into_iter().find(fits);
     let start = start.ok_or(Error::NoRoom { len: used - LENGTH })?;
@@ -71,7 +72,7 @@ fn write_member(file: &mut Vec<u8>, key: &str, value: &str) -> Result<(), Error>
     Ok(())
 }
 
-/// Reads the names of a header and the text behind each, but for the metadata.
+/// Reads the names and the values, as text, of all entries except the metadata.
 struct Entries;
 
 impl<'de> Visitor<'de> for Entries {
@@ -102,13 +103,13 @@ mod tests {
         pairs.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect()
     }
 
-    /// The header of a file with the head of another one, whose data has `len` bytes.
+    /// Parses a file that consists of `head` and `len` bytes of data.
     fn read(head: &[u8], len: u64) -> Header {
         parse(&Input::with_prefix(head.len() as u64 + len, head.to_vec()), Mode::Strict).unwrap()
     }
 
     #[test]
-    fn entries_keep_their_text_and_their_order() {
+    fn entries_keep_their_text_and_order() {
         let json = "{\n \"b\" : {\"dtype\":\"U8\", \"shape\":[2],\"data_offsets\":[1,3], \"mine\":[1.50, {\"\\u0041\":null}]},\
             \"__metadata__\":{\"old\":\"x\"},\"a\\/\\n\":[\"U8\",[1],[0,1]]}  ";
         let head = rewrite(json, 4096, &pairs(&[("new", "\"\n\u{1}é"), ("", "")])).unwrap();
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_tensors_has_a_header_too() {
+    fn file_without_tensors_gets_a_header() {
         for (json, metadata, expected) in [
             ("{}", &[][..], "{}"),
             ("{\"__metadata__\":null}", &[], "{}"),
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn the_data_moves_by_whole_blocks_and_no_further_than_it_must() {
+    fn data_moves_by_the_fewest_whole_blocks() {
         let json = |len: usize| format!("{{\"__metadata__\":{{\"k\":\"{}\"}}}}", "x".repeat(len));
         for old in [0, 100, 4000, 5000, 10_000] {
             for new in [0, 1, 99, 4000, 4080, 9000, 20_000] {
@@ -159,8 +160,8 @@ mod tests {
     }
 
     #[test]
-    fn a_header_has_a_limit() {
-        // What stands around the value takes 25 bytes.
+    fn header_above_the_limit_is_an_error() {
+        // The JSON around the value takes 25 bytes.
         let head = |len: usize| rewrite("{}", 4096, &pairs(&[("k", &"x".repeat(len))]));
         let most = MAX_HEADER as usize - 25;
         assert_eq!(head(most).unwrap().len() as u64, 8 + MAX_HEADER);
@@ -169,7 +170,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_set_is_read(metadata in prop::collection::btree_map(any::<String>(), any::<String>(), 0..5), start in 8u64..10_000) {
+        fn written_metadata_is_read_back(metadata in prop::collection::btree_map(any::<String>(), any::<String>(), 0..5), start in 8u64..10_000) {
             let metadata: Vec<(String, String)> = metadata.into_iter().collect();
             let json = r#"{"t":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"__metadata__":{"old":""}}"#;
             let head = rewrite(json, start, &metadata).unwrap();

@@ -1,4 +1,4 @@
-//! What can be wrong with a safetensors header: knows the words, each with the expected and the found numbers.
+//! Errors of safetensors headers, with the expected and the actual numbers.
 
 use super::MAX_HEADER;
 use crate::format::input::Missing;
@@ -7,22 +7,22 @@ use crate::text::quote;
 /// Why a file has no header.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Not a fault of the file: parse again when this part of it was added to the input.
+    /// Not a fault of the file: add this range to the input and parse again.
     #[error(transparent)]
     Missing(#[from] Missing),
-    /// Fewer bytes than the length itself takes.
-    #[error("too short: {len} bytes, and a safetensors file begins with 8 that give the length of its header")]
+    /// The file is shorter than the length field.
+    #[error("too short: {len} bytes, but the length of the header alone takes 8 bytes")]
     TooShort {
         /// Bytes in the file.
         len: u64,
     },
-    /// A length beyond the limit of the format.
+    /// The length of the header exceeds the limit of the format.
     #[error("not safetensors: its first 8 bytes give a header of {len} bytes, and at most {MAX_HEADER} are allowed")]
     HeaderTooLarge {
-        /// The length that the file gives.
+        /// The length in the length field.
         len: u64,
     },
-    /// More metadata than a header may have.
+    /// The header with its new metadata would exceed the limit of the format.
     #[error("the header would have {len} bytes, and at most {MAX_HEADER} are allowed")]
     NoRoom {
         /// Bytes that the header would have.
@@ -48,12 +48,12 @@ pub enum Error {
     /// The header is not JSON.
     #[error("the header is not valid JSON{}: {reason}", near(entry))]
     Json {
-        /// The entry in which it breaks, if it does so in one.
+        /// The entry that contains the error, if one does.
         entry: Option<String>,
-        /// What the JSON parser says, with line and column.
+        /// The message of the JSON parser, with line and column.
         reason: String,
     },
-    /// The header is JSON of another shape.
+    /// The header is JSON, but not an object.
     #[error("the header is {found}, not a JSON object")]
     NotAnObject {
         /// What it is.
@@ -62,9 +62,9 @@ pub enum Error {
     /// `__metadata__` breaks a rule.
     #[error("__metadata__: {}{fault}", of_key(key))]
     Metadata {
-        /// The key, where one is to blame.
+        /// The key whose value breaks the rule, if it is one value.
         key: Option<String>,
-        /// The rule.
+        /// The rule that is broken.
         fault: Fault,
     },
     /// A tensor breaks a rule.
@@ -72,12 +72,12 @@ pub enum Error {
     Tensor {
         /// Its name.
         name: String,
-        /// The rule.
+        /// The rule that is broken.
         fault: Fault,
     },
     /// The file ends before the data does.
     #[error(
-        "cut short: the data ends at byte {end}, but the file at byte {len}; {} missing \
+        "cut short: the data ends at byte {end}, but the file ends at byte {len}; {} missing \
          (did a download stop? --lenient mounts the tensors that are whole)", bytes(end - len)
     )]
     DataCut {
@@ -86,8 +86,8 @@ pub enum Error {
         /// Bytes in the file.
         len: u64,
     },
-    /// The file goes on after its data.
-    #[error("too long: the data ends at byte {end}, but the file at byte {len}; {} of no tensor", bytes(len - end))]
+    /// The file has bytes after its data.
+    #[error("too long: the data ends at byte {end}, but the file ends at byte {len}; {} after the data", bytes(len - end))]
     TooLong {
         /// Where the data ends.
         end: u64,
@@ -98,7 +98,7 @@ pub enum Error {
 
 /// A rule that one entry of the header breaks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages describe the variants")]
 pub enum Fault {
     #[error("{part} is {found}, not {expected}")]
     Type { part: &'static str, expected: &'static str, found: String },
@@ -112,19 +112,19 @@ pub enum Fault {
     Reversed { begin: u64, end: u64 },
     #[error("shape {shape} of {dtype} is too large to count in 64 bits")]
     Overflow { dtype: String, shape: String },
-    #[error("shape {shape} of {dtype} takes {bits} bits, which is no whole number of bytes")]
+    #[error("shape {shape} of {dtype} takes {bits} bits, which is not a whole number of bytes")]
     Fraction { dtype: String, shape: String, bits: u64 },
     #[error("shape {shape} of {dtype} takes {expected} bytes, but its data_offsets span {found}")]
     Size { dtype: String, shape: String, expected: u64, found: u64 },
-    #[error("its data begins at byte {begin}, but the data before it ends at byte {expected}: {} of no tensor between", bytes(begin - expected))]
+    #[error("its data begins at byte {begin}, but the data before it ends at byte {expected}: a hole of {}", bytes(begin - expected))]
     Hole { begin: u64, expected: u64 },
     #[error("its data begins at byte {begin}, but the data before it ends at byte {expected}: {} shared", bytes(expected - begin))]
     Overlap { begin: u64, expected: u64 },
     #[error("its data takes bytes {begin} to {end}, but the file ends at byte {len}")]
     Outside { begin: u64, end: u64, len: u64 },
-    #[error("its data_offsets [{begin}, {end}] are beyond any file")]
+    #[error("its data_offsets [{begin}, {end}] are too large for any file")]
     Beyond { begin: u64, end: u64 },
-    #[error("the name stands twice in the header")]
+    #[error("the name occurs twice in the header")]
     Duplicate,
 }
 

@@ -1,4 +1,4 @@
-//! Unusual headers: what the official reader accepts although the format does not have it.
+//! Finds what the official reader accepts in a header although the format does not define it.
 //!
 //! Source: `safetensors/README.md`, "Format": the header "MUST begin with a `{`", "MAY be trailing padded with
 //! whitespace (0x20)", and "duplicate keys are disallowed".
@@ -16,9 +16,9 @@ use std::fmt;
 /// Something in a header that other readers may reject.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 enum Oddity {
-    #[error("the header begins with {found:?}, and the format wants {{")]
+    #[error("the header begins with {found:?}, not with '{{'")]
     Start { found: char },
-    #[error("the header is padded with {found:?}, and the format wants spaces")]
+    #[error("the header is padded with {found:?}, not with spaces")]
     Padding { found: char },
     #[error("__metadata__ is null, not an object")]
     NullMetadata,
@@ -33,7 +33,7 @@ enum Oddity {
 }
 
 impl Oddity {
-    /// The tensor or key of metadata that has it.
+    /// The tensor or metadata key that is affected.
     fn subject(&self) -> Option<&str> {
         match self {
             Self::Start { .. } | Self::Padding { .. } | Self::NullMetadata => None,
@@ -48,7 +48,7 @@ impl Oddity {
 /// Reports everything unusual in a header that was parsed from `input`.
 pub fn lint(header: &Header, input: &Input, found: &mut dyn FnMut(Lint)) -> Result<(), Missing> {
     let text = input.get(header.text().unwrap_or_default())?;
-    // The parser refuses text that is not UTF-8.
+    // The parser rejects text that is not UTF-8.
     lint_text(str::from_utf8(text).unwrap_or_default(), &mut |oddity| {
         let (subject, message) = (oddity.subject().map(str::to_owned), oddity.to_string());
         found(Lint { kind: LintKind::Unusual, subject, message });
@@ -65,11 +65,11 @@ fn lint_text(json: &str, found: &mut dyn FnMut(Oddity)) {
     if let Some(char) = padding.chars().find(|char| *char != ' ') {
         found(Oddity::Padding { found: char });
     }
-    // The parser refuses invalid JSON.
+    // The parser rejects invalid JSON.
     let _ = Top(found).deserialize(&mut serde_json::Deserializer::from_str(json));
 }
 
-/// Receives what is found.
+/// The callback for findings.
 type Found<'f> = &'f mut dyn FnMut(Oddity);
 
 struct Top<'f>(Found<'f>);
@@ -183,8 +183,8 @@ mod tests {
                 vec![r#"metadata key "k" is repeated; readers take the last value"#; 2],
             ),
             (format!(r#"{{"__metadata__":null,{entry}}}"#), vec!["__metadata__ is null, not an object"]),
-            (format!(" {{{entry}}}"), vec!["the header begins with ' ', and the format wants {"]),
-            (format!("{{{entry}}} \n "), vec![r"the header is padded with '\n', and the format wants spaces"]),
+            (format!(" {{{entry}}}"), vec!["the header begins with ' ', not with '{'"]),
+            (format!("{{{entry}}} \n "), vec![r"the header is padded with '\n', not with spaces"]),
             (r#"{"t":["U8",[1],[0,1]]}"#.into(), vec![r#"tensor "t": its entry is a list, not an object"#]),
             (
                 r#"{"t":{"dtype":{"U8":null},"shape":[1],"data_offsets":[0,1],"x":[{"dtype":{}}]}}"#.into(),

@@ -1,8 +1,8 @@
 //! The safetensors header.
 //!
-//! A file is a 64-bit little-endian length N, N bytes of JSON, then the data. Every rule is that of the official crate,
-//! version 0.8.0, and the verdict on every file is the same, with two deliberate differences: a repeated tensor name is
-//! an error here, and a dtype that the crate does not know is not.
+//! A file is a 64-bit little-endian length N, N bytes of JSON, then the data. The rules are those of the official
+//! crate, version 0.8.0, and both accept the same files, with two deliberate differences: a repeated tensor name is an
+//! error here, and an unknown dtype is not.
 
 mod damage;
 mod edit;
@@ -17,14 +17,14 @@ pub use error::{Error, Fault};
 pub use lint::lint;
 pub use reader::parse;
 
-/// As headers and messages call the format.
+/// Name of the format in headers and messages.
 pub const NAME: &str = "safetensors";
 
-/// The most bytes of a header, inclusive.
+/// Maximum size of the JSON in bytes, inclusive.
 pub const MAX_HEADER: u64 = 100_000_000;
 
-/// The key of the metadata, which is not a tensor.
+/// The key of the metadata in the header. It is not a tensor.
 const METADATA: &str = "__metadata__";
 
-/// Bytes of the length before the JSON.
+/// Size of the length field before the JSON, in bytes.
 const LENGTH: u64 = 8;

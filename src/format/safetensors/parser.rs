@@ -1,4 +1,4 @@
-//! The rules for a safetensors header, apart from its JSON.
+//! The rules for a safetensors header beyond the structure of its JSON.
 
 use super::error::{self, Error, Fault};
 use super::{METADATA, NAME};
@@ -12,7 +12,7 @@ use std::ops::Range;
 /// The fields of an entry, in the order in which the list form gives them.
 pub(super) const FIELDS: [&str; 3] = ["dtype", "shape", "data_offsets"];
 
-/// What was read so far. The visitor writes into the builder directly. In strict mode a fault ends the reading.
+/// The state of the parser. The JSON visitor writes into the builder directly. In strict mode, a fault stops parsing.
 pub(super) struct Parser {
     pub builder: HeaderBuilder,
     data_start: u64,
@@ -21,13 +21,13 @@ pub(super) struct Parser {
     /// Name of the entry that is being read.
     entry: Option<Name>,
     dtype: DtypeNumber,
-    /// Where the dimensions of the entry begin.
+    /// Index of the first dimension of the entry.
     pub shape_start: u32,
     pub offsets: [u64; 2],
     pub offsets_found: usize,
     /// The first fault of the entry that is being read, in lenient mode.
     fault: Option<Fault>,
-    /// What ended the reading, in strict mode.
+    /// The error that stopped parsing, in strict mode.
     pub error: Option<Error>,
 }
 
@@ -50,7 +50,7 @@ impl Parser {
         }
     }
 
-    /// Records a broken rule; an error ends the reading.
+    /// Records a broken rule. In strict mode, returns an error, which stops parsing.
     pub fn fault<E: de::Error>(&mut self, fault: Fault) -> Result<(), E> {
         match (self.builder.mode(), &self.entry) {
             (Mode::Strict, entry) => {
@@ -77,7 +77,7 @@ impl Parser {
         self.fault = None;
     }
 
-    /// The entry that is being read, for messages.
+    /// Name of the entry that is being read, for messages.
     pub fn entry_name(&self) -> Option<String> {
         self.entry.as_ref().map(|name| self.builder.text(name).to_owned())
     }
@@ -86,15 +86,15 @@ impl Parser {
         self.dtype = self.builder.dtype_number(name);
     }
 
-    /// Ends an entry that is no object: in lenient mode the reading goes on.
+    /// Leaves out an entry that is neither an object nor a list. Only lenient mode continues after such an entry.
     pub fn drop_entry(&mut self) {
         if let (Some(name), Some(fault)) = (self.entry.take(), self.fault.take()) {
             self.builder.skip_entry(&name, || fault.to_string());
         }
     }
 
-    /// Checks an entry and adds it. `seen` tells which of [`FIELDS`] it has, and `is_list` its form: no writer uses
-    /// lists, but the official reader accepts them.
+    /// Checks an entry and adds it. `seen` marks the [`FIELDS`] that it has. `is_list` is set for the list form, which
+    /// no writer uses, but which the official reader accepts.
     pub fn end_entry<E: de::Error>(&mut self, seen: [bool; 3], is_list: bool) -> Result<(), E> {
         let [begin, end] = self.offsets;
         let shape = self.builder.shape_from(self.shape_start);
@@ -117,7 +117,7 @@ impl Parser {
         Ok(())
     }
 
-    /// Why shape, dtype and offsets do not fit together.
+    /// How shape, dtype and offsets contradict each other, if they do.
     fn size_fault(&self, shape: &Shape, begin: u64, end: u64) -> Option<Fault> {
         let Some(found) = end.checked_sub(begin) else { return Some(Fault::Reversed { begin, end }) };
         let (dtype, shape) = (self.builder.dtype(self.dtype), self.builder.dims(shape));
@@ -146,7 +146,7 @@ impl Parser {
         let header = self.builder.finish(NAME, Some(json), data_start, || Fault::Duplicate.to_string());
         let header = header.map_err(|error| match error {
             BuildError::Duplicate { name } => Error::Tensor { name, fault: Fault::Duplicate },
-            // More names than 32 bits count do not fit into the largest header.
+            // Not reachable: the largest header is smaller than 2^32 bytes.
             BuildError::TooLarge => Error::HeaderTooLarge { len: data_start },
         })?;
         if mode == Mode::Strict {

@@ -1,6 +1,6 @@
-//! Reads the JSON of a header: which value may stand where, as serde accepts it for the official reader.
+//! Reads the JSON of a header. Accepts the same types of values as serde does for the official reader.
 //!
-//! Names and dimensions go from the JSON parser into the arenas of the header without a copy in between.
+//! Names and dimensions go from the JSON parser into the arenas of the header without an intermediate copy.
 
 use super::error::{Error, Fault};
 use super::parser::{FIELDS, Parser};
@@ -13,8 +13,8 @@ use std::fmt;
 
 /// Reads the header of a file.
 ///
-/// Fails with [`Error::Missing`] until the header is in `input`. Memory follows what is there, never a number in the
-/// file.
+/// Fails with [`Error::Missing`] until the header is in `input`. Allocation is bounded by the bytes in `input`, never
+/// by a length field.
 pub fn parse(input: &Input, mode: Mode) -> Result<Header, Error> {
     let Some((length, _)) = input.get(0..LENGTH)?.split_first_chunk() else {
         return Err(Error::TooShort { len: input.len() });
@@ -33,7 +33,7 @@ pub fn parse(input: &Input, mode: Mode) -> Result<Header, Error> {
     let mut reader = serde_json::Deserializer::from_str(text);
     let read = Value(&mut parser, Role::Top).deserialize(&mut reader).and_then(|()| reader.end());
     if let Err(error) = read {
-        // Where a rule is broken the parser has the error; otherwise the JSON is not valid.
+        // If a rule is broken, the parser holds the error. Otherwise the JSON is not valid.
         let broken = parser.error.take();
         return Err(broken.unwrap_or_else(|| Error::Json { entry: parser.entry_name(), reason: error.to_string() }));
     }
@@ -48,18 +48,18 @@ enum Role {
     MetadataValue,
     Entry,
     Dtype,
-    /// What stands behind the name in a dtype written `{"U8": null}`, which serde takes for an enum.
+    /// The value in a dtype written as `{"U8": null}`, which serde accepts for an enum.
     DtypeContent,
     Shape,
     Dim,
     Offsets,
     Offset,
-    /// A field that nobody knows: its value must be valid JSON and is dropped.
+    /// The value of an unknown field. It must be valid JSON and is dropped.
     Ignored,
 }
 
 impl Role {
-    /// The part as an error calls it, and what it should be.
+    /// The name of the part in error messages, and the expected value.
     fn expectation(self) -> (&'static str, &'static str) {
         match self {
             Self::Top => ("the header", "a JSON object"),
@@ -67,7 +67,7 @@ impl Role {
             Self::MetadataValue => ("the value", "a string"),
             Self::Entry => ("its entry", "an object with dtype, shape and data_offsets"),
             Self::Dtype => ("its dtype", "a name"),
-            Self::DtypeContent => ("the value behind its dtype", "null"),
+            Self::DtypeContent => ("the value in its dtype object", "null"),
             Self::Shape => ("its shape", "a list of dimensions"),
             Self::Dim => ("a dimension of its shape", "a whole number from 0 to 2^64-1"),
             Self::Offsets => ("data_offsets", "a list of two numbers"),
@@ -80,15 +80,15 @@ impl Role {
 /// The roles of the values of [`FIELDS`].
 const ROLES: [Role; FIELDS.len()] = [Role::Dtype, Role::Shape, Role::Offsets];
 
-/// One value of the header, written to the parser in the way that its role asks for.
+/// One value of the header. Its role decides how it is passed to the parser.
 struct Value<'p>(&'p mut Parser, Role);
 
 impl<'de> DeserializeSeed<'de> for Value<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        // Never by a typed method: the official reader takes values in without a type first, which decides what it
-        // accepts (numbers must fit, strings must decode, even in fields that it does not know).
+        // Not by a typed method: the official reader first reads values without a type, so numbers must fit and strings
+        // must decode even in unknown fields.
         deserializer.deserialize_any(self)
     }
 }
@@ -151,7 +151,7 @@ impl<'de> Visitor<'de> for Value<'_> {
                 }
             }
             Role::Ignored => {}
-            role => return self.0.wrong_type(role, format!("the text {}", quote(value))),
+            role => return self.0.wrong_type(role, format!("the string {}", quote(value))),
         }
         Ok(())
     }
@@ -268,7 +268,7 @@ impl Parser {
         self.end_entry(seen, false)
     }
 
-    /// serde reads a string as a variant of an enum, and `{"U8": null}` as well.
+    /// serde accepts `{"U8": null}` for a variant of an enum, like the string `"U8"`.
     fn visit_dtype<'de, A: MapAccess<'de>>(&mut self, mut map: A) -> Result<(), A::Error> {
         if let Some(name) = map.next_key_seed(Key(str::to_owned))? {
             map.next_value_seed(Value(self, Role::DtypeContent))?;
@@ -281,7 +281,7 @@ impl Parser {
     }
 }
 
-/// Reads what is left of an object and drops it; returns how many fields there were.
+/// Reads the rest of an object and drops it. Returns the number of fields.
 fn drain<'de, A: MapAccess<'de>>(parser: &mut Parser, mut map: A) -> Result<usize, A::Error> {
     let mut found = 0;
     while map.next_key_seed(Key(|_: &str| ()))?.is_some() {
@@ -291,7 +291,7 @@ fn drain<'de, A: MapAccess<'de>>(parser: &mut Parser, mut map: A) -> Result<usiz
     Ok(found)
 }
 
-/// The key of an object, looked at where the JSON parser has it, without a copy.
+/// The key of an object. The function gets the string of the JSON parser, without a copy.
 struct Key<F>(F);
 
 impl<'de, T, F: FnOnce(&str) -> T> DeserializeSeed<'de> for Key<F> {

@@ -1,5 +1,5 @@
-//! Checks the data of a file: hashes it, and looks at every value. Both are done in one pass on all cores, so that the
-//! data is read from the disk once.
+//! Checks the data of a file: verifies hashes and searches the values for NaN and infinity. Both are done in one pass
+//! on all cores, so that the data is read from the disk once.
 
 use super::file::File;
 use super::report::{Report, Rule};
@@ -13,13 +13,13 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-/// Bytes that are read at a time, about.
+/// Approximate number of bytes that are read at a time.
 const AT_ONCE: u64 = 1 << 20;
 
-/// Pieces that are searched in parallel while the same bytes are hashed.
+/// Number of pieces that are searched in parallel while the same bytes are hashed.
 const PIECES: usize = 64;
 
-/// Consecutive bytes of tensors whose values are searched.
+/// Consecutive bytes of one or more tensors, searched by one thread.
 struct Piece {
     tensors: Range<usize>,
     bytes: Range<u64>,
@@ -28,12 +28,12 @@ struct Piece {
 /// The result of a job.
 enum Done {
     Hashed,
-    /// For each tensor by its index: what was found, and the number of elements before the piece.
+    /// Tensor index, special values found, and number of elements of the tensor before the piece.
     Searched(Vec<(usize, Specials, u64)>),
 }
 
-/// Selects the tensors that are searched, in the order of the data: those whose dtype has NaN or infinity. Of tensors
-/// that overlap, only the first is searched, because a damaged file could have a million that cover all of it.
+/// Selects the tensors to search, in the order of the data: those whose dtype has NaN or infinity. Of overlapping
+/// tensors, only the first is searched, because a damaged file may have a million tensors that cover all of it.
 #[derive(Default)]
 struct Picker {
     /// The end of the last selected tensor.
@@ -59,7 +59,7 @@ pub(super) fn bytes_to_read(file: &File, values: bool) -> u64 {
     searched.fold(hashed, u64::saturating_add)
 }
 
-/// Verifies the hashes that the metadata gives. If `values`, it also looks for NaN and infinity.
+/// Verifies the data hashes in the metadata and, if `values`, searches for NaN and infinity.
 pub(super) fn read(
     file: &File,
     values: bool,
@@ -104,7 +104,7 @@ pub(super) fn read(
     Ok(())
 }
 
-/// Everything to search, in the order of the data. Small tensors are joined, and large ones are split between blocks.
+/// The pieces to search, in the order of the data. Small tensors are joined; large ones are split between blocks.
 fn pieces(file: &File) -> Vec<Piece> {
     let (mut pieces, mut picker): (Vec<Piece>, Picker) = Default::default();
     for (at, tensor) in file.header.tensors().enumerate().filter(|(_, tensor)| picker.picks(tensor)) {
@@ -126,7 +126,7 @@ fn pieces(file: &File) -> Vec<Piece> {
     pieces
 }
 
-/// Searches a piece.
+/// Searches a piece for special values.
 fn search(
     file: &File,
     piece: &Piece,
@@ -138,7 +138,7 @@ fn search(
     let (mut seen, mut picker): (Vec<_>, Picker) = Default::default();
     for at in tensors.clone() {
         let tensor = file.header.tensor(at);
-        // The first tensor of the piece was selected, so the selection of the others is the same again.
+        // The first tensor of a piece is always selected, so this selection repeats that of `pieces`.
         if !picker.picks(&tensor) {
             continue;
         }
@@ -172,26 +172,26 @@ fn hash(
     Ok(())
 }
 
-/// Reports what was found in a tensor.
+/// Reports the special values of a tensor.
 fn report_specials(file: &File, tensor: &TensorInfo, specials: &Specials, report: &mut Report) {
     let Specials { nan, pos_inf, neg_inf, first } = *specials;
     let counts = [(nan, "NaN"), (pos_inf, "+Inf"), (neg_inf, "-Inf")];
     let counts: Vec<String> =
-        counts.into_iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
+        counts.into_iter().filter(|(count, _)| *count > 0).map(|(count, name)| format!("{count} {name}")).collect();
     let rule = if nan > 0 { Rule::Nan } else { Rule::Infinite };
     let count = tensor.elements();
     let plural = if count == 1 { "" } else { "s" };
-    let of_what = match tensor.dtype {
+    let elements = match tensor.dtype {
         Dtype::C64 => format!("the {} parts of {count} element{plural}", count.saturating_mul(2)),
         _ => format!("{count} element{plural}"),
     };
     report.add(rule, &file.name, Some(tensor.name), || {
         let at = index(tensor.shape, first.unwrap_or(0));
-        format!("tensor {}: {} among {of_what}, the first at {at}", quote(tensor.name), counts.join(", "))
+        format!("tensor {}: {} among {elements}, the first at {at}", quote(tensor.name), counts.join(", "))
     });
 }
 
-/// The index of an element in NumPy's order: `[3, 17]`.
+/// The index of an element in C order, in the notation `[3, 17]`.
 fn index(shape: &[u64], mut element: u64) -> String {
     let mut indices = vec![0; shape.len()];
     for (at, dim) in shape.iter().enumerate().rev() {
@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn elements_are_numbered_as_in_numpy() {
+    fn element_indices_match_numpy() {
         assert_eq!(index(&[], 0), "[]");
         assert_eq!(index(&[5], 3), "[3]");
         assert_eq!(index(&[2, 3, 4], 23), "[1, 2, 3]");

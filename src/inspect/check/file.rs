@@ -9,10 +9,10 @@ use crate::text::quote;
 use serde::de::IgnoredAny;
 use std::sync::Arc;
 
-/// huggingface_hub (`constants.py`) and huggingface.js refuse longer headers, in bytes.
+/// Longest header that huggingface_hub (`constants.py`) and huggingface.js accept, in bytes.
 const HUB_HEADER_MAX: u64 = 25_000_000;
 
-/// The official writer pads the header to this many bytes, so that elements of every type are aligned.
+/// The official writer pads the header to a multiple of this many bytes, so that elements of every dtype are aligned.
 const DATA_ALIGNMENT: u64 = 8;
 
 /// A file whose header can be used, at least in part.
@@ -20,12 +20,12 @@ const DATA_ALIGNMENT: u64 = 8;
 pub struct File {
     /// The name of the file in messages.
     pub name: String,
-    /// Its bytes.
+    /// The bytes of the file.
     pub source: Arc<dyn Source>,
-    /// Its header, without what is damaged.
+    /// The header, without damaged entries.
     pub header: Header,
-    /// The SHA-256 hashes of the data that the metadata gives: key and hexadecimal digits. Empty if the file is
-    /// damaged, because they could not be right.
+    /// The data hashes (SHA-256) in the metadata: key and hexadecimal digits. Empty if the file is damaged, because the
+    /// hashes could not match.
     pub stated: Vec<(String, String)>,
 }
 
@@ -56,7 +56,7 @@ impl File {
     }
 
     fn check_header(&self, input: &Input, report: &mut Report) {
-        // The whole header is in the input, so nothing is missing.
+        // This cannot fail, because the input has the whole header.
         let _ = format::lint(&self.header, input, &mut |lint| add(report, &self.name, lint));
         let len = self.header.text().map_or(0, |text| text.end - text.start);
         if len > HUB_HEADER_MAX {
@@ -100,12 +100,12 @@ impl File {
         report.alignment = alignment;
     }
 
-    /// Checks the metadata against its conventions; returns the hashes that it gives.
+    /// Checks the metadata against its conventions and returns the hashes in it.
     fn check_metadata(&self, report: &mut Report) -> Vec<(String, String)> {
         let metadata = self.header.metadata();
-        for (key, what) in conventions::modelspec_faults(metadata) {
+        for (key, fault) in conventions::modelspec_faults(metadata) {
             let key = format!("{MODELSPEC_PREFIX}{key}");
-            report.add(Rule::ModelSpec, &self.name, Some(&key), || format!("metadata {}: {what}", quote(&key)));
+            report.add(Rule::ModelSpec, &self.name, Some(&key), || format!("metadata {}: {fault}", quote(&key)));
         }
         let given = |key| model::value(metadata, key).filter(|value| *value != "None");
         for key in KOHYA_JSON {
@@ -126,10 +126,10 @@ impl File {
     }
 }
 
-/// The alignment of a dtype's elements in bytes. Elements that share bytes need none.
+/// The alignment of a dtype's elements in bytes: 1 for elements that share bytes.
 fn alignment(dtype: Dtype) -> u64 {
     match dtype {
-        // A complex number is two numbers of four bytes.
+        // A complex number consists of two floats of four bytes.
         Dtype::C64 => 4,
         _ => match dtype.block() {
             Some(Block { elements: 1, bytes }) => bytes,
@@ -138,8 +138,8 @@ fn alignment(dtype: Dtype) -> u64 {
     }
 }
 
-/// Reports everything that is wrong with a file that the strict parser refuses as `broken`; returns the usable part of
-/// its header.
+/// Reports everything that is wrong with a file that the strict parser rejects with the error `broken`. Returns the
+/// usable part of the header.
 fn check_damaged(
     name: &str,
     header: Result<Header, format::Error>,
@@ -154,7 +154,7 @@ fn check_damaged(
     format::damage(&header, broken, len, &mut |lint| add(report, name, lint));
     let (_, more) = header.skipped().kept();
     report.add_unseen(Rule::Entry, more);
-    // The lenient parser gives one reason for each entry, which may not be that of the strict one.
+    // The lenient parser gives one reason for each entry, which may differ from that of the strict parser.
     let verdict = broken.to_string();
     if !report.contains(&verdict) {
         let rule = if broken.tensor().is_some() { Rule::Entry } else { Rule::Format };

@@ -1,7 +1,7 @@
-//! `check`: verifies everything that a sound model promises.
+//! `check`: verifies headers, indexes, metadata and data of a model.
 //!
-//! The official reader decides whether a file is sound, and the strict parser agrees with it. If a file is not sound,
-//! the lenient parser is used to find everything that is wrong with it.
+//! A file is sound if the strict parser accepts it, which follows the official reader. For other files, the lenient
+//! parser finds everything that is wrong.
 
 mod data;
 mod file;
@@ -15,7 +15,7 @@ use file::File;
 
 pub use report::{Finding, Report, Rule, Severity};
 
-/// A model whose headers were checked.
+/// A model whose headers have been checked.
 #[derive(Debug)]
 pub struct Check {
     files: Vec<File>,
@@ -24,7 +24,7 @@ pub struct Check {
 
 impl Check {
     /// Checks the headers of a model: a file, the index of a sharded model, or the manifest of a dataset. Fails only if
-    /// something cannot be read; everything that is wrong with what was read is in the report.
+    /// something cannot be read. All other problems are in the report.
     pub fn open(location: &Location) -> Result<Self, Error> {
         let mut report = Report::default();
         let locations: Vec<Location> = match model::is_set(location.file_name()) {
@@ -45,8 +45,8 @@ impl Check {
         self.files.iter().map(|file| data::bytes_to_read(file, values)).sum()
     }
 
-    /// Verifies the hashes of data that the metadata gives. If `values`, it also looks for NaN and infinity. Calls
-    /// `advance` with the number of bytes that were read since the last call.
+    /// Verifies the data hashes in the metadata and, if `values`, searches for NaN and infinity. Calls `advance` with
+    /// the number of bytes that have been read since the last call.
     pub fn read(&mut self, values: bool, advance: &(dyn Fn(u64) + Sync)) -> Result<(), Error> {
         for file in &self.files {
             data::read(file, values, &mut self.report, advance)?;

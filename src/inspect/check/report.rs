@@ -1,12 +1,12 @@
-//! The rules of `check`, and the findings.
+//! The rules of `check`, and the report of findings.
 
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 
-/// Most findings of one rule that are kept. The others are counted.
+/// Most findings of one rule that are kept. Further ones are only counted.
 const KEPT: u64 = 1000;
 
-/// How bad something is.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
@@ -18,7 +18,7 @@ pub enum Severity {
 
 /// A rule that is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-#[expect(missing_docs, reason = "see the table below")]
+#[expect(missing_docs, reason = "`Rule::row` describes the rules")]
 pub enum Rule {
     Format,
     Entry,
@@ -51,7 +51,7 @@ impl Rule {
         self.row().1
     }
 
-    /// Whom it affects, if that is not obvious.
+    /// The consequences of a violation, if they are not obvious.
     pub fn hint(self) -> Option<&'static str> {
         Some(self.row().2).filter(|hint| !hint.is_empty())
     }
@@ -72,11 +72,11 @@ impl Rule {
             Self::IndexTwice => ("index-twice", Warning, "readers may take the first entry, or none"),
             Self::IndexTotals => ("index-totals", Warning, "transformers and accelerate do not compare them"),
             Self::Json => ("json", Warning, "the official reader accepts it, others may not"),
-            Self::HeaderSize => ("header-size", Warning, "huggingface_hub and huggingface.js refuse such headers"),
+            Self::HeaderSize => ("header-size", Warning, "huggingface_hub and huggingface.js reject such headers"),
             Self::DataStart => (
                 "data-start",
                 Warning,
-                "the official writer pads the header to 8; no tensor of wide elements can be used in place",
+                "the official writer pads the header to a multiple of 8 bytes; wide elements may not be usable in place",
             ),
             Self::Unaligned => (
                 "unaligned",
@@ -84,7 +84,7 @@ impl Rule {
                 "this affects readers that use mapped bytes in place: Rust's bytemuck::cast_slice panics, torch cannot view such \
                  bytes as another dtype, others copy; NumPy and the official readers accept them",
             ),
-            Self::UnknownDtype => ("unknown-dtype", Warning, "the official reader, 0.8.0, refuses the file"),
+            Self::UnknownDtype => ("unknown-dtype", Warning, "the official reader (0.8.0) rejects the file"),
             Self::ModelSpec => ("modelspec", Warning, ""),
             Self::Kohya => ("kohya", Warning, ""),
             Self::Infinite => ("infinite", Warning, "masks may have infinite values, weights should not"),
@@ -101,15 +101,15 @@ impl Serialize for Rule {
 /// A violation of a rule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// Its severity.
+    /// The severity of the rule.
     pub severity: Severity,
     /// The rule.
     pub rule: Rule,
-    /// The file that has it.
+    /// The file.
     pub file: String,
-    /// The tensor, shard or metadata key that causes it, if one does.
+    /// The tensor, shard or metadata key at fault, if there is one.
     pub subject: Option<String>,
-    /// A sentence that describes it.
+    /// The description.
     pub message: String,
 }
 
@@ -133,12 +133,12 @@ pub struct Report {
 }
 
 impl Report {
-    /// The report about a file, without findings.
+    /// An empty report about one file.
     pub(super) fn of_one_file() -> Self {
         Self { files: 1, ..Self::default() }
     }
 
-    /// Adds a finding. The message is not created if there are many findings of the rule already.
+    /// Adds a finding. The message is only created if the finding is kept.
     pub(super) fn add(&mut self, rule: Rule, file: &str, subject: Option<&str>, message: impl FnOnce() -> String) {
         let count = self.counts.entry(rule).or_default();
         *count += 1;
@@ -153,12 +153,12 @@ impl Report {
         }
     }
 
-    /// Whether one of the kept findings has a message that begins like this.
+    /// Whether the message of a kept finding starts with `message`.
     pub(super) fn contains(&self, message: &str) -> bool {
         self.findings.iter().any(|finding| finding.message.starts_with(message))
     }
 
-    /// Counts findings without details.
+    /// Counts `more` findings without details.
     pub(super) fn add_unseen(&mut self, rule: Rule, more: usize) {
         if more > 0 {
             *self.counts.entry(rule).or_default() += more as u64;
@@ -186,7 +186,7 @@ impl Report {
         self.values |= other.values;
     }
 
-    /// The findings by rule, errors first, in the order of the data. There are at most a thousand of each rule.
+    /// The findings, sorted by severity (errors first) and rule; at most 1000 for each rule.
     pub fn findings(&mut self) -> &[Finding] {
         self.findings.sort_by_key(|finding| (finding.severity, finding.rule));
         &self.findings

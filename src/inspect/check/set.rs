@@ -21,7 +21,7 @@ pub(super) fn check(location: &Location, report: &mut Report) -> Result<Vec<Loca
     let (mismatches, more) = model.mismatches().kept();
     for Skipped { name: subject, reason, .. } in mismatches {
         report.add(Rule::Index, &name, Some(subject), || match model.kind() {
-            // The reason does not name the subject.
+            // The reason does not contain the subject.
             Kind::Dataset => format!("{}: {reason}", quote(subject)),
             _ => reason.clone(),
         });
@@ -40,7 +40,7 @@ pub(super) fn check(location: &Location, report: &mut Report) -> Result<Vec<Loca
 
 /// Compares the totals of an index with the tensors, and the numbers in the names of shards with the number of shards.
 fn check_totals(model: &Model, name: &str, report: &mut Report) {
-    // If a shard is missing, which was reported, every total is wrong.
+    // If a shard is missing, all totals are wrong. The missing shard has been reported already.
     let stated = if model.missing() == 0 { model.stated() } else { Stated::default() };
     let Totals { nbytes, parameters, .. } = Breakdown::of(model, model.logical().iter(), 0).all;
     for (key, stated, found) in
@@ -64,7 +64,7 @@ fn check_totals(model: &Model, name: &str, report: &mut Report) {
     }
 }
 
-/// The number of shards that a name such as `model-00001-of-00002.safetensors` gives.
+/// The number of shards in a name such as `model-00001-of-00002.safetensors`.
 fn number_of_shards(name: &str) -> Option<u64> {
     let (front, of) = name.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
     let number = |text: &str| text.bytes().all(|digit| digit.is_ascii_digit()).then(|| text.parse().ok()).flatten();
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_number_of_shards_is_parsed_from_a_name() {
+    fn number_of_shards_is_parsed_from_name() {
         let cases = [
             ("model-00001-of-00002.safetensors", Some(2)),
             ("dir/model_00001-of-00030.safetensors", Some(30)),
