@@ -310,7 +310,7 @@ fn unshared(a: &Stored, b: &Stored, len: u64) -> Vec<Range<u64>> {
     while at < len {
         let (side_a, side_b) = (Piece::find(a, at, len), Piece::find(b, at, len));
         let (same, long) = side_a.compare(&side_b);
-        // At least one byte, whatever the file system reports.
+        // Each step covers at least one byte, even if the file system reports an empty block.
         let end = at + long.clamp(1, len - at);
         match ranges.last_mut() {
             _ if same => {}

@@ -157,7 +157,8 @@ impl<'r> Request<'r> {
     /// Waits without a time limit.
     pub const WAIT: Self = Self { may_wait: true, ..Self::NOWAIT };
 
-    /// Waits until `is_cancelled` returns true. It is called often and must be fast.
+    /// Waits without a time limit, but fails as soon as `is_cancelled` returns true. `is_cancelled` is called often and
+    /// must be fast.
     pub fn cancelled_by(is_cancelled: &'r (dyn Fn() -> bool + Sync)) -> Self {
         Self { is_cancelled: Some(is_cancelled), ..Self::WAIT }
     }
@@ -241,8 +242,8 @@ impl Content {
         self.cost == Cost::Pass || self.parts(range).any(|(segment, part)| segment.may_block(&part))
     }
 
-    /// The bytes of `range`, cut at the end of the file. They are never fewer otherwise, because the kernel treats a
-    /// short reply as the end of the file.
+    /// The bytes of `range`, cut at the end of the file. The result is never shorter for another reason, because the
+    /// kernel treats a short reply as the end of the file.
     ///
     /// Stored bytes of a single segment are not copied and may be a slice of a memory map: see [`Source::bytes`]. Bytes
     /// of several segments are copied.

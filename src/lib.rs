@@ -12,7 +12,7 @@
 //! - [`codec`] converts numbers; [`format`](mod@format) parses headers. Every format is lowered to one
 //!   [`format::Header`].
 //! - [`model`] is the table of the tensors of one or more files, and finds the models in a directory.
-//! - [`view`] is the table of the kinds of files in a mount; [`stats`] and [`plot`] produce two of them.
+//! - [`view`] defines the kinds of files in a mount; [`stats`] and [`plot`] compute the contents of two of them.
 //! - [`fs`] arranges them as directories with inode numbers; [`fuse`] connects that to the kernel.
 //! - Commands that do not mount use [`inspect`], [`compare`] and [`write`](mod@write).
 //! - Everything may use [`text`], [`name`], [`natural`] and [`threads`].

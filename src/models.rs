@@ -17,7 +17,7 @@ pub struct Models {
 }
 
 impl Models {
-    /// Finds the models at `sources`: files, indices, manifests, and directories of one model or several.
+    /// Finds the models at `sources`: files, indexes, manifests, and directories of one model or several.
     pub fn find(sources: &[Location], out: &mut Output) -> anyhow::Result<Self> {
         prepare()?;
         let mut models = Self { files: Vec::new(), failed: false };
@@ -97,7 +97,8 @@ pub fn several(source: &Location, catalog: &Catalog) -> String {
     format!("{source}: a directory of {} models; name one of them", catalog.models().len())
 }
 
-/// Opens a model of a directory. `shown` is the directory and the name of the model in a mount of it.
+/// Opens a model of a directory, and logs what was left out. Messages name the model `shown`: the path of the
+/// directory, followed by the path of the model in a mount.
 pub fn in_catalog(catalog: &Catalog, id: ModelId, shown: &Location) -> anyhow::Result<Model> {
     let model = model::open_model(catalog.model(id), catalog.mode())?;
     model.report(shown);

@@ -1,5 +1,5 @@
-//! The command line: its options and help text, and the translation of fstab's `-o` options and of mount(8)'s helper
-//! calls into it.
+//! The command line: its options and help text. Also translates `-o` options, as in fstab, and the arguments that
+//! mount(8) passes to its helpers.
 
 mod commands;
 pub mod pattern;
@@ -230,7 +230,7 @@ const WITHOUT_EFFECT: [&str; 19] = [
 /// Options that mount(8) adds unless the user gives the opposite: `rw`, and through mount.fuse3 `dev,suid`.
 const ADDED_BY_MOUNT: [&str; 3] = ["rw", "dev", "suid"];
 
-/// Why no command results from a command line.
+/// Why a command line gives no command to run.
 pub enum NoCommand {
     /// Help or the version was requested; this is the text.
     Text(clap::Error),
@@ -415,8 +415,8 @@ fn split(options: &str) -> Vec<String> {
     parts
 }
 
-/// Whether mount(8) runs this program through mount.fuse3. That calls it under its own name through a shell, which may
-/// remain as a process between the two.
+/// Whether mount(8) runs this program through mount.fuse3. mount.fuse3 calls `weightfs`, not `mount.weightfs`, through
+/// a shell. The shell may remain as a process between mount(8) and this program, so the grandparent is checked too.
 fn run_by_mount() -> bool {
     let status = |pid: &str| std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let field =

@@ -132,7 +132,7 @@ impl Job<'_> {
         for (path, id) in catalog.paths() {
             let (source, path) = (self.args.source.join(&path), into.join(&path));
             let model = match models::in_catalog(catalog, id, &source) {
-                // The other models are written all the same.
+                // The other models are still written.
                 Err(error) if self.args.lenient => {
                     complain(&error);
                     continue;

@@ -37,10 +37,10 @@ pub fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
             Err(code) => Ok(code),
             Ok(path) => {
                 let path = Path::new(OsStr::from_bytes(&path));
-                // Another process than the daemon must be able to reach the mount. A permission error counts as
-                // reached.
+                // A process other than the daemon must be able to reach the mount. A permission error does not mean
+                // that the mount is dead.
                 if mounts::is_dead(path) {
-                    bail!("{}: the mount died at once", path.display());
+                    bail!("{}: the daemon ended right after mounting", path.display());
                 }
                 if let (None, Some(name)) = (&args.mountpoint, path.file_name()) {
                     let name = printable(&name.to_string_lossy()).into_owned();
@@ -61,7 +61,7 @@ fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Resu
     let (unmounter, watch) = match unmounter::split()? {
         Split::Daemon(unmounter, watch) => (unmounter, watch),
         Split::Helper(helper) => {
-            // The command waits until all ends of this pipe are closed.
+            // The command waits until every process has closed its write end of this pipe.
             drop(readiness);
             return helper.serve();
         }

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 const PAGE: &str = include_str!("../../docs/weightfs.1");
 const README: &str = include_str!("../../README.md");
 
-/// The beginning of each text of the roff crate.
+/// The definition with which the roff crate begins each text.
 const APOSTROPHE: &str = ".ie \\n(.g .ds Aq \\(aq\n.el .ds Aq '\n";
 
 /// The path of the completions of each shell, below the prefix.
@@ -99,7 +99,7 @@ fn page(command: &Command) -> io::Result<String> {
         .replace("@COMMANDS@\n", &commands)
         .replace("@FILES@\n", &files())
         .replace("@AFTER_HELP@\n", &after_help(command, "SH"));
-    // The definition is needed only once.
+    // The page needs the definition only once.
     Ok(format!("{APOSTROPHE}{}", page.replace(APOSTROPHE, "")))
 }
 

@@ -16,8 +16,9 @@ pub const ROOT: Ino = 1;
 /// Preferred block size of files, in bytes: the size of the largest read request of the kernel.
 pub const BLOCK_SIZE: u32 = 1 << 20;
 
-/// Preferred block size of directories, in bytes: the buffer size that libc lists them with. Listings are slower from
-/// 256 KiB on, and take twice as long at 1 MiB, because each reply is then written to memory not touched before.
+/// Preferred block size of directories, in bytes. libc lists directories with a buffer of this size. Listings are
+/// slower from 256 KiB on, and take twice as long at 1 MiB, because each reply is then written to memory not touched
+/// before.
 pub const DIR_BLOCK_SIZE: u32 = 128 << 10;
 
 /// Unit of [`Statfs::blocks`] and `st_blocks`, in bytes.

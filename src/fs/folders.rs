@@ -63,7 +63,7 @@ enum Node<'f> {
     Folder(FolderId, &'f Folder),
     /// A link to a file that is not a model.
     Link(usize),
-    /// An error file: its text and the folder that contains it.
+    /// An error file: its text, and the folder from which it gets its owner and permissions.
     Error(Cow<'f, str>, FolderId),
 }
 
@@ -95,7 +95,7 @@ impl Folders {
         }
         let opened = model::open_model(self.catalog.model(model), self.catalog.mode())?;
         if opened.stat().map(|stat| self.ownership.of(stat)) != Some(*owner) {
-            // The tree would keep the permissions of the old model, and could let users read the new one who may not.
+            // The tree would keep the permissions of the old model, which may admit users who may not read the new one.
             return Err(Error::Changed { model: opened.location().to_string() });
         }
         opened.report(opened.location());
@@ -172,7 +172,6 @@ impl Folders {
         }
     }
 
-    /// Errors are returned before the first entry is passed to `add`.
     pub fn readdir<'s>(
         &'s self,
         ino: Ino,
@@ -181,7 +180,8 @@ impl Folders {
         mut add: impl FnMut(Dentry<'s>) -> bool,
     ) -> Result<(), Error> {
         let Node::Folder(_, folder) = self.node(ino)? else { return Err(Error::NotADirectory) };
-        // Without a verdict, it is unknown whether the entry is a directory or an error file.
+        // Without a verdict, it is unknown whether the entry is a directory or an error file. So missing verdicts
+        // are determined before the first entry is passed to `add`.
         let models = folder.entries.iter().filter_map(|entry| match entry.item {
             Item::Model(model) => self.models[model.index()].verdict.get().is_none().then_some(model),
             _ => None,

@@ -1,8 +1,9 @@
 //! Inode numbers: how a view and a file number are packed into 64 bits, so that no state is stored per file.
 //!
-//! From the top: 24 bits for the tree, 8 bits for the kind and 32 bits for a number within the kind. Tree 0 is the only
-//! model, or the folders; trees from 1 on are the models in folders. In the tree of a model, kinds 64 to 127 are the
-//! directories of views in `shards/FILE/`, and kinds 128 to 191 the files of views, in the order of the table of views.
+//! From the highest bit: 24 bits for the tree, 8 bits for the kind and 32 bits for a number within the kind. If one
+//! model is mounted, it is tree 0. If a directory of models is mounted, the folders are tree 0 and the models are the
+//! trees from 1 on. In the tree of a model, kinds 64 to 127 are the directories of views in `shards/FILE/`, and kinds
+//! 128 to 191 are the files of views, in the order of the table of views.
 
 use super::attr::{Ino, ROOT};
 use crate::model::ShardId;

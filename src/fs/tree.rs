@@ -1,8 +1,8 @@
 //! `tree/`: dotted names as directories, derived from one sorted list of tensors.
 //!
-//! The list is sorted by component, so the tensors below a directory are contiguous, and a directory is a position in
-//! the list and a depth. Directories are numbered in the order in which the list enters them. Only the list and the
-//! number of directories before each position are stored: 8 bytes per tensor.
+//! The list is sorted by component, so the tensors below a directory are contiguous. A directory is identified by its
+//! first position in the list and its depth. Directories are numbered in the order in which they first occur in the
+//! list. Only the list and the number of directories before each position are stored: 8 bytes per tensor.
 
 use super::ino::{Dir, Inode, NodeId};
 use crate::model::{Model, TensorId};
@@ -16,8 +16,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::OnceLock;
 
-/// Exclusive limit of the directories in a name. The kernel does not accept longer paths, and an untrusted name may
-/// have millions of components.
+/// A tensor whose name has this many directories or more is not in `tree/`. Its path would exceed the kernel's limit of
+/// 4096 bytes, and an untrusted name may have millions of components.
 const DEPTH_MAX: usize = 2048;
 
 /// Whether a tensor with that name is in `tree/`.
@@ -30,7 +30,7 @@ pub(super) fn has(name: &str) -> bool {
 pub(super) struct Tree {
     /// Tensors by component, in natural order: `layers.2` before `layers.10`.
     order: Vec<TensorId>,
-    /// Number of directories that are entered before each position of `order`, and then their total number.
+    /// Number of directories that first occur before each position of `order`, and then their total number.
     entered: Vec<u32>,
     /// The first position of each component whose file name is cut, by directory and file name.
     cut: OnceLock<HashMap<(Option<u32>, String), usize>>,
@@ -77,7 +77,8 @@ impl Tree {
             let first = partition_point(range.clone(), |at| compare(&at) == Ordering::Less);
             (first < range.end && compare(&first) == Ordering::Equal).then_some(first)
         };
-        // `a%` is the tensor `a` if a directory `a` exists too. Only the encoding of the empty name ends in `%`.
+        // `a%` is the tensor `a` if a directory `a` exists too. The only encoded name that ends in `%` is that of the
+        // empty name.
         let (encoded, marked) = match encoded.strip_suffix('%') {
             Some(rest) if !rest.is_empty() => (rest, true),
             _ => (encoded, false),
@@ -141,7 +142,7 @@ impl Tree {
     }
 
     /// Passes the first position of each entry of a directory, and that of the next entry, to `visit` until it returns
-    /// true.
+    /// true. Starts at position `from`.
     fn each(
         &self,
         model: &Model,

@@ -114,7 +114,6 @@ impl Volume {
         self.attr(&self.node(inode, request)?, request)
     }
 
-    /// Errors are returned before the first entry is passed to `add`.
     pub fn readdir<'s>(
         &'s self,
         ino: Ino,
@@ -124,7 +123,7 @@ impl Volume {
     ) -> Result<(), Error> {
         let dir = self.dir(ino, request)?;
         let model = self.model();
-        // Everything that may have to wait is done before the first entry.
+        // Everything that may fail or wait is done before the first entry is passed to `add`.
         let tree = match dir {
             Dir::Node(_) => Some(self.tree(request)?),
             Dir::View(view, _) if matches!(view.row().files, Files::Tree) => Some(self.tree(request)?),

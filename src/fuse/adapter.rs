@@ -33,11 +33,12 @@ const TTL: Duration = Duration::from_secs(u32::MAX as u64);
 /// Inode numbers are never reused.
 const GENERATION: Generation = Generation(0);
 
-/// Most background requests, such as read-ahead, that the kernel may have in flight. With fuser's default of 16, the
-/// kernel drops read-ahead early. Requests that wait for a long computation count too: a folder of plots has many.
+/// Maximum number of background requests, such as read-ahead, that the kernel may have in flight. With fuser's default
+/// of 16, the kernel drops read-ahead early. Requests that wait for a long computation count too: a folder of plots
+/// has many.
 const MAX_BACKGROUND: u16 = 1024;
 
-/// Most worker threads for requests that may wait.
+/// Maximum number of worker threads for requests that may wait.
 const WORKERS: usize = 128;
 
 /// Capabilities that are requested if the kernel has them. READDIRPLUS_AUTO lists a directory with attributes when the
@@ -88,10 +89,11 @@ impl Session {
         };
         let mut config = Config::default();
         config.n_threads = Some(threads);
-        // With a descriptor of its own, each thread receives requests independently. fuser opens the device for that.
+        // With its own descriptor of the device, each thread receives requests independently. fuser opens the device
+        // again for each thread, so this process must have permission to do that.
         config.clone_fd = threads > 1 && std::fs::OpenOptions::new().read(true).write(true).open(DEVICE).is_ok();
-        // For `OwnerAndRoot`, the kernel admits all users and fuser checks the user of each request. So names and
-        // attributes must not be cached.
+        // For `OwnerAndRoot`, the kernel admits all users and fuser checks the user of each request. Names and
+        // attributes in the kernel's cache would bypass that check.
         let ttl = if access == Access::OwnerAndRoot { Duration::ZERO } else { TTL };
         let (faults, notifier) = Default::default();
         let state = Arc::new(State { superblock, workers: Workers::new(WORKERS), watch, faults, notifier, ttl });
@@ -154,9 +156,10 @@ fn source_errno(error: &source::Error) -> Errno {
         source::Error::Outside { .. } => Errno::EACCES,
         source::Error::Cut { .. } | source::Error::OutOfRange { .. } | source::Error::NotAFile { .. } => Errno::EIO,
         source::Error::Io { error, .. } => match error.raw_os_error() {
-            // The source is on a FUSE mount whose daemon is gone. These errors would look as if this daemon were gone.
+            // The source is on a FUSE mount whose daemon is gone. A reader that got these errors would conclude that
+            // the daemon of this mount is gone.
             None | Some(nix::libc::ENOTCONN | nix::libc::ECONNABORTED) => Errno::EIO,
-            // libc treats ENOENT as the end of a directory.
+            // While it lists a directory, libc treats ENOENT as the end of the directory.
             Some(nix::libc::ENOENT) => Errno::EIO,
             Some(errno) => Errno::from_i32(errno),
         },
@@ -191,7 +194,7 @@ fn file_attr(attr: &Attr) -> FileAttr {
     }
 }
 
-/// The reply for a name that does not exist. Unlike ENOENT, the kernel caches inode number 0 for the TTL.
+/// The reply for a name that does not exist: inode number 0. The kernel caches this reply, but not an ENOENT error.
 fn no_entry() -> FileAttr {
     file_attr(&NO_ATTR)
 }
@@ -228,7 +231,7 @@ impl State {
             }
         };
         // fuser does not return the result of writing the reply. But that is the last system call here, so errno holds
-        // its error. After EFAULT, the kernel has returned EIO to the reader.
+        // its error. EFAULT means that the kernel could not read the bytes and returned EIO to the reader.
         nix::errno::Errno::clear();
         reply.data(&bytes);
         let unreadable = nix::errno::Errno::last() == nix::errno::Errno::EFAULT;

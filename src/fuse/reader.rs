@@ -1,8 +1,8 @@
 //! Detection of readers that are being killed or are gone while they wait for a reply.
 //!
-//! fuser does not pass FUSE_INTERRUPT on, so the waiting thread is looked up in /proc: a signal that it cannot handle
-//! before it gets the reply is pending there. The sandbox of the daemon has no /proc, so the daemon queries another
-//! process, which does.
+//! fuser does not pass on FUSE_INTERRUPT. Instead, the waiting thread is looked up in /proc, which lists its pending
+//! signals: a signal that arrives during the wait stays pending until the thread gets its reply. The sandboxed daemon
+//! has no access to /proc, so it queries another process.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -50,7 +50,7 @@ impl Watch {
         Self(Arc::new(Mutex::new(Some(socket))))
     }
 
-    /// The state of a thread. The other process does nothing else, so it replies at once.
+    /// The state of a thread.
     fn look(&self, thread: u32) -> State {
         let mut socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(stream) = socket.as_mut() else { return State::Hidden };
@@ -58,7 +58,7 @@ impl Watch {
         match stream.write_all(&thread.to_le_bytes()).and_then(|()| stream.read_exact(&mut number)) {
             Ok(()) => State::ALL.get(usize::from(number[0])).copied().unwrap_or(State::Hidden),
             Err(_) => {
-                log::warn!("cancelled reads are no longer detected: the process that watches readers does not reply");
+                log::warn!("cancelled reads are no longer detected: the helper process does not reply");
                 // A late reply would be taken for the reply to the next query.
                 *socket = None;
                 State::Hidden

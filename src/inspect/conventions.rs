@@ -49,7 +49,7 @@ pub const MODELSPEC: [Label; 27] = [
     ("sai_model_spec", "ModelSpec version"),
 ];
 
-/// The most useful of the about 90 keys that sd-scripts writes.
+/// The most useful of the roughly 90 keys that sd-scripts writes.
 pub const KOHYA: [Label; 34] = [
     ("ss_output_name", "Output name"),
     ("ss_sd_model_name", "Base model"),

@@ -1,8 +1,8 @@
 //! The structural hash of weight-inspect. Two models have the same hash if they have the same format, metadata, and
 //! names, dtypes, shapes and sizes of tensors.
 //!
-//! Source: `github.com/las7/weight-inspect` 0.1.0, `src/types.rs` and `src/hash.rs`. It rejects tensors without data;
-//! here, their size is 0.
+//! Source: `github.com/las7/weight-inspect` 0.1.0, `src/types.rs` and `src/hash.rs`. weight-inspect rejects tensors
+//! without data; here, their size is 0.
 
 use crate::model::{Model, TensorId};
 use crate::text::Hex;

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 /// Maximum number of files and folders in a scan.
 const ENTRIES_MAX: usize = 1_000_000;
 
-/// Maximum number of them behind one symlink, which may lead to the root directory.
+/// Maximum number of files and folders behind one symlink. A symlink may lead to the root directory.
 const BEHIND_LINK_MAX: usize = 100_000;
 
 /// Maximum depth of nested folders.

@@ -203,7 +203,7 @@ fn compare(model: &Model, joined: Option<TensorId>, manifest: &Manifest, shards:
         let len = model.source(shard).len();
         let Listed { bytes: Quiet(bytes), samples_count: Quiet(samples), .. } = listed;
         if len != *bytes {
-            remarks.push(format!("{} has {len} bytes, and the manifest says {bytes}", quote(name)));
+            remarks.push(format!("{} has {len} bytes, but the manifest says {bytes}", quote(name)));
         }
         let part = joined.and_then(|joined| model.find_in(shard, model.name(joined)));
         let rows = part.and_then(|part| model.tensor(part).info.shape.first().copied());

@@ -58,7 +58,7 @@ fn and_more(more: usize) -> String {
     if more == 0 { String::new() } else { format!(", and {more} more") }
 }
 
-/// Maximum size of an index or manifest, in bytes: five times that of a model of half a million tensors.
+/// Maximum size of an index or manifest, in bytes: five times the size of the index of half a million tensors.
 pub(super) const LIST_MAX: u64 = 300 << 20;
 
 /// Maximum number of shards of a model.
@@ -106,7 +106,7 @@ pub enum Mismatch {
     Elsewhere { tensor: String, shard: Arc<str>, found: Arc<str> },
     #[error("tensor {} is in {}, but the index does not name it", quote(tensor), quote(shard))]
     Unnamed { tensor: String, shard: Arc<str> },
-    #[error("tensor {} is in {}{}, and in {} too", quote(tensor), quote(shard), if *stated { " as the index says" } else { "" }, quote(other))]
+    #[error("tensor {} is in {}{}, and also in {}", quote(tensor), quote(shard), if *stated { " as the index says" } else { "" }, quote(other))]
     Twice { tensor: String, shard: Arc<str>, other: Arc<str>, stated: bool },
 }
 

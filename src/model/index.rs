@@ -40,7 +40,7 @@ impl<'de> DeserializeSeed<'de> for Reader<'_> {
     type Value = Vec<Entry<'de>>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        // Not `deserialize_map`: if the file has a string there, its error would quote all of it.
+        // `deserialize_map` is not used: if the file has a string there, its error would quote all of that string.
         deserializer.deserialize_any(self)
     }
 }
@@ -72,7 +72,7 @@ impl<'de> Visitor<'de> for Reader<'_> {
         let mut entries = None;
         while let Some(key) = map.next_key::<Text>()? {
             if key.0 == "metadata" {
-                // Any value is accepted: nothing depends on it.
+                // Any value is accepted, because only `check` uses it.
                 let text = map.next_value::<&RawValue>()?.get();
                 *stated = serde_json::from_str(text).unwrap_or_default();
             } else if key.0 != "weight_map" {

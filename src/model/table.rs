@@ -37,7 +37,7 @@ pub struct Model {
     aside: Vec<TensorId>,
     /// The number of the first tensor of each shard.
     first: Vec<TensorId>,
-    /// Finds logical tensors. A model of one file uses the header's own table; others build one at the first look-up.
+    /// Finds logical tensors. A model of one file uses the header's own table; others build one at the first lookup.
     by_name: OnceLock<NameTable>,
     /// `dataset_manifest.json`, of a dataset.
     manifest: Option<Arc<dyn Source>>,
@@ -76,12 +76,12 @@ pub(super) struct Joined {
     pub nbytes: u64,
 }
 
-/// The numbers in the `metadata` of an index. Nothing depends on them.
+/// The totals in the `metadata` of an index. Only `check` uses them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 pub struct Stated {
     /// Size of all tensors in bytes.
     pub total_size: Option<u64>,
-    /// Number of their elements.
+    /// Number of elements of all tensors.
     pub total_parameters: Option<u64>,
 }
 
@@ -92,7 +92,7 @@ pub(super) struct Notes {
     pub mismatches: SkipList,
     /// Other findings, as messages.
     pub remarks: Vec<String>,
-    /// The numbers in the index.
+    /// The totals in the index.
     pub stated: Stated,
     /// How many shards could not be opened.
     pub missing: usize,
@@ -292,7 +292,7 @@ impl Model {
         self.by_name.get_or_init(table).find(name, name_at).map(TensorId::new)
     }
 
-    /// Whether [`Model::find`] returns at once. The first look-up in a model of several files builds a table of all
+    /// Whether [`Model::find`] returns at once. The first lookup in a model of several files builds a table of all
     /// names.
     pub fn can_find(&self) -> bool {
         self.kind == Kind::File || self.by_name.get().is_some()
@@ -364,7 +364,7 @@ impl Model {
         &self.notes.remarks
     }
 
-    /// The numbers in the index.
+    /// The totals in the index.
     pub fn stated(&self) -> Stated {
         self.notes.stated
     }

@@ -3,7 +3,7 @@
 /// Available pixels for the longer side of a matrix.
 const LONG: u64 = 512;
 
-/// Minimum of the available pixels for its shorter side.
+/// Minimum of the available pixels for the shorter side of a matrix.
 const SHORT: u64 = 256;
 
 /// Minimum width and height of a cell in pixels, unless there is only one row or column of cells.

@@ -71,7 +71,8 @@ pub(super) fn shape(dims: &[u64]) -> String {
     }
 }
 
-/// No line of a picture has room for so many characters.
+/// Number of characters or dimensions that are kept at each end of a long text or shape. No line of a picture has room
+/// for so many.
 const MOST: usize = 500;
 
 /// Escapes control characters and those that are not `shown`, and cuts the middle of `text` until it `fits`.

@@ -31,7 +31,7 @@ pub struct Readiness {
 
 /// Forks the daemon. Call this while there is only one thread.
 pub fn split() -> anyhow::Result<Forked> {
-    let (reader, writer) = pipe().context("cannot make a pipe")?;
+    let (reader, writer) = pipe().context("cannot create a pipe")?;
     // The daemon cannot open it later, in the sandbox.
     let null = null()?;
     match fork().context("cannot go to the background")? {
@@ -42,8 +42,8 @@ pub fn split() -> anyhow::Result<Forked> {
 
 /// fork(2). Call this while there is only one thread.
 pub fn fork() -> nix::Result<ForkResult> {
-    // SAFETY: `cmd::mount::run` is the only caller, and forks before anything in this program starts a thread. So no
-    // lock is held by a thread that the child does not have.
+    // SAFETY: only `cmd::mount::run` forks, before anything in this program starts a thread. So no lock is held by a
+    // thread that does not exist in the child.
     #[allow(unsafe_code)]
     unsafe {
         nix::unistd::fork()

@@ -79,7 +79,7 @@ fn mount_directly(request: &MountRequest) -> anyhow::Result<Option<OwnedFd>> {
 /// number is in `_FUSE_COMMFD`. Source: libfuse 3, util/fusermount.c.
 fn mount_by_helper(request: &MountRequest) -> anyhow::Result<OwnedFd> {
     let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC)
-        .context("cannot make a socket pair")?;
+        .context("cannot create a socket pair")?;
     // fusermount3 inherits this end only.
     nix::fcntl::fcntl(&theirs, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty()))?;
     let fsname = request.fsname.replace('\\', r"\\").replace(',', r"\,");
@@ -253,7 +253,7 @@ fn unescape(field: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// `path` without symlinks. If the path cannot be accessed, as a mount point whose daemon is gone, only its parent
+/// `path` without symlinks. If the path cannot be accessed, such as a mount point whose daemon is gone, only its parent
 /// directory is resolved.
 pub fn resolve(path: &Path) -> anyhow::Result<PathBuf> {
     if let Ok(resolved) = path.canonicalize() {
@@ -268,7 +268,7 @@ pub fn resolve(path: &Path) -> anyhow::Result<PathBuf> {
 
 /// Whether `path` is a mount whose daemon is gone.
 pub fn is_dead(path: &Path) -> bool {
-    // Not stat(2), which the kernel may answer from its cache.
+    // stat(2) is not used, because the kernel may answer it from its cache.
     statvfs(path) == Err(Errno::ENOTCONN)
 }
 

@@ -1,4 +1,4 @@
-//! The sandbox of the daemon: restricts it for good to the files and system calls that serving a mount needs.
+//! The sandbox of the daemon: restricts it permanently to the files and system calls that serving a mount needs.
 //!
 //! Landlock, seccomp and dropped privileges overlap, so that an older kernel still refuses most accesses. Missing
 //! kernel support is reported, but is not an error: a mount without a sandbox is better than no mount.
@@ -120,7 +120,7 @@ fn files(rules: Result<RulesetCreated, RulesetError>) -> Step {
 fn drop_capabilities() -> Step {
     let drop_most = || {
         let held = caps::read(None, CapSet::Permitted)?;
-        // In many containers, root has the second without the first.
+        // In many containers, root has DAC_OVERRIDE but not DAC_READ_SEARCH.
         let candidates =
             [(Capability::CAP_DAC_READ_SEARCH, "DAC_READ_SEARCH"), (Capability::CAP_DAC_OVERRIDE, "DAC_OVERRIDE")];
         let kept = candidates.into_iter().find(|(capability, _)| held.contains(capability));
@@ -296,7 +296,8 @@ mod calls {
             (SYS_tgkill, (0, Dword, Ne, u64::from(std::process::id()))),
             // A message with an address: to another destination than the connected peer.
             (SYS_sendto, (4, Qword, Ne, 0)),
-            // All other requests, such as TIOCSTI, which types into the terminal of a mount in the foreground.
+            // Every request except FUSE_DEV_IOC_CLONE. TIOCSTI, for example, types into the terminal of a mount in the
+            // foreground.
             (SYS_ioctl, (1, Dword, Ne, IOC_CLONE)),
             // New executable memory.
             (SYS_mmap, executable.clone()),

@@ -1,9 +1,9 @@
 //! The helper process outside the sandbox. It does two things that the sandboxed daemon cannot do: it unmounts, and it
 //! looks up readers in /proc.
 //!
-//! It is forked before the model and /dev/fuse are opened. If it held a descriptor of /dev/fuse, readers would wait
-//! forever after the daemon was killed. The daemon sets the mount that the helper may unmount once, before it enters
-//! the sandbox. The helper ends with the daemon.
+//! The helper is forked before the model and /dev/fuse are opened. If it held a descriptor of /dev/fuse, readers would
+//! wait forever after the daemon was killed. Before the daemon enters the sandbox, it sets the one mount that the
+//! helper may unmount; this cannot be changed later. The helper ends with the daemon.
 
 use super::daemon;
 use super::logging::reason;
@@ -121,7 +121,7 @@ impl Helper {
         daemon::leave_terminal(&daemon::null()?)?;
         // The name in process lists. Setting it cannot fail for a valid string.
         let _ = set_name(c"weightfs-umount");
-        // Unmounting may take long, so look-ups of readers have their own thread. If it cannot be started, requests of
+        // Unmounting may take long, so lookups of readers have their own thread. If it cannot be started, requests of
         // readers that have left are not cancelled; everything else works.
         let _ = std::thread::Builder::new().name("readers".into()).spawn(move || answer(questions));
         let mut target = None;

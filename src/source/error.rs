@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The range lies past the current end of the file.
-    #[error("{}: cut from {opened} to {now} bytes since it was opened; bytes {}..{} are gone", path.display(), range.start, range.end)]
+    #[error("{}: truncated from {opened} to {now} bytes since it was opened; bytes {}..{} are gone", path.display(), range.start, range.end)]
     Cut {
         /// The file.
         path: PathBuf,
@@ -26,13 +26,13 @@ pub enum Error {
         path: PathBuf,
     },
     /// The file was closed to make room for others, and its path now leads to another file or to none.
-    #[error("{}: gone or replaced while it was closed because of the limit of open files; mount it again", path.display())]
+    #[error("{}: removed or replaced after it was closed to stay below the limit of open files; mount it again", path.display())]
     Replaced {
         /// The file.
         path: PathBuf,
     },
     /// The permissions of the file allow reading it, but the sandbox does not.
-    #[error("{}: not among the files that were there when it was mounted, and the sandbox allows no others; mount it again", path.display())]
+    #[error("{}: not one of the files that were mounted, and the sandbox allows no others; mount it again", path.display())]
     Outside {
         /// The file.
         path: PathBuf,

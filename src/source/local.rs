@@ -30,7 +30,7 @@ pub struct Listing {
     pub id: FileId,
     /// Its owner, permissions and modification time.
     pub stat: Stat,
-    /// In no particular order.
+    /// The entries, in no particular order.
     pub entries: Vec<Entry>,
 }
 
@@ -43,7 +43,7 @@ pub struct Entry {
     pub kind: EntryKind,
     /// Whether it is a symlink.
     pub is_link: bool,
-    /// Size in bytes; symlinks are followed, and 0 for a broken one.
+    /// Size in bytes; symlinks are followed. 0 for a broken symlink.
     pub len: u64,
 }
 

@@ -21,7 +21,7 @@ pub type FileId = (u64, u64);
 /// The version of a file that was opened.
 #[derive(Debug)]
 pub(super) struct Version {
-    /// As the user wrote it, for messages.
+    /// The path as the user wrote it, for messages.
     pub path: PathBuf,
     pub id: FileId,
     pub len: u64,
@@ -157,8 +157,7 @@ impl Mapped {
         Self { map, range }
     }
 
-    /// Fails unless the bytes that a system call has copied are those of the version that was opened. `unreadable` is
-    /// true if the call failed with EFAULT; the error then gives the reason.
+    /// See [`super::Bytes::verify`].
     pub(super) fn verify(&self, unreadable: bool) -> Result<(), Error> {
         let Map { version, file, .. } = &*self.map;
         let range = self.range.start as u64..self.range.end as u64;

@@ -1,9 +1,9 @@
-//! The number types that wide values are computed in, and folds that the compiler vectorises.
+//! The number types for computing with values of 32 and 64 bits, and folds that the compiler vectorises.
 
 use std::array;
 use std::ops::{Add, Mul, Sub};
 
-/// The number types that wide values are computed in.
+/// A number type for computing with values of 32 or 64 bits.
 pub(super) trait Real:
     Copy + PartialOrd + Into<f64> + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self>
 {

@@ -33,7 +33,8 @@ macro_rules! words {
 }
 
 impl Specials {
-    /// Those in `encoded`, whole elements of `dtype`; `None` if the dtype has only finite numbers or is unknown.
+    /// Counts the special values in `encoded`, which holds whole elements of `dtype`. `None` if the dtype has only
+    /// finite numbers or is unknown.
     pub fn of(dtype: Dtype, encoded: &[u8]) -> Option<Self> {
         Some(match dtype {
             Dtype::F16 => words!(u16, encoded, 0x7c00),
@@ -58,7 +59,7 @@ impl Specials {
         self.first.is_none()
     }
 
-    /// Adds those of another part of the same tensor, which begins at the element with index `elements`.
+    /// Adds the counts of another part of the same tensor. That part begins at the element with index `elements`.
     pub fn merge(&mut self, other: &Self, elements: u64) {
         self.nan += other.nan;
         self.pos_inf += other.pos_inf;
@@ -113,7 +114,7 @@ fn search<const N: usize>(
 const EIGHT_BITS: [Dtype<'static>; 5] =
     [Dtype::F8E5M2, Dtype::F8E4M3, Dtype::F8E8M0, Dtype::F8E4M3Fnuz, Dtype::F8E5M2Fnuz];
 
-/// The class of each of their codes.
+/// The class of each code of the dtypes in [`EIGHT_BITS`].
 static CLASSES: LazyLock<[[Class; 256]; 5]> = LazyLock::new(|| {
     EIGHT_BITS.map(|dtype| {
         array::from_fn(|code| {

@@ -214,7 +214,7 @@ fn fitting(chars: impl Iterator<Item = char>, columns: usize) -> (String, usize)
 pub fn cut(text: &str, columns: usize) -> String {
     const LEAST: usize = 20;
     let columns = columns.max(LEAST);
-    // One character more than fits shows that the text is too long.
+    // One more character than fits is enough to detect that the text is too long.
     let end = text.char_indices().nth(columns.saturating_add(1)).map_or(text.len(), |(end, _)| end);
     let shown = printable(&text[..end]);
     if end == text.len() && shown.width() <= columns {

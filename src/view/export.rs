@@ -185,7 +185,7 @@ impl Runs {
 }
 
 impl Entries {
-    /// Writes the entries at some positions, each except the first of all with a comma before it.
+    /// Writes the entries at `positions`. A comma precedes every entry except the one at position 0.
     fn write(&self, positions: Range<usize>, out: Out) -> io::Result<()> {
         let info = |at| self.model.tensor(self.tensors.at(&self.model, at)).info;
         let stride = positions.start / STRIDE;

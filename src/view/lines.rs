@@ -9,11 +9,11 @@ use std::io::{self, ErrorKind, Write};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Most pieces between two marks.
+/// Maximum number of pieces between two marks.
 pub const STRIDE: usize = 256;
 
-/// If [`STRIDE`] pieces have more than four times this many bytes, marks are set about every `STRIDE_BYTES`. So a read
-/// generates and discards at most that fourfold number of bytes, or one piece.
+/// If [`STRIDE`] pieces have more than four times this many bytes, marks are set about every `STRIDE_BYTES` instead. A
+/// read therefore generates and discards at most four times this many bytes and one piece.
 const STRIDE_BYTES: u64 = 64 << 10;
 
 /// The offsets of the pieces of a text.

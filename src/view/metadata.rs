@@ -18,6 +18,7 @@ const DECODED_MAX: usize = 32 << 20;
 
 /// Number of undecodable values that are logged individually. After that, one message covers all others.
 const REPORTED: usize = 10;
+/// Number of the undecodable value at which the message about all others is logged.
 const MORE: usize = REPORTED + 1;
 
 /// File name extensions of the media types that are likely in a model. Other types get `.bin`.

@@ -71,7 +71,8 @@ impl Views {
         self.exports.get().map(Vec::as_slice)
     }
 
-    /// Fails if the request must not wait and something as large as the model has to be made first.
+    /// Fails if the request must not wait, and a text or table of `MANY_TENSORS` tensors or more has to be made first.
+    /// `is_made` means that it exists already.
     pub fn check_wait(&self, is_made: bool, request: &Request) -> Result<(), Error> {
         match is_made || request.may_wait() || self.model.listed().len() < MANY_TENSORS {
             true => Ok(()),

@@ -10,7 +10,7 @@ pub const MARK: &str = ".weightfs-tmp";
 
 /// The prefix of the temporary name of a file whose final name is `name`.
 pub(super) fn prefix(name: &OsStr) -> String {
-    /// Most bytes of `name` in the prefix, so that the temporary name is not too long.
+    /// Maximum number of bytes of `name` in the prefix, so that the temporary name is not too long.
     const NAME_MAX: usize = 200;
     let name = name.to_string_lossy();
     let cut = (0..=name.len().min(NAME_MAX)).rev().find(|at| name.is_char_boundary(*at)).unwrap_or(0);

@@ -462,7 +462,7 @@ fn shards_are_checked_against_index_and_manifest() {
     std::fs::write(room.path("w.safetensors.index.json"), index.to_string()).unwrap();
     let (rules, messages) = found(&room, "w.safetensors.index.json");
     assert_eq!(rules, ["error index", "error index", "warning index-totals"], "{messages:?}");
-    let twice = "tensor \"b.w\" is in \"s-00002-of-00002.safetensors\" as the index says, and in \"s-00003-of-00003.safetensors\" too";
+    let twice = "tensor \"b.w\" is in \"s-00002-of-00002.safetensors\" as the index says, and also in \"s-00003-of-00003.safetensors\"";
     assert_eq!(messages[0], twice);
     assert_eq!(messages[2], "shard \"s-00001-of-00002.safetensors\" is one of 2 by its name, but the index names 3");
     // An error in a shard is reported with the name of that shard.

@@ -98,7 +98,7 @@ fn arrays_that_cannot_be_joined_are_reported_and_stay_in_shards() {
         "left out \"missing\": \"b.safetensors\" does not have it; its parts are in shards/",
         "left out \"scalar\": a scalar cannot be concatenated; its parts are in shards/",
         "\"b.safetensors\" has 2 rows, and the manifest says 3",
-        "bytes, and the manifest says 17",
+        "bytes, but the manifest says 17",
     ] {
         assert!(log.contains(message), "{message}: {log}");
     }

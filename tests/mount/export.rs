@@ -333,7 +333,7 @@ fn source_changed_during_export_is_an_error() {
     scene.ok("cp m.safetensors keep");
     for (line, text) in [
         ("cat keep >m.safetensors", "m.safetensors: written to since it was opened"),
-        ("truncate -s 100000 m.safetensors", "m.safetensors: cut from 2516"),
+        ("truncate -s 100000 m.safetensors", "m.safetensors: truncated from 2516"),
     ] {
         scene.ok("cp keep m.safetensors");
         let mut command = scene.command("weightfs");

@@ -54,7 +54,7 @@ type Fault = (Storage, &'static str, Outcome);
 
 const WRITTEN: Outcome = Outcome::Nothing(&["written to since it was opened; mount it again"]);
 /// The first read decides which of the two texts is logged.
-const CUT: Outcome = Outcome::Nothing(&["cut from 4198400 to ", "written to since it was opened; mount it again"]);
+const CUT: Outcome = Outcome::Nothing(&["truncated from 4198400 to ", "written to since it was opened; mount it again"]);
 /// A request that was waiting when the file system died gets the second error.
 const DIED: Outcome = Outcome::Nothing(&["Transport endpoint is not connected", "Software caused connection abort"]);
 

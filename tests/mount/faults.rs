@@ -98,7 +98,7 @@ fn truncated_source_gives_errors_and_mount_stays_alive() {
         assert_alive(&mut mount, &index);
         let (log, len) = (mount.log(), DATA + TENSORS * MIB);
         let beginning =
-            format!("weightfs: {}: cut from {len} to {end} bytes since it was opened; bytes ", source.display());
+            format!("weightfs: {}: truncated from {len} to {end} bytes since it was opened; bytes ", source.display());
         assert!(log.starts_with(&beginning) && log.lines().count() == 1, "{log}");
     }
 }

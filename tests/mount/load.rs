@@ -46,7 +46,7 @@ struct Orders {
     seed: u64,
 }
 
-/// The environment variable that holds the orders as JSON.
+/// The environment variable that holds the [`Orders`] as JSON.
 const ORDERS: &str = "WEIGHTFS_TEST_READERS";
 
 /// The prefix of the line with the numbers of files read and bytes compared.

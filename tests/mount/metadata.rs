@@ -401,7 +401,7 @@ fn concurrent_changes_are_all_applied() {
 }
 
 #[test]
-fn kill_at_any_time_leaves_a_whole_file() {
+fn kill_leaves_a_complete_file() {
     let scene = Scene::new();
     let path = scene.path("m.safetensors");
     let (old, new) = large(&scene);
@@ -437,7 +437,7 @@ fn kill_at_any_time_leaves_a_whole_file() {
 }
 
 #[test]
-fn write_error_at_any_byte_leaves_the_old_file() {
+fn write_error_leaves_the_old_file() {
     let scene = Scene::new();
     let path = scene.path("m.safetensors");
     let (old, new) = large(&scene);

@@ -21,7 +21,7 @@ fn with_panics(scene: &Scene, command: &str) -> String {
 }
 
 #[test]
-fn panic_in_any_thread_ends_the_mount_and_is_logged() {
+fn panic_ends_the_mount_and_is_logged() {
     require_fuse!();
     for thread in THREADS {
         let scene = Scene::new();

@@ -76,7 +76,7 @@ fn every_daemon_thread_is_sandboxed() {
 }
 
 #[test]
-fn files_that_appear_after_mounting_are_not_opened() {
+fn new_links_to_other_files_are_not_opened() {
     require_fuse!();
     let scene = Scene::new();
     scene.ok("mkdir mnt m m/folder elsewhere blobs");
@@ -109,7 +109,7 @@ fn files_that_appear_after_mounting_are_not_opened() {
             assert_eq!(found.lines().any(|found| found == name), is_opened, "{options} {found}");
             if !is_opened {
                 let reason = format!(
-                    "m/{file}: not among the files that were there when it was mounted, and the sandbox allows no others; mount it again"
+                    "m/{file}: not one of the files that were mounted, and the sandbox allows no others; mount it again"
                 );
                 let said = scene.ok(&format!("cat mnt/{name}.error.txt"));
                 assert!(said.contains(&reason), "{said}");
@@ -176,7 +176,7 @@ fn replaced_file_gives_estale_after_it_was_closed() {
     assert_eq!(scene.ok("wc -c <mnt/tensors/t8"), "9\n");
     let log = scene.ok("cat log");
     let reason = format!(
-        "{}: gone or replaced while it was closed because of the limit of open files; mount it again\n",
+        "{}: removed or replaced after it was closed to stay below the limit of open files; mount it again\n",
         name(7)
     );
     assert!(log.lines().count() == 1 && log.ends_with(&reason), "{log}");

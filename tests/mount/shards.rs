@@ -175,7 +175,7 @@ fn index_mismatches_are_errors_and_lenient_mounts_the_rest() {
                 );
                 index
             },
-            "tensor \"l.1.w\" is in \"model-00003-of-00003.safetensors\" as the index says, and in \"model-00001-of-00003.safetensors\" too",
+            "tensor \"l.1.w\" is in \"model-00003-of-00003.safetensors\" as the index says, and also in \"model-00001-of-00003.safetensors\"",
             5,
         ),
     ];

@@ -94,7 +94,7 @@ fn real_models_are_read_in_every_view() {
 }
 
 #[test]
-fn readers_in_rust_and_cpp_open_arrays() {
+fn rust_and_cpp_libraries_open_npy_files() {
     require_fuse!();
     let scene = Scene::new();
     let source = zoo(&scene);

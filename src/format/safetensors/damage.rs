@@ -19,7 +19,8 @@ pub fn damage(header: &Header, broken: &error::Error, len: u64, found: &mut dyn 
     for Skipped { name, reason, .. } in skipped {
         report(LintKind::Entry, Some(name), format!("{}: {reason}", label(name)));
     }
-    // The parser gives one reason for each entry that it leaves out, but the name of such an entry may be repeated too.
+    // The parser gives only one reason for each entry that it leaves out. If the name of such an entry is repeated too,
+    // that is reported here.
     let mut seen = HashSet::new();
     for Skipped { name, is_duplicate, .. } in skipped {
         if name != METADATA && !is_duplicate && (header.find(name).is_some() || !seen.insert(name)) {

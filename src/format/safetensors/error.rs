@@ -11,7 +11,7 @@ pub enum Error {
     #[error(transparent)]
     Missing(#[from] Missing),
     /// The file is shorter than the length field.
-    #[error("too short: {len} bytes, but the length of the header alone takes 8 bytes")]
+    #[error("too short: {len} bytes, but the header length alone takes 8 bytes")]
     TooShort {
         /// Bytes in the file.
         len: u64,

@@ -87,8 +87,8 @@ impl<'de> DeserializeSeed<'de> for Value<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        // Not by a typed method: the official reader first reads values without a type, so numbers must fit and strings
-        // must decode even in unknown fields.
+        // No typed method is used, because the official reader first reads values without a type: even in unknown
+        // fields, numbers must be in range and strings must decode.
         deserializer.deserialize_any(self)
     }
 }

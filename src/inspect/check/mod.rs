@@ -1,7 +1,7 @@
 //! `check`: verifies headers, indexes, metadata and data of a model.
 //!
-//! A file is sound if the strict parser accepts it, which follows the official reader. For other files, the lenient
-//! parser finds everything that is wrong.
+//! A file is sound if it is accepted by the strict parser, which follows the rules of the official reader. For other
+//! files, the lenient parser finds everything that is wrong.
 
 mod data;
 mod file;

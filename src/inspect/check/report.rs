@@ -3,7 +3,7 @@
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 
-/// Most findings of one rule that are kept. Further ones are only counted.
+/// Maximum number of findings of one rule that are kept. Further ones are only counted.
 const KEPT: u64 = 1000;
 
 /// The severity of a finding.
