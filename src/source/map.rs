@@ -2,6 +2,7 @@
 
 use super::error::Error;
 use super::pool::Pool;
+use super::resident::Resident;
 use super::resolve::resolve;
 use nix::unistd::{AccessFlags, access};
 use std::borrow::Cow;
@@ -10,7 +11,7 @@ use std::io::{self, ErrorKind};
 use std::ops::{Deref, Range};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -61,8 +62,8 @@ pub(super) struct Map {
     map: memmap2::Mmap,
     /// The pool that holds the file. The pages of all its maps are released together.
     pool: &'static Pool<Map>,
-    /// Whether bytes were served from the map since its pages were last released.
-    touched: AtomicBool,
+    /// What was served from the map since its pages were last released.
+    resident: Resident,
 }
 
 impl Map {
@@ -97,7 +98,8 @@ impl Map {
         #[allow(unsafe_code)]
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
         let version = version.cloned().unwrap_or_else(|| Arc::new(Version::new(path, &metadata)));
-        Ok((Self { version, file, map, pool, touched: AtomicBool::new(false) }, metadata))
+        let resident = Resident::new(map.len());
+        Ok((Self { version, file, map, pool, resident }, metadata))
     }
 
     /// Size of the map in bytes.
@@ -107,14 +109,16 @@ impl Map {
 
     /// Removes the map's pages from the page table of this process. They stay in the page cache.
     fn release(&self) {
-        if self.touched.swap(false, Ordering::Relaxed) {
+        self.resident.take(|range| {
             // SAFETY: the next access to a page of a read-only file map loads it from the file again.
             #[allow(unsafe_code)]
-            let released = unsafe { self.map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+            let released = unsafe {
+                self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
+            };
             if let Err(error) = released {
                 log::debug!("{}: cannot release pages: {error}", self.version.path.display());
             }
-        }
+        });
     }
 }
 
@@ -126,7 +130,7 @@ const RELEASE_EVERY: u64 = 16 << 20;
 
 /// A page fault also maps the neighbouring pages that are in the page cache: `fault_around_bytes` of the kernel, 64 KiB
 /// by default.
-const FAULT_AROUND: u64 = 64 << 10;
+const FAULT_AROUND: usize = 64 << 10;
 
 /// Releases the pages of all maps in a pool. A separate thread does this, because it takes about 4 % of the time of
 /// serving. If that thread cannot keep up, the calling thread releases pages itself.
@@ -181,10 +185,9 @@ impl Deref for Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        if !self.map.touched.load(Ordering::Relaxed) {
-            self.map.touched.store(true, Ordering::Relaxed);
-        }
-        let mapped = (self.range.len() as u64).max(FAULT_AROUND);
+        let Range { start, end } = self.range;
+        self.map.resident.mark(start.saturating_sub(FAULT_AROUND)..end.saturating_add(FAULT_AROUND));
+        let mapped = self.range.len().max(FAULT_AROUND) as u64;
         // Only the thread that resets the count starts the release.
         if SERVED.fetch_add(mapped, Ordering::Relaxed) + mapped >= RELEASE_EVERY
             && SERVED.swap(0, Ordering::Relaxed) >= RELEASE_EVERY

@@ -8,6 +8,7 @@ mod location;
 mod map;
 mod memory;
 mod pool;
+mod resident;
 mod resolve;
 
 use std::fmt;
