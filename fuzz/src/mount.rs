@@ -171,7 +171,7 @@ fn check_whole(files: &Files, tensors: &[Tensor], metadata: &[(String, String)])
     if tensors.iter().any(|tensor| !tensor.is_known) {
         return;
     }
-    for (path, expected) in [("/export/m.safetensors", all), ("/export/m-clean.safetensors", HashMap::new())] {
+    for (path, expected) in [("/export/m-whole.safetensors", all), ("/export/m-clean.safetensors", HashMap::new())] {
         let (_, header) = SafeTensors::read_metadata(file(path)).unwrap();
         assert_eq!(header.metadata().clone().unwrap_or_default(), expected);
         let read = SafeTensors::deserialize(file(path)).unwrap();

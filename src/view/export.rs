@@ -12,6 +12,7 @@ use crate::model::{self, Model, Parts, TensorId};
 use crate::name;
 use std::io;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Default alignment of the data, in bytes.
@@ -159,8 +160,20 @@ pub fn files(model: &Arc<Model>) -> Vec<(String, Content)> {
     if export.with_metadata.is_none() {
         log::warn!("export/: left out: {}", export.refusal());
     }
-    let name = |suffix| format!("{}.safetensors", name::encode(&format!("{}{suffix}", stem.to_string_lossy())));
-    let files = [("", export.with_metadata), ("-clean", export.clean)];
+    // A copy in the directory of the model must not overwrite a file that the mount reads. The model itself, if it is
+    // one file, has the name without suffix.
+    let is_source = |file: &str| model.shards().iter().any(|shard| Path::new(&shard.name).ends_with(file));
+    let name = |suffix| {
+        let mut stem = stem.to_string_lossy().into_owned();
+        loop {
+            stem.push_str(suffix);
+            let file = format!("{}.safetensors", name::encode(&stem));
+            if !is_source(&file) {
+                return file;
+            }
+        }
+    };
+    let files = [("-whole", export.with_metadata), ("-clean", export.clean)];
     files.into_iter().filter_map(|(suffix, content)| Some((name(suffix), content?))).collect()
 }
 

@@ -64,7 +64,7 @@ def compare(directory, mount):
     parts = [dict(shard(at)) for at in range(len(SHARDS))]
     lines = {line["name"]: line for line in json.loads((mount / "index.json").read_bytes())["tensors"]}
     assert set(lines) == set(DTYPES), lines
-    whole = safe_open(mount / "export" / f"{directory.name}.safetensors", framework="numpy")
+    whole = safe_open(mount / "export" / f"{directory.name}-whole.safetensors", framework="numpy")
     assert set(whole.keys()) == set(DTYPES)
     for name, dtype in DTYPES.items():
         expected = np.concatenate([part[name] for part in parts])

@@ -150,7 +150,8 @@ fn key_value_dataset_is_one_namespace() {
     for (view, count) in [("tensors", 5), ("tree", 5), ("npy", 5), ("f32", 5), ("safetensors", 5)] {
         assert_eq!(mount.list(view).len(), count, "{view}");
     }
-    let export = mount.read(format!("export/{}.safetensors", scene.dir.path().file_name().unwrap().to_str().unwrap()));
+    let export =
+        mount.read(format!("export/{}-whole.safetensors", scene.dir.path().file_name().unwrap().to_str().unwrap()));
     assert_eq!(safetensors::SafeTensors::deserialize(&export).unwrap().len(), 5);
 }
 

@@ -54,7 +54,8 @@ type Fault = (Storage, &'static str, Outcome);
 
 const WRITTEN: Outcome = Outcome::Nothing(&["written to since it was opened; mount it again"]);
 /// The first read decides which of the two texts is logged.
-const CUT: Outcome = Outcome::Nothing(&["truncated from 4198400 to ", "written to since it was opened; mount it again"]);
+const CUT: Outcome =
+    Outcome::Nothing(&["truncated from 4198400 to ", "written to since it was opened; mount it again"]);
 /// A request that was waiting when the file system died gets the second error.
 const DIED: Outcome = Outcome::Nothing(&["Transport endpoint is not connected", "Software caused connection abort"]);
 
@@ -125,7 +126,7 @@ const IN_MEMORY: [&str; 3] = ["index.json", "metadata.json", "metadata/key"];
 
 /// All other files: those of the whole model, and those of the tensors whose names begin with `letter`.
 fn of_the_source(letter: char) -> Vec<String> {
-    let model = ["header.json", "export/model.safetensors", "export/model-clean.safetensors", "SHA256SUMS"];
+    let model = ["header.json", "export/model-whole.safetensors", "export/model-clean.safetensors", "SHA256SUMS"];
     let tensors = ["tensors/@16", "tree/@16", "npy/@16.npy", "npy/@8.npy", "f32/@16.f32"];
     let tensors = tensors.into_iter().chain(["safetensors/@16.safetensors", "stats/@16.json", "plots/@16.png"]);
     model.into_iter().chain(tensors).map(|name| name.replace('@', &letter.to_string())).collect()

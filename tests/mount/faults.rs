@@ -89,7 +89,9 @@ fn truncated_source_gives_errors_and_mount_stays_alive() {
             pages.map(|(tensor, offset)| page(mount.path(format!("tensors/t{tensor}")), offset).unwrap_err());
         found.reverse();
         assert_eq!((found, page(mount.path("header.json"), 0)), (expected, Err(header)), "{end}");
-        for view in ["tree/t3", "npy/t3.npy", "f32/t3.f32", "safetensors/t3.safetensors", "export/model.safetensors"] {
+        for view in
+            ["tree/t3", "npy/t3.npy", "f32/t3.f32", "safetensors/t3.safetensors", "export/model-whole.safetensors"]
+        {
             let last = std::fs::metadata(mount.path(view)).unwrap().len() as usize - 1;
             assert_eq!(page(mount.path(view), last / 4096 * 4096), Err(EIO), "{view} {end}");
         }
@@ -137,7 +139,7 @@ fn modified_source_gives_estale() {
             "npy/t1.npy",
             "f32/t1.f32",
             "safetensors/t1.safetensors",
-            "export/model.safetensors",
+            "export/model-whole.safetensors",
             "header.json",
         ];
         for view in views {
@@ -372,7 +374,7 @@ fn killed_reader_does_not_affect_mount() {
         ("exec tail -c +12345", "npy/t0.npy"),
         ("exec cat", "f32/t0.f32"),
         ("exec dd bs=64M iflag=direct status=none if=", "safetensors/t0.safetensors"),
-        ("exec cat", "export/model.safetensors"),
+        ("exec cat", "export/model-whole.safetensors"),
         ("exec $PYTHON -c \"$MAP\"", "tensors/t0"),
         ("exec $PYTHON -c \"$MAP\"", "f32/t0.f32"),
     ];

@@ -56,7 +56,7 @@ fn pipeline_has_folder_for_each_model() {
     assert_eq!(mount.read("vae/diffusion_pytorch_model/tensors/v"), pattern(20));
     assert_eq!(names(&mount, "text_encoder/model.fp16/tensors"), ["a", "b"]);
     assert_eq!(mount.list("text_encoder/model.fp16/shards").len(), 2);
-    assert!(mount.path("text_encoder/model.fp16/export/model.fp16.safetensors").exists());
+    assert!(mount.path("text_encoder/model.fp16/export/model.fp16-whole.safetensors").exists());
     // Every other file is a symlink to the original.
     for link in ["unet/config.json", "tokenizer/vocab.json", "model_index.json"] {
         let original = scene.path("pipe").join(link);
@@ -226,7 +226,7 @@ fn single_model_is_the_root_and_dataset_is_one_folder() {
     let mount = scene.mount(&scene.path("repo"), &[]);
     assert_eq!(names(&mount, ""), ["config.json", "nested", "train"]);
     assert_eq!(mount.read("train/tensors/x"), [pattern(4), pattern(4)].concat());
-    assert_eq!(names(&mount, "train/export"), ["train-clean.safetensors", "train.safetensors"]);
+    assert_eq!(names(&mount, "train/export"), ["train-clean.safetensors", "train-whole.safetensors"]);
     assert_eq!(mount.read("nested/only/tensors/w"), pattern(3));
 }
 

@@ -34,8 +34,14 @@ fn files(scene: &Scene, point: &Path, names: &[&str]) -> Vec<Arc<Expected>> {
 }
 
 /// Files of the raw, the spliced and the computed views.
-const FILES: [&str; 6] =
-    ["tensors/w", "npy/w.npy", "safetensors/w.safetensors", "export/model.safetensors", "SHA256SUMS", "stats/w.json"];
+const FILES: [&str; 6] = [
+    "tensors/w",
+    "npy/w.npy",
+    "safetensors/w.safetensors",
+    "export/model-whole.safetensors",
+    "SHA256SUMS",
+    "stats/w.json",
+];
 
 /// A scene with a model that is mounted on `mnt` in the background, and the expected contents of [`FILES`].
 fn mounted() -> (Scene, Vec<Arc<Expected>>) {

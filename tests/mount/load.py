@@ -121,7 +121,7 @@ def lay_out(to, source, tensors, metadata):
         path.parent.mkdir(parents=True, exist_ok=True)
         os.link(to / "tensors" / encode(tensor.name), path)
     lay_out_metadata(to, metadata)
-    for name, kept in [(to.name, metadata), (f"{to.name}-clean", None)]:
+    for name, kept in [(f"{to.name}-whole", metadata), (f"{to.name}-clean", None)]:
         write(to / "export" / f"{name}.safetensors", file_of(header(tensors, kept), tensors, 4096))
     lines = [tensor.facts() | {"file": f"tensors/{encode(tensor.name)}"} | tensor.location for tensor in tensors]
     head = f'{{"source": {json.dumps(str(source))}, "format": "safetensors", "tensors": [\n'

@@ -37,7 +37,7 @@ fn sharded(scene: &Scene, change: impl FnOnce(&mut BTreeMap<String, String>)) ->
 
 /// Asserts that the mount has all tensors in every view.
 fn assert_complete(mount: &Mount) {
-    let export = mount.read("export/model.safetensors");
+    let export = mount.read("export/model-whole.safetensors");
     let (_, metadata) = SafeTensors::read_metadata(&export).unwrap();
     assert_eq!(metadata.metadata().as_ref().unwrap().len(), 2);
     let export = SafeTensors::deserialize(&export).unwrap();
@@ -119,7 +119,7 @@ for shard in glob.glob(sys.argv[2] + '/model-*.safetensors'):
             assert (export.get_tensor(name) == one.get_tensor(name)).all(), name
 assert set(export.keys()) == names, names";
     let python = crate::support::python();
-    let paths = [mount.path("export/model.safetensors"), scene.dir.path().to_owned()];
+    let paths = [mount.path("export/model-whole.safetensors"), scene.dir.path().to_owned()];
     run_ok(python.to_str().unwrap(), ["-c".as_ref(), script.as_ref(), paths[0].as_os_str(), paths[1].as_os_str()]);
 }
 

@@ -59,7 +59,7 @@ for entry in index["tensors"]:
     assert single == {name: (dtype, shape, raw)} and not single_metadata, name
 assert not npy and not f32, (npy, f32)
 
-for stem, expected in [(name_of_stem, metadata), (f"{name_of_stem}-clean", None)]:
+for stem, expected in [(f"{name_of_stem}-whole", metadata), (f"{name_of_stem}-clean", None)]:
     export, found, data_start = entries(f"{mount}/export/{urllib.parse.quote(stem, safe=' -_.')}.safetensors")
     assert export == model, stem
     assert (found or None) == (expected or None), stem

@@ -169,8 +169,13 @@ fn archivers_copy_the_whole_mount() {
 fn changed_source_is_an_error_in_every_view() {
     require_fuse!();
     // One file of each view, whose last data is after the cut. The header is before it.
-    let files =
-        ["tensors/large", "npy/large.npy", "f32/large.f32", "safetensors/large.safetensors", "export/zoo.safetensors"];
+    let files = [
+        "tensors/large",
+        "npy/large.npy",
+        "f32/large.f32",
+        "safetensors/large.safetensors",
+        "export/zoo-whole.safetensors",
+    ];
     for (cut, expected) in [(true, nix::libc::EIO), (false, nix::libc::ESTALE)] {
         let scene = Scene::new();
         let source = zoo(&scene);
@@ -204,4 +209,33 @@ fn views_are_selected_by_either_option_syntax() {
     assert_eq!(refused.status.code(), Some(2));
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(said.contains("no view is called \"npz\"") && said.contains("npy"), "{said}");
+}
+
+#[test]
+fn copying_exports_beside_the_source_overwrites_no_source() {
+    require_fuse!();
+    let scene = Scene::new();
+    let whole = std::fs::read(scene.sample()).unwrap();
+    scene.ok("weightfs sample.safetensors && cp sample/export/* . && weightfs umount sample");
+    assert!(std::fs::read(scene.path("sample.safetensors")).unwrap() == whole);
+    scene.ok("weightfs diff --data sample.safetensors sample-whole.safetensors");
+
+    // Shards with the names that exports usually have.
+    let scene = Scene::new();
+    let shards = ["model-whole.safetensors", "model-clean.safetensors"];
+    let map: serde_json::Map<_, _> = ["a", "b"].into_iter().map(String::from).zip(shards.map(Into::into)).collect();
+    for (tensor, shard) in ["a", "b"].into_iter().zip(shards) {
+        scene.model(shard, &[(tensor, Dtype::U8, &[3], pattern(3))], &[]);
+    }
+    let index = serde_json::json!({ "weight_map": map }).to_string();
+    std::fs::write(scene.path("model.safetensors.index.json"), index).unwrap();
+    let before = shards.map(|shard| std::fs::read(scene.path(shard)).unwrap());
+    let listed = scene.ok("weightfs model.safetensors.index.json && ls model/export && cp model/export/* .");
+    assert_eq!(
+        listed.lines().skip(1).collect::<Vec<_>>(),
+        ["model-clean-clean.safetensors", "model-whole-whole.safetensors"]
+    );
+    scene.ok("weightfs umount model");
+    assert_eq!(shards.map(|shard| std::fs::read(scene.path(shard)).unwrap()), before);
+    scene.wait_for_end();
 }
