@@ -311,7 +311,8 @@ Examples:
   weightfs export --clean model.safetensors - | ssh host 'cat >model.safetensors'
 
 The output gets its name only when it is complete and synced to disk, so an interrupted export
-leaves an existing file intact.
+leaves an existing file intact. A new file gets the permissions of the source, less the umask.
+Metadata is kept, except hashes of data (modelspec.hash_*, sshs_*) that is not what is written.
 
 Exit status: 0 success, 1 failure, 2 usage error.";
 

@@ -20,7 +20,7 @@ use weightfs::source::Location;
 use weightfs::view::{Export, Shards, Tensors};
 use weightfs::write::{self, Output, OutputDir, is_stdout};
 
-/// Permissions of new files, before the umask is applied.
+/// Permissions of the files of a model without source files, before the umask is applied.
 const MODE: u32 = 0o666;
 
 /// Maximum number of files of one model that a mount accepts.
@@ -180,7 +180,7 @@ impl Job<'_> {
             written.finish(&self.interrupted)?;
         }
         if let Some((name, text)) = shards.index(model) {
-            let mut output = Output::create(&dir.join(name), MODE)?;
+            let mut output = Output::create(&dir.join(name), mode(model))?;
             output.write(text.as_bytes())?;
             output.commit()?;
         }
@@ -198,7 +198,7 @@ impl Job<'_> {
         let export = Export::new(model, tensors, self.args.align);
         let Some(content) = export.content(self.args.clean) else { bail!("{source}: {}", export.refusal()) };
         let progress = Progress::new("writing", content.len());
-        let mut output = Output::create(path, MODE)?;
+        let mut output = Output::create(path, mode(model))?;
         output.reserve(content.len())?;
         output.write_content(content, &mut |bytes| {
             progress.add(bytes);
@@ -220,6 +220,12 @@ impl Written {
         interrupted.check()?;
         Ok(self.output.commit()?)
     }
+}
+
+/// Permissions of new files, before the umask is applied: those that all files of the source have, as with cp(1).
+fn mode(model: &Model) -> u32 {
+    let modes = model.sources().iter().map(|source| u32::from(source.stat().mode));
+    modes.reduce(|a, b| a & b).unwrap_or(MODE)
 }
 
 /// The error with the path that the user gave instead of the temporary path.

@@ -22,4 +22,4 @@ pub use ids::{FolderId, ModelId, ShardId, TensorId};
 pub use open::{Opened, files, open, open_model};
 pub use population::Population;
 pub use stem::{is_set, stem};
-pub use table::{Kind, Model, Parts, Shard, Stated, Tensor, value};
+pub use table::{Kind, Model, Parts, Shard, Stated, Tensor, is_data_hash, value};

@@ -435,3 +435,8 @@ pub fn value<'m>(metadata: &'m [(String, String)], key: &str) -> Option<&'m str>
     let at = metadata.binary_search_by(|(other, _)| other[..].cmp(key)).ok()?;
     Some(&metadata[at].1)
 }
+
+/// Whether the value of a metadata key is a hash of the data in the same file. ModelSpec and sd-scripts have such keys.
+pub fn is_data_hash(key: &str) -> bool {
+    ["modelspec.hash_", "sshs_"].iter().any(|prefix| key.starts_with(prefix))
+}

@@ -8,7 +8,7 @@ use super::metadata::Object;
 use crate::content::{Content, Data, Run, Segment};
 use crate::format::TensorInfo;
 use crate::format::safetensors::MAX_HEADER;
-use crate::model::{self, Model, Parts, TensorId};
+use crate::model::{self, Model, Parts, ShardId, TensorId};
 use crate::name;
 use std::io;
 use std::ops::Range;
@@ -94,14 +94,6 @@ impl Export {
     /// Measures the header; reads no data. The data begins at a multiple of `align` bytes, by default on a page.
     pub fn new(model: &Arc<Model>, tensors: Tensors, align: Option<u64>) -> Self {
         let count = tensors.len(model);
-        let metadata = match model.metadata() {
-            [] => String::new(),
-            pairs => {
-                // Serializing strings cannot fail.
-                let json = serde_json::to_string(&Object(pairs)).unwrap_or_default();
-                format!("\"__metadata__\":{json}{}", if count == 0 { "" } else { "," })
-            }
-        };
         let (mut offsets, mut data_len, mut fits) = (Vec::new(), 0u64, true);
         let mut runs = Runs::default();
         for at in 0..count {
@@ -122,6 +114,14 @@ impl Export {
             fits &= sum.is_some();
             data_len = sum.unwrap_or(data_len);
         }
+        let metadata = match &metadata(model, &runs.runs, data_len)[..] {
+            [] => String::new(),
+            pairs => {
+                // Serializing strings cannot fail.
+                let json = serde_json::to_string(&Object(pairs)).unwrap_or_default();
+                format!("\"__metadata__\":{json}{}", if count == 0 { "" } else { "," })
+            }
+        };
         let entries = Arc::new(Entries { model: model.clone(), tensors, offsets });
         let lines = Arc::new(Lines::new(count, |positions, out| entries.write(positions, out)));
         let data = Data::Extents(model.extents(runs.runs.into(), data_len));
@@ -151,6 +151,23 @@ impl Export {
              header with metadata and padding), {data_len} bytes of data"
         )
     }
+}
+
+/// The metadata of a file whose data consists of `runs`, `len` bytes in total, sorted by key. Hashes of data are kept
+/// only if a source file has the same data; they are then those of that file.
+fn metadata<'m>(model: &'m Model, runs: &[Run], len: u64) -> Vec<&'m (String, String)> {
+    let has_same_data = |shard: &ShardId| {
+        let start = model.shard(*shard).header.data_start();
+        let is_all = model.source(*shard).len().checked_sub(start) == Some(len);
+        is_all && runs.iter().all(|run| (run.start, run.source, run.offset) == (0, shard.index(), start))
+    };
+    let same = model.shard_ids().find(has_same_data);
+    let hashes = same.map_or(&[][..], |shard| model.shard(shard).header.metadata());
+    let hashes = hashes.iter().filter(|(key, _)| model::is_data_hash(key));
+    let mut metadata: Vec<_> = model.metadata().iter().filter(|(key, _)| !model::is_data_hash(key)).collect();
+    metadata.extend(hashes);
+    metadata.sort_by_key(|(key, _)| key);
+    metadata
 }
 
 /// The files in `export/` and their names. Logs a warning if the model is too large for one.

@@ -40,7 +40,7 @@ const ENDINGS: [(&str, &str); 14] = [
 ];
 
 /// Keys and values that serialize as a JSON object, in the given order.
-pub struct Object<'a>(pub &'a [(String, String)]);
+pub struct Object<'a>(pub &'a [&'a (String, String)]);
 
 impl Serialize for Object<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

@@ -4,6 +4,7 @@ use crate::support::{Namespace, STATE, Scene, WEIGHTFS, pattern, python, real_mo
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use safetensors::{Dtype, SafeTensors};
+use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -72,6 +73,104 @@ fn exported_file_equals_file_in_mount() {
         assert_eq!(listed(&out.path("dir")), [&named[..]]);
         out.ok(&format!("cmp out dir/{named} && weightfs export {0} - | cmp - out", source.display()));
     }
+}
+
+/// SHA-256 of `bytes` in hexadecimal digits.
+fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The metadata keys of a file, read by the official crate.
+fn metadata_keys(path: &Path) -> Vec<String> {
+    let file = std::fs::read(path).unwrap();
+    let (_, header) = SafeTensors::read_metadata(&file).unwrap();
+    let mut keys: Vec<String> = header.metadata().iter().flatten().map(|(key, _)| key.clone()).collect();
+    keys.sort();
+    keys
+}
+
+#[test]
+fn hashes_of_other_data_are_not_exported() {
+    require_fuse!();
+    let scene = Scene::new();
+    let (a, b) = (pattern(5000), pattern(3000));
+    let write = |name: &str, tensors: &[(&str, &[u8])], other: &[(&str, &str)]| {
+        let hash = sha256(&tensors.iter().map(|tensor| tensor.1).collect::<Vec<_>>().concat());
+        let spec = format!("0x{hash}");
+        let hashes = [("modelspec.hash_sha256", &spec[..]), ("sshs_model_hash", &hash), ("sshs_legacy_hash", "12ab")];
+        let tensors: Vec<_> =
+            tensors.iter().map(|(name, bytes)| (*name, Dtype::U8, [bytes.len()], bytes.to_vec())).collect();
+        let tensors: Vec<_> =
+            tensors.iter().map(|(name, dtype, shape, bytes)| (*name, *dtype, &shape[..], bytes.clone())).collect();
+        scene.model(name, &tensors, &[&hashes[..], other].concat());
+    };
+    let all = ["modelspec.hash_sha256", "sshs_legacy_hash", "sshs_model_hash", "title"];
+    let keys = |name: &str| metadata_keys(&scene.path(name));
+    let verified = |name: &str| scene.sh(&format!("weightfs check {name}")).out.matches("_hash verified").count();
+    write("m.safetensors", &[("a", &a), ("b", &b)], &[("title", "x")]);
+    // The same data.
+    scene.ok("weightfs export m.safetensors out && weightfs export --only '*' --align 8 m.safetensors only");
+    scene.ok("weightfs export --shard-size 1GB m.safetensors one");
+    for name in ["out", "only", "one/model.safetensors"] {
+        assert_eq!((keys(name), verified(name)), (all.map(str::to_owned).to_vec(), 1), "{name}");
+    }
+    // Some of the data.
+    scene.ok("weightfs export --only a m.safetensors a && weightfs export --shard-size 5kB m.safetensors parts");
+    for name in ["a", "parts/model-00001-of-00002.safetensors", "parts/model-00002-of-00002.safetensors"] {
+        assert_eq!(keys(name), ["title"], "{name}");
+    }
+    // Nothing remains of metadata that consists of hashes.
+    write("bare.safetensors", &[("a", &a), ("b", &b)], &[]);
+    scene.ok("weightfs export --only a bare.safetensors a && weightfs export --clean bare.safetensors clean");
+    assert!(scene.sh("grep -q __metadata__ a").code == 1 && keys("clean").is_empty());
+    // Each shard has a hash of its own data, and their data together has none.
+    scene.mkdir("sharded");
+    write("sharded/1.safetensors", &[("a", &a)], &[("title", "x")]);
+    write("sharded/2.safetensors", &[("b", &b)], &[("title", "x")]);
+    let index = r#"{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}"#;
+    std::fs::write(scene.path("sharded/model.safetensors.index.json"), index).unwrap();
+    let mount = scene.mount(&scene.path("sharded"), &[]);
+    let whole = mount.list("export").into_iter().find(|name| !name.contains("-clean")).unwrap();
+    std::fs::write(scene.path("whole.safetensors"), mount.read(format!("export/{whole}"))).unwrap();
+    drop(mount);
+    scene.ok("weightfs export sharded joined && cmp joined whole.safetensors");
+    assert_eq!((keys("joined"), verified("joined")), (vec!["title".to_owned()], 0));
+    // The new shards have the data of the old ones, and so their hashes.
+    scene.ok("weightfs export --shard-size 5kB sharded same && weightfs export --only b sharded b");
+    assert_eq!(keys("same/model-00002-of-00002.safetensors"), all);
+    assert!(scene.ok("weightfs check same").contains("; sshs_model_hash verified of 2 files"));
+    assert_eq!((keys("b"), verified("b")), (all.map(str::to_owned).to_vec(), 1));
+    // No export is unsound.
+    scene.ok("weightfs check --quiet a b clean joined one only out parts same whole.safetensors");
+}
+
+#[test]
+fn export_keeps_mode_of_source() {
+    let scene = Scene::new();
+    scene.sample();
+    for (umask, mode, expected) in [
+        ("022", "600", "600"),
+        ("022", "640", "640"),
+        ("022", "664", "644"),
+        ("022", "444", "444"),
+        ("077", "644", "600"),
+        ("000", "4755", "755"),
+    ] {
+        scene.ok(&format!("chmod {mode} sample.safetensors && umask {umask} && rm -f out && weightfs export sample.safetensors out"));
+        assert_eq!(scene.ok("stat -c %a out"), format!("{expected}\n"), "{umask} {mode}");
+        scene.ok(&format!("umask {umask} && rm -f cp && cp sample.safetensors cp"));
+        assert_eq!(scene.ok("stat -c %a cp"), format!("{expected}\n"), "cp: {umask} {mode}");
+    }
+    // Of several sources, only what all of them permit; the index of new shards too.
+    scene.ok("chmod 664 sample.safetensors && umask 022 && weightfs export --shard-size 1MB sample.safetensors parts");
+    scene.ok("chmod 640 parts/*1-of-* && chmod 604 parts/*2-of-* && umask 022 && weightfs export parts joined");
+    scene.ok("umask 022 && weightfs export --shard-size 2MB parts again && mkdir dir && cp -p parts/*1-of-* dir/a.safetensors");
+    assert_eq!(scene.ok("stat -c %a joined again/* | sort -u"), "600\n");
+    scene.ok("cp -p parts/*2-of-* dir/b.safetensors && umask 022 && weightfs export dir each");
+    assert_eq!(scene.ok("stat -c %a each/*"), "640\n604\n");
+    // A file that is replaced keeps its mode.
+    scene.ok("chmod 600 sample.safetensors && touch old && chmod 664 old && weightfs export sample.safetensors old");
+    assert_eq!(scene.ok("stat -c %a old"), "664\n");
 }
 
 #[test]
@@ -203,6 +302,7 @@ print(len(files))
 fn output_can_be_file_link_pipe_or_directory() {
     let scene = Scene::new();
     scene.sample();
+    scene.ok("chmod 644 sample.safetensors");
     scene.ok("weightfs export sample.safetensors keep && cp keep old && chmod 604 old && chown 5:7 old && setfattr -n user.note -v x old");
     scene.ok("ln -s old link && umask 027 && weightfs export sample.safetensors link && weightfs export sample.safetensors new");
     let found =
