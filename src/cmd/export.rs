@@ -15,6 +15,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use weightfs::content::Content;
 use weightfs::model::{self, Catalog, Kind, Model, Opened, TensorId};
 use weightfs::source::Location;
 use weightfs::view::{Export, Shards, Tensors};
@@ -22,6 +23,10 @@ use weightfs::write::{self, Output, OutputDir, is_stdout};
 
 /// Permissions of the files of a model without source files, before the umask is applied.
 const MODE: u32 = 0o666;
+
+/// The labels of the progress bar.
+const WRITING: &str = "writing";
+const SYNCING: &str = "syncing";
 
 /// Maximum number of files of one model that a mount accepts.
 const SHARDS_MAX: usize = 10_000;
@@ -49,11 +54,12 @@ impl Job<'_> {
         self.all_matched()?;
         if let Some(size) = self.args.shard_size {
             let dir = self.directory()?;
-            let written = self.write_shards(model, &tensors, size, source, dir.unfinished());
+            let progress = self.start(&dir, self.measure(model, &tensors, source)?)?;
+            let written = self.write_shards(model, &tensors, size, source, dir.unfinished(), &progress);
             written.map_err(|error| rename_error(&dir, error))?;
             model.verify()?;
             self.interrupted.check()?;
-            return Ok(dir.commit()?);
+            return Ok(progress.during(SYNCING, || dir.commit())?);
         }
         let path = if out.is_dir() && !is_stdout(out) {
             let stem = model::stem(model.location()).context("the source has no name to write it under")?;
@@ -62,9 +68,11 @@ impl Job<'_> {
             out.clone()
         };
         self.spare_source(model, &tensors, &path)?;
-        let written = self.write_file(model, tensors, source, &path)?;
+        let content = self.content(model, tensors, source)?;
+        let progress = Progress::new(WRITING, content.len());
+        let output = self.write_file(model, &content, &path, &progress)?;
         model.verify()?;
-        written.finish(&self.interrupted)
+        self.finish(output, &progress)
     }
 
     /// The tensors to write.
@@ -118,16 +126,43 @@ impl Job<'_> {
         Ok(OutputDir::create(&self.args.out)?)
     }
 
+    /// Starts to write `nbytes` bytes to a directory.
+    fn start(&self, dir: &OutputDir, nbytes: u64) -> anyhow::Result<Progress> {
+        dir.check_space(nbytes)?;
+        Ok(Progress::new(WRITING, nbytes))
+    }
+
     /// Writes each model of a directory to the path that it would have in a mount.
     fn several(self, catalog: &Catalog) -> anyhow::Result<()> {
         let dir = self.directory()?;
-        self.write_each(catalog, dir.unfinished()).map_err(|error| rename_error(&dir, error))?;
+        let nbytes = self.measure_each(catalog)?;
         self.all_matched()?;
+        let progress = self.start(&dir, nbytes)?;
+        self.write_each(catalog, dir.unfinished(), &progress).map_err(|error| rename_error(&dir, error))?;
         self.interrupted.check()?;
-        Ok(dir.commit()?)
+        Ok(progress.during(SYNCING, || dir.commit())?)
     }
 
-    fn write_each(&self, catalog: &Catalog, into: &Path) -> anyhow::Result<()> {
+    /// The size of all files to write for the models of a directory. This opens every model, so that a broken one is
+    /// found before anything is written.
+    fn measure_each(&self, catalog: &Catalog) -> anyhow::Result<u64> {
+        let mut sum = 0u64;
+        for (path, id) in catalog.paths() {
+            self.interrupted.check()?;
+            let model = match model::open_model(catalog.model(id), catalog.mode()) {
+                // This is reported when the other models are written.
+                Err(_) if self.args.lenient => continue,
+                model => Arc::new(model?),
+            };
+            let tensors = self.choose(&model);
+            if !is_empty(&tensors) {
+                sum = sum.saturating_add(self.measure(&model, &tensors, &self.args.source.join(&path))?);
+            }
+        }
+        Ok(sum)
+    }
+
+    fn write_each(&self, catalog: &Catalog, into: &Path, progress: &Progress) -> anyhow::Result<()> {
         let mut readable = false;
         for (path, id) in catalog.paths() {
             let (source, path) = (self.args.source.join(&path), into.join(&path));
@@ -141,17 +176,18 @@ impl Job<'_> {
             };
             readable = true;
             let tensors = self.choose(&model);
-            if matches!(&tensors, Tensors::These(tensors) if tensors.is_empty()) {
+            if is_empty(&tensors) {
                 continue;
             }
             let (dir, name) = (path.parent().unwrap_or(&path), path.file_name().unwrap_or_default());
             if let Some(size) = self.args.shard_size {
                 fs::create_dir_all(&path).with_context(|| path.display().to_string())?;
-                self.write_shards(&model, &tensors, size, &source, &path)?;
+                self.write_shards(&model, &tensors, size, &source, &path, progress)?;
             } else {
                 fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
-                let written = self.write_file(&model, tensors, &source, &dir.join(file_name(name.to_owned())))?;
-                written.finish(&self.interrupted)?;
+                let path = dir.join(file_name(name.to_owned()));
+                let output = self.write_file(&model, &self.content(&model, tensors, &source)?, &path, progress)?;
+                self.finish(output, progress)?;
             }
             model.verify()?;
         }
@@ -159,6 +195,28 @@ impl Job<'_> {
             bail!("{}: no model in it can be read", self.args.source);
         }
         Ok(())
+    }
+
+    /// The size of all files to write for a model. Fails if they are too large or too many.
+    fn measure(&self, model: &Arc<Model>, tensors: &Tensors, source: &Location) -> anyhow::Result<u64> {
+        let len = |tensors| Ok(self.content(model, tensors, source)?.len());
+        let Some(size) = self.args.shard_size else { return len(tensors.clone()) };
+        let shards = Shards::new(model, tensors, size.as_u64());
+        if shards.count() > SHARDS_MAX {
+            let count = shards.count();
+            bail!("{source}: {count} files of {size} each; a mount accepts at most {SHARDS_MAX}");
+        }
+        let sizes = shards.files().map(|(_, tensors)| len(Tensors::These(tensors.into())));
+        sizes.sum::<anyhow::Result<u64>>()
+    }
+
+    /// The content of a file with these tensors.
+    fn content(&self, model: &Arc<Model>, tensors: Tensors, source: &Location) -> anyhow::Result<Content> {
+        let export = Export::new(model, tensors, self.args.align);
+        match export.content(self.args.clean) {
+            Some(content) => Ok(content.clone()),
+            None => bail!("{source}: {}", export.refusal()),
+        }
     }
 
     /// Writes a model as several files and their index to the directory `dir`.
@@ -169,15 +227,13 @@ impl Job<'_> {
         size: ByteSize,
         source: &Location,
         dir: &Path,
+        progress: &Progress,
     ) -> anyhow::Result<()> {
         let shards = Shards::new(model, tensors, size.as_u64());
-        if shards.count() > SHARDS_MAX {
-            let count = shards.count();
-            bail!("{source}: {count} files of {size} each; a mount accepts at most {SHARDS_MAX}");
-        }
         for (name, tensors) in shards.files() {
-            let written = self.write_file(model, Tensors::These(tensors.into()), source, &dir.join(name))?;
-            written.finish(&self.interrupted)?;
+            let content = self.content(model, Tensors::These(tensors.into()), source)?;
+            let output = self.write_file(model, &content, &dir.join(name), progress)?;
+            self.finish(output, progress)?;
         }
         if let Some((name, text)) = shards.index(model) {
             let mut output = Output::create(&dir.join(name), mode(model))?;
@@ -187,39 +243,27 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Writes the content of a file. The file gets its name when [`Written::finish`] is called.
-    fn write_file(
-        &self,
-        model: &Arc<Model>,
-        tensors: Tensors,
-        source: &Location,
-        path: &Path,
-    ) -> anyhow::Result<Written> {
-        let export = Export::new(model, tensors, self.args.align);
-        let Some(content) = export.content(self.args.clean) else { bail!("{source}: {}", export.refusal()) };
-        let progress = Progress::new("writing", content.len());
+    /// Writes the content of a file, which gets its name in [`Job::finish`].
+    fn write_file(&self, model: &Model, content: &Content, path: &Path, progress: &Progress) -> anyhow::Result<Output> {
         let mut output = Output::create(path, mode(model))?;
         output.reserve(content.len())?;
         output.write_content(content, &mut |bytes| {
             progress.add(bytes);
             !self.interrupted.is_set()
         })?;
-        Ok(Written { output, progress })
+        Ok(output)
+    }
+
+    /// Syncs a file and gives it its name.
+    fn finish(&self, output: Output, progress: &Progress) -> anyhow::Result<()> {
+        self.interrupted.check()?;
+        Ok(progress.during(SYNCING, || output.commit())?)
     }
 }
 
-/// A file whose content is written, but which has no name yet.
-struct Written {
-    output: Output,
-    progress: Progress,
-}
-
-impl Written {
-    fn finish(self, interrupted: &Interrupted) -> anyhow::Result<()> {
-        self.progress.set_message("syncing");
-        interrupted.check()?;
-        Ok(self.output.commit()?)
-    }
+/// Whether no tensor was chosen.
+fn is_empty(tensors: &Tensors) -> bool {
+    matches!(tensors, Tensors::These(tensors) if tensors.is_empty())
 }
 
 /// Permissions of new files, before the umask is applied: those that all files of the source have, as with cp(1).

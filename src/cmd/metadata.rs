@@ -242,9 +242,8 @@ fn write(
         progress.add(bytes);
         !interrupted.is_set()
     })?;
-    progress.set_message("syncing");
     // Syncing takes long, so it comes before the last checks.
-    output.sync()?;
+    progress.during("syncing", || output.sync())?;
     model.verify()?;
     if out.is_none() && !is_at(path, id(&stat)) {
         bail!("{}", replaced());

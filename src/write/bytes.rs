@@ -2,6 +2,7 @@
 
 use super::error::Error;
 use super::output::Output;
+use super::space;
 use crate::content::{self, Content, Request};
 use nix::fcntl::{FallocateFlags, fallocate};
 use std::fs::File;
@@ -27,6 +28,7 @@ impl Output {
         if len == 0 || self.is_direct() {
             return Ok(());
         }
+        space::check(self.path(), self.file(), len)?;
         let full = [nix::errno::Errno::ENOSPC, nix::errno::Errno::EDQUOT, nix::errno::Errno::EFBIG];
         match fallocate(self.file(), FallocateFlags::empty(), 0, i64::try_from(len).unwrap_or(i64::MAX)) {
             Err(errno) if full.contains(&errno) => Err(self.error("", errno.into())),

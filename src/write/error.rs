@@ -18,6 +18,19 @@ pub enum Error {
         /// The reason.
         error: io::Error,
     },
+    /// The file system has too little space.
+    #[error(
+        "{}: needs {needed} bytes, but only {available} bytes are available there; free {} bytes or write elsewhere",
+        path.display(), needed.saturating_sub(*available)
+    )]
+    Full {
+        /// The file or directory to be written.
+        path: PathBuf,
+        /// Size of what is to be written.
+        needed: u64,
+        /// Available space.
+        available: u64,
+    },
     /// The bytes cannot be read.
     #[error(transparent)]
     Content(#[from] content::Error),

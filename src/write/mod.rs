@@ -4,6 +4,7 @@ mod bytes;
 mod dir;
 mod error;
 mod output;
+mod space;
 mod temporary;
 
 pub use bytes::Progress;

@@ -112,6 +112,11 @@ impl Output {
         &self.file
     }
 
+    /// The path as given.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Whether bytes are written to their destination directly.
     pub fn is_direct(&self) -> bool {
         matches!(self.stage, Stage::Direct)

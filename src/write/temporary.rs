@@ -17,6 +17,12 @@ pub(super) fn prefix(name: &OsStr) -> String {
     format!(".{}.", &name[..cut])
 }
 
+/// Whether `name` is a temporary name with this prefix.
+pub(super) fn is_temporary(name: &OsStr, prefix: &str) -> bool {
+    let random = name.to_str().and_then(|name| name.strip_prefix(prefix)?.strip_suffix(MARK));
+    random.is_some_and(|random| !random.is_empty() && random.bytes().all(|byte| byte.is_ascii_alphanumeric()))
+}
+
 /// Syncs the names in a directory to the disk, if the file system supports that.
 pub(super) fn sync_names(dir: &Path) -> io::Result<()> {
     match File::open(dir).and_then(|dir| dir.sync_all()) {

@@ -156,7 +156,9 @@ fn export_keeps_mode_of_source() {
         ("077", "644", "600"),
         ("000", "4755", "755"),
     ] {
-        scene.ok(&format!("chmod {mode} sample.safetensors && umask {umask} && rm -f out && weightfs export sample.safetensors out"));
+        scene.ok(&format!(
+            "chmod {mode} sample.safetensors && umask {umask} && rm -f out && weightfs export sample.safetensors out"
+        ));
         assert_eq!(scene.ok("stat -c %a out"), format!("{expected}\n"), "{umask} {mode}");
         scene.ok(&format!("umask {umask} && rm -f cp && cp sample.safetensors cp"));
         assert_eq!(scene.ok("stat -c %a cp"), format!("{expected}\n"), "cp: {umask} {mode}");
@@ -387,11 +389,22 @@ fn failed_export_leaves_nothing_behind() {
     assert_eq!(scene.ok(STATE), before);
     let full = Namespace::new(&scene, "mount -t tmpfs -o size=2m full full && echo old >full/old");
     let before = full.ok("ls -la full && cat full/old");
+    let size = scene.path("sample.safetensors").metadata().unwrap().len();
     for line in
         ["sample.safetensors full/out", "sample.safetensors full/old", "--shard-size 1MB sample.safetensors full/parts"]
     {
         let output = full.sh(&format!("weightfs export {line}"));
-        assert!(output.code == 1 && output.err.ends_with(": No space left on device\n"), "{line}: {output:?}");
+        let numbers: Vec<u64> = output.err.split(' ').filter_map(|word| word.parse().ok()).collect();
+        let [needed, available, missing] = numbers[..] else { panic!("{output:?}") };
+        let expected = format!(
+            "weightfs: {}: needs {needed} bytes, but only {available} bytes are available there; \
+             free {missing} bytes or write elsewhere\n",
+            line.split(' ').next_back().unwrap()
+        );
+        assert_eq!((output.code, &output.err), (1, &expected), "{line}");
+        // The headers are counted too, and the directory for several files takes space itself.
+        assert!((size..size + 40_000).contains(&needed) && needed == available + missing, "{output:?}");
+        assert!((2 << 20) - available <= 8192, "{output:?}");
         assert_eq!(full.ok("ls -la full && cat full/old").replace("total", ""), before.replace("total", ""), "{line}");
     }
     // `ulimit -f` makes writing fail.
@@ -511,6 +524,56 @@ fn interrupted_export_keeps_old_file_whole() {
             stopped += 1;
         }
         delay = delay.mul_f64(1.15) + Duration::from_micros(300);
+    }
+}
+
+/// Makes a command sync slowly: each call of fsync(2) takes 0.3 seconds longer.
+fn with_slow_sync(scene: &Scene, command: &str) -> String {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mount/slow.c");
+    let library = scene.path("slow.so");
+    run_ok("cc", ["-shared".as_ref(), "-fPIC".as_ref(), "-o".as_ref(), library.as_os_str(), source.as_os_str()]);
+    format!("LD_PRELOAD=$PWD/slow.so {command}")
+}
+
+#[test]
+fn progress_of_sharded_export_is_of_the_whole_and_shows_syncing() {
+    let scene = Scene::new();
+    scene.sample();
+    scene.ok("mkdir dir && cp sample.safetensors dir/a.safetensors && cp sample.safetensors dir/b.safetensors");
+    for (line, files) in [
+        ("export --shard-size 1MB sample.safetensors parts", "parts/*.safetensors"),
+        ("export dir several", "several/*.safetensors"),
+    ] {
+        let line = with_slow_sync(&scene, &format!("weightfs {line}"));
+        let shown = scene.ok(&format!("TERM=xterm script -qec 'stty cols 120 && {line}' /dev/null </dev/null"));
+        let sizes = scene.ok(&format!("stat -c %s {files}"));
+        let whole: u64 = sizes.lines().map(|size| size.parse::<u64>().unwrap()).sum();
+        let whole = indicatif::DecimalBytes(whole).to_string();
+        let totals: BTreeSet<&str> = shown.split(" of ").skip(1).filter_map(|part| part.split(',').next()).collect();
+        assert_eq!(totals, [&whole[..]].into(), "{shown:?}");
+        assert!(shown.contains("syncing "), "{shown:?}");
+    }
+}
+
+#[test]
+fn leftover_of_killed_export_is_removed_by_the_next() {
+    let scene = Scene::new();
+    scene.sample();
+    for exists in [false, true] {
+        if exists {
+            scene.mkdir("parts");
+        }
+        let line = with_slow_sync(&scene, "exec weightfs export --shard-size 1MB sample.safetensors parts");
+        let mut child = scene.command("sh").args(["-c", &line]).spawn().unwrap();
+        let leftovers = "find . -path '*/.parts.*.weightfs-tmp/*1-of-*'";
+        crate::support::wait_until("the first shard is written", || !scene.ok(leftovers).is_empty());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let output = scene.sh("weightfs export --shard-size 1MB sample.safetensors parts");
+        assert!(output.code == 0 && output.err.lines().count() == 1, "{exists}: {output:?}");
+        assert!(output.err.starts_with("weightfs: ") && output.err.contains("/.parts."), "{exists}: {output:?}");
+        assert!(output.err.ends_with(".weightfs-tmp: removed; an interrupted export had left it behind\n"));
+        assert_eq!(scene.ok("find . -name '.*.weightfs-tmp'; ls -A parts | wc -l; rm -r parts"), "4\n");
     }
 }
 
