@@ -1,7 +1,8 @@
-//! Differences between two tensors of the same dtype and shape. Bytes that both files share on disk are not read.
+//! Differences between two tensors of the same shape. Bytes that both files share on disk are not read. Tensors of
+//! different dtypes are compared by their values.
 
 use crate::content::{Data, Error, Extents, Run, Sources};
-use crate::format::{Block as Elements, Dtype};
+use crate::format::{Block as Elements, Dtype, TensorInfo};
 use crate::source::{Block, FileId};
 use crate::threads;
 use std::ops::Range;
@@ -23,11 +24,54 @@ fn step(dtype: Dtype, bytes: u64) -> u64 {
     (bytes / block).max(1) * block
 }
 
+/// The numbers to which the values of two dtypes are converted, so that they can be compared. No conversion rounds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Numbers {
+    /// float32.
+    Float32,
+    /// float64.
+    Float64,
+    /// Sums of two float64 numbers, which hold every float64 number and every 64-bit integer.
+    Exact,
+}
+
+impl Numbers {
+    /// The numbers that hold all values of both dtypes; `None` if a dtype is complex or unknown.
+    pub fn of(a: Dtype, b: Dtype) -> Option<Self> {
+        let narrowest = |dtype: Dtype| match dtype {
+            Dtype::F64 | Dtype::I32 | Dtype::U32 => Some(Self::Float64),
+            Dtype::I64 | Dtype::U64 => Some(Self::Exact),
+            _ => dtype.to_f32().map(|_| Self::Float32),
+        };
+        Some(narrowest(a)?.max(narrowest(b)?))
+    }
+
+    /// The name for reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Float32 => "float32",
+            Self::Float64 => "float64",
+            Self::Exact => "exact",
+        }
+    }
+}
+
+/// Why the values of two tensors cannot be compared, if that is so.
+pub fn obstacle(a: &TensorInfo, b: &TensorInfo) -> Option<String> {
+    if a.shape != b.shape {
+        return Some("the shapes differ".to_owned());
+    }
+    if let Some(unknown) = [a.dtype, b.dtype].into_iter().find(|dtype| dtype.block().is_none()) {
+        return Some(format!("dtype {} is unknown", unknown.quoted()));
+    }
+    Numbers::of(a.dtype, b.dtype).is_none().then(|| "only one of them is complex".to_owned())
+}
+
 /// What differs between two tensors.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Difference {
-    /// Number of bits that differ.
-    pub bits: u64,
+    /// Number of bits that differ; `None` if the dtypes differ.
+    pub bits: Option<u64>,
     /// Differences between elements and their values; `None` if the dtype is unknown.
     pub values: Option<Values>,
     /// Number of bytes that were not read, because both files have them in the same place of a disk.
@@ -37,7 +81,7 @@ pub struct Difference {
 /// What differs between the values of two tensors.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Values {
-    /// Number of elements with different bits.
+    /// Number of elements with different bits, or with different values if the dtypes differ.
     pub elements: u64,
     /// How many of these are infinite or NaN in either tensor. They have no distance.
     pub not_finite: u64,
@@ -48,9 +92,9 @@ pub struct Values {
 }
 
 impl Difference {
-    /// Whether all bytes are equal.
+    /// Whether all bytes are equal, or all values if the dtypes differ.
     pub fn is_empty(&self) -> bool {
-        self.bits == 0
+        self.bits.is_none_or(|bits| bits == 0) && self.values.is_none_or(|values| values.elements == 0)
     }
 
     fn merge(self, other: Self) -> Self {
@@ -61,7 +105,7 @@ impl Difference {
             max_rel: a.max_rel.max(b.max_rel),
         };
         Self {
-            bits: self.bits + other.bits,
+            bits: self.bits.zip(other.bits).map(|(a, b)| a + b),
             values: self.values.zip(other.values).map(values),
             shared: self.shared + other.shared,
         }
@@ -79,6 +123,19 @@ impl Values {
             }
             None => self.not_finite += 1,
         }
+    }
+
+    /// Counts a pair of elements if they differ, without a branch. The distance of float32 numbers cannot overflow
+    /// float64.
+    #[inline(always)]
+    fn add_if(&mut self, differs: bool, a: f64, b: f64) {
+        let is_finite = a.is_finite() & b.is_finite();
+        let distance = if differs & is_finite { (a - b).abs() } else { 0.0 };
+        let relative = if distance == 0.0 { 0.0 } else { distance / a.abs().max(b.abs()) };
+        self.elements += u64::from(differs);
+        self.not_finite += u64::from(differs & !is_finite);
+        self.max_abs = if distance > self.max_abs { distance } else { self.max_abs };
+        self.max_rel = if relative > self.max_rel { relative } else { self.max_rel };
     }
 }
 
@@ -112,13 +169,15 @@ impl Stored<'_> {
     }
 }
 
-/// Two tensors of the same dtype and length.
+/// Two tensors of the same shape.
 #[derive(Debug)]
 pub struct Pair<'a> {
     dtype: Dtype<'a>,
+    /// The dtype of the second tensor, if it is another, and how to compare the values.
+    other: Option<(Dtype<'a>, Numbers)>,
     a: Data,
     b: Data,
-    /// The parts that have to be read: whole blocks of elements.
+    /// The parts that have to be read: whole blocks of elements, in bytes of the first tensor.
     parts: Vec<Range<u64>>,
     /// Number of bytes that need not be read, because both files have them in the same place of a disk.
     shared: u64,
@@ -137,12 +196,34 @@ impl<'a> Pair<'a> {
             range.step_by(part as usize).map(move |start| start..end.min(start + part))
         });
         let parts = parts.collect();
-        Self { dtype, a: a.data(len), b: b.data(len), parts, shared }
+        Self { dtype, other: None, a: a.data(len), b: b.data(len), parts, shared }
+    }
+
+    /// Two tensors of the same shape and different dtypes, each with its length in bytes. `None` if their values cannot
+    /// be compared.
+    pub fn converted(a: (Dtype<'a>, u64, &Stored), b: (Dtype<'a>, u64, &Stored)) -> Option<Self> {
+        let ((dtype, len_a, a), (other, len_b, b)) = (a, b);
+        let numbers = Numbers::of(dtype, other)?;
+        let part = groups(dtype, AT_ONCE)? * STEPS * dtype.bits()?;
+        let parts = (0..len_a).step_by(part as usize).map(|start| start..len_a.min(start + part)).collect();
+        Some(Self { dtype, other: Some((other, numbers)), a: a.data(len_a), b: b.data(len_b), parts, shared: 0 })
+    }
+
+    /// How the values are compared, if the dtypes differ.
+    pub fn numbers(&self) -> Option<Numbers> {
+        self.other.map(|(_, numbers)| numbers)
     }
 
     fn empty(&self) -> Difference {
-        Difference { values: self.dtype.block().map(|_| Values::default()), ..Difference::default() }
+        let bits = if self.other.is_none() { Some(0) } else { None };
+        Difference { bits, values: self.dtype.block().map(|_| Values::default()), shared: 0 }
     }
+}
+
+/// Number of groups of eight elements in `bytes` bytes, but at least one. A group has as many bytes as an element has
+/// bits. `None` if the dtype is unknown.
+fn groups(dtype: Dtype, bytes: u64) -> Option<u64> {
+    Some((bytes / dtype.bits()?).max(1))
 }
 
 /// Compares all pairs on all cores, large tensors in parts.
@@ -159,8 +240,11 @@ pub fn differences(pairs: &[Pair], progress: &(impl Fn(u64) + Sync)) -> Result<V
         if failed.load(Ordering::Relaxed) {
             return Ok(Difference::default());
         }
-        let Pair { dtype, a, b, .. } = &pairs[at];
-        let compared = compare_part(*dtype, a, b, part.clone(), pairs[at].empty(), progress);
+        let pair = &pairs[at];
+        let compared = match pair.other {
+            None => compare_part(pair.dtype, &pair.a, &pair.b, part.clone(), pair.empty(), progress),
+            Some((other, numbers)) => compare_converted(pair, other, numbers, part.clone(), progress),
+        };
         failed.fetch_or(compared.is_err(), Ordering::Relaxed);
         compared
     });
@@ -191,7 +275,7 @@ fn compare_part(
         b.read_exact_at(of_b, at)?;
         if of_a != of_b {
             for (a, b) in of_a.chunks(decoded).zip(of_b.chunks(decoded)).filter(|(a, b)| a != b) {
-                found.bits += differing_bits(a, b);
+                found.bits = found.bits.map(|bits| bits + differing_bits(a, b));
                 if let Some(values) = &mut found.values {
                     compare_values(dtype, a, b, values);
                 }
@@ -201,6 +285,85 @@ fn compare_part(
         progress(len);
     }
     Ok(found)
+}
+
+/// Compares a part of two tensors of different dtypes.
+fn compare_converted(
+    pair: &Pair,
+    other: Dtype,
+    numbers: Numbers,
+    mut part: Range<u64>,
+    progress: &impl Fn(u64),
+) -> Result<Difference, Error> {
+    let (mut found, mut values) = (pair.empty(), Values::default());
+    // A pair is only made of dtypes that have a size.
+    let (bits_a, bits_b) = (pair.dtype.bits().unwrap_or(8), other.bits().unwrap_or(8));
+    let (mut of_a, mut of_b) = (Vec::new(), Vec::new());
+    while part.start < part.end {
+        let left = (part.end - part.start).div_ceil(bits_a);
+        let groups = left.min(DECODED_AT_ONCE / bits_a.max(bits_b));
+        let from = part.start / bits_a * bits_b;
+        of_a.resize((groups * bits_a).min(part.end - part.start) as usize, 0);
+        of_b.resize((groups * bits_b).min(pair.b.len() - from) as usize, 0);
+        pair.a.read_exact_at(&mut of_a, part.start)?;
+        pair.b.read_exact_at(&mut of_b, from)?;
+        match numbers {
+            Numbers::Float32 => compare_floats(&float32(pair.dtype, &of_a), &float32(other, &of_b), &mut values),
+            Numbers::Float64 | Numbers::Exact => {
+                compare_exact(&exact(pair.dtype, &of_a), &exact(other, &of_b), &mut values);
+            }
+        }
+        part.start += of_a.len() as u64;
+        progress(of_a.len() as u64);
+    }
+    found.values = Some(values);
+    Ok(found)
+}
+
+/// The values of whole blocks as float32, in memory; nothing if the dtype has no such conversion.
+fn float32(dtype: Dtype, encoded: &[u8]) -> Vec<u8> {
+    let (Some(Elements { elements, bytes }), Some(to_f32)) = (dtype.block(), dtype.to_f32()) else { return Vec::new() };
+    let mut wide = vec![0; encoded.len() / bytes as usize * elements as usize * size_of::<f32>()];
+    to_f32(encoded, &mut wide);
+    wide
+}
+
+/// The values of whole blocks, each as the sum of two numbers: the nearest float64 number and the rest.
+fn exact(dtype: Dtype, encoded: &[u8]) -> Vec<[f64; 2]> {
+    fn each<const N: usize>(encoded: &[u8], number: impl Fn([u8; N]) -> [f64; 2]) -> Vec<[f64; 2]> {
+        encoded.as_chunks().0.iter().map(|bytes| number(*bytes)).collect()
+    }
+    let integer = |value: i128| [value as f64, (value - value as f64 as i128) as f64];
+    match dtype {
+        Dtype::F64 => each(encoded, |bytes| [f64::from_le_bytes(bytes), 0.0]),
+        Dtype::I32 => each(encoded, |bytes| [i32::from_le_bytes(bytes).into(), 0.0]),
+        Dtype::U32 => each(encoded, |bytes| [u32::from_le_bytes(bytes).into(), 0.0]),
+        Dtype::I64 => each(encoded, |bytes| integer(i64::from_le_bytes(bytes).into())),
+        Dtype::U64 => each(encoded, |bytes| integer(u64::from_le_bytes(bytes).into())),
+        _ => each(&float32(dtype, encoded), |bytes| [f32::from_le_bytes(bytes).into(), 0.0]),
+    }
+}
+
+/// Compares float32 numbers. 0.0 and -0.0 are equal, and so are all NaN.
+///
+/// There is no branch, because it would be unpredictable.
+fn compare_floats(a: &[u8], b: &[u8], values: &mut Values) {
+    let mut found = *values;
+    for (a, b) in a.as_chunks::<4>().0.iter().zip(b.as_chunks::<4>().0) {
+        let [a, b] = [a, b].map(|bytes| f64::from(f32::from_le_bytes(*bytes)));
+        let differs = (a != b) & !(a.is_nan() & b.is_nan());
+        found.add_if(differs, a, b);
+    }
+    *values = found;
+}
+
+/// Compares sums of float64 numbers. 0.0 and -0.0 are equal, and so are all NaN.
+fn compare_exact(a: &[[f64; 2]], b: &[[f64; 2]], values: &mut Values) {
+    for (a, b) in a.iter().zip(b) {
+        if a != b && !(a[0].is_nan() && b[0].is_nan()) {
+            values.add(sum(*a, *b));
+        }
+    }
 }
 
 fn differing_bits(a: &[u8], b: &[u8]) -> u64 {
@@ -214,9 +377,9 @@ fn differing_bits(a: &[u8], b: &[u8]) -> u64 {
 fn compare_values(dtype: Dtype, a: &[u8], b: &[u8], values: &mut Values) {
     match dtype {
         Dtype::F32 => each_wide::<4>((a, b), (a, b), values),
-        Dtype::F64 => each(a, b, values, |a, b| float(f64::from_le_bytes(a), f64::from_le_bytes(b))),
-        Dtype::I32 => each(a, b, values, |a, b| float(i32::from_le_bytes(a).into(), i32::from_le_bytes(b).into())),
-        Dtype::U32 => each(a, b, values, |a, b| float(u32::from_le_bytes(a).into(), u32::from_le_bytes(b).into())),
+        Dtype::F64 => each(a, b, values, |a, b| double(f64::from_le_bytes(a), f64::from_le_bytes(b))),
+        Dtype::I32 => each(a, b, values, |a, b| double(i32::from_le_bytes(a).into(), i32::from_le_bytes(b).into())),
+        Dtype::U32 => each(a, b, values, |a, b| double(u32::from_le_bytes(a).into(), u32::from_le_bytes(b).into())),
         Dtype::I64 => each(a, b, values, |a, b| {
             let (a, b) = (i64::from_le_bytes(a), i64::from_le_bytes(b));
             integer(a.abs_diff(b), a.unsigned_abs().max(b.unsigned_abs()))
@@ -232,13 +395,8 @@ fn compare_values(dtype: Dtype, a: &[u8], b: &[u8], values: &mut Values) {
 
 /// Compares elements whose values float32 can represent.
 fn compare_widened(dtype: Dtype, a: &[u8], b: &[u8], values: &mut Values) {
-    let (Some(Elements { elements, bytes }), Some(to_f32)) = (dtype.block(), dtype.to_f32()) else { return };
-    let widen = |encoded: &[u8]| {
-        let mut wide = vec![0; encoded.len() / bytes as usize * elements as usize * size_of::<f32>()];
-        to_f32(encoded, &mut wide);
-        wide
-    };
-    let (wide_a, wide_b) = (widen(a), widen(b));
+    let Some(Elements { elements, bytes }) = dtype.block() else { return };
+    let (wide_a, wide_b) = (float32(dtype, a), float32(dtype, b));
     match (elements, bytes) {
         (1, 1) => each_wide::<1>((a, b), (&wide_a, &wide_b), values),
         (1, 2) => each_wide::<2>((a, b), (&wide_a, &wide_b), values),
@@ -249,21 +407,14 @@ fn compare_widened(dtype: Dtype, a: &[u8], b: &[u8], values: &mut Values) {
 
 /// Compares elements of `N` bytes by the float32 of each.
 ///
-/// The distance of two float32 numbers cannot overflow float64. There is no branch, because it would be unpredictable.
+/// There is no branch, because it would be unpredictable.
 fn each_wide<const N: usize>(raw: (&[u8], &[u8]), wide: (&[u8], &[u8]), values: &mut Values) {
     let raw = raw.0.as_chunks::<N>().0.iter().zip(raw.1.as_chunks::<N>().0);
     let wide = wide.0.as_chunks::<4>().0.iter().zip(wide.1.as_chunks::<4>().0);
     let mut found = *values;
     for ((raw_a, raw_b), (a, b)) in raw.zip(wide) {
         let [a, b] = [a, b].map(|bytes| f64::from(f32::from_le_bytes(*bytes)));
-        let differs = raw_a != raw_b;
-        let is_finite = a.is_finite() & b.is_finite();
-        let distance = if differs & is_finite { (a - b).abs() } else { 0.0 };
-        let relative = if distance == 0.0 { 0.0 } else { distance / a.abs().max(b.abs()) };
-        found.elements += u64::from(differs);
-        found.not_finite += u64::from(differs & !is_finite);
-        found.max_abs = if distance > found.max_abs { distance } else { found.max_abs };
-        found.max_rel = if relative > found.max_rel { relative } else { found.max_rel };
+        found.add_if(raw_a != raw_b, a, b);
     }
     *values = found;
 }
@@ -278,9 +429,15 @@ fn each<const N: usize>(
     elements.filter(|(a, b)| a != b).for_each(|(a, b)| values.add(distance(*a, *b)));
 }
 
-fn float(a: f64, b: f64) -> Option<(f64, f64)> {
-    let scale = a.abs().max(b.abs());
-    (a.is_finite() && b.is_finite()).then(|| relative((a - b).abs(), scale, || (a / scale - b / scale).abs()))
+/// The distance of two float64 numbers.
+fn double(a: f64, b: f64) -> Option<(f64, f64)> {
+    sum([a, 0.0], [b, 0.0])
+}
+
+/// The distance of two sums of float64 numbers.
+fn sum([a, rest_a]: [f64; 2], [b, rest_b]: [f64; 2]) -> Option<(f64, f64)> {
+    let (distance, scale) = ((a - b + (rest_a - rest_b)).abs(), a.abs().max(b.abs()));
+    (a.is_finite() && b.is_finite()).then(|| relative(distance, scale, || (a / scale - b / scale).abs()))
 }
 
 fn integer(distance: u64, scale: u64) -> Option<(f64, f64)> {
@@ -506,7 +663,7 @@ mod tests {
             }
             values
         });
-        Difference { bits, values, shared: 0 }
+        Difference { bits: Some(bits), values, shared: 0 }
     }
 
     fn assert_close(found: Difference, expected: Difference, context: &str) {
@@ -532,6 +689,98 @@ mod tests {
         }
     }
 
+    /// Compares tensors of different dtypes.
+    fn converted(a: (Dtype, &[u8]), b: (Dtype, &[u8])) -> Difference {
+        let (of_a, of_b) = (memory(a.1), memory(b.1));
+        let (files_a, files_b) = (Files::new(&of_a), Files::new(&of_b));
+        let stored = |files| Stored { files, runs: FIRST[..].into() };
+        let done = AtomicU64::new(0);
+        let pair =
+            Pair::converted((a.0, a.1.len() as u64, &stored(&files_a)), (b.0, b.1.len() as u64, &stored(&files_b)));
+        let found = differences(&[pair.unwrap()], &|bytes| _ = done.fetch_add(bytes, Ordering::Relaxed)).unwrap()[0];
+        assert_eq!((done.into_inner(), found.bits), (a.1.len() as u64, None));
+        found
+    }
+
+    #[test]
+    fn values_of_different_dtypes_are_compared_exactly() {
+        let f32s = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+        let f64s = |values: &[f64]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+        let halves = |values: &[f32]| -> Vec<u8> {
+            values.iter().flat_map(|value| half::f16::from_f32(*value).to_le_bytes()).collect()
+        };
+        let brains = |values: &[f32]| -> Vec<u8> {
+            values.iter().flat_map(|value| half::bf16::from_f32(*value).to_le_bytes()).collect()
+        };
+        let i64s = |values: &[i64]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+        let (nan, inf, odd) = (f32::NAN, f32::INFINITY, (1i64 << 53) + 1);
+        use Dtype::{BF16, F16, F32, F64, I8, I32, I64, U64};
+        type Side<'s> = (Dtype<'s>, Vec<u8>);
+        type Case<'c> = (Side<'c>, Side<'c>, Numbers, (u64, u64, f64));
+        // Two tensors, the numbers, and what differs: elements, of these not finite, and the largest distance.
+        let table: [Case; 12] = [
+            (
+                (F32, f32s(&[1.0, -0.0, nan, inf])),
+                (BF16, brains(&[1.0, 0.0, -nan, inf])),
+                Numbers::Float32,
+                (0, 0, 0.0),
+            ),
+            ((BF16, brains(&[1.0, 2.0, nan, inf])), (F32, f32s(&[1.5, 2.0, 0.0, -inf])), Numbers::Float32, (3, 2, 0.5)),
+            (
+                (F16, halves(&[0.1])),
+                (F32, f32s(&[0.1])),
+                Numbers::Float32,
+                (1, 0, f64::from(0.1f32) - f64::from(half::f16::from_f32(0.1))),
+            ),
+            ((F16, halves(&[-3.0, 7.0])), (I8, vec![253, 7]), Numbers::Float32, (0, 0, 0.0)),
+            ((F64, f64s(&[0.1, 1e300])), (F32, f32s(&[0.1, inf])), Numbers::Float64, (2, 1, f64::from(0.1f32) - 0.1)),
+            (
+                (F64, f64s(&[f64::MAX, 16_777_217.0])),
+                (F64, f64s(&[f64::MIN, 16_777_217.0])),
+                Numbers::Float64,
+                (1, 0, f64::INFINITY),
+            ),
+            ((I32, 16_777_217i32.to_le_bytes().to_vec()), (F32, f32s(&[16_777_216.0])), Numbers::Float64, (1, 0, 1.0)),
+            ((I64, i64s(&[odd, 5])), (F64, f64s(&[odd as f64, 5.0])), Numbers::Exact, (1, 0, 1.0)),
+            ((I64, i64s(&[odd])), (U64, i64s(&[odd])), Numbers::Exact, (0, 0, 0.0)),
+            ((I64, i64s(&[-1])), (U64, i64s(&[-1])), Numbers::Exact, (1, 0, 2f64.powi(64))),
+            ((U64, i64s(&[-1, -2])), (F32, f32s(&[nan, 2f32.powi(64)])), Numbers::Exact, (2, 1, 2.0)),
+            ((I64, vec![]), (F32, vec![]), Numbers::Exact, (0, 0, 0.0)),
+        ];
+        for ((dtype_a, a), (dtype_b, b), numbers, (elements, not_finite, max_abs)) in table {
+            assert_eq!(Numbers::of(dtype_a, dtype_b), Some(numbers));
+            for (a, b) in [((dtype_a, &a[..]), (dtype_b, &b[..])), ((dtype_b, &b[..]), (dtype_a, &a[..]))] {
+                let found = converted(a, b);
+                let values = found.values.unwrap();
+                assert_eq!((values.elements, values.not_finite), (elements, not_finite), "{dtype_a} {dtype_b}");
+                let close = values.max_abs == max_abs || (values.max_abs - max_abs).abs() < 1e-12 * max_abs;
+                assert!(close && found.is_empty() == (elements == 0), "{dtype_a} {dtype_b} {values:?}");
+            }
+        }
+        for (a, b) in [(Dtype::C64, F32), (Dtype::Unknown("I4"), F32), (Dtype::C64, Dtype::C64)] {
+            assert_eq!((Numbers::of(a, b), Numbers::of(b, a)), (None, None));
+        }
+    }
+
+    #[test]
+    fn dtypes_of_all_widths_are_compared_element_by_element() {
+        let codes: Vec<u8> = (0..1_300_000u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let real: Vec<Dtype> =
+            Dtype::ALL.iter().copied().filter(|dtype| Numbers::of(*dtype, *dtype).is_some()).collect();
+        for (at, a) in real.iter().enumerate() {
+            let b = real[(at * 7 + 3) % real.len()];
+            // Not a multiple of eight elements, and longer than one step of a comparison.
+            let count = 100_004;
+            let len = |dtype: Dtype| (count * dtype.bits().unwrap() / 8) as usize;
+            let (of_a, of_b) = (&codes[..len(*a)], &codes[77..77 + len(b)]);
+            let (values_a, values_b) = (exact(*a, of_a), exact(b, of_b));
+            assert_eq!((values_a.len(), values_b.len()), (count as usize, count as usize));
+            let differ = |(a, b): &(&[f64; 2], &[f64; 2])| a != b && !(a[0].is_nan() && b[0].is_nan());
+            let expected = values_a.iter().zip(&values_b).filter(differ).count() as u64;
+            assert_eq!(converted((*a, of_a), (b, of_b)).values.unwrap().elements, expected, "{a} {b}");
+        }
+    }
+
     #[test]
     fn edge_values_have_the_expected_distances() {
         fn doubles(values: &[f64]) -> Vec<u8> {
@@ -550,7 +799,10 @@ mod tests {
         // Beyond the precision of float64, but still reported.
         let near = compare(Dtype::U64, &u64::MAX.to_le_bytes(), &(u64::MAX - 1).to_le_bytes()).values.unwrap();
         assert_eq!(near, values(1, 0, 1.0, 1.0 / u64::MAX as f64));
-        assert_eq!(compare(Dtype::F32, &[], &[]), Difference { bits: 0, values: Some(Values::default()), shared: 0 });
+        assert_eq!(
+            compare(Dtype::F32, &[], &[]),
+            Difference { bits: Some(0), values: Some(Values::default()), shared: 0 }
+        );
     }
 
     #[test]
@@ -641,7 +893,7 @@ mod tests {
             let shared = (0..LEN as usize).filter(|at| hidden(*at)).count() as u64;
             prop_assert_eq!(found.shared, shared);
             let seen = changed.filter(|at| !hidden(*at)).is_some();
-            prop_assert_eq!(found.bits, if seen { 2 } else { 0 });
+            prop_assert_eq!(found.bits, Some(if seen { 2 } else { 0 }));
             prop_assert_eq!(found.values.unwrap().elements, u64::from(seen));
         }
     }

@@ -190,6 +190,8 @@ Examples:
   weightfs diff --data base tuned                        compare the data of the tensors too
   weightfs diff --json --data a b | jq '.data.different[].max_abs'
 
+Tensors of the same shape and different dtypes are compared by their values, converted to float32 or
+wider without rounding. Values of different shapes are not compared, and the report says so.
 A relative difference is the absolute difference divided by the larger magnitude of the two values.
 Data that both models share on disk (hard links, or copies by cp --reflink) is not read.
 

@@ -3,7 +3,7 @@
 use crate::cli::DiffArgs;
 use crate::models;
 use crate::process::logging::complain;
-use crate::terminal::comparison::{self, Comparison};
+use crate::terminal::comparison::{self, Compared, Comparison};
 use crate::terminal::output::{Output, pretty, to_stdout};
 use crate::terminal::progress::Progress;
 use anyhow::bail;
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use weightfs::compare::{Difference, Files, Pair, Stored, differences};
+use weightfs::compare::{Files, Pair, Stored, differences, obstacle};
 use weightfs::model::{Catalog, Diff, Model, ModelId, Opened, TensorId};
 use weightfs::source::Location;
 
@@ -104,21 +104,29 @@ fn compare_catalogs(a: &Catalog, b: &Catalog, args: &DiffArgs, out: &Output) -> 
     Ok((same, text))
 }
 
-/// The differences of the data of each tensor that has the same dtype and shape in both models.
-fn compare_data(a: &Model, b: &Model, diff: &Diff) -> anyhow::Result<Vec<Difference>> {
+/// The differences of the data of each tensor that both models have and whose values can be compared.
+fn compare_data(a: &Model, b: &Model, diff: &Diff) -> anyhow::Result<Vec<Compared>> {
     let (files_a, files_b) = (Files::new(a.sources()), Files::new(b.sources()));
-    let nbytes = |pair: &(TensorId, TensorId)| a.tensor(pair.0).info.nbytes();
-    let progress = Progress::new("comparing", diff.alike.iter().map(nbytes).sum());
-    let pairs = diff.alike.iter().map(|(id_a, id_b)| {
+    let pair = |(id_a, id_b): &(TensorId, TensorId)| {
         let (tensor_a, tensor_b) = (a.tensor(*id_a), b.tensor(*id_b));
         let stored_a = Stored { files: &files_a, runs: a.runs(&tensor_a) };
         let stored_b = Stored { files: &files_b, runs: b.runs(&tensor_b) };
-        Pair::new(tensor_a.info.dtype, tensor_a.info.nbytes(), &stored_a, &stored_b)
-    });
-    let pairs: Vec<Pair> = pairs.collect();
+        let (info_a, info_b) = (tensor_a.info, tensor_b.info);
+        if info_a.dtype == info_b.dtype {
+            return Some(Pair::new(info_a.dtype, info_a.nbytes(), &stored_a, &stored_b));
+        }
+        let side_a = (info_a.dtype, info_a.nbytes(), &stored_a);
+        Pair::converted(side_a, (info_b.dtype, info_b.nbytes(), &stored_b))
+    };
+    let is_comparable =
+        |(id_a, id_b): &&(TensorId, TensorId)| obstacle(&a.tensor(*id_a).info, &b.tensor(*id_b).info).is_none();
+    let all = diff.alike.iter().chain(diff.changed.iter().filter(is_comparable));
+    let (ids, pairs): (Vec<_>, Vec<Pair>) = all.filter_map(|ids| Some((*ids, pair(ids)?))).unzip();
+    let progress = Progress::new("comparing", ids.iter().map(|ids| a.tensor(ids.0).info.nbytes()).sum());
     let found = differences(&pairs, &|bytes| progress.add(bytes))?;
     // Shared blocks are not read, so a changed file may not have been detected yet.
     a.verify()?;
     b.verify()?;
-    Ok(found)
+    let compared = ids.into_iter().zip(&pairs).zip(found);
+    Ok(compared.map(|((ids, pair), difference)| Compared { ids, numbers: pair.numbers(), difference }).collect())
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use unicode_width::UnicodeWidthStr;
-use weightfs::compare::Difference;
+use weightfs::compare::{Difference, Numbers, obstacle};
 use weightfs::format::TensorInfo;
 use weightfs::model::{Diff, Model, TensorId};
 use weightfs::source::Location;
@@ -75,22 +75,48 @@ struct Both<'m> {
     b: &'m str,
 }
 
+/// A tensor of both models whose data was compared.
+pub struct Compared {
+    /// The tensor of each model.
+    pub ids: (TensorId, TensorId),
+    /// How the values were compared, if the dtypes differ.
+    pub numbers: Option<Numbers>,
+    /// What differs.
+    pub difference: Difference,
+}
+
 #[derive(Serialize)]
 struct DataChanges<'m> {
     equal: usize,
+    /// How many of these have different dtypes, by the numbers that were compared.
+    equal_as: BTreeMap<&'static str, usize>,
     nbytes: u64,
     /// Bytes that both models share on disk, which were not read.
     shared: u64,
     different: Vec<Different<'m>>,
+    not_compared: Vec<NotCompared<'m>>,
 }
 
-/// A tensor whose data differs. Numbers are null in JSON if the dtype is unknown, and if they are infinite.
+/// A tensor of both models whose values cannot be compared.
+#[derive(Serialize)]
+struct NotCompared<'m> {
+    name: &'m str,
+    reason: String,
+}
+
+/// A tensor whose data differs. Numbers are null in JSON if the dtype is unknown or there is another one in the other
+/// model, and if they are infinite.
 #[derive(Serialize)]
 struct Different<'m> {
     #[serde(flatten)]
     tensor: Entry<'m>,
+    /// The tensor in the other model, and how the values were compared, if the dtypes differ.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    b: Option<Layout<'m>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compared_as: Option<&'static str>,
     elements: Option<u64>,
-    bits_different: u64,
+    bits_different: Option<u64>,
     elements_different: Option<u64>,
     not_finite: Option<u64>,
     max_abs: Option<f64>,
@@ -98,13 +124,12 @@ struct Different<'m> {
 }
 
 impl<'m> Comparison<'m> {
-    /// Compares two models, each with its location on the command line. `data` has one element for each of
-    /// `diff.alike`.
+    /// Compares two models, each with its location on the command line. `data` has the tensors whose data was compared.
     pub fn new(
         (location_a, a): (&Location, &'m Model),
         (location_b, b): (&Location, &'m Model),
         diff: &Diff<'m>,
-        data: Option<&[Difference]>,
+        data: Option<&[Compared]>,
     ) -> Self {
         let tensor = |model: &'m Model, id: &TensorId| Entry::new(&model.tensor(*id).info);
         let changed = |(old, new): &(TensorId, TensorId)| {
@@ -117,7 +142,7 @@ impl<'m> Comparison<'m> {
             changed: diff.changed.iter().map(changed).collect(),
             alike: diff.alike.len(),
         };
-        let data = data.map(|found| DataChanges::new(a, &diff.alike, found));
+        let data = data.map(|compared| DataChanges::new(a, b, diff, compared));
         let metadata = MetadataChanges::new(a, diff);
         let same = diff.is_empty() && data.as_ref().is_none_or(|data| data.different.is_empty());
         Self { same, a: Source::new(location_a, a), b: Source::new(location_b, b), tensors, metadata, data }
@@ -149,6 +174,9 @@ impl<'m> Comparison<'m> {
             for different in &data.different {
                 signed(&mut text, out, '~', &printable(different.tensor.name), &different.text());
             }
+            for other in &data.not_compared {
+                signed(&mut text, out, '?', &printable(other.name), &other.text());
+            }
         }
         text
     }
@@ -176,7 +204,8 @@ impl<'m> Comparison<'m> {
         if let Some(data) = &self.data {
             line(&mut text, &format!("\n## Data\n\n{}", data.summary()));
             let row = |different: &Different| format!("| {} | {} |", code(different.tensor.name), different.text());
-            let rows: Vec<String> = data.different.iter().map(row).collect();
+            let other = |other: &NotCompared| format!("| {} | {} |", code(other.name), other.text());
+            let rows: Vec<String> = data.different.iter().map(row).chain(data.not_compared.iter().map(other)).collect();
             table(&mut text, "| tensor | difference |\n|---|---|", &rows);
         }
         text
@@ -257,37 +286,67 @@ impl<'m> MetadataChanges<'m> {
 }
 
 impl<'m> DataChanges<'m> {
-    fn new(model: &'m Model, alike: &[(TensorId, TensorId)], found: &[Difference]) -> Self {
-        let tensors = alike.iter().map(|pair| model.tensor(pair.0).info);
-        let different: Vec<_> = tensors
-            .zip(found)
-            .filter(|(_, difference)| !difference.is_empty())
-            .map(|(tensor, difference)| Different::new(&tensor, difference))
-            .collect();
-        let nbytes = alike.iter().map(|pair| model.tensor(pair.0).info.nbytes()).sum();
-        let shared = found.iter().map(|difference| difference.shared).sum();
-        Self { equal: alike.len() - different.len(), nbytes, shared, different }
+    fn new(a: &'m Model, b: &'m Model, diff: &Diff, compared: &[Compared]) -> Self {
+        let (mut equal, mut equal_as, mut different) = (0, BTreeMap::new(), Vec::new());
+        for Compared { ids, numbers, difference } in compared {
+            if !difference.is_empty() {
+                different.push(Different::new(&a.tensor(ids.0).info, &b.tensor(ids.1).info, *numbers, difference));
+                continue;
+            }
+            equal += 1;
+            if let Some(numbers) = numbers {
+                *equal_as.entry(numbers.name()).or_default() += 1;
+            }
+        }
+        let nbytes = compared.iter().map(|compared| a.tensor(compared.ids.0).info.nbytes()).sum();
+        let shared = compared.iter().map(|compared| compared.difference.shared).sum();
+        let not_compared = diff.changed.iter().filter_map(|(id_a, id_b)| {
+            let (a, b) = (a.tensor(*id_a).info, b.tensor(*id_b).info);
+            Some(NotCompared { name: a.name, reason: obstacle(&a, &b)? })
+        });
+        Self { equal, equal_as, nbytes, shared, different, not_compared: not_compared.collect() }
     }
 
     fn summary(&self) -> String {
-        let Self { equal, nbytes, shared, different } = self;
+        let Self { equal, equal_as, nbytes, shared, different, not_compared } = self;
         let mut summary = format!("{} different, {} equal", count(different.len()), count(*equal));
+        let converted: Vec<String> =
+            equal_as.iter().map(|(numbers, equal)| format!("{} {}", count(*equal), as_numbers(numbers))).collect();
+        // Writing to a string cannot fail.
+        if !converted.is_empty() {
+            let _ = write!(summary, " ({})", converted.join(", "));
+        }
+        if !not_compared.is_empty() {
+            let _ = write!(summary, ", {} not compared", count(not_compared.len()));
+        }
         if *shared > 0 {
             let (shared, nbytes) = (size(*shared), size(*nbytes));
-            // Writing to a string cannot fail.
             let _ = write!(summary, "; {shared} of {nbytes} are shared on disk and were not read");
         }
         summary
     }
 }
 
+impl NotCompared<'_> {
+    fn text(&self) -> String {
+        format!("not compared: {}", self.reason)
+    }
+}
+
+/// How values were compared: `as float32`.
+fn as_numbers(name: &str) -> String {
+    if name == Numbers::Exact.name() { "exactly".to_owned() } else { format!("as {name}") }
+}
+
 impl<'m> Different<'m> {
-    fn new(tensor: &TensorInfo<'m>, difference: &Difference) -> Self {
+    fn new(a: &TensorInfo<'m>, b: &TensorInfo<'m>, numbers: Option<Numbers>, difference: &Difference) -> Self {
         let values = difference.values;
         Self {
-            tensor: Entry::new(tensor),
+            tensor: Entry::new(a),
+            b: numbers.map(|_| Entry::new(b).layout),
+            compared_as: numbers.map(Numbers::name),
             // A tensor that differs is not empty, so its size gives the number of elements.
-            elements: tensor.dtype.bits().map(|bits| (u128::from(tensor.nbytes()) * 8 / u128::from(bits)) as u64),
+            elements: a.dtype.bits().map(|bits| (u128::from(a.nbytes()) * 8 / u128::from(bits)) as u64),
             bits_different: difference.bits,
             elements_different: values.map(|values| values.elements),
             not_finite: values.map(|values| values.not_finite),
@@ -297,14 +356,21 @@ impl<'m> Different<'m> {
     }
 
     fn text(&self) -> String {
-        let bits = plural(self.bits_different, "bit");
+        let bits = self.bits_different.map(|bits| plural(bits, "bit"));
         let (Some(all), Some(elements), Some(not_finite)) = (self.elements, self.elements_different, self.not_finite)
         else {
-            return bits;
+            return bits.unwrap_or_default();
         };
-        let mut text = format!("{} of {}, {bits}", grouped(elements), plural(all, "element"));
+        let mut text = match (&self.b, self.compared_as) {
+            (Some(b), Some(name)) => format!("{} and {}, {}: ", self.tensor.layout.dtype, b.dtype, as_numbers(name)),
+            _ => String::new(),
+        };
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{} of {}", grouped(elements), plural(all, "element"));
+        if let Some(bits) = bits {
+            let _ = write!(text, ", {bits}");
+        }
         if let (Some(abs), Some(rel), true) = (self.max_abs, self.max_rel, elements > not_finite) {
-            // Writing to a string cannot fail.
             let _ = write!(text, "; largest difference {}, relative {}", short(abs), short(rel));
         }
         if not_finite > 0 {

@@ -94,8 +94,9 @@ metadata: 1 added, 1 removed, 1 changed, 1 alike
 + "added"  "line\nline"
 ~ "title"  "first" -> "sec\u{1b}[31mond"
 
-data: 1 different, 1 equal
+data: 1 different, 1 equal, 1 not compared
 ~ layers.0.w  3 of 4 elements, BITS bits; largest difference 6, relative 2; 1 infinite or NaN in either model
+? head  not compared: the shapes differ
 "#;
     let bits = [(2f32, 2.5f32), (3.0, -3.0), (f32::NAN, 1.0)].map(|(a, b)| (a.to_bits() ^ b.to_bits()).count_ones());
     let bits: u32 = bits.iter().sum();
@@ -125,12 +126,14 @@ data: 1 different, 1 equal
         },
         "data": {
             "equal": 1,
+            "equal_as": {},
             "nbytes": 5016,
             "shared": 0,
             "different": [{
                 "name": "layers.0.w", "dtype": "F32", "shape": [2, 2], "nbytes": 16, "elements": 4,
                 "bits_different": bits, "elements_different": 3, "not_finite": 1, "max_abs": 6.0, "max_rel": 2.0,
             }],
+            "not_compared": [{"name": "head", "reason": "the shapes differ"}],
         },
     });
     assert_eq!(json, expected);
@@ -164,6 +167,74 @@ data: 1 different, 1 equal
 | changed | `title` | `"first" -> "sec\u{1b}[31mond"` |
 "#;
     assert_eq!(scene.sh("weightfs diff --markdown a.safetensors b.safetensors").out, markdown);
+}
+
+#[test]
+fn tensors_of_different_dtypes_are_compared_by_value() {
+    let scene = Scene::new();
+    let floats = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+    let brains = |values: &[f32]| {
+        values.iter().flat_map(|value| half::bf16::from_f32(*value).to_le_bytes()).collect::<Vec<u8>>()
+    };
+    let integers = |values: &[i64]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+    let odd = (1i64 << 53) + 1;
+    let complex = ("complex", Dtype::C64, &[1][..], vec![0; 8]);
+    scene.model(
+        "a.safetensors",
+        &[
+            complex,
+            ("equal", Dtype::F32, &[2], floats(&[1.5, -2.0])),
+            ("ids", Dtype::I64, &[2], integers(&[odd, 7])),
+            ("near", Dtype::F32, &[2, 2], floats(&[1.0, 1.001, f32::NAN, 4.0])),
+            ("same", Dtype::I64, &[1], integers(&[odd])),
+            ("shape", Dtype::F32, &[2], floats(&[0.0, 0.0])),
+            ("wide", Dtype::F64, &[1], 0.1f64.to_le_bytes().to_vec()),
+        ],
+        &[],
+    );
+    scene.model(
+        "b.safetensors",
+        &[
+            ("complex", Dtype::F32, &[1], vec![0; 4]),
+            ("equal", Dtype::BF16, &[2], brains(&[1.5, -2.0])),
+            ("ids", Dtype::F64, &[2], [odd as f64, 7.0].map(f64::to_le_bytes).concat()),
+            ("near", Dtype::BF16, &[2, 2], brains(&[1.0, 1.001, 3.0, 4.0])),
+            ("same", Dtype::U64, &[1], integers(&[odd])),
+            ("shape", Dtype::BF16, &[2, 1], brains(&[0.0, 0.0])),
+            ("wide", Dtype::F32, &[1], floats(&[0.1])),
+        ],
+        &[],
+    );
+    let output = scene.sh("weightfs diff --data a.safetensors b.safetensors");
+    let (_, data) = output.out.split_once("\n\ndata: ").unwrap();
+    let expected = "\
+3 different, 2 equal (1 exactly, 1 as float32), 2 not compared
+~ ids  I64 and F64, exactly: 1 of 2 elements; largest difference 1, relative 1.110e-16
+~ wide  F64 and F32, as float64: 1 of 1 element; largest difference 1.490e-9, relative 1.490e-8
+~ near  F32 and BF16, as float32: 2 of 4 elements; largest difference 0.001, relative 0.000999; 1 infinite or NaN in either model
+? complex  not compared: only one of them is complex
+? shape  not compared: the shapes differ
+";
+    assert_eq!((output.code, data), (1, expected));
+    let output = scene.sh("weightfs diff --data --json a.safetensors b.safetensors");
+    let json: serde_json::Value = serde_json::from_str(&output.out).unwrap();
+    let data = &json["data"];
+    assert_eq!((&data["equal"], &data["equal_as"]), (&2.into(), &serde_json::json!({"exact": 1, "float32": 1})));
+    let not_compared = serde_json::json!([
+        {"name": "complex", "reason": "only one of them is complex"}, {"name": "shape", "reason": "the shapes differ"},
+    ]);
+    assert_eq!(data["not_compared"], not_compared);
+    let near = &data["different"][2];
+    let named = ["name", "dtype", "compared_as", "elements", "elements_different", "not_finite", "bits_different"];
+    let found: Vec<_> = named.iter().map(|key| near[key].clone()).collect();
+    assert_eq!(serde_json::json!(found), serde_json::json!(["near", "F32", "float32", 4, 2, 1, null]));
+    assert_eq!(near["b"], serde_json::json!({"dtype": "BF16", "shape": [2, 2], "nbytes": 8}));
+    let output = scene.sh("weightfs diff --data --markdown a.safetensors b.safetensors");
+    assert!(output.out.contains("| `near` | F32 and BF16, as float32: 2 of 4 elements; "), "{output:?}");
+    assert!(output.out.ends_with("| `shape` | not compared: the shapes differ |\n"), "{output:?}");
+    // Nothing that is not compared counts as equal.
+    let output = scene.sh("weightfs export --only shape a.safetensors c && weightfs export --only shape b.safetensors d && weightfs diff --data c d");
+    assert!(output.code == 1 && output.out.contains("\ndata: 0 different, 0 equal, 1 not compared\n"), "{output:?}");
 }
 
 #[test]
