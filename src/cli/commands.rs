@@ -143,14 +143,18 @@ pub struct SummaryArgs {
 const CHECK_HELP: &str = "\
 Errors: a header that the official reader rejects, with every problem in it; a duplicate tensor
 name; an index or manifest that does not match the files; a modelspec.hash_sha256 or sshs_model_hash
-that does not match the data; NaN values.
+that does not match the data; NaN values; data that ends in 1 MiB of zeros or more as an unfinished
+download does, from the middle of a tensor on or in most of the model; data that is all zeros.
 
 Warnings: a tensor that is not aligned to its element size; deviations from the format that readers
 accept; dtypes and header sizes that some readers reject; an index with duplicate tensors or wrong
 totals; metadata that violates the rules of ModelSpec or sd-scripts; infinite values.
 
-If the metadata contains a hash, all data is read to verify it. --values reads the data of all
-floating-point tensors.
+Notes: tensors whose bytes are all zero, except single values. Many models have some: biases, and
+matrices that are zero before training. Notes do not change the exit status.
+
+If the metadata contains a hash, all data is read to verify it. --values reads all data and looks for
+NaN, infinite values and zeros.
 
 Exit status: 0 no errors, 1 errors, 2 usage error, or a file that cannot be read or changed during
 the check, or output that cannot be printed.";
@@ -163,7 +167,7 @@ pub struct CheckArgs {
     #[arg(required = true, value_name = "SOURCE", value_parser = location())]
     pub sources: Vec<Location>,
 
-    /// Read all floating-point data and look for NaN and infinite values
+    /// Read all data and look for NaN, infinite values, and zeros in place of data
     #[arg(long)]
     pub values: bool,
 

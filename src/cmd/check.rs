@@ -3,7 +3,7 @@
 use crate::cli::CheckArgs;
 use crate::models::Models;
 use crate::process::logging::complain;
-use crate::terminal::output::{ERROR, GOOD, Output, WARNING, plural, pretty, size, to_stdout};
+use crate::terminal::output::{ERROR, GOOD, NOTE, Output, WARNING, plural, pretty, size, to_stdout};
 use crate::terminal::progress::Progress;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -78,6 +78,7 @@ fn print(report: &mut Report, location: &Location, out: &mut Output) -> io::Resu
         let (label, style) = match first.severity {
             Severity::Error => ("error", ERROR),
             Severity::Warning => ("warning", WARNING),
+            Severity::Note => ("note", NOTE),
         };
         for Finding { file, message, .. } in group.iter().take(SHOWN as usize) {
             let label = out.styled(style, label);
@@ -96,12 +97,16 @@ fn print(report: &mut Report, location: &Location, out: &mut Output) -> io::Resu
 
 /// Prints the last line: the result, and what was checked.
 fn summarise(report: &Report, location: &Location, out: &mut Output) -> io::Result<()> {
-    let (errors, warnings) = (report.total(Severity::Error), report.total(Severity::Warning));
-    let verdict = match (errors, warnings) {
-        (0, 0) => out.styled(GOOD, "sound".to_owned()),
-        (0, _) => out.styled(GOOD, format!("sound, with {}", plural(warnings, "warning"))),
-        (_, 0) => out.styled(ERROR, plural(errors, "error")),
-        _ => out.styled(ERROR, format!("{}, {}", plural(errors, "error"), plural(warnings, "warning"))),
+    let counts = [(Severity::Error, "error"), (Severity::Warning, "warning"), (Severity::Note, "note")]
+        .map(|(severity, what)| (report.total(severity), what))
+        .into_iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, what)| plural(count, what));
+    let counts = counts.collect::<Vec<_>>().join(", ");
+    let verdict = match (report.total(Severity::Error), &counts[..]) {
+        (0, "") => out.styled(GOOD, "sound".to_owned()),
+        (0, _) => out.styled(GOOD, format!("sound, with {counts}")),
+        _ => out.styled(ERROR, counts),
     };
     let mut facts = vec![format!("{}, {}", plural(report.tensors, "tensor"), size(report.nbytes))];
     if report.files > 1 {
@@ -134,7 +139,7 @@ fn print_json(report: &mut Report, location: &Location, out: &mut Output) -> io:
     let verified = report.verified.iter().map(|(file, key)| json!({"file": file, "key": key}));
     let object = json!({
         "source": location.to_string(), "sound": errors == 0, "errors": errors,
-        "warnings": report.total(Severity::Warning), "files": report.files, "tensors": report.tensors,
+        "warnings": report.total(Severity::Warning), "notes": report.total(Severity::Note), "files": report.files, "tensors": report.tensors,
         "nbytes": report.nbytes, "alignment": report.alignment, "values": report.values,
         "verified": verified.collect::<Vec<_>>(), "findings": findings,
     });

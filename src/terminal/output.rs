@@ -24,6 +24,8 @@ pub const HEADING: Style = Style::new().bold();
 pub const ERROR: Style = AnsiColor::Red.on_default().bold();
 /// The style of warnings.
 pub const WARNING: Style = AnsiColor::Yellow.on_default().bold();
+/// The style of notes.
+pub const NOTE: Style = AnsiColor::Cyan.on_default().bold();
 /// The style of good results.
 pub const GOOD: Style = AnsiColor::Green.on_default();
 

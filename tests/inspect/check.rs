@@ -44,7 +44,7 @@ fn sound_file_is_reported_as_sound() {
     let line = "m.safetensors: sound (2 tensors, 10 B; data aligned to 8 bytes; all values finite)\n";
     assert_eq!(room.ok("weightfs check --values m.safetensors"), line);
     assert_eq!(room.ok("weightfs check --quiet m.safetensors"), "");
-    let object = json!({"source": "m.safetensors", "sound": true, "errors": 0, "warnings": 0, "files": 1, "tensors": 2,
+    let object = json!({"source": "m.safetensors", "sound": true, "errors": 0, "warnings": 0, "notes": 0, "files": 1, "tensors": 2,
         "nbytes": 10, "alignment": 8, "values": false, "verified": [], "findings": []});
     assert_eq!(room.json("weightfs check --json m.safetensors"), [object]);
 }
@@ -379,6 +379,123 @@ fn hashes_in_metadata_are_verified() {
     // The value is not a hash.
     write("none.safetensors", "None");
     assert_eq!(found(&room, "none.safetensors").0, ["warning modelspec"]);
+}
+
+/// Bytes of weights of any dtype: none is zero, and no value is infinite or NaN.
+fn weights(len: usize) -> Vec<u8> {
+    (0..len as u32).map(|at| (at.wrapping_mul(7919) >> 8) as u8 & 0x3f | 1).collect()
+}
+
+#[test]
+fn tensors_of_zeros_are_noted_and_do_not_make_a_model_unsound() {
+    let room = Room::new();
+    // A LoRA before training: each up matrix is zero. The last one is large and at the end of the file.
+    room.model(
+        "lora.safetensors",
+        &[
+            ("a.alpha", Dtype::F16, &[], vec![0; 2]),
+            ("a.lora_down.weight", Dtype::F16, &[4, 64], weights(512)),
+            ("a.lora_up.weight", Dtype::F16, &[64, 4], vec![0; 512]),
+            ("b.bias", Dtype::F16, &[3], vec![0; 6]),
+            ("b.lora_down.weight", Dtype::F16, &[16, 64], weights(2048)),
+            ("b.lora_up.weight", Dtype::F16, &[65536, 16], vec![0; 2 << 20]),
+        ],
+        &[],
+    );
+    let expected = "\
+lora.safetensors: note: tensor \"a.lora_up.weight\": all 512 bytes are zero
+lora.safetensors: note: tensor \"b.bias\": all 6 bytes are zero
+lora.safetensors: note: tensor \"b.lora_up.weight\": all 2097152 bytes are zero
+    (normal for biases, and for matrices that are zero before training, such as those of a LoRA)
+lora.safetensors: sound, with 3 notes (6 tensors, 2.10 MB; data aligned to 2 bytes; all values finite)
+";
+    assert_eq!(room.ok("weightfs check --values --fail-on-warning lora.safetensors"), expected);
+    let [ref object] = room.json("weightfs check --json --values lora.safetensors")[..] else { panic!() };
+    assert_eq!((&object["sound"], &object["warnings"], &object["notes"]), (&json!(true), &json!(0), &json!(3)));
+    let subjects: Vec<_> = object["findings"].as_array().unwrap().iter().map(|found| &found["subject"]).collect();
+    assert_eq!(subjects, ["a.lora_up.weight", "b.bias", "b.lora_up.weight"]);
+    // Integers and unknown dtypes too; large tensors, which are read in pieces; one value that is not zero is enough.
+    let mut nearly = vec![0; 5_000_000];
+    nearly[2_500_001] = 1;
+    room.model(
+        "integers.safetensors",
+        &[
+            ("large", Dtype::U8, &[5_000_000], vec![0; 5_000_000]),
+            ("nearly", Dtype::U8, &[5_000_000], nearly),
+            ("z", Dtype::U8, &[8], weights(8)),
+        ],
+        &[],
+    );
+    let (rules, messages) = found(&room, "--values integers.safetensors");
+    assert_eq!(
+        (rules, &messages[0][..]),
+        (vec!["note zero".to_owned()], "tensor \"large\": all 5000000 bytes are zero")
+    );
+    room.raw("unknown.safetensors", &header(&[entry("x", "I4", &[4], 0, 2)]), &[0; 2]);
+    assert_eq!(found(&room, "--values unknown.safetensors").0, ["warning unknown-dtype", "note zero"]);
+}
+
+#[test]
+fn zeros_at_the_end_of_the_data_are_an_unfinished_download() {
+    let room = Room::new();
+    const MIB: usize = 1 << 20;
+    let tensors = || {
+        [("a", Dtype::F32, &[1024usize, 512][..], weights(2 * MIB)), ("b", Dtype::F32, &[1024, 512], weights(2 * MIB))]
+    };
+    room.model("whole.safetensors", &tensors(), &[]);
+    let whole = std::fs::read(room.path("whole.safetensors")).unwrap();
+    let data_start = whole.len() - 4 * MIB;
+    let cut = |kept: usize| {
+        let mut file = whole.clone();
+        file[data_start + kept..].fill(0);
+        std::fs::write(room.path("cut.safetensors"), file).unwrap();
+        found(&room, "--values cut.safetensors")
+    };
+    assert_eq!(found(&room, "--values whole.safetensors").0, [""; 0]);
+    // In the middle of a tensor, also at the end of a row, and with whole tensors behind it.
+    for (kept, tensor) in [(3_000_001, "b"), (MIB, "a"), (2 * MIB + 2048, "b")] {
+        let (rules, messages) = cut(kept);
+        let zeros = 4 * MIB - kept;
+        let percent = zeros as f64 / 4.0 / MIB as f64 * 100.0;
+        let expected = format!(
+            "the last {zeros} of 4194304 bytes of the data ({percent:.1} %) are zero, from byte {} of the file, in tensor \"{tensor}\"",
+            data_start + kept
+        );
+        assert_eq!((rules, messages), (vec!["error zero-end".to_owned()], vec![expected]));
+    }
+    let output = room.sh("weightfs check --values cut.safetensors");
+    assert!(output.code == 1 && output.out.contains("(probably an unfinished download or copy: fetch the file again)"));
+    assert_eq!(room.sh("weightfs check cut.safetensors").code, 0, "without --values, data is not read");
+    // Nothing but zeros.
+    let (rules, messages) = cut(0);
+    assert_eq!(
+        (rules, &messages[..]),
+        (vec!["error zero-end".into()], &["all 4194304 bytes of the data are zero".into()][..])
+    );
+    // A tensor of zeros is no sign of that, whatever its neighbour ends in, and neither is a short run.
+    for kept in [2 * MIB, 2 * MIB - 400, 2 * MIB - 4] {
+        assert_eq!(cut(kept).0, ["note zero"], "{kept}");
+    }
+    assert_eq!(cut(3 * MIB + 1).0, [""; 0]);
+    // Unless they are most of the model.
+    let tensors = ["a", "b", "c", "d"].map(|name| (name, Dtype::F32, &[1024usize, 256][..], weights(MIB)));
+    room.model("four.safetensors", &tensors, &[]);
+    room.ok("head -c -3145728 four.safetensors >cut.safetensors && truncate -r four.safetensors cut.safetensors");
+    let (rules, messages) = found(&room, "--values cut.safetensors");
+    assert!(
+        rules == ["error zero-end"]
+            && messages[0].starts_with("the last 3145728 of 4194304 bytes of the data (75.0 %)")
+    );
+    // Rows of padding at the end of an embedding, and integers of any kind.
+    let mut padded = weights(40 * MIB);
+    padded[38 * MIB..].fill(0);
+    room.model("padded.safetensors", &[("e", Dtype::BF16, &[20 << 10, 1024], padded.clone())], &[]);
+    assert_eq!(found(&room, "--values padded.safetensors").0, [""; 0]);
+    padded[37 * MIB + 1..].fill(0);
+    room.model("masks.safetensors", &[("masks", Dtype::U8, &[40, MIB], padded)], &[]);
+    assert_eq!(found(&room, "--values masks.safetensors").0, [""; 0]);
+    room.model("ids.safetensors", &[("ids", Dtype::I64, &[1000], vec![0; 8000])], &[]);
+    assert_eq!(found(&room, "--values ids.safetensors").0, ["note zero"]);
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Checks the data of a file: verifies hashes and searches the values for NaN and infinity. Both are done in one pass
-//! on all cores, so that the data is read from the disk once.
+//! Checks the data of a file: verifies hashes, and searches for NaN, infinity and data that is zero. All is done in one
+//! pass on all cores, so that the data is read from the disk once.
 
 use super::file::File;
 use super::report::{Report, Rule};
@@ -28,12 +28,36 @@ struct Piece {
 /// The result of a job.
 enum Done {
     Hashed,
-    /// Tensor index, special values found, and number of elements of the tensor before the piece.
-    Searched(Vec<(usize, Specials, u64)>),
+    Searched(Seen),
 }
 
-/// Selects the tensors to search, in the order of the data: those whose dtype has NaN or infinity. Of overlapping
-/// tensors, only the first is searched, because a damaged file may have a million tensors that cover all of it.
+/// What was found in a piece.
+struct Seen {
+    /// Tensor index, finding, and number of elements of the tensor before the piece. Nothing for ordinary data.
+    tensors: Vec<(usize, Found, u64)>,
+    /// The end of the last byte that is not zero, in bytes from the start of the file.
+    end: Option<u64>,
+}
+
+/// What was found in a tensor or a part of it.
+#[derive(Default)]
+struct Found {
+    specials: Specials,
+    /// Size of the parts that are entirely zero.
+    zero: u64,
+}
+
+/// Fewer zero bytes at the end of the data are not reported. A bias or a small matrix of zeros may be the last tensor.
+const ZERO_END_MIN: u64 = 1 << 20;
+
+/// Fewer zero bytes at the end of a tensor do not mean that it was cut: its last values may be zero.
+const ZERO_INSIDE_MIN: u64 = 4096;
+
+/// A smaller file that consists of zeros is not reported as such. It may have a few values that are zero.
+const ZERO_DATA_MIN: u64 = 4096;
+
+/// Selects the tensors to search, in the order of the data. Of overlapping tensors, only the first is searched, because
+/// a damaged file may have a million tensors that cover all of it.
 #[derive(Default)]
 struct Picker {
     /// The end of the last selected tensor.
@@ -42,8 +66,7 @@ struct Picker {
 
 impl Picker {
     fn picks(&mut self, tensor: &TensorInfo) -> bool {
-        let picked =
-            tensor.nbytes() > 0 && tensor.range.start >= self.reached && Specials::of(tensor.dtype, &[]).is_some();
+        let picked = tensor.nbytes() > 0 && tensor.range.start >= self.reached;
         if picked {
             self.reached = tensor.range.end;
         }
@@ -59,7 +82,7 @@ pub(super) fn bytes_to_read(file: &File, values: bool) -> u64 {
     searched.fold(hashed, u64::saturating_add)
 }
 
-/// Verifies the data hashes in the metadata and, if `values`, searches for NaN and infinity.
+/// Verifies the data hashes in the metadata and, if `values`, searches for NaN, infinity and zero data.
 pub(super) fn read(
     file: &File,
     values: bool,
@@ -67,8 +90,9 @@ pub(super) fn read(
     advance: &(dyn Fn(u64) + Sync),
 ) -> Result<(), source::Error> {
     let pieces = if values { pieces(file) } else { Vec::new() };
-    let mut found: BTreeMap<usize, Specials> = BTreeMap::new();
+    let mut found: BTreeMap<usize, Found> = BTreeMap::new();
     let start = file.header.data_start();
+    let mut nonzero_end = start;
     let data = start..if file.stated.is_empty() { start } else { file.source.len() };
     let hasher = Mutex::new(Sha256::new());
     let mut hashed = data.start;
@@ -80,16 +104,28 @@ pub(super) fn read(
         };
         for done in threads::map(1 + window.len(), work) {
             if let Done::Searched(seen) = done? {
-                for (tensor, specials, before) in seen {
-                    found.entry(tensor).or_default().merge(&specials, before);
+                for (tensor, part, before) in seen.tensors {
+                    let whole = found.entry(tensor).or_default();
+                    whole.specials.merge(&part.specials, before);
+                    whole.zero += part.zero;
                 }
+                nonzero_end = nonzero_end.max(seen.end.unwrap_or(0));
             }
         }
         hashed = end;
     }
     hash(file, hashed..data.end, &hasher, advance)?;
-    for (tensor, specials) in found {
-        report_specials(file, &file.header.tensor(tensor), &specials, report);
+    let zero_from = zero_end(file, &pieces, nonzero_end, report);
+    for (tensor, Found { specials, zero }) in found {
+        let tensor = file.header.tensor(tensor);
+        if !specials.is_empty() {
+            report_specials(file, &tensor, &specials, report);
+        }
+        if zero == tensor.nbytes() && zero_from.is_none_or(|from| tensor.range.start < from) {
+            report.add(Rule::Zero, &file.name, Some(tensor.name), || {
+                format!("tensor {}: all {zero} bytes are zero", quote(tensor.name))
+            });
+        }
     }
     let digest = Hex(&hasher.into_inner().unwrap_or_else(PoisonError::into_inner).finalize()).to_string();
     for (key, stated) in &file.stated {
@@ -126,32 +162,92 @@ fn pieces(file: &File) -> Vec<Piece> {
     pieces
 }
 
-/// Searches a piece for special values.
-fn search(
-    file: &File,
-    piece: &Piece,
-    advance: &(dyn Fn(u64) + Sync),
-) -> Result<Vec<(usize, Specials, u64)>, source::Error> {
+/// Searches a piece for special values and zeros.
+fn search(file: &File, piece: &Piece, advance: &(dyn Fn(u64) + Sync)) -> Result<Seen, source::Error> {
     let Piece { tensors, bytes } = piece;
     let mut buf = vec![0; (bytes.end - bytes.start) as usize];
     file.source.read_exact_at(&mut buf, bytes.start)?;
     let (mut seen, mut picker): (Vec<_>, Picker) = Default::default();
+    let end = nonzero_len(&buf);
     for at in tensors.clone() {
         let tensor = file.header.tensor(at);
         // The first tensor of a piece is always selected, so this selection repeats that of `pieces`.
         if !picker.picks(&tensor) {
             continue;
         }
-        let TensorInfo { dtype, range, .. } = tensor;
+        let TensorInfo { dtype, range, .. } = tensor.clone();
         let part = range.start.max(bytes.start)..range.end.min(bytes.end);
         let encoded = &buf[(part.start - bytes.start) as usize..(part.end - bytes.start) as usize];
-        if let Some(specials) = Specials::of(dtype, encoded).filter(|specials| !specials.is_empty()) {
+        let specials = Specials::of(dtype, encoded).unwrap_or_default();
+        // Single values are zero in many models.
+        let is_zero = tensor.elements() > 1 && nonzero_len(encoded) == 0;
+        if is_zero || !specials.is_empty() {
             let before = (part.start - range.start) * 8 / dtype.bits().unwrap_or(8);
-            seen.push((at, specials, before));
+            seen.push((at, Found { specials, zero: if is_zero { encoded.len() as u64 } else { 0 } }, before));
         }
     }
     advance(buf.len() as u64);
-    Ok(seen)
+    Ok(Seen { tensors: seen, end: (end > 0).then(|| bytes.start + end as u64) })
+}
+
+/// The length of `bytes` without the zeros at their end.
+fn nonzero_len(bytes: &[u8]) -> usize {
+    // Comparing chunks is faster than comparing bytes.
+    let (_, chunks) = bytes.as_rchunks::<64>();
+    let zeros = 64 * chunks.iter().rev().take_while(|chunk| **chunk == [0; 64]).count();
+    bytes[..bytes.len() - zeros].iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1)
+}
+
+/// Reports data that ends in zeros as an unfinished download does. Returns where these zeros begin.
+///
+/// `nonzero_end` is the end of the last byte that is not zero. Normal models may end in zeros, too: their last tensors
+/// may be entirely zero, and an embedding may be padded with rows of zeros. A download ends in the middle of a tensor:
+/// mostly in the middle of a row, or before other tensors, or before a large part of the data. Files of integers are
+/// data sets more often than models, and may hold any values.
+fn zero_end(file: &File, pieces: &[Piece], nonzero_end: u64, report: &mut Report) -> Option<u64> {
+    let (start, end) = (file.header.data_start(), file.source.len());
+    let (zeros, len) = (end.checked_sub(nonzero_end)?, end.checked_sub(start)?);
+    let read: u64 = pieces.iter().map(|piece| piece.bytes.end - piece.bytes.start).sum();
+    let is_float = |tensor: &TensorInfo| {
+        use Dtype::{Bool, I8, I16, I32, I64, U8, U16, U32, U64, Unknown};
+        !matches!(tensor.dtype, Bool | I8 | I16 | I32 | I64 | U8 | U16 | U32 | U64 | Unknown(_))
+    };
+    // If not all data was read, the values are not wanted, or the file is damaged.
+    if read != len || !file.header.tensors().any(|tensor| is_float(&tensor)) {
+        return None;
+    }
+    if zeros == len {
+        if len < ZERO_DATA_MIN {
+            return None;
+        }
+        report.add(Rule::ZeroEnd, &file.name, None, || format!("all {len} bytes of the data are zero"));
+        return Some(start);
+    }
+    let cut = file.header.tensors().find(|tensor| tensor.range.contains(&nonzero_end))?;
+    let (before, inside) = (nonzero_end - cut.range.start, cut.range.end - nonzero_end);
+    let is_in_row = match (cut.shape.last(), cut.dtype.bits()) {
+        (Some(columns), Some(bits)) => !(before * 8).div_ceil(bits).is_multiple_of((*columns).max(1)),
+        _ => true,
+    };
+    let is_in_tensor = before > 0 && inside >= ZERO_INSIDE_MIN;
+    let is_cut = match end - cut.range.end {
+        ZERO_END_MIN.. => is_in_tensor,
+        0 if !is_float(&cut) => false,
+        _ => is_in_tensor && (is_in_row || zeros >= len / 16),
+    };
+    let whole = file.header.tensors().filter(|tensor| tensor.range.start >= nonzero_end && tensor.elements() > 1);
+    if zeros < ZERO_END_MIN || !is_cut && (zeros <= len / 2 || whole.count() < 2) {
+        return None;
+    }
+    report.add(Rule::ZeroEnd, &file.name, Some(cut.name), || {
+        let percent = zeros as f64 / len as f64 * 100.0;
+        format!(
+            "the last {zeros} of {len} bytes of the data ({percent:.1} %) are zero, from byte {nonzero_end} of the file, \
+             in tensor {}",
+            quote(cut.name)
+        )
+    });
+    Some(nonzero_end)
 }
 
 fn hash(

@@ -45,8 +45,8 @@ impl Check {
         self.files.iter().map(|file| data::bytes_to_read(file, values)).sum()
     }
 
-    /// Verifies the data hashes in the metadata and, if `values`, searches for NaN and infinity. Calls `advance` with
-    /// the number of bytes that have been read since the last call.
+    /// Verifies the data hashes in the metadata and, if `values`, searches for NaN, infinity and zero data. Calls
+    /// `advance` with the number of bytes that have been read since the last call.
     pub fn read(&mut self, values: bool, advance: &(dyn Fn(u64) + Sync)) -> Result<(), Error> {
         for file in &self.files {
             data::read(file, values, &mut self.report, advance)?;

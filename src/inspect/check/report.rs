@@ -14,6 +14,8 @@ pub enum Severity {
     Error,
     /// The model is sound, but some programs may have problems with it.
     Warning,
+    /// Normal in some models, but a sign of missing data in others.
+    Note,
 }
 
 /// A rule that is checked.
@@ -27,6 +29,7 @@ pub enum Rule {
     Index,
     Hash,
     Nan,
+    ZeroEnd,
     Manifest,
     IndexTwice,
     IndexTotals,
@@ -38,6 +41,7 @@ pub enum Rule {
     ModelSpec,
     Kohya,
     Infinite,
+    Zero,
 }
 
 impl Rule {
@@ -57,7 +61,7 @@ impl Rule {
     }
 
     fn row(self) -> (&'static str, Severity, &'static str) {
-        use Severity::{Error, Warning};
+        use Severity::{Error, Note, Warning};
         match self {
             Self::Format => ("format", Error, ""),
             Self::Entry => ("entry", Error, ""),
@@ -68,6 +72,7 @@ impl Rule {
                 ("hash", Error, "the data has changed since the hash was computed, or was written in another order")
             }
             Self::Nan => ("nan", Error, ""),
+            Self::ZeroEnd => ("zero-end", Error, "probably an unfinished download or copy: fetch the file again"),
             Self::Manifest => ("manifest", Warning, ""),
             Self::IndexTwice => ("index-twice", Warning, "readers may take the first entry, or none"),
             Self::IndexTotals => ("index-totals", Warning, "transformers and accelerate do not compare them"),
@@ -88,6 +93,11 @@ impl Rule {
             Self::ModelSpec => ("modelspec", Warning, ""),
             Self::Kohya => ("kohya", Warning, ""),
             Self::Infinite => ("infinite", Warning, "masks may have infinite values, weights should not"),
+            Self::Zero => (
+                "zero",
+                Note,
+                "normal for biases, and for matrices that are zero before training, such as those of a LoRA",
+            ),
         }
     }
 }
