@@ -89,7 +89,7 @@ fn map<const N: usize, T>(input: &[u8], output: &mut [T], decode: impl Fn([u8; N
 mod tests {
     use super::*;
     use crate::format::Block;
-    use crate::stats::{BINS, Histogram, JSON_LEN};
+    use crate::stats::{BINS, Histogram, json_len};
     use proptest::prelude::*;
 
     /// All dtypes except C64, which has no statistics.
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn json_has_a_fixed_length() {
+    fn json_length_depends_only_on_the_number_of_elements() {
         let worst = f64::from_bits(0x8010_0000_0000_0001);
         let longest = Stats {
             count: u64::MAX,
@@ -269,11 +269,22 @@ mod tests {
             abs_max: Some(worst),
             histogram: Histogram { low: worst, high: worst, counts: [u64::MAX; BINS] },
         };
-        for stats in [longest, stats(Dtype::F32, &[]), stats(Dtype::F4, &[0x72])] {
+        for count in [1_000_000, 9_999_999, 10_000_000, 1 << 40] {
+            let histogram = Histogram { counts: [count; BINS], ..longest.histogram.clone() };
+            let (zeros, nan, pos_inf, neg_inf) = (count, count, count, count);
+            let huge = Stats { count, zeros, nan, pos_inf, neg_inf, histogram, ..longest.clone() };
+            assert_eq!(huge.to_json().len(), json_len(count));
+        }
+        let of_length = |len: usize| stats(Dtype::F32, &vec![0; 4 * len]);
+        let some = [0, 1, 9, 10, 99, 12_345].map(of_length);
+        for stats in some.into_iter().chain([longest, stats(Dtype::F4, &[0x72])]) {
             let bytes = stats.to_json();
-            assert_eq!((bytes.len(), bytes.last()), (JSON_LEN, Some(&b'\n')));
+            assert_eq!((bytes.len(), bytes.last()), (json_len(stats.count), Some(&b'\n')));
             let text = str::from_utf8(&bytes).unwrap();
-            assert!(text.trim_end().len() < JSON_LEN);
+            let is_realistic = stats.count < u64::MAX;
+            assert!(!is_realistic || text.lines().all(|line| line.len() <= 80), "a line does not fit: {text}");
+            let shown = text.lines().filter(|line| !line.trim().is_empty()).count();
+            assert_eq!((text.lines().count(), text.lines().any(|line| line.is_empty())), (shown, false), "{text}");
             let json: serde_json::Value = serde_json::from_str(text).unwrap();
             assert_eq!(json["count"].as_u64(), Some(stats.count));
             assert_eq!(json["min"].as_f64(), stats.min);

@@ -10,4 +10,4 @@ mod wide;
 
 pub use accumulator::{Accumulator, has};
 pub use special::Specials;
-pub use summary::{BINS, Histogram, JSON_LEN, Stats};
+pub use summary::{BINS, Histogram, Stats, json_len};

@@ -1,13 +1,64 @@
 //! The statistics of a tensor and their JSON form.
 
 use super::real::power_of_two;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Number of bins of a histogram.
 pub const BINS: usize = 64;
 
-/// Length in bytes of the statistics as JSON. It is constant, so that the size of a file does not depend on the values.
-pub const JSON_LEN: usize = 2048;
+/// The JSON text before the counts of the histogram. `#` stands for a number of elements and `~` for another number.
+const HEAD: &str = r#"{
+  "count": #, "zeros": #,
+  "nan": #, "pos_inf": #, "neg_inf": #,
+  "fractions": {
+    "zeros": ~, "nan": ~,
+    "pos_inf": ~, "neg_inf": ~
+  },
+  "min": ~, "max": ~,
+  "mean": ~, "std": ~,
+  "abs_max": ~,
+  "histogram": {
+    "low": ~, "high": ~,
+    "counts": [
+"#;
+
+/// The JSON text after the counts of the histogram.
+const TAIL: &str = "
+    ]
+  }
+}
+";
+
+/// The indentation of the counts.
+const INDENT: &str = "      ";
+
+/// Length of the longest float64 in JSON.
+const FLOAT_LEN: usize = 24;
+
+/// Number of digits of the largest number in the statistics of `count` elements.
+fn digits(count: u64) -> usize {
+    count.checked_ilog10().unwrap_or(0) as usize + 1
+}
+
+/// How many counts are on a line of the histogram, so that the line fits into 80 columns.
+fn counts_in_line(digits: usize) -> usize {
+    match digits {
+        0..=7 => 8,
+        8..=16 => 4,
+        _ => 2,
+    }
+}
+
+/// Length in bytes of the statistics of `count` elements as JSON. It does not depend on their values, so that the size of
+/// a file is known before they are read.
+pub fn json_len(count: u64) -> usize {
+    let digits = digits(count);
+    let head = |placeholder: u8| HEAD.bytes().filter(|byte| *byte == placeholder).count();
+    let lines = BINS / counts_in_line(digits);
+    // Each number but the last is followed by a comma, and by a space or the end of a line.
+    let counts = lines * INDENT.len() + BINS * digits + (BINS - 1) * 2;
+    HEAD.len() + head(b'#') * (digits - 1) + head(b'~') * (FLOAT_LEN - 1) + counts + TAIL.len()
+}
 
 /// Statistics of the values of a tensor. `min` to `abs_max` are those of the finite values, and `None` if there are
 /// none.
@@ -85,33 +136,38 @@ impl Histogram {
 }
 
 impl Stats {
-    /// The statistics as [`JSON_LEN`] bytes of JSON, padded with spaces before the final line feed. Values that are
-    /// missing or NaN are null.
+    /// The statistics as [`json_len`] bytes of JSON. Values that are missing or NaN are null. Lines are padded at their
+    /// ends to their greatest possible lengths, which does not show on a terminal of 80 columns.
     pub fn to_json(&self) -> Vec<u8> {
         let Self { count, zeros, nan, pos_inf, neg_inf, min, max, mean, std, abs_max, histogram } = self;
         let Histogram { low, high, counts } = histogram;
-        let fraction = |of: &u64| json!(*of as f64 / *count as f64);
-        let text = format!(
-            r#"{{"count": {count}, "zeros": {zeros}, "nan": {nan}, "pos_inf": {pos_inf}, "neg_inf": {neg_inf},
-"fractions": {{"zeros": {}, "nan": {}, "pos_inf": {}, "neg_inf": {}}},
-"min": {}, "max": {}, "mean": {}, "std": {}, "abs_max": {},
-"histogram": {{"low": {}, "high": {}, "counts": {}}}}}"#,
-            fraction(zeros),
-            fraction(nan),
-            fraction(pos_inf),
-            fraction(neg_inf),
-            json!(min),
-            json!(max),
-            json!(mean),
-            json!(std),
-            json!(abs_max),
-            json!(low),
-            json!(high),
-            json!(&counts[..]),
-        );
-        let mut bytes = text.into_bytes();
-        bytes.resize(JSON_LEN - 1, b' ');
-        bytes.push(b'\n');
-        bytes
+        let digits = digits(*count);
+        let mut numbers = [count, zeros, nan, pos_inf, neg_inf].into_iter();
+        let fractions = [zeros, nan, pos_inf, neg_inf].map(|of| json!(*of as f64 / *count as f64));
+        let others = [json!(min), json!(max), json!(mean), json!(std), json!(abs_max), json!(low), json!(high)];
+        let mut floats = fractions.iter().chain(&others);
+        let mut text = String::with_capacity(json_len(*count));
+        for line in HEAD.lines() {
+            let mut width = text.len();
+            for char in line.chars() {
+                let (number, most) = match char {
+                    '#' => (numbers.next().map(u64::to_string), digits),
+                    '~' => (floats.next().map(Value::to_string), FLOAT_LEN),
+                    _ => (Some(char.to_string()), 1),
+                };
+                text.push_str(&number.unwrap_or_default());
+                width += most;
+            }
+            text.extend(std::iter::repeat_n(' ', width.saturating_sub(text.len())));
+            text.push('\n');
+        }
+        let line = |counts: &[u64]| {
+            let counts: Vec<String> = counts.iter().map(|count| format!("{count:>digits$}")).collect();
+            format!("{INDENT}{}", counts.join(", "))
+        };
+        let lines: Vec<String> = counts.chunks(counts_in_line(digits)).map(line).collect();
+        text.push_str(&lines.join(",\n"));
+        text.push_str(TAIL);
+        text.into_bytes()
     }
 }

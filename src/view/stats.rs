@@ -20,7 +20,7 @@ pub fn shows(tensor: &TensorInfo) -> bool {
 /// The file of a tensor. The whole file is computed at the first read.
 pub fn content(model: &Arc<Model>, tensor: &Tensor, results: &Arc<Results>, key: Key) -> Content {
     let (model, id) = (model.clone(), tensor.id);
-    computed(stats::JSON_LEN, results, key, move |request| {
+    computed(stats::json_len(tensor.info.elements()), results, key, move |request| {
         let tensor = model.tensor(id);
         Ok(count(tensor.info.dtype, &model.data(&tensor), request)?.to_json())
     })

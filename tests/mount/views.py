@@ -86,6 +86,7 @@ def close(found, expected, scale):
 
 def check_stats(label, path, expected):
     assert os.stat(path).st_size == len(text := open(path, "rb").read()), label
+    assert all(0 < len(line.strip()) <= len(line) <= 80 for line in text.decode().splitlines()), label
     found = json.loads(text)
     counts, finite = figures(expected)
     assert {key: found[key] for key in counts} == counts, (label, found, counts)
