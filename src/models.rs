@@ -74,14 +74,19 @@ pub fn prepare() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Opens one model or a directory of models, and logs what was left out of a model.
+/// Opens one model or a directory of several, and logs what was left out of a model. Unlike in a mount, the only model
+/// below a directory is opened as one model wherever it lies.
 pub fn any(source: &Location, mode: Mode) -> anyhow::Result<Opened> {
     prepare()?;
-    let opened = model::open(source, mode)?;
-    if let Opened::Model(model) = &opened {
-        model.report(source);
-    }
-    Ok(opened)
+    let model = match model::open(source, mode)? {
+        Opened::Model(model) => model,
+        Opened::Catalog(catalog) => match catalog.only() {
+            Some(only) => model::open_model(&source.rename(catalog.model(only)), mode)?.into(),
+            None => return Ok(Opened::Catalog(catalog)),
+        },
+    };
+    model.report(source);
+    Ok(Opened::Model(model))
 }
 
 /// Opens the one model at `source`.

@@ -133,8 +133,12 @@ fn enter(sandbox: Option<Sandbox>) {
 /// happen before the mount exists, because a link to a model may lead into the mount.
 fn open(args: &MountArgs) -> anyhow::Result<(Superblock, Option<Sandbox>)> {
     let opened = model::open(&args.source, models::mode(args.lenient))?;
-    if let Opened::Model(model) = &opened {
-        model.report(&args.source);
+    match &opened {
+        Opened::Model(model) => model.report(&args.source),
+        Opened::Catalog(catalog) => {
+            let (source, models) = (&args.source, catalog.models().len());
+            log::info!("{source}: a snapshot of the directory, models: {models}; files added later will not appear");
+        }
     }
     let device = (threads(args) > 1).then_some(Path::new(DEVICE));
     let reads: Vec<PathBuf> = opened.reads().iter().filter_map(|read| Some(read.path()?.to_owned())).collect();

@@ -5,10 +5,12 @@ use super::ino;
 use super::volume::{self, Volume};
 use crate::content::{Content, Request};
 use crate::model::{self, Catalog, Folder, FolderId, Item, ModelId};
+use crate::source;
 use crate::text::message;
 use crate::threads;
 use crate::view::{Results, Shown};
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -29,6 +31,8 @@ pub(super) struct Folders {
     ownership: Ownership,
     models: Vec<Slot>,
     results: Arc<Results>,
+    /// The folders whose changes were logged.
+    changed: Mutex<HashSet<FolderId>>,
 }
 
 /// A model that may not be open yet. Both cells are set at most once. After a transient failure, a cell stays empty and
@@ -70,7 +74,8 @@ enum Node<'f> {
 impl Folders {
     pub fn new(catalog: Catalog, shown: Shown, ownership: Ownership) -> Self {
         let models = catalog.models().map(|_| Slot::default()).collect();
-        Self { catalog, shown, ownership, models, results: Arc::default() }
+        let (results, changed) = Default::default();
+        Self { catalog, shown, ownership, models, results, changed }
     }
 
     /// The model whose root has this complete inode number, if it is the root of a model.
@@ -179,7 +184,10 @@ impl Folders {
         request: &Request,
         mut add: impl FnMut(Dentry<'s>) -> bool,
     ) -> Result<(), Error> {
-        let Node::Folder(_, folder) = self.node(ino)? else { return Err(Error::NotADirectory) };
+        let Node::Folder(number, folder) = self.node(ino)? else { return Err(Error::NotADirectory) };
+        if offset == 0 {
+            self.compare(number, folder, request)?;
+        }
         // Without a verdict, it is unknown whether the entry is a directory or an error file. So missing verdicts
         // are determined before the first entry is passed to `add`.
         let models = folder.entries.iter().filter_map(|entry| match entry.item {
@@ -201,6 +209,25 @@ impl Folders {
             if add(Dentry { ino, kind, name, next: at as u64 + DOTS + 1 }) {
                 break;
             }
+        }
+        Ok(())
+    }
+
+    /// Logs once that a directory has changed since it was scanned, because its folder does not show the changes.
+    fn compare(&self, number: FolderId, folder: &Folder, request: &Request) -> Result<(), Error> {
+        let changed = || self.changed.lock().unwrap_or_else(PoisonError::into_inner);
+        if changed().contains(&number) {
+            return Ok(());
+        }
+        if !request.may_wait() {
+            return Err(WouldBlock.into());
+        }
+        let Folder { location, stat, .. } = folder;
+        if source::modified_at(location).is_ok_and(|time| time != stat.mtime) && changed().insert(number) {
+            log::warn!(
+                "{location}: files were added, removed or renamed since it was mounted; the mount shows what was there \
+                 before (mount it again to see the changes)"
+            );
         }
         Ok(())
     }

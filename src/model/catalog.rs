@@ -45,6 +45,8 @@ pub struct Catalog {
 /// A directory, with or without models.
 #[derive(Debug)]
 pub struct Folder {
+    /// The directory.
+    pub location: Location,
     /// The folder that holds it; the first folder holds itself.
     pub parent: FolderId,
     /// Owner, permissions and modification time of the directory.
@@ -129,6 +131,19 @@ impl Catalog {
     /// The numbers of the models.
     pub fn models(&self) -> impl ExactSizeIterator<Item = ModelId> + use<> {
         (0..self.models.len()).map(ModelId::new)
+    }
+
+    /// The number of the model, if there is only one.
+    pub fn only(&self) -> Option<ModelId> {
+        (self.models.len() == 1).then(|| ModelId::new(0))
+    }
+
+    /// Whether the file of a model lies in the directory itself, and not in a directory below it.
+    ///
+    /// # Panics
+    /// If no model has that number.
+    pub fn is_at_top(&self, model: ModelId) -> bool {
+        self.reads.first() == Some(&self.model(model).parent())
     }
 
     /// The file to open for a model.
@@ -269,7 +284,7 @@ impl Scan {
         }
         let number = FolderId::new(self.catalog.folders.len());
         let (listed, errors) = (Vec::new(), Vec::new());
-        self.catalog.folders.push(Folder { parent, stat, entries: listed, errors });
+        self.catalog.folders.push(Folder { location: location.clone(), parent, stat, entries: listed, errors });
         self.depth += 1;
         let listed = self.entries(location, number, &entries);
         self.depth -= 1;

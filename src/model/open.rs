@@ -29,17 +29,17 @@ impl Opened {
     }
 }
 
-/// Opens a model, or a directory with models in it or below it.
+/// Opens a model, or a directory with models in it or below it. A directory whose only model lies directly in it is
+/// opened as that model.
 pub fn open(location: &Location, mode: Mode) -> Result<Opened, Error> {
     if !source::is_dir(location) {
         return Ok(Opened::Model(open_model(location, mode)?.into()));
     }
     let catalog = Catalog::scan(location, mode)?;
-    let mut models = catalog.models();
-    match (models.next(), models.next()) {
-        (Some(one), None) => Ok(Opened::Model(open_model(&location.rename(catalog.model(one)), mode)?.into())),
-        (None, _) => Err(no_model(location)),
-        _ => Ok(Opened::Catalog(catalog)),
+    match catalog.only().filter(|only| catalog.is_at_top(*only)) {
+        Some(only) => Ok(Opened::Model(open_model(&location.rename(catalog.model(only)), mode)?.into())),
+        None if catalog.models().len() == 0 => Err(no_model(location)),
+        None => Ok(Opened::Catalog(catalog)),
     }
 }
 

@@ -1,9 +1,12 @@
 //! Opens the file or lists the directory at a location.
 
+use super::resolve::resolve;
 use super::{Error, FileId, Location, MappedFile, Source, Stat};
 use std::ffi::OsString;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 /// Opens the file at a location; symlinks are followed.
 pub fn open(location: &Location) -> Result<Arc<dyn Source>, Error> {
@@ -54,6 +57,13 @@ pub enum EntryKind {
     Dir,
     /// Anything else.
     File,
+}
+
+/// When something at a location was last modified. Fails inside the directory that is off limits.
+pub fn modified_at(location: &Location) -> io::Result<SystemTime> {
+    let Location::Local(path) = location;
+    let resolved = resolve(path).transpose()?;
+    std::fs::metadata(resolved.as_deref().unwrap_or(path))?.modified()
 }
 
 /// Lists the directory at a location.

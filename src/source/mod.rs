@@ -20,7 +20,7 @@ use std::time::SystemTime;
 pub use bytes::Bytes;
 pub use error::{Cause, Error, strerror};
 pub use file::{MappedFile, limit_open_files};
-pub use local::{Entry, EntryKind, Listing, exists, is_dir, list, open};
+pub use local::{Entry, EntryKind, Listing, exists, is_dir, list, modified_at, open};
 pub use location::Location;
 pub use map::FileId;
 pub use memory::Memory;

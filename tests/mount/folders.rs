@@ -205,7 +205,7 @@ fn conflicting_names_are_made_unique() {
 }
 
 #[test]
-fn single_model_is_the_root_and_dataset_is_one_folder() {
+fn only_model_is_the_root_if_it_lies_directly_in_the_directory() {
     require_fuse!();
     let scene = Scene::new();
     scene.mkdir("repo");
@@ -213,9 +213,52 @@ fn single_model_is_the_root_and_dataset_is_one_folder() {
     scene.model("repo/nested/only.safetensors", &one("w", 3), &[]);
     std::fs::write(scene.path("repo/config.json"), "{}").unwrap();
     let mount = scene.mount(&scene.path("repo"), &[]);
-    assert_eq!(mount.read("tensors/w"), pattern(3));
+    assert_eq!(names(&mount, ""), ["config.json", "nested"]);
+    assert_eq!(names(&mount, "nested"), ["only"]);
+    assert_eq!(mount.read("nested/only/tensors/w"), pattern(3));
+    // Commands that take one model find it anyway.
+    scene.ok("weightfs export repo one.safetensors && weightfs diff --data repo one.safetensors");
     drop(mount);
-    scene.mkdir("repo/train");
+    for direct in ["repo/nested", "repo/nested/."] {
+        assert_eq!(scene.mount(&scene.path(direct), &[]).read("tensors/w"), pattern(3));
+    }
+    symlink("nested", scene.path("repo/link")).unwrap();
+    let mount = scene.mount(&scene.path("repo/link"), &[]);
+    assert_eq!(mount.read("tensors/w"), pattern(3));
+}
+
+#[test]
+fn changed_directory_is_logged_once() {
+    require_fuse!();
+    let scene = Scene::new();
+    let dir = scene.mkdir("m");
+    scene.mkdir("m/inner");
+    for name in ["a", "b", "inner/c"] {
+        scene.model(&format!("m/{name}.safetensors"), &one("w", 3), &[]);
+    }
+    let mount = scene.mount(&dir, &["-v"]);
+    assert!(mount.log().contains("m: a snapshot of the directory, models: 3; files added later"), "{}", mount.log());
+    let list = || (names(&mount, ""), names(&mount, "inner"));
+    let before = list();
+    assert_eq!(before.0, ["a", "b", "inner"]);
+    let warning = format!("{}: files were added, removed or renamed since it was mounted", dir.display());
+    assert!(!mount.log().contains("since it was mounted"), "{}", mount.log());
+    scene.model("m/new.safetensors", &one("w", 3), &[]);
+    for _ in 0..3 {
+        assert_eq!(list(), before);
+    }
+    let log = mount.log();
+    assert_eq!((log.matches(&warning).count(), log.matches("since it was mounted").count()), (1, 1), "{log}");
+}
+
+#[test]
+fn dataset_is_one_folder() {
+    require_fuse!();
+    let scene = Scene::new();
+    for dir in ["repo", "repo/nested", "repo/train"] {
+        scene.mkdir(dir);
+    }
+    scene.model("repo/nested/only.safetensors", &one("w", 3), &[]);
     for part in ["a", "b"] {
         scene.model(&format!("repo/train/{part}.safetensors"), &one("x", 4), &[]);
     }
@@ -224,7 +267,7 @@ fn single_model_is_the_root_and_dataset_is_one_folder() {
         serde_json::json!({"format_version": "1.0", "shards": [listed("a.safetensors"), listed("b.safetensors")]});
     std::fs::write(scene.path("repo/train/dataset_manifest.json"), manifest.to_string()).unwrap();
     let mount = scene.mount(&scene.path("repo"), &[]);
-    assert_eq!(names(&mount, ""), ["config.json", "nested", "train"]);
+    assert_eq!(names(&mount, ""), ["nested", "train"]);
     assert_eq!(mount.read("train/tensors/x"), [pattern(4), pattern(4)].concat());
     assert_eq!(names(&mount, "train/export"), ["train-clean.safetensors", "train-whole.safetensors"]);
     assert_eq!(mount.read("nested/only/tensors/w"), pattern(3));
