@@ -14,7 +14,7 @@ use weightfs::format::TensorInfo;
 use weightfs::inspect::{
     Breakdown, Identity, ImageFolder, KOHYA, Label, MODELSPEC, MODELSPEC_PREFIX, Totals, Training, is_kohya,
 };
-use weightfs::model::{Kind, Model, Shard};
+use weightfs::model::{Kind, Model, NOT_DEQUANTIZED, Shard};
 use weightfs::source::{Location, Source};
 use weightfs::text::brackets;
 
@@ -104,12 +104,19 @@ impl Page<'_> {
             0..1000 => String::new(),
             _ => format!(" ({}{what})", grouped(number)),
         };
+        // A packed element counts once, however many weights it holds.
+        let quantized = model.quantized();
+        let counted = if quantized.is_empty() { "" } else { ", counted as stored elements" };
         let size_of_it = format!("{}{}, {} of it header", size(bytes), exact(bytes, " bytes"), size(header));
         let facts = [
             one("Format", format(model)),
             one("Size", size_of_it),
             one("Tensors", grouped(all.tensors)),
-            one("Parameters", count(all.parameters) + &exact(all.parameters, "")),
+            one("Parameters", count(all.parameters) + &exact(all.parameters, "") + counted),
+            match quantized.summary() {
+                Some(summary) => [one("Quantization", summary), one("", NOT_DEQUANTIZED.to_owned())].concat(),
+                None => Vec::new(),
+            },
             groups("Dtypes", dtypes, self.shown),
             // A tensor whose name has no dots is in no module.
             if modules.iter().all(|(name, _)| name.is_empty()) {
@@ -275,7 +282,9 @@ fn to_json(model: &Model, location: &Location, breakdown: &Breakdown) -> Value {
         model.metadata().iter().map(|(key, value)| (key.clone(), value.clone().into())).collect();
     json!({
         "source": location.to_string(), "format": model.format(), "kind": kind, "files": files.collect::<Vec<_>>(),
-        "totals": totals::to_json(breakdown), "structural_hash": hash, "left_out": model.left_out(), "metadata": metadata,
+        "totals": totals::to_json(breakdown), "structural_hash": hash,
+        "quantization": model.quantized().note().map(|note| json!({"tensors": model.quantized().len(), "note": note})),
+        "left_out": model.left_out(), "metadata": metadata,
         "training": Training::of(model.metadata()),
     })
 }

@@ -134,7 +134,7 @@ fn enter(sandbox: Option<Sandbox>) {
 fn open(args: &MountArgs) -> anyhow::Result<(Superblock, Option<Sandbox>)> {
     let opened = model::open(&args.source, models::mode(args.lenient))?;
     match &opened {
-        Opened::Model(model) => model.report(&args.source),
+        Opened::Model(model) => model.report_mount(&args.source),
         Opened::Catalog(catalog) => {
             let (source, models) = (&args.source, catalog.models().len());
             log::info!("{source}: a snapshot of the directory, models: {models}; files added later will not appear");

@@ -103,7 +103,7 @@ impl Folders {
             // The tree would keep the permissions of the old model, which may admit users who may not read the new one.
             return Err(Error::Changed { model: opened.location().to_string() });
         }
-        opened.report(opened.location());
+        opened.report_mount(opened.location());
         let (number, up) = (tree(model), folder_ino(self.catalog.home(model)));
         let volume = Volume::new(opened, self.shown, *owner, self.results.clone(), number, up);
         Ok(slot.volume.get_or_init(|| volume))

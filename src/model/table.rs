@@ -4,6 +4,7 @@ use super::error::Error;
 use super::header;
 use super::ids::{ShardId, TensorId};
 use super::population::Population;
+use super::quantization::Quantized;
 use crate::content::{Data, Extent, Extents, Run, Sources};
 use crate::format::{Header, Mode, NameTable, SkipList, Skipped, TensorInfo};
 use crate::source::{self, Location, Source, Stat};
@@ -39,6 +40,8 @@ pub struct Model {
     first: Vec<TensorId>,
     /// Finds logical tensors. A model of one file uses the header's own table; others build one at the first lookup.
     by_name: OnceLock<NameTable>,
+    /// Set at the first call of [`Model::quantized`].
+    quantized: OnceLock<Quantized>,
     /// `dataset_manifest.json`, of a dataset.
     manifest: Option<Arc<dyn Source>>,
     /// The merged metadata, of a model of several files.
@@ -137,10 +140,24 @@ impl Model {
         let stored = shards.iter().map(|shard| shard.header.len()).sum();
         let metadata = if shards.len() > 1 { merge_metadata(&shards) } else { Vec::new() };
         let location = location.absolute().unwrap_or_else(|_| location.clone());
-        let (joined, aside, by_name, manifest) = Default::default();
-        let sources = sources.into();
-        let len = stored;
-        Self { location, kind, shards, sources, joined, len, stored, aside, first, by_name, manifest, metadata, notes }
+        let (joined, aside, by_name, quantized, manifest) = Default::default();
+        let (sources, len) = (sources.into(), stored);
+        Self {
+            location,
+            kind,
+            shards,
+            sources,
+            joined,
+            len,
+            stored,
+            aside,
+            first,
+            by_name,
+            quantized,
+            manifest,
+            metadata,
+            notes,
+        }
     }
 
     pub(super) fn notes_mut(&mut self) -> &mut Notes {
@@ -298,6 +315,14 @@ impl Model {
         self.kind == Kind::File || self.by_name.get().is_some()
     }
 
+    /// The logical tensors that look quantized. The first call goes through all names.
+    pub fn quantized(&self) -> &Quantized {
+        self.quantized.get_or_init(|| {
+            let names = self.logical().iter().map(|id| (id, self.name(id)));
+            Quantized::new(names, |name| self.find(name).map(|id| (id, self.tensor(id).info)))
+        })
+    }
+
     /// The tensor called `name` in one file.
     pub fn find_in(&self, shard: ShardId, name: &str) -> Option<TensorId> {
         let index = self.shard(shard).header.find(name)?;
@@ -383,6 +408,14 @@ impl Model {
     /// How many entries were left out, listed or not.
     pub fn left_out(&self) -> usize {
         self.notes.mismatches.total() + self.shards.iter().map(|shard| shard.header.skipped().total()).sum::<usize>()
+    }
+
+    /// Logs what users of a mount of the model should know: [`Model::report`], and that values are not dequantized.
+    pub fn report_mount(&self, source: &impl fmt::Display) {
+        self.report(source);
+        if let Some(note) = self.quantized().note() {
+            log::warn!("{source}: {note}");
+        }
     }
 
     /// Logs left-out entries, remarks and unknown dtypes, at most 20 lines of each. `source` names the model.

@@ -36,6 +36,10 @@ fn write_head(model: &Model, out: Out) -> io::Result<()> {
     write_json_string(&model.location().to_string(), out)?;
     out.write_all(b", \"format\": ")?;
     write_json_string(model.format(), out)?;
+    if let Some(note) = model.quantized().note() {
+        out.write_all(b", \"note\": ")?;
+        write_json_string(&note, out)?;
+    }
     out.write_all(b", \"tensors\": [\n")
 }
 
@@ -101,6 +105,11 @@ fn write_line(model: &Model, dirs: Option<Dirs>, tensor: TensorId, out: Out) -> 
             }
             out.write_all(b"]")?;
         }
+    }
+    if let Some(scales) = model.quantized().scales_of(tensor.id) {
+        out.write_all(b", \"quantization\": {\"scales\": ")?;
+        write_json_string(model.name(scales), out)?;
+        out.write_all(b", \"dequantized\": false}")?;
     }
     out.write_all(b"}")
 }

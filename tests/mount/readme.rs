@@ -64,7 +64,10 @@ fn readme_commands_work() {
         .iter()
         .any(|quiet| command.starts_with(quiet));
         assert!(is_silent || command.contains('>') || !output.stdout.is_empty(), "$ {command}\nprinted nothing");
-        assert!(command.contains("--lenient") || output.stderr.is_empty(), "$ {command}\n{}", text(&output.stderr));
+        // A tensor of the sample has scales.
+        let errors = text(&output.stderr);
+        let is_note = errors.lines().count() == 1 && errors.contains("1 tensor looks quantized");
+        assert!(command.contains("--lenient") || errors.is_empty() || is_note, "$ {command}\n{errors}");
     }
     // The daemon removes the mount point that it created shortly after the unmount.
     wait_until("the mount point is removed", || !scene.path("model").exists());

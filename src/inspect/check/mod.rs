@@ -8,7 +8,7 @@ mod file;
 mod report;
 mod set;
 
-use crate::model::{self, Error};
+use crate::model::{self, Error, Quantized};
 use crate::source::Location;
 use crate::threads;
 use file::File;
@@ -27,7 +27,8 @@ impl Check {
     /// something cannot be read. All other problems are in the report.
     pub fn open(location: &Location) -> Result<Self, Error> {
         let mut report = Report::default();
-        let locations: Vec<Location> = match model::is_set(location.file_name()) {
+        let is_set = model::is_set(location.file_name());
+        let locations: Vec<Location> = match is_set {
             true => set::check(location, &mut report)?,
             false => vec![location.clone()],
         };
@@ -36,6 +37,11 @@ impl Check {
             let (file, found) = result?;
             report.merge(found);
             files.extend(file);
+        }
+        if let Some(file) = files.first().filter(|_| !is_set)
+            && let Some(note) = Quantized::of(&file.header).note()
+        {
+            report.add(Rule::Quantized, &file.name, None, || note);
         }
         Ok(Self { files, report })
     }

@@ -14,7 +14,7 @@ pub enum Severity {
     Error,
     /// The model is sound, but some programs may have problems with it.
     Warning,
-    /// Normal in some models, but a sign of missing data in others.
+    /// The model is sound. Users should know this about it.
     Note,
 }
 
@@ -42,6 +42,7 @@ pub enum Rule {
     Kohya,
     Infinite,
     Zero,
+    Quantized,
 }
 
 impl Rule {
@@ -98,6 +99,7 @@ impl Rule {
                 Note,
                 "normal for biases, and for matrices that are zero before training, such as those of a LoRA",
             ),
+            Self::Quantized => ("quantized", Note, ""),
         }
     }
 }

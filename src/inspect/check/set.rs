@@ -34,6 +34,9 @@ pub(super) fn check(location: &Location, report: &mut Report) -> Result<Vec<Loca
     if model.kind() == Kind::Sharded {
         check_totals(&model, &name, report);
     }
+    if let Some(note) = model.quantized().note() {
+        report.add(Rule::Quantized, &name, None, || note);
+    }
     let dir = location.parent();
     Ok(model.shards().iter().map(|shard| dir.join(&shard.name)).collect())
 }
