@@ -69,7 +69,7 @@ pub fn mode(lenient: bool) -> Mode {
 
 /// Sets up logging, and raises the limit of open files. Call this before models are opened.
 pub fn prepare() -> anyhow::Result<()> {
-    logging::init(false, None)?;
+    logging::init(false, None, None)?;
     limits::raise_open_files();
     Ok(())
 }

@@ -5,17 +5,16 @@ use crate::models;
 use crate::process::daemon::{self, Forked};
 use crate::process::logging::{self, reason};
 use crate::process::mounts::{self, Mount, MountRequest};
+use crate::process::recent::Recent;
 use crate::process::sandbox::Sandbox;
 use crate::process::unmounter::{self, Split, Target, Unmounter, remove_directory};
 use crate::process::{limits, signals};
 use anyhow::{Context, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::SigSet;
-use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -23,7 +22,7 @@ use weightfs::fs::{Ownership, Superblock};
 use weightfs::fuse::{Access, DEVICE, Serving, Session};
 use weightfs::model::{self, Opened};
 use weightfs::source::{self, Location, put_off_limits};
-use weightfs::text::printable;
+use weightfs::text::{message, printable};
 use weightfs::threads::cores;
 
 /// Mounts a model. In the foreground, returns when the model is unmounted; otherwise when the mount is ready.
@@ -35,16 +34,18 @@ pub fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
         Forked::Daemon(readiness) => serve(args, Some(readiness)),
         Forked::Command(waiting) => match waiting.wait()? {
             Err(code) => Ok(code),
-            Ok(path) => {
-                let path = Path::new(OsStr::from_bytes(&path));
+            Ok((path, remark)) => {
                 // A process other than the daemon must be able to reach the mount. A permission error does not mean
                 // that the mount is dead.
-                if mounts::is_dead(path) {
+                if mounts::is_dead(&path) {
                     bail!("{}: the daemon ended right after mounting", path.display());
                 }
                 if let (None, Some(name)) = (&args.mountpoint, path.file_name()) {
                     let name = printable(&name.to_string_lossy()).into_owned();
                     say(&format!("mounted on {name} (unmount: weightfs umount {name})"));
+                }
+                if !remark.is_empty() {
+                    say(&printable(&remark));
                 }
                 Ok(ExitCode::SUCCESS)
             }
@@ -58,15 +59,15 @@ fn say(line: &str) {
 }
 
 fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Result<ExitCode> {
-    let (unmounter, watch) = match unmounter::split()? {
-        Split::Daemon(unmounter, watch) => (unmounter, watch),
+    let (unmounter, watch, recent) = match unmounter::split()? {
+        Split::Daemon(unmounter, watch, recent) => (unmounter, watch, recent),
         Split::Helper(helper) => {
             // The command waits until every process has closed its write end of this pipe.
             drop(readiness);
             return helper.serve();
         }
     };
-    logging::init(args.verbose, args.log_file.as_deref())?;
+    let is_recent = logging::init(args.verbose, args.log_file.as_deref(), Some(&recent))?;
     let signals = signals::ending();
     limits::raise_open_files();
     let (superblock, sandbox) = open(args)?;
@@ -96,6 +97,11 @@ fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Resu
         _ => Access::Owner,
     };
     let serving = Serving { access, threads: threads(args), direct_io: args.direct_io };
+    let mounted_line = format!("{source}: mounted on {}", mounted.0.path.display());
+    let remark = match readiness.is_some() && is_recent {
+        true => keep_messages(&recent, &mounted_line),
+        false => String::new(),
+    };
     enter(sandbox);
     // All threads that keep running are started after this, so they are in the sandbox.
     let session = Session::new(superblock, device, serving, watch).context("the handshake with the kernel failed")?;
@@ -104,10 +110,10 @@ fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Resu
     }
     unmount_on_signal(signals, mounted.0.clone())?;
     let path = mounted.0.path.display();
-    log::info!("{source}: mounted on {path}");
+    log::info!("{mounted_line}");
     match readiness {
         Some(readiness) => {
-            readiness.announce(&mounted.0.path)?;
+            readiness.announce(&mounted.0.path, &remark)?;
             logging::leave_terminal();
         }
         None => {
@@ -117,6 +123,16 @@ fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Resu
     session.run().context("lost the connection to the kernel")?;
     log::info!("{path}: unmounted");
     Ok(ExitCode::SUCCESS)
+}
+
+/// Creates the file of the last messages, which begins with `first`. Returns the remark about it for the user.
+fn keep_messages(recent: &Recent, first: &str) -> String {
+    match recent.start(&message(first)) {
+        Ok(path) => format!("no syslog here; later messages go to {}", path.display()),
+        Err(error) => {
+            format!("no syslog here, and {}; later messages are lost (--log-file FILE keeps them)", reason(&error))
+        }
+    }
 }
 
 /// Enters the sandbox, and logs which parts of it are not enforced.

@@ -3,10 +3,11 @@
 use anyhow::Context;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, dup2_stderr, dup2_stdin, dup2_stdout, setsid};
+use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// One of the two processes after the fork.
@@ -68,13 +69,15 @@ pub fn leave_terminal(null: &File) -> anyhow::Result<()> {
 }
 
 impl Waiting {
-    /// Waits for the daemon. Returns the path that it announced, or its exit code if it failed and has printed the
-    /// reason.
-    pub fn wait(mut self) -> anyhow::Result<Result<Vec<u8>, ExitCode>> {
+    /// Waits for the daemon. Returns the path and the remark that it announced, or its exit code if it failed and has
+    /// printed the reason.
+    pub fn wait(mut self) -> anyhow::Result<Result<(PathBuf, String), ExitCode>> {
         let mut message = Vec::new();
         self.pipe.read_to_end(&mut message).context("cannot read from the background process")?;
-        if !message.is_empty() {
-            return Ok(Ok(message));
+        if let Some(end) = message.iter().position(|byte| *byte == 0) {
+            let remark = String::from_utf8_lossy(&message[end + 1..]).into_owned();
+            message.truncate(end);
+            return Ok(Ok((PathBuf::from(OsString::from_vec(message)), remark)));
         }
         match waitpid(self.child, None).context("cannot wait for the background process")? {
             WaitStatus::Exited(_, code) => Ok(Err(ExitCode::from(u8::try_from(code).unwrap_or(1)))),
@@ -87,9 +90,11 @@ impl Waiting {
 }
 
 impl Readiness {
-    /// Leaves the terminal, and then sends `path` to the waiting process.
-    pub fn announce(mut self, path: &Path) -> anyhow::Result<()> {
+    /// Leaves the terminal, and then sends `path` and a remark for the user, which may be empty, to the waiting process.
+    pub fn announce(mut self, path: &Path, remark: &str) -> anyhow::Result<()> {
         leave_terminal(&self.null)?;
-        self.pipe.write_all(path.as_os_str().as_bytes()).context("the waiting command is gone")
+        // No path contains NUL.
+        let message = [path.as_os_str().as_bytes(), remark.as_bytes()].join(&0);
+        self.pipe.write_all(&message).context("the waiting command is gone")
     }
 }

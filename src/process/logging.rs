@@ -1,5 +1,6 @@
-//! Logging to the terminal, to a file and to syslog.
+//! Logging to the terminal, to a file and to syslog, or to the helper process where there is no syslog.
 
+use super::recent::Recent;
 use anyhow::Context;
 use log::{Log, Metadata, Record};
 use std::fs::OpenOptions;
@@ -11,12 +12,12 @@ use weightfs::fuse::LOG_TARGET;
 use weightfs::source::strerror;
 use weightfs::text::message;
 
-/// Writes messages to the terminal until the program is in the background, and always to the log file. Without a log
-/// file, messages in the background go to syslog.
+/// Writes messages to the terminal until the program is in the background, and always to the log file.
 struct Logger {
     terminal: env_logger::Logger,
     file: Option<env_logger::Logger>,
-    syslog: Option<env_logger::Logger>,
+    /// Used in the background if there is no log file.
+    background: Option<env_logger::Logger>,
 }
 
 static IN_BACKGROUND: AtomicBool = AtomicBool::new(false);
@@ -29,8 +30,8 @@ impl Log for Logger {
     fn log(&self, record: &Record) {
         let in_background = IN_BACKGROUND.load(Ordering::Relaxed);
         let terminal = (!in_background).then_some(&self.terminal);
-        let syslog = self.syslog.as_ref().filter(|_| in_background);
-        for logger in [terminal, self.file.as_ref(), syslog].into_iter().flatten() {
+        let background = self.background.as_ref().filter(|_| in_background);
+        for logger in [terminal, self.file.as_ref(), background].into_iter().flatten() {
             logger.log(record);
         }
     }
@@ -44,42 +45,57 @@ pub fn leave_terminal() {
 }
 
 /// Starts logging: warnings and errors, and informational messages if `verbose`. The environment variable RUST_LOG
-/// overrides the level.
-pub fn init(verbose: bool, file: Option<&Path>) -> anyhow::Result<()> {
+/// overrides the level. Without a log file, messages in the background go to syslog, or to `recent` if there is no syslog.
+/// Returns whether they go to `recent`.
+pub fn init(verbose: bool, file: Option<&Path>, recent: Option<&Recent>) -> anyhow::Result<bool> {
     let terminal = builder(verbose).format(|out, record| writeln!(out, "weightfs: {}", text(record))).build();
-    let file_logger = match file {
+    let (mut background, mut is_recent) = (None, false);
+    let file = match file {
         Some(path) => {
-            let file =
-                OpenOptions::new().append(true).create(true).open(path).with_context(|| path.display().to_string())?;
-            let mut builder = builder(verbose);
-            builder.target(env_logger::Target::Pipe(Box::new(file)));
-            builder.format(|out, record| {
-                writeln!(out, "{} {:5} [{}] {}", out.timestamp(), record.level(), std::process::id(), text(record))
-            });
-            Some(builder.build())
+            let file = OpenOptions::new().append(true).create(true).open(path);
+            Some(to_file(verbose, file.with_context(|| path.display().to_string())?))
         }
-        None => None,
-    };
-    let syslog = if file.is_none() { Syslog::connect() } else { None };
-    let syslog_logger = syslog.map(|syslog| {
-        let mut builder = builder(verbose);
-        builder.target(env_logger::Target::Pipe(Box::new(syslog)));
-        builder.format(|out, record| {
-            // Priority by RFC 3164: facility daemon (3) and severity.
-            let severity = match record.level() {
-                log::Level::Error => 3,
-                log::Level::Warn => 4,
-                log::Level::Info => 6,
-                log::Level::Debug | log::Level::Trace => 7,
+        None => {
+            let syslog = Syslog::connect();
+            is_recent = syslog.is_none() && recent.is_some() && terminal.filter() > log::LevelFilter::Off;
+            background = match (syslog, recent.filter(|_| is_recent)) {
+                (Some(syslog), _) => Some(to_syslog(verbose, syslog)),
+                (None, Some(recent)) => Some(to_file(verbose, recent.writer()?)),
+                (None, None) => None,
             };
-            write!(out, "<{}>weightfs[{}]: {}", 3 << 3 | severity, std::process::id(), text(record))
-        });
-        builder.build()
-    });
+            None
+        }
+    };
     log::set_max_level(terminal.filter());
     // This fails only if a logger is set already, by an earlier call. That logger stays.
-    let _ = log::set_boxed_logger(Box::new(Logger { terminal, file: file_logger, syslog: syslog_logger }));
-    Ok(())
+    let _ = log::set_boxed_logger(Box::new(Logger { terminal, file, background }));
+    Ok(is_recent)
+}
+
+/// A logger whose lines have the time, the level and the process id.
+fn to_file(verbose: bool, file: impl Write + Send + 'static) -> env_logger::Logger {
+    let mut builder = builder(verbose);
+    builder.target(env_logger::Target::Pipe(Box::new(file)));
+    builder.format(|out, record| {
+        writeln!(out, "{} {:5} [{}] {}", out.timestamp(), record.level(), std::process::id(), text(record))
+    });
+    builder.build()
+}
+
+fn to_syslog(verbose: bool, syslog: Syslog) -> env_logger::Logger {
+    let mut builder = builder(verbose);
+    builder.target(env_logger::Target::Pipe(Box::new(syslog)));
+    builder.format(|out, record| {
+        // Priority by RFC 3164: facility daemon (3) and severity.
+        let severity = match record.level() {
+            log::Level::Error => 3,
+            log::Level::Warn => 4,
+            log::Level::Info => 6,
+            log::Level::Debug | log::Level::Trace => 7,
+        };
+        write!(out, "<{}>weightfs[{}]: {}", 3 << 3 | severity, std::process::id(), text(record))
+    });
+    builder.build()
 }
 
 /// Logs a panic like other errors before it ends the program. In the background, the message that the standard library

@@ -4,6 +4,7 @@ pub mod daemon;
 pub mod limits;
 pub mod logging;
 pub mod mounts;
+pub mod recent;
 pub mod sandbox;
 pub mod signals;
 pub mod unmounter;

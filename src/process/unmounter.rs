@@ -1,5 +1,5 @@
-//! The helper process outside the sandbox. It does two things that the sandboxed daemon cannot do: it unmounts, and it
-//! looks up readers in /proc.
+//! The helper process outside the sandbox. It does what the sandboxed daemon cannot do: it unmounts, looks up readers in
+//! /proc, and writes the file of the last messages.
 //!
 //! The helper is forked before the model and /dev/fuse are opened. If it held a descriptor of /dev/fuse, readers would
 //! wait forever after the daemon was killed. Before the daemon enters the sandbox, it sets the one mount that the
@@ -8,6 +8,7 @@
 use super::daemon;
 use super::logging::reason;
 use super::mounts::{self, Mount, Unmounting};
+use super::recent::{self, Recent, Recorder};
 use anyhow::{Context, anyhow, bail};
 use nix::sys::prctl::set_name;
 use nix::sys::signal::{SigSet, SigmaskHow};
@@ -20,12 +21,13 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
+use std::thread::JoinHandle;
 use weightfs::fuse::{Watch, answer};
 
 /// One of the two processes after the fork.
 pub enum Split {
     /// The process that serves the mount, with its connections to the helper.
-    Daemon(Unmounter, Watch),
+    Daemon(Unmounter, Watch, Recent),
     /// The helper.
     Helper(Helper),
 }
@@ -37,6 +39,7 @@ pub fn split() -> anyhow::Result<Split> {
     let (ours, theirs) =
         socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).context(what)?;
     let (our_watch, their_watch) = UnixStream::pair().context(what)?;
+    let (recent, recorder) = recent::pair().context(what)?;
     // The helper blocks all signals: they are for the daemon, even if they are sent to the process group.
     let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK).context(what)?;
     let forked = daemon::fork();
@@ -45,9 +48,9 @@ pub fn split() -> anyhow::Result<Split> {
     }
     match forked.context(what)? {
         ForkResult::Parent { .. } => {
-            Ok(Split::Daemon(Unmounter { orders: Mutex::new(ours.into()) }, Watch::new(our_watch)))
+            Ok(Split::Daemon(Unmounter { orders: Mutex::new(ours.into()) }, Watch::new(our_watch), recent))
         }
-        ForkResult::Child => Ok(Split::Helper(Helper { orders: theirs.into(), questions: their_watch })),
+        ForkResult::Child => Ok(Split::Helper(Helper { orders: theirs.into(), questions: their_watch, recorder })),
     }
 }
 
@@ -112,18 +115,20 @@ fn receive(socket: &mut UnixStream, message: &mut [u8]) -> io::Result<usize> {
 pub struct Helper {
     orders: UnixStream,
     questions: UnixStream,
+    recorder: Recorder,
 }
 
 impl Helper {
     /// Serves the daemon until it ends.
     pub fn serve(self) -> anyhow::Result<ExitCode> {
-        let Self { mut orders, questions } = self;
+        let Self { mut orders, questions, recorder } = self;
         daemon::leave_terminal(&daemon::null()?)?;
         // The name in process lists. Setting it cannot fail for a valid string.
         let _ = set_name(c"weightfs-umount");
         // Unmounting may take long, so lookups of readers have their own thread. If it cannot be started, requests of
         // readers that have left are not cancelled; everything else works.
         let _ = std::thread::Builder::new().name("readers".into()).spawn(move || answer(questions));
+        let recording = std::thread::Builder::new().name("messages".into()).spawn(move || recorder.record());
         let mut target = None;
         let mut message = [0; MESSAGE_MAX];
         while let Ok(len @ 1..) = receive(&mut orders, &mut message) {
@@ -148,6 +153,8 @@ impl Helper {
                 break;
             }
         }
+        // The last messages may not be written yet.
+        let _ = recording.map(JoinHandle::join);
         Ok(ExitCode::SUCCESS)
     }
 }

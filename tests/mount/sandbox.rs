@@ -59,13 +59,14 @@ fn every_daemon_thread_is_sandboxed() {
         for thread in threads {
             assert!(thread[..2] == expected && few(&thread[2]) == options.is_empty(), "{options} {thread:?}");
         }
-        // The helper process is not sandboxed. Besides what both processes inherit, it holds only its ends of two
-        // sockets.
+        // The helper process is not sandboxed. Besides what both processes inherit, it holds only its ends of three
+        // sockets, and the file of the last messages, on a machine without syslog.
         let [outside] = scene.unmounters()[..] else { panic!("{:?}", scene.processes()) };
         assert!(restrictions(outside).iter().all(|thread| thread[..2] == ["", ""]));
         let (held, shared) = (descriptors(outside), descriptors(daemon));
-        let own: Vec<_> = held.iter().filter(|name| !shared.contains(name)).collect();
-        assert!(own.len() == 2 && own.iter().all(|name| name.starts_with("socket:")), "{held:?} {shared:?}");
+        let is_log = |name: &str| name == format!("/run/weightfs/{daemon}.log");
+        let own: Vec<_> = held.iter().filter(|name| !shared.contains(name) && !is_log(name)).collect();
+        assert!(own.len() == 3 && own.iter().all(|name| name.starts_with("socket:")), "{held:?} {shared:?}");
         let dir = scene.dir.path().to_str().unwrap();
         assert!(!held.iter().any(|name| name == "/dev/fuse" || name.starts_with(dir)), "{held:?}");
         assert!(shared.iter().any(|name| name == "/dev/fuse") && shared.iter().any(|name| name.starts_with(dir)));
@@ -150,6 +151,82 @@ fn sandboxed_daemon_logs_to_syslog() {
     assert_eq!(message, said);
     namespace.ok("weightfs umount mnt");
     scene.wait_for_end();
+}
+
+#[test]
+fn last_messages_are_kept_in_the_runtime_directory_without_syslog() {
+    require_fuse!();
+    let scene = Scene::new();
+    scene.sample();
+    scene.ok("mkdir mnt dev run run/weightfs && chmod 755 . run && chmod 700 run/weightfs");
+    let bare = "mount -t tmpfs dev dev && mknod -m 666 dev/null c 1 3 && mknod -m 666 dev/fuse c 10 229
+        mount --rbind dev /dev && mount --bind run /run";
+    let namespace = Namespace::new(&scene, bare);
+    let dir = scene.dir.path().display();
+    let mount = || {
+        let said = namespace.ok("weightfs sample.safetensors mnt");
+        let file = format!("/run/weightfs/{}.log", scene.daemons()[0]);
+        assert_eq!(said, format!("no syslog here; later messages go to {file}\n"));
+        let text = namespace.ok(&format!("stat -c '%a %n' /run/weightfs {file} && cat {file}"));
+        let first = format!("{dir}/sample.safetensors: mounted on {dir}/mnt\n");
+        assert_eq!(text, format!("700 /run/weightfs\n600 {file}\n{first}"));
+        (file, first)
+    };
+    // Without messages, the file is removed with the mount, however the daemon ends.
+    for end in ["weightfs umount mnt", "kill -KILL "] {
+        mount();
+        let daemon = if end.ends_with(' ') { scene.daemons()[0].to_string() } else { String::new() };
+        namespace.ok(&format!("{end}{daemon}"));
+        scene.wait_for_end();
+        assert_eq!(namespace.ok("ls /run/weightfs; umount -l mnt 2>/dev/null || true"), "", "{end}");
+    }
+    // Otherwise it stays.
+    let (file, first) = mount();
+    namespace.ok("touch sample.safetensors");
+    assert_eq!(namespace.sh("cat mnt/tensors/model.embed.weight").code, 1);
+    let daemon = scene.daemons()[0];
+    namespace.ok("weightfs umount mnt");
+    scene.wait_for_end();
+    let text = namespace.ok(&format!("cat {file}"));
+    let (time, rest) = text.strip_prefix(&first).unwrap().split_at("2026-01-31T12:34:56Z".len());
+    assert!(time.ends_with('Z'), "{text}");
+    let said = "sample.safetensors: written to since it was opened; mount it again";
+    assert_eq!(rest, format!(" WARN  [{daemon}] {said}\n"));
+    // A mount that fails, one in the foreground and one with a log file have no such file.
+    namespace.ok("rm /run/weightfs/*");
+    assert_eq!(namespace.sh("weightfs sample.safetensors absent").code, 1);
+    assert_eq!(
+        namespace.ok("RUST_LOG=off weightfs sample.safetensors mnt && ls /run/weightfs; weightfs umount mnt"),
+        ""
+    );
+    scene.wait_for_end();
+    assert_eq!(namespace.ok("weightfs --log-file log sample.safetensors mnt && ls /run/weightfs"), "");
+    namespace.ok("weightfs umount mnt");
+    scene.wait_for_end();
+    // Where there is no place for the file, the mount says so.
+    namespace.ok("chmod 777 /run/weightfs");
+    let said = namespace.ok("weightfs sample.safetensors mnt && weightfs umount mnt");
+    let lost = "later messages are lost (--log-file FILE keeps them)\n";
+    let loose = "/run/weightfs: not a directory that only its owner can write to";
+    assert_eq!(said, format!("no syslog here, and {loose}; {lost}"));
+    scene.wait_for_end();
+    // Users have a directory of their own.
+    namespace.ok("mkdir home home/mnt && chown -R 65534 home && chmod 644 sample.safetensors");
+    let user = "setpriv --reuid=65534 --regid=65534 --clear-groups --";
+    for (variable, said) in
+        [("XDG_RUNTIME_DIR=$PWD/home", "no syslog here; later messages go to "), ("", "no syslog here, and ")]
+    {
+        let line = format!("env -u XDG_RUNTIME_DIR {variable} {user} weightfs sample.safetensors home/mnt");
+        let said_here = namespace.ok(&line);
+        assert!(
+            said_here.starts_with(said) && said_here.contains("XDG_RUNTIME_DIR is not set") == variable.is_empty(),
+            "{said_here}"
+        );
+        let kept = namespace.ok("stat -c '%a %u' home/weightfs/* 2>/dev/null || true");
+        assert_eq!(kept, if variable.is_empty() { "" } else { "600 65534\n" });
+        namespace.ok(&format!("{user} weightfs umount home/mnt"));
+        scene.wait_for_end();
+    }
 }
 
 #[test]

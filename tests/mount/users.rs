@@ -1,6 +1,6 @@
 //! Users: read access to mounts, and mounts by users other than root.
 
-use crate::support::{Namespace, Said, Scene, require_fuse};
+use crate::support::{Namespace, Said, Scene, require_fuse, without_remark};
 
 /// Runs a command as a user other than root, without supplementary groups.
 const USER: &str = "setpriv --reuid=65534 --regid=65534 --clear-groups --";
@@ -110,7 +110,8 @@ fn user_mounts_and_unmounts_with_fusermount3() {
     let namespace = namespace(&scene, "");
     let plain = "ro,nosuid,nodev,noexec,noatime,user_id=65534,group_id=65534,default_permissions 0 0";
     let dir = scene.dir.path().display();
-    let bytes = scene.ok("weightfs sample.safetensors mnt && cat mnt/tensors/* | sha256sum; weightfs umount mnt");
+    let bytes =
+        scene.ok("weightfs sample.safetensors mnt >mounted && cat mnt/tensors/* | sha256sum; weightfs umount mnt");
     scene.wait_for_end();
     let unmounts = [
         format!("{USER} weightfs umount home/mnt"),
@@ -121,7 +122,7 @@ fn user_mounts_and_unmounts_with_fusermount3() {
         format!("{USER} kill -INT $DAEMON"),
     ];
     for unmount in unmounts {
-        assert_eq!(namespace.ok(&format!("{USER} weightfs sample.safetensors home/mnt")), "");
+        assert_eq!(without_remark(&namespace.ok(&format!("{USER} weightfs sample.safetensors home/mnt"))), "");
         let line = format!("{dir}/sample.safetensors {dir}/home/mnt fuse.weightfs {plain}");
         assert!(namespace.mounts().contains(&line), "{:?}", namespace.mounts());
         assert_eq!(namespace.ok(&format!("{USER} sh -c 'cat home/mnt/tensors/*' | sha256sum")), bytes);
@@ -179,7 +180,7 @@ fn user_mounts_are_unmounted_like_root_mounts() {
         format!("exec 3<home/sample/header.json; kill -TERM $DAEMON && {gone}"),
     ] {
         let made = namespace.ok(&format!("cd home && {USER} weightfs ../sample.safetensors"));
-        assert_eq!(made, "mounted on sample (unmount: weightfs umount sample)\n");
+        assert_eq!(without_remark(&made), "mounted on sample (unmount: weightfs umount sample)\n");
         namespace.ok(&format!("{USER} sh -c '{unmount}'"));
         scene.wait_for_end();
         assert!(!scene.path("home/sample").exists(), "{unmount}");

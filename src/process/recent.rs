@@ -1,0 +1,276 @@
+//! The last messages of a daemon that has neither syslog nor a log file: a file in the runtime directory.
+//!
+//! The daemon creates the file before it enters the sandbox. After that it may not cut or remove files, so it sends each
+//! message to the helper process, which writes the file. The file begins with a line that says what is mounted where,
+//! and is named after the process id of the daemon. It is removed at the unmount if there were no messages.
+
+use anyhow::{Context, bail};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use nix::unistd::geteuid;
+use std::ffi::OsString;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Seek, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+/// Largest size of the file. If a message would exceed it, the older half is dropped.
+const LEN_MAX: usize = 64 << 10;
+
+/// How many files of daemons that have ended are kept.
+const ENDED_MAX: usize = 8;
+
+/// Longest message. The rest of a longer one is lost.
+const MESSAGE_MAX: usize = 16 << 10;
+
+/// The suffix of the file names.
+const SUFFIX: &str = "log";
+
+/// The daemon's end of the connection to the helper.
+pub struct Recent(UnixStream);
+
+/// The helper's end.
+pub struct Recorder(UnixStream);
+
+/// Connects the daemon with its helper. Each packet is a message; the first one is the path of the file.
+pub fn pair() -> anyhow::Result<(Recent, Recorder)> {
+    let (ours, theirs): (OwnedFd, OwnedFd) =
+        socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
+    let ours = UnixStream::from(ours);
+    // A message is lost if the helper is too slow. The daemon never waits for it.
+    ours.set_nonblocking(true)?;
+    Ok((Recent(ours), Recorder(theirs.into())))
+}
+
+impl Recent {
+    /// Creates the file of this process with the line `first`, and returns its path. Messages that are written from
+    /// here on are kept.
+    pub fn start(&self, first: &str) -> anyhow::Result<PathBuf> {
+        let dir = directory()?;
+        remove_old(&dir);
+        let path = dir.join(std::process::id().to_string()).with_extension(SUFFIX);
+        // The file of an earlier process with the same id.
+        let _ = std::fs::remove_file(&path);
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)
+            .with_context(|| path.display().to_string())?;
+        writeln!(file, "{first}").with_context(|| path.display().to_string())?;
+        self.writer()?.write_all(path.as_os_str().as_bytes()).context("the helper process is gone")?;
+        Ok(path)
+    }
+
+    /// Sends each write as a message.
+    pub fn writer(&self) -> io::Result<Messages> {
+        self.0.try_clone().map(Messages)
+    }
+}
+
+/// Writes messages to the helper. A message that cannot be sent is lost.
+pub struct Messages(UnixStream);
+
+impl Write for Messages {
+    fn write(&mut self, message: &[u8]) -> io::Result<usize> {
+        let end = message.len().min(MESSAGE_MAX);
+        // An empty packet would be the end of the connection.
+        if end > 0 {
+            let _ = self.0.write(&message[..end]);
+        }
+        Ok(message.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The private directory of the files: in /run for root, in $XDG_RUNTIME_DIR for other users.
+fn directory() -> anyhow::Result<PathBuf> {
+    let parent = match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
+        _ if geteuid().is_root() => PathBuf::from("/run"),
+        Some(dir) if dir.is_absolute() => dir,
+        _ => bail!("XDG_RUNTIME_DIR is not set"),
+    };
+    let dir = parent.join("weightfs");
+    let make = DirBuilder::new().mode(0o700).create(&dir);
+    if let Err(error) = make.or_else(|error| if error.kind() == ErrorKind::AlreadyExists { Ok(()) } else { Err(error) })
+    {
+        return Err(error).with_context(|| dir.display().to_string());
+    }
+    let found = dir.symlink_metadata().with_context(|| dir.display().to_string())?;
+    if !found.is_dir() || found.uid() != geteuid().as_raw() || found.mode() & 0o022 != 0 {
+        bail!("{}: not a directory that only its owner can write to", dir.display());
+    }
+    Ok(dir)
+}
+
+/// Removes the files of daemons that have ended, except the newest.
+fn remove_old(dir: &Path) {
+    let is_old = |path: &Path| {
+        let id = path.file_stem().and_then(|stem| stem.to_str()?.parse::<u32>().ok());
+        let is_ours = path.extension().is_some_and(|extension| extension == SUFFIX);
+        id.is_some_and(|id| is_ours && !Path::new("/proc").join(id.to_string()).exists())
+    };
+    let paths = std::fs::read_dir(dir).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let mut old: Vec<_> = paths
+        .filter(|path| is_old(path))
+        .filter_map(|path| Some((path.symlink_metadata().ok()?.modified().ok()?, path)))
+        .collect();
+    old.sort();
+    for (_, path) in old.iter().rev().skip(ENDED_MAX) {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+impl Recorder {
+    /// Writes the messages of the daemon to its file until the daemon ends.
+    pub fn record(mut self) {
+        let mut packet = [0; MESSAGE_MAX];
+        let mut receive = |packet: &mut [u8]| match self.0.read(packet) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => None,
+            len => Some(len.unwrap_or(0)),
+        };
+        let mut record: Option<Record> = None;
+        loop {
+            match (receive(&mut packet), &mut record) {
+                (None, _) => {}
+                (Some(0), _) => break,
+                (Some(len), Some(record)) => record.add(&packet[..len]),
+                (Some(len), None) => {
+                    let path = PathBuf::from(OsString::from_vec(packet[..len].to_vec()));
+                    // The daemon has just created the file. If it is gone already, there is nothing to keep.
+                    let Ok(opened) = Record::open(path) else { break };
+                    record = Some(opened);
+                }
+            }
+        }
+        if let Some(record) = record {
+            record.finish();
+        }
+    }
+}
+
+/// The file with the last messages.
+struct Record {
+    path: PathBuf,
+    file: File,
+    /// The first line, which is never dropped.
+    first: Vec<u8>,
+    /// The messages in the file.
+    kept: Vec<u8>,
+}
+
+impl Record {
+    fn open(path: PathBuf) -> io::Result<Self> {
+        let mut file = OpenOptions::new().read(true).write(true).custom_flags(nix::libc::O_NOFOLLOW).open(&path)?;
+        let mut first = Vec::new();
+        file.read_to_end(&mut first)?;
+        Ok(Self { path, file, first, kept: Vec::new() })
+    }
+
+    /// Adds a message. If the file cannot be written, the message is lost.
+    fn add(&mut self, message: &[u8]) {
+        let before = self.kept.len();
+        self.kept.extend_from_slice(message);
+        if !message.ends_with(b"\n") {
+            self.kept.push(b'\n');
+        }
+        let _ = match self.first.len() + self.kept.len() > LEN_MAX {
+            true => self.rewrite(),
+            false => self.file.write_all(&self.kept[before..]),
+        };
+    }
+
+    /// Drops the older messages, and writes the file anew.
+    fn rewrite(&mut self) -> io::Result<()> {
+        let half = self.kept.len().saturating_sub(LEN_MAX / 2);
+        let line = self.kept[half..].iter().position(|byte| *byte == b'\n').map_or(0, |end| half + end + 1);
+        self.kept.drain(..line);
+        self.file.set_len(0)?;
+        self.file.rewind()?;
+        self.file.write_all(&self.first)?;
+        self.file.write_all(&self.kept)
+    }
+
+    /// Removes the file if there were no messages.
+    fn finish(self) {
+        if self.kept.is_empty() {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(dir: &Path) -> Record {
+        let path = dir.join("1.log");
+        std::fs::write(&path, "first\n").unwrap();
+        Record::open(path).unwrap()
+    }
+
+    #[test]
+    fn last_messages_are_kept_in_a_file_of_bounded_size() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut record = record(dir.path());
+        for at in 0..10_000 {
+            record.add(format!("message {at}\n").as_bytes());
+            assert!(std::fs::metadata(&record.path).unwrap().len() <= LEN_MAX as u64);
+        }
+        record.add(b"without a line feed");
+        let path = record.path.clone();
+        record.finish();
+        let text = std::fs::read_to_string(path).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!((lines[0], lines[lines.len() - 1]), ("first", "without a line feed"));
+        let kept: Vec<usize> = lines[1..lines.len() - 1]
+            .iter()
+            .map(|line| line.strip_prefix("message ").unwrap().parse().unwrap())
+            .collect();
+        assert_eq!(*kept.last().unwrap(), 9_999);
+        assert!(kept.len() > 1000 && kept.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{}", kept.len());
+    }
+
+    #[test]
+    fn file_without_messages_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        record(dir.path()).finish();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn few_files_of_ended_daemons_are_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let running = dir.path().join(std::process::id().to_string()).with_extension(SUFFIX);
+        std::fs::write(&running, "").unwrap();
+        std::fs::write(dir.path().join("other.log"), "").unwrap();
+        // Process ids do not exceed 2^22.
+        for id in 5_000_000..5_000_020 {
+            std::fs::write(dir.path().join(id.to_string()).with_extension(SUFFIX), "").unwrap();
+        }
+        remove_old(dir.path());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), ENDED_MAX + 2);
+        assert!(running.exists() && dir.path().join("other.log").exists());
+    }
+
+    #[test]
+    fn messages_arrive_in_order_and_their_end_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("1.log");
+        std::fs::write(&path, "first\n").unwrap();
+        let (recent, recorder) = pair().unwrap();
+        let recording = std::thread::spawn(move || recorder.record());
+        let mut messages = recent.writer().unwrap();
+        for message in [path.to_str().unwrap(), "a\n", "", "b\n"] {
+            messages.write_all(message.as_bytes()).unwrap();
+        }
+        drop((recent, messages));
+        recording.join().unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "first\na\nb\n");
+    }
+}
