@@ -82,6 +82,9 @@ fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Resu
         return Ok(ExitCode::SUCCESS);
     }
     put_off_limits(&mountpoint.path);
+    if mountpoint.made {
+        superblock.ignore_changes_of(&Location::from(&*mountpoint.path).parent());
+    }
     // A mount by root always admits root.
     let allow_root = args.allow_root && !nix::unistd::geteuid().is_root();
     let device = mounts::mount(&MountRequest {

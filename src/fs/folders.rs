@@ -5,7 +5,7 @@ use super::ino;
 use super::volume::{self, Volume};
 use crate::content::{Content, Request};
 use crate::model::{self, Catalog, Folder, FolderId, Item, ModelId};
-use crate::source;
+use crate::source::{self, Location};
 use crate::text::message;
 use crate::threads;
 use crate::view::{Results, Shown};
@@ -31,7 +31,7 @@ pub(super) struct Folders {
     ownership: Ownership,
     models: Vec<Slot>,
     results: Arc<Results>,
-    /// The folders whose changes were logged.
+    /// The folders whose changes were logged, or are not to be logged.
     changed: Mutex<HashSet<FolderId>>,
 }
 
@@ -213,17 +213,30 @@ impl Folders {
         Ok(())
     }
 
+    /// Does not log changes of the directory `dir`, whose path has no symlinks.
+    pub fn ignore_changes_of(&self, dir: &Location) {
+        let folders = (0..).map_while(|at| Some((FolderId::new(at), self.catalog.folder(FolderId::new(at))?)));
+        for (number, Folder { location, .. }) in folders {
+            if location.file_name() == dir.file_name() && location.canonical().is_ok_and(|found| found == *dir) {
+                self.changed().insert(number);
+            }
+        }
+    }
+
+    fn changed(&self) -> MutexGuard<'_, HashSet<FolderId>> {
+        self.changed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Logs once that a directory has changed since it was scanned, because its folder does not show the changes.
     fn compare(&self, number: FolderId, folder: &Folder, request: &Request) -> Result<(), Error> {
-        let changed = || self.changed.lock().unwrap_or_else(PoisonError::into_inner);
-        if changed().contains(&number) {
+        if self.changed().contains(&number) {
             return Ok(());
         }
         if !request.may_wait() {
             return Err(WouldBlock.into());
         }
         let Folder { location, stat, .. } = folder;
-        if source::modified_at(location).is_ok_and(|time| time != stat.mtime) && changed().insert(number) {
+        if source::modified_at(location).is_ok_and(|time| time != stat.mtime) && self.changed().insert(number) {
             log::warn!(
                 "{location}: files were added, removed or renamed since it was mounted; the mount shows what was there \
                  before (mount it again to see the changes)"

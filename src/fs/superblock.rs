@@ -6,6 +6,7 @@ use super::ino;
 use super::volume::Volume;
 use crate::content::{Content, Request};
 use crate::model::{ModelId, Opened};
+use crate::source::Location;
 use crate::view::Shown;
 use std::sync::Arc;
 
@@ -42,6 +43,14 @@ impl Superblock {
             Opened::Catalog(catalog) => Root::Folders(Folders::new(catalog, shown, ownership).into()),
         };
         Some(Self { root })
+    }
+
+    /// Does not log changes of a directory of models. Call this if the mount point was created in `dir`, whose path has
+    /// no symlinks.
+    pub fn ignore_changes_of(&self, dir: &Location) {
+        if let Root::Folders(folders) = &self.root {
+            folders.ignore_changes_of(dir);
+        }
     }
 
     /// The file or directory called `name` in the directory `parent`.

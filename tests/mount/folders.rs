@@ -252,6 +252,19 @@ fn changed_directory_is_logged_once() {
 }
 
 #[test]
+fn mount_point_that_is_created_in_the_source_is_not_logged_as_a_change() {
+    require_fuse!();
+    let scene = Scene::new();
+    scene.mkdir("m");
+    for name in ["a", "b"] {
+        scene.model(&format!("m/{name}.safetensors"), &one("w", 3), &[]);
+    }
+    scene.ok("cd m && weightfs --log-file ../log .");
+    assert_eq!(scene.ok("ls m/m && cat log && weightfs umount m/m"), "a\nb\n");
+    scene.wait_for_end();
+}
+
+#[test]
 fn dataset_is_one_folder() {
     require_fuse!();
     let scene = Scene::new();
