@@ -1,5 +1,6 @@
 //! Detects files of other formats by their first bytes, so that the error message can give a hint.
 
+use crate::text::quote;
 use std::fmt;
 
 /// A file of a format that weightfs does not read.
@@ -12,12 +13,11 @@ pub struct Foreign {
 }
 
 /// Offset of a magic number, the magic number, the format that it identifies, and a hint for the user.
-const MAGICS: [(usize, &[u8], &str, Option<&str>); 23] = [
+const MAGICS: [(usize, &[u8], &str, Option<&str>); 22] = [
     (0, b"GGUF", "a GGUF file", Some("weightfs reads safetensors; GGUF has its own tools, such as gguf-dump")),
     (0, b"GGML", "a GGML file, older than GGUF", Some("convert it with llama.cpp's tools")),
     (0, b"lmgg", "a GGML file, older than GGUF", Some("convert it with llama.cpp's tools")),
     (0, b"tjgg", "a GGML file, older than GGUF", Some("convert it with llama.cpp's tools")),
-    (0, b"PK\x03\x04", "a zip archive, such as a PyTorch checkpoint (.pt, .bin)", Some(CONVERT)),
     (0, b"PK\x05\x06", "an empty zip archive", None),
     (0, b"\x1f\x8b", "gzip data", Some("unpack it with gunzip first")),
     (0, b"\x28\xb5\x2f\xfd", "zstd data", Some("unpack it with unzstd first")),
@@ -40,6 +40,9 @@ const MAGICS: [(usize, &[u8], &str, Option<&str>); 23] = [
 
 const CONVERT: &str = "load it with torch.load(..., weights_only=True) and save it with safetensors.torch.save_file";
 
+/// What to do about text in place of a model.
+const NO_MODEL: &str = "if it should be a model, the download failed; read the text with `cat`";
+
 /// Maximum number of bytes that [`Foreign::detect`] looks at.
 pub const PREFIX: u64 = 512;
 
@@ -60,6 +63,9 @@ impl Foreign {
         }
         if let Some(pointer) = lfs_pointer(prefix) {
             return Some(pointer);
+        }
+        if let Some(archive) = zip(prefix) {
+            return Some(archive);
         }
         if let Some((_, _, name, hint)) =
             MAGICS.iter().find(|(at, magic, ..)| prefix.get(*at..).is_some_and(|rest| rest.starts_with(magic)))
@@ -83,8 +89,12 @@ impl Foreign {
         if begins("{\"error\"") || begins("{\"message\"") {
             return other("a JSON error message", Some("the download failed; read the message with `cat`"));
         }
+        let kind = if begins("{") { "JSON text" } else { "text" };
+        if let Some(beginning) = beginning_of_text(prefix) {
+            return other(&format!("{kind}, {beginning}"), Some(NO_MODEL));
+        }
         if begins("{") {
-            return other("JSON text", None);
+            return other(kind, Some(NO_MODEL));
         }
         if prefix.len() >= 64 && prefix.iter().all(|byte| *byte == 0) {
             return other("filled with zeros", Some("the first bytes may not be downloaded yet"));
@@ -101,6 +111,50 @@ fn lfs_pointer(prefix: &[u8]) -> Option<Foreign> {
     let size = text.lines().find_map(|line| line.strip_prefix("size ")?.parse::<u64>().ok());
     let size = size.map_or(String::new(), |size| format!(" to a file of {size} bytes"));
     Some(Foreign { name: format!("a Git LFS pointer{size}"), hint: Some("fetch the file itself with `git lfs pull`") })
+}
+
+/// Distinguishes zip archives by their first member: torch.save writes `STEM/data.pkl`, and numpy.savez `NAME.npy`.
+/// Source: APPNOTE.TXT of PKWARE, 4.3.7, "Local file header".
+fn zip(prefix: &[u8]) -> Option<Foreign> {
+    const NAME_LEN: usize = 26;
+    const NAME: usize = 30;
+    prefix.strip_prefix(b"PK\x03\x04")?;
+    let len = match prefix.get(NAME_LEN..NAME_LEN + 2) {
+        Some(len) => usize::from(len[0]) | usize::from(len[1]) << 8,
+        None => 0,
+    };
+    let name = prefix.get(NAME..).unwrap_or_default();
+    let name = &name[..len.min(name.len())];
+    let member = name.splitn(2, |byte| *byte == b'/').nth(1).unwrap_or_default();
+    let by_torch = [&b"data.pkl"[..], b"constants.pkl", b"version", b"byteorder", b".format_version"];
+    let (name, hint) = if by_torch.contains(&member) || member.starts_with(b"data/") || member.starts_with(b"code/") {
+        ("a PyTorch checkpoint (.pt, .bin)", CONVERT)
+    } else if name.ends_with(b".npy") {
+        ("NumPy arrays (.npz)", "load them with numpy.load and save them with safetensors.numpy.save_file")
+    } else {
+        ("a zip archive", "unpack it with unzip first")
+    };
+    Some(Foreign { name: name.to_owned(), hint: Some(hint) })
+}
+
+/// Quotes the beginning of a file that is text; `None` if it is not. Anything shorter than the length field of a header
+/// is too short to tell.
+fn beginning_of_text(prefix: &[u8]) -> Option<String> {
+    const SHOWN: usize = 60;
+    let text = match str::from_utf8(prefix) {
+        Ok(text) => text,
+        // The last character may be cut.
+        Err(error) if error.error_len().is_none() => str::from_utf8(&prefix[..error.valid_up_to()]).ok()?,
+        Err(_) => return None,
+    };
+    let is_text = text.len() >= 8 && text.chars().all(|char| !char.is_control() || "\t\n\r".contains(char));
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    if !is_text || words.is_empty() {
+        return None;
+    }
+    let shown: String = words.chars().take(SHOWN).collect();
+    let more = if shown.len() < words.len() || prefix.len() as u64 == PREFIX { "..." } else { "" };
+    Some(format!("{}{more}", quote(&shown)))
 }
 
 impl fmt::Display for Foreign {
@@ -120,11 +174,18 @@ mod tests {
     fn foreign_formats_are_detected() {
         let lfs = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4976698672\n";
         let tar: &[u8] = &[&[b'a'; 257][..], b"ustar\0"].concat();
-        let cases: [(&[u8], &str); 13] = [
+        let zip =
+            |name: &str| [b"PK\x03\x04", &[0; 22][..], &[name.len() as u8, 0, 0, 0], name.as_bytes(), b"\x80"].concat();
+        let (torch, arrays, other) = (zip("archive/data.pkl"), zip("x.npy"), zip("docs/data.pkl.txt"));
+        let long = "word ".repeat(200);
+        let cases: [(&[u8], &str); 21] = [
             (b"", "empty (a download may not have started)"),
             (lfs, "a Git LFS pointer to a file of 4976698672 bytes (fetch the file itself with `git lfs pull`)"),
             (b"GGUF\x03\0\0\0", "a GGUF file"),
-            (b"PK\x03\x04\0\0", "a zip archive"),
+            (b"PK\x03\x04\0\0", "a zip archive (unpack it with unzip first)"),
+            (&torch, "a PyTorch checkpoint (.pt, .bin) (load it with torch.load"),
+            (&arrays, "NumPy arrays (.npz) (load them with numpy.load"),
+            (&other, "a zip archive (unpack it with unzip first)"),
             (b"\x80\x02}q\0", "a Python pickle"),
             (b"\x80\x04\x95\x10\0", "a Python pickle"),
             (b"\x1f\x8b\x08", "gzip data"),
@@ -132,6 +193,11 @@ mod tests {
             (b"<HTML>", "an HTML page"),
             (b"{\"error\":\"Entry not found\"}", "a JSON error message"),
             (b"{\"a\":1}", "JSON text"),
+            (b"Invalid username or password.\n", "text, \"Invalid username or password.\" (if it should be a model"),
+            (b"{\"statusCode\":\n 404}", "JSON text, \"{\\\"statusCode\\\": 404}\" (if it should be a model"),
+            (b"[ \"gated\",\n\ttrue ]", "text, \"[ \\\"gated\\\", true ]\" (if"),
+            ("Accès refusé".as_bytes(), "text, \"Accès refusé\" (if"),
+            (&long.as_bytes()[..PREFIX as usize], "text, \"word word word"),
             (tar, "a tar archive"),
             (&[0; 64], "filled with zeros"),
         ];
