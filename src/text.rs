@@ -5,6 +5,8 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 /// Whether a terminal would act on `char` instead of showing it: control characters, line and paragraph separators, and
 /// bidirectional formatting characters.
@@ -22,9 +24,13 @@ fn is_hidden(char: char) -> bool {
         | '\u{e0000}'..='\u{e0fff}')
 }
 
+/// Whether [`printable`] escapes `char`.
+fn is_escaped(char: char) -> bool {
+    is_terminal_control(char) || is_hidden(char)
+}
+
 /// `text` for a terminal: on one line, with control characters and invisible characters escaped.
 pub fn printable(text: &str) -> Cow<'_, str> {
-    let is_escaped = |char| is_terminal_control(char) || is_hidden(char);
     // Most text is plain ASCII. A loop without an early exit is vectorised.
     let is_plain = text.bytes().fold(true, |plain, byte| plain & matches!(byte, b' '..=b'~'));
     if is_plain || !text.contains(is_escaped) {
@@ -92,6 +98,36 @@ pub fn quote(name: &str) -> String {
     }
 }
 
+/// `path` as a word of a shell command: quoted if necessary, and with `./` before a leading dash, which would begin an
+/// option. Control characters and bytes that are not UTF-8 are written in the `$'...'` quotes of bash and zsh.
+pub fn shell_word(path: &Path) -> String {
+    let is_plain = |char: char| char.is_alphanumeric() || "/._-+,:@%".contains(char);
+    let bytes = path.as_os_str().as_bytes();
+    let here = if bytes.starts_with(b"-") { "./" } else { "" };
+    match str::from_utf8(bytes) {
+        Ok(text) if !text.is_empty() && text.chars().all(is_plain) => format!("{here}{text}"),
+        Ok(text) if printable(text) == text => format!("'{here}{}'", text.replace('\'', r"'\''")),
+        _ => {
+            let mut word = format!("$'{here}");
+            for chunk in bytes.utf8_chunks() {
+                for char in chunk.valid().chars() {
+                    match char {
+                        '\'' | '\\' => word.extend(['\\', char]),
+                        _ if is_escaped(char) => push_hex(&mut word, char.encode_utf8(&mut [0; 4]).as_bytes()),
+                        _ => word.push(char),
+                    }
+                }
+                push_hex(&mut word, chunk.invalid());
+            }
+            word + "'"
+        }
+    }
+}
+
+fn push_hex(word: &mut String, bytes: &[u8]) {
+    bytes.iter().for_each(|byte| word.push_str(&format!("\\x{byte:02x}")));
+}
+
 /// A shape in brackets, such as `[2, 3]`. Cut after 16 dimensions, which is more than real shapes have.
 pub fn brackets(shape: &[u64]) -> String {
     const SHOWN: usize = 16;
@@ -123,6 +159,8 @@ impl fmt::Display for Hex<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::OsStr;
+    use std::process::Command;
 
     #[test]
     fn escaped_json_parses_to_the_same_value() {
@@ -167,6 +205,36 @@ mod tests {
             "\u{e0100}",
         ]);
         assert!(hidden.into_iter().all(|hidden| printable(hidden).is_ascii()));
+    }
+
+    #[test]
+    fn shell_reads_a_quoted_word_as_the_path() {
+        let paths: [&[u8]; 12] = [
+            b"model",
+            b"a b",
+            b"it's",
+            b"-rf",
+            b"--",
+            b"$HOME `x` \"y\" \\ *?[",
+            b"a\nb\x1b[31m'\\",
+            b"\xff-\xfe",
+            b"~",
+            b"=ls",
+            "重み\u{202e}é".as_bytes(),
+            b"- '\t",
+        ];
+        for path in paths {
+            let word = shell_word(Path::new(OsStr::from_bytes(path)));
+            assert_eq!(printable(&word), word);
+            let output = Command::new("bash").args(["-c", &format!("printf %s {word}")]).output().unwrap();
+            let read = output.stdout.strip_prefix(b"./").unwrap_or(&output.stdout);
+            assert_eq!(read, path, "{word}");
+            assert_eq!(output.stdout.starts_with(b"./"), path.starts_with(b"-"), "{word}");
+        }
+        assert_eq!(
+            ["model/a-1.b", "", "-x", "a b"].map(|path| shell_word(Path::new(path))),
+            ["model/a-1.b", "''", "./-x", "'a b'"]
+        );
     }
 
     #[test]

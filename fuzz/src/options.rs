@@ -14,8 +14,18 @@ pub fn run(bytes: &[u8]) -> bool {
     parse(&mut Unstructured::new(bytes)).unwrap_or(false)
 }
 
-const FLAGS: [&str; 9] =
-    ["allow_other", "allow_root", "direct_io", "fake", "foreground", "lenient", "no_sandbox", "nonempty", "verbose"];
+const FLAGS: [&str; 10] = [
+    "allow_other",
+    "allow_root",
+    "auto_unmount",
+    "direct_io",
+    "fake",
+    "foreground",
+    "lenient",
+    "no_sandbox",
+    "nonempty",
+    "verbose",
+];
 
 const WITH_VALUE: [&str; 8] = ["fsname", "gid", "log_file", "max_read", "threads", "uid", "umask", "views"];
 
@@ -38,17 +48,18 @@ const VALUES: [&str; 16] = [
     "nobody",
 ];
 
-const WITHOUT_EFFECT: [&str; 8] =
-    ["ro", "defaults", "_netdev", "noatime", "x-systemd.automount", "x-a=b", "comment=--lenient", ""];
+const WITHOUT_EFFECT: [&str; 9] =
+    ["ro", "defaults", "_netdev", "noatime", "kernel_cache", "x-systemd.automount", "x-a=b", "comment=--lenient", ""];
 
 /// Arguments that some command or option takes.
-const WORDS: [&str; 24] = [
+const WORDS: [&str; 25] = [
     "-o",
     "-f",
     "-v",
     "-fo",
     "-ofake",
     "-oro,rw",
+    "-oremount,ro,uid=5",
     "--",
     "-",
     "-h",

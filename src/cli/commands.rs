@@ -1,19 +1,23 @@
 //! The arguments and help text of the commands that do not mount.
 
-use super::{location, pattern};
+use super::{location, number, pattern};
 use bytesize::ByteSize;
-use clap::{Args, Subcommand, ValueEnum};
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use weightfs::source::Location;
 
 const LS_HELP: &str = "\
 Examples:
   weightfs ls model.safetensors                          all tensors, in natural order
   weightfs ls model '*.layers.0.*' '*.bias'              tensors whose names match a pattern
+  weightfs ls *.safetensors                              the tensors of several models
   weightfs ls --sort size model | head                   the largest tensors
   weightfs ls --totals --depth 3 model                   totals by dtype and by module
   weightfs ls --json model | jq -r '.tensors[].name'     tensor names, from JSON
+
+An argument after the first is a SOURCE if there is a file of that name, otherwise a PATTERN.
 
 OFFSET is the position of the data in the file, in bytes. On a terminal, long names are shortened in
 the middle and two lines of totals follow; a pipe or file gets full names and no totals.
@@ -26,13 +30,13 @@ Exit status: 0 success, 1 failure or a PATTERN that matches no tensor, 2 usage e
 pub struct LsArgs {
     /// A .safetensors file, the index of a sharded model (.safetensors.index.json), a dataset manifest
     /// (dataset_manifest.json), or a directory with one or more models
-    #[arg(value_parser = location())]
+    #[arg(value_parser = location(), value_hint = ValueHint::AnyPath)]
     pub source: Location,
 
-    /// List only tensors whose full name matches one of these globs: * matches any characters, ? one character, [a-z]
-    /// one of a set
-    #[arg(value_name = "PATTERN", value_parser = pattern::parse)]
-    pub patterns: Vec<glob::Pattern>,
+    /// More sources, and patterns: if there are any, only tensors whose full name matches one of these globs are
+    /// listed: * matches any characters, ? one character, [a-z] one of a set
+    #[arg(value_name = "SOURCE|PATTERN", value_parser = operand(), value_hint = ValueHint::AnyPath)]
+    pub more: Vec<Operand>,
 
     /// Sort by name (layers.2 before layers.10), size (largest first) or offset (order of the data in the files)
     #[arg(long, value_name = "KEY", default_value = "name", hide_possible_values = true)]
@@ -47,7 +51,7 @@ pub struct LsArgs {
     pub totals: bool,
 
     /// Number of leading dotted components of a tensor name that form its module
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<usize>(0..=u32::MAX.into()))]
     pub depth: usize,
 
     /// Print sizes in bytes and exact counts, instead of rounded numbers
@@ -65,6 +69,22 @@ pub struct LsArgs {
     /// List the valid tensors of a damaged file and report the rest, instead of failing
     #[arg(long)]
     pub lenient: bool,
+}
+
+/// An argument of `ls` after the first.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Operand {
+    /// An existing file or directory.
+    Source(Location),
+    /// A pattern for tensor names.
+    Pattern(glob::Pattern),
+}
+
+fn operand() -> impl TypedValueParser<Value = Operand> {
+    OsStringValueParser::new().try_map(|word| match word.to_str() {
+        Some(pattern) if Path::new(&word).symlink_metadata().is_err() => pattern::parse(pattern).map(Operand::Pattern),
+        _ => Ok(Operand::Source(PathBuf::from(word).into())),
+    })
 }
 
 /// The order of a list of tensors.
@@ -88,7 +108,7 @@ Exit status: 0 success, 1 failure, 2 usage error.";
 #[command(after_help = INSPECT_HELP)]
 pub struct InspectArgs {
     /// .safetensors files, indexes, dataset manifests, or directories with one or more models
-    #[arg(required = true, value_name = "SOURCE", value_parser = location())]
+    #[arg(required = true, value_name = "SOURCE", value_parser = location(), value_hint = ValueHint::AnyPath)]
     pub sources: Vec<Location>,
 
     /// Show all shards, modules and metadata keys
@@ -116,7 +136,7 @@ Exit status: 0 success, 1 failure, 2 usage error.";
 #[command(after_help = ID_HELP)]
 pub struct IdArgs {
     /// .safetensors files, indexes, dataset manifests, or directories with one or more models
-    #[arg(required = true, value_name = "SOURCE", value_parser = location())]
+    #[arg(required = true, value_name = "SOURCE", value_parser = location(), value_hint = ValueHint::AnyPath)]
     pub sources: Vec<Location>,
 
     /// Print one JSON object per model
@@ -136,7 +156,7 @@ Exit status: 0 success, 1 failure, 2 usage error.";
 #[command(after_help = SUMMARY_HELP)]
 pub struct SummaryArgs {
     /// .safetensors files, indexes, dataset manifests, or directories with one or more models
-    #[arg(required = true, value_name = "SOURCE", value_parser = location())]
+    #[arg(required = true, value_name = "SOURCE", value_parser = location(), value_hint = ValueHint::AnyPath)]
     pub sources: Vec<Location>,
 }
 
@@ -164,7 +184,7 @@ the check, or output that cannot be printed.";
 #[command(after_help = CHECK_HELP)]
 pub struct CheckArgs {
     /// .safetensors files, indexes, dataset manifests, or directories with one or more models
-    #[arg(required = true, value_name = "SOURCE", value_parser = location())]
+    #[arg(required = true, value_name = "SOURCE", value_parser = location(), value_hint = ValueHint::AnyPath)]
     pub sources: Vec<Location>,
 
     /// Read all data and look for NaN, infinite values, and zeros in place of data
@@ -206,11 +226,11 @@ Exit status: 0 no differences, 1 differences, 2 failure or usage error.";
 #[command(after_help = DIFF_HELP)]
 pub struct DiffArgs {
     /// Old model, or directory of models; any SOURCE that `weightfs mount` accepts
-    #[arg(value_parser = location())]
+    #[arg(value_parser = location(), value_hint = ValueHint::AnyPath)]
     pub a: Location,
 
     /// New model, or directory of models
-    #[arg(value_parser = location())]
+    #[arg(value_parser = location(), value_hint = ValueHint::AnyPath)]
     pub b: Location,
 
     /// Compare the data too: report which tensors differ, in how many bits, and by how much
@@ -259,7 +279,7 @@ pub enum Action {
     /// Print the value of one KEY, or KEY=VALUE lines; lines begin with the path if there are several models
     Get {
         /// Any SOURCE that `weightfs mount` accepts
-        #[arg(value_parser = location())]
+        #[arg(value_parser = location(), value_hint = ValueHint::AnyPath)]
         source: Location,
         /// Keys to print [default: all]
         #[arg(value_name = "KEY")]
@@ -273,8 +293,8 @@ pub enum Action {
         /// A .safetensors file
         file: PathBuf,
         /// Key and value; the value of a KEY without = is read from standard input
-        #[arg(value_name = "KEY[=VALUE]", required = true)]
-        pairs: Vec<String>,
+        #[arg(value_name = "KEY[=VALUE]", required = true, value_parser = parse_pair)]
+        pairs: Vec<Pair>,
         #[command(flatten)]
         options: EditOptions,
     },
@@ -295,6 +315,27 @@ pub enum Action {
         #[command(flatten)]
         options: EditOptions,
     },
+}
+
+/// A metadata key and its value.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Pair {
+    /// The key; not empty.
+    pub key: String,
+    /// The value; `None` if it is read from standard input.
+    pub value: Option<String>,
+}
+
+/// Parses `KEY=VALUE`, split at the first `=`, or a `KEY` alone.
+fn parse_pair(word: &str) -> Result<Pair, String> {
+    let (key, value) = match word.split_once('=') {
+        Some((key, value)) => (key, Some(value.to_owned())),
+        None => (word, None),
+    };
+    if key.is_empty() {
+        return Err("the key is empty; write KEY=VALUE".into());
+    }
+    Ok(Pair { key: key.to_owned(), value })
 }
 
 /// The options of the subcommands that change a file.
@@ -328,7 +369,7 @@ Exit status: 0 success, 1 failure, 2 usage error.";
 pub struct ExportArgs {
     /// A .safetensors file, the index of a sharded model (.safetensors.index.json), a dataset manifest
     /// (dataset_manifest.json), or a directory with one or more models
-    #[arg(value_parser = location())]
+    #[arg(value_parser = location(), value_hint = ValueHint::AnyPath)]
     pub source: Location,
 
     /// File to write, existing directory to write it to, or - for standard output; for several models or --shard-size,

@@ -5,10 +5,11 @@ mod commands;
 pub mod pattern;
 
 use clap::builder::{PathBufValueParser, TypedValueParser};
-use clap::error::ErrorKind;
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use weightfs::source::Location;
@@ -57,6 +58,7 @@ Examples:
   weightfs model.safetensors /mnt       mount on /mnt
   ls -l model/tensors                   every tensor is a file
   weightfs umount model                 unmount; removes ./model if it was created
+  weightfs umount --all                 unmount all models
   weightfs ls model.safetensors         list tensors without mounting
 
 Exit status: 0 success, 1 failure, 2 usage error. See `weightfs COMMAND --help` for each command.";
@@ -64,7 +66,7 @@ Exit status: 0 success, 1 failure, 2 usage error. See `weightfs COMMAND --help` 
 /// Mount model weights as a read-only file system: every tensor is a file.
 #[derive(Parser)]
 #[command(name = "weightfs", version, after_help = AFTER_HELP, args_conflicts_with_subcommands = true)]
-#[command(subcommand_negates_reqs = true, disable_help_subcommand = true, max_term_width = 100)]
+#[command(subcommand_negates_reqs = true, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
@@ -113,10 +115,11 @@ pub enum Command {
 pub struct MountArgs {
     /// A .safetensors file, the index of a sharded model (.safetensors.index.json), a dataset manifest
     /// (dataset_manifest.json), or a directory with one or more models
-    #[arg(value_parser = location())]
+    #[arg(value_parser = location(), value_hint = ValueHint::AnyPath)]
     pub source: Location,
 
     /// Empty directory to mount on [default: ./NAME, named after SOURCE; created if missing, then removed at unmount]
+    #[arg(value_hint = ValueHint::DirPath)]
     pub mountpoint: Option<PathBuf>,
 
     /// Run in the foreground; Ctrl-C unmounts
@@ -145,7 +148,7 @@ pub struct MountArgs {
     pub allow_root: bool,
 
     /// Owner of all files, as a name or number [default: owner of SOURCE]
-    #[arg(long, value_name = "USER", value_parser = parse_user)]
+    #[arg(long, value_name = "USER", value_parser = parse_user, value_hint = ValueHint::Username)]
     pub uid: Option<u32>,
 
     /// Group of all files, as a name or number [default: group of SOURCE]
@@ -161,7 +164,7 @@ pub struct MountArgs {
     pub fsname: Option<String>,
 
     /// Maximum size of a read request of the kernel, in bytes [default: limit of the kernel, 1 MiB]
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = number::<u32>(0..=u32::MAX.into()))]
     pub max_read: Option<u32>,
 
     /// Allow a MOUNTPOINT that is not empty; the mount hides its contents
@@ -173,8 +176,12 @@ pub struct MountArgs {
     pub direct_io: bool,
 
     /// Number of threads that serve requests, 1 to 256 [default: one per core, at least 2 and at most 8]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(long, value_name = "N", value_parser = number::<u16>(1..=256))]
     pub threads: Option<u16>,
+
+    /// Unmount even if the daemon is killed, so that no dead mount is left behind
+    #[arg(long)]
+    pub auto_unmount: bool,
 
     /// Run the daemon without a sandbox [default: the daemon can open SOURCE and no other file]
     #[arg(long)]
@@ -191,21 +198,31 @@ pub struct MountArgs {
     /// Make all checks, but do not mount (mount(8)'s -f)
     #[arg(long, hide = true)]
     pub fake: bool,
+
+    /// Keep a mount as it is (mount(8)'s `-o remount`); the value is the long options to compare with those of the mount
+    #[arg(long, hide = true, value_name = "OPTIONS", requires = "mountpoint")]
+    pub remount: Option<String>,
 }
 
 /// The arguments of `umount`.
 #[derive(Args, Debug, PartialEq)]
 pub struct UmountArgs {
-    /// Mount point of the model
-    pub mountpoint: PathBuf,
+    /// Mount points
+    #[arg(required_unless_present = "all", value_name = "MOUNTPOINT")]
+    pub mountpoints: Vec<PathBuf>,
+
+    /// Unmount every weightfs mount of this user; root unmounts those of all users
+    #[arg(short, long, conflicts_with = "mountpoints")]
+    pub all: bool,
 
     /// Detach the mount now, even if files are in use; open files stay readable
     #[arg(short, long)]
     pub lazy: bool,
 }
 
-/// Options of mount(8) that are accepted and ignored. Every mount is read-only, nosuid, nodev, noexec and noatime.
-const WITHOUT_EFFECT: [&str; 19] = [
+/// Options of mount(8) and libfuse that are accepted and ignored. Every mount is read-only, nosuid, nodev, noexec and
+/// noatime, and the kernel keeps its cache when a file is opened again.
+const WITHOUT_EFFECT: [&str; 20] = [
     "ro",
     "defaults",
     "user",
@@ -225,7 +242,19 @@ const WITHOUT_EFFECT: [&str; 19] = [
     "relatime",
     "default_permissions",
     "async",
+    "kernel_cache",
 ];
+
+/// Options of mount(8) that cannot be honoured, and why.
+const REFUSED: [(&str, &str); 4] = [
+    ("rw", "mounts are read-only; remove it or use ro"),
+    ("exec", "nothing in a mount can be executed; remove it or use noexec"),
+    ("suid", "every mount is nosuid; remove it or use nosuid"),
+    ("dev", "every mount is nodev; remove it or use nodev"),
+];
+
+/// Options that mount(8) copies from /proc/self/mountinfo when it remounts.
+const COPIED_BY_REMOUNT: [&str; 3] = ["rootmode", "user_id", "group_id"];
 
 /// Options that mount(8) adds unless the user gives the opposite: `rw`, and through mount.fuse3 `dev,suid`.
 const ADDED_BY_MOUNT: [&str; 3] = ["rw", "dev", "suid"];
@@ -244,6 +273,13 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, Exi
     let called = args.first().and_then(|name| Path::new(name).file_name()).unwrap_or_default();
     let helper = matches!(called.to_str(), Some("mount.weightfs" | "mount.fuse.weightfs"));
     let codes = if helper { Codes::MountHelper } else { Codes::Weightfs };
+    let mistaken = |word: &&str| {
+        let may_be_command = !helper && !word.starts_with('-') && !word.contains(['.', '/']);
+        may_be_command && !is_command(word.as_ref()) && Path::new(word).symlink_metadata().is_err()
+    };
+    if let Some(message) = args.get(1).and_then(|word| word.to_str()).filter(mistaken).and_then(mistaken_command) {
+        return Err(usage_error(&message, codes));
+    }
     match read(args, helper, helper || run_by_mount()) {
         Ok(command) => Ok(Invocation { command, codes }),
         // If standard output is closed, the text is lost.
@@ -251,11 +287,14 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, Exi
             let _ = text.print();
             Err(ExitCode::SUCCESS)
         }
-        Err(NoCommand::Usage(message)) => {
-            let _ = writeln!(io::stderr(), "weightfs: {}", text::message(&message));
-            Err(codes.usage())
-        }
+        Err(NoCommand::Usage(message)) => Err(usage_error(&message, codes)),
     }
+}
+
+/// Prints a usage error, and returns its exit code.
+fn usage_error(message: &str, codes: Codes) -> ExitCode {
+    let _ = writeln!(io::stderr(), "weightfs: {}", text::message(message));
+    codes.usage()
 }
 
 /// Parses `args`. If `helper`, they have the form in which mount(8) calls its helpers. If `from_mount`, the options
@@ -319,21 +358,60 @@ fn helper_args(args: Vec<OsString>) -> Result<Vec<OsString>, String> {
 /// stay those of the program.
 fn insert_mount(mut args: Vec<OsString>) -> Vec<OsString> {
     let is_global = |word: &OsString| matches!(word.to_str(), Some("-h" | "--help" | "-V" | "--version"));
-    let command = Cli::command();
-    let is_command = |word: &OsString| command.get_subcommands().any(|known| OsStr::new(known.get_name()) == word);
-    if args.len() > 1 && !args.iter().any(is_global) && !args.get(1).is_some_and(is_command) {
+    if args.len() > 1 && !args.iter().any(is_global) && !args.get(1).is_some_and(|word| is_command(word)) {
         args.insert(1, "mount".into());
     }
     args
 }
 
+fn is_command(word: &OsStr) -> bool {
+    word == HELP || Cli::command().get_subcommands().any(|known| OsStr::new(known.get_name()) == word)
+}
+
+/// The command that clap adds.
+const HELP: &str = "help";
+
+/// Each command, and words that may be meant for it.
+const MISTAKEN: [(&str, &[&str]); 12] = [
+    ("mount", &[]),
+    ("umount", &["unmount", "eject", "detach"]),
+    ("ls", &["list", "tensors", "names"]),
+    ("inspect", &["info", "show", "describe", "view", "stat"]),
+    ("id", &["hash", "fingerprint"]),
+    ("summary", &["summarize", "summarise"]),
+    ("check", &["verify", "validate", "lint", "test"]),
+    ("diff", &["compare", "cmp"]),
+    ("metadata", &["meta", "get", "set", "remove", "clear"]),
+    ("export", &["convert", "save", "copy", "cp", "extract", "merge"]),
+    (HELP, &["man", "usage"]),
+    ("--version", &["version"]),
+];
+
+/// The error for a first word that is neither a file nor a command, but resembles a command.
+fn mistaken_command(word: &str) -> Option<String> {
+    let meant = MISTAKEN.iter().find(|(name, words)| *name == word || words.contains(&word)).map(|(name, _)| *name);
+    let command = meant.or_else(|| similar_command(word))?;
+    Some(format!("{word}: No such file or directory, and no such command; did you mean `weightfs {command}`?"))
+}
+
+/// The command whose name clap finds similar to `word`.
+fn similar_command(word: &str) -> Option<&'static str> {
+    /// Names of models often begin with the name of a command, such as `checkpoints`.
+    const LONGER: usize = 2;
+    let names = || MISTAKEN.iter().map(|(name, _)| *name);
+    let parser = clap::Command::new("weightfs").disable_help_subcommand(true).subcommand_required(true);
+    let error = parser.subcommands(names().map(clap::Command::new)).try_get_matches_from(["weightfs", word]).err()?;
+    let Some(ContextValue::Strings(similar)) = error.get(ContextKind::SuggestedSubcommand) else { return None };
+    // The most similar name is the last one.
+    let similar = similar.last()?;
+    // Any letter resembles a command.
+    let is_close = word.len() > LONGER && word.len().abs_diff(similar.len()) <= LONGER;
+    names().find(|name| name == similar).filter(|_| is_close)
+}
+
 /// Replaces each `-o a,b=c` of a `mount` command by `--a --b=c`, and drops options without effect.
 fn expand_options(args: Vec<OsString>, from_mount: bool) -> Result<Vec<OsString>, String> {
-    let is_other_command = |word: &OsString| {
-        let command = Cli::command();
-        command.get_subcommands().any(|known| known.get_name() != "mount" && OsStr::new(known.get_name()) == word)
-    };
-    if args.get(1).is_some_and(is_other_command) {
+    if args.get(1).is_some_and(|word| word != "mount" && is_command(word)) {
         return Ok(args);
     }
     let mut expanded = Vec::new();
@@ -364,11 +442,25 @@ fn expand_options(args: Vec<OsString>, from_mount: bool) -> Result<Vec<OsString>
             }
         };
         let options = options.to_str().ok_or_else(|| format!("-o {}: not UTF-8", options.display()))?;
-        for option in split(options) {
-            expanded.extend(expand(&option, from_mount)?.map(OsString::from));
-        }
+        expanded.extend(expand_list(&split(options), from_mount)?.into_iter().map(OsString::from));
     }
     Ok(expanded)
+}
+
+/// The long options for a list of `-o` options.
+fn expand_list(options: &[String], from_mount: bool) -> Result<Vec<String>, String> {
+    let (remount, others): (Vec<&String>, _) = options.iter().partition(|option| *option == "remount");
+    let remount = !remount.is_empty();
+    let is_copied = |option: &String| {
+        let name = option.split('=').next().unwrap_or_default();
+        remount && COPIED_BY_REMOUNT.contains(&name)
+    };
+    let mut long = Vec::new();
+    for option in others.into_iter().filter(|option| !is_copied(option)) {
+        // mount(8) adds `rw` to the options of a new mount only.
+        long.extend(expand(option, from_mount && !remount)?);
+    }
+    Ok(if remount { vec![format!("--remount={}", long.join(","))] } else { long })
 }
 
 /// The long option for one `-o` option. `None` if it has no effect.
@@ -385,8 +477,8 @@ fn expand(option: &str, from_mount: bool) -> Result<Option<String>, String> {
     {
         return Ok(None);
     }
-    if option == "rw" {
-        return Err("option rw: mounts are read-only; remove it or use ro".into());
+    if let Some((name, reason)) = REFUSED.iter().find(|(name, _)| *name == option) {
+        return Err(format!("option {name}: {reason}"));
     }
     let long = name.replace('_', "-");
     let command = Cli::command();
@@ -443,6 +535,15 @@ fn parse_views(names: &str) -> Result<Shown, String> {
     view::shown(names.split([',', ':'])).map_err(|error| error.to_string())
 }
 
+/// Parses a whole number in `range`.
+fn number<T: TryFrom<u64>>(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<T, String> + Clone {
+    move |text| {
+        let number = text.parse().ok().filter(|number| range.contains(number));
+        let number = number.and_then(|number| T::try_from(number).ok());
+        number.ok_or_else(|| format!("not a whole number from {} to {}", range.start(), range.end()))
+    }
+}
+
 fn parse_umask(mask: &str) -> Result<u16, String> {
     u16::from_str_radix(mask, 8)
         .ok()
@@ -491,10 +592,17 @@ mod tests {
             assert_eq!(expand_all(words, false).unwrap(), expected);
         }
         assert_eq!(expand_all(&["w", "a", "b", "-o", "rw,dev,suid"], true).unwrap(), ["w", "a", "b"]);
+        let remount = "ro,nosuid,remount,user_id=0,group_id=0,default_permissions,allow_other,uid=5,kernel_cache";
+        let kept = ["w", "a", "b", "--remount=--allow-other,--uid=5"];
+        assert_eq!(expand_all(&["w", "a", "b", "-o", remount], true).unwrap(), kept);
+        assert!(expand_all(&["w", "a", "b", "-o", "remount,rw"], true).is_err());
         let errors = [
             ("rw", "option rw: mounts are read-only; remove it or use ro"),
             ("ro,bogus=1", "unknown mount option \"bogus=1\""),
-            ("suid", "unknown mount option \"suid\""),
+            ("suid", "option suid: every mount is nosuid; remove it or use nosuid"),
+            ("ro,exec", "option exec: nothing in a mount can be executed; remove it or use noexec"),
+            ("remount,rw", "option rw: mounts are read-only; remove it or use ro"),
+            ("remount,bogus", "unknown mount option \"bogus\""),
             ("uid", "option uid needs a value: uid=..."),
             ("lenient=1", "option lenient takes no value, but got lenient=1"),
         ];
@@ -502,6 +610,33 @@ mod tests {
             assert_eq!(expand_all(&["w", "-o", options], false).unwrap_err(), expected);
         }
         assert_eq!(expand_all(&["w", "-o"], false).unwrap_err(), "-o needs a value");
+    }
+
+    #[test]
+    fn mistaken_commands_name_the_similar_one() {
+        let similar = |word: &str| {
+            let message = mistaken_command(word)?;
+            Some(message.split('`').nth(1)?.strip_prefix("weightfs ")?.to_owned())
+        };
+        let cases = [
+            ("list", "ls"),
+            ("info", "inspect"),
+            ("inspct", "inspect"),
+            ("unmount", "umount"),
+            ("chekc", "check"),
+            ("version", "--version"),
+        ];
+        for (word, command) in cases {
+            assert_eq!(similar(word).as_deref(), Some(command), "{word}");
+        }
+        for word in ["model", "models", "absent", "llama", "mistral", "checkpoints", "x", "é", ""] {
+            assert_eq!(similar(word), None, "{word}");
+        }
+        let commands = Cli::command();
+        let shown = commands.get_subcommands().filter(|command| !command.is_hide_set());
+        for command in shown {
+            assert_eq!(similar(command.get_name()).as_deref(), Some(command.get_name()));
+        }
     }
 
     #[test]

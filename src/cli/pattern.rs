@@ -24,9 +24,14 @@ impl<'a> Wanted<'a> {
         Self(patterns.iter().map(|pattern| (pattern, AtomicBool::new(false))).collect())
     }
 
+    /// Whether there are no patterns, so that every name is selected.
+    pub fn is_all(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Whether `name` is selected.
     pub fn matches(&self, name: &str) -> bool {
-        let mut any = self.0.is_empty();
+        let mut any = self.is_all();
         for (pattern, matched) in &self.0 {
             // A pattern that has matched before need not be tried if another one matches.
             let has_matched = matched.load(Ordering::Relaxed);
@@ -47,9 +52,11 @@ impl<'a> Wanted<'a> {
     }
 }
 
-/// The error for a pattern that has matched nothing.
-pub fn unmatched(source: &Location, pattern: &str) -> String {
-    format!("{source}: no tensor matches {}", quote(pattern))
+/// The error for a pattern that has matched nothing in `sources`.
+pub fn unmatched(sources: &[Location], pattern: &str) -> String {
+    let first = sources.first().map(Location::to_string).unwrap_or_default();
+    let more = if sources.len() > 1 { format!(" and {} more", sources.len() - 1) } else { String::new() };
+    format!("{first}{more}: no tensor matches {}", quote(pattern))
 }
 
 #[cfg(test)]

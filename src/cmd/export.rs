@@ -14,6 +14,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::ExitCode;
+use std::slice;
 use std::sync::Arc;
 use weightfs::content::Content;
 use weightfs::model::{self, Catalog, Kind, Model, Opened, TensorId};
@@ -113,7 +114,7 @@ impl Job<'_> {
     /// Fails if a pattern has matched no tensor.
     fn all_matched(&self) -> anyhow::Result<()> {
         match self.wanted.unmatched().first() {
-            Some(pattern) => bail!("{}", unmatched(&self.args.source, pattern)),
+            Some(pattern) => bail!("{}", unmatched(slice::from_ref(&self.args.source), pattern)),
             None => Ok(()),
         }
     }

@@ -1,7 +1,7 @@
 //! `weightfs ls`: lists tensors, one per line, or their totals.
 
 use crate::cli::pattern::{Wanted, unmatched};
-use crate::cli::{LsArgs, Sort};
+use crate::cli::{LsArgs, Operand, Sort};
 use crate::models::Models;
 use crate::terminal::output::{HEADING, Output, compact, plural, push_shape, size, squeeze, to_stdout};
 use crate::terminal::totals;
@@ -21,9 +21,16 @@ use weightfs::{natural, threads, view};
 /// Lists tensors.
 pub fn run(args: &LsArgs) -> Result<ExitCode> {
     to_stdout(|out| {
-        let models = Models::find(std::slice::from_ref(&args.source), out)?;
-        let several = models.files.len() > 1;
-        let wanted = Wanted::new(&args.patterns);
+        let (mut sources, mut patterns) = (vec![args.source.clone()], Vec::new());
+        for operand in &args.more {
+            match operand {
+                Operand::Source(source) => sources.push(source.clone()),
+                Operand::Pattern(pattern) => patterns.push(pattern.clone()),
+            }
+        }
+        let models = Models::find(&sources, out)?;
+        let several = models.files.len() > 1 || sources.len() > 1;
+        let wanted = Wanted::new(&patterns);
         let mut opened = false;
         let code = models.each(args.lenient, out, |model, location, out| {
             opened = true;
@@ -31,7 +38,7 @@ pub fn run(args: &LsArgs) -> Result<ExitCode> {
             if args.json {
                 return Ok(print_json(model, &tensors, location, args, out)?);
             }
-            if tensors.is_empty() && !args.patterns.is_empty() {
+            if tensors.is_empty() && !patterns.is_empty() {
                 return Ok(());
             }
             if several {
@@ -42,7 +49,7 @@ pub fn run(args: &LsArgs) -> Result<ExitCode> {
         // If no model could be opened, the patterns were not tried.
         let missed = if opened { wanted.unmatched() } else { Vec::new() };
         for pattern in &missed {
-            out.complain(&unmatched(&args.source, pattern))?;
+            out.complain(&unmatched(&sources, pattern))?;
         }
         Ok(if missed.is_empty() { code } else { ExitCode::FAILURE })
     })
@@ -51,7 +58,7 @@ pub fn run(args: &LsArgs) -> Result<ExitCode> {
 /// The tensors that match the patterns, in the order to print.
 fn pick(model: &Model, wanted: &Wanted, args: &LsArgs) -> Vec<TensorId> {
     let mut tensors: Vec<TensorId> = model.listed().iter().collect();
-    if !args.patterns.is_empty() {
+    if !wanted.is_all() {
         let matching = |part: &[TensorId]| -> Vec<TensorId> {
             part.iter().copied().filter(|id| wanted.matches(model.name(*id))).collect()
         };

@@ -1,6 +1,6 @@
 //! `weightfs metadata`: reads and changes metadata.
 
-use crate::cli::{Action, EditOptions, MetadataArgs};
+use crate::cli::{Action, EditOptions, MetadataArgs, Pair};
 use crate::models;
 use crate::process::logging::complain;
 use crate::process::signals::Interrupted;
@@ -12,7 +12,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::unistd::{AccessFlags, eaccess};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, IsTerminal, Read, Write};
+use std::io::{self, IsTerminal, Write};
 use std::mem;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
@@ -121,26 +121,29 @@ fn pair(key: &str, value: &str) -> String {
     format!("{}={}\n", printable(key), printable(value))
 }
 
-/// Parses `KEY=VALUE`, split at the first `=`. The value of a `KEY` alone is read from standard input.
-fn read_pairs(words: &[String]) -> anyhow::Result<Pairs> {
-    let mut pairs = Pairs::new();
+/// The keys with their values. The value of a `KEY` alone is read from standard input.
+fn read_pairs(pairs: &[Pair]) -> anyhow::Result<Pairs> {
     let mut read = false;
-    for word in words {
-        let (key, value) = match word.split_once('=') {
-            Some((key, value)) => (key, value.to_owned()),
+    let value = |Pair { key, value }: &Pair| {
+        let value = match value {
+            Some(value) => value.clone(),
             None if mem::replace(&mut read, true) => {
-                bail!("{}: only one value can be read from standard input", quote(word))
+                bail!("{}: only one value can be read from standard input", quote(key))
             }
-            None => {
-                let mut value = String::new();
-                let read = io::stdin().read_to_string(&mut value);
-                read.with_context(|| format!("the value of {}, from standard input", quote(word)))?;
-                (&word[..], value)
-            }
+            None => read_value(key).with_context(|| format!("the value of {}, from standard input", quote(key)))?,
         };
-        pairs.insert(key.to_owned(), value);
+        Ok((key.clone(), value))
+    };
+    pairs.iter().map(value).collect()
+}
+
+/// Reads the value of `key` from standard input. On a terminal, says that it waits for one.
+fn read_value(key: &str) -> io::Result<String> {
+    if io::stdin().is_terminal() {
+        let _ =
+            writeln!(io::stderr(), "weightfs: type the value of {}, then press Ctrl-D on an empty line", quote(key));
     }
-    Ok(pairs)
+    io::read_to_string(io::stdin())
 }
 
 /// Changes the metadata of `file`, in place or in a copy.

@@ -22,11 +22,14 @@ use weightfs::fs::{Ownership, Superblock};
 use weightfs::fuse::{Access, DEVICE, Serving, Session};
 use weightfs::model::{self, Opened};
 use weightfs::source::{self, Location, put_off_limits};
-use weightfs::text::{message, printable};
+use weightfs::text::{message, printable, shell_word};
 use weightfs::threads::cores;
 
 /// Mounts a model. In the foreground, returns when the model is unmounted; otherwise when the mount is ready.
 pub fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
+    if let Some(options) = &args.remount {
+        return keep(args, options);
+    }
     if args.foreground || args.fake {
         return serve(args, None);
     }
@@ -41,8 +44,12 @@ pub fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
                     bail!("{}: the daemon ended right after mounting", path.display());
                 }
                 if let (None, Some(name)) = (&args.mountpoint, path.file_name()) {
-                    let name = printable(&name.to_string_lossy()).into_owned();
-                    say(&format!("mounted on {name} (unmount: weightfs umount {name})"));
+                    let shown = name.to_string_lossy();
+                    say(&format!(
+                        "mounted on {} (unmount: weightfs umount {})",
+                        printable(&shown),
+                        shell_word(name.as_ref())
+                    ));
                 }
                 if !remark.is_empty() {
                     say(&printable(&remark));
@@ -51,6 +58,30 @@ pub fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
             }
         },
     }
+}
+
+/// Remounts: changes nothing, and fails unless there is a mount with these long options, separated by commas. Options
+/// that the kernel does not list may be those of the mount, because mount(8) adds what is in fstab.
+fn keep(args: &MountArgs, options: &str) -> anyhow::Result<ExitCode> {
+    logging::init(args.verbose, args.log_file.as_deref())?;
+    let mountpoint = args.mountpoint.as_deref().unwrap_or(Path::new(""));
+    let shown = mountpoint.display();
+    let path = mounts::resolve(mountpoint)?;
+    let mount = mounts::mounted_at(&path)?.filter(|mount| mount.fstype == mounts::TYPE);
+    let mount = mount.with_context(|| format!("{shown}: nothing to remount: no model is mounted here"))?;
+    for option in options.split(',').filter(|option| !option.is_empty()) {
+        let option = option.trim_start_matches('-');
+        let (name, value) = option.split_at(option.find('=').unwrap_or(option.len()));
+        let option = name.replace('-', "_") + value;
+        let again = format!("unmount it (weightfs umount {}) and mount it with {option}", shell_word(mountpoint));
+        let is_listed = mount.options.split(',').any(|listed| listed == option);
+        if !is_listed && ["allow-other", "max-read"].contains(&name) {
+            bail!("{shown}: remount cannot change a mount; {again}");
+        } else if !is_listed {
+            log::warn!("{shown}: remount changes nothing; if the model was mounted without {option}, {again}");
+        }
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Prints a line. A closed standard output does not affect the mount.
@@ -93,7 +124,7 @@ fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Resu
         allow_other: args.allow_other || allow_root,
         max_read: args.max_read,
     })?;
-    let (mounted, read_ahead) = Mounted::new(mountpoint, &device, unmounter)?;
+    let (mounted, read_ahead) = Mounted::new(mountpoint, &device, unmounter, args.auto_unmount)?;
     let access = match (args.allow_other, allow_root) {
         (true, _) => Access::All,
         (_, true) => Access::OwnerAndRoot,
@@ -234,17 +265,34 @@ impl Mountpoint {
     }
 
     fn check(&self, args: &MountArgs, wanted: &Path) -> anyhow::Result<()> {
+        let shown = wanted.display();
+        if !args.nonempty
+            && let Some(mount) = mounts::mounted_at(&self.path)?.filter(|mount| mount.fstype == mounts::TYPE)
+        {
+            let source = mount.source.to_string_lossy();
+            bail!("{shown}: already mounted here: {source} (unmount: weightfs umount {})", shell_word(wanted));
+        }
         let source = args.source.canonical().with_context(|| args.source.to_string())?;
-        if source.path().is_some_and(|source| source.starts_with(&self.path)) {
-            bail!("{}: lies inside the mount point {}, which would hide it", args.source, wanted.display());
+        let hides_source = source.path().is_some_and(|source| source.starts_with(&self.path));
+        // Without a MOUNTPOINT, the user did not choose the directory that is in the way.
+        let hint = args.mountpoint.is_none().then(|| {
+            let source = args.source.path().map_or_else(|| args.source.to_string(), shell_word);
+            format!("give an empty directory as MOUNTPOINT (`weightfs {source} MOUNTPOINT`)")
+        });
+        match (&hint, hides_source) {
+            (Some(hint), true) => bail!("{}: {hint}: the default, ./{shown}, would hide the source", args.source),
+            (None, true) => bail!("{}: lies inside the mount point {shown}, which would hide it", args.source),
+            (_, false) => {}
         }
         let entries = std::fs::read_dir(&self.path);
         match entries.map(|mut entries| entries.next().is_some()) {
             Err(error) if error.kind() == ErrorKind::NotADirectory => {
-                bail!("{}: not a directory to mount on", wanted.display())
+                let hint = hint.map(|hint| format!("; {hint}")).unwrap_or_default();
+                bail!("{shown}: not a directory to mount on{hint}")
             }
             Ok(true) if !args.nonempty => {
-                bail!("{}: not empty; use --nonempty to mount over its contents", wanted.display())
+                let hint = hint.map(|hint| format!("{hint}, or ")).unwrap_or_default();
+                bail!("{shown}: not empty; {hint}use --nonempty to mount over its contents")
             }
             // A user who cannot list the directory may still be permitted to mount on it.
             _ => {}
@@ -286,13 +334,18 @@ struct Connection {
 
 impl Mounted {
     /// Takes over a new mount. Also returns the file that sets its read-ahead.
-    fn new(mut mountpoint: Mountpoint, device: &OwnedFd, unmounter: Unmounter) -> anyhow::Result<(Self, Option<File>)> {
+    fn new(
+        mut mountpoint: Mountpoint,
+        device: &OwnedFd,
+        unmounter: Unmounter,
+        auto_unmount: bool,
+    ) -> anyhow::Result<(Self, Option<File>)> {
         let path = mountpoint.path.clone();
         let ours = |mount: &Mount| mount.path == path && mount.fstype == mounts::TYPE;
         let mount = mounts::all().ok().and_then(|all| all.into_iter().rfind(ours));
         let read_ahead = mount.as_ref().and_then(|mount| read_ahead(&mount.device));
         let connected = device.try_clone().context(DEVICE).and_then(|device| {
-            unmounter.set_target(&Target { path: path.clone(), mount, made: mountpoint.made })?;
+            unmounter.set_target(&Target { path: path.clone(), mount, made: mountpoint.made, auto_unmount })?;
             Ok(Self(Arc::new(Connection { path: path.clone(), device, unmounter })))
         });
         match connected {

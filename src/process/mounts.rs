@@ -5,6 +5,7 @@ use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, umount2};
 use nix::sys::socket::{AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg, socketpair};
 use nix::sys::statvfs::statvfs;
+use nix::unistd::Uid;
 use std::ffi::OsString;
 use std::io::{ErrorKind, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -200,12 +201,20 @@ pub struct Mount {
     pub fstype: String,
     /// The mounted source, as the file system reports it.
     pub source: OsString,
+    /// The options of the file system, separated by commas.
+    pub options: String,
 }
 
 impl Mount {
     /// Whether both are mounts of the same file system: device, type and source are equal.
     pub fn is_same(&self, other: &Self) -> bool {
         (&self.device, &self.fstype, &self.source) == (&other.device, &other.fstype, &other.source)
+    }
+
+    /// The user who mounted a FUSE file system.
+    pub fn owner(&self) -> Option<Uid> {
+        let id = self.options.split(',').find_map(|option| option.strip_prefix("user_id="))?;
+        id.parse().ok().map(Uid::from_raw)
     }
 }
 
@@ -230,7 +239,8 @@ fn parse(list: &[u8]) -> Vec<Mount> {
         let path = PathBuf::from(OsString::from_vec(unescape(fields.nth(1)?)));
         fields.find(|field| *field == b"-")?;
         let (fstype, source) = (text(fields.next()?), OsString::from_vec(unescape(fields.next()?)));
-        Some(Mount { path, device, fstype, source })
+        let options = text(fields.next()?);
+        Some(Mount { path, device, fstype, source, options })
     };
     list.split(|byte| *byte == b'\n').filter_map(mount).collect()
 }
@@ -279,19 +289,21 @@ mod tests {
     #[test]
     fn mountinfo_is_parsed() {
         let list = b"22 1 254:0 / / rw - ext4 /dev/vda rw\n\
-            30 22 0:41 / /mnt/a\\040b ro shared:1 master:2 - fuse.weightfs /m\\040c.safetensors ro\n\
+            30 22 0:41 / /mnt/a\\040b ro shared:1 master:2 - fuse.weightfs /m\\040c.safetensors ro,user_id=5,group_id=7\n\
             31 30 0:42 / /mnt/a\\040b ro - fuse.sshfs host: ro\n";
-        let mount = |path: &str, device: &str, fstype: &str, source: &str| Mount {
+        let mount = |path: &str, device: &str, fstype: &str, source: &str, options: &str| Mount {
             path: path.into(),
             device: device.into(),
             fstype: fstype.into(),
             source: source.into(),
+            options: options.into(),
         };
         let expected = [
-            mount("/", "254:0", "ext4", "/dev/vda"),
-            mount("/mnt/a b", "0:41", TYPE, "/m c.safetensors"),
-            mount("/mnt/a b", "0:42", "fuse.sshfs", "host:"),
+            mount("/", "254:0", "ext4", "/dev/vda", "rw"),
+            mount("/mnt/a b", "0:41", TYPE, "/m c.safetensors", "ro,user_id=5,group_id=7"),
+            mount("/mnt/a b", "0:42", "fuse.sshfs", "host:", "ro"),
         ];
+        assert_eq!(expected.each_ref().map(Mount::owner), [None, Some(Uid::from_raw(5)), None]);
         assert!(expected[1].is_same(&Mount { path: "/elsewhere".into(), ..expected[1].clone() }));
         assert!(!expected[1].is_same(&Mount { source: "/other".into(), ..expected[1].clone() }));
         assert_eq!(parse(list), expected);

@@ -3,7 +3,8 @@
 //!
 //! The helper is forked before the model and /dev/fuse are opened. If it held a descriptor of /dev/fuse, readers would
 //! wait forever after the daemon was killed. Before the daemon enters the sandbox, it sets the one mount that the
-//! helper may unmount; this cannot be changed later. The helper ends with the daemon.
+//! helper may unmount; this cannot be changed later. The helper ends with the daemon; with `--auto-unmount`, it first
+//! removes the mount of a killed daemon.
 
 use super::daemon;
 use super::logging::reason;
@@ -129,7 +130,7 @@ impl Helper {
         // readers that have left are not cancelled; everything else works.
         let _ = std::thread::Builder::new().name("readers".into()).spawn(move || answer(questions));
         let recording = std::thread::Builder::new().name("messages".into()).spawn(move || recorder.record());
-        let mut target = None;
+        let (mut target, mut unmounted) = (None, false);
         let mut message = [0; MESSAGE_MAX];
         while let Ok(len @ 1..) = receive(&mut orders, &mut message) {
             let done = match (&message[..len], &target) {
@@ -137,9 +138,13 @@ impl Helper {
                     target = Target::from_bytes(bytes);
                     target.as_ref().map(|_| false).ok_or_else(|| anyhow!("malformed message"))
                 }
-                ([UNMOUNT], Some(target)) => target.unmount().inspect(|_| target.remove_directory()),
+                ([UNMOUNT], Some(target)) => target.unmount().inspect(|_| {
+                    target.remove_directory();
+                    unmounted = true;
+                }),
                 ([FORGET], Some(target)) => {
                     target.remove_directory();
+                    unmounted = true;
                     Ok(false)
                 }
                 _ => Err(anyhow!("unexpected message")),
@@ -153,11 +158,20 @@ impl Helper {
                 break;
             }
         }
+        // The daemon has ended. If it did not unmount first, it was killed.
+        if let Some(target) = target.filter(|target: &Target| target.auto_unmount && !unmounted)
+            && target.unmount().is_ok()
+        {
+            target.remove_directory();
+        }
         // The last messages may not be written yet.
         let _ = recording.map(JoinHandle::join);
         Ok(ExitCode::SUCCESS)
     }
 }
+
+/// A flag that is set, in the bytes of a [`Target`].
+const SET: &[u8] = b"set";
 
 /// The mount that the helper may unmount.
 pub struct Target {
@@ -167,14 +181,16 @@ pub struct Target {
     pub mount: Option<Mount>,
     /// Whether the directory was created for the mount.
     pub made: bool,
+    /// Whether to unmount when the daemon is killed.
+    pub auto_unmount: bool,
 }
 
 impl Target {
     /// The fields, separated by NUL, which none of them can contain.
     fn to_bytes(&self) -> Vec<u8> {
-        let made: &[u8] = if self.made { b"made" } else { b"found" };
-        let mut fields = vec![made, self.path.as_os_str().as_bytes()];
-        if let Some(Mount { path: _, device, fstype, source }) = &self.mount {
+        let flag = |set: bool| if set { SET } else { b"" };
+        let mut fields = vec![flag(self.made), flag(self.auto_unmount), self.path.as_os_str().as_bytes()];
+        if let Some(Mount { path: _, device, fstype, source, options: _ }) = &self.mount {
             fields.extend([device.as_bytes(), fstype.as_bytes(), source.as_bytes()]);
         }
         fields.join(&0)
@@ -182,17 +198,18 @@ impl Target {
 
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let fields: Vec<&[u8]> = bytes.split(|byte| *byte == 0).collect();
-        let [made, path, ref mount @ ..] = fields[..] else { return None };
+        let [made, auto_unmount, path, ref mount @ ..] = fields[..] else { return None };
         let path = PathBuf::from(OsString::from_vec(path.to_vec()));
         let mount = match *mount {
             [device, fstype, source] => {
                 let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
                 let (device, fstype, source) = (text(device), text(fstype), source.to_vec());
-                Some(Mount { path: path.clone(), device, fstype, source: OsString::from_vec(source) })
+                let source = OsString::from_vec(source);
+                Some(Mount { path: path.clone(), device, fstype, source, options: String::new() })
             }
             _ => None,
         };
-        Some(Self { path, mount, made: made == b"made" })
+        Some(Self { path, mount, made: made == SET, auto_unmount: auto_unmount == SET })
     }
 
     fn unmount(&self) -> anyhow::Result<bool> {
@@ -244,12 +261,14 @@ mod tests {
             device: "0:41".into(),
             fstype: mounts::TYPE.into(),
             source: strange.clone(),
+            options: String::new(),
         };
         for (made, mount) in [(true, Some(mount)), (false, None)] {
-            let sent = Target { path: strange.clone().into(), mount: mount.clone(), made };
+            let sent = Target { path: strange.clone().into(), mount: mount.clone(), made, auto_unmount: !made };
             let received = Target::from_bytes(&sent.to_bytes()).unwrap();
-            assert_eq!((received.path, received.mount, received.made), (sent.path, mount, made));
+            assert_eq!((received.path, received.mount), (sent.path, mount));
+            assert_eq!((received.made, received.auto_unmount), (made, !made));
         }
-        assert!(Target::from_bytes(b"made").is_none());
+        assert!(Target::from_bytes(b"set").is_none());
     }
 }

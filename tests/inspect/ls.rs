@@ -170,6 +170,22 @@ fn unmatched_pattern_is_an_error() {
 }
 
 #[test]
+fn several_sources_are_listed_one_after_the_other() {
+    let room = sample();
+    room.model("n.safetensors", &[("n", Dtype::U8, &[1], vec![0]), ("position", Dtype::U8, &[1], vec![0])], &[]);
+    let out = room.ok("weightfs ls -n n.safetensors m.safetensors 'pos*' n");
+    assert_eq!(names(&out), ["n.safetensors:", "n", "position", "", "m.safetensors:", "position"]);
+    assert_eq!(room.ok("weightfs ls -n *.safetensors | grep -c position"), "2\n");
+    assert_eq!(room.json("weightfs ls --json n.safetensors m.safetensors").len(), 2);
+    let output = room.sh("weightfs ls -n n.safetensors absent.safetensors m.safetensors");
+    let err = "weightfs: n.safetensors and 1 more: no tensor matches \"absent.safetensors\"\n";
+    assert_eq!((output.code, &output.err[..]), (1, err));
+    // A broken source does not affect the others.
+    let output = room.sh("head -c 9 n.safetensors >x.safetensors; weightfs ls -n x.safetensors m.safetensors");
+    assert_eq!((output.code, names(&output.out).len()), (1, 6), "{output:?}");
+}
+
+#[test]
 fn unusual_dtypes_and_empty_model_are_listed() {
     let room = Room::new();
     let header = concat!(
@@ -237,9 +253,9 @@ fn errors_are_one_line() {
         ("weightfs ls empty", 1, "empty: a directory with no .safetensors file in it"),
         ("weightfs ls cut.safetensors", 1, "cut.safetensors: cut short: "),
         ("weightfs ls", 2, "SOURCE"),
-        ("weightfs ls m.safetensors '[a'", 2, "'[a' for '[PATTERN]...'"),
+        ("weightfs ls m.safetensors '[a'", 2, "'[a' for '[SOURCE|PATTERN]...'"),
         ("weightfs ls m.safetensors --sort colour", 2, "'colour' for '--sort <KEY>'"),
-        ("weightfs ls m.safetensors --depth x", 2, "'x' for '--depth <N>'"),
+        ("weightfs ls m.safetensors --depth x", 2, "'x' for '--depth <N>': not a whole number from 0"),
         ("weightfs ls --bogus m.safetensors", 2, "'--bogus'"),
     ];
     for (line, code, message) in cases {

@@ -98,7 +98,10 @@ fn failed_command_prints_one_error_and_leaves_nothing_behind() {
         ("weightfs sample.safetensors absent", "absent: no such directory to mount on; make it first"),
         ("weightfs sample.safetensors file", "file: not a directory to mount on"),
         ("weightfs sample.safetensors file/x", "file/x: Not a directory"),
-        ("weightfs file.safetensors", "file: not a directory to mount on"),
+        (
+            "weightfs file.safetensors",
+            "file: not a directory to mount on; give an empty directory as MOUNTPOINT (`weightfs file.safetensors MOUNTPOINT`)",
+        ),
         ("weightfs sample.safetensors full", "full: not empty; use --nonempty to mount over its contents"),
         ("weightfs sample.safetensors .", "sample.safetensors: lies inside the mount point ., which would hide it"),
         (
@@ -132,6 +135,175 @@ fn failed_command_prints_one_error_and_leaves_nothing_behind() {
 }
 
 #[test]
+fn default_mount_point_in_the_way_asks_for_a_mountpoint() {
+    require_fuse!();
+    let scene = scene();
+    scene.ok("mkdir -- dir full '-a b' && cp sample.safetensors dir/x.safetensors && cp sample.safetensors './-a b'");
+    scene.ok("touch full/mine && cp sample.safetensors full.safetensors");
+    let give = |source: &str| format!("give an empty directory as MOUNTPOINT (`weightfs {source} MOUNTPOINT`)");
+    let table = [
+        ("weightfs dir", format!("dir: {}: the default, ./dir, would hide the source", give("dir"))),
+        ("weightfs dir/", format!("dir/: {}: the default, ./dir, would hide the source", give("dir/"))),
+        ("weightfs -- '-a b'", format!("-a b: {}: the default, ./-a b, would hide the source", give("'./-a b'"))),
+        (
+            "weightfs full.safetensors",
+            format!("full: not empty; {}, or use --nonempty to mount over its contents", give("full.safetensors")),
+        ),
+    ];
+    for (line, message) in table {
+        assert_eq!(scene.sh(line), expected(1, "", &format!("weightfs: {message}\n")), "{line}");
+    }
+    scene.ok("weightfs dir mnt && weightfs umount mnt");
+}
+
+#[test]
+fn mistyped_command_is_named_and_a_similar_one_suggested() {
+    require_fuse!();
+    let scene = scene();
+    let table = [
+        ("weightfs list sample.safetensors", "list", "ls"),
+        ("weightfs list --json sample.safetensors", "list", "ls"),
+        ("weightfs info", "info", "inspect"),
+        ("weightfs unmount mnt", "unmount", "umount"),
+        ("weightfs exprot a b", "exprot", "export"),
+    ];
+    for (line, word, command) in table {
+        let message =
+            format!("{word}: No such file or directory, and no such command; did you mean `weightfs {command}`?");
+        assert_eq!(scene.sh(line), expected(2, "", &format!("weightfs: {message}\n")), "{line}");
+    }
+    // A file of that name is a model, whatever the name resembles.
+    scene.ok("cp sample.safetensors list && weightfs list mnt && weightfs umount mnt");
+    scene.ok("cp sample.safetensors help && weightfs ./help mnt && weightfs umount mnt");
+}
+
+#[test]
+fn mounted_directory_is_refused_with_the_source_that_is_mounted_there() {
+    require_fuse!();
+    let scene = scene();
+    scene.mkdir("a b");
+    scene.ok(
+        "cp sample.safetensors other.safetensors && weightfs sample.safetensors && weightfs sample.safetensors 'a b'",
+    );
+    let dir = scene.dir.path().display();
+    let table = [
+        ("weightfs sample.safetensors", "sample", "sample"),
+        ("weightfs other.safetensors sample", "sample", "sample"),
+        ("weightfs other.safetensors './a b'", "./a b", "'./a b'"),
+    ];
+    for (line, point, word) in table {
+        let message = format!(
+            "weightfs: {point}: already mounted here: {dir}/sample.safetensors (unmount: weightfs umount {word})\n"
+        );
+        assert_eq!(scene.sh(line), expected(1, "", &message), "{line}");
+    }
+    scene.ok("weightfs umount sample 'a b'");
+}
+
+#[test]
+fn unmount_hint_is_a_command_that_works() {
+    require_fuse!();
+    let scene = scene();
+    for name in ["a b", "-x", "it's", "--", "$HOME", "重み", "line\nbreak \x1b[31m"] {
+        let file = scene.path(format!("{name}.safetensors"));
+        std::fs::copy(scene.path("sample.safetensors"), &file).unwrap();
+        let said = Said::of(scene.command("weightfs").arg("--").arg(format!("{name}.safetensors")));
+        let out = said.ok(name);
+        let hint = out.split_once(" (unmount: ").unwrap().1.strip_suffix(")\n").unwrap();
+        assert_eq!(scene.mounts().len(), 1, "{name}");
+        Said::of(scene.command("bash").args(["-c", hint])).ok(hint);
+        assert_eq!(scene.mounts(), [""; 0], "{hint}");
+        scene.wait_for_end();
+        assert!(!scene.path(name).exists(), "{name}");
+    }
+}
+
+#[test]
+fn umount_takes_several_mount_points_and_goes_on_after_a_failure() {
+    require_fuse!();
+    let scene = scene();
+    scene.ok("mkdir a b && weightfs sample.safetensors a && weightfs sample.safetensors b");
+    let err = "weightfs: absent: not mounted\nweightfs: mnt: not mounted\n";
+    assert_eq!(scene.sh("weightfs umount a absent b mnt"), expected(1, "", err));
+    assert_eq!(scene.mounts(), [""; 0]);
+    scene.wait_for_end();
+}
+
+#[test]
+fn umount_all_removes_every_model_and_nothing_else() {
+    require_fuse!();
+    let scene = scene();
+    scene.ok("mkdir a b t && weightfs sample.safetensors mnt");
+    // The namespace has copies of the mounts of other tests.
+    let namespace = Namespace::new(&scene, "");
+    namespace.ok("weightfs sample.safetensors a && weightfs sample.safetensors b && mount --bind a/tensors b");
+    namespace.ok("mount -t tmpfs t t && weightfs umount --lazy --all");
+    let left: Vec<_> = namespace.mounts().iter().map(|line| line.split(' ').nth(2).unwrap().to_owned()).collect();
+    assert_eq!(left, ["tmpfs"]);
+    assert_eq!(namespace.ok("weightfs umount -a; grep -c fuse.weightfs /proc/mounts || true"), "0\n");
+    assert_eq!(scene.mounts().len(), 1);
+}
+
+#[test]
+fn auto_unmount_removes_mount_of_killed_daemon() {
+    require_fuse!();
+    let scene = scene();
+    for options in ["-o auto_unmount", "--auto-unmount", "-o ro,auto_unmount,kernel_cache"] {
+        scene.ok(&format!("weightfs {options} sample.safetensors >out && ls sample/tensors"));
+        // The helper process stays.
+        scene.ok(&format!("kill -KILL {}", scene.daemons()[0]));
+        scene.wait_for_end();
+        assert_eq!(scene.mounts(), [""; 0], "{options}");
+        assert!(!scene.path("sample").exists());
+    }
+    // A mount that is there when the daemon has unmounted its own is left alone.
+    scene
+        .ok("weightfs --auto-unmount sample.safetensors mnt && weightfs umount mnt && weightfs sample.safetensors mnt");
+    scene.ok("ls mnt/tensors && weightfs umount mnt");
+    scene.wait_for_end();
+}
+
+#[test]
+fn remount_keeps_the_mount_and_refuses_changes() {
+    require_fuse!();
+    let scene = scene();
+    scene.ok("mkdir helpers empty && cp -P bin/* helpers");
+    scene.ok("echo $PWD/sample.safetensors $PWD/mnt weightfs ro,uid=3,allow_other 0 0 >fstab");
+    let sbin = "sbin=$(readlink -f /sbin)\nmount -t overlay o -o lowerdir=$PWD/helpers:$sbin $sbin";
+    let namespace = Namespace::new(&scene, sbin);
+    namespace.ok("weightfs sample.safetensors mnt -o uid=3,allow_other");
+    let before = namespace.mounts();
+    let again = "unmount it (weightfs umount mnt) and mount it with";
+    let direct = [
+        ("remount,ro", 0, String::new()),
+        ("remount", 0, String::new()),
+        ("ro,remount,allow_other,nosuid,nodev,noexec", 0, String::new()),
+        (
+            "remount,max_read=65536",
+            1,
+            format!("weightfs: mnt: remount cannot change a mount; {again} max_read=65536\n"),
+        ),
+        (
+            "remount,uid=3",
+            0,
+            format!("weightfs: mnt: remount changes nothing; if the model was mounted without uid=3, {again} uid=3\n"),
+        ),
+        ("remount,rw", 2, "weightfs: option rw: mounts are read-only; remove it or use ro\n".into()),
+    ];
+    for (options, code, err) in direct {
+        assert_eq!(namespace.sh(&format!("weightfs sample.safetensors mnt -o {options}")), expected(code, "", &err));
+    }
+    let nothing = "weightfs: empty: nothing to remount: no model is mounted here\n";
+    assert_eq!(namespace.sh("weightfs sample.safetensors empty -o remount"), expected(1, "", nothing));
+    namespace.ok("mount -o remount,ro $PWD/mnt && mount -o remount,noatime mnt");
+    assert_eq!(namespace.sh("mount -T fstab -o remount,ro $PWD/mnt").code, 0);
+    let said = namespace.sh("mount -o remount,rw $PWD/mnt");
+    assert!(said.code != 0 && said.err.contains("option rw: mounts are read-only"), "{said:?}");
+    assert_eq!(namespace.mounts(), before);
+    namespace.ok("umount mnt");
+}
+
+#[test]
 fn nonempty_option_mounts_over_nonempty_directory() {
     require_fuse!();
     let scene = scene();
@@ -152,14 +324,29 @@ fn exit_code_separates_failure_from_wrong_usage() {
         ("weightfs", 2, "SOURCE"),
         ("weightfs mount", 2, "SOURCE"),
         ("weightfs umount", 2, "MOUNTPOINT"),
+        ("weightfs umount --all mnt", 2, "'--all' cannot be used with '[MOUNTPOINT]...'"),
+        ("weightfs help", 0, "Usage: weightfs [OPTIONS] <SOURCE> [MOUNTPOINT]"),
+        ("weightfs help umount", 0, "--lazy"),
+        ("weightfs help metadata set", 0, "--dry-run"),
+        ("weightfs help list", 2, "unrecognized subcommand 'list'"),
         ("weightfs --bogus", 2, "'--bogus'"),
         ("weightfs sample.safetensors mnt more", 2, "'more'"),
         ("weightfs sample.safetensors mnt -o rw", 2, "option rw: mounts are read-only; remove it or use ro"),
         ("weightfs sample.safetensors mnt -orw", 2, "option rw:"),
         ("weightfs sample.safetensors mnt -o ro,bogus=1", 2, "unknown mount option \"bogus=1\""),
         ("weightfs sample.safetensors mnt -obogus", 2, "unknown mount option \"bogus\""),
-        ("weightfs sample.safetensors mnt -o suid", 2, "unknown mount option \"suid\""),
-        ("weightfs sample.safetensors mnt -o exec", 2, "unknown mount option \"exec\""),
+        ("weightfs sample.safetensors mnt -o suid", 2, "option suid: every mount is nosuid; remove it or use nosuid"),
+        ("weightfs sample.safetensors mnt -o dev", 2, "option dev: every mount is nodev; remove it or use nodev"),
+        ("weightfs sample.safetensors mnt -o exec", 2, "option exec: nothing in a mount can be executed; remove it"),
+        ("weightfs sample.safetensors -o remount", 2, "<MOUNTPOINT>"),
+        ("weightfs sample.safetensors mnt --threads x", 2, "'x' for '--threads <N>': not a whole number from 1 to 256"),
+        ("weightfs sample.safetensors mnt --threads 0", 2, "'0' for '--threads <N>': not a whole number from 1 to 256"),
+        ("weightfs sample.safetensors mnt -o threads=", 2, "'--threads <N>': not a whole number from 1 to 256"),
+        (
+            "weightfs sample.safetensors mnt -o max_read=1k",
+            2,
+            "'1k' for '--max-read <BYTES>': not a whole number from 0",
+        ),
         ("weightfs sample.safetensors mnt -fo bogus", 2, "unknown mount option \"bogus\""),
         ("weightfs sample.safetensors mnt -o uid", 2, "option uid needs a value"),
         ("weightfs sample.safetensors mnt -o lenient=1", 2, "option lenient takes no value"),
@@ -233,7 +420,7 @@ fn options_take_effect_in_both_spellings() {
         (r"-o 'ro,fsname=two\\ways,noatime'", mounts, r"two\134ways "),
         ("--fsname 'a,b c'", mounts, r"a,b\040c "),
         (
-            "-o ro,defaults,user,users,nouser,owner,group,auto,noauto,nofail,_netdev,nosuid,nodev,noexec,noatime",
+            "-o ro,defaults,user,users,nouser,owner,group,auto,noauto,nofail,_netdev,nosuid,nodev,noexec,noatime,kernel_cache",
             mounts,
             "ro,nosuid,nodev,noexec,noatime,user_id=0,group_id=0,default_permissions 0 0",
         ),
@@ -440,7 +627,7 @@ fn mount_in_use_is_unmounted_only_lazily() {
     let scene = scene();
     scene.ok("weightfs sample.safetensors mnt");
     let mut held = File::open(scene.path(BIG)).unwrap();
-    let busy = "weightfs: mnt: in use (`fuser -vm` lists the processes; --lazy detaches it anyway)\n";
+    let busy = "weightfs: mnt: in use (`fuser -vm mnt` lists the processes; --lazy detaches it anyway)\n";
     assert_eq!(scene.sh("weightfs umount mnt"), expected(1, "", busy));
     assert_eq!(scene.ok("ls -d mnt/tree"), "mnt/tree\n");
     assert_eq!(scene.ok("weightfs umount --lazy mnt; ls mnt"), "");
@@ -494,7 +681,6 @@ fn foreign_mounts_are_left_alone() {
     drop(device);
     let before = scene.mounts();
     let table = [
-        ("weightfs sample.safetensors mnt", "mnt: not empty; use --nonempty to mount over its contents"),
         ("weightfs sample.safetensors other", "other: a dead fuse.other mount; unmount it first"),
         ("weightfs sample.safetensors other/x", "other/x: lies in a mount whose daemon is gone"),
         ("weightfs umount other", "other: a fuse.other mount, not a weightfs mount"),

@@ -156,6 +156,18 @@ fn values_are_exact_in_pipes_and_escaped_on_terminals() {
 }
 
 #[test]
+fn waiting_for_a_value_on_a_terminal_is_announced() {
+    let scene = scene();
+    let line =
+        "(sleep 1; printf 'two words\\n\\004') | script -qec 'weightfs metadata set m.safetensors notes' /dev/null";
+    let out = scene.ok(line);
+    assert!(out.contains("weightfs: type the value of \"notes\", then press Ctrl-D on an empty line\r\n"), "{out:?}");
+    assert_eq!(read(&scene.path("m.safetensors")).0["notes"], "two words\n");
+    // Nothing is said in a pipe.
+    scene.ok("echo piped | weightfs metadata set m.safetensors notes");
+}
+
+#[test]
 fn dry_run_prints_changes_and_writes_nothing() {
     let scene = scene();
     let before = scene.ok("stat -c '%i %y %s' m.safetensors; sha256sum m.safetensors");
@@ -307,6 +319,8 @@ fn refused_commands_leave_files_unchanged() {
         ("set m.safetensors a=b -o empty", 1, "empty: Is a directory"),
         ("set m.safetensors a b", 1, "\"b\": only one value can be read"),
         ("set m.safetensors", 2, "<KEY[=VALUE]>..."),
+        ("set m.safetensors =x", 2, "'=x' for '<KEY[=VALUE]>...': the key is empty; write KEY=VALUE"),
+        ("set m.safetensors title=x ''", 2, "'<KEY[=VALUE]>...': the key is empty; write KEY=VALUE"),
         ("remove m.safetensors", 2, "<KEY>..."),
         ("bogus m.safetensors", 2, "unrecognized subcommand 'bogus'"),
         ("", 2, ""),

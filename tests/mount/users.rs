@@ -189,7 +189,10 @@ fn user_mounts_are_unmounted_like_root_mounts() {
     namespace.ok(&mount);
     let busy = format!("{USER} sh -c 'exec 3<home/mnt/header.json; weightfs umount home/mnt'");
     assert!(
-        namespace.sh(&busy).err.starts_with("weightfs: home/mnt: in use (`fuser -vm` lists the processes; --lazy ")
+        namespace
+            .sh(&busy)
+            .err
+            .starts_with("weightfs: home/mnt: in use (`fuser -vm home/mnt` lists the processes; --lazy ")
     );
     for again in [format!("{USER} weightfs umount home/mnt"), mount] {
         namespace.ok("kill -KILL $DAEMON");
@@ -227,8 +230,8 @@ fn refused_user_commands_give_a_reason_and_leave_nothing() {
         ("", "weightfs sample.safetensors", "cannot make the mount point sample: Permission denied", ""),
         ("", "weightfs secret.safetensors home/mnt", "secret.safetensors: Permission denied", ""),
         ("", "weightfs --log-file log sample.safetensors home/mnt", "log: Permission denied", ""),
-        ("", "weightfs umount roots", "cannot unmount", "*"),
-        ("", "weightfs umount --lazy roots", "cannot unmount", "*"),
+        ("", "weightfs umount roots", "roots: mounted by root, so only root can unmount it", "*"),
+        ("", "weightfs umount --lazy roots", "roots: mounted by root, so only root can unmount it", "*"),
         ("chmod 600 /dev/fuse;", "weightfs sample.safetensors home/mnt", helper, device),
     ];
     let before = (namespace.ok("ls -lR home"), namespace.mounts());
@@ -374,4 +377,31 @@ fn missing_system_support_is_reported_with_a_remedy() {
         scene.wait_for_end();
         assert_eq!(shown(&namespace.mounts()), [""; 0], "{line}");
     }
+}
+
+#[test]
+fn user_who_unmounts_the_mount_of_another_is_told_whose_it_is() {
+    require_fuse!();
+    let scene = scene();
+    let namespace = namespace(&scene, "user_allow_other");
+    namespace.ok("weightfs -o allow_other sample.safetensors mnt");
+    namespace.ok(&format!("{USER} weightfs -o allow_other sample.safetensors home/mnt"));
+    let dir = scene.dir.path().display();
+    let name = namespace.ok("id -nu 65534");
+    let name = name.trim_end();
+    let table = [
+        ("mnt", USER, format!("mounted by root, so only root can unmount it: sudo weightfs umount {dir}/mnt")),
+        ("home/mnt", THIRD, format!("mounted by {name}, so only {name} and root can unmount it")),
+    ];
+    for (point, user, reason) in table {
+        let said = namespace.sh(&format!("{user} weightfs umount {point}"));
+        let err = format!("weightfs: {point}: {reason}\n");
+        assert_eq!(said, Said { code: 1, out: String::new(), err });
+    }
+    // Only their own mounts are those of `--all`.
+    namespace.ok(&format!("{THIRD} weightfs umount --all"));
+    assert_eq!(namespace.mounts().len(), 3);
+    namespace.ok(&format!("{USER} weightfs umount --all"));
+    assert!(namespace.mounts().iter().all(|line| !line.contains("home/mnt")));
+    namespace.ok("weightfs umount mnt");
 }
