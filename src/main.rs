@@ -31,6 +31,7 @@ fn main() -> ExitCode {
         cli::Command::Diff(args) => cmd::diff::run(&args),
         cli::Command::Metadata(args) => cmd::metadata::run(&args),
         cli::Command::Export(args) => cmd::export::run(&args),
+        cli::Command::CompleteWords { words } => cmd::complete_words::run(&words),
         cli::Command::WriteDocs { dir } => cmd::write_docs::run(&dir),
     };
     match done {

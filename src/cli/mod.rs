@@ -2,6 +2,7 @@
 //! mount(8) passes to its helpers.
 
 mod commands;
+pub mod complete;
 pub mod pattern;
 
 use clap::builder::{PathBufValueParser, TypedValueParser};
@@ -107,6 +108,13 @@ pub enum Command {
     WriteDocs {
         /// Installation prefix; files are written to DIR/share
         dir: PathBuf,
+    },
+    /// Print what may complete the last of WORDS; for the completions of shells
+    #[command(hide = true)]
+    CompleteWords {
+        /// The arguments up to the cursor
+        #[arg(last = true, value_name = "WORDS")]
+        words: Vec<OsString>,
     },
 }
 

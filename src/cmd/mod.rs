@@ -1,6 +1,7 @@
 //! The commands, one per file.
 
 pub mod check;
+pub mod complete_words;
 pub mod diff;
 pub mod export;
 pub mod id;

@@ -1,10 +1,9 @@
-//! `weightfs write-docs`: writes the manual page and the completions of bash, fish and zsh. They are generated from the
-//! definition of the command line and, for the list of files in a mount, from the README.
+//! `weightfs write-docs`: writes the manual page and the completions of bash, fish and zsh. The manual page is generated
+//! from the definition of the command line and, for the list of files in a mount, from the README.
 
 use crate::cli;
 use anyhow::Context;
 use clap::{Arg, Command};
-use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 use std::fs;
@@ -18,18 +17,11 @@ const README: &str = include_str!("../../README.md");
 /// The definition with which the roff crate begins each text.
 const APOSTROPHE: &str = ".ie \\n(.g .ds Aq \\(aq\n.el .ds Aq '\n";
 
-/// The path of the completions of each shell, below the prefix.
-const COMPLETIONS: [(Shell, &str); 3] = [
-    (Shell::Bash, "share/bash-completion/completions/weightfs"),
-    (Shell::Fish, "share/fish/vendor_completions.d/weightfs.fish"),
-    (Shell::Zsh, "share/zsh/site-functions/_weightfs"),
-];
-
-/// Replacements in the zsh completions. clap generates only commands for the first word; here it can also be a SOURCE,
-/// followed by a MOUNTPOINT.
-const FOR_ZSH: [(&str, &str); 2] = [
-    (r#"":: :_weightfs_commands" \"#, r#"":: :{_weightfs_commands; _files}" \"#),
-    ("\n        esac\n    ;;\nesac\n}\n", "\n(*) _files && ret=0 ;;\n        esac\n    ;;\nesac\n}\n"),
+/// The completions of each shell, and their path below the prefix.
+const COMPLETIONS: [(&str, &str); 3] = [
+    (include_str!("../../docs/completions/weightfs.bash"), "share/bash-completion/completions/weightfs"),
+    (include_str!("../../docs/completions/weightfs.fish"), "share/fish/vendor_completions.d/weightfs.fish"),
+    (include_str!("../../docs/completions/weightfs.zsh"), "share/zsh/site-functions/_weightfs"),
 ];
 
 /// Writes the manual page and the completions below `dir`.
@@ -42,8 +34,8 @@ fn write_all(prefix: &Path) -> io::Result<()> {
     let command = cli::definition();
     write(&prefix.join("share/man/man1/weightfs.1"), page(&command)?.as_bytes())?;
     write(&prefix.join("share/man/man8/mount.weightfs.8"), b".so man1/weightfs.1\n")?;
-    for (shell, path) in COMPLETIONS {
-        write(&prefix.join(path), completion(shell, &command)?.as_bytes())?;
+    for (script, path) in COMPLETIONS {
+        write(&prefix.join(path), script.as_bytes())?;
     }
     Ok(())
 }
@@ -51,37 +43,6 @@ fn write_all(prefix: &Path) -> io::Result<()> {
 fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     fs::create_dir_all(path.parent().unwrap_or(path))?;
     fs::write(path, bytes)
-}
-
-fn completion(shell: Shell, command: &Command) -> io::Result<String> {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut completed(command), command.get_name(), &mut script);
-    let mut script = String::from_utf8(script).map_err(io::Error::other)?;
-    if shell == Shell::Zsh {
-        for (clap, ours) in FOR_ZSH {
-            let (before, after) = script
-                .split_once(clap)
-                .ok_or_else(|| io::Error::other("unexpected zsh completions from clap_complete"))?;
-            script = format!("{before}{ours}{after}");
-        }
-    }
-    Ok(script)
-}
-
-/// `command` as shells should complete it: without hidden items, and without the positional arguments of a command that
-/// has subcommands, after which zsh would expect the subcommand.
-fn completed(command: &Command) -> Command {
-    let left_out = |argument: &&Arg| argument.is_hide_set() || command.has_subcommands() && argument.is_positional();
-    let arguments = command.get_arguments().filter(|argument| !left_out(argument)).cloned();
-    let commands = command.get_subcommands().filter(|command| !command.is_hide_set()).map(completed);
-    // clap requires a name that lives as long as the program.
-    let name: &str = command.get_name().to_owned().leak();
-    Command::new(name)
-        .about(command.get_about().cloned().unwrap_or_default())
-        .version(command.get_version().map(|version| &*version.to_owned().leak()))
-        .args(arguments)
-        .subcommands(commands)
-        .disable_help_subcommand(true)
 }
 
 /// The manual page: the template with each `@NAME@` replaced.

@@ -3,6 +3,7 @@
 
 mod clients;
 mod command;
+mod completion;
 mod datasets;
 mod diff;
 mod export;

@@ -1,0 +1,319 @@
+//! Completion: what the next word of an unfinished command line may be. The scripts in docs/completions show it in bash,
+//! fish and zsh.
+
+use super::definition;
+use clap::{Arg, ArgAction, Command, ValueHint};
+use weightfs::view;
+
+// The ids of arguments whose values have their own completion: the names of fields of the structs of arguments.
+const VIEWS: &str = "views";
+const OPTIONS: &str = "options";
+const MOUNTPOINTS: &str = "mountpoints";
+const GROUP: &str = "gid";
+
+/// What may complete a word.
+#[derive(Debug, PartialEq)]
+pub struct Completion {
+    /// The beginning of the word that stays as it is, such as `--views=npy,`.
+    pub kept: String,
+    /// What may follow it, with descriptions.
+    pub words: Vec<(String, String)>,
+    /// What else may follow it.
+    pub others: Others,
+}
+
+/// Candidates that are not part of the command line's definition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Others {
+    /// None.
+    Nothing,
+    /// Any paths.
+    Files,
+    /// Paths of directories.
+    Directories,
+    /// Mount points of models.
+    Mountpoints,
+    /// Users of this machine.
+    Users,
+    /// Groups of this machine.
+    Groups,
+}
+
+/// Completes the last of `words`, the arguments up to the cursor.
+pub fn complete(words: &[String]) -> Completion {
+    let mut definition = definition();
+    definition.build();
+    let (word, before) = words.split_last().map_or(("", words), |(word, before)| (&word[..], before));
+    let mut line = Line { command: &definition, operands: 0, used: Vec::new(), awaiting: None, only_operands: false };
+    for word in before {
+        line.push(word);
+    }
+    line.complete(word)
+}
+
+/// The command line before the cursor.
+struct Line<'c> {
+    command: &'c Command,
+    /// Number of positional arguments.
+    operands: usize,
+    /// Options that were given.
+    used: Vec<&'c Arg>,
+    /// The option whose value is the next word.
+    awaiting: Option<&'c Arg>,
+    /// Whether there was a `--`.
+    only_operands: bool,
+}
+
+impl<'c> Line<'c> {
+    fn push(&mut self, word: &str) {
+        if self.awaiting.take().is_some() {
+        } else if word == "--" && !self.only_operands {
+            self.only_operands = true;
+        } else if let Some((options, value)) = self.options(word) {
+            // The last of several options may take a value.
+            self.awaiting = options.last().copied().filter(|option| value.is_none() && takes_value(option));
+            self.used.extend(options);
+        } else if let Some(command) = self.subcommands().find(|command| command.get_name() == word) {
+            self.command = command;
+        } else {
+            self.operands += 1;
+        }
+    }
+
+    /// The options in a word, and the start of the value of the last one, if the word contains it. `None` if the word is
+    /// an operand.
+    fn options(&self, word: &str) -> Option<(Vec<&'c Arg>, Option<usize>)> {
+        if self.only_operands || !word.starts_with('-') || word == "-" {
+            return None;
+        }
+        if let Some(long) = word.strip_prefix("--") {
+            let (name, value) = match long.find('=') {
+                Some(at) => (&long[..at], Some(2 + at + 1)),
+                None => (long, None),
+            };
+            let option = self.command.get_arguments().find(|option| option.get_long() == Some(name));
+            return Some((option.into_iter().collect(), value));
+        }
+        let mut options = Vec::new();
+        for (at, letter) in word.char_indices().skip(1) {
+            let option = self.command.get_arguments().find(|option| option.get_short() == Some(letter));
+            options.extend(option);
+            if option.is_some_and(takes_value) {
+                let value = at + letter.len_utf8();
+                return Some((options, (value < word.len()).then_some(value)));
+            }
+        }
+        Some((options, None))
+    }
+
+    /// The commands that the next word may name. Options before it belong to `mount`.
+    fn subcommands(&self) -> impl Iterator<Item = &'c Command> + use<'c> {
+        let possible = self.operands == 0 && self.used.is_empty() && !self.only_operands;
+        let command = self.command;
+        command.get_subcommands().filter(move |_| possible)
+    }
+
+    fn complete(&self, word: &str) -> Completion {
+        if let Some(option) = self.awaiting {
+            return value(option, self.command, String::new(), word);
+        }
+        match self.options(word) {
+            Some((options, Some(at))) => match options.last() {
+                Some(option) => value(option, self.command, word[..at].to_owned(), &word[at..]),
+                None => nothing(String::new()),
+            },
+            Some(_) => self.complete_option(),
+            None if word == "-" && !self.only_operands => self.complete_option(),
+            None => self.complete_operand(word),
+        }
+    }
+
+    fn complete_option(&self) -> Completion {
+        let is_unused = |option: &&Arg| {
+            matches!(option.get_action(), ArgAction::Append)
+                || !self.used.iter().any(|used| used.get_id() == option.get_id())
+        };
+        let shown = self.command.get_opts().chain(self.command.get_arguments().filter(|option| !takes_value(option)));
+        let mut words: Vec<(String, String)> = shown
+            .filter(|option| !option.is_hide_set() && is_unused(option))
+            .filter_map(|option| {
+                let long = option.get_long().map(|long| format!("--{long}"));
+                let word = long.or_else(|| option.get_short().map(|short| format!("-{short}")))?;
+                Some((word, help(option)))
+            })
+            .collect();
+        words.sort();
+        Completion { words, ..nothing(String::new()) }
+    }
+
+    fn complete_operand(&self, word: &str) -> Completion {
+        let positionals: Vec<&Arg> = self.command.get_positionals().collect();
+        let last = positionals.len().saturating_sub(1);
+        let operand = positionals.get(self.operands).or_else(|| {
+            let repeats = |last: &&&Arg| matches!(last.get_action(), ArgAction::Append);
+            positionals.get(last).filter(repeats)
+        });
+        let mut completion = match operand {
+            Some(operand) => value(operand, self.command, String::new(), word),
+            None => nothing(String::new()),
+        };
+        let commands = self.subcommands().filter(|command| !command.is_hide_set());
+        let about = |command: &Command| command.get_about().map(ToString::to_string).unwrap_or_default();
+        completion.words.extend(commands.map(|command| (command.get_name().to_owned(), about(command))));
+        completion
+    }
+}
+
+fn nothing(kept: String) -> Completion {
+    Completion { kept, words: Vec::new(), others: Others::Nothing }
+}
+
+fn takes_value(option: &Arg) -> bool {
+    option.get_action().takes_values()
+}
+
+/// Whether it is `--help` or `--version`, which are not mount options.
+fn is_global(option: &Arg) -> bool {
+    !matches!(option.get_action(), ArgAction::Set | ArgAction::SetTrue)
+}
+
+/// The first line of the help text of an option.
+fn help(option: &Arg) -> String {
+    option.get_help().map(ToString::to_string).unwrap_or_default().lines().next().unwrap_or_default().to_owned()
+}
+
+/// Completes the value of an option or an operand of `command`. The word is `kept` and then `text`.
+fn value(argument: &Arg, command: &Command, kept: String, text: &str) -> Completion {
+    let with_words = |kept, words| Completion { words, ..nothing(kept) };
+    match argument.get_id().as_str() {
+        VIEWS => {
+            let start = text.rfind([',', ':']).map_or(0, |at| at + 1);
+            let used: Vec<&str> = text[..start].split([',', ':']).collect();
+            let mut names = view::names();
+            names.retain(|name| !used.contains(name));
+            names.sort_unstable();
+            let words = names.into_iter().map(|name| (name.to_owned(), String::new())).collect();
+            return with_words(kept + &text[..start], words);
+        }
+        OPTIONS => {
+            let start = text.rfind(',').map_or(0, |at| at + 1);
+            let (kept, option) = (kept + &text[..start], &text[start..]);
+            let name_of = |option: &Arg| Some(option.get_long()?.replace('-', "_"));
+            if let Some((name, text)) = option.split_once('=') {
+                let known = command.get_opts().find(|known| name_of(known).as_deref() == Some(&name.replace('-', "_")));
+                let kept = format!("{kept}{name}=");
+                return known.map_or(nothing(kept.clone()), |known| value(known, command, kept, text));
+            }
+            let shown = command.get_arguments().filter(|option| !option.is_hide_set() && !is_global(option));
+            let word = |option: &Arg| {
+                let equals = if takes_value(option) { "=" } else { "" };
+                Some((name_of(option)? + equals, help(option)))
+            };
+            let mut words: Vec<(String, String)> = shown.filter_map(word).collect();
+            words.sort();
+            return with_words(kept, words);
+        }
+        _ => {}
+    }
+    let possible = argument.get_possible_values();
+    if takes_value(argument) && !possible.is_empty() {
+        let describe = |value: &clap::builder::PossibleValue| {
+            (value.get_name().to_owned(), value.get_help().map(ToString::to_string).unwrap_or_default())
+        };
+        return with_words(kept, possible.iter().map(describe).collect());
+    }
+    let others = match (argument.get_id().as_str(), argument.get_value_hint()) {
+        (MOUNTPOINTS, _) => Others::Mountpoints,
+        (GROUP, _) => Others::Groups,
+        (_, ValueHint::Username) => Others::Users,
+        (_, ValueHint::DirPath) => Others::Directories,
+        (_, ValueHint::AnyPath | ValueHint::FilePath) => Others::Files,
+        _ => Others::Nothing,
+    };
+    Completion { others, ..nothing(kept) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(line: &str) -> (String, Vec<String>, Others) {
+        let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        let Completion { kept, words, others } = complete(&words);
+        (kept, words.into_iter().map(|(word, _)| word).collect(), others)
+    }
+
+    #[test]
+    fn commands_and_files_complete_the_first_word_only() {
+        let (_, words, others) = of("");
+        assert!(["mount", "umount", "ls", "help"].iter().all(|command| words.iter().any(|word| word == command)));
+        assert!(!words.iter().any(|word| word.starts_with('-') || word == "write-docs"), "{words:?}");
+        assert_eq!(others, Others::Files);
+        for line in
+            ["-v ", "-- ", "mount ", "ls ", "inspect a ", "ls a ", "export ", "export a ", "diff a ", "--log-file "]
+        {
+            assert_eq!(of(line), (String::new(), vec![], Others::Files), "{line:?}");
+        }
+        for line in ["a ", "mount a ", "-v a ", "--uid 5 a ", "-fo ro a "] {
+            assert_eq!(of(line).2, Others::Directories, "{line:?}");
+        }
+        for line in ["a b ", "ls --depth ", "metadata get a ", "diff a b ", "--nosuch="] {
+            assert_eq!(of(line), (String::new(), vec![], Others::Nothing), "{line:?}");
+        }
+        assert_eq!(of("metadata ").1, ["get", "set", "remove", "clear", "help"]);
+        assert!(of("help ").1.contains(&"metadata".to_owned()));
+    }
+
+    #[test]
+    fn options_complete_a_dash_unless_they_were_given() {
+        let (_, words, others) = of("mount -");
+        assert_eq!(others, Others::Nothing);
+        assert!(words.iter().all(|word| word.len() > 2 || word == "-o"), "{words:?}");
+        let has = |line: &str, option: &str| of(line).1.iter().any(|word| word == option);
+        assert!(has("--", "--allow-other") && has("a --v", "--views") && has("ls a --", "--sort"));
+        assert!(!has("--views=npy --", "--views") && !has("-f -", "--foreground") && !has("--", "--fake"));
+        assert!(has("-o ro -", "-o") && !has("-- -", "-o"));
+    }
+
+    #[test]
+    fn lists_complete_their_last_item() {
+        let words = |line: &str| {
+            let (kept, words, others) = of(line);
+            assert_eq!(others, Others::Nothing);
+            (kept, words)
+        };
+        let views = view::names().len();
+        for (line, kept, count) in [
+            ("--views ", "", views),
+            ("--views npy,", "npy,", views - 1),
+            ("mount --views=npy,tree,x", "--views=npy,tree,", views - 2),
+            ("a -o ro,views=npy:", "ro,views=npy:", views - 1),
+            ("a -oviews=", "-oviews=", views),
+        ] {
+            let (found, words) = words(line);
+            assert_eq!((&found[..], words.len()), (kept, count), "{line}");
+        }
+        let (kept, options) = words("a b -o lenient,");
+        assert_eq!(kept, "lenient,");
+        for option in ["allow_other", "uid=", "views=", "auto_unmount"] {
+            assert!(options.iter().any(|word| word == option), "{option}: {options:?}");
+        }
+        assert!(!options.iter().any(|word| word == "help" || word == "version" || word == "remount="));
+        assert_eq!(words("ls --sort "), (String::new(), ["name", "size", "offset"].map(str::to_owned).to_vec()));
+    }
+
+    #[test]
+    fn users_groups_and_mount_points_complete_their_arguments() {
+        for (line, kept, others) in [
+            ("--uid ", "", Others::Users),
+            ("-o uid=", "uid=", Others::Users),
+            ("a -ogid=", "-ogid=", Others::Groups),
+            ("-o log_file=/tmp/", "log_file=", Others::Files),
+            ("--log-file=/tmp/", "--log-file=", Others::Files),
+            ("umount ", "", Others::Mountpoints),
+            ("umount -l a ", "", Others::Mountpoints),
+        ] {
+            assert_eq!(of(line), (kept.to_owned(), vec![], others), "{line:?}");
+        }
+    }
+}
