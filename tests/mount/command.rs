@@ -114,7 +114,8 @@ fn failed_command_prints_one_error_and_leaves_nothing_behind() {
         ("weightfs umount absent", "absent: not mounted"),
         ("weightfs umount /proc", "/proc: a proc mount, not a weightfs mount"),
     ];
-    let before = scene.ok("ls -lR");
+    // The program is a hard link, which other tests have too.
+    let before = scene.ok("ls -lR --ignore=bin");
     for (line, message) in table {
         let mut lines = vec![line.to_owned()];
         if !line.contains("umount") {
@@ -131,7 +132,7 @@ fn failed_command_prints_one_error_and_leaves_nothing_behind() {
         }
     }
     scene.wait_for_end();
-    assert_eq!(scene.ok("ls -lR"), before);
+    assert_eq!(scene.ok("ls -lR --ignore=bin"), before);
 }
 
 #[test]
