@@ -90,7 +90,8 @@ impl Waiting {
 }
 
 impl Readiness {
-    /// Leaves the terminal, and then sends `path` and a remark for the user, which may be empty, to the waiting process.
+    /// Leaves the terminal, and then sends `path` and a remark for the user to the waiting process. The remark may be
+    /// empty.
     pub fn announce(mut self, path: &Path, remark: &str) -> anyhow::Result<()> {
         leave_terminal(&self.null)?;
         // No path contains NUL.

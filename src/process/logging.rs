@@ -45,8 +45,8 @@ pub fn leave_terminal() {
 }
 
 /// Starts logging: warnings and errors, and informational messages if `verbose`. The environment variable RUST_LOG
-/// overrides the level. Without a log file, messages in the background go to syslog, or to `recent` if there is no syslog.
-/// Returns whether they go to `recent`.
+/// overrides the level. Without a log file, messages in the background go to syslog, or to `recent` if there is no
+/// syslog. Returns whether they go to `recent`.
 pub fn init(verbose: bool, file: Option<&Path>, recent: Option<&Recent>) -> anyhow::Result<bool> {
     let terminal = builder(verbose).format(|out, record| writeln!(out, "weightfs: {}", text(record))).build();
     let (mut background, mut is_recent) = (None, false);

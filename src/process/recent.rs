@@ -1,8 +1,8 @@
 //! The last messages of a daemon that has neither syslog nor a log file: a file in the runtime directory.
 //!
-//! The daemon creates the file before it enters the sandbox. After that it may not cut or remove files, so it sends each
-//! message to the helper process, which writes the file. The file begins with a line that says what is mounted where,
-//! and is named after the process id of the daemon. It is removed at the unmount if there were no messages.
+//! The daemon creates the file before it enters the sandbox. After that it may not cut or remove files, so it sends
+//! each message to the helper process, which writes the file. The file begins with a line that says what is mounted
+//! where, and is named after the process id of the daemon. It is removed at the unmount if there were no messages.
 
 use anyhow::{Context, bail};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};

@@ -1,5 +1,5 @@
-//! The helper process outside the sandbox. It does what the sandboxed daemon cannot do: it unmounts, looks up readers in
-//! /proc, and writes the file of the last messages.
+//! The helper process outside the sandbox. It does what the sandboxed daemon cannot do: it unmounts, looks up readers
+//! in /proc, and writes the file of the last messages.
 //!
 //! The helper is forked before the model and /dev/fuse are opened. If it held a descriptor of /dev/fuse, readers would
 //! wait forever after the daemon was killed. Before the daemon enters the sandbox, it sets the one mount that the

@@ -49,8 +49,8 @@ fn counts_in_line(digits: usize) -> usize {
     }
 }
 
-/// Length in bytes of the statistics of `count` elements as JSON. It does not depend on their values, so that the size of
-/// a file is known before they are read.
+/// Length in bytes of the statistics of `count` elements as JSON. It does not depend on their values, so that the size
+/// of a file is known before they are read.
 pub fn json_len(count: u64) -> usize {
     let digits = digits(count);
     let head = |placeholder: u8| HEAD.bytes().filter(|byte| *byte == placeholder).count();
