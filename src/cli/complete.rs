@@ -1,5 +1,5 @@
-//! Completion: what the next word of an unfinished command line may be. The scripts in docs/completions show it in bash,
-//! fish and zsh.
+//! Completion: what the next word of an unfinished command line may be. The scripts in docs/completions show it in
+//! bash, fish and zsh.
 
 use super::definition;
 use clap::{Arg, ArgAction, Command, ValueHint};
@@ -80,8 +80,8 @@ impl<'c> Line<'c> {
         }
     }
 
-    /// The options in a word, and the start of the value of the last one, if the word contains it. `None` if the word is
-    /// an operand.
+    /// The options in a word, and the start of the value of the last one, if the word contains it. `None` if the word
+    /// is an operand.
     fn options(&self, word: &str) -> Option<(Vec<&'c Arg>, Option<usize>)> {
         if self.only_operands || !word.starts_with('-') || word == "-" {
             return None;

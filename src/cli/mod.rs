@@ -207,7 +207,8 @@ pub struct MountArgs {
     #[arg(long, hide = true)]
     pub fake: bool,
 
-    /// Keep a mount as it is (mount(8)'s `-o remount`); the value is the long options to compare with those of the mount
+    /// Keep a mount as it is (mount(8)'s `-o remount`); the value is the long options to compare with those of the
+    /// mount
     #[arg(long, hide = true, value_name = "OPTIONS", requires = "mountpoint")]
     pub remount: Option<String>,
 }

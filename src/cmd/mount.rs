@@ -63,7 +63,7 @@ pub fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
 /// Remounts: changes nothing, and fails unless there is a mount with these long options, separated by commas. Options
 /// that the kernel does not list may be those of the mount, because mount(8) adds what is in fstab.
 fn keep(args: &MountArgs, options: &str) -> anyhow::Result<ExitCode> {
-    logging::init(args.verbose, args.log_file.as_deref())?;
+    logging::init(args.verbose, args.log_file.as_deref(), None)?;
     let mountpoint = args.mountpoint.as_deref().unwrap_or(Path::new(""));
     let shown = mountpoint.display();
     let path = mounts::resolve(mountpoint)?;

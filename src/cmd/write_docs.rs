@@ -1,5 +1,5 @@
-//! `weightfs write-docs`: writes the manual page and the completions of bash, fish and zsh. The manual page is generated
-//! from the definition of the command line and, for the list of files in a mount, from the README.
+//! `weightfs write-docs`: writes the manual page and the completions of bash, fish and zsh. The manual page is
+//! generated from the definition of the command line and, for the list of files in a mount, from the README.
 
 use crate::cli;
 use anyhow::Context;

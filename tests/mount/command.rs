@@ -210,7 +210,7 @@ fn unmount_hint_is_a_command_that_works() {
         std::fs::copy(scene.path("sample.safetensors"), &file).unwrap();
         let said = Said::of(scene.command("weightfs").arg("--").arg(format!("{name}.safetensors")));
         let out = said.ok(name);
-        let hint = out.split_once(" (unmount: ").unwrap().1.strip_suffix(")\n").unwrap();
+        let hint = without_remark(&out).split_once(" (unmount: ").unwrap().1.strip_suffix(")\n").unwrap();
         assert_eq!(scene.mounts().len(), 1, "{name}");
         Said::of(scene.command("bash").args(["-c", hint])).ok(hint);
         assert_eq!(scene.mounts(), [""; 0], "{hint}");

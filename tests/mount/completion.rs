@@ -49,8 +49,8 @@ fn offered(scene: &Scene, line: &str) -> [(&'static str, Vec<String>); 3] {
     })
 }
 
-/// Types `line` and `key` into an interactive shell on a terminal, and returns the words that take the place of the last
-/// one.
+/// Types `line` and `key` into an interactive shell on a terminal, and returns the words that take the place of the
+/// last one.
 fn typed(scene: &Scene, shell: &str, line: &str, key: &str) -> Vec<String> {
     let mut command = scene.command("script");
     command.args(["-qc", shell, "/dev/null"]).env("TERM", "dumb").env("ZDOTDIR", scene.dir.path());
