@@ -7,11 +7,9 @@
 use anyhow::{Context, bail};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use nix::unistd::geteuid;
-use std::ffi::OsString;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Seek, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -34,7 +32,10 @@ pub struct Recent(UnixStream);
 /// The helper's end.
 pub struct Recorder(UnixStream);
 
-/// Connects the daemon with its helper. Each packet is a message; the first one is the path of the file.
+/// The first packet, which says that the file exists.
+const START: &[u8] = b"s";
+
+/// Connects the daemon with its helper. Each packet after the first one is a message.
 pub fn pair() -> anyhow::Result<(Recent, Recorder)> {
     let (ours, theirs): (OwnedFd, OwnedFd) =
         socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
@@ -50,7 +51,7 @@ impl Recent {
     pub fn start(&self, first: &str) -> anyhow::Result<PathBuf> {
         let dir = directory()?;
         remove_old(&dir);
-        let path = dir.join(std::process::id().to_string()).with_extension(SUFFIX);
+        let path = path(&dir, std::process::id());
         // The file of an earlier process with the same id.
         let _ = std::fs::remove_file(&path);
         let mut file = OpenOptions::new()
@@ -60,7 +61,7 @@ impl Recent {
             .open(&path)
             .with_context(|| path.display().to_string())?;
         writeln!(file, "{first}").with_context(|| path.display().to_string())?;
-        self.writer()?.write_all(path.as_os_str().as_bytes()).context("the helper process is gone")?;
+        self.writer()?.write_all(START).context("the helper process is gone")?;
         Ok(path)
     }
 
@@ -108,6 +109,11 @@ fn directory() -> anyhow::Result<PathBuf> {
     Ok(dir)
 }
 
+/// The file of a daemon.
+fn path(dir: &Path, daemon: u32) -> PathBuf {
+    dir.join(daemon.to_string()).with_extension(SUFFIX)
+}
+
 /// Removes the files of daemons that have ended, except the newest.
 fn remove_old(dir: &Path) {
     let is_old = |path: &Path| {
@@ -128,7 +134,13 @@ fn remove_old(dir: &Path) {
 
 impl Recorder {
     /// Writes the messages of the daemon to its file until the daemon ends.
-    pub fn record(mut self) {
+    ///
+    /// The helper is not in the sandbox, so it takes no path from the daemon.
+    pub fn record(self, daemon: u32) {
+        self.record_to(|| Some(path(&directory().ok()?, daemon)));
+    }
+
+    fn record_to(mut self, path: impl Fn() -> Option<PathBuf>) {
         let mut packet = [0; MESSAGE_MAX];
         let mut receive = |packet: &mut [u8]| match self.0.read(packet) {
             Err(error) if error.kind() == ErrorKind::Interrupted => None,
@@ -140,11 +152,12 @@ impl Recorder {
                 (None, _) => {}
                 (Some(0), _) => break,
                 (Some(len), Some(record)) => record.add(&packet[..len]),
-                (Some(len), None) => {
-                    let path = PathBuf::from(OsString::from_vec(packet[..len].to_vec()));
+                (Some(_), None) => {
                     // The daemon has just created the file. If it is gone already, there is nothing to keep.
-                    let Ok(opened) = Record::open(path) else { break };
-                    record = Some(opened);
+                    record = path().and_then(|path| Record::open(path).ok());
+                    if record.is_none() {
+                        break;
+                    }
                 }
             }
         }
@@ -264,10 +277,11 @@ mod tests {
         let path = dir.path().join("1.log");
         std::fs::write(&path, "first\n").unwrap();
         let (recent, recorder) = pair().unwrap();
-        let recording = std::thread::spawn(move || recorder.record());
+        let at = path.clone();
+        let recording = std::thread::spawn(move || recorder.record_to(|| Some(at.clone())));
         let mut messages = recent.writer().unwrap();
-        for message in [path.to_str().unwrap(), "a\n", "", "b\n"] {
-            messages.write_all(message.as_bytes()).unwrap();
+        for message in [START, b"a\n", b"", b"b\n"] {
+            messages.write_all(message).unwrap();
         }
         drop((recent, messages));
         recording.join().unwrap();

@@ -19,6 +19,7 @@ use std::ffi::OsString;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::parent_id;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
@@ -51,7 +52,10 @@ pub fn split() -> anyhow::Result<Split> {
         ForkResult::Parent { .. } => {
             Ok(Split::Daemon(Unmounter { orders: Mutex::new(ours.into()) }, Watch::new(our_watch), recent))
         }
-        ForkResult::Child => Ok(Split::Helper(Helper { orders: theirs.into(), questions: their_watch, recorder })),
+        ForkResult::Child => {
+            let (orders, questions, daemon) = (theirs.into(), their_watch, parent_id());
+            Ok(Split::Helper(Helper { orders, questions, recorder, daemon }))
+        }
     }
 }
 
@@ -117,19 +121,21 @@ pub struct Helper {
     orders: UnixStream,
     questions: UnixStream,
     recorder: Recorder,
+    /// The process id of the daemon.
+    daemon: u32,
 }
 
 impl Helper {
     /// Serves the daemon until it ends.
     pub fn serve(self) -> anyhow::Result<ExitCode> {
-        let Self { mut orders, questions, recorder } = self;
+        let Self { mut orders, questions, recorder, daemon } = self;
         daemon::leave_terminal(&daemon::null()?)?;
         // The name in process lists. Setting it cannot fail for a valid string.
         let _ = set_name(c"weightfs-umount");
         // Unmounting may take long, so lookups of readers have their own thread. If it cannot be started, requests of
         // readers that have left are not cancelled; everything else works.
         let _ = std::thread::Builder::new().name("readers".into()).spawn(move || answer(questions));
-        let recording = std::thread::Builder::new().name("messages".into()).spawn(move || recorder.record());
+        let recording = std::thread::Builder::new().name("messages".into()).spawn(move || recorder.record(daemon));
         let (mut target, mut unmounted) = (None, false);
         let mut message = [0; MESSAGE_MAX];
         while let Ok(len @ 1..) = receive(&mut orders, &mut message) {
