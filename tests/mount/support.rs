@@ -201,6 +201,14 @@ impl Drop for Scene {
             let point = line.split(' ').nth(1).unwrap_or_default();
             detach(Path::new(&point.replace(r"\040", " ")));
         }
+        // Where there is no syslog, a daemon leaves its messages in a file, whose first line names the mount point.
+        let files = std::fs::read_dir("/run/weightfs").into_iter().flatten();
+        for file in files.filter_map(|entry| Some(entry.ok()?.path())) {
+            let text = std::fs::read_to_string(&file).unwrap_or_default();
+            if text.lines().next().is_some_and(|line| line.contains(&*self.dir.path().to_string_lossy())) {
+                let _ = std::fs::remove_file(file);
+            }
+        }
     }
 }
 
