@@ -247,6 +247,8 @@ pub struct HeaderBuilder {
     dims: Vec<u64>,
     unknown_dtypes: Vec<String>,
     unknown_index: NameTable,
+    /// The dtype that was used last. Most tensors of a file have the same one.
+    last_dtype: DtypeNumber,
     records: Vec<Record>,
     skipped: SkipList,
     is_too_large: bool,
@@ -301,6 +303,7 @@ impl HeaderBuilder {
             dims: Vec::new(),
             unknown_dtypes: Vec::new(),
             unknown_index: NameTable::with_capacity(0),
+            last_dtype: DtypeNumber(0),
             records: Vec::new(),
             skipped: SkipList::default(),
             is_too_large: false,
@@ -358,6 +361,9 @@ impl HeaderBuilder {
 
     /// The number of the dtype called `name`, known or not.
     pub fn dtype_number(&mut self, name: &str) -> DtypeNumber {
+        if self.dtype(self.last_dtype).name() == name {
+            return self.last_dtype;
+        }
         let known = Dtype::ALL.iter().position(|known| known.name() == name);
         let number = known.unwrap_or_else(|| {
             let unknown = &mut self.unknown_dtypes;
@@ -369,7 +375,8 @@ impl HeaderBuilder {
             });
             Dtype::ALL.len() + at
         });
-        DtypeNumber(number as u32)
+        self.last_dtype = DtypeNumber(number as u32);
+        self.last_dtype
     }
 
     /// The dtype with that number.
