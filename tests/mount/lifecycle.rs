@@ -3,7 +3,7 @@
 
 use crate::gate::{FILE, Gate};
 use crate::readers::{End, Expected, Mapped, Readers, Way};
-use crate::support::{Mount, Scene, pattern, require_fuse, wait_until};
+use crate::support::{Mount, Scene, pattern, require_fuse, status, wait_until};
 use nix::errno::Errno;
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::libc::SIGBUS;
@@ -192,11 +192,9 @@ fn five_hundred_mounts_leave_nothing_behind() {
 /// The number of descriptors and maps of a process, and its anonymous memory in KiB.
 fn held(pid: Pid) -> [usize; 3] {
     let proc = |name: &str| format!("/proc/{pid}/{name}");
-    let status = std::fs::read_to_string(proc("status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
     let descriptors = std::fs::read_dir(proc("fd")).unwrap().count();
     let maps = std::fs::read_to_string(proc("maps")).unwrap().lines().count();
-    [descriptors, maps, line.trim().trim_end_matches(" kB").parse().unwrap()]
+    [descriptors, maps, status(pid, "RssAnon") as usize]
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Memory use on hostile files: a claimed size costs nothing, and the content costs at most a small multiple of its
 //! length.
 
-use crate::support::{Said, Scene, require_fuse};
+use crate::support::{Said, Scene, require_fuse, status};
 use std::path::PathBuf;
 
 const MIB: usize = 1 << 20;
@@ -165,9 +165,7 @@ fn peak_memory(scene: &Scene, header: &str, names: &[&str]) -> usize {
         let said = Said::of(command.args(["-c", line, "sh"]).arg(&path));
         assert_eq!((said.code, &said.err[..]), (0, ""), "{}", path.display());
     }
-    let status = std::fs::read_to_string(format!("/proc/{}/status", mount.child.id())).unwrap();
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.strip_suffix("kB")?.trim().parse().ok());
-    peak.map(|kib: usize| kib * 1024).unwrap()
+    1024 * status(mount.child.id(), "VmHWM") as usize
 }
 
 #[test]

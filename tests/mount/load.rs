@@ -3,7 +3,7 @@
 //!
 //! The readers are processes with several threads. Each thread picks random files and reads them in random ways.
 
-use crate::support::{Mount, Scene, pattern, python, require_fuse, run_ok};
+use crate::support::{Mount, Scene, pattern, python, require_fuse, run_ok, status};
 use memmap2::{Mmap, UncheckedAdvice};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::libc::O_DIRECT;
@@ -267,13 +267,8 @@ struct Usage {
 impl Usage {
     fn of(mount: &Mount) -> Self {
         let pid = mount.child.id();
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-        let field = |name: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
-            line.split_whitespace().next().unwrap().parse().unwrap()
-        };
         let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count() as u64;
-        Self { memory: field("RssAnon:"), descriptors, threads: field("Threads:") }
+        Self { memory: status(pid, "RssAnon"), descriptors, threads: status(pid, "Threads") }
     }
 
     /// The maximum of each field.

@@ -1,15 +1,8 @@
 //! Resident memory of the daemon.
 
-use crate::support::{Scene, require_fuse};
+use crate::support::{Scene, require_fuse, status};
 use std::fs::File;
 use std::io::Read;
-
-/// VmRSS of a process, in bytes.
-fn resident(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
-}
 
 #[test]
 fn resident_memory_stays_below_64_mb_while_a_large_model_is_read() {
@@ -26,7 +19,7 @@ fn resident_memory_stays_below_64_mb_while_a_large_model_is_read() {
         let mut file = File::open(mount.path(file)).unwrap();
         let mut buffer = vec![0; 1 << 20];
         while file.read(&mut buffer).unwrap() > 0 {
-            highest = highest.max(resident(mount.child.id()));
+            highest = highest.max(1024 * status(mount.child.id(), "VmRSS"));
         }
     }
     assert!(highest < 64_000_000, "{highest} bytes");

@@ -385,6 +385,13 @@ impl Drop for Detached {
     }
 }
 
+/// A number in `/proc/PROCESS/status`. Sizes of memory are in kB of 1,024 bytes.
+pub fn status(pid: impl std::fmt::Display, field: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let value = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    value.and_then(|value| value.split_whitespace().next()).unwrap().parse().unwrap()
+}
+
 /// Runs a command to its end.
 pub fn run<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>) -> Output {
     Command::new(program).args(args).output().unwrap_or_else(|error| panic!("{program}: {error}"))
