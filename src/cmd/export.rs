@@ -20,7 +20,7 @@ use weightfs::content::Content;
 use weightfs::model::{self, Catalog, Kind, Model, Opened, TensorId};
 use weightfs::source::Location;
 use weightfs::view::{Export, Shards, Tensors};
-use weightfs::write::{self, Output, OutputDir, is_stdout};
+use weightfs::write::{Output, OutputDir, is_stdout};
 
 /// Permissions of the files of a model without source files, before the umask is applied.
 const MODE: u32 = 0o666;
@@ -56,8 +56,7 @@ impl Job<'_> {
         if let Some(size) = self.args.shard_size {
             let dir = self.directory()?;
             let progress = self.start(&dir, self.measure(model, &tensors, source)?)?;
-            let written = self.write_shards(model, &tensors, size, source, dir.unfinished(), &progress);
-            written.map_err(|error| rename_error(&dir, error))?;
+            self.write_shards(model, &tensors, size, source, (&dir, "".as_ref()), &progress)?;
             model.verify()?;
             self.interrupted.check()?;
             return Ok(progress.during(SYNCING, || dir.commit())?);
@@ -68,10 +67,11 @@ impl Job<'_> {
         } else {
             out.clone()
         };
-        self.spare_source(model, &tensors, &path)?;
+        let output = Output::create(&path, mode(model))?;
+        self.spare_source(model, &tensors, &path, &output)?;
         let content = self.content(model, tensors, source)?;
         let progress = Progress::new(WRITING, content.len());
-        let output = self.write_file(model, &content, &path, &progress)?;
+        let output = self.fill(output, &content, &progress)?;
         model.verify()?;
         self.finish(output, &progress)
     }
@@ -86,9 +86,9 @@ impl Job<'_> {
     }
 
     /// Fails if the output at `path` would replace a file of the source and lose some of its content.
-    fn spare_source(&self, model: &Model, tensors: &Tensors, path: &Path) -> anyhow::Result<()> {
+    fn spare_source(&self, model: &Model, tensors: &Tensors, path: &Path, output: &Output) -> anyhow::Result<()> {
         let id = |path: &Path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
-        let Some(replaced) = id(path).filter(|_| !is_stdout(path)) else { return Ok(()) };
+        let Some(replaced) = output.replaces() else { return Ok(()) };
         let is_part = model.sources().iter().any(|part| part.id() == Some(replaced));
         // The location of a model of several files is the index or the manifest.
         if !is_part && model.location().path().and_then(id) != Some(replaced) {
@@ -139,7 +139,7 @@ impl Job<'_> {
         let nbytes = self.measure_each(catalog)?;
         self.all_matched()?;
         let progress = self.start(&dir, nbytes)?;
-        self.write_each(catalog, dir.unfinished(), &progress).map_err(|error| rename_error(&dir, error))?;
+        self.write_each(catalog, &dir, &progress)?;
         self.interrupted.check()?;
         Ok(progress.during(SYNCING, || dir.commit())?)
     }
@@ -163,10 +163,10 @@ impl Job<'_> {
         Ok(sum)
     }
 
-    fn write_each(&self, catalog: &Catalog, into: &Path, progress: &Progress) -> anyhow::Result<()> {
+    fn write_each(&self, catalog: &Catalog, into: &OutputDir, progress: &Progress) -> anyhow::Result<()> {
         let mut readable = false;
         for (path, id) in catalog.paths() {
-            let (source, path) = (self.args.source.join(&path), into.join(&path));
+            let source = self.args.source.join(&path);
             let model = match models::in_catalog(catalog, id, &source) {
                 // The other models are still written.
                 Err(error) if self.args.lenient => {
@@ -182,13 +182,11 @@ impl Job<'_> {
             }
             let (dir, name) = (path.parent().unwrap_or(&path), path.file_name().unwrap_or_default());
             if let Some(size) = self.args.shard_size {
-                fs::create_dir_all(&path).with_context(|| path.display().to_string())?;
-                self.write_shards(&model, &tensors, size, &source, &path, progress)?;
+                self.write_shards(&model, &tensors, size, &source, (into, &path), progress)?;
             } else {
-                fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
-                let path = dir.join(file_name(name.to_owned()));
-                let output = self.write_file(&model, &self.content(&model, tensors, &source)?, &path, progress)?;
-                self.finish(output, progress)?;
+                let content = self.content(&model, tensors, &source)?;
+                let output = into.file(&dir.join(file_name(name.to_owned())), mode(&model))?;
+                self.finish(self.fill(output, &content, progress)?, progress)?;
             }
             model.verify()?;
         }
@@ -220,24 +218,24 @@ impl Job<'_> {
         }
     }
 
-    /// Writes a model as several files and their index to the directory `dir`.
+    /// Writes a model as several files and their index to a directory below the output directory.
     fn write_shards(
         &self,
         model: &Arc<Model>,
         tensors: &Tensors,
         size: ByteSize,
         source: &Location,
-        dir: &Path,
+        (into, dir): (&OutputDir, &Path),
         progress: &Progress,
     ) -> anyhow::Result<()> {
         let shards = Shards::new(model, tensors, size.as_u64());
         for (name, tensors) in shards.files() {
             let content = self.content(model, Tensors::These(tensors.into()), source)?;
-            let output = self.write_file(model, &content, &dir.join(name), progress)?;
-            self.finish(output, progress)?;
+            let output = into.file(&dir.join(name), mode(model))?;
+            self.finish(self.fill(output, &content, progress)?, progress)?;
         }
         if let Some((name, text)) = shards.index(model) {
-            let mut output = Output::create(&dir.join(name), mode(model))?;
+            let mut output = into.file(&dir.join(name), mode(model))?;
             output.write(text.as_bytes())?;
             output.commit()?;
         }
@@ -245,8 +243,7 @@ impl Job<'_> {
     }
 
     /// Writes the content of a file, which gets its name in [`Job::finish`].
-    fn write_file(&self, model: &Model, content: &Content, path: &Path, progress: &Progress) -> anyhow::Result<Output> {
-        let mut output = Output::create(path, mode(model))?;
+    fn fill(&self, mut output: Output, content: &Content, progress: &Progress) -> anyhow::Result<Output> {
         output.reserve(content.len())?;
         output.write_content(content, &mut |bytes| {
             progress.add(bytes);
@@ -271,11 +268,6 @@ fn is_empty(tensors: &Tensors) -> bool {
 fn mode(model: &Model) -> u32 {
     let modes = model.sources().iter().map(|source| u32::from(source.stat().mode));
     modes.reduce(|a, b| a & b).unwrap_or(MODE)
-}
-
-/// The error with the path that the user gave instead of the temporary path.
-fn rename_error(dir: &OutputDir, error: anyhow::Error) -> anyhow::Error {
-    error.downcast().map_or_else(|other| other, |error: write::Error| dir.rename_error(error).into())
 }
 
 fn file_name(mut stem: OsString) -> OsString {

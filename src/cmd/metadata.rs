@@ -9,9 +9,8 @@ use crate::terminal::progress::Progress;
 use anyhow::{Context, bail};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
-use nix::unistd::{AccessFlags, eaccess};
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::mem;
 use std::ops::Range;
@@ -22,9 +21,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 use weightfs::format::{self, Mode};
 use weightfs::model::{self, Change, Kind, Model, Opened, changes};
-use weightfs::source::{FileId, Location};
+use weightfs::source::Location;
 use weightfs::text::{printable, quote};
-use weightfs::write::Output;
+use weightfs::write::{Original, Output};
+
+/// How often a file is opened again because another process has replaced it.
+const TRIES_MAX: u32 = 1000;
 
 type Pairs = BTreeMap<String, String>;
 
@@ -154,17 +156,23 @@ fn edit(
 ) -> anyhow::Result<ExitCode> {
     let interrupted = Interrupted::watch()?;
     // The lock is held until the file is replaced, so that no change of another process is lost.
-    let (model, in_place, _lock) = loop {
+    let mut tries = 0;
+    let (model, original, in_place, _lock) = loop {
         let model = models::one(&file.into(), Mode::Strict)?;
         let Some(path) = model.location().path().filter(|_| model.kind() == Kind::File) else {
             bail!("{}: a model of several files; name one of them", file.display());
         };
-        let in_place = options.out.as_deref().is_none_or(|out| is_same(out, path));
-        let lock = if in_place && !options.dry_run { lock(file, path, &interrupted)? } else { None };
-        // The previous holder of the lock may have replaced the file.
-        let id = lock.as_ref().and_then(|lock| Some(id(&lock.metadata().ok()?)));
-        if id.is_none_or(|id| is_at(path, id) && model.sources().iter().all(|source| source.id() == Some(id))) {
-            break (model, in_place, lock);
+        let original = Original::open(if file.is_dir() { path } else { file })?;
+        let in_place = options.out.as_deref().is_none_or(|out| original.is_at(out));
+        let lock = if in_place && !options.dry_run { lock(file, &original, &interrupted)? } else { None };
+        // The previous holder of the lock may have replaced the file, and another process may do so at any time.
+        let is_same = model.sources().iter().all(|source| source.id() == Some(original.id()));
+        if is_same && (lock.is_none() || original.is_current()) {
+            break (model, original, in_place, lock);
+        }
+        tries += 1;
+        if tries == TRIES_MAX {
+            bail!("{}", replaced(file));
         }
     };
     let old = model.metadata();
@@ -180,15 +188,15 @@ fn edit(
         return Ok(ExitCode::SUCCESS);
     }
     let out = options.out.as_deref().filter(|_| !in_place);
-    written(write(&model, file, out, &new, &interrupted))
+    written(write(&model, file, &original, out, &new, &interrupted))
 }
 
-/// Locks the file at `path`; waits if another process holds the lock. `file` is the path for messages. `None` if the
-/// file system does not support locks.
-fn lock(file: &Path, path: &Path, interrupted: &Interrupted) -> anyhow::Result<Option<Flock<File>>> {
+/// Locks the file; waits if another process holds the lock. `file` is the path for messages. `None` if the file system
+/// does not support locks.
+fn lock(file: &Path, original: &Original, interrupted: &Interrupted) -> anyhow::Result<Option<Flock<File>>> {
     const PAUSE: Duration = Duration::from_millis(10);
     const SILENT: Duration = Duration::from_secs(1);
-    let mut opened = File::open(path).with_context(|| file.display().to_string())?;
+    let mut opened = original.file().try_clone().with_context(|| file.display().to_string())?;
     let (since, mut reported) = (Instant::now(), false);
     loop {
         opened = match Flock::lock(opened, FlockArg::LockExclusiveNonblock) {
@@ -204,11 +212,6 @@ fn lock(file: &Path, path: &Path, interrupted: &Interrupted) -> anyhow::Result<O
     }
 }
 
-/// Whether two paths lead to the same name of a file. Two hard links of a file are not the same name.
-fn is_same(a: &Path, b: &Path) -> bool {
-    a.canonicalize().ok().is_some_and(|path| b.canonicalize().is_ok_and(|other| other == path))
-}
-
 /// A change as lines: the old value with `-`, and the new value with `+`.
 fn line(change: &Change) -> String {
     let signed = |sign, value: Option<&str>| value.map(|value| format!("{sign} {}", pair(change.key, value)));
@@ -219,43 +222,41 @@ fn line(change: &Change) -> String {
 fn write(
     model: &Model,
     file: &Path,
+    original: &Original,
     out: Option<&Path>,
     metadata: &[(String, String)],
     interrupted: &Interrupted,
 ) -> anyhow::Result<()> {
-    let (Some(source), Some(path)) = (model.sources().first(), model.location().path()) else {
-        bail!("{}: a model without files", file.display());
-    };
-    // The kernel checks the permissions of the directory only, but a write-protected file must not be replaced.
-    if out.is_none() && eaccess(path, AccessFlags::W_OK).is_err() {
+    if out.is_none() && !original.is_writable() {
         bail!("{}: is write-protected; -o writes a changed copy", file.display());
     }
-    let opened = File::open(path).with_context(|| file.display().to_string())?;
-    let stat = opened.metadata()?;
-    let replaced = || format!("{}: replaced by another process meanwhile; nothing was written", file.display());
-    if source.id() != Some(id(&stat)) {
-        bail!("{}", replaced());
-    }
+    let stat = original.file().metadata().with_context(|| file.display().to_string())?;
     let (head, data) = head(model, file, metadata)?;
-    let named = if file.is_dir() { path } else { file };
-    let mut output = Output::create(out.unwrap_or(named), stat.mode())?;
+    let mut output = match out {
+        Some(out) => Output::create(out, stat.mode())?,
+        None => original.replace()?,
+    };
     output.write(&head)?;
     let progress = Progress::new("copying", data.end - data.start);
-    output.copy(&opened, data, &mut |bytes| {
+    output.copy(original.file(), data, &mut |bytes| {
         progress.add(bytes);
         !interrupted.is_set()
     })?;
     // Syncing takes long, so it comes before the last checks.
     progress.during("syncing", || output.sync())?;
     model.verify()?;
-    if out.is_none() && !is_at(path, id(&stat)) {
-        bail!("{}", replaced());
+    if out.is_none() && !original.is_current() {
+        bail!("{}", replaced(file));
     }
     if out.is_none() && stat.nlink() > 1 {
         log::warn!("{}: has {} hard links; only this one refers to the changed file", file.display(), stat.nlink());
     }
     interrupted.check()?;
     Ok(output.commit()?)
+}
+
+fn replaced(file: &Path) -> String {
+    format!("{}: replaced by another process meanwhile; nothing was written", file.display())
 }
 
 /// The header with other metadata, and the range of the data in the file.
@@ -265,12 +266,4 @@ fn head(model: &Model, file: &Path, metadata: &[(String, String)]) -> anyhow::Re
     let header = header.with_context(|| file.display().to_string())?;
     let head = format::with_metadata(&header, &input, metadata).with_context(|| file.display().to_string())?;
     Ok((head, header.data_start()..source.len()))
-}
-
-fn id(stat: &fs::Metadata) -> FileId {
-    (stat.dev(), stat.ino())
-}
-
-fn is_at(path: &Path, file: FileId) -> bool {
-    fs::metadata(path).is_ok_and(|found| id(&found) == file)
 }

@@ -3,7 +3,6 @@
 use super::recent::Recent;
 use anyhow::Context;
 use log::{Log, Metadata, Record};
-use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
@@ -11,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use weightfs::fuse::LOG_TARGET;
 use weightfs::source::strerror;
 use weightfs::text::message;
+use weightfs::write;
 
 /// Writes messages to the terminal until the program is in the background, and always to the log file.
 struct Logger {
@@ -51,10 +51,7 @@ pub fn init(verbose: bool, file: Option<&Path>, recent: Option<&Recent>) -> anyh
     let terminal = builder(verbose).format(|out, record| writeln!(out, "weightfs: {}", text(record))).build();
     let (mut background, mut is_recent) = (None, false);
     let file = match file {
-        Some(path) => {
-            let file = OpenOptions::new().append(true).create(true).open(path);
-            Some(to_file(verbose, file.with_context(|| path.display().to_string())?))
-        }
+        Some(path) => Some(to_file(verbose, write::append(path).with_context(|| path.display().to_string())?)),
         None => {
             let syslog = Syslog::connect();
             is_recent = syslog.is_none() && recent.is_some() && terminal.filter() > log::LevelFilter::Off;

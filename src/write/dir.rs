@@ -1,32 +1,56 @@
 //! An output directory, which gets its name once everything in it is on the disk.
 
 use super::error::Error;
+use super::output::Output;
+use super::place::{Found, Place, id, is, open_dir, temporary};
 use super::space;
-use super::temporary::{MARK, is_temporary, prefix, sync_names};
+use super::temporary::{is_temporary, prefix, sync_names};
 use crate::source::strerror;
+use nix::dir::Dir;
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
-use nix::unistd::geteuid;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use nix::fcntl::{AtFlags, Flock, FlockArg, OFlag};
+use nix::sys::stat::{Mode, SFlag, fchmod, fstat, fstatat, mkdirat};
+use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+/// The permissions of a temporary directory. No other directory is taken for one that an interrupted export has left
+/// behind, because another user may be able to give any directory such a name.
+const UNFINISHED: u32 = 0o1700;
+
+/// Maximum depth of the directories in an output directory. It is that of a directory of models, and one more for the
+/// shards of a model.
+const DEPTH_MAX: usize = 66;
 
 /// An output directory that is being written. It is removed if it is dropped before the commit. If the process is
-/// killed, a directory remains whose name begins with a dot and ends in [`MARK`]; the next output to the same path
-/// removes it.
+/// killed, a directory remains whose name begins with a dot and ends in [`super::MARK`]; the next output to the same
+/// path removes it.
 #[derive(Debug)]
 pub struct OutputDir {
     /// The path as given, for messages.
     path: PathBuf,
-    /// The absolute path of the directory.
-    target: PathBuf,
-    /// Whether the directory exists already. It is empty then.
-    exists: bool,
-    /// The temporary directory: beside the target, or in it if the target exists.
-    unfinished: PathBuf,
+    target: Target,
+    /// The name of the temporary directory: beside the target, or in it if the target exists.
+    unfinished: Place,
     /// The temporary directory, locked if the file system supports it: one that is not locked is a leftover.
     opened: Claimed,
+    /// The permissions that the directory gets if it is new.
+    mode: Mode,
+    is_committed: bool,
+}
+
+/// The final directory.
+#[derive(Debug)]
+enum Target {
+    /// A directory that exists. It was empty at the start.
+    Dir(Arc<OwnedFd>),
+    /// A name that is not in use.
+    Name(Place),
 }
 
 /// An open temporary directory.
@@ -36,141 +60,203 @@ enum Claimed {
     Unlocked(File),
 }
 
+impl Claimed {
+    fn file(&self) -> &File {
+        match self {
+            Self::Locked(lock) => lock,
+            Self::Unlocked(file) => file,
+        }
+    }
+}
+
 impl OutputDir {
-    /// Starts to write the directory `path`. An existing directory must be empty, and keeps its attributes.
+    /// Starts to write the directory `path`. An existing directory must be empty, and keeps its attributes. Links are
+    /// followed as by [`Output::create`].
     pub fn create(path: &Path) -> Result<Self, Error> {
         Self::begin(path).map_err(|error| Error::Io { path: path.to_owned(), what: "", error })
     }
 
     fn begin(path: &Path) -> io::Result<Self> {
-        let target = std::path::absolute(path)?;
-        let prefix = prefix(target.file_name().unwrap_or_default());
-        let exists = match leftovers(&target, &prefix) {
-            Ok((_, 1..)) => return Err(Errno::ENOTEMPTY.into()),
-            Ok((inside, 0)) => {
-                inside.iter().for_each(|leftover| remove_leftover(leftover));
-                true
+        let shown = std::path::absolute(path)?;
+        let (target, parent, prefix) = match Found::at(path)? {
+            Found::Dir(dir) => {
+                let dir = Arc::new(dir);
+                let prefix = prefix(shown.file_name().unwrap_or_default());
+                let (inside, others) = leftovers(&dir, &prefix)?;
+                if others > 0 {
+                    return Err(Errno::ENOTEMPTY.into());
+                }
+                inside.iter().for_each(|leftover| remove_leftover(&dir, leftover, &shown));
+                // What remains may belong to an export that is still running.
+                if !entries(&dir)?.is_empty() {
+                    return Err(Errno::ENOTEMPTY.into());
+                }
+                let beside = open_dir(&dir, "..")?;
+                (Target::Dir(dir), Arc::new(beside), prefix)
             }
-            Err(error) if error.kind() == ErrorKind::NotFound => false,
-            Err(error) => return Err(error),
+            Found::Name { place, at: None, .. } => {
+                let (parent, prefix) = (place.dir.clone(), prefix(&place.name));
+                (Target::Name(place), parent, prefix)
+            }
+            Found::Name { .. } | Found::Unnamed(_) => return Err(Errno::ENOTDIR.into()),
         };
-        // What remains may belong to an export that is still running.
-        if exists && fs::read_dir(&target)?.next().is_some() {
-            return Err(Errno::ENOTEMPTY.into());
-        }
-        let parent = target.parent().ok_or(Errno::EINVAL)?;
-        let (beside, _) = leftovers(parent, &prefix).unwrap_or_default();
-        beside.iter().for_each(|leftover| remove_leftover(leftover));
-        let (opened, unfinished) = tempfile::Builder::new()
-            .prefix(&prefix)
-            .suffix(MARK)
-            .make_in(if exists { &target } else { parent }, |path| {
-                DirBuilder::new().create(path)?;
-                claim(path).inspect_err(|_| _ = fs::remove_dir(path))
-            })?
-            .into_parts();
-        // TempPath would remove a file, but not a directory.
-        let unfinished = unfinished.keep().map_err(|kept| kept.error)?;
-        Ok(Self { path: path.to_owned(), target, exists, unfinished, opened })
+        let (beside, _) = leftovers(&parent, &prefix).unwrap_or_default();
+        let above = shown.parent().unwrap_or(Path::new("/"));
+        beside.iter().for_each(|leftover| remove_leftover(&parent, leftover, above));
+        let holder = match &target {
+            Target::Dir(dir) => dir,
+            Target::Name(_) => &parent,
+        };
+        let make = |place: &Place| {
+            mkdirat(&place.dir, &*place.name, Mode::from_bits_truncate(0o777))?;
+            claim(place).inspect_err(|_| _ = unlinkat(&place.dir, &*place.name, UnlinkatFlags::RemoveDir))
+        };
+        let ((opened, mode), unfinished) = temporary(holder, &prefix, make)?;
+        Ok(Self { path: path.to_owned(), target, unfinished, opened, mode, is_committed: false })
     }
 
     /// Fails if the file system has fewer than `needed` bytes available.
     pub fn check_space(&self, needed: u64) -> Result<(), Error> {
-        let opened = match &self.opened {
-            Claimed::Locked(lock) => lock,
-            Claimed::Unlocked(opened) => opened,
-        };
-        space::check(&self.path, opened, needed)
+        space::check(&self.path, self.opened.file(), needed)
     }
 
-    /// The temporary directory to write to.
-    pub fn unfinished(&self) -> &Path {
-        &self.unfinished
+    /// Starts to write a new file at a relative path in the directory. Directories on the way to it are created.
+    pub fn file(&self, relative: &Path, mode: u32) -> Result<Output, Error> {
+        let path = self.path.join(relative);
+        let place = self.place(relative).map_err(|error| Error::Io { path: path.clone(), what: "", error })?;
+        Output::create_at(&path, place, mode)
     }
 
-    /// Replaces the temporary path in an error by the final path.
-    pub fn rename_error(&self, mut error: Error) -> Error {
-        if let Error::Io { path, .. } | Error::Full { path, .. } = &mut error
-            && let Ok(rest) = path.strip_prefix(&self.unfinished)
-        {
-            *path = self.path.join(rest);
+    fn place(&self, relative: &Path) -> io::Result<Place> {
+        let mut dir: OwnedFd = self.opened.file().as_fd().try_clone_to_owned()?;
+        let mut names: Vec<&OsStr> = Vec::new();
+        for component in relative.components() {
+            match component {
+                Component::Normal(name) => names.push(name),
+                _ => return Err(Errno::EINVAL.into()),
+            }
         }
-        error
-    }
-
-    /// Renames the temporary directory to the target. If the target exists, the entries are moved into it, in the order
-    /// of their names.
-    pub fn commit(self) -> Result<(), Error> {
-        let error = |error| Error::Io { path: self.path.clone(), what: "", error };
-        sync(&self.unfinished).map_err(error)?;
-        if self.exists {
-            self.move_in().map_err(error)?;
-        } else {
-            fs::rename(&self.unfinished, &self.target).map_err(error)?;
+        let name = names.pop().ok_or(Errno::EINVAL)?;
+        for name in names {
+            match mkdirat(&dir, name, Mode::from_bits_truncate(0o777)) {
+                Ok(()) | Err(Errno::EEXIST) => dir = open_dir(&dir, name)?,
+                Err(errno) => return Err(errno.into()),
+            }
         }
-        let holder = if self.exists { &self.target } else { self.target.parent().unwrap_or(Path::new("/")) };
-        sync_names(holder).map_err(error)
+        Ok(Place { dir: Arc::new(dir), name: name.to_owned() })
     }
 
-    fn move_in(&self) -> io::Result<()> {
-        let mut names =
-            fs::read_dir(&self.unfinished)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>()?;
+    /// Gives the temporary directory the name of the target. If the target exists, the entries are moved into it, in
+    /// the order of their names.
+    pub fn commit(mut self) -> Result<(), Error> {
+        let committed = self.finish();
+        committed.map_err(|error| Error::Io { path: self.path.clone(), what: "", error })
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        let dir = self.opened.file();
+        sync(dir)?;
+        match &self.target {
+            Target::Dir(target) => {
+                self.move_into(target)?;
+                sync_names(target)
+            }
+            Target::Name(place) => {
+                fchmod(dir, self.mode)?;
+                place.take(&self.unfinished)?;
+                // Another user may have exchanged the temporary directory for something else.
+                if !place.is(id(&fstat(dir)?))? {
+                    return Err(Errno::EEXIST.into());
+                }
+                self.is_committed = true;
+                sync_names(&place.dir)
+            }
+        }
+    }
+
+    fn move_into(&self, target: &Arc<OwnedFd>) -> io::Result<()> {
+        let dir = self.opened.file();
+        let mut names = entries(dir)?;
         // In this order, an index comes after the shards that it names.
         names.sort();
+        let place = |name: &OsString| Place { dir: target.clone(), name: name.clone() };
         // The directory was empty at the start.
-        if names.iter().any(|name| self.target.join(name).symlink_metadata().is_ok()) {
-            return Err(Errno::ENOTEMPTY.into());
+        for name in &names {
+            if place(name).stat()?.is_some() {
+                return Err(Errno::ENOTEMPTY.into());
+            }
         }
-        for name in names {
-            fs::rename(self.unfinished.join(&name), self.target.join(&name))?;
+        let from = Arc::new(dir.as_fd().try_clone_to_owned()?);
+        for name in &names {
+            place(name).take(&Place { dir: from.clone(), name: name.clone() })?;
         }
         Ok(())
     }
 }
 
 /// The temporary directories with this prefix in a directory, and the number of its other entries.
-fn leftovers(dir: &Path, prefix: &str) -> io::Result<(Vec<PathBuf>, usize)> {
-    let (mut found, mut others) = (Vec::new(), 0);
-    for entry in fs::read_dir(dir)? {
-        let entry = entry?;
-        if is_temporary(&entry.file_name(), prefix) && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            found.push(entry.path());
-        } else {
-            others += 1;
+fn leftovers(dir: &OwnedFd, prefix: &str) -> io::Result<(Vec<OsString>, usize)> {
+    let (found, others): (Vec<_>, Vec<_>) = entries(dir)?.into_iter().partition(|name| {
+        let is_dir = || fstatat(dir, &**name, AtFlags::AT_SYMLINK_NOFOLLOW).is_ok_and(|stat| is(&stat, SFlag::S_IFDIR));
+        is_temporary(name, prefix) && is_dir()
+    });
+    Ok((found, others.len()))
+}
+
+/// The names in a directory.
+fn entries(dir: &impl AsFd) -> io::Result<Vec<OsString>> {
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let mut names = Vec::new();
+    for entry in Dir::openat(dir, ".", flags, Mode::empty())?.iter() {
+        let name = OsStr::from_bytes(entry?.file_name().to_bytes()).to_owned();
+        if name != "." && name != ".." {
+            names.push(name);
         }
     }
-    Ok((found, others))
+    Ok(names)
 }
 
-/// Opens and locks the temporary directory that this process has created at `path`.
-fn claim(path: &Path) -> io::Result<Claimed> {
+/// Opens and locks the temporary directory that this process has created. Also returns the permissions that it got from
+/// the umask.
+fn claim(place: &Place) -> io::Result<(Claimed, Mode)> {
     // With this error, another name is tried.
     let taken = || io::Error::from(ErrorKind::AlreadyExists);
-    let opened = open_dir(path).map_err(|error| if error.kind() == ErrorKind::NotFound { taken() } else { error })?;
-    match Flock::lock(opened, FlockArg::LockExclusiveNonblock) {
-        Ok(lock) if path.symlink_metadata().is_ok() => Ok(Claimed::Locked(lock)),
+    let opened = place.open(OFlag::O_RDONLY | OFlag::O_DIRECTORY, 0);
+    let opened = opened.map_err(|error| if error.kind() == ErrorKind::NotFound { taken() } else { error })?;
+    let claimed = match Flock::lock(opened, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => Claimed::Locked(lock),
         // Another process has just taken it for a leftover.
-        Ok(_) | Err((_, Errno::EWOULDBLOCK)) => Err(taken()),
-        Err((opened, _)) => Ok(Claimed::Unlocked(opened)),
+        Err((_, Errno::EWOULDBLOCK)) => return Err(taken()),
+        Err((opened, _)) => Claimed::Unlocked(opened),
+    };
+    let dir = claimed.file();
+    let stat = fstat(dir)?;
+    // Everything in this directory will be removed if the export fails, so it must be the new directory and not one
+    // that another user has moved to this name.
+    if !place.is(id(&stat))? || !entries(dir)?.is_empty() {
+        return Err(taken());
     }
-}
-
-fn open_dir(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).custom_flags(nix::libc::O_DIRECTORY | nix::libc::O_NOFOLLOW).open(path)
+    fchmod(dir, Mode::from_bits_truncate(UNFINISHED))?;
+    Ok((claimed, Mode::from_bits_truncate(stat.st_mode)))
 }
 
 /// Removes a temporary directory of an export that was killed, and logs this; logs its path if it cannot be removed.
-fn remove_leftover(path: &Path) {
-    let shown = path.display();
-    let removed = open_dir(path).and_then(|opened| {
-        if opened.metadata()?.uid() != geteuid().as_raw() {
-            return Err(Errno::EPERM.into());
+/// `shown` is the path of the directory that holds it.
+fn remove_leftover(holder: &Arc<OwnedFd>, name: &OsStr, shown: &Path) {
+    let place = Place { dir: holder.clone(), name: name.to_owned() };
+    let removed = place.open(OFlag::O_RDONLY | OFlag::O_DIRECTORY, 0).and_then(|opened| {
+        let opened = Flock::lock(opened, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| errno)?;
+        let stat = fstat(&*opened)?;
+        if !entries(&*opened)?.is_empty() {
+            if stat.st_uid != geteuid().as_raw() || stat.st_mode & 0o7777 != UNFINISHED {
+                return Err(Errno::EPERM.into());
+            }
+            remove_all(&*opened, 0)?;
         }
-        match Flock::lock(opened, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => fs::remove_dir_all(path).map(|()| drop(lock)),
-            Err((_, errno)) => Err(errno.into()),
-        }
+        Ok(unlinkat(holder, name, UnlinkatFlags::RemoveDir)?)
     });
+    let shown = shown.join(name);
+    let shown = shown.display();
     match removed {
         Ok(()) => log::warn!("{shown}: removed; an interrupted export had left it behind"),
         // Its export is still running, or another one has just removed it.
@@ -182,12 +268,30 @@ fn remove_leftover(path: &Path) {
     }
 }
 
+/// Removes everything in a directory, which is `depth` directories below the first one.
+fn remove_all(dir: &impl AsFd, depth: usize) -> io::Result<()> {
+    if depth > DEPTH_MAX {
+        return Err(Errno::ELOOP.into());
+    }
+    for name in entries(dir)? {
+        match unlinkat(dir, &*name, UnlinkatFlags::NoRemoveDir) {
+            Err(Errno::EISDIR) => {
+                remove_all(&open_dir(dir, &*name)?, depth + 1)?;
+                unlinkat(dir, &*name, UnlinkatFlags::RemoveDir)?;
+            }
+            removed => removed?,
+        }
+    }
+    Ok(())
+}
+
 /// Syncs a directory and the directories below it, so that the names in them are on the disk.
-fn sync(dir: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(dir)? {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            sync(&entry.path())?;
+fn sync(dir: &impl AsFd) -> io::Result<()> {
+    for name in entries(dir)? {
+        match open_dir(dir, &*name) {
+            Ok(inner) => sync(&inner)?,
+            Err(Errno::ENOTDIR) => {}
+            Err(errno) => return Err(errno.into()),
         }
     }
     sync_names(dir)
@@ -195,14 +299,26 @@ fn sync(dir: &Path) -> io::Result<()> {
 
 impl Drop for OutputDir {
     fn drop(&mut self) {
-        // After the commit, there is nothing to remove.
-        let _ = fs::remove_dir_all(&self.unfinished);
+        if self.is_committed {
+            return;
+        }
+        let dir = self.opened.file();
+        let _ = remove_all(dir, 0);
+        // Another user may have given the name to something else, which is kept unless it is an empty directory.
+        let _ = unlinkat(&self.unfinished.dir, &*self.unfinished.name, UnlinkatFlags::RemoveDir);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+
+    /// Whether the temporary directory has its name.
+    fn is_there(output: &OutputDir) -> bool {
+        output.unfinished.stat().unwrap().is_some_and(|stat| is(&stat, SFlag::S_IFDIR))
+    }
 
     #[test]
     fn leftover_of_killed_export_is_removed_and_others_are_kept() {
@@ -213,7 +329,10 @@ mod tests {
         for name in kept.iter().chain(&[".out.abcdef.weightfs-tmp"]) {
             fs::create_dir_all(at(name).join("sub")).unwrap();
             fs::write(at(name).join("sub/file"), "x").unwrap();
+            fs::set_permissions(at(name), Permissions::from_mode(UNFINISHED)).unwrap();
         }
+        // Another user may be able to give a directory such a name, but not these permissions.
+        fs::create_dir_all(at(".out.moved.weightfs-tmp/sub")).unwrap();
         fs::write(at(".out.ghijkl.weightfs-tmp"), "a file").unwrap();
         std::os::unix::fs::symlink(at(kept[0]), at(".out.mnopqr.weightfs-tmp")).unwrap();
         // The directory of a running export is kept too.
@@ -221,15 +340,17 @@ mod tests {
         let output = OutputDir::create(&target).unwrap();
         assert!(!at(".out.abcdef.weightfs-tmp").exists());
         assert!(kept.iter().all(|name| at(name).join("sub/file").exists()));
-        assert!(running.unfinished().is_dir() && at(".out.mnopqr.weightfs-tmp").is_symlink());
+        assert!(is_there(&running) && at(".out.mnopqr.weightfs-tmp").is_symlink());
+        assert!(at(".out.moved.weightfs-tmp/sub").is_dir());
         drop((running, output));
-        assert_eq!(fs::read_dir(&dir).unwrap().count(), kept.len() + 2);
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), kept.len() + 3);
         // In a target that exists, a leftover does not count as content, but a running export does.
         fs::create_dir_all(target.join(".out.abcdef.weightfs-tmp/sub")).unwrap();
+        fs::set_permissions(target.join(".out.abcdef.weightfs-tmp"), Permissions::from_mode(UNFINISHED)).unwrap();
         let running = OutputDir::create(&target).unwrap();
         assert_eq!(fs::read_dir(&target).unwrap().count(), 1);
         assert!(OutputDir::create(&target).unwrap_err().to_string().ends_with("out: Directory not empty"));
-        assert!(running.unfinished().is_dir());
+        assert!(is_there(&running));
         // Nothing is removed from a target that has content.
         drop(running);
         fs::create_dir(target.join(".out.abcdef.weightfs-tmp")).unwrap();
@@ -243,7 +364,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let output = OutputDir::create(dir.path()).unwrap();
         for name in ["a", "b"] {
-            fs::write(output.unfinished().join(name), "new").unwrap();
+            let mut file = output.file(name.as_ref(), 0o666).unwrap();
+            file.write(b"new").unwrap();
+            file.commit().unwrap();
         }
         fs::write(dir.path().join("b"), "mine").unwrap();
         output.commit().unwrap_err();

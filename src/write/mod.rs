@@ -4,11 +4,12 @@ mod bytes;
 mod dir;
 mod error;
 mod output;
+mod place;
 mod space;
 mod temporary;
 
 pub use bytes::Progress;
 pub use dir::OutputDir;
 pub use error::Error;
-pub use output::{Output, is_stdout};
+pub use output::{Original, Output, append, is_stdout};
 pub use temporary::MARK;

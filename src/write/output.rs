@@ -1,17 +1,19 @@
 //! An output file, which gets its name once it is complete and on the disk.
 
 use super::error::Error;
-use super::temporary::{MARK, is_unsupported, prefix, sync_names};
-use crate::source::strerror;
-use nix::fcntl::{AT_FDCWD, AtFlags};
-use nix::unistd::{AccessFlags, eaccess, linkat};
+use super::place::{Found, Place, id, is};
+use super::temporary::{is_unsupported, sync_names};
+use crate::source::{FileId, strerror};
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
+use nix::unistd::linkat;
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File, Metadata, OpenOptions, Permissions};
-use std::io::{self, ErrorKind, IsTerminal};
-use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::fs::{File, Permissions};
+use std::io::{self, IsTerminal};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
-use tempfile::{Builder, TempPath};
 use xattr::FileExt;
 
 /// Error context: a file cannot be created in the directory of the output file.
@@ -20,10 +22,13 @@ const BESIDE: &str = "cannot create a file beside it: ";
 /// Error context: data cannot be written to the disk.
 const NOT_SYNCED: &str = "cannot be written to the disk: ";
 
+/// Error context: the name is that of another file than at the start.
+const OTHER: &str = "something else is there now: ";
+
 /// An output file that is being written. If it is dropped before the commit, nothing remains.
 ///
 /// If the file system supports it, the file has no name at first, so that nothing remains even if the process is
-/// killed. Otherwise it has a temporary name that ends in [`MARK`]. Pipes and devices are written to directly.
+/// killed. Otherwise it has a temporary name that ends in [`super::MARK`]. Pipes and devices are written to directly.
 #[derive(Debug)]
 pub struct Output {
     /// The path as given, for messages.
@@ -36,18 +41,44 @@ pub struct Output {
 #[derive(Debug)]
 enum Stage {
     /// In a file without a name.
-    Unnamed { target: Destination },
-    /// In a file with a temporary name. The file is removed on drop.
-    Named { name: TempPath, target: Destination },
+    Unnamed(Target),
+    /// In a file with a temporary name.
+    Named(Target, Temporary),
     /// At their destination.
     Direct,
 }
 
-/// The final place of a file, after following links.
+/// The final name of a file.
 #[derive(Debug)]
-struct Destination {
-    dir: PathBuf,
-    name: OsString,
+struct Target {
+    place: Place,
+    /// The file to be replaced. It is kept open, so that no other file gets its inode number.
+    old: Option<OwnedFd>,
+}
+
+/// A temporary name of a file. It is removed on drop if it is still that of the file.
+#[derive(Debug)]
+struct Temporary {
+    place: Place,
+    file: FileId,
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if self.place.is(self.file).unwrap_or(false) {
+            let _ = self.place.remove();
+        }
+    }
+}
+
+/// A file that is read, and then perhaps replaced by an [`Output`].
+#[derive(Debug)]
+pub struct Original {
+    /// The path as given, for messages.
+    path: PathBuf,
+    place: Place,
+    file: File,
+    id: FileId,
 }
 
 /// Whether a path means standard output: `-`, or the system's names for it. If standard output is a file, it must not
@@ -56,16 +87,92 @@ pub fn is_stdout(path: &Path) -> bool {
     ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"].iter().any(|name| path.as_os_str() == *name)
 }
 
+/// Opens the file `path` to append to it. A new file gets the mode 0666 less the umask.
+///
+/// Links are followed as by [`Output::create`].
+pub fn append(path: &Path) -> io::Result<File> {
+    match Found::at(path)? {
+        Found::Dir(_) => Err(Errno::EISDIR.into()),
+        Found::Unnamed(file) => Ok(file),
+        Found::Name { at: None, is_dir: true, .. } => Err(Errno::EISDIR.into()),
+        Found::Name { is_dir: true, .. } => Err(Errno::ENOTDIR.into()),
+        Found::Name { place, .. } => place.open(OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_CREAT, 0o666),
+    }
+}
+
+impl Original {
+    /// Opens a file for reading. Links are followed as by [`Output::create`], and only once.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let open = || {
+            let Found::Name { place, at: Some(_), is_dir: false } = Found::at(path)? else {
+                return Err(io::Error::from(match path.is_dir() {
+                    true => Errno::EISDIR,
+                    false => Errno::ENOENT,
+                }));
+            };
+            // Without O_NONBLOCK, opening a named pipe would wait for a writer.
+            let file = place.open(OFlag::O_RDONLY | OFlag::O_NONBLOCK, 0)?;
+            let id = id(&fstat(&file)?);
+            Ok(Self { path: path.to_owned(), place, file, id })
+        };
+        open().map_err(|error| Error::Io { path: path.to_owned(), what: "", error })
+    }
+
+    /// The open file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Its device and inode number. No other file has them while this is open.
+    pub fn id(&self) -> FileId {
+        self.id
+    }
+
+    /// Whether the file still has its name.
+    pub fn is_current(&self) -> bool {
+        self.place.is(self.id).unwrap_or(false)
+    }
+
+    /// Whether a path leads to the same name of the file. Two hard links of a file are not the same name.
+    pub fn is_at(&self, path: &Path) -> bool {
+        matches!(Found::at(path), Ok(Found::Name { place, .. }) if place.is_same(&self.place))
+    }
+
+    /// Whether this user may write to the file.
+    pub fn is_writable(&self) -> bool {
+        self.place.check_writable().is_ok()
+    }
+
+    /// Starts to write a file that replaces this one.
+    pub fn replace(&self) -> Result<Output, Error> {
+        let begin = || {
+            let old = self.file.as_fd().try_clone_to_owned().map_err(|error| ("", error))?;
+            Output::begin_at(&self.path, Target { place: self.place.clone(), old: Some(old) }, 0)
+        };
+        begin().map_err(|(what, error)| Error::Io { path: self.path.clone(), what, error })
+    }
+}
+
 impl Output {
-    /// Starts to write the file `path`, or standard output if [`is_stdout`] is true. Links are followed. A file that
-    /// replaces another keeps its owner, permissions and extended attributes; a new file gets `mode` less the umask.
+    /// Starts to write the file `path`, or standard output if [`is_stdout`] is true. A file that replaces another keeps
+    /// its owner, permissions and extended attributes; a new file gets `mode` less the umask.
+    ///
+    /// A symlink is followed if it belongs to this user, to root, or to the owner of what it leads to. Another user
+    /// could otherwise choose which file is replaced.
     pub fn create(path: &Path, mode: u32) -> Result<Self, Error> {
         Self::begin(path, mode).map_err(|(what, error)| Error::Io { path: path.to_owned(), what, error })
     }
 
+    /// Starts to write a new file in an open directory. `path` is its path for messages.
+    pub(super) fn create_at(path: &Path, place: Place, mode: u32) -> Result<Self, Error> {
+        let target = Target { place, old: None };
+        Self::begin_at(path, target, mode).map_err(|(what, error)| Error::Io { path: path.to_owned(), what, error })
+    }
+
     fn begin(path: &Path, mode: u32) -> Result<Self, (&'static str, io::Error)> {
-        let output = |file, stage| Self { path: path.to_owned(), file, stage };
-        let plain = |error| ("", error);
+        let direct = |file| Ok(Self { path: path.to_owned(), file, stage: Stage::Direct });
+        let plain = |error: io::Error| ("", error);
+        let failed = |errno: Errno| Err(("", errno.into()));
         if is_stdout(path) {
             let stdout = io::stdout();
             if stdout.is_terminal() {
@@ -74,35 +181,43 @@ impl Output {
                     io::Error::other("standard output is a terminal, and a model is binary; give a file name"),
                 ));
             }
-            return Ok(output(stdout.as_fd().try_clone_to_owned().map_err(plain)?.into(), Stage::Direct));
+            return direct(stdout.as_fd().try_clone_to_owned().map_err(plain)?.into());
         }
-        // The path must not be resolved first: /dev/fd/63 may be a pipe that has no other name.
-        match fs::metadata(path).as_ref().map(Metadata::file_type) {
-            Ok(kind) if kind.is_dir() => return Err(plain(nix::errno::Errno::EISDIR.into())),
-            Ok(kind) if !kind.is_file() => {
-                return Ok(output(OpenOptions::new().write(true).open(path).map_err(plain)?, Stage::Direct));
+        let (place, old) = match Found::at(path).map_err(plain)? {
+            Found::Dir(_) => return failed(Errno::EISDIR),
+            Found::Unnamed(file) => return direct(file),
+            Found::Name { at: None, is_dir: true, .. } => return failed(Errno::ENOENT),
+            Found::Name { is_dir: true, .. } => return failed(Errno::ENOTDIR),
+            Found::Name { place, at, .. } => (place, at),
+        };
+        if let Some(at) = &old {
+            let stat = fstat(at).map_err(|errno| ("", errno.into()))?;
+            if !is(&stat, SFlag::S_IFREG) {
+                let file = place.open(OFlag::O_WRONLY, 0).map_err(plain)?;
+                let opened = fstat(&file).map_err(|errno| ("", errno.into()))?;
+                // Nothing is written to a file that has taken the place of a pipe or device.
+                return if id(&opened) == id(&stat) { direct(file) } else { Err((OTHER, Errno::EEXIST.into())) };
             }
-            _ => {}
+            place.check_writable().map_err(|error| ("is write-protected: ", error))?;
         }
-        let target = Destination::find(path).map_err(plain)?;
-        let old = target.old().map_err(plain)?;
-        // The kernel only checks the permissions of the directory, but a write-protected file must not be replaced.
-        if old.is_some() {
-            eaccess(&target.path(), AccessFlags::W_OK).map_err(|errno| ("is write-protected: ", errno.into()))?;
-        }
+        Self::begin_at(path, Target { place, old }, mode)
+    }
+
+    fn begin_at(path: &Path, target: Target, mode: u32) -> Result<Self, (&'static str, io::Error)> {
+        let output = |file, stage| Self { path: path.to_owned(), file, stage };
         // Other users must not read the file before it has the permissions of the file that it replaces.
-        let mode = if old.is_some() { 0o600 } else { mode & 0o777 };
-        let unnamed =
-            OpenOptions::new().read(true).write(true).mode(mode).custom_flags(nix::libc::O_TMPFILE).open(&target.dir);
-        match unnamed {
+        let mode = if target.old.is_some() { 0o600 } else { mode & 0o777 };
+        let flags = OFlag::O_RDWR | OFlag::O_TMPFILE | OFlag::O_CLOEXEC;
+        match openat(&target.place.dir, ".", flags, Mode::from_bits_truncate(mode)).map(File::from) {
             // The commit names the file through /proc.
-            Ok(file) if proc_path(&file).exists() => Ok(output(file, Stage::Unnamed { target })),
-            Err(error) if !is_unsupported(&error) => Err((BESIDE, error)),
+            Ok(file) if proc_path(&file).exists() => Ok(output(file, Stage::Unnamed(target))),
+            Err(errno) if !is_unsupported(errno) => Err((BESIDE, errno.into())),
             _ => {
-                let open =
-                    |path: &Path| OpenOptions::new().read(true).write(true).create_new(true).mode(mode).open(path);
-                let (file, name) = target.temporary(open).map_err(|error| (BESIDE, error))?;
-                Ok(output(file, Stage::Named { name, target }))
+                let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL;
+                let made = target.place.temporary(|place| place.open(flags, mode));
+                let (file, place) = made.map_err(|error| (BESIDE, error))?;
+                let file_id = id(&fstat(&file).map_err(|errno| (BESIDE, errno.into()))?);
+                Ok(output(file, Stage::Named(target, Temporary { place, file: file_id })))
             }
         }
     }
@@ -122,6 +237,14 @@ impl Output {
         matches!(self.stage, Stage::Direct)
     }
 
+    /// Device and inode number of the file that will be replaced, if there is one.
+    pub fn replaces(&self) -> Option<FileId> {
+        match &self.stage {
+            Stage::Unnamed(target) | Stage::Named(target, _) => target.old_id(),
+            Stage::Direct => None,
+        }
+    }
+
     /// Syncs the data to the disk, so that the commit has less to do.
     pub fn sync(&self) -> Result<(), Error> {
         match self.stage {
@@ -130,32 +253,15 @@ impl Output {
         }
     }
 
-    /// Syncs the file to the disk and gives it its name.
+    /// Syncs the file to the disk and gives it its name. Fails if another file has got the name meanwhile.
     pub fn commit(self) -> Result<(), Error> {
         let Self { path, file, stage } = self;
-        let failed = |what: &'static str| {
-            let path = &path;
-            move |error: io::Error| Error::Io { path: path.clone(), what, error }
+        let committed = match stage {
+            Stage::Direct => Ok(()),
+            Stage::Unnamed(target) => target.give(&path, &file, None),
+            Stage::Named(target, temporary) => target.give(&path, &file, Some(temporary)),
         };
-        let (target, name) = match stage {
-            Stage::Direct => return Ok(()),
-            Stage::Unnamed { target } => (target, None),
-            Stage::Named { name, target } => (target, Some(name)),
-        };
-        if let Some(old) = target.old().map_err(failed(""))? {
-            if !old.is_file() {
-                return Err(failed("something else is there now: ")(nix::errno::Errno::EEXIST.into()));
-            }
-            keep(&target.path(), &old, &file).map_err(|(what, error)| failed(what)(error))?;
-        }
-        file.sync_all().map_err(failed(NOT_SYNCED))?;
-        let link = |name: &Path| Ok(linkat(AT_FDCWD, &proc_path(&file), AT_FDCWD, name, AtFlags::AT_SYMLINK_FOLLOW)?);
-        let name = match name {
-            Some(name) => name,
-            None => target.temporary(link).map_err(failed("cannot be named: "))?.1,
-        };
-        name.persist(target.path()).map_err(|kept| failed("cannot be replaced: ")(kept.error))?;
-        sync_names(&target.dir).map_err(failed("written, but perhaps not on the disk yet: "))
+        committed.map_err(|(what, error)| Error::Io { path, what, error })
     }
 
     pub(super) fn error(&self, what: &'static str, error: io::Error) -> Error {
@@ -163,48 +269,53 @@ impl Output {
     }
 }
 
-impl Destination {
-    /// The destination of a path, after following links.
-    fn find(path: &Path) -> io::Result<Self> {
-        let path = match path.canonicalize() {
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                // The path means a directory that does not exist.
-                if [&b"/"[..], b"/."].iter().any(|end| path.as_os_str().as_encoded_bytes().ends_with(end)) {
-                    return Err(error);
-                }
-                let name = path.file_name().ok_or(nix::errno::Errno::EISDIR)?;
-                let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-                let path = dir.canonicalize()?.join(name);
-                match fs::read_link(&path) {
-                    // The target of the link does not exist yet. A loop of links gives another error.
-                    Ok(link) => return Self::find(&path.with_file_name(link)),
-                    Err(_) => path,
-                }
-            }
-            path => path?,
+impl Target {
+    fn old_id(&self) -> Option<FileId> {
+        self.old.as_ref().and_then(|old| fstat(old).ok()).map(|stat| id(&stat))
+    }
+
+    /// Gives a file its final name. `path` is the final name for messages, and `temporary` the name that the file has
+    /// now, if it has one. An error includes the failed step.
+    fn give(&self, path: &Path, file: &File, temporary: Option<Temporary>) -> Result<(), (&'static str, io::Error)> {
+        let place = &self.place;
+        let step = |what: &'static str| move |error: io::Error| (what, error);
+        let other = |error: io::Error| match error.raw_os_error() {
+            Some(nix::libc::EEXIST | nix::libc::ELOOP) => (OTHER, Errno::EEXIST.into()),
+            _ => ("cannot be replaced: ", error),
         };
-        match (path.parent(), path.file_name()) {
-            (Some(dir), Some(name)) => Ok(Self { dir: dir.to_owned(), name: name.to_owned() }),
-            _ => Err(nix::errno::Errno::EISDIR.into()),
+        let now = place.stat().map_err(step(""))?;
+        let old = match (&now, self.old_id()) {
+            (None, _) => None,
+            (Some(now), Some(old)) if id(now) == old => Some((now, old)),
+            _ => return Err((OTHER, Errno::EEXIST.into())),
+        };
+        if let Some((stat, old)) = old {
+            let opened = place.open_attributes(old).map_err(other)?;
+            keep(path, &opened, stat, file)?;
         }
-    }
-
-    /// The metadata of the file to be replaced, if there is one. A link that was created after [`Destination::find`] is
-    /// not followed, because it may be an attack that redirects to another file.
-    fn old(&self) -> io::Result<Option<Metadata>> {
-        match fs::symlink_metadata(self.path()) {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            metadata => metadata.map(Some),
+        file.sync_all().map_err(step(NOT_SYNCED))?;
+        let new = id(&fstat(file).map_err(|errno| ("", errno.into()))?);
+        let link = |place: &Place| {
+            Ok(linkat(AT_FDCWD, &proc_path(file), &place.dir, &*place.name, AtFlags::AT_SYMLINK_FOLLOW)?)
+        };
+        match (old, temporary) {
+            (None, None) => link(place).map_err(other)?,
+            (None, Some(temporary)) => place.take(&temporary.place).map_err(other)?,
+            (Some((_, old)), temporary) => {
+                let temporary = match temporary {
+                    Some(temporary) => temporary,
+                    None => {
+                        let ((), place) = place.temporary(link).map_err(step("cannot be named: "))?;
+                        Temporary { place, file: new }
+                    }
+                };
+                place.replace(old, &temporary.place, new).map_err(other)?;
+            }
         }
-    }
-
-    fn path(&self) -> PathBuf {
-        self.dir.join(&self.name)
-    }
-
-    /// Calls `make` with a temporary path that is not in use.
-    fn temporary<T>(&self, make: impl FnMut(&Path) -> io::Result<T>) -> io::Result<(T, TempPath)> {
-        Ok(Builder::new().prefix(&prefix(&self.name)).suffix(MARK).make_in(&self.dir, make)?.into_parts())
+        if !place.is(new).map_err(step(""))? {
+            return Err((OTHER, Errno::EEXIST.into()));
+        }
+        sync_names(&place.dir).map_err(step("written, but perhaps not on the disk yet: "))
     }
 }
 
@@ -213,25 +324,25 @@ fn proc_path(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
 
-/// Gives `new` the owner, permissions and extended attributes of the file at `path`. An error includes the failed step.
-fn keep(path: &Path, old: &Metadata, new: &File) -> Result<(), (&'static str, io::Error)> {
+/// Gives `new` the owner, permissions and extended attributes of the file `old`. An error includes the failed step.
+fn keep(path: &Path, old: &File, stat: &FileStat, new: &File) -> Result<(), (&'static str, io::Error)> {
     let ours = new.metadata().map_err(|error| ("", error))?;
-    if (old.uid(), old.gid()) != (ours.uid(), ours.gid()) {
+    if (stat.st_uid, stat.st_gid) != (ours.uid(), ours.gid()) {
         let failed = |error| ("cannot keep its owner and group: ", error);
-        fchown(new, Some(old.uid()), Some(old.gid())).map_err(failed)?;
+        fchown(new, Some(stat.st_uid), Some(stat.st_gid)).map_err(failed)?;
     }
-    let mode = Permissions::from_mode(old.mode() & 0o7777);
+    let mode = Permissions::from_mode(stat.st_mode & 0o7777);
     new.set_permissions(mode).map_err(|error| ("cannot keep its permissions: ", error))?;
     // Extended attributes come last, because an access control list is one of them and holds permissions.
-    keep_attributes(path, new).map_err(|error| ("cannot keep its extended attributes: ", error))
+    keep_attributes(path, old, new).map_err(|error| ("cannot keep its extended attributes: ", error))
 }
 
-fn keep_attributes(path: &Path, new: &File) -> io::Result<()> {
+fn keep_attributes(path: &Path, old: &File, new: &File) -> io::Result<()> {
     // The kernel sets these attributes on new files itself.
     let is_system = |name: &OsStr| {
         ["security.", "trusted."].iter().any(|space| name.as_encoded_bytes().starts_with(space.as_bytes()))
     };
-    let names: Vec<OsString> = match xattr::list(path) {
+    let names: Vec<OsString> = match old.list_xattr() {
         Err(error) if error.raw_os_error() == Some(nix::libc::EOPNOTSUPP) => return Ok(()),
         names => names?.collect(),
     };
@@ -240,7 +351,7 @@ fn keep_attributes(path: &Path, new: &File) -> io::Result<()> {
         new.remove_xattr(name)?;
     }
     for name in names {
-        let Some(value) = xattr::get(path, &name)? else { continue };
+        let Some(value) = old.get_xattr(&name)? else { continue };
         if new.get_xattr(&name).is_ok_and(|found| found.as_ref() == Some(&value)) {
             continue;
         }
@@ -262,6 +373,7 @@ fn keep_attributes(path: &Path, new: &File) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::os::unix::fs::symlink;
 
     #[test]

@@ -1,9 +1,12 @@
 //! Temporary names of unfinished files, and syncing of directories.
 
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::Mode;
+use nix::unistd::fsync;
 use std::ffi::OsStr;
-use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::os::fd::AsFd;
 
 /// The suffix of temporary names. A temporary name begins with a dot and the final name.
 pub const MARK: &str = ".weightfs-tmp";
@@ -24,16 +27,16 @@ pub(super) fn is_temporary(name: &OsStr, prefix: &str) -> bool {
 }
 
 /// Syncs the names in a directory to the disk, if the file system supports that.
-pub(super) fn sync_names(dir: &Path) -> io::Result<()> {
-    match File::open(dir).and_then(|dir| dir.sync_all()) {
-        Err(error) if !is_unsupported(&error) => Err(error),
+pub(super) fn sync_names(dir: &impl AsFd) -> io::Result<()> {
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    match openat(dir, ".", flags, Mode::empty()).and_then(fsync) {
+        Err(errno) if !is_unsupported(errno) => Err(errno.into()),
         _ => Ok(()),
     }
 }
 
 /// Whether an error means that the file system does not support the operation. A kernel without O_TMPFILE takes the
 /// creation of an unnamed file for opening the directory (EISDIR).
-pub(super) fn is_unsupported(error: &io::Error) -> bool {
-    let unsupported = [nix::libc::EOPNOTSUPP, nix::libc::EISDIR, nix::libc::EINVAL, nix::libc::ENOENT];
-    error.raw_os_error().is_some_and(|error| unsupported.contains(&error))
+pub(super) fn is_unsupported(errno: Errno) -> bool {
+    [Errno::EOPNOTSUPP, Errno::EISDIR, Errno::EINVAL, Errno::ENOENT].contains(&errno)
 }

@@ -19,6 +19,7 @@ mod memory;
 mod metadata;
 mod opening;
 mod panics;
+mod races;
 mod readers;
 mod readme;
 mod reads;
