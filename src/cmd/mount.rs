@@ -7,6 +7,7 @@ use crate::process::logging::{self, reason};
 use crate::process::mounts::{self, Mount, MountRequest};
 use crate::process::recent::Recent;
 use crate::process::sandbox::Sandbox;
+use crate::process::signals::EndAtOnce;
 use crate::process::unmounter::{self, Split, Target, Unmounter, remove_directory};
 use crate::process::{limits, signals};
 use anyhow::{Context, bail};
@@ -30,34 +31,36 @@ pub fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
     if let Some(options) = &args.remount {
         return keep(args, options);
     }
+    // No thread has these signals unblocked, so none ends the program between two steps.
+    let signals = signals::block()?;
     if args.foreground || args.fake {
-        return serve(args, None);
+        return serve(args, signals, None);
     }
-    match daemon::split()? {
-        Forked::Daemon(readiness) => serve(args, Some(readiness)),
-        Forked::Command(waiting) => match waiting.wait()? {
-            Err(code) => Ok(code),
-            Ok((path, remark)) => {
-                // A process other than the daemon must be able to reach the mount. A permission error does not mean
-                // that the mount is dead.
-                if mounts::is_dead(&path) {
-                    bail!("{}: the daemon ended right after mounting", path.display());
-                }
-                if let (None, Some(name)) = (&args.mountpoint, path.file_name()) {
-                    let shown = name.to_string_lossy();
-                    say(&format!(
-                        "mounted on {} (unmount: weightfs umount {})",
-                        printable(&shown),
-                        shell_word(name.as_ref())
-                    ));
-                }
-                if !remark.is_empty() {
-                    say(&printable(&remark));
-                }
-                Ok(ExitCode::SUCCESS)
-            }
-        },
+    match daemon::split(&signals)? {
+        Forked::Daemon(readiness) => serve(args, signals, Some(readiness)),
+        Forked::Command(mut waiting) => {
+            let reported = waiting.wait()?.map(|(path, remark)| report(args, &path, &remark));
+            waiting.end_on_signal();
+            reported.unwrap_or_else(Ok)
+        }
     }
+}
+
+/// Checks a new mount, and prints what the user does not know about it.
+fn report(args: &MountArgs, path: &Path, remark: &str) -> anyhow::Result<ExitCode> {
+    // A process other than the daemon must be able to reach the mount. A permission error does not mean that the mount
+    // is dead.
+    if mounts::is_dead(path) {
+        bail!("{}: the daemon ended right after mounting", path.display());
+    }
+    if let (None, Some(name)) = (&args.mountpoint, path.file_name()) {
+        let shown = name.to_string_lossy();
+        say(&format!("mounted on {} (unmount: weightfs umount {})", printable(&shown), shell_word(name.as_ref())));
+    }
+    if !remark.is_empty() {
+        say(&printable(remark));
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Remounts: changes nothing, and fails unless there is a mount with these long options, separated by commas. Options
@@ -89,7 +92,7 @@ fn say(line: &str) {
     let _ = writeln!(io::stdout(), "{line}");
 }
 
-fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Result<ExitCode> {
+fn serve(args: &MountArgs, signals: SigSet, readiness: Option<daemon::Readiness>) -> anyhow::Result<ExitCode> {
     let (unmounter, watch, recent) = match unmounter::split()? {
         Split::Daemon(unmounter, watch, recent) => (unmounter, watch, recent),
         Split::Helper(helper) => {
@@ -99,19 +102,22 @@ fn serve(args: &MountArgs, readiness: Option<daemon::Readiness>) -> anyhow::Resu
         }
     };
     let is_recent = logging::init(args.verbose, args.log_file.as_deref(), Some(&recent))?;
-    let signals = signals::ending();
+    let report_end = readiness.as_ref().map(daemon::Readiness::report_end).transpose()?;
+    // A signal ends the process at once until there is something to undo. This thread is not in the sandbox, so it ends
+    // before the sandbox is entered. Signals then stay pending until another thread waits for them.
+    let mut at_once =
+        EndAtOnce::start(&signals, move |signal| report_end.into_iter().for_each(|report| report(signal)))?;
     limits::raise_open_files();
     let (superblock, sandbox) = open(args)?;
     let source = args.source.absolute()?;
     let fsname = args.fsname.clone().unwrap_or_else(|| source.to_string());
     // The kernel does not escape control characters in /proc/mounts, except white space.
     let fsname = printable(&fsname);
-    // From here on, signals are left to the thread that unmounts. Before, there is nothing to undo.
-    signals.thread_block()?;
-    let mountpoint = Mountpoint::prepare(args)?;
+    let mountpoint = Mountpoint::prepare(args, &mut at_once)?;
     if args.fake {
         return Ok(ExitCode::SUCCESS);
     }
+    at_once.stop();
     put_off_limits(&mountpoint.path);
     if mountpoint.made {
         superblock.ignore_changes_of(&Location::from(&*mountpoint.path).parent());
@@ -228,8 +234,8 @@ struct Mountpoint {
 }
 
 impl Mountpoint {
-    /// Finds or creates the directory. Fails if a mount there would hide files.
-    fn prepare(args: &MountArgs) -> anyhow::Result<Self> {
+    /// Finds or creates the directory. Stops `at_once` before it creates one. Fails if a mount there would hide files.
+    fn prepare(args: &MountArgs, at_once: &mut EndAtOnce) -> anyhow::Result<Self> {
         let wanted = match &args.mountpoint {
             Some(path) => path.clone(),
             None => default_mountpoint(&args.source)?,
@@ -249,6 +255,7 @@ impl Mountpoint {
         }
         let mut made = false;
         if args.mountpoint.is_none() && !wanted.exists() && !args.fake {
+            at_once.stop();
             std::fs::create_dir(&wanted)
                 .with_context(|| format!("cannot make the mount point {}", wanted.display()))?;
             made = true;

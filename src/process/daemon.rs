@@ -1,11 +1,16 @@
 //! Forking the daemon. The command returns to the shell when the daemon is ready or has failed.
 
+use super::signals;
 use anyhow::Context;
-use nix::sys::wait::{WaitStatus, waitpid};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::signalfd::SignalFd;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, dup2_stderr, dup2_stdin, dup2_stdout, setsid};
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
-use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
+use std::io::{self, ErrorKind, PipeReader, PipeWriter, Read, Write, pipe};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -19,9 +24,14 @@ pub enum Forked {
 }
 
 /// The command's end of the pipe from the daemon.
+///
+/// The daemon sends either the path of the mount and a remark, each with a final NUL, or NUL and the number of the
+/// signal that ends it. If it ends without a message, it has printed the reason.
 pub struct Waiting {
     pipe: PipeReader,
+    received: Vec<u8>,
     child: Pid,
+    pending: SignalFd,
 }
 
 /// The daemon's end of the pipe. If it is closed without a message, the daemon has failed.
@@ -30,13 +40,16 @@ pub struct Readiness {
     null: File,
 }
 
-/// Forks the daemon. Call this while there is only one thread.
-pub fn split() -> anyhow::Result<Forked> {
+/// Forks the daemon. Call this while there is only one thread, and `signals` are blocked.
+pub fn split(signals: &SigSet) -> anyhow::Result<Forked> {
     let (reader, writer) = pipe().context("cannot create a pipe")?;
     // The daemon cannot open it later, in the sandbox.
     let null = null()?;
     match fork().context("cannot go to the background")? {
-        ForkResult::Parent { child } => Ok(Forked::Command(Waiting { pipe: reader, child })),
+        ForkResult::Parent { child } => {
+            let pending = signals::pending(signals)?;
+            Ok(Forked::Command(Waiting { pipe: reader, received: Vec::new(), child, pending }))
+        }
         ForkResult::Child => Ok(Forked::Daemon(Readiness { pipe: writer, null })),
     }
 }
@@ -68,16 +81,35 @@ pub fn leave_terminal(null: &File) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What happened while the command waited.
+enum Event {
+    /// The daemon has sent something.
+    Received,
+    /// The daemon has closed its end of the pipe.
+    Closed,
+    /// A signal has arrived.
+    Signal(Signal),
+    Timeout,
+}
+
 impl Waiting {
     /// Waits for the daemon. Returns the path and the remark that it announced, or its exit code if it failed and has
-    /// printed the reason.
-    pub fn wait(mut self) -> anyhow::Result<Result<(PathBuf, String), ExitCode>> {
-        let mut message = Vec::new();
-        self.pipe.read_to_end(&mut message).context("cannot read from the background process")?;
-        if let Some(end) = message.iter().position(|byte| *byte == 0) {
-            let remark = String::from_utf8_lossy(&message[end + 1..]).into_owned();
-            message.truncate(end);
-            return Ok(Ok((PathBuf::from(OsString::from_vec(message)), remark)));
+    /// printed the reason. If a signal arrives, ends the daemon and this process.
+    pub fn wait(&mut self) -> anyhow::Result<Result<(PathBuf, String), ExitCode>> {
+        loop {
+            match self.next(PollTimeout::NONE)? {
+                Event::Signal(signal) => self.end_both(signal),
+                Event::Received | Event::Timeout => {}
+                Event::Closed => break,
+            }
+            if let Some(signal) = self.ended_by() {
+                signals::end_by(signal);
+            }
+            let mut fields = self.received.split(|byte| *byte == 0);
+            if let (Some(path), Some(remark), Some([])) = (fields.next(), fields.next(), fields.next()) {
+                let path = PathBuf::from(OsString::from_vec(path.to_vec()));
+                return Ok(Ok((path, String::from_utf8_lossy(remark).into_owned())));
+            }
         }
         match waitpid(self.child, None).context("cannot wait for the background process")? {
             WaitStatus::Exited(_, code) => Ok(Err(ExitCode::from(u8::try_from(code).unwrap_or(1)))),
@@ -87,15 +119,78 @@ impl Waiting {
             _ => anyhow::bail!("the background process died before the mount was ready"),
         }
     }
+
+    /// If a signal has arrived, ends the daemon and this process. Call this last: a command that ends by a signal then
+    /// leaves no mount.
+    pub fn end_on_signal(&mut self) {
+        if let Some(signal) = signals::take(&self.pending) {
+            self.end_both(signal);
+        }
+    }
+
+    /// Passes a signal to the daemon, waits until the daemon has undone everything, and ends by the same signal. A
+    /// second signal ends the wait.
+    fn end_both(&mut self, signal: Signal) -> ! {
+        // The child is not reaped yet, so no other process has its number.
+        let _ = kill(self.child, signal);
+        let mut timeout = PollTimeout::from(10u8);
+        while waitpid(self.child, Some(WaitPidFlag::WNOHANG)) == Ok(WaitStatus::StillAlive) {
+            match self.next(timeout) {
+                Ok(Event::Signal(_)) | Err(_) => break,
+                // A thread of the daemon may have to wait for a source, but nothing is mounted any more.
+                _ if self.ended_by().is_some() => break,
+                Ok(Event::Closed) => {
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                    timeout = PollTimeout::ZERO;
+                }
+                Ok(Event::Received | Event::Timeout) => {}
+            }
+        }
+        signals::end_by(signal)
+    }
+
+    /// The signal that ends the daemon before it has mounted anything, if it has sent one.
+    fn ended_by(&self) -> Option<Signal> {
+        let [0, signal] = self.received[..] else { return None };
+        Signal::try_from(i32::from(signal)).ok()
+    }
+
+    fn next(&mut self, timeout: PollTimeout) -> anyhow::Result<Event> {
+        let mut polled = [self.pending.as_fd(), self.pipe.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        let _ = poll(&mut polled, timeout);
+        let is_sent = polled[1].any() == Some(true);
+        if let Some(signal) = signals::take(&self.pending) {
+            return Ok(Event::Signal(signal));
+        }
+        if !is_sent {
+            return Ok(Event::Timeout);
+        }
+        let mut part = [0; 4096];
+        match self.pipe.read(&mut part) {
+            Ok(0) => Ok(Event::Closed),
+            Ok(len) => {
+                self.received.extend_from_slice(&part[..len]);
+                Ok(Event::Received)
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => Ok(Event::Timeout),
+            Err(error) => Err(error).context("cannot read from the background process"),
+        }
+    }
 }
 
 impl Readiness {
+    /// A function that tells the waiting process which signal ends this process. Call it only if nothing is mounted.
+    pub fn report_end(&self) -> io::Result<impl FnOnce(Signal) + Send + use<>> {
+        let mut pipe = self.pipe.try_clone()?;
+        Ok(move |signal: Signal| drop(pipe.write_all(&[0, signal as u8])))
+    }
+
     /// Leaves the terminal, and then sends `path` and a remark for the user to the waiting process. The remark may be
     /// empty.
     pub fn announce(mut self, path: &Path, remark: &str) -> anyhow::Result<()> {
         leave_terminal(&self.null)?;
         // No path contains NUL.
-        let message = [path.as_os_str().as_bytes(), remark.as_bytes()].join(&0);
+        let message = [path.as_os_str().as_bytes(), remark.as_bytes(), b""].join(&0);
         self.pipe.write_all(&message).context("the waiting command is gone")
     }
 }

@@ -3,17 +3,20 @@
 
 use crate::gate::{FILE, Gate};
 use crate::readers::{End, Expected, Mapped, Readers, Way};
-use crate::support::{Mount, Scene, pattern, require_fuse, status, wait_until};
+use crate::support::{Mount, Namespace, Scene, pattern, require_fuse, status, wait_until};
 use nix::errno::Errno;
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::libc::SIGBUS;
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use safetensors::Dtype;
 use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
 
@@ -187,6 +190,80 @@ fn five_hundred_mounts_leave_nothing_behind() {
     scene.ok(&format!("for i in $(seq 500); do {cycle}; done"));
     scene.wait_for_end();
     assert_eq!((scene.ok(list), scene.mounts()), (before, vec![]));
+}
+
+#[test]
+fn signal_during_the_start_leaves_nothing_or_a_mount_that_works() {
+    require_fuse!();
+    const STARTS: u32 = 100;
+    let scene = Scene::new();
+    model(&scene, "model.safetensors", 4096);
+    scene.ok("mkdir dev home && chown 65534 home && chmod 755 . && chmod 644 model.safetensors");
+    // Users may not be permitted to open /dev/fuse of this machine.
+    let namespace = Namespace::new(
+        &scene,
+        "mount -t tmpfs dev dev && mknod -m 666 dev/null c 1 3 && mknod -m 666 dev/fuse c 10 229
+        mount --rbind dev /dev",
+    );
+    let user = "setpriv --reuid=65534 --regid=65534 --clear-groups --";
+    let mut failures = Vec::new();
+    for (user, option) in [("env", "-f"), ("env", "-v"), (user, "-f"), (user, "-v")] {
+        // Without MOUNTPOINT, a directory is created.
+        let mut command = namespace.command(&format!("cd home && exec {user} weightfs {option} ../model.safetensors"));
+        command.stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
+        // Signals are spread over the time of a start, which depends on the machine.
+        let mut usual = Duration::ZERO;
+        for at in 0..STARTS {
+            let start = Instant::now();
+            let mut child = command.spawn().unwrap();
+            if at == 0 {
+                let mut out = BufReader::new(child.stdout.take().unwrap());
+                // In the background, this is the end of the command.
+                out.read_line(&mut String::new()).unwrap();
+                usual = start.elapsed();
+            } else {
+                std::thread::sleep(usual * 3 / 2 * at / STARTS);
+            }
+            let signal = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP][at as usize % 3];
+            // Ctrl-C signals the group, and kill(1) only the process.
+            let pid = Pid::from_raw(child.id() as i32);
+            if at % 2 == 0 { killpg(pid, signal) } else { kill(pid, signal) }.unwrap();
+            let status = child.wait().unwrap();
+            let is_served = status.success() && option != "-f";
+            let ends_well = status.success() || status.signal() == Some(signal as i32);
+            let mount = namespace.sh(&format!("{user} ls home/model/tensors"));
+            let is_mounted = namespace.mounts().iter().any(|line| line.contains("fuse.weightfs"));
+            if !ends_well || [mount.out == "w\n", is_mounted] != [is_served; 2] {
+                failures.push(format!("{user} {option} {signal} {at}: {status} {mount:?} {is_mounted}"));
+            }
+            // A dead mount fails too.
+            let _ = namespace.sh("weightfs umount -l home/model; umount -l home/model");
+            wait_until("every process has ended", || {
+                scene.daemons().is_empty() && scene.unmounters().is_empty() && namespace.ok("ls home").is_empty()
+            });
+        }
+    }
+    assert!(failures.is_empty(), "{} of {}: {failures:#?}", failures.len(), 4 * STARTS);
+}
+
+#[test]
+fn signal_ends_a_start_that_waits_for_a_slow_source() {
+    require_fuse!();
+    let scene = Scene::new();
+    let source = model(&scene, FILE, MIB);
+    let gate = Gate::new(&scene.mkdir("source"), std::fs::read(&source).unwrap());
+    scene.mkdir("mnt");
+    for option in ["--foreground", "--verbose"] {
+        gate.close(0);
+        let mut command = scene.command("weightfs");
+        let mut child = command.args([option, &format!("source/{FILE}"), "mnt"]).process_group(0).spawn().unwrap();
+        gate.wait_for_read();
+        killpg(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
+        assert_eq!(child.wait().unwrap().signal(), Some(Signal::SIGINT as i32), "{option}");
+        gate.open();
+        scene.wait_for_end();
+        assert_eq!(scene.ok(&format!("grep {} /proc/mounts | grep weightfs || true", scene.path("mnt").display())), "");
+    }
 }
 
 /// The number of descriptors and maps of a process, and its anonymous memory in KiB.
