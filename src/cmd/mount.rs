@@ -9,7 +9,7 @@ use crate::process::recent::Recent;
 use crate::process::sandbox::Sandbox;
 use crate::process::signals::EndAtOnce;
 use crate::process::unmounter::{self, Split, Target, Unmounter, remove_directory};
-use crate::process::{limits, signals};
+use crate::process::{descriptors, limits, signals};
 use anyhow::{Context, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::SigSet;
@@ -36,8 +36,13 @@ pub fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
     if args.foreground || args.fake {
         return serve(args, signals, None);
     }
-    match daemon::split(&signals)? {
-        Forked::Daemon(readiness) => serve(args, signals, Some(readiness)),
+    let (source, mountpoint) = (args.source.path(), args.mountpoint.as_deref());
+    let named = [source, mountpoint, args.log_file.as_deref()].into_iter().flatten().filter_map(descriptors::named);
+    match daemon::split(&signals, &named.collect::<Vec<_>>())? {
+        Forked::Daemon(readiness) => {
+            source.and_then(descriptors::named).into_iter().for_each(descriptors::open_again);
+            serve(args, signals, Some(readiness))
+        }
         Forked::Command(mut waiting) => {
             let reported = waiting.wait()?.map(|(path, remark)| report(args, &path, &remark));
             waiting.end_on_signal();

@@ -1,6 +1,6 @@
 //! Forking the daemon. The command returns to the shell when the daemon is ready or has failed.
 
-use super::signals;
+use super::{descriptors, signals};
 use anyhow::Context;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal, kill};
@@ -10,7 +10,7 @@ use nix::unistd::{ForkResult, Pid, dup2_stderr, dup2_stdin, dup2_stdout, setsid}
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, PipeReader, PipeWriter, Read, Write, pipe};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -40,8 +40,9 @@ pub struct Readiness {
     null: File,
 }
 
-/// Forks the daemon. Call this while there is only one thread, and `signals` are blocked.
-pub fn split(signals: &SigSet) -> anyhow::Result<Forked> {
+/// Forks the daemon, and closes the descriptors that it inherited, except the standard streams and `kept`. Call this
+/// while there is only one thread, and `signals` are blocked.
+pub fn split(signals: &SigSet, kept: &[RawFd]) -> anyhow::Result<Forked> {
     let (reader, writer) = pipe().context("cannot create a pipe")?;
     // The daemon cannot open it later, in the sandbox.
     let null = null()?;
@@ -50,7 +51,11 @@ pub fn split(signals: &SigSet) -> anyhow::Result<Forked> {
             let pending = signals::pending(signals)?;
             Ok(Forked::Command(Waiting { pipe: reader, received: Vec::new(), child, pending }))
         }
-        ForkResult::Child => Ok(Forked::Daemon(Readiness { pipe: writer, null })),
+        ForkResult::Child => {
+            drop(reader);
+            descriptors::close_others(&[kept, &[writer.as_raw_fd(), null.as_raw_fd()]].concat());
+            Ok(Forked::Daemon(Readiness { pipe: writer, null }))
+        }
     }
 }
 

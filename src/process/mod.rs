@@ -1,6 +1,7 @@
-//! Process-level services: daemon, helper process, signals, limits, log, mount table and sandbox.
+//! Process-level services: daemon, helper process, signals, descriptors, limits, log, mount table and sandbox.
 
 pub mod daemon;
+pub mod descriptors;
 pub mod limits;
 pub mod logging;
 pub mod mounts;

@@ -6,10 +6,10 @@
 //! helper may unmount; this cannot be changed later. The helper ends with the daemon; with `--auto-unmount`, it first
 //! removes the mount of a killed daemon.
 
-use super::daemon;
 use super::logging::reason;
 use super::mounts::{self, Mount, Unmounting};
 use super::recent::{self, Recent, Recorder};
+use super::{daemon, descriptors};
 use anyhow::{Context, anyhow, bail};
 use nix::sys::prctl::set_name;
 use nix::sys::signal::{SigSet, SigmaskHow};
@@ -17,6 +17,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use nix::unistd::ForkResult;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::parent_id;
@@ -130,6 +131,8 @@ impl Helper {
     pub fn serve(self) -> anyhow::Result<ExitCode> {
         let Self { mut orders, questions, recorder, daemon } = self;
         daemon::leave_terminal(&daemon::null()?)?;
+        // Also in the foreground: the daemon has what it inherited open itself.
+        descriptors::close_others(&[orders.as_raw_fd(), questions.as_raw_fd(), recorder.as_raw_fd()]);
         // The name in process lists. Setting it cannot fail for a valid string.
         let _ = set_name(c"weightfs-umount");
         // Unmounting may take long, so lookups of readers have their own thread. If it cannot be started, requests of

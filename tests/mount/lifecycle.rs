@@ -266,6 +266,46 @@ fn signal_ends_a_start_that_waits_for_a_slow_source() {
     }
 }
 
+#[test]
+fn daemon_keeps_no_lock_or_pipe_of_the_caller() {
+    require_fuse!();
+    let scene = Scene::new();
+    model(&scene, "model.safetensors", 4096);
+    scene.ok("mkdir mnt && : >lock");
+    // `cat` ends when every process has closed the pipe, and the lock is released with the last descriptor.
+    let line = "(flock 9; weightfs model.safetensors mnt 7>&1 >said; flock -n lock true && echo taken) 9>lock | cat";
+    assert_eq!(scene.ok(&format!("timeout 60 sh -c '{line}'")), "");
+    assert_eq!(scene.ok("flock -n lock echo free && cmp mnt/tensors/w mnt/tree/w"), "free\n");
+    for pid in scene.processes() {
+        let inherited = scene.ok(&format!("ls -l /proc/{pid}/fd | grep -E 'lock|pipe:' || true"));
+        assert_eq!(inherited, "");
+    }
+    scene.ok("weightfs umount mnt");
+    scene.wait_for_end();
+}
+
+#[test]
+fn source_may_be_a_descriptor_of_the_caller() {
+    require_fuse!();
+    let scene = Scene::new();
+    scene.ok("mkdir mnt many");
+    model(&scene, "many/model.safetensors", 4096);
+    model(&scene, "many/other.safetensors", 4096);
+    let file = "many/model.safetensors";
+    for (opened, source, shown) in [
+        (file, "/dev/fd/3", "tensors/w"),
+        (file, "/proc/self/fd/3", "tensors/w"),
+        ("many", "/dev/fd/3", "other/tensors/w"),
+        ("many", "/dev/fd/3/model.safetensors", "tensors/w"),
+    ] {
+        // The lock on the source itself is released, too.
+        scene.ok(&format!("(flock 3; weightfs {source} mnt 4>&1 >said) 3<{opened}"));
+        assert_eq!(scene.ok(&format!("cat mnt/{shown} | wc -c; flock -n {opened} echo free")), "4096\nfree\n");
+        scene.ok("weightfs umount mnt");
+        scene.wait_for_end();
+    }
+}
+
 /// The number of descriptors and maps of a process, and its anonymous memory in KiB.
 fn held(pid: Pid) -> [usize; 3] {
     let proc = |name: &str| format!("/proc/{pid}/{name}");

@@ -1,0 +1,47 @@
+//! File descriptors that the caller of this program left open. In the background they would keep locks held and pipes
+//! open after the command has returned.
+
+use nix::fcntl::{FcntlArg, fcntl};
+use std::fs::OpenOptions;
+use std::os::fd::RawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Closes all descriptors except the standard streams and `kept`.
+pub fn close_others(kept: &[RawFd]) {
+    // Without /proc, the descriptors stay open.
+    let open: Vec<RawFd> = std::fs::read_dir("/proc/self/fd")
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect();
+    for descriptor in open.into_iter().filter(|descriptor| *descriptor > 2 && !kept.contains(descriptor)) {
+        // This fails for the descriptor of the directory itself, which is closed already.
+        let _ = nix::unistd::close(descriptor);
+    }
+}
+
+/// The descriptor that a path such as `/dev/fd/3` or `/proc/self/fd/3/model` refers to.
+pub fn named(path: &Path) -> Option<RawFd> {
+    let dirs = ["/dev/fd", "/proc/self/fd", "/proc/thread-self/fd"];
+    let after = dirs.iter().find_map(|dir| path.strip_prefix(dir).ok())?;
+    after.components().next()?.as_os_str().to_str()?.parse().ok()
+}
+
+/// Opens the file of `descriptor` again for reading, under the same number, so that a lock on the file is released with
+/// the caller's descriptor. Programs that this process starts do not inherit it.
+pub fn open_again(descriptor: RawFd) {
+    if descriptor <= 2 {
+        return;
+    }
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(nix::libc::O_NONBLOCK);
+    let path = format!("/proc/self/fd/{descriptor}");
+    let is_source = std::fs::metadata(&path).is_ok_and(|metadata| metadata.is_file() || metadata.is_dir());
+    // If the file cannot be opened, the caller's descriptor stays.
+    if let Some(file) = options.open(path).ok().filter(|_| is_source) {
+        let _ = nix::unistd::close(descriptor);
+        // The lowest number that is not less than `descriptor` is `descriptor` itself.
+        let _ = fcntl(file, FcntlArg::F_DUPFD_CLOEXEC(descriptor));
+    }
+}
