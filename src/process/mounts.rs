@@ -2,14 +2,17 @@
 
 use anyhow::{Context, bail};
 use nix::errno::Errno;
+use nix::libc::{O_NOFOLLOW, O_PATH};
 use nix::mount::{MntFlags, MsFlags, umount2};
 use nix::sys::socket::{AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg, socketpair};
 use nix::sys::statvfs::statvfs;
 use nix::unistd::Uid;
 use std::ffi::OsString;
+use std::fs::OpenOptions;
 use std::io::{ErrorKind, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use weightfs::fuse::DEVICE;
@@ -188,6 +191,15 @@ pub fn unmount(mountpoint: &Path, lazy: bool) -> anyhow::Result<Unmounting> {
         false if reason.contains("busy") => Ok(Unmounting::Busy),
         false => bail!("cannot unmount {}: {}", mountpoint.display(), reason.trim()),
     }
+}
+
+/// Aborts the connection of the topmost FUSE mount at `mountpoint` to its daemon, which only root can do. The mount
+/// stays, and requests fail from now on.
+pub fn abort(mountpoint: &Path) {
+    // The kernel aborts the connection before it checks whether the mount is in use. This descriptor is a use. O_PATH
+    // sends no request to the daemon.
+    let _in_use = OpenOptions::new().read(true).custom_flags(O_PATH | O_NOFOLLOW).open(mountpoint);
+    let _ = umount2(mountpoint, MntFlags::MNT_FORCE | MntFlags::UMOUNT_NOFOLLOW);
 }
 
 /// A line of /proc/self/mountinfo: the fields that are used.

@@ -139,6 +139,11 @@ impl AsRawFd for Recorder {
 }
 
 impl Recorder {
+    /// The connection to the daemon. Shutting it down ends the recording.
+    pub fn connection(&self) -> io::Result<UnixStream> {
+        self.0.try_clone()
+    }
+
     /// Writes the messages of the daemon to its file until the daemon ends.
     ///
     /// The helper is not in the sandbox, so it takes no path from the daemon.

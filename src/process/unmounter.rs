@@ -5,22 +5,27 @@
 //! wait forever after the daemon was killed. Before the daemon enters the sandbox, it sets the one mount that the
 //! helper may unmount; this cannot be changed later. The helper ends with the daemon; with `--auto-unmount`, it first
 //! removes the mount of a killed daemon.
+//!
+//! A thread that waits for a hanging file system cannot be killed. A killed daemon with such a thread keeps /dev/fuse
+//! open, so the helper then aborts the connection of the mount, and its readers get an error.
 
 use super::logging::reason;
 use super::mounts::{self, Mount, Unmounting};
 use super::recent::{self, Recent, Recorder};
 use super::{daemon, descriptors};
 use anyhow::{Context, anyhow, bail};
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::prctl::set_name;
 use nix::sys::signal::{SigSet, SigmaskHow};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use nix::unistd::ForkResult;
 use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::AsRawFd;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::parent_id;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
@@ -45,6 +50,7 @@ pub fn split() -> anyhow::Result<Split> {
     let (recent, recorder) = recent::pair().context(what)?;
     // The helper blocks all signals: they are for the daemon, even if they are sent to the process group.
     let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK).context(what)?;
+    let daemon = std::process::id();
     let forked = daemon::fork();
     if !matches!(forked, Ok(ForkResult::Child)) {
         before.thread_set_mask().context(what)?;
@@ -54,8 +60,7 @@ pub fn split() -> anyhow::Result<Split> {
             Ok(Split::Daemon(Unmounter { orders: Mutex::new(ours.into()) }, Watch::new(our_watch), recent))
         }
         ForkResult::Child => {
-            let (orders, questions, daemon) = (theirs.into(), their_watch, parent_id());
-            Ok(Split::Helper(Helper { orders, questions, recorder, daemon }))
+            Ok(Split::Helper(Helper { orders: theirs.into(), questions: their_watch, recorder, daemon }))
         }
     }
 }
@@ -108,6 +113,44 @@ impl Unmounter {
     }
 }
 
+/// Time in milliseconds between two looks at the daemon.
+const EVERY: u16 = 2000;
+
+/// What the helper waits for.
+enum Event {
+    /// A message of this length.
+    Order(usize),
+    /// The daemon has ended.
+    Ended,
+    /// The daemon has been killed, but a thread cannot end.
+    Stuck,
+}
+
+fn wait(orders: &mut UnixStream, message: &mut [u8], daemon: u32) -> Event {
+    let mut was_ending = false;
+    loop {
+        if poll(&mut [PollFd::new(orders.as_fd(), PollFlags::POLLIN)], EVERY) != Ok(0) {
+            return match receive(orders, message) {
+                Ok(len @ 1..) => Event::Order(len),
+                _ => Event::Ended,
+            };
+        }
+        // The socket is closed only when the last thread has ended.
+        let is_ending = main_thread_has_ended(daemon);
+        if is_ending && was_ending {
+            return Event::Stuck;
+        }
+        was_ending = is_ending;
+    }
+}
+
+/// Whether the main thread of a process has ended. Such a process is listed as a zombie, even if threads of it remain.
+fn main_thread_has_ended(process: u32) -> bool {
+    let stat = std::fs::read(format!("/proc/{process}/stat")).unwrap_or_default();
+    // The state follows the name, which is in parentheses and may contain any character.
+    stat.rsplit(|byte| *byte == b')').next().is_some_and(|rest| rest.starts_with(b" Z"))
+}
+
 fn receive(socket: &mut UnixStream, message: &mut [u8]) -> io::Result<usize> {
     loop {
         match socket.read(message) {
@@ -138,13 +181,25 @@ impl Helper {
         // Unmounting may take long, so lookups of readers have their own thread. If it cannot be started, requests of
         // readers that have left are not cancelled; everything else works.
         let _ = std::thread::Builder::new().name("readers".into()).spawn(move || answer(questions));
+        let messages = recorder.connection();
         let recording = std::thread::Builder::new().name("messages".into()).spawn(move || recorder.record(daemon));
-        let (mut target, mut unmounted) = (None, false);
+        let (mut target, mut unmounted, mut abort): (Option<Target>, _, _) = (None, false, None);
         let mut message = [0; MESSAGE_MAX];
-        while let Ok(len @ 1..) = receive(&mut orders, &mut message) {
+        loop {
+            let len = match wait(&mut orders, &mut message, daemon) {
+                Event::Order(len) => len,
+                Event::Ended => break,
+                Event::Stuck => {
+                    target.iter().for_each(|target| target.abort(abort.take()));
+                    // The other end stays open.
+                    let _ = messages.map(|messages| messages.shutdown(Shutdown::Both));
+                    break;
+                }
+            };
             let done = match (&message[..len], &target) {
                 ([MOUNTED, bytes @ ..], None) => {
                     target = Target::from_bytes(bytes);
+                    abort = target.as_ref().and_then(Target::abort_file);
                     target.as_ref().map(|_| false).ok_or_else(|| anyhow!("malformed message"))
                 }
                 ([UNMOUNT], Some(target)) => target.unmount().inspect(|_| {
@@ -235,6 +290,27 @@ impl Target {
             in_use |= unmount_top(&mount.path)?;
         }
         Ok(in_use)
+    }
+
+    /// The file in sysfs that aborts the connection of the mount. It belongs to the user who mounted. It refers to this
+    /// mount even if another one has the same device number later.
+    fn abort_file(&self) -> Option<File> {
+        let (_, number) = self.mount.as_ref()?.device.split_once(':')?;
+        let path = format!("/sys/fs/fuse/connections/{}/abort", number.parse::<u32>().ok()?);
+        OpenOptions::new().write(true).open(path).ok()
+    }
+
+    /// Aborts the connection to the daemon: all requests fail, and the mount stays until it is unmounted. Without
+    /// `file`, this works for root only, and only if the mount is not detached.
+    fn abort(&self, file: Option<File>) {
+        if file.is_some_and(|mut file| file.write_all(b"1").is_ok()) {
+            return;
+        }
+        let (Ok(all), Some(ours)) = (mounts::all(), &self.mount) else { return };
+        let on_top = |mount: &&Mount| all.iter().rfind(|other| other.path == mount.path) == Some(mount);
+        if let Some(mount) = all.iter().filter(|mount| mount.is_same(ours)).find(on_top) {
+            mounts::abort(&mount.path);
+        }
     }
 
     fn remove_directory(&self) {

@@ -27,6 +27,9 @@ struct Served {
     /// Reads of bytes at or after this offset are held.
     closed_from: u64,
     held: Vec<(u64, u32, ReplyData)>,
+    /// Whether requests for attributes are held.
+    hides_attributes: bool,
+    held_attributes: Vec<(INodeNo, ReplyAttr)>,
     failing: bool,
 }
 
@@ -34,8 +37,9 @@ impl Gate {
     /// Mounts a file of `bytes` with an old modification time.
     pub fn new(point: &Path, bytes: Vec<u8>) -> Self {
         let mtime = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
-        let (held, failing) = Default::default();
-        let served = Arc::new(Mutex::new(Served { bytes, mtime, closed_from: u64::MAX, held, failing }));
+        let (held, hides_attributes, held_attributes, failing) = Default::default();
+        let served = Served { bytes, mtime, closed_from: u64::MAX, held, hides_attributes, held_attributes, failing };
+        let served = Arc::new(Mutex::new(served));
         let session = fuser::spawn_mount(Server(served.clone()), point, &Config::default()).unwrap();
         Self { point: point.to_owned(), served, _session: session }
     }
@@ -50,6 +54,16 @@ impl Gate {
         wait_until("the source is read", || !self.served.lock().unwrap().held.is_empty());
     }
 
+    /// Holds every request for attributes. A process that waits for the reply cannot be killed.
+    pub fn hide_attributes(&self) {
+        self.served.lock().unwrap().hides_attributes = true;
+    }
+
+    /// Waits until a request for attributes is held.
+    pub fn wait_for_getattr(&self) {
+        wait_until("the attributes are read", || !self.served.lock().unwrap().held_attributes.is_empty());
+    }
+
     /// Sets whether reads fail with EIO.
     pub fn fail(&self, failing: bool) {
         self.served.lock().unwrap().failing = failing;
@@ -62,10 +76,13 @@ impl Gate {
         served.mtime += Duration::from_secs(1);
     }
 
-    /// Answers the held reads, and holds no more.
+    /// Answers the held requests, and holds no more.
     pub fn open(&self) {
         let mut served = self.served.lock().unwrap();
-        served.closed_from = u64::MAX;
+        (served.closed_from, served.hides_attributes) = (u64::MAX, false);
+        for (ino, reply) in std::mem::take(&mut served.held_attributes) {
+            reply.attr(&Duration::ZERO, &served.attr(ino));
+        }
         for (offset, size, reply) in std::mem::take(&mut served.held) {
             reply.data(served.range(offset, size));
         }
@@ -113,7 +130,11 @@ impl Filesystem for Server {
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        reply.attr(&Duration::ZERO, &self.0.lock().unwrap().attr(ino));
+        let mut served = self.0.lock().unwrap();
+        match served.hides_attributes {
+            true => served.held_attributes.push((ino, reply)),
+            false => reply.attr(&Duration::ZERO, &served.attr(ino)),
+        }
     }
 
     fn read(

@@ -306,6 +306,43 @@ fn source_may_be_a_descriptor_of_the_caller() {
     }
 }
 
+#[test]
+fn readers_get_an_error_from_a_killed_daemon_that_cannot_end() {
+    require_fuse!();
+    // With the file system that has a file for each FUSE connection, even a detached mount can be aborted.
+    for (setup, detach) in [("true", "true"), ("mount -t fusectl none /sys/fs/fuse/connections", "umount -l mnt")] {
+        let scene = Scene::new();
+        let source = model(&scene, FILE, MIB);
+        let gate = Gate::new(&scene.mkdir("source"), std::fs::read(&source).unwrap());
+        scene.mkdir("mnt");
+        let unmounted = "umount /sys/fs/fuse/connections 2>/dev/null || true";
+        let namespace = Namespace::new(&scene, &format!("{unmounted}; {setup}"));
+        namespace.ok(&format!("weightfs --log-file log source/{FILE} mnt"));
+        let daemon = scene.daemons()[0];
+        gate.hide_attributes();
+        let mut command = namespace.command("exec cat mnt/tensors/w");
+        let mut reader = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        gate.wait_for_getattr();
+        namespace.ok(detach);
+        kill(daemon, Signal::SIGKILL).unwrap();
+        let mut code = None;
+        wait_until("the reader has ended", || {
+            code = reader.try_wait().unwrap();
+            code.is_some()
+        });
+        assert_eq!(code.unwrap().code(), Some(1), "{setup}");
+        wait_until("the helper process has ended", || scene.unmounters().is_empty());
+        // A thread of the daemon still waits for the source.
+        assert!(Path::new(&format!("/proc/{daemon}")).exists(), "{setup}");
+        if detach == "true" {
+            assert!(namespace.sh("ls mnt").err.contains("Transport endpoint is not connected"));
+            namespace.ok("weightfs umount mnt");
+        }
+        gate.die();
+        wait_until("the daemon has ended", || !Path::new(&format!("/proc/{daemon}")).exists());
+    }
+}
+
 /// The number of descriptors and maps of a process, and its anonymous memory in KiB.
 fn held(pid: Pid) -> [usize; 3] {
     let proc = |name: &str| format!("/proc/{pid}/{name}");
