@@ -274,7 +274,7 @@ fn daemon_keeps_no_lock_or_pipe_of_the_caller() {
     scene.ok("mkdir mnt && : >lock");
     // `cat` ends when every process has closed the pipe, and the lock is released with the last descriptor.
     let line = "(flock 9; weightfs model.safetensors mnt 7>&1 >said; flock -n lock true && echo taken) 9>lock | cat";
-    assert_eq!(scene.ok(&format!("timeout 60 sh -c '{line}'")), "");
+    assert_eq!(scene.ok(&format!("timeout 600 sh -c '{line}'")), "");
     assert_eq!(scene.ok("flock -n lock echo free && cmp mnt/tensors/w mnt/tree/w"), "free\n");
     for pid in scene.processes() {
         let inherited = scene.ok(&format!("ls -l /proc/{pid}/fd | grep -E 'lock|pipe:' || true"));
