@@ -71,6 +71,7 @@ pub fn mode(lenient: bool) -> Mode {
 pub fn prepare() -> anyhow::Result<()> {
     logging::init(false, None, None)?;
     limits::raise_open_files();
+    limits::limit_address_space();
     Ok(())
 }
 

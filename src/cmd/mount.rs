@@ -113,6 +113,7 @@ fn serve(args: &MountArgs, signals: SigSet, readiness: Option<daemon::Readiness>
     let mut at_once =
         EndAtOnce::start(&signals, move |signal| report_end.into_iter().for_each(|report| report(signal)))?;
     limits::raise_open_files();
+    limits::limit_address_space();
     let (superblock, sandbox) = open(args)?;
     let source = args.source.absolute()?;
     let fsname = args.fsname.clone().unwrap_or_else(|| source.to_string());

@@ -104,10 +104,15 @@ impl Error {
     }
 }
 
-/// Whether the system is out of descriptors or maps.
-pub(super) fn is_shortage(error: &io::Error) -> bool {
-    use nix::libc::{EMFILE, ENFILE, ENOMEM};
-    error.raw_os_error().is_some_and(|errno| [EMFILE, ENFILE, ENOMEM].contains(&errno))
+/// Whether the system is out of descriptors or memory.
+fn is_shortage(error: &io::Error) -> bool {
+    is_out_of_descriptors(error) || error.raw_os_error() == Some(nix::libc::ENOMEM)
+}
+
+/// Whether a file can be opened after another one is closed.
+pub(super) fn is_out_of_descriptors(error: &io::Error) -> bool {
+    use nix::libc::{EMFILE, ENFILE};
+    error.raw_os_error().is_some_and(|errno| [EMFILE, ENFILE].contains(&errno))
 }
 
 /// The text of an operating system error without Rust's "(os error N)".

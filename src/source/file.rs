@@ -1,16 +1,16 @@
 //! A local file as a source.
 
-use super::map::{Map, Mapped, Version};
+use super::map::{Mapped, OpenFile};
 use super::pool::{Pool, Slot};
-use super::{Block, Bytes, Error, FileId, Location, Source, Stat, indices};
+use super::version::{FileId, Version};
+use super::{Block, Bytes, Error, Location, Source, Stat, indices};
 use fiemap::{Fiemap, FiemapExtent, FiemapExtentFlags, FiemapFlags};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
 /// The open files of this process. There is one pool, because the file descriptor limit applies to the process.
-static POOL: Pool<Map> = Pool::new(DEFAULT_LIMIT);
+static POOL: Pool<OpenFile> = Pool::new(DEFAULT_LIMIT);
 
 /// Half of the usual file descriptor limit, 1024.
 const DEFAULT_LIMIT: usize = 512;
@@ -20,7 +20,7 @@ pub fn limit_open_files(limit: usize) {
     POOL.set_limit(limit);
 }
 
-/// A memory-mapped regular file.
+/// A regular file, memory-mapped where that is possible.
 ///
 /// The number of open files is limited. Closed files are opened again on demand, and must then be the same file.
 #[derive(Debug)]
@@ -29,8 +29,8 @@ pub struct MappedFile {
     location: Location,
     version: Arc<Version>,
     stat: Stat,
-    slot: Arc<Slot<Map>>,
-    pool: &'static Pool<Map>,
+    slot: Arc<Slot<OpenFile>>,
+    pool: &'static Pool<OpenFile>,
 }
 
 impl MappedFile {
@@ -39,27 +39,27 @@ impl MappedFile {
         Self::open_in(path, &POOL)
     }
 
-    fn open_in(path: &Path, pool: &'static Pool<Map>) -> Result<Self, Error> {
+    fn open_in(path: &Path, pool: &'static Pool<OpenFile>) -> Result<Self, Error> {
         let io = |error| Error::Io { path: path.to_owned(), error };
         let absolute = std::path::absolute(path).map_err(io)?;
         let slot = Arc::default();
-        let map = pool.get(&slot, || Ok(Arc::new(Map::open(path, path, None, pool)?.0)))?;
-        let stat = Stat::from(&map.file.metadata().map_err(io)?);
-        Ok(Self { location: Location::Local(absolute), version: map.version.clone(), stat, slot, pool })
+        let first = || Ok(Arc::new(OpenFile::open(&absolute, path, None, pool)?));
+        let open = pool.get(&slot, first)?;
+        let stat = Stat::from(&open.file.metadata().map_err(io)?);
+        Ok(Self { location: Location::Local(absolute), version: open.version.clone(), stat, slot, pool })
     }
 
     /// The open file. Fails if it had to be opened again and is not the same file.
-    fn map(&self) -> Result<Arc<Map>, Error> {
+    fn get(&self) -> Result<Arc<OpenFile>, Error> {
         self.pool.get(&self.slot, || self.open_again())
     }
 
-    fn open_again(&self) -> Result<Arc<Map>, Error> {
+    fn open_again(&self) -> Result<Arc<OpenFile>, Error> {
         use nix::libc::{ELOOP, ENOENT, ENOTDIR};
-        let Location::Local(path) = &self.location;
-        let replaced = || Error::Replaced { path: self.version.path.clone() };
-        match Map::open(path, &self.version.path, Some(&self.version), self.pool) {
-            Ok((_, metadata)) if Version::new(path, &metadata).id != self.version.id => Err(replaced()),
-            Ok((map, _)) => Ok(Arc::new(map)),
+        let Version { target, path, .. } = &*self.version;
+        let replaced = || Error::Replaced { path: path.clone() };
+        match OpenFile::open(target, path, Some(&self.version), self.pool) {
+            Ok(open) => Ok(Arc::new(open)),
             Err(Error::NotAFile { .. } | Error::Outside { .. }) => Err(replaced()),
             Err(Error::Io { error, .. }) if matches!(error.raw_os_error(), Some(ENOENT | ENOTDIR | ELOOP)) => {
                 Err(replaced())
@@ -76,30 +76,31 @@ impl Source for MappedFile {
 
     fn bytes(&self, range: Range<u64>) -> Result<Bytes, Error> {
         let indices = indices(&range, self.len())?;
-        let map = self.map()?;
-        self.version.verify(&map.file, range.clone())?;
+        let open = self.get()?;
+        let Some(map) = &open.map else {
+            let mut bytes = vec![0; indices.len()];
+            open.read_exact_at(&mut bytes, range.start)?;
+            return Ok(Bytes::Owned(bytes));
+        };
+        open.verify(range.clone())?;
         if indices.end > map.len() {
             return Err(Error::OutOfRange { range, len: map.len() as u64 });
         }
-        Ok(Bytes::Mapped(Mapped::new(map, indices)))
+        Ok(Bytes::Mapped(Mapped::new(open, indices)))
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
-        let range = offset..offset.saturating_add(buf.len() as u64);
-        indices(&range, self.len())?;
-        let map = self.map()?;
-        let read = map.file.read_exact_at(buf, offset);
-        // Checked after the read, so that the bytes are of the version that was opened.
-        self.version.verify(&map.file, range)?;
-        read.map_err(|error| self.version.io(error))
+        indices(&(offset..offset.saturating_add(buf.len() as u64)), self.len())?;
+        self.get()?.read_exact_at(buf, offset)
     }
 
     fn verify(&self) -> Result<(), Error> {
-        self.version.verify(&self.map()?.file, 0..0)
+        self.get()?.verify(0..0)
     }
 
-    fn may_block(&self, _: &Range<u64>) -> bool {
-        false
+    fn may_block(&self, range: &Range<u64>) -> bool {
+        // Opening a closed file may wait too.
+        self.slot.open().is_none_or(|open| !open.is_in_memory(range))
     }
 
     fn stat(&self) -> Stat {
@@ -115,14 +116,14 @@ impl Source for MappedFile {
     }
 
     fn shared_blocks(&self) -> Vec<Block> {
-        let Ok(map) = self.map() else { return Vec::new() };
+        let Ok(open) = self.get() else { return Vec::new() };
         let shared = |extent: &FiemapExtent| {
             // Any other flag means that the extent is not on the disk yet, is encoded there, or has no location.
             let rest = extent.fe_flags - (FiemapExtentFlags::LAST | FiemapExtentFlags::MERGED);
             rest.bits() == FiemapExtentFlags::SHARED.bits()
         };
         // SYNC first writes dirty pages to the disk: until then the extents are those of the old bytes.
-        let extents = Fiemap::with_flags(&map.file, FiemapFlags::SYNC).map_while(Result::ok).filter(shared);
+        let extents = Fiemap::with_flags(&open.file, FiemapFlags::SYNC).map_while(Result::ok).filter(shared);
         let block =
             |extent: FiemapExtent| Block { start: extent.fe_logical, len: extent.fe_length, place: extent.fe_physical };
         extents.map(block).collect()
@@ -179,7 +180,7 @@ mod tests {
 
     #[test]
     fn open_files_are_limited_and_all_files_stay_readable() {
-        let pool: &'static Pool<Map> = Box::leak(Box::new(Pool::new(3)));
+        let pool: &'static Pool<OpenFile> = Box::leak(Box::new(Pool::new(3)));
         let dir = tempfile::tempdir().unwrap();
         let path = |at: usize| dir.path().join(at.to_string());
         let mut sources = Vec::new();
@@ -187,7 +188,7 @@ mod tests {
             fs::write(path(at), [at as u8; 5000]).unwrap();
             sources.push(MappedFile::open_in(&path(at), pool).unwrap());
         }
-        let held = || sources.iter().filter(|source| source.slot.is_held()).count();
+        let held = || sources.iter().filter(|source| source.slot.open().is_some()).count();
         assert_eq!(held(), 3);
         // Bytes that were returned stay valid when their file is closed.
         let kept: Vec<_> = sources.iter().map(|source| source.bytes(10..20).unwrap()).collect();
@@ -211,7 +212,7 @@ mod tests {
             assert_eq!(&bytes[..], [at as u8; 10]);
         }
         // A closed file must be the same file when it is opened again.
-        let closed = sources.iter().position(|source| !source.slot.is_held()).unwrap();
+        let closed = sources.iter().position(|source| source.slot.open().is_none()).unwrap();
         fs::rename(path((closed + 1) % 20), path(closed)).unwrap();
         assert!(matches!(sources[closed].bytes(0..1), Err(Error::Replaced { .. })));
         fs::remove_file(path(closed)).unwrap();

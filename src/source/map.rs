@@ -1,87 +1,50 @@
-//! Memory maps of open files, and the check that a file is still the version that was opened.
+//! Open files and their memory maps.
 
-use super::error::Error;
-use super::pool::Pool;
+use super::error::{Error, is_out_of_descriptors};
+use super::pool::{Pool, Reopen};
 use super::resident::Resident;
 use super::resolve::resolve;
-use nix::unistd::{AccessFlags, access};
+use super::storage::Storage;
+use super::version::{Status, Version};
+use nix::unistd::{AccessFlags, access, eaccess};
 use std::borrow::Cow;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::ops::{Deref, Range};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
-/// Device and inode number of a file.
-pub type FileId = (u64, u64);
-
-/// The version of a file that was opened.
+/// An open file. It is mapped read-only as a whole if that is possible and the kernel's pages of it are always those of
+/// its current version. The kernel reads pages of a map only when it copies from them.
 #[derive(Debug)]
-pub(super) struct Version {
-    /// The path as the user wrote it, for messages.
-    pub path: PathBuf,
-    pub id: FileId,
-    pub len: u64,
-    /// Seconds and nanoseconds. The ctime is not compared: chmod and link change it, but not the bytes.
-    mtime: (i64, i64),
-}
-
-impl Version {
-    pub fn new(path: &Path, metadata: &Metadata) -> Self {
-        let mtime = (metadata.mtime(), metadata.mtime_nsec());
-        Self { path: path.to_owned(), id: (metadata.dev(), metadata.ino()), len: metadata.len(), mtime }
-    }
-
-    /// Fails unless `file` is still this version. If `range` ends past the current end, the error is [`Error::Cut`].
-    pub fn verify(&self, file: &File, range: Range<u64>) -> Result<(), Error> {
-        let now = file.metadata().map_err(|error| self.io(error))?;
-        if now.len() == self.len && (now.mtime(), now.mtime_nsec()) == self.mtime {
-            return Ok(());
-        }
-        let path = self.path.clone();
-        Err(match range.end > now.len() {
-            true => Error::Cut { path, opened: self.len, now: now.len(), range },
-            false => Error::Changed { path },
-        })
-    }
-
-    pub fn io(&self, error: io::Error) -> Error {
-        Error::Io { path: self.path.clone(), error }
-    }
-}
-
-/// An open file, mapped read-only as a whole. The kernel reads pages only when it copies from them.
-#[derive(Debug)]
-pub(super) struct Map {
+pub(super) struct OpenFile {
     pub version: Arc<Version>,
     pub file: File,
-    map: memmap2::Mmap,
+    pub storage: Storage,
+    pub map: Option<Map>,
     /// The pool that holds the file. The pages of all its maps are released together.
-    pool: &'static Pool<Map>,
-    /// What was served from the map since its pages were last released.
-    resident: Resident,
+    pool: &'static Pool<OpenFile>,
 }
 
-impl Map {
-    /// Opens and maps the regular file at `target`. Errors name it `path`. The first time, `version` is `None`.
+impl OpenFile {
+    /// Opens the regular file at `target`, and maps it if possible. Errors name it `path`. The first time, `version` is
+    /// `None`; later, another file than that of `version` is an error.
     pub fn open(
         target: &Path,
         path: &Path,
         version: Option<&Arc<Version>>,
         pool: &'static Pool<Self>,
-    ) -> Result<(Self, Metadata), Error> {
+    ) -> Result<Self, Error> {
         let io = |error| Error::Io { path: path.to_owned(), error };
         let (resolved, is_mounted) = match resolve(target) {
             Some(resolved) => (Cow::Owned(resolved.map_err(io)?), true),
             None => (Cow::Borrowed(target), false),
         };
-        // Without O_NONBLOCK, opening a named pipe would wait for a writer.
-        let file = OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(&resolved);
-        let file = file.map_err(|error| match error.kind() {
+        let file = open_file(&resolved).map_err(|error| match error.kind() {
             // access(2) checks the permissions of the file, not the sandbox. Before the mount there is no sandbox.
             ErrorKind::PermissionDenied if is_mounted && access(&*resolved, AccessFlags::R_OK).is_ok() => {
                 Error::Outside { path: path.to_owned() }
@@ -92,14 +55,93 @@ impl Map {
         if !metadata.is_file() {
             return Err(Error::NotAFile { path: path.to_owned(), kind: kind(&metadata) });
         }
+        let storage = Storage::of(&file);
+        let status = match storage {
+            Storage::Memory | Storage::Local => Status::from(&metadata),
+            Storage::Remote => Status::of(&file, storage).map_err(io)?,
+        };
+        let version = match version {
+            None => Arc::new(Version::new(path, target, status)),
+            Some(version) if version.is_same_file(&status) => version.clone(),
+            Some(_) => return Err(Error::Replaced { path: path.to_owned() }),
+        };
+        let map = match storage {
+            Storage::Memory | Storage::Local => Map::new(&file, metadata.len(), path),
+            // Its bytes can be verified only between the read and the reply, so they are read into a buffer.
+            Storage::Remote => None,
+        };
+        Ok(Self { version, file, storage, map, pool })
+    }
+
+    /// Fails unless the file is still the version that was opened.
+    pub fn verify(&self, range: Range<u64>) -> Result<(), Error> {
+        self.version.verify(&self.file, self.storage, range)
+    }
+
+    /// Fills `buf` with the bytes from `offset` on, which must be inside the file.
+    pub fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
+        let range = offset..offset.saturating_add(buf.len() as u64);
+        let read = self.file.read_exact_at(buf, offset);
+        // Checked after the read, so that the bytes are of the version that was opened.
+        self.verify(range)?;
+        read.map_err(|error| self.version.io(error))
+    }
+
+    /// Whether the bytes of `range` can be read without waiting.
+    pub fn is_in_memory(&self, _: &Range<u64>) -> bool {
+        match self.storage {
+            Storage::Memory | Storage::Local => true,
+            // Whether they are still the right bytes cannot be found out without waiting.
+            Storage::Remote => false,
+        }
+    }
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        self.version.note_close(&self.file);
+    }
+}
+
+impl Reopen for OpenFile {
+    fn can_be_opened_again(&self) -> bool {
+        let Version { target, id, .. } = &*self.version;
+        let resolved = resolve(target).unwrap_or_else(|| Ok(target.clone()));
+        // As long as this file is open, no other file has its inode number.
+        let leads_here = |path: &PathBuf| std::fs::metadata(path).is_ok_and(|now| (now.dev(), now.ino()) == *id);
+        let is_readable = |path: &Path| match open_file(path) {
+            Err(error) if is_out_of_descriptors(&error) => eaccess(path, AccessFlags::R_OK).is_ok(),
+            opened => opened.is_ok(),
+        };
+        resolved.is_ok_and(|path| leads_here(&path) && is_readable(&path))
+    }
+}
+
+/// A map of a whole file.
+#[derive(Debug)]
+pub(super) struct Map {
+    map: memmap2::Mmap,
+    /// What was served from the map since its pages were last released.
+    resident: Resident,
+    _room: Room,
+}
+
+impl Map {
+    /// Maps a file. `None` if it cannot be mapped; it is then read without a map. Other files do not make room for it:
+    /// it may be larger than the whole address space.
+    fn new(file: &File, len: u64, path: &Path) -> Option<Self> {
+        let Some(room) = Room::take(len) else {
+            log::debug!("{}: not mapped: there is no room in the address space", path.display());
+            return None;
+        };
         // SAFETY: the map is read-only, and this process never writes to the file. Another process may truncate or
         // write it. `Mapped` is the only access to the map, and its users pass the slice to the kernel without reading
         // it; the kernel checks each page as it copies.
         #[allow(unsafe_code)]
-        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
-        let version = version.cloned().unwrap_or_else(|| Arc::new(Version::new(path, &metadata)));
+        let map = unsafe { memmap2::Mmap::map(file) };
+        let map = map.inspect_err(|error| log::debug!("{}: not mapped: {error}", path.display())).ok()?;
         let resident = Resident::new(map.len());
-        Ok((Self { version, file, map, pool, resident }, metadata))
+        Some(Self { map, resident, _room: room })
     }
 
     /// Size of the map in bytes.
@@ -108,7 +150,7 @@ impl Map {
     }
 
     /// Removes the map's pages from the page table of this process. They stay in the page cache.
-    fn release(&self) {
+    fn release(&self, path: &Path) {
         self.resident.take(|range| {
             // SAFETY: the next access to a page of a read-only file map loads it from the file again.
             #[allow(unsafe_code)]
@@ -116,9 +158,44 @@ impl Map {
                 self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
             };
             if let Err(error) = released {
-                log::debug!("{}: cannot release pages: {error}", self.version.path.display());
+                log::debug!("{}: cannot release pages: {error}", path.display());
             }
         });
+    }
+}
+
+/// What all maps take of the address space. It is limited, because memory and stacks of threads need room too, and a
+/// program that gets no memory ends.
+static TAKEN: (AtomicUsize, AtomicU64) = (AtomicUsize::new(0), AtomicU64::new(0));
+
+/// Half of what the kernel allows by default: 65,530 maps (`vm.max_map_count`), and 128 TiB.
+static LIMITS: (AtomicUsize, AtomicU64) = (AtomicUsize::new(1 << 15), AtomicU64::new(ROOM_MAX));
+
+const ROOM_MAX: u64 = 1 << 46;
+
+/// Limits the number of maps and their total size in bytes. A file that would exceed a limit is not mapped.
+pub fn limit_maps(maps: usize, bytes: u64) {
+    LIMITS.0.store(maps, Ordering::Relaxed);
+    LIMITS.1.store(bytes.min(ROOM_MAX), Ordering::Relaxed);
+}
+
+/// A part of the address space, which is returned on drop.
+#[derive(Debug)]
+struct Room(u64);
+
+impl Room {
+    fn take(len: u64) -> Option<Self> {
+        let maps = TAKEN.0.fetch_add(1, Ordering::Relaxed) + 1;
+        let bytes = TAKEN.1.fetch_add(len, Ordering::Relaxed).saturating_add(len);
+        let room = Self(len);
+        (maps <= LIMITS.0.load(Ordering::Relaxed) && bytes <= LIMITS.1.load(Ordering::Relaxed)).then_some(room)
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        TAKEN.0.fetch_sub(1, Ordering::Relaxed);
+        TAKEN.1.fetch_sub(self.0, Ordering::Relaxed);
     }
 }
 
@@ -134,11 +211,12 @@ const FAULT_AROUND: usize = 64 << 10;
 
 /// Releases the pages of all maps in a pool. A separate thread does this, because it takes about 4 % of the time of
 /// serving. If that thread cannot keep up, the calling thread releases pages itself.
-fn release_all(pool: &'static Pool<Map>) {
-    static SENDER: OnceLock<Option<SyncSender<&'static Pool<Map>>>> = OnceLock::new();
-    let release = |pool: &Pool<Map>| pool.open_files().iter().for_each(|map| map.release());
+fn release_all(pool: &'static Pool<OpenFile>) {
+    static SENDER: OnceLock<Option<SyncSender<&'static Pool<OpenFile>>>> = OnceLock::new();
+    let release_one = |open: &Arc<OpenFile>| open.map.iter().for_each(|map| map.release(&open.version.path));
+    let release = move |pool: &Pool<OpenFile>| pool.open_files().iter().for_each(release_one);
     let start = || {
-        let (sender, receiver) = sync_channel::<&'static Pool<Map>>(1);
+        let (sender, receiver) = sync_channel::<&'static Pool<OpenFile>>(1);
         let thread = thread::Builder::new().name("release".into());
         thread.spawn(move || receiver.iter().for_each(release)).ok().map(|_| sender)
     };
@@ -151,27 +229,26 @@ fn release_all(pool: &'static Pool<Map>) {
 /// A part of a map, with a reference that keeps the file mapped.
 #[derive(Debug)]
 pub struct Mapped {
-    map: Arc<Map>,
+    /// It is mapped.
+    open: Arc<OpenFile>,
     range: Range<usize>,
 }
 
 impl Mapped {
-    /// `range` must be inside the map.
-    pub(super) fn new(map: Arc<Map>, range: Range<usize>) -> Self {
-        Self { map, range }
+    /// `open` must be mapped, and `range` must be inside the map.
+    pub(super) fn new(open: Arc<OpenFile>, range: Range<usize>) -> Self {
+        Self { open, range }
     }
 
     /// See [`super::Bytes::verify`].
     pub(super) fn verify(&self, unreadable: bool) -> Result<(), Error> {
-        let Map { version, file, .. } = &*self.map;
         let range = self.range.start as u64..self.range.end as u64;
         if !unreadable {
-            return version.verify(file, range);
+            return self.open.verify(range);
         }
         // EFAULT does not give the cause. Reading the same bytes gives its errno.
-        let read = file.read_exact_at(&mut vec![0; self.range.len()], range.start);
-        version.verify(file, range)?;
-        Err(version.io(read.err().unwrap_or_else(|| nix::errno::Errno::EIO.into())))
+        self.open.read_exact_at(&mut vec![0; self.range.len()], range.start)?;
+        Err(self.open.version.io(nix::errno::Errno::EIO.into()))
     }
 }
 
@@ -179,22 +256,29 @@ impl Deref for Mapped {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        self.map.map.get(self.range.clone()).unwrap_or_default()
+        self.open.map.as_ref().and_then(|map| map.map.get(self.range.clone())).unwrap_or_default()
     }
 }
 
 impl Drop for Mapped {
     fn drop(&mut self) {
         let Range { start, end } = self.range;
-        self.map.resident.mark(start.saturating_sub(FAULT_AROUND)..end.saturating_add(FAULT_AROUND));
+        if let Some(map) = &self.open.map {
+            map.resident.mark(start.saturating_sub(FAULT_AROUND)..end.saturating_add(FAULT_AROUND));
+        }
         let mapped = self.range.len().max(FAULT_AROUND) as u64;
         // Only the thread that resets the count starts the release.
         if SERVED.fetch_add(mapped, Ordering::Relaxed) + mapped >= RELEASE_EVERY
             && SERVED.swap(0, Ordering::Relaxed) >= RELEASE_EVERY
         {
-            release_all(self.map.pool);
+            release_all(self.open.pool);
         }
     }
+}
+
+fn open_file(path: &Path) -> io::Result<File> {
+    // Without O_NONBLOCK, opening a named pipe would wait for a writer.
+    OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path)
 }
 
 fn kind(metadata: &Metadata) -> &'static str {

@@ -10,6 +10,8 @@ mod memory;
 mod pool;
 mod resident;
 mod resolve;
+mod storage;
+mod version;
 
 use std::fmt;
 use std::fs::Metadata;
@@ -22,9 +24,10 @@ pub use error::{Cause, Error, strerror};
 pub use file::{MappedFile, limit_open_files};
 pub use local::{Entry, EntryKind, Listing, exists, is_dir, list, modified_at, open};
 pub use location::Location;
-pub use map::FileId;
+pub use map::limit_maps;
 pub use memory::Memory;
 pub use resolve::put_off_limits;
+pub use version::FileId;
 
 /// A sequence of bytes. Reads return bytes of the version that was opened, or fail.
 pub trait Source: Send + Sync + fmt::Debug {

@@ -1,6 +1,6 @@
 //! A pool of open files: limits their number, and selects the file to close to make room for another one.
 
-use super::error::{Error, is_shortage};
+use super::error::{Error, is_out_of_descriptors};
 use arc_swap::ArcSwapOption;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -21,22 +21,37 @@ impl<T> Default for Slot<T> {
 }
 
 impl<T> Slot<T> {
-    #[cfg(test)]
-    pub fn is_held(&self) -> bool {
-        self.open.load().is_some()
+    /// The file, if it is open. Takes no lock and allocates nothing.
+    pub fn open(&self) -> Option<Arc<T>> {
+        self.open.load_full()
     }
 }
 
-/// The slots whose files are open; the next candidate for closing is at the front.
+/// What a pool holds.
+pub(super) trait Reopen {
+    /// Whether it could be opened again if it were closed now.
+    fn can_be_opened_again(&self) -> bool;
+}
+
+/// The slots whose files are open.
 #[derive(Debug)]
 pub(super) struct Pool<T> {
     limit: AtomicUsize,
-    slots: Mutex<VecDeque<Weak<Slot<T>>>>,
+    slots: Mutex<Slots<T>>,
 }
 
-impl<T> Pool<T> {
+#[derive(Debug)]
+struct Slots<T> {
+    /// The next candidate for closing is at the front.
+    candidates: VecDeque<Weak<Slot<T>>>,
+    /// Files that stay open, because they could not be opened again when they were to be closed.
+    kept: Vec<Weak<Slot<T>>>,
+}
+
+impl<T: Reopen> Pool<T> {
     pub const fn new(limit: usize) -> Self {
-        Self { limit: AtomicUsize::new(limit), slots: Mutex::new(VecDeque::new()) }
+        let slots = Slots { candidates: VecDeque::new(), kept: Vec::new() };
+        Self { limit: AtomicUsize::new(limit), slots: Mutex::new(slots) }
     }
 
     /// Sets the maximum number of open files. It is at least one.
@@ -52,45 +67,65 @@ impl<T> Pool<T> {
         if !slot.used.load(Ordering::Relaxed) {
             slot.used.store(true, Ordering::Relaxed);
         }
-        if let Some(open) = slot.open.load_full() {
+        if let Some(open) = slot.open() {
             return Ok(open);
         }
-        while self.lock().len() >= self.limit.load(Ordering::Relaxed) && self.close_one() {}
+        while self.open_count() >= self.limit.load(Ordering::Relaxed) && self.close_one() {}
         let opened = loop {
             match open() {
-                // Other parts of the process use descriptors or maps too: close one file and try again.
-                Err(Error::Io { error, .. }) if is_shortage(&error) && self.close_one() => {}
+                // Other parts of the process use descriptors too: close one file and try again.
+                Err(Error::Io { error, .. }) if is_out_of_descriptors(&error) && self.close_one() => {}
                 opened => break opened?,
             }
         };
         slot.open.store(Some(opened.clone()));
-        self.lock().push_back(Arc::downgrade(slot));
+        self.lock().candidates.push_back(Arc::downgrade(slot));
         Ok(opened)
     }
 
     /// The files that are open now.
     pub fn open_files(&self) -> Vec<Arc<T>> {
-        self.lock().iter().filter_map(|slot| slot.upgrade()?.open.load_full()).collect()
+        let slots = self.lock();
+        slots.candidates.iter().chain(&slots.kept).filter_map(|slot| slot.upgrade()?.open()).collect()
     }
 
-    /// Closes the first file that was not used since the pool last considered it. Returns false if none is open.
+    fn open_count(&self) -> usize {
+        let slots = self.lock();
+        slots.candidates.len() + slots.kept.len()
+    }
+
+    /// Closes the first file that was not used since the pool last considered it, and that can be opened again. Returns
+    /// false if there is none.
     fn close_one(&self) -> bool {
-        let mut slots = self.lock();
-        // After two rounds no slot is marked as used, unless readers keep marking it.
-        for _ in 0..=2 * slots.len() {
-            let Some(first) = slots.pop_front() else { return false };
-            let Some(slot) = first.upgrade() else { return true };
-            if slot.used.swap(false, Ordering::Relaxed) {
-                slots.push_back(first);
-            } else {
-                slot.open.store(None);
+        while let Some(slot) = self.candidate() {
+            let Some(held) = slot.upgrade() else { return true };
+            // This may wait for a disk, so the lock is not held.
+            if held.open().is_none_or(|open| open.can_be_opened_again()) {
+                held.open.store(None);
                 return true;
             }
+            let mut slots = self.lock();
+            slots.kept.retain(|slot| slot.strong_count() > 0);
+            slots.kept.push(slot);
         }
         false
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Weak<Slot<T>>>> {
+    /// Takes the first file that was not used since the pool last considered it.
+    fn candidate(&self) -> Option<Weak<Slot<T>>> {
+        let candidates = &mut self.lock().candidates;
+        // After two rounds no slot is marked as used, unless readers keep marking it.
+        for _ in 0..=2 * candidates.len() {
+            let first = candidates.pop_front()?;
+            if first.upgrade().is_none_or(|slot| !slot.used.swap(false, Ordering::Relaxed)) {
+                return Some(first);
+            }
+            candidates.push_back(first);
+        }
+        None
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Slots<T>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

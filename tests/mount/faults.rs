@@ -264,20 +264,164 @@ fn bytes_read_during_modification_are_not_cached() {
     let mut mount = scene.mount(&point.join(FILE), &[]);
     let index = scene.mount(&point.join(FILE), &[]).read("index.json");
     let (t2, middle) = (mount.path("tensors/t2"), MIB / 2);
-    // The daemon has verified the file when this read is held: the kernel reads the page while it copies the reply.
     gate.close((DATA + 2 * MIB) as u64);
     thread::scope(|scope| {
         let reader = scope.spawn(|| page(&t2, middle));
         gate.wait_for_read();
         gate.write(|bytes| bytes[DATA..].fill(0));
         gate.open();
-        // This reader may get bytes of either version.
-        let _ = reader.join().unwrap();
+        assert_eq!(reader.join().unwrap(), Err(Errno::ESTALE));
     });
-    wait_until("the page is dropped", || page(&t2, middle) == Err(Errno::ESTALE));
+    assert_eq!(page(&t2, middle), Err(Errno::ESTALE));
     assert_alive(&mut mount, &index);
     let log = format!("weightfs: {}: written to since it was opened; mount it again\n", point.join(FILE).display());
     assert_eq!(mount.log(), log);
+}
+
+#[test]
+fn new_version_behind_cached_attributes_gives_estale() {
+    require_fuse!();
+    for options in [&["--threads=1"][..], &["--direct-io"]] {
+        let scene = Scene::new();
+        let model = std::fs::read(model(&scene)).unwrap();
+        let point = scene.mkdir("source");
+        let gate = Gate::caching(&point, model);
+        let source = point.join(FILE);
+        let mount = scene.mount(&source, options);
+        let whole = pattern(TENSORS * MIB);
+        assert!(mount.read("tensors/t0") == whole[..MIB]);
+        // The kernel now has pages of the mounted version in the middle of t2, also as pages of the source.
+        let kept = page(&source, DATA + 2 * MIB + MIB / 2).unwrap();
+        assert!(kept == whole[2 * MIB + MIB / 2..][..4096]);
+        gate.write(|bytes| bytes[DATA..].iter_mut().for_each(|byte| *byte = !*byte));
+        // The kernel still returns the old attributes of the source, and its bytes are a mixture of both versions.
+        let old = std::fs::metadata(&source).unwrap().modified().unwrap();
+        assert_eq!(old, std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000));
+        for view in ["tensors/t1", "npy/t2.npy", "f32/t3.f32", "export/model-whole.safetensors", "stats/t1.json"] {
+            let path = mount.path(view);
+            let len = std::fs::metadata(&path).unwrap().len() as usize;
+            for offset in [len / 2, len.saturating_sub(4096)].map(|offset| offset / 4096 * 4096) {
+                assert_eq!(page(&path, offset), Err(Errno::ESTALE), "{view} {offset} {options:?}");
+            }
+        }
+        for offset in (0..MIB).step_by(128 << 10) {
+            assert_eq!(page(mount.path("tensors/t2"), offset), Err(Errno::ESTALE), "{offset} {options:?}");
+        }
+        // What the mount itself has cached is of the mounted version.
+        let first = page(mount.path("tensors/t0"), 0);
+        let expected = if options == ["--direct-io"] { Err(Errno::ESTALE) } else { Ok(whole[..4096].to_vec()) };
+        assert!(first == expected, "{options:?}");
+        let log = format!("weightfs: {}: written to since it was opened; mount it again\n", source.display());
+        assert_eq!(mount.log(), log);
+    }
+}
+
+#[test]
+fn readers_of_a_source_that_does_not_answer_do_not_block_others() {
+    require_fuse!();
+    let scene = Scene::new();
+    let bytes = std::fs::read(model(&scene)).unwrap();
+    let gate = Gate::new(&scene.mkdir("source"), bytes);
+    scene.ok("mkdir models && cp model.safetensors models/other.safetensors");
+    std::os::unix::fs::symlink(scene.path("source").join(FILE), scene.path("models/slow.safetensors")).unwrap();
+    let mount = scene.mount(&scene.path("models"), &["--threads=2"]);
+    assert!(mount.path("slow/tensors/t1").exists() && mount.path("other/tensors/t1").exists());
+    gate.close(DATA as u64);
+    thread::scope(|scope| {
+        // More readers than threads that receive requests.
+        let readers = [0, 1, 2, 3].map(|at| {
+            let path = mount.path(format!("slow/tensors/t{at}"));
+            scope.spawn(move || std::fs::read(path).unwrap())
+        });
+        gate.wait_for_read();
+        let (sender, receiver) = mpsc::channel();
+        let mount = &mount;
+        scope.spawn(move || sender.send(mount.read("other/tensors/t1")));
+        let other = receiver.recv_timeout(std::time::Duration::from_secs(60));
+        let waiting = readers.iter().filter(|reader| !reader.is_finished()).count();
+        gate.open();
+        let whole = pattern(TENSORS * MIB);
+        assert!(other.expect("the other model is served meanwhile") == whole[MIB..2 * MIB]);
+        assert_eq!(waiting, readers.len());
+        for (at, reader) in readers.into_iter().enumerate() {
+            assert!(reader.join().unwrap() == whole[at * MIB..][..MIB], "t{at}");
+        }
+    });
+}
+
+/// The models of a mount with few descriptors: in `models`, on an ext4 file system with these options. At most 16 of
+/// the models are open at a time.
+fn mount_with_few_descriptors(scene: &Scene, options: &str) {
+    scene.ok(&format!("truncate -s 16M disk && mkfs.ext4 -q {options} disk 2>/dev/null && mkdir models mnt"));
+    scene.ok("mount -o loop disk models && rmdir models/lost+found");
+    for at in 0..40 {
+        scene.model(
+            &format!("models/m{at}.safetensors"),
+            &[("w", safetensors::Dtype::U8, &[5000], pattern(5000))],
+            &[],
+        );
+    }
+    scene.ok("touch -d 2001-02-03 models/*; ulimit -n 64; weightfs --log-file log models mnt");
+}
+
+/// Makes the daemon close the files of all models below number 20.
+fn close_files(scene: &Scene) {
+    scene.ok(
+        "for at in $(seq 20 39) $(seq 20 39); do dd if=mnt/m$at/tensors/w iflag=direct status=none; done >/dev/null",
+    );
+    let [daemon] = scene.daemons()[..] else { panic!("{:?}", scene.processes()) };
+    let held: Vec<_> = std::fs::read_dir(format!("/proc/{daemon}/fd")).unwrap().collect();
+    let held = held.iter().filter_map(|fd| std::fs::read_link(fd.as_ref().unwrap().path()).ok());
+    let open: Vec<_> =
+        held.filter(|path| ["m0", "m1", "m2"].contains(&path.file_stem().unwrap().to_str().unwrap())).collect();
+    assert!(open.is_empty(), "{open:?}");
+}
+
+#[test]
+fn new_file_with_an_old_inode_number_gives_estale() {
+    require_fuse!();
+    // Smaller inodes have no creation time, and times in whole seconds.
+    for options in ["-I 256", "-I 128"] {
+        let scene = Scene::new();
+        mount_with_few_descriptors(&scene, options);
+        let read = |model: &str| scene.sh(&format!("dd if=mnt/{model}/tensors/w iflag=direct status=none | sha256sum"));
+        let before = read("m1");
+        assert!(before.err.is_empty() && read("m0") == before, "{before:?}");
+        // An open file may be changed in ways that keep its bytes.
+        scene.ok("chmod 640 models/m1.safetensors; ln models/m1.safetensors models/link");
+        close_files(&scene);
+        let inode = scene.ok("stat -c %i models/m0.safetensors");
+        // The new file must not have the same time of creation, in whole seconds.
+        std::thread::sleep(std::time::Duration::from_millis(1100));
+        scene.ok("tr '\\0-\\376' '\\1-\\377' <models/m0.safetensors >new && head -c 72 models/m0.safetensors >head");
+        scene.ok("(cat head; tail -c +73 new) >other && rm models/m0.safetensors");
+        let is_reused = (0..100).any(|at| {
+            scene.ok(&format!("cp other models/new{at}"));
+            let found = scene.ok(&format!("stat -c %i models/new{at}")) == inode;
+            if found {
+                scene.ok(&format!(
+                    "mv models/new{at} models/m0.safetensors && touch -d 2001-02-03 models/m0.safetensors"
+                ));
+            }
+            found
+        });
+        assert!(is_reused, "ext4 uses the inode number again");
+        let said = read("m0");
+        assert!(said.err.contains("Stale file handle"), "{options}: {said:?}");
+        let log = scene.ok("cat log");
+        assert!(log.contains("m0.safetensors: removed or replaced after it was closed"), "{log}");
+        assert_eq!(read("m1"), before, "{options}");
+        if options == "-I 256" {
+            // The creation time also identifies a file that was changed while it was closed.
+            close_files(&scene);
+            scene.ok("chmod 600 models/m1.safetensors; chown 1:1 models/m1.safetensors; rm models/link");
+            assert_eq!(read("m1"), before);
+        }
+        scene.ok("weightfs umount mnt");
+        scene.wait_for_end();
+        scene.ok("umount models");
+        assert_eq!(scene.ok("losetup -j disk"), "");
+    }
 }
 
 #[test]

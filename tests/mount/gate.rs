@@ -2,8 +2,8 @@
 
 use crate::support::wait_until;
 use fuser::{
-    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, LockOwner,
-    OpenFlags, ReplyAttr, ReplyData, ReplyEntry, Request,
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
+    LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen, Request,
 };
 use nix::mount::{MntFlags, umount2};
 use std::ffi::OsStr;
@@ -31,16 +31,33 @@ struct Served {
     hides_attributes: bool,
     held_attributes: Vec<(INodeNo, ReplyAttr)>,
     failing: bool,
+    /// How long the kernel keeps attributes. If it is not zero, the kernel also keeps bytes when the file is opened.
+    ttl: Duration,
 }
 
 impl Gate {
     /// Mounts a file of `bytes` with an old modification time.
     pub fn new(point: &Path, bytes: Vec<u8>) -> Self {
+        Self::with_ttl(point, bytes, Duration::ZERO)
+    }
+
+    /// The same, but the kernel keeps attributes and bytes for ever, as if the file never changed.
+    pub fn caching(point: &Path, bytes: Vec<u8>) -> Self {
+        Self::with_ttl(point, bytes, Duration::from_secs(u32::MAX.into()))
+    }
+
+    fn with_ttl(point: &Path, bytes: Vec<u8>, ttl: Duration) -> Self {
         let mtime = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
         let (held, hides_attributes, held_attributes, failing) = Default::default();
-        let served = Served { bytes, mtime, closed_from: u64::MAX, held, hides_attributes, held_attributes, failing };
+        let closed_from = u64::MAX;
+        let served = Served { bytes, mtime, closed_from, held, hides_attributes, held_attributes, failing, ttl };
         let served = Arc::new(Mutex::new(served));
-        let session = fuser::spawn_mount(Server(served.clone()), point, &Config::default()).unwrap();
+        let mut config = Config::default();
+        if !ttl.is_zero() {
+            // Otherwise the time of the last access, and with it all attributes, is requested again after each read.
+            config.mount_options.push(MountOption::RO);
+        }
+        let session = fuser::spawn_mount(Server(served.clone()), point, &config).unwrap();
         Self { point: point.to_owned(), served, _session: session }
     }
 
@@ -123,8 +140,9 @@ struct Server(Arc<Mutex<Served>>);
 
 impl Filesystem for Server {
     fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let served = self.0.lock().unwrap();
         match name == FILE {
-            true => reply.entry(&Duration::ZERO, &self.0.lock().unwrap().attr(INodeNo(2)), Generation(0)),
+            true => reply.entry(&served.ttl, &served.attr(INodeNo(2)), Generation(0)),
             false => reply.error(Errno::ENOENT),
         }
     }
@@ -133,8 +151,13 @@ impl Filesystem for Server {
         let mut served = self.0.lock().unwrap();
         match served.hides_attributes {
             true => served.held_attributes.push((ino, reply)),
-            false => reply.attr(&Duration::ZERO, &served.attr(ino)),
+            false => reply.attr(&served.ttl, &served.attr(ino)),
         }
+    }
+
+    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        let keeps = !self.0.lock().unwrap().ttl.is_zero();
+        reply.opened(FileHandle(0), if keeps { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() });
     }
 
     fn read(

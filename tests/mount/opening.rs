@@ -2,10 +2,11 @@
 
 use crate::gate::{FILE, Gate};
 use crate::support::{Mount, Scene, pattern, require_fuse, run_ok};
-use nix::libc::{EIO, EMFILE};
+use nix::libc::{EIO, EMFILE, O_DIRECT};
 use safetensors::Dtype;
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{FileExt, OpenOptionsExt, symlink};
 use std::path::PathBuf;
 use std::sync::mpsc::channel;
 use std::thread;
@@ -54,6 +55,82 @@ fn disk_error_while_opening_a_model_gives_eio_and_is_not_cached() {
     for name in ["first", "second"] {
         assert_eq!(mount.read(format!("{name}/tensors/w")), pattern(100));
     }
+}
+
+/// A tmpfs in `models` with the models `a`, `b`, `c` and `huge`, a sparse model of 256 TiB, which is more than any
+/// address space. Returns the length of its only tensor. Its last bytes are those of `pattern`.
+fn lay_out_huge(scene: &Scene) -> u64 {
+    const LEN: u64 = 1 << 48;
+    scene.ok("mkdir models mnt && mount -t tmpfs none models");
+    for name in ["a", "b", "c"] {
+        write(scene, &format!("models/{name}.safetensors"));
+    }
+    let header = format!(r#"{{"w":{{"dtype":"U8","shape":[{LEN}],"data_offsets":[0,{LEN}]}}}}"#);
+    let huge = scene.raw("models/huge.safetensors", header.as_bytes(), b"");
+    let end = 8 + header.len() as u64 + LEN;
+    File::options().write(true).open(huge).unwrap().write_all_at(&pattern(100), end - 100).unwrap();
+    LEN
+}
+
+/// The last 100 bytes of a file, read without the page cache of the mount.
+fn last_bytes(path: PathBuf) -> io::Result<Vec<u8>> {
+    let file = File::options().read(true).custom_flags(O_DIRECT).open(path)?;
+    let mut bytes = vec![0; 100];
+    file.read_exact_at(&mut bytes, file.metadata()?.len() - 100)?;
+    Ok(bytes)
+}
+
+#[test]
+fn model_that_cannot_be_mapped_is_served_and_takes_no_other_away() {
+    require_fuse!();
+    for limit in ["unlimited", "3000000"] {
+        let scene = Scene::new();
+        let len = lay_out_huge(&scene);
+        scene.ok(&format!("ulimit -v {limit}; weightfs --log-file log models mnt"));
+        for name in ["a", "b", "c"] {
+            assert_eq!(last_bytes(scene.path(format!("mnt/{name}/tensors/w"))).unwrap(), pattern(100));
+            // Only the daemon still has the mounted version.
+            let bytes = std::fs::read(scene.path(format!("models/{name}.safetensors"))).unwrap();
+            std::fs::write(scene.path("models/new"), [&bytes[..bytes.len() - 100], &[0; 100]].concat()).unwrap();
+            scene.ok(&format!("mv models/new models/{name}.safetensors"));
+        }
+        assert_eq!(scene.ok("ls mnt"), "a\nb\nc\nhuge\n");
+        assert_eq!(std::fs::metadata(scene.path("mnt/huge/tensors/w")).unwrap().len(), len);
+        for name in ["huge", "a", "b", "c"] {
+            let read = last_bytes(scene.path(format!("mnt/{name}/tensors/w")));
+            assert_eq!(read.unwrap_or_else(|error| panic!("{limit}: {name}: {error}")), pattern(100));
+        }
+        assert_eq!(
+            scene.ok("head -c 1000 mnt/huge/tensors/w | tr -d '\\0'; grep -v 'files were added' log || true"),
+            ""
+        );
+        scene.ok("weightfs umount mnt");
+        scene.wait_for_end();
+    }
+}
+
+#[test]
+fn replaced_models_stay_open_when_others_are_closed() {
+    require_fuse!();
+    let scene = Scene::new();
+    scene.ok("mkdir models mnt");
+    for at in 0..60 {
+        write(&scene, &format!("models/m{at}.safetensors"));
+    }
+    // At most 16 files are open, unless they could not be opened again.
+    scene.ok("ulimit -n 64; weightfs --log-file log models mnt");
+    let read = |at: usize| last_bytes(scene.path(format!("mnt/m{at}/tensors/w")));
+    for at in 0..4 {
+        read(at).unwrap();
+    }
+    scene.ok("rm models/m0.safetensors; mv models/m1.safetensors elsewhere; chmod 600 models/m3.safetensors");
+    scene.ok("cp elsewhere new && mv new models/m2.safetensors");
+    for at in (4..60).chain(4..60).chain(0..4) {
+        assert_eq!(read(at).unwrap_or_else(|error| panic!("m{at}: {error}")), pattern(100));
+    }
+    assert_eq!(scene.ok("cat log"), "");
+    scene.ok("weightfs umount mnt");
+    scene.wait_for_end();
 }
 
 #[test]
