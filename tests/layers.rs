@@ -47,7 +47,10 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("seccompiler::", &["src/process/sandbox.rs"]),
     ("plotters::", &["src/plot/"]),
     ("anyhow::", &["src/main.rs", "src/models.rs", "src/cli/", "src/cmd/", "src/process/", "src/terminal/"]),
-    ("#[allow(unsafe_code)]", &["src/source/map.rs", "src/process/daemon.rs", "src/process/mounts.rs"]),
+    (
+        "#[allow(unsafe_code)]",
+        &["src/source/map.rs", "src/source/page_cache.rs", "src/process/daemon.rs", "src/process/mounts.rs"],
+    ),
 ];
 
 /// A path to a module, from the root of its crate: `["fs", "tree"]`.

@@ -269,10 +269,10 @@ mod calls {
         SYS_modify_ldt,
     ];
 
-    /// The newest call that the lists consider: set_mempolicy_home_node, Linux 5.17. Numbers from 424 on are the same
+    /// The newest call that the lists consider: cachestat, Linux 6.5. Numbers from 424 on are the same
     /// on all architectures. Calls with larger numbers, including all of the x32 ABI, fail with ENOSYS, so that libc
     /// falls back to older calls.
-    const NEWEST: u32 = 450;
+    const NEWEST: u32 = 451;
 
     /// FUSE_DEV_IOC_CLONE: connects another descriptor of /dev/fuse to the session, for another thread.
     const IOC_CLONE: u64 = 0x8004_e500;

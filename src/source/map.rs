@@ -1,6 +1,7 @@
 //! Open files and their memory maps.
 
 use super::error::{Error, is_out_of_descriptors};
+use super::page_cache::PageCache;
 use super::pool::{Pool, Reopen};
 use super::resident::Resident;
 use super::resolve::resolve;
@@ -26,6 +27,7 @@ pub(super) struct OpenFile {
     pub file: File,
     pub storage: Storage,
     pub map: Option<Map>,
+    cached: PageCache,
     /// The pool that holds the file. The pages of all its maps are released together.
     pool: &'static Pool<OpenFile>,
 }
@@ -70,7 +72,7 @@ impl OpenFile {
             // Its bytes can be verified only between the read and the reply, so they are read into a buffer.
             Storage::Remote => None,
         };
-        Ok(Self { version, file, storage, map, pool })
+        Ok(Self { version, file, storage, map, cached: PageCache::default(), pool })
     }
 
     /// Fails unless the file is still the version that was opened.
@@ -88,9 +90,10 @@ impl OpenFile {
     }
 
     /// Whether the bytes of `range` can be read without waiting.
-    pub fn is_in_memory(&self, _: &Range<u64>) -> bool {
+    pub fn is_in_memory(&self, range: &Range<u64>) -> bool {
         match self.storage {
-            Storage::Memory | Storage::Local => true,
+            Storage::Memory => true,
+            Storage::Local => self.cached.has(&self.file, range),
             // Whether they are still the right bytes cannot be found out without waiting.
             Storage::Remote => false,
         }

@@ -7,6 +7,7 @@ mod local;
 mod location;
 mod map;
 mod memory;
+mod page_cache;
 mod pool;
 mod resident;
 mod resolve;

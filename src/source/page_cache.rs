@@ -1,0 +1,97 @@
+//! Whether bytes of a file are in the page cache, so that reading them does not wait for a disk.
+
+use rustix::io::{ReadWriteFlags, preadv2};
+use std::fs::File;
+use std::io::IoSliceMut;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Distance between two samples, in bytes. A sample takes about 0.5 us.
+const SAMPLES: usize = 256 << 10;
+
+/// What is known about the system calls for a file.
+#[derive(Debug, Default)]
+pub(super) struct PageCache {
+    /// Whether cachestat(2) fails: the kernel is older than 6.5, or the file belongs to another user.
+    refused: AtomicBool,
+}
+
+impl PageCache {
+    /// Whether the bytes of `range` are in memory.
+    ///
+    /// This samples the range, because it runs at each read: cachestat(2) of 1 MiB takes 0.3 us if the page cache has
+    /// it in large folios, but up to 25 us if it has single pages, and mincore(2) takes 20 us. (Without permission,
+    /// mincore also reports that all pages are in memory.) A sample is a read that must not wait. It starts to read
+    /// ahead if the page is absent, and even that may wait for a disk that hangs. So cachestat first looks for the last
+    /// page, without reading anything; alone it does not suffice, because it counts pages that are still being read.
+    pub fn has(&self, file: &File, range: &Range<u64>) -> bool {
+        let Some(last) = range.end.checked_sub(1).filter(|last| *last >= range.start) else { return true };
+        if !self.refused.load(Ordering::Relaxed) {
+            match is_cached(file, last) {
+                Some(true) => {}
+                Some(false) => return false,
+                None => self.refused.store(true, Ordering::Relaxed),
+            }
+        }
+        (range.start..=last).rev().step_by(SAMPLES).all(|at| is_read(file, at))
+    }
+}
+
+/// Whether the byte at `offset` can be read without waiting. False if the file system does not support such reads.
+fn is_read(file: &File, offset: u64) -> bool {
+    let mut byte = [0];
+    // 0 bytes: the file was truncated. Reading it does not wait.
+    preadv2(file, &mut [IoSliceMut::new(&mut byte)], offset, ReadWriteFlags::NOWAIT).is_ok()
+}
+
+/// Whether the page cache has the page of `offset`, which may still be being read. `None` if this process may not ask.
+fn is_cached(file: &File, offset: u64) -> Option<bool> {
+    /// The number of the call on all architectures, Linux 6.5. nix, rustix and libc have no function for it.
+    const SYS_CACHESTAT: nix::libc::c_long = 451;
+    // Offset and length.
+    let wanted = [offset, 1];
+    // The numbers of pages that are cached, dirty, being written, evicted, and evicted lately.
+    let mut found = [0u64; 5];
+    // SAFETY: the kernel reads 16 bytes (`struct cachestat_range`) and writes 40 bytes (`struct cachestat`). The arrays
+    // have these sizes and live until the call returns. The last argument, the flags, must be 0.
+    #[allow(unsafe_code)]
+    let result =
+        unsafe { nix::libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), wanted.as_ptr(), found.as_mut_ptr(), 0u32) };
+    (result == 0).then_some(found[0] > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::storage::Storage;
+    use rustix::fs::{Advice, fadvise};
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn pages_that_were_dropped_are_not_in_the_page_cache() {
+        const LEN: u64 = 2 << 20;
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&[7; LEN as usize], 0).unwrap();
+        // Only clean pages can be dropped.
+        file.sync_all().unwrap();
+        let caches = [PageCache::default(), PageCache { refused: AtomicBool::new(true) }];
+        for cache in &caches {
+            for range in [0..LEN, 5..6, LEN - 1..LEN, 7..7] {
+                assert!(cache.has(&file, &range), "{range:?} {cache:?}");
+            }
+        }
+        fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+        // Memory is its own storage, and some file systems keep their pages.
+        if Storage::of(&file) != Storage::Local || caches[0].has(&file, &(0..LEN)) {
+            return;
+        }
+        for cache in &caches {
+            fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+            assert!(!cache.has(&file, &(0..LEN)), "{cache:?}");
+            fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+            assert!(!cache.has(&file, &(4096..4097)), "{cache:?}");
+            assert!(cache.has(&file, &(7..7)), "{cache:?}");
+        }
+    }
+}
