@@ -124,7 +124,7 @@ fn serve(args: &MountArgs, signals: SigSet, readiness: Option<daemon::Readiness>
         return Ok(ExitCode::SUCCESS);
     }
     at_once.stop();
-    put_off_limits(&mountpoint.path);
+    put_off_limits(&mountpoint.path, source.path(), mounts::TYPE);
     if mountpoint.made {
         superblock.ignore_changes_of(&Location::from(&*mountpoint.path).parent());
     }

@@ -62,7 +62,7 @@ pub enum EntryKind {
 /// When something at a location was last modified. Fails inside the directory that is off limits.
 pub fn modified_at(location: &Location) -> io::Result<SystemTime> {
     let Location::Local(path) = location;
-    let resolved = resolve(path).transpose()?;
+    let resolved = resolve(path, None).transpose()?;
     std::fs::metadata(resolved.as_deref().unwrap_or(path))?.modified()
 }
 

@@ -42,7 +42,7 @@ impl OpenFile {
         pool: &'static Pool<Self>,
     ) -> Result<Self, Error> {
         let io = |error| Error::Io { path: path.to_owned(), error };
-        let (resolved, is_mounted) = match resolve(target) {
+        let (resolved, is_mounted) = match resolve(target, version.map(|version| version.id.0)) {
             Some(resolved) => (Cow::Owned(resolved.map_err(io)?), true),
             None => (Cow::Borrowed(target), false),
         };
@@ -109,7 +109,7 @@ impl Drop for OpenFile {
 impl Reopen for OpenFile {
     fn can_be_opened_again(&self) -> bool {
         let Version { target, id, .. } = &*self.version;
-        let resolved = resolve(target).unwrap_or_else(|| Ok(target.clone()));
+        let resolved = resolve(target, Some(id.0)).unwrap_or_else(|| Ok(target.clone()));
         // As long as this file is open, no other file has its inode number.
         let leads_here = |path: &PathBuf| std::fs::metadata(path).is_ok_and(|now| (now.dev(), now.ino()) == *id);
         let is_readable = |path: &Path| match open_file(path) {

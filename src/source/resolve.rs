@@ -1,34 +1,92 @@
-//! Resolves paths without entering the daemon's own mount, because the daemon would wait for itself there.
+//! Resolves paths without entering a mount of weightfs: in its own mount the daemon would wait for itself, and two
+//! daemons whose models lead into each other's mounts would wait for each other.
 
+use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
 use std::ffi::OsString;
-use std::io::{self, ErrorKind};
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Seek};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// The mount point of this process.
-static OFF_LIMITS: OnceLock<PathBuf> = OnceLock::new();
+/// Where this process must not go once it serves a mount.
+static OFF_LIMITS: OnceLock<OffLimits> = OnceLock::new();
 
-/// Forbids opening anything below `dir`, even through a symlink. Only the first call has an effect.
-pub fn put_off_limits(dir: &Path) {
-    let _ = OFF_LIMITS.set(dir.to_owned());
+#[derive(Debug)]
+struct OffLimits {
+    /// The mount point of this process.
+    dir: PathBuf,
+    /// The device of the source, which may itself be in another mount.
+    source: Option<u64>,
+    mounts: Mounts,
 }
 
-/// `path` without symlinks, resolved without entering the directory that is off limits; `None` if there is no such
-/// directory.
-pub(super) fn resolve(path: &Path) -> Option<io::Result<PathBuf>> {
-    Some(follow(path, OFF_LIMITS.get()?))
+/// The list of mounts. Other than a query of the file system, reading it never waits for the daemon of a mount.
+#[derive(Debug)]
+struct Mounts {
+    /// `/proc/self/mountinfo`, which a sandbox may refuse to open. `None` if there is no /proc.
+    file: Option<Mutex<File>>,
+    /// The type of the file systems to avoid.
+    kind: &'static str,
+}
+
+/// Forbids opening anything below `dir`, and in any mount of type `kind` except those that were opened before and the
+/// one that holds `source`. Symlinks are no way around that. Only the first call has an effect.
+pub fn put_off_limits(dir: &Path, source: Option<&Path>, kind: &'static str) {
+    let file = File::open("/proc/self/mountinfo").inspect_err(|error| log::debug!("/proc/self/mountinfo: {error}"));
+    let mounts = Mounts { file: file.ok().map(Mutex::new), kind };
+    let source = source.and_then(|source| Some(std::fs::metadata(source).ok()?.dev()));
+    let _ = OFF_LIMITS.set(OffLimits { dir: dir.to_owned(), source, mounts });
+}
+
+/// `path` without symlinks, resolved without entering what is off limits; `None` if nothing is. The device `admitted`
+/// is not off limits, because a file on it was opened before.
+pub(super) fn resolve(path: &Path, admitted: Option<u64>) -> Option<io::Result<PathBuf>> {
+    let OffLimits { dir, source, mounts } = OFF_LIMITS.get()?;
+    let avoid = |device: u64| ![*source, admitted].contains(&Some(device)) && mounts.avoid(device);
+    Some(follow(path, dir, &avoid))
+}
+
+impl Mounts {
+    /// Whether the file system with this device number is one to avoid.
+    fn avoid(&self, device: u64) -> bool {
+        // Only block devices have other major numbers.
+        if rustix::fs::major(device) != 0 {
+            return false;
+        }
+        let Some(file) = &self.file else { return false };
+        let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list = String::new();
+        if let Err(error) = file.rewind().and_then(|()| file.read_to_string(&mut list)) {
+            log::debug!("/proc/self/mountinfo: {error}");
+        }
+        let number = format!("0:{}", rustix::fs::minor(device));
+        // ID PARENT MAJOR:MINOR ROOT POINT OPTIONS [FIELD...] - TYPE SOURCE OPTIONS
+        list.lines().filter_map(|line| line.split_once(" - ")).any(|(mount, system)| {
+            mount.split(' ').nth(2) == Some(&number) && system.split(' ').next() == Some(self.kind)
+        })
+    }
+}
+
+/// The number of the device at `path`, which need not be accessible. No request is sent to the daemon of a mount whose
+/// mount point is `path`.
+fn device(path: &Path) -> Option<u64> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    let found = statx(CWD, path, flags, StatxFlags::empty()).ok()?;
+    Some(makedev(found.stx_dev_major, found.stx_dev_minor))
 }
 
 /// Maximum number of symlinks in a path, as in Linux.
 const LINKS_MAX: usize = 40;
 
-fn follow(path: &Path, off_limits: &Path) -> io::Result<PathBuf> {
+/// `avoid` returns whether a device is off limits.
+fn follow(path: &Path, off_limits: &Path, avoid: &impl Fn(u64) -> bool) -> io::Result<PathBuf> {
     let mut ahead: Vec<OsString> = Vec::new();
     let push = |ahead: &mut Vec<OsString>, path: &Path| {
         ahead.extend(path.components().rev().map(|component| component.as_os_str().to_owned()));
     };
     push(&mut ahead, &std::path::absolute(path)?);
-    let (mut resolved, mut links) = (PathBuf::from("/"), 0);
+    let (mut resolved, mut links, mut allowed) = (PathBuf::from("/"), 0, None);
     while let Some(component) = ahead.pop() {
         if component == ".." {
             resolved.pop();
@@ -37,6 +95,17 @@ fn follow(path: &Path, off_limits: &Path) -> io::Result<PathBuf> {
         let next = resolved.join(component);
         if next.starts_with(off_limits) {
             return Err(io::Error::other("lies inside the mount itself"));
+        }
+        let device = device(&next);
+        if device != allowed {
+            if device.is_some_and(avoid) {
+                return Err(io::Error::other(format!(
+                    "leads into another mount of weightfs, {}, and the two could wait for each other; mount it by its \
+                     own path",
+                    next.display()
+                )));
+            }
+            allowed = device;
         }
         match std::fs::read_link(&next) {
             Ok(_) if links == LINKS_MAX => return Err(nix::errno::Errno::ELOOP.into()),
@@ -70,7 +139,7 @@ mod tests {
         symlink(path("a/link/file"), path("absolute")).unwrap();
         symlink("a/link/../../mnt/file", path("into")).unwrap();
         symlink("loop", path("loop")).unwrap();
-        let resolved = |name: &str| follow(&path(name), &path("mnt"));
+        let resolved = |name: &str| follow(&path(name), &path("mnt"), &|_| false);
         assert_eq!(resolved("absolute").unwrap(), path("a/b/file"));
         assert_eq!(resolved("a/link/file").unwrap(), path("a/b/file"));
         for name in ["into", "mnt", "mnt/file", "mnt/absent"] {
@@ -78,5 +147,22 @@ mod tests {
         }
         assert_eq!(resolved("loop").unwrap_err().raw_os_error(), Some(nix::libc::ELOOP));
         assert_eq!(resolved("absent/file").unwrap_err().kind(), ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn mounts_are_found_by_their_device_and_type() {
+        let mut file = tempfile::tempfile().unwrap();
+        let list = "\
+            21 1 254:0 / / rw - ext4 /dev/vda rw\n\
+            30 21 0:45 / /mnt/b ro,nosuid shared:5 master:1 - fuse.weightfs /m ro,user_id=0\n\
+            31 21 0:46 /in /mnt/c rw - fuse.sshfs host: rw\n";
+        std::io::Write::write_all(&mut file, list.as_bytes()).unwrap();
+        let mounts = Mounts { file: Some(Mutex::new(file)), kind: "fuse.weightfs" };
+        let found = [makedev(0, 45), makedev(0, 46), makedev(0, 4), makedev(254, 0), makedev(45, 45)];
+        // Each query reads the list from its beginning.
+        for _ in 0..2 {
+            assert_eq!(found.map(|device| mounts.avoid(device)), [true, false, false, false, false]);
+        }
+        assert!(!Mounts { file: None, kind: "fuse.weightfs" }.avoid(makedev(0, 45)));
     }
 }

@@ -1,9 +1,11 @@
 //! Directories of several models: each model has a folder of its own and is opened on its first lookup.
 
 use crate::support::{Mount, Scene, Tensor, pattern, require_fuse};
+use nix::mount::{MntFlags, umount2};
 use safetensors::Dtype;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 fn one(name: &str, len: usize) -> Vec<Tensor<'_>> {
     vec![(name, Dtype::U8, Box::leak(Box::new([len])), pattern(len))]
@@ -475,4 +477,83 @@ fn link_to_huge_directory_does_not_affect_models() {
     assert_eq!(names(&mount, ""), ["a", "b", "far.error.txt"]);
     assert!(String::from_utf8(mount.read("far.error.txt")).unwrap().contains("a link to more than 100000 files"));
     assert_eq!(mount.read("b/tensors/w"), pattern(3));
+}
+
+/// Runs a line of shell that must succeed within a minute. Otherwise the mounts are aborted, because readers in mounts
+/// that wait for each other cannot be killed.
+fn within_a_minute(scene: &Scene, mounts: &[Mount], line: &str) -> String {
+    let file = scene.path("said");
+    let mut child = scene.command("sh").args(["-c", &format!("({line}) >'{}' 2>&1", file.display())]).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > deadline {
+            for mount in mounts {
+                // Unmounting fails if the mount is in use, but the kernel aborts the connection before it checks that.
+                let _ = umount2(&mount.point, MntFlags::MNT_FORCE);
+            }
+            child.wait().unwrap();
+            panic!("no answer within a minute: {line}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::fs::read_to_string(file).unwrap()
+}
+
+#[test]
+fn links_into_other_mounts_are_refused() {
+    require_fuse!();
+    for options in [&[][..], &["--no-sandbox"]] {
+        // The number of mounts in the ring.
+        for count in [1, 2, 3] {
+            let scene = Scene::new();
+            let mounts: Vec<Mount> = (0..count)
+                .map(|at| {
+                    scene.ok(&format!("mkdir -p m{at}/sub"));
+                    for name in ["x", "other", "sub/z"] {
+                        scene.model(&format!("m{at}/{name}.safetensors"), &one("w", 10), &[]);
+                    }
+                    scene.mount(&scene.path(format!("m{at}")), options)
+                })
+                .collect();
+            // No model has been opened. Each mount gets links into the next mount.
+            for at in 0..count {
+                scene.ok(&format!("rm -r m{at}/sub m{at}/x.safetensors"));
+                // Unlike ln(1), this does not look at the target, which would open the model there.
+                let target = mounts[(at + 1) % count].path("x/safetensors");
+                symlink(target.join("w.safetensors"), scene.path(format!("m{at}/x.safetensors"))).unwrap();
+                symlink(target, scene.path(format!("m{at}/sub"))).unwrap();
+            }
+            for (at, mount) in mounts.iter().enumerate() {
+                let (point, next) = (mount.point.display(), mounts[(at + 1) % count].point.display());
+                let listed = within_a_minute(&scene, &mounts, &format!("ls {point} {point}/sub"));
+                assert!(listed.contains("\nx.error.txt\n") && listed.contains("\nz.error.txt\n"), "{listed}");
+                let reason = match count {
+                    1 => "lies inside the mount itself".to_owned(),
+                    _ => format!(
+                        "leads into another mount of weightfs, {next}, and the two could wait for each other; mount it \
+                         by its own path"
+                    ),
+                };
+                for name in ["x", "sub/z"] {
+                    let said = within_a_minute(&scene, &mounts, &format!("cat {point}/{name}.error.txt"));
+                    let file = scene.path(format!("m{at}/{name}.safetensors"));
+                    assert_eq!(said, format!("{}: {reason}\n", file.display()));
+                }
+                assert_eq!(mount.read("other/tensors/w"), pattern(10));
+            }
+        }
+    }
+}
+
+#[test]
+fn files_in_a_mount_can_be_mounted_by_their_own_path() {
+    require_fuse!();
+    let scene = Scene::new();
+    scene.model("model.safetensors", &[one("a", 10), one("b", 20)].concat(), &[]);
+    let first = scene.mount(&scene.path("model.safetensors"), &[]);
+    let file = scene.mount(&first.path("export/model-whole.safetensors"), &[]);
+    let directory = scene.mount(&first.path("safetensors"), &[]);
+    assert_eq!((file.read("tensors/a"), file.read("tensors/b")), (pattern(10), pattern(20)));
+    assert_eq!(names(&directory, ""), ["a", "b"]);
+    assert_eq!((directory.read("a/tensors/a"), directory.read("b/tensors/b")), (pattern(10), pattern(20)));
 }
