@@ -57,6 +57,30 @@ fn disk_error_while_opening_a_model_gives_eio_and_is_not_cached() {
     }
 }
 
+#[test]
+fn disk_error_at_the_first_listing_is_not_cached() {
+    require_fuse!();
+    let scene = Scene::new();
+    let bytes = std::fs::read(write(&scene, "model.safetensors")).unwrap();
+    let gate = Gate::new(&scene.mkdir("source"), bytes);
+    let dir = scene.mkdir("models");
+    for name in ["first", "second"] {
+        symlink(scene.path("source").join(FILE), dir.join(name).with_extension("safetensors")).unwrap();
+    }
+    let mount = scene.mount(&dir, &[]);
+    gate.fail(true);
+    // Names are listed; `ls -l` also asks for attributes.
+    let listed = scene.sh(&format!("ls {0}; ls -l {0}", mount.point.display()));
+    assert!(listed.out.starts_with("first\nsecond\n") && !listed.out.contains("error.txt"), "{listed:?}");
+    assert_eq!(listed.err.matches("Input/output error").count(), 2, "{listed:?}");
+    gate.fail(false);
+    assert_listed(&scene, &mount);
+    for name in ["first", "second"] {
+        assert_eq!(mount.read(format!("{name}/tensors/w")), pattern(100));
+        assert_eq!(mount.read(format!("{name}/metadata/key")), b"value");
+    }
+}
+
 /// A tmpfs in `models` with the models `a`, `b`, `c` and `huge`, a sparse model of 256 TiB, which is more than any
 /// address space. Returns the length of its only tensor. Its last bytes are those of `pattern`.
 fn lay_out_huge(scene: &Scene) -> u64 {
