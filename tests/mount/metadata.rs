@@ -435,8 +435,8 @@ fn kill_leaves_a_complete_file() {
         if status.success() {
             assert!(found == new, "after {delay:?}: exit code 0, but not the new file");
         }
-        // A file with a temporary name is complete, and may stay behind: the new file, or the old one after the exchange
-        // of their names.
+        // A file with a temporary name is complete, and may stay behind: the new file, or the old one after the
+        // exchange of their names.
         for name in listed(scene.dir.path()).iter().filter(|name| name.starts_with('.')) {
             assert!(name.starts_with(".m.safetensors.") && name.ends_with(".weightfs-tmp"), "{name}");
             let left = std::fs::read(scene.path(name)).unwrap();

@@ -1,5 +1,5 @@
-//! Programs that write in a directory of another user, who exchanges names there at the same time. Files elsewhere never
-//! change.
+//! Commands that write in a directory of another user, who exchanges names there at the same time. Files elsewhere
+//! never change.
 
 use crate::support::{Said, Scene, WEIGHTFS, pattern, run_ok};
 use safetensors::{Dtype, SafeTensors};
@@ -11,8 +11,8 @@ use std::process::{Child, Command, Stdio};
 /// The user who owns the directory.
 const OWNER: u32 = 65534;
 
-/// A directory `theirs` of another user with a model `m.safetensors` and a link `x` to `victim` in the scene, which is a
-/// file of root.
+/// A directory `theirs` of another user with a model `m.safetensors` and a link `x` to `victim` in the scene, which is
+/// a file of root.
 struct Races {
     scene: Scene,
     model: Vec<u8>,
