@@ -66,7 +66,20 @@ impl Ownership {
     }
 }
 
+impl Ownership {
+    /// The owner of a folder that shows a directory with this `stat`. Its permission bits include those to search the
+    /// directory: a user who may only list it sees names, but cannot open anything.
+    pub fn of_folder(self, stat: Stat) -> Owner {
+        Owner { perm: stat.mode & 0o555 & !self.umask, ..self.of(stat) }
+    }
+}
+
 impl Owner {
+    /// Attributes of a folder, see [`Ownership::of_folder`].
+    pub(super) fn folder(self, ino: Ino) -> Attr {
+        Attr { kind: FileKind::Dir, ..self.file(ino, 0, 0) }
+    }
+
     /// Attributes of a directory. The link count is 1, as in btrfs, so that programs do not derive the number of
     /// subdirectories from it.
     pub(super) fn dir(self, ino: Ino) -> Attr {

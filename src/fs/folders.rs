@@ -4,7 +4,7 @@ use super::attr::{Attr, DOTS, Dentry, Error, FileKind, Ino, Owner, Ownership, RO
 use super::ino;
 use super::volume::{self, Volume};
 use crate::content::{Content, Request};
-use crate::model::{self, Catalog, Folder, FolderId, Item, ModelId};
+use crate::model::{self, Catalog, Folder, FolderId, Item, ModelId, Refusal};
 use crate::source::{self, Location};
 use crate::text::message;
 use crate::threads;
@@ -58,8 +58,8 @@ impl Slot {
 enum Verdict {
     /// The model can be opened and has this owner.
     Sound(Owner),
-    /// The model cannot be opened, for this reason.
-    Broken(String),
+    /// The model cannot be opened, for this reason. The owner is that of its error file.
+    Broken(String, Owner),
 }
 
 /// An inode in the tree of the folders.
@@ -67,8 +67,8 @@ enum Node<'f> {
     Folder(FolderId, &'f Folder),
     /// A link to a file that is not a model.
     Link(usize),
-    /// An error file: its text, and the folder from which it gets its owner and permissions.
-    Error(Cow<'f, str>, FolderId),
+    /// An error file: its text and its owner.
+    Error(Cow<'f, str>, Owner),
 }
 
 impl Folders {
@@ -98,7 +98,7 @@ impl Folders {
         if let Some(volume) = slot.volume.get() {
             return Ok(volume);
         }
-        let opened = model::open_model(self.catalog.model(model), self.catalog.mode())?;
+        let opened = model::open_in(&self.catalog, model)?;
         if opened.stat().map(|stat| self.ownership.of(stat)) != Some(*owner) {
             // The tree would keep the permissions of the old model, which may admit users who may not read the new one.
             return Err(Error::Changed { model: opened.location().to_string() });
@@ -125,18 +125,24 @@ impl Folders {
         if let Some(verdict) = slot.verdict.get() {
             return Ok(verdict);
         }
-        let location = self.catalog.model(model);
-        let verdict = match model::open_model(location, self.catalog.mode()) {
+        let verdict = match model::open_in(&self.catalog, model) {
             Ok(opened) => match opened.stat() {
                 Some(stat) => Verdict::Sound(self.ownership.of(stat)),
-                None => Verdict::Broken(message(&format!("{location}: the model has no files"))),
+                None => {
+                    let reason = message(&format!("{}: the model has no files", self.catalog.model(model)));
+                    log::warn!("{reason}");
+                    Verdict::Broken(reason, self.owner(self.catalog.home(model))?)
+                }
             },
             Err(error) if error.is_transient() => return Err(error.into()),
-            Err(error) => Verdict::Broken(message(&error.to_string())),
+            Err(error) => {
+                // The log is for the user who mounts, who may read everything.
+                log::warn!("{}", message(&error.to_string()));
+                let Refusal { message: reason, stat } = Refusal::new(&self.catalog, model, &error);
+                let owner = stat.map(|stat| self.ownership.of(stat));
+                Verdict::Broken(message(&reason), owner.map_or_else(|| self.owner(self.catalog.home(model)), Ok)?)
+            }
         };
-        if let Verdict::Broken(reason) = &verdict {
-            log::warn!("{reason}");
-        }
         Ok(slot.verdict.get_or_init(|| verdict))
     }
 
@@ -144,7 +150,7 @@ impl Folders {
     pub fn model_attr(&self, model: ModelId, request: &Request) -> Result<Attr, Error> {
         match self.check(model, request)? {
             Verdict::Sound(owner) => Ok(owner.dir(volume::root(tree(model)))),
-            Verdict::Broken(_) => Err(Error::NoEntry),
+            Verdict::Broken(..) => Err(Error::NoEntry),
         }
     }
 
@@ -153,7 +159,7 @@ impl Folders {
         match folder.find(OsStr::from_bytes(name)).ok_or(Error::NoEntry)? {
             (Item::Model(model), is_error) => match (self.check(model, request)?, is_error) {
                 (Verdict::Sound(_), false) => self.model_attr(model, request),
-                (Verdict::Broken(_), true) => self.getattr(ino::pack(BROKEN, model.into())),
+                (Verdict::Broken(..), true) => self.getattr(ino::pack(BROKEN, model.into())),
                 _ => Err(Error::NoEntry),
             },
             (Item::Unreadable(_), false) => Err(Error::NoEntry),
@@ -162,19 +168,20 @@ impl Folders {
     }
 
     pub fn getattr(&self, ino: Ino) -> Result<Attr, Error> {
-        let owner = |folder: FolderId| {
-            let folder = self.catalog.folder(folder).ok_or(Error::NoEntry)?;
-            Ok::<Owner, Error>(self.ownership.of(folder.stat))
-        };
         match self.node(ino)? {
-            Node::Folder(folder, _) => Ok(owner(folder)?.dir(ino)),
+            Node::Folder(_, folder) => Ok(self.ownership.of_folder(folder.stat).folder(ino)),
             Node::Link(_) => {
                 let size = self.readlink(ino)?.len() as u64;
-                let root = owner(FolderId::new(0))?;
+                let root = self.owner(FolderId::new(0))?;
                 Ok(Attr { kind: FileKind::Link, perm: 0o777, ..root.file(ino, size, 0) })
             }
-            Node::Error(text, home) => Ok(owner(home)?.file(ino, text.len() as u64 + 1, 1)),
+            Node::Error(text, owner) => Ok(owner.file(ino, text.len() as u64 + 1, 1)),
         }
+    }
+
+    /// The owner of files that have the permissions of a folder.
+    fn owner(&self, folder: FolderId) -> Result<Owner, Error> {
+        Ok(self.ownership.of(self.catalog.folder(folder).ok_or(Error::NoEntry)?.stat))
     }
 
     pub fn readdir<'s>(
@@ -271,7 +278,7 @@ impl Folders {
             Item::Link(link) => (ino::pack(LINKS, link as u32), FileKind::Link),
             Item::Unreadable(number) => (ino::pack(UNREADABLE, number as u32), FileKind::File),
             Item::Model(model) => match self.models[model.index()].verdict.get() {
-                Some(Verdict::Broken(_)) => (ino::pack(BROKEN, model.into()), FileKind::File),
+                Some(Verdict::Broken(..)) => (ino::pack(BROKEN, model.into()), FileKind::File),
                 Some(Verdict::Sound(_)) | None => (volume::root(tree(model)), FileKind::Dir),
             },
         }
@@ -287,15 +294,13 @@ impl Folders {
             }),
             LINKS => Some(number as usize).filter(|link| *link < self.catalog.links().len()).map(Node::Link),
             BROKEN => match self.models.get(number as usize).and_then(|slot| slot.verdict.get()) {
-                Some(Verdict::Broken(reason)) => {
-                    Some(Node::Error(reason[..].into(), self.catalog.home(ModelId::from(number))))
-                }
+                Some(Verdict::Broken(reason, owner)) => Some(Node::Error(reason[..].into(), *owner)),
                 _ => None,
             },
-            UNREADABLE => {
-                let reason = self.catalog.unreadable().get(number as usize);
-                reason.map(|reason| Node::Error(message(reason).into(), FolderId::new(0)))
-            }
+            UNREADABLE => match self.catalog.unreadable_at(number as usize) {
+                Some((reason, folder)) => Some(Node::Error(message(reason).into(), self.owner(folder)?)),
+                None => None,
+            },
             _ => None,
         };
         found.ok_or(Error::NoEntry)

@@ -3,13 +3,14 @@
 //! Hidden files are left out, as by `ls`. Symlinks are followed. Entries are named after their files; terminal control
 //! characters and bytes that are not UTF-8 are escaped.
 
+use super::access::NOBODY;
 use super::error::Error;
 use super::ids::{FolderId, ModelId};
 use super::stem::{is_model, stem};
 use super::{dataset, index};
 use crate::format::{self, Mode};
 use crate::name::harmless;
-use crate::source::{self, Entry, EntryKind, FileId, Location, Stat};
+use crate::source::{self, Directories, Entry, EntryKind, FileId, Location, Stat};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -35,7 +36,8 @@ pub struct Catalog {
     folders: Vec<Folder>,
     models: Vec<Found>,
     links: Vec<Location>,
-    unreadable: Vec<String>,
+    unreadable: Vec<Unreadable>,
+    dirs: Directories,
     /// The directory itself, and the symlinks that lead to models elsewhere.
     reads: Vec<Location>,
     /// Size of all files of models, in bytes.
@@ -92,6 +94,14 @@ pub enum Item {
     Unreadable(usize),
 }
 
+/// A directory that cannot be listed.
+#[derive(Debug)]
+struct Unreadable {
+    message: String,
+    /// The folder that holds it.
+    folder: FolderId,
+}
+
 /// A model that was found.
 #[derive(Debug)]
 struct Found {
@@ -106,13 +116,15 @@ impl Catalog {
     pub fn scan(location: &Location, mode: Mode) -> Result<Self, Error> {
         let io = |error| source::Error::Io { path: location.path().unwrap_or(Path::new("")).to_owned(), error };
         let absolute = location.absolute().map_err(io)?;
-        let (folders, models, links, unreadable) = Default::default();
-        let catalog = Self { mode, folders, models, links, unreadable, reads: vec![absolute.clone()], bytes: 0 };
+        let (folders, models, links, unreadable, dirs) = Default::default();
+        let catalog = Self { mode, folders, models, links, unreadable, dirs, reads: vec![absolute.clone()], bytes: 0 };
         let (seen, claimed, depth, shown) = Default::default();
         let mut scan = Scan { catalog, seen, limit: ENTRIES_MAX, claimed, depth, shown };
         let error = |found| Err(Error::Directory { location: location.clone(), found });
         match scan.directory(&absolute, FolderId::new(0)) {
-            Ok(Item::Unreadable(_)) => error(format!("that cannot be listed: {}", scan.catalog.unreadable.join(", "))),
+            Ok(Item::Unreadable(_)) => {
+                error(format!("that cannot be listed: {}", scan.catalog.unreadable().collect::<Vec<_>>().join(", ")))
+            }
             Ok(_) => Ok(scan.catalog),
             Err(TooMany) => error(format!("with more than {ENTRIES_MAX} files below it")),
         }
@@ -189,8 +201,32 @@ impl Catalog {
     }
 
     /// Messages about directories that cannot be listed.
-    pub fn unreadable(&self) -> &[String] {
-        &self.unreadable
+    pub fn unreadable(&self) -> impl Iterator<Item = &str> {
+        self.unreadable.iter().map(|unreadable| &unreadable.message[..])
+    }
+
+    /// The message about a directory that cannot be listed, and the folder that holds it.
+    pub fn unreadable_at(&self, at: usize) -> Option<(&str, FolderId)> {
+        self.unreadable.get(at).map(|unreadable| (&unreadable.message[..], unreadable.folder))
+    }
+
+    /// The directories that were scanned or that symlinks lead through.
+    pub(super) fn directories(&self) -> &Directories {
+        &self.dirs
+    }
+
+    /// The directory itself.
+    pub(super) fn location(&self) -> &Location {
+        &self.reads[0]
+    }
+
+    /// The directory of the folder that holds a model.
+    ///
+    /// # Panics
+    /// If no model has that number.
+    pub(super) fn home_location(&self, model: ModelId) -> &Location {
+        // The directory of a dataset has no folder.
+        self.folder(self.home(model)).map_or(self.location(), |folder| &folder.location)
     }
 
     /// Size of all files of models, in bytes.
@@ -260,15 +296,16 @@ impl Scan {
         let source::Listing { id, stat, mut entries } = match source::list(location) {
             Ok(listing) => listing,
             Err(source::Error::Io { error, .. }) => {
-                return Ok(self.unreadable(location, &source::strerror(&error)));
+                return Ok(self.unreadable(location, parent, &source::strerror(&error)));
             }
-            Err(error) => return Ok(self.unreadable(location, &error.to_string())),
+            Err(error) => return Ok(self.unreadable(location, parent, &error.to_string())),
         };
         if !self.shown.insert(id) {
             return Ok(self.link(location));
         }
+        self.catalog.dirs.add(id, stat);
         if self.depth == DEPTH_MAX {
-            return Ok(self.unreadable(location, "folders are nested too deeply"));
+            return Ok(self.unreadable(location, parent, "folders are nested too deeply"));
         }
         entries.retain(|entry| !entry.name.as_bytes().starts_with(b"."));
         entries.sort_by(|a, b| a.name.cmp(&b.name));
@@ -278,8 +315,10 @@ impl Scan {
         }
         if entries.iter().any(|entry| entry.name == dataset::MANIFEST) {
             entries.iter().for_each(|entry| self.add_bytes(entry));
-            let links = entries.iter().filter(|entry| entry.is_link).map(|entry| location.join(&entry.name));
-            self.catalog.reads.extend(links);
+            for link in entries.iter().filter(|entry| entry.is_link).map(|entry| location.join(&entry.name)) {
+                self.catalog.dirs.add_way(location, &link);
+                self.catalog.reads.push(link);
+            }
             return Ok(self.model(location.join(dataset::MANIFEST), parent));
         }
         let number = FolderId::new(self.catalog.folders.len());
@@ -300,7 +339,16 @@ impl Scan {
     /// Scans the directory behind a symlink and returns its item. A symlink to too many files is not followed.
     fn linked_directory(&mut self, location: &Location, parent: FolderId) -> Result<Item, TooMany> {
         let before = self.catalog.reads.len();
+        let dir = location.parent();
+        self.catalog.dirs.add_way(&dir, location);
         let item = self.follow(location, parent)?;
+        if let Item::Folder(folder) = item {
+            // The folder is not below the directories that lead to it, so it gets their permissions.
+            let way = self.catalog.dirs.start(&dir).and_then(|mut start| start.way(location));
+            let way = way.map_or(Some(NOBODY), |way| way.stat);
+            let folder = &mut self.catalog.folders[folder.index()];
+            folder.stat = way.map_or(folder.stat, |way| folder.stat.and(way));
+        }
         match item {
             Item::Folder(_) | Item::Model(_) => self.catalog.reads.push(location.clone()),
             Item::Link(_) | Item::Unreadable(_) => self.catalog.reads.truncate(before),
@@ -328,7 +376,7 @@ impl Scan {
             // The directories there may be reached by another path.
             self.shown.truncate(shown);
             self.claimed.truncate(claimed);
-            Ok(self.unreadable(location, &format!("a link to more than {BEHIND_LINK_MAX} files")))
+            Ok(self.unreadable(location, parent, &format!("a link to more than {BEHIND_LINK_MAX} files")))
         })
     }
 
@@ -353,6 +401,7 @@ impl Scan {
             let is_claimed = self.claimed.contains(&location);
             let is_model = is_model(&entry.name);
             if entry.is_link && !is_dir && (is_model || is_claimed) {
+                self.catalog.dirs.add_way(dir, &location);
                 self.catalog.reads.push(location.clone());
             }
             let file = entry.name.clone();
@@ -388,8 +437,8 @@ impl Scan {
         Item::Model(ModelId::new(self.catalog.models.len() - 1))
     }
 
-    fn unreadable(&mut self, location: &Location, reason: &str) -> Item {
-        self.catalog.unreadable.push(format!("{location}: {reason}"));
+    fn unreadable(&mut self, location: &Location, folder: FolderId, reason: &str) -> Item {
+        self.catalog.unreadable.push(Unreadable { message: format!("{location}: {reason}"), folder });
         Item::Unreadable(self.catalog.unreadable.len() - 1)
     }
 

@@ -15,6 +15,7 @@ use crate::text::{brackets, quote};
 use serde::Deserialize;
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserializer, IntoDeserializer, MapAccess, SeqAccess, Visitor};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -77,13 +78,23 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for QuietVisitor<T> {
     }
 }
 
+/// Reads a manifest.
+fn read(text: &[u8]) -> Result<Manifest, SetError> {
+    let manifest: Result<Quiet<Manifest>, _> = serde_json::from_slice(text);
+    Ok(manifest.map_err(|error| SetError::json("dataset manifest", &error))?.0)
+}
+
+/// The shards that the manifest at `location` names; `None` if it cannot be read.
+pub(super) fn shards(location: &Location) -> Option<BTreeSet<String>> {
+    let manifest = read(&set::read_list(location).ok()?.0).ok()?;
+    Some(manifest.shards.0.into_iter().map(|shard| shard.0.shard_path).collect())
+}
+
 /// Opens all shards that the manifest at `location` names, and joins their tensors to arrays.
 pub(super) fn open(location: &Location, mode: Mode) -> Result<Model, Error> {
-    let text = set::read_list(location)?;
-    let (manifest, Set { names, homes, files, broken }) = set::open(location, mode, |names| {
-        let manifest: Quiet<Manifest> =
-            serde_json::from_slice(&text).map_err(|error| SetError::json("dataset manifest", &error))?;
-        let manifest = manifest.0;
+    let (text, stat) = set::read_list(location)?;
+    let (manifest, Set { names, homes, files, broken, unopened }) = set::open(location, mode, |names| {
+        let manifest = read(&text)?;
         if manifest.format_version.split('.').next() != Some("1") {
             return Err(SetError::Version { found: manifest.format_version });
         }
@@ -98,6 +109,7 @@ pub(super) fn open(location: &Location, mode: Mode) -> Result<Model, Error> {
     let mut skipped = SkipList::default();
     broken.iter().for_each(|broken| skipped.push(|| broken.skipped()));
     let mut model = Model::new(location, Kind::Dataset, files, Notes::default());
+    model.set_list(stat, unopened);
     model.set_manifest(source::open(location)?);
     // Shards are numbered by name, and joined in the order of the manifest.
     let shards: Vec<ListedShard> = names.iter().map(|name| &name[..]).zip(homes).collect();

@@ -111,7 +111,7 @@ pub(super) fn shards(location: &Location) -> Option<BTreeSet<String>> {
         }
         Ok(0)
     };
-    read(&set::read_list(location).ok()?, number).ok()?;
+    read(&set::read_list(location).ok()?.0, number).ok()?;
     Some(names)
 }
 
@@ -127,8 +127,8 @@ pub(super) fn stem(name: &OsStr) -> Option<OsString> {
 
 /// Opens all shards that the index at `location` names, and compares them with the index.
 pub(super) fn open(location: &Location, mode: Mode) -> Result<Model, Error> {
-    let text = set::read_list(location)?;
-    let ((entries, stated), Set { names, homes, files, broken }) =
+    let (text, stat) = set::read_list(location)?;
+    let ((entries, stated), Set { names, homes, files, broken, unopened }) =
         set::open(location, mode, |names| read(&text, &mut |name| names.number(name)))?;
     let (mut shards, sources): (Vec<Shard>, Vec<_>) = files.into_iter().unzip();
     let missing = broken.len();
@@ -152,7 +152,10 @@ pub(super) fn open(location: &Location, mode: Mode) -> Result<Model, Error> {
         remarks.push(format!("{repeated} {occur} again later in the index; the last one is used"));
     }
     let files: Vec<File> = shards.into_iter().zip(sources).collect();
-    Ok(Model::new(location, Kind::Sharded, files, Notes { mismatches: skipped.finish(), remarks, stated, missing }))
+    let notes = Notes { mismatches: skipped.finish(), remarks, stated, missing };
+    let mut model = Model::new(location, Kind::Sharded, files, notes);
+    model.set_list(stat, unopened);
+    Ok(model)
 }
 
 /// Runs `work` on chunks of the entries, on all cores.

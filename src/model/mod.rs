@@ -1,5 +1,6 @@
 //! Models: the files they consist of, and the tensors in them as one name space.
 
+mod access;
 mod catalog;
 mod dataset;
 mod diff;
@@ -10,6 +11,7 @@ mod index;
 mod open;
 mod population;
 mod quantization;
+mod refusal;
 mod set;
 mod stem;
 mod table;
@@ -20,8 +22,9 @@ pub use diff::{Change, Diff, changes};
 pub use error::{Error, Mismatch, SetError};
 pub use header::{load, load_more};
 pub use ids::{FolderId, ModelId, ShardId, TensorId};
-pub use open::{Opened, files, open, open_model};
+pub use open::{Opened, files, open, open_in, open_model};
 pub use population::Population;
 pub use quantization::{NOT_DEQUANTIZED, Quantized};
+pub use refusal::Refusal;
 pub use stem::{is_set, stem};
 pub use table::{Kind, Model, Parts, Shard, Stated, Tensor, is_data_hash, value};

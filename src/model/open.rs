@@ -1,11 +1,13 @@
 //! Opens what a location names: a model, or a directory of models.
 
+use super::access::{NOBODY, restrict};
 use super::catalog::Catalog;
 use super::error::Error;
-use super::table::Model;
+use super::ids::ModelId;
+use super::table::{Kind, Model};
 use super::{dataset, index};
 use crate::format::{self, Mode};
-use crate::source::{self, Location};
+use crate::source::{self, Directories, Location, Stat};
 
 /// What a location names.
 #[derive(Debug)]
@@ -33,11 +35,22 @@ impl Opened {
 /// opened as that model.
 pub fn open(location: &Location, mode: Mode) -> Result<Opened, Error> {
     if !source::is_dir(location) {
-        return Ok(Opened::Model(open_model(location, mode)?.into()));
+        let mut model = open_model(location, mode)?;
+        // The directory that holds an index or manifest is not part of the source.
+        if model.kind() != Kind::File {
+            restrict(&mut model, &location.parent(), &Directories::default());
+        }
+        return Ok(Opened::Model(model.into()));
     }
     let catalog = Catalog::scan(location, mode)?;
     match catalog.only().filter(|only| catalog.is_at_top(*only)) {
-        Some(only) => Ok(Opened::Model(open_model(&location.rename(catalog.model(only)), mode)?.into())),
+        Some(only) => {
+            let mut model = open_model(&location.rename(catalog.model(only)), mode)?;
+            restrict(&mut model, location, catalog.directories());
+            let dir = catalog.directories().start(location).and_then(|start| start.stat());
+            model.need(dir.map_or(NOBODY, Stat::search));
+            Ok(Opened::Model(model.into()))
+        }
         None if catalog.models().len() == 0 => Err(no_model(location)),
         None => Ok(Opened::Catalog(catalog)),
     }
@@ -55,6 +68,17 @@ pub fn open_model(location: &Location, mode: Mode) -> Result<Model, Error> {
     Model::from_source(location, source::open(location)?, mode)
 }
 
+/// Opens a model of a catalog. Its permissions are at most those of its files and of the directories between the folder
+/// that holds it and the files. The permissions of the folder and of those above it are left out.
+///
+/// # Panics
+/// If no model has that number.
+pub fn open_in(catalog: &Catalog, model: ModelId) -> Result<Model, Error> {
+    let mut opened = open_model(catalog.model(model), catalog.mode())?;
+    restrict(&mut opened, catalog.home_location(model), catalog.directories());
+    Ok(opened)
+}
+
 /// The files to open for the models at a location: the location itself, or the files below a directory, as paths that
 /// begin with the location. Also returns messages about directories that cannot be listed.
 pub fn files(location: &Location) -> Result<(Vec<Location>, Vec<String>), Error> {
@@ -66,7 +90,7 @@ pub fn files(location: &Location) -> Result<(Vec<Location>, Vec<String>), Error>
     if files.is_empty() {
         return Err(no_model(location));
     }
-    Ok((files, catalog.unreadable().to_vec()))
+    Ok((files, catalog.unreadable().map(str::to_owned).collect()))
 }
 
 fn no_model(location: &Location) -> Error {

@@ -4,7 +4,7 @@ use super::error::{Error, LIST_MAX, Mismatch, SHARDS_MAX, SetError};
 use super::header;
 use super::table::Shard;
 use crate::format::Mode;
-use crate::source::{self, FileId, Location, Source};
+use crate::source::{self, FileId, Location, Source, Stat};
 use crate::threads;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,6 +22,8 @@ pub(super) struct Set {
     pub files: Vec<File>,
     /// Why the other files could not be opened; empty in strict mode.
     pub broken: Vec<Mismatch>,
+    /// The locations of these files.
+    pub unopened: Vec<Location>,
 }
 
 /// Numbers the names of shards in the order of their first use, and starts to open each file at once.
@@ -72,7 +74,7 @@ pub(super) fn open<R>(
     let ((read, names), opened) = threads::stream(read, |name: String| open_shard(&dir.join(&name), name, mode));
     let read = read.map_err(error)?;
     let (mut files, mut broken): (Vec<(usize, File)>, Vec<Mismatch>) = Default::default();
-    let mut ids: HashMap<FileId, usize> = HashMap::new();
+    let (mut ids, mut unopened): (HashMap<FileId, usize>, Vec<Location>) = Default::default();
     for (at, opened) in opened.into_iter().enumerate() {
         match opened {
             Ok(file) => {
@@ -83,7 +85,10 @@ pub(super) fn open<R>(
             }
             // The file may be intact: a transient error is not a mismatch, so the whole operation fails.
             Err(transient) if transient.is_transient() => return Err(transient),
-            Err(error) => broken.push(Mismatch::Shard { shard: names[at][..].into(), reason: error.to_string() }),
+            Err(error) => {
+                broken.push(Mismatch::Shard { shard: names[at][..].into(), reason: error.to_string() });
+                unopened.push(dir.join(&names[at]));
+            }
         }
     }
     if mode == Mode::Strict && !broken.is_empty() {
@@ -98,18 +103,18 @@ pub(super) fn open<R>(
     for (home, (at, _)) in files.iter().enumerate() {
         homes[*at] = Some(home);
     }
-    Ok((read, Set { names, homes, files: files.into_iter().map(|file| file.1).collect(), broken }))
+    Ok((read, Set { names, homes, files: files.into_iter().map(|file| file.1).collect(), broken, unopened }))
 }
 
-/// Reads the whole index or manifest at `location`.
-pub(super) fn read_list(location: &Location) -> Result<Vec<u8>, Error> {
+/// Reads the whole index or manifest at `location`. Also returns its owner and permissions.
+pub(super) fn read_list(location: &Location) -> Result<(Vec<u8>, Stat), Error> {
     let source = source::open(location)?;
     if source.len() > LIST_MAX {
         return Err(Error::Set { location: location.clone(), error: SetError::TooLong { len: source.len() } });
     }
     let mut text = vec![0; source.len() as usize];
     source.read_exact_at(&mut text, 0)?;
-    Ok(text)
+    Ok((text, source.stat()))
 }
 
 /// The suffix of the names of shards.

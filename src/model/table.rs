@@ -44,6 +44,11 @@ pub struct Model {
     quantized: OnceLock<Quantized>,
     /// `dataset_manifest.json`, of a dataset.
     manifest: Option<Arc<dyn Source>>,
+    /// What users need besides access to the files: owner and permissions of the index or the manifest, and of the
+    /// directories on the way to the files.
+    needed: Vec<Stat>,
+    /// The files that the index or manifest names, but that could not be opened.
+    unopened: Vec<Location>,
     /// The merged metadata, of a model of several files.
     metadata: Vec<(String, String)>,
     notes: Notes,
@@ -141,6 +146,7 @@ impl Model {
         let metadata = if shards.len() > 1 { merge_metadata(&shards) } else { Vec::new() };
         let location = location.absolute().unwrap_or_else(|_| location.clone());
         let (joined, aside, by_name, quantized, manifest) = Default::default();
+        let (needed, unopened) = Default::default();
         let (sources, len) = (sources.into(), stored);
         Self {
             location,
@@ -155,6 +161,8 @@ impl Model {
             by_name,
             quantized,
             manifest,
+            needed,
+            unopened,
             metadata,
             notes,
         }
@@ -166,6 +174,29 @@ impl Model {
 
     pub(super) fn set_manifest(&mut self, manifest: Arc<dyn Source>) {
         self.manifest = Some(manifest);
+    }
+
+    /// Sets owner and permissions of the index or the manifest, and the files that it names but that could not be
+    /// opened.
+    pub(super) fn set_list(&mut self, stat: Stat, unopened: Vec<Location>) {
+        self.needed.push(stat);
+        self.unopened = unopened;
+    }
+
+    /// Restricts [`Model::stat`] to what `needed` gives too.
+    pub(super) fn need(&mut self, needed: Stat) {
+        self.needed.push(needed);
+    }
+
+    /// The locations of all its files, including those that could not be opened.
+    pub(super) fn locations(&self) -> Vec<Location> {
+        let opened = self.sources.iter().filter_map(|source| source.location()).chain([&self.location]);
+        opened.chain(&self.unopened).cloned().collect()
+    }
+
+    /// The files that the index or manifest names, but that could not be opened.
+    pub(super) fn unopened(&self) -> &[Location] {
+        &self.unopened
     }
 
     /// Removes tensors from the name space. `aside` must be sorted.
@@ -439,13 +470,9 @@ impl Model {
     /// Owner, permissions and modification time of the model. Only users who may read each of its files may read it,
     /// and its time is that of the newest file. `None` for a model without files.
     pub fn stat(&self) -> Option<Stat> {
-        self.sources.iter().map(|source| source.stat()).reduce(|a, b| {
-            let same_owner = (a.uid, a.gid) == (b.uid, b.gid);
-            let both = a.mode & b.mode;
-            // If the files have different owners, only the bits for others certainly apply to everyone.
-            let mode = if same_owner { both } else { both & 0o007 | (both & 0o007) << 3 | (both & 0o007) << 6 };
-            Stat { mode, mtime: a.mtime.max(b.mtime), ..a }
-        })
+        let files = self.sources.iter().map(|source| source.stat());
+        let files = files.reduce(|a, b| Stat { mtime: a.mtime.max(b.mtime), ..a.and(b) })?;
+        Some(self.needed.iter().fold(files, |files, needed| files.and(*needed)))
     }
 
     /// The file of a stored tensor, and its index there.

@@ -45,7 +45,7 @@ impl MappedFile {
         let slot = Arc::default();
         let first = || Ok(Arc::new(OpenFile::open(&absolute, path, None, pool)?));
         let open = pool.get(&slot, first)?;
-        let stat = Stat::from(&open.file.metadata().map_err(io)?);
+        let stat = Stat::of(&open.file).map_err(io)?;
         Ok(Self { location: Location::Local(absolute), version: open.version.clone(), stat, slot, pool })
     }
 

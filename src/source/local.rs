@@ -3,8 +3,10 @@
 use super::resolve::resolve;
 use super::{Error, FileId, Location, MappedFile, Source, Stat};
 use std::ffi::OsString;
+use std::fs::{Metadata, OpenOptions};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -66,6 +68,26 @@ pub fn modified_at(location: &Location) -> io::Result<SystemTime> {
     std::fs::metadata(resolved.as_deref().unwrap_or(path))?.modified()
 }
 
+/// Owner, permissions and modification time of the file at a location, which must be readable; symlinks are followed.
+pub fn stat_at(location: &Location) -> io::Result<Stat> {
+    let Location::Local(path) = location;
+    let resolved = resolve(path, None).transpose()?;
+    let path = resolved.as_deref().unwrap_or(path);
+    // Without O_NONBLOCK, opening a named pipe would wait for a writer.
+    Stat::of(&OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path)?)
+}
+
+/// Owner, permissions and modification time of a directory, which need not be readable.
+pub(super) fn directory_stat(path: &Path, metadata: &Metadata) -> Stat {
+    let opened = OpenOptions::new().read(true).custom_flags(nix::libc::O_DIRECTORY).open(path);
+    let stat = opened.ok().and_then(|opened| {
+        let now = opened.metadata().ok()?;
+        ((now.dev(), now.ino()) == (metadata.dev(), metadata.ino())).then(|| Stat::of(&opened).ok())?
+    });
+    // The attribute of a directory that is not readable can be read by its path, but not in the sandbox.
+    stat.unwrap_or_else(|| Stat::new(metadata, xattr::get(path, super::stat::ACL)))
+}
+
 /// Lists the directory at a location.
 pub fn list(location: &Location) -> Result<Listing, Error> {
     let Location::Local(path) = location;
@@ -82,5 +104,6 @@ pub fn list(location: &Location) -> Result<Listing, Error> {
             len: target.map_or(0, |target| target.len()),
         });
     }
-    Ok(Listing { id: (metadata.dev(), metadata.ino()), stat: Stat::from(&metadata), entries })
+    let stat = directory_stat(path, &metadata);
+    Ok(Listing { id: (metadata.dev(), metadata.ino()), stat, entries })
 }

@@ -11,24 +11,25 @@ mod page_cache;
 mod pool;
 mod resident;
 mod resolve;
+mod stat;
 mod storage;
 mod version;
+mod way;
 
 use std::fmt;
-use std::fs::Metadata;
 use std::ops::Range;
-use std::os::unix::fs::MetadataExt;
 use std::time::SystemTime;
 
 pub use bytes::Bytes;
 pub use error::{Cause, Error, strerror};
 pub use file::{MappedFile, limit_open_files};
-pub use local::{Entry, EntryKind, Listing, exists, is_dir, list, modified_at, open};
+pub use local::{Entry, EntryKind, Listing, exists, is_dir, list, modified_at, open, stat_at};
 pub use location::Location;
 pub use map::limit_maps;
 pub use memory::Memory;
 pub use resolve::put_off_limits;
 pub use version::FileId;
+pub use way::{Directories, Start, Way};
 
 /// A sequence of bytes. Reads return bytes of the version that was opened, or fail.
 pub trait Source: Send + Sync + fmt::Debug {
@@ -98,17 +99,6 @@ pub struct Stat {
     pub mode: u16,
     /// Time of the last modification.
     pub mtime: SystemTime,
-}
-
-impl From<&Metadata> for Stat {
-    fn from(metadata: &Metadata) -> Self {
-        Self {
-            uid: metadata.uid(),
-            gid: metadata.gid(),
-            mode: (metadata.mode() & 0o7777) as u16,
-            mtime: metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH),
-        }
-    }
 }
 
 /// `range` as indices into `len` bytes.

@@ -42,9 +42,15 @@ pub fn put_off_limits(dir: &Path, source: Option<&Path>, kind: &'static str) {
 /// `path` without symlinks, resolved without entering what is off limits; `None` if nothing is. The device `admitted`
 /// is not off limits, because a file on it was opened before.
 pub(super) fn resolve(path: &Path, admitted: Option<u64>) -> Option<io::Result<PathBuf>> {
-    let OffLimits { dir, source, mounts } = OFF_LIMITS.get()?;
-    let avoid = |device: u64| ![*source, admitted].contains(&Some(device)) && mounts.avoid(device);
-    Some(follow(path, dir, &avoid))
+    let limits = OFF_LIMITS.get()?;
+    Some(follow(path, &limits.dir, &|device| limits.avoid(device, admitted)))
+}
+
+impl OffLimits {
+    /// Whether a device is off limits. `admitted` is not.
+    fn avoid(&self, device: u64, admitted: Option<u64>) -> bool {
+        ![self.source, admitted].contains(&Some(device)) && self.mounts.avoid(device)
+    }
 }
 
 impl Mounts {
@@ -79,33 +85,51 @@ fn device(path: &Path) -> Option<u64> {
 /// Maximum number of symlinks in a path, as in Linux.
 const LINKS_MAX: usize = 40;
 
+/// The directory and the devices that must not be entered.
+type Limits<'l> = Option<(&'l Path, &'l dyn Fn(u64) -> bool)>;
+
 /// `avoid` returns whether a device is off limits.
-fn follow(path: &Path, off_limits: &Path, avoid: &impl Fn(u64) -> bool) -> io::Result<PathBuf> {
+fn follow(path: &Path, off_limits: &Path, avoid: &dyn Fn(u64) -> bool) -> io::Result<PathBuf> {
+    walk(Path::new("/"), &std::path::absolute(path)?, Some((off_limits, avoid)), &mut |_| ())
+}
+
+/// The real path of `path`, relative to the real path `from`. Does not enter what is off limits. Passes each directory
+/// in which a name is looked up to `visit`, in which some may be repeated.
+pub(super) fn follow_from(from: &Path, path: &Path, visit: &mut dyn FnMut(&Path)) -> io::Result<PathBuf> {
+    let limits = OFF_LIMITS.get();
+    let avoid = |device| limits.is_some_and(|limits| limits.avoid(device, None));
+    walk(from, path, limits.map(|limits| (&*limits.dir, &avoid as &dyn Fn(u64) -> bool)), visit)
+}
+
+fn walk(from: &Path, path: &Path, limits: Limits, visit: &mut dyn FnMut(&Path)) -> io::Result<PathBuf> {
     let mut ahead: Vec<OsString> = Vec::new();
     let push = |ahead: &mut Vec<OsString>, path: &Path| {
         ahead.extend(path.components().rev().map(|component| component.as_os_str().to_owned()));
     };
-    push(&mut ahead, &std::path::absolute(path)?);
-    let (mut resolved, mut links, mut allowed) = (PathBuf::from("/"), 0, None);
+    push(&mut ahead, path);
+    let (mut resolved, mut links, mut allowed) = (from.to_owned(), 0, None);
     while let Some(component) = ahead.pop() {
+        visit(&resolved);
         if component == ".." {
             resolved.pop();
             continue;
         }
         let next = resolved.join(component);
-        if next.starts_with(off_limits) {
-            return Err(io::Error::other("lies inside the mount itself"));
-        }
-        let device = device(&next);
-        if device != allowed {
-            if device.is_some_and(avoid) {
-                return Err(io::Error::other(format!(
-                    "leads into another mount of weightfs, {}, and the two could wait for each other; mount it by its \
-                     own path",
-                    next.display()
-                )));
+        if let Some((off_limits, avoid)) = limits {
+            if next.starts_with(off_limits) {
+                return Err(io::Error::other("lies inside the mount itself"));
             }
-            allowed = device;
+            let device = device(&next);
+            if device != allowed {
+                if device.is_some_and(avoid) {
+                    return Err(io::Error::other(format!(
+                        "leads into another mount of weightfs, {}, and the two could wait for each other; mount it by \
+                         its own path",
+                        next.display()
+                    )));
+                }
+                allowed = device;
+            }
         }
         match std::fs::read_link(&next) {
             Ok(_) if links == LINKS_MAX => return Err(nix::errno::Errno::ELOOP.into()),

@@ -1,6 +1,7 @@
 //! Real mounts through /dev/fuse, read by real clients. The tests run as root and also run commands as other users.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
+mod access;
 mod clients;
 mod command;
 mod completion;

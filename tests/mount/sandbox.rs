@@ -115,7 +115,9 @@ fn new_links_to_other_files_are_not_opened() {
                     "m/{file}: not one of the files that were mounted, and the sandbox allows no others; mount it again"
                 );
                 let said = scene.ok(&format!("cat mnt/{name}.error.txt"));
-                assert!(said.contains(&reason), "{said}");
+                // The error of the index quotes that of its shard, so only the log has it.
+                let shown = if name == "own" { "a link leads to it out of the source" } else { &reason };
+                assert!(said.contains(shown), "{said}");
                 assert_eq!(scene.ok(&format!("grep -c '{reason}' log")), "1\n");
             }
         }

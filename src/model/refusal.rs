@@ -1,0 +1,63 @@
+//! What is said about a model that cannot be opened, and who may read that.
+
+use super::access::{NOBODY, stat_of};
+use super::catalog::Catalog;
+use super::dataset::{self, MANIFEST};
+use super::error::Error;
+use super::ids::ModelId;
+use super::index;
+use crate::source::{self, Stat};
+
+/// Why a model cannot be opened, for other users than the one who mounts.
+#[derive(Debug)]
+pub struct Refusal {
+    /// The reason. It quotes nothing of a file that is reached through a link out of the source.
+    pub message: String,
+    /// Owner and permissions of what it describes. `None` if no file of the model can be read.
+    pub stat: Option<Stat>,
+}
+
+impl Refusal {
+    /// `error` is the reason why a model of the catalog cannot be opened.
+    ///
+    /// # Panics
+    /// If no model has that number.
+    pub fn new(catalog: &Catalog, model: ModelId, error: &Error) -> Self {
+        let (location, dirs) = (catalog.model(model), catalog.directories());
+        let dir = location.parent();
+        let shards = match location.file_name() {
+            name if name == MANIFEST => dataset::shards(location),
+            name if index::stem(name).is_some() => index::shards(location),
+            _ => None,
+        };
+        let parts = shards.into_iter().flatten().map(|shard| dir.join(shard)).filter(source::exists);
+        let (mut found, mut is_inside): (Option<Stat>, bool) = (None, true);
+        let mut add = |stat: Stat| found = Some(found.map_or(stat, |found| found.and(stat)));
+        let (mut source, mut home) = (dirs.start(catalog.location()), dirs.start(catalog.home_location(model)));
+        for part in std::iter::once(location.clone()).chain(parts) {
+            is_inside &= source.as_mut().is_ok_and(|source| source.way(&part).is_ok_and(|way| way.is_inside));
+            // If a file cannot be opened, the reason says nothing about its content.
+            if let Some(stat) = stat_of(&part) {
+                add(stat);
+                match home.as_mut().map(|home| home.way(&part)) {
+                    Ok(Ok(way)) => way.stat.into_iter().for_each(&mut add),
+                    _ => add(NOBODY),
+                }
+            }
+        }
+        let message = if is_inside || !quotes(error) {
+            error.to_string()
+        } else {
+            format!(
+                "{location}: not a sound model; a link leads to it out of the source, so only the log has the reason"
+            )
+        };
+        Self { message, stat: found }
+    }
+}
+
+/// Whether the message of an error may have names or numbers from a file.
+fn quotes(error: &Error) -> bool {
+    use source::Error::{Changed, Io, NotAFile, Outside, Replaced};
+    !matches!(error, Error::Source(Io { .. } | NotAFile { .. } | Changed { .. } | Replaced { .. } | Outside { .. }))
+}

@@ -1,0 +1,103 @@
+//! The directories on the way to a file: only users who may search all of them can read the file.
+
+use super::local::directory_stat;
+use super::resolve::follow_from;
+use super::{FileId, Location, Stat};
+use std::collections::{BTreeSet, HashMap};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Directories and their permissions. The sandbox may not allow reading the access control list of a directory later,
+/// so those that a mount needs are added before.
+#[derive(Debug, Default, Clone)]
+pub struct Directories(HashMap<FileId, Stat>);
+
+/// A directory, from which ways lead to files below it, or to files that are reached by symlinks below it.
+#[derive(Debug)]
+pub struct Start<'d> {
+    dirs: &'d Directories,
+    /// The absolute path of the directory.
+    path: PathBuf,
+    /// The same without symlinks.
+    real: PathBuf,
+    /// What was found for directories on earlier ways.
+    found: HashMap<PathBuf, Stat>,
+}
+
+/// What lies between a directory and a file.
+#[derive(Debug)]
+pub struct Way {
+    /// The permissions of everyone who may search all directories on the way. `None` if there are none.
+    pub stat: Option<Stat>,
+    /// Whether the file lies in the directory or below it, after following symlinks.
+    pub is_inside: bool,
+}
+
+impl Directories {
+    /// Adds a directory.
+    pub fn add(&mut self, id: FileId, stat: Stat) {
+        self.0.insert(id, stat);
+    }
+
+    /// Adds the directories on the way from the directory `from` to `to`.
+    pub fn add_way(&mut self, from: &Location, to: &Location) {
+        let walked = self.start(from).and_then(|start| Ok(start.walk(to)?.0));
+        for dir in walked.into_iter().flatten() {
+            if let Ok(metadata) = std::fs::metadata(&dir) {
+                let id = (metadata.dev(), metadata.ino());
+                self.0.entry(id).or_insert_with(|| directory_stat(&dir, &metadata));
+            }
+        }
+    }
+
+    /// The ways from a directory.
+    pub fn start(&self, from: &Location) -> io::Result<Start<'_>> {
+        let Location::Local(path) = from;
+        let path = std::path::absolute(path)?;
+        let real = follow_from(Path::new("/"), &path, &mut |_| ())?;
+        Ok(Start { dirs: self, path, real, found: HashMap::new() })
+    }
+
+    fn stat(&self, dir: &Path) -> io::Result<Stat> {
+        let metadata = std::fs::metadata(dir)?;
+        let known = self.0.get(&(metadata.dev(), metadata.ino())).copied();
+        Ok(known.unwrap_or_else(|| directory_stat(dir, &metadata)))
+    }
+}
+
+impl Start<'_> {
+    /// The permissions of the directory itself.
+    pub fn stat(&self) -> io::Result<Stat> {
+        self.dirs.stat(&self.real)
+    }
+
+    /// The way to a file. Neither the directory nor those above it are part of it.
+    pub fn way(&mut self, to: &Location) -> io::Result<Way> {
+        let (dirs, target) = self.walk(to)?;
+        let mut way: Option<Stat> = None;
+        for dir in dirs.into_iter().filter(|dir| !self.real.starts_with(dir)) {
+            let stat = match self.found.get(&dir) {
+                Some(stat) => *stat,
+                None => self.dirs.stat(&dir)?.search(),
+            };
+            self.found.insert(dir, stat);
+            way = Some(way.map_or(stat, |way| way.and(stat)));
+        }
+        Ok(Way { stat: way, is_inside: target.starts_with(&self.real) })
+    }
+
+    /// The real paths of the directories on the way to `to`, and of `to`.
+    fn walk(&self, to: &Location) -> io::Result<(BTreeSet<PathBuf>, PathBuf)> {
+        let Location::Local(to) = to;
+        let to = std::path::absolute(to)?;
+        let below = to.strip_prefix(&self.path).map_err(io::Error::other)?;
+        let mut dirs = BTreeSet::new();
+        let target = follow_from(&self.real, below, &mut |dir| {
+            if !dirs.contains(dir) {
+                dirs.insert(dir.to_owned());
+            }
+        })?;
+        Ok((dirs, target))
+    }
+}
