@@ -7,7 +7,7 @@ use super::access::NOBODY;
 use super::error::Error;
 use super::ids::{FolderId, ModelId};
 use super::stem::{is_model, stem};
-use super::{dataset, index};
+use super::{dataset, index, set};
 use crate::format::{self, Mode};
 use crate::name::harmless;
 use crate::source::{self, Directories, Entry, EntryKind, FileId, Location, Stat};
@@ -38,7 +38,9 @@ pub struct Catalog {
     links: Vec<Location>,
     unreadable: Vec<Unreadable>,
     dirs: Directories,
-    /// The directory itself, and the symlinks that lead to models elsewhere.
+    /// The directory itself.
+    top: Location,
+    /// The files of models.
     reads: Vec<Location>,
     /// Size of all files of models, in bytes.
     bytes: u64,
@@ -116,8 +118,9 @@ impl Catalog {
     pub fn scan(location: &Location, mode: Mode) -> Result<Self, Error> {
         let io = |error| source::Error::Io { path: location.path().unwrap_or(Path::new("")).to_owned(), error };
         let absolute = location.absolute().map_err(io)?;
-        let (folders, models, links, unreadable, dirs) = Default::default();
-        let catalog = Self { mode, folders, models, links, unreadable, dirs, reads: vec![absolute.clone()], bytes: 0 };
+        let (folders, models, links, unreadable, dirs, reads) = Default::default();
+        let top = absolute.clone();
+        let catalog = Self { mode, folders, models, links, unreadable, dirs, top, reads, bytes: 0 };
         let (seen, claimed, depth, shown) = Default::default();
         let mut scan = Scan { catalog, seen, limit: ENTRIES_MAX, claimed, depth, shown };
         let error = |found| Err(Error::Directory { location: location.clone(), found });
@@ -155,7 +158,7 @@ impl Catalog {
     /// # Panics
     /// If no model has that number.
     pub fn is_at_top(&self, model: ModelId) -> bool {
-        self.reads.first() == Some(&self.model(model).parent())
+        self.model(model).parent() == self.top
     }
 
     /// The file to open for a model.
@@ -195,7 +198,7 @@ impl Catalog {
         &self.links
     }
 
-    /// The locations of the files of models: directories with everything below them, and symlinks.
+    /// The files that opening a model may read: models, indices and manifests, and the shards that these name.
     pub fn reads(&self) -> &[Location] {
         &self.reads
     }
@@ -317,9 +320,11 @@ impl Scan {
             entries.iter().for_each(|entry| self.add_bytes(entry));
             for link in entries.iter().filter(|entry| entry.is_link).map(|entry| location.join(&entry.name)) {
                 self.catalog.dirs.add_way(location, &link);
-                self.catalog.reads.push(link);
             }
-            return Ok(self.model(location.join(dataset::MANIFEST), parent));
+            let manifest = location.join(dataset::MANIFEST);
+            let shards = dataset::shards(&manifest).unwrap_or_default();
+            self.catalog.reads.extend(set::locations(&manifest, shards));
+            return Ok(self.model(manifest, parent));
         }
         let number = FolderId::new(self.catalog.folders.len());
         let (listed, errors) = (Vec::new(), Vec::new());
@@ -349,9 +354,8 @@ impl Scan {
             let folder = &mut self.catalog.folders[folder.index()];
             folder.stat = way.map_or(folder.stat, |way| folder.stat.and(way));
         }
-        match item {
-            Item::Folder(_) | Item::Model(_) => self.catalog.reads.push(location.clone()),
-            Item::Link(_) | Item::Unreadable(_) => self.catalog.reads.truncate(before),
+        if matches!(item, Item::Link(_) | Item::Unreadable(_)) {
+            self.catalog.reads.truncate(before);
         }
         Ok(item)
     }
@@ -383,7 +387,9 @@ impl Scan {
     fn entries(&mut self, dir: &Location, folder: FolderId, entries: &[Entry]) -> Result<Vec<Named>, TooMany> {
         for entry in entries.iter().filter(|entry| index::stem(&entry.name).is_some()) {
             // An index that cannot be read is a broken model, and claims no files.
-            let shards = index::shards(&dir.join(&entry.name)).unwrap_or_default();
+            let index = dir.join(&entry.name);
+            let shards = index::shards(&index).unwrap_or_default();
+            self.catalog.reads.extend(set::locations(&index, shards.iter().cloned()).filter(source::exists));
             // An index may name ten thousand files that do not exist.
             for shard in shards.iter().map(|shard| dir.join(shard)).filter(source::exists) {
                 self.claimed.insert(shard);
@@ -402,7 +408,6 @@ impl Scan {
             let is_model = is_model(&entry.name);
             if entry.is_link && !is_dir && (is_model || is_claimed) {
                 self.catalog.dirs.add_way(dir, &location);
-                self.catalog.reads.push(location.clone());
             }
             let file = entry.name.clone();
             let (name, item) = if is_dir {
@@ -433,6 +438,7 @@ impl Scan {
     }
 
     fn model(&mut self, location: Location, folder: FolderId) -> Item {
+        self.catalog.reads.push(location.clone());
         self.catalog.models.push(Found { location, folder });
         Item::Model(ModelId::new(self.catalog.models.len() - 1))
     }

@@ -4,7 +4,7 @@
 //! mode in which the dataset was written. It is inferred from the names of tensors: in batch mode every shard has the
 //! same names, in key-value mode no two shards have a name in common.
 
-use super::error::{Error, SetError};
+use super::error::{Error, SHARDS_MAX, SetError};
 use super::ids::{ShardId, TensorId};
 use super::set::{self, Set};
 use super::table::{Joined, Kind, Model, Notes};
@@ -87,7 +87,8 @@ fn read(text: &[u8]) -> Result<Manifest, SetError> {
 /// The shards that the manifest at `location` names; `None` if it cannot be read.
 pub(super) fn shards(location: &Location) -> Option<BTreeSet<String>> {
     let manifest = read(&set::read_list(location).ok()?.0).ok()?;
-    Some(manifest.shards.0.into_iter().map(|shard| shard.0.shard_path).collect())
+    let shards = manifest.shards.0;
+    (shards.len() <= SHARDS_MAX).then(|| shards.into_iter().map(|shard| shard.0.shard_path).collect())
 }
 
 /// Opens all shards that the manifest at `location` names, and joins their tensors to arrays.

@@ -19,7 +19,7 @@ pub enum Opened {
 }
 
 impl Opened {
-    /// The locations that may be opened later: files, and directories with everything below them.
+    /// The files that may be opened later.
     pub fn reads(&self) -> Vec<Location> {
         match self {
             Self::Model(model) => {

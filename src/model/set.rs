@@ -120,6 +120,15 @@ pub(super) fn read_list(location: &Location) -> Result<(Vec<u8>, Stat), Error> {
 /// The suffix of the names of shards.
 const SAFETENSORS: &str = ".safetensors";
 
+/// The locations of the shards `names` of the index or manifest at `location`, without those that are refused.
+pub(super) fn locations(
+    location: &Location,
+    names: impl IntoIterator<Item = String>,
+) -> impl Iterator<Item = Location> {
+    let dir = location.parent();
+    names.into_iter().filter(|name| check(name).is_ok()).map(move |name| dir.join(name))
+}
+
 /// Accepts only names of .safetensors files inside the directory.
 fn check(name: &str) -> Result<(), SetError> {
     let why = if name.starts_with('/') {
