@@ -43,13 +43,19 @@ const BINARY: &[(&str, &[&str])] = &[
 const ONLY_IN: &[(&str, &[&str])] = &[
     ("fuser::", &["src/fuse/"]),
     ("clap::", &["src/cli/", "src/cmd/write_docs.rs"]),
-    ("landlock::", &["src/process/sandbox.rs"]),
-    ("seccompiler::", &["src/process/sandbox.rs"]),
+    ("landlock::", &["src/process/sandbox/"]),
+    ("seccompiler::", &["src/process/sandbox/"]),
     ("plotters::", &["src/plot/"]),
     ("anyhow::", &["src/main.rs", "src/models.rs", "src/cli/", "src/cmd/", "src/process/", "src/terminal/"]),
     (
         "#[allow(unsafe_code)]",
-        &["src/source/map.rs", "src/source/page_cache.rs", "src/process/daemon.rs", "src/process/mounts.rs"],
+        &[
+            "src/source/map.rs",
+            "src/source/page_cache.rs",
+            "src/process/daemon.rs",
+            "src/process/mounts.rs",
+            "src/process/sandbox/refused.rs",
+        ],
     ),
 ];
 

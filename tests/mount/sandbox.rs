@@ -47,17 +47,25 @@ fn every_daemon_thread_is_sandboxed() {
     let scene = Scene::new();
     scene.sample();
     scene.ok("mkdir mnt");
-    // The only capability left is DAC_READ_SEARCH, or DAC_OVERRIDE if root does not have DAC_READ_SEARCH.
-    let few = |capabilities: &str| ["4", "2"].contains(&capabilities);
-    for (options, expected) in [("", ["1", "2"]), ("--no-sandbox", ["", ""])] {
-        scene.ok(&format!("weightfs {options} --threads 4 sample.safetensors mnt"));
+    // DAC_READ_SEARCH, or DAC_OVERRIDE if root does not have DAC_READ_SEARCH.
+    let can_read_all = |capabilities: &str| ["4", "2"].contains(&capabilities);
+    for (options, expected, owner) in
+        [("", ["1", "2"], "0"), ("", ["1", "2"], "65534"), ("--no-sandbox", ["", ""], "0")]
+    {
+        scene.ok(&format!("chmod 600 sample.safetensors && chown {owner} sample.safetensors"));
+        scene.ok(&format!("weightfs {options} --log-file log --threads 4 sample.safetensors mnt"));
         // Starts every kind of thread: those that serve, that sort, that wait for computations and that compute.
         scene.ok("cat mnt/stats/* mnt/plots/* mnt/SHA256SUMS mnt/index.json mnt/export/* >/dev/null; find mnt/tree");
         let [daemon] = scene.daemons()[..] else { panic!("{:?}", scene.processes()) };
         let threads = restrictions(daemon);
         assert!(threads.len() >= 4 + 2, "{threads:?}");
         for thread in threads {
-            assert!(thread[..2] == expected && few(&thread[2]) == options.is_empty(), "{options} {thread:?}");
+            let fits = match (options, owner) {
+                ("", "0") => thread[2].is_empty(),
+                ("", _) => can_read_all(&thread[2]),
+                _ => thread[2].len() > 1,
+            };
+            assert!(thread[..2] == expected && fits, "{options} {owner} {thread:?}");
         }
         // The helper process is not sandboxed. Besides what both processes inherit, it holds only its ends of three
         // sockets, and the file of the last messages, on a machine without syslog.
@@ -75,6 +83,8 @@ fn every_daemon_thread_is_sandboxed() {
         assert_eq!(std::fs::read_link(format!("/proc/{outside}/cwd")).unwrap(), Path::new("/"));
         scene.ok("weightfs umount mnt");
         scene.wait_for_end();
+        // A system call that the sandbox refuses would be logged.
+        assert_eq!(scene.ok("cat log; rm log"), "");
     }
 }
 
@@ -229,6 +239,42 @@ fn last_messages_are_kept_in_the_runtime_directory_without_syslog() {
         let kept = namespace.ok("stat -c '%a %u' home/weightfs/* 2>/dev/null || true");
         assert_eq!(kept, if variable.is_empty() { "" } else { "600 65534\n" });
         namespace.ok(&format!("{user} weightfs umount home/mnt"));
+        scene.wait_for_end();
+    }
+}
+
+#[test]
+fn files_that_are_no_models_at_the_mount_are_not_opened() {
+    require_fuse!();
+    let scene = Scene::new();
+    scene.ok("mkdir mnt m m/set m/set/deep elsewhere");
+    for name in ["m/a", "m/b", "elsewhere/1", "elsewhere/2", "outside"] {
+        scene.model(&format!("{name}.safetensors"), &one("w", 5), &[]);
+    }
+    // The shards of a dataset are links in a sub-directory.
+    let shard = |at: u32| format!("deep/{at}.safetensors");
+    let listed = [1, 2].map(|at| serde_json::json!({"shard_path": shard(at), "samples_count": 5, "bytes": 69}));
+    let manifest = serde_json::json!({"format_version": "1.0", "shards": listed});
+    std::fs::write(scene.path("m/set/dataset_manifest.json"), manifest.to_string()).unwrap();
+    for at in [1, 2] {
+        symlink(format!("../../../elsewhere/{at}.safetensors"), scene.path("m/set").join(shard(at))).unwrap();
+    }
+    // Names that an index may not have allow nothing.
+    let names = ["../outside.safetensors", "/etc/passwd"].map(|name| (name, name.into()));
+    let map = serde_json::json!({"weight_map": serde_json::Map::from_iter(names.map(|(a, b): (_, serde_json::Value)| (a.to_owned(), b)))});
+    std::fs::write(scene.path("m/bad.safetensors.index.json"), map.to_string()).unwrap();
+    for (options, is_opened) in [("", false), ("--no-sandbox", true)] {
+        scene.ok("cp m/a.safetensors kept.safetensors");
+        scene.ok(&format!("weightfs {options} --log-file log m mnt"));
+        // A copy replaces a model that was not opened yet.
+        scene.ok("cp m/a.safetensors new && mv new m/a.safetensors");
+        assert_eq!(scene.sh("cat mnt/a/tensors/w >read").code == 0, is_opened, "{options}");
+        if !is_opened {
+            let reason = "m/a.safetensors: not one of the files that were mounted";
+            assert!(scene.ok("cat mnt/a.error.txt").contains(reason));
+        }
+        assert_eq!(scene.ok("cat mnt/b/tensors/w | wc -c; cat mnt/set/tensors/w | wc -c"), "5\n10\n", "{options}");
+        scene.ok("weightfs umount mnt; rm log; mv kept.safetensors m/a.safetensors");
         scene.wait_for_end();
     }
 }

@@ -1,0 +1,222 @@
+//! The system call filter (seccomp): a list of the calls that serving a mount needs.
+//!
+//! The list has what the program, the standard library and libc call after the mount is ready. It was made from traces
+//! with glibc 2.36, and has the other calls that versions of glibc and musl choose between: fstat, newfstatat or statx;
+//! poll or ppoll; open or openat; clone3 or clone. Landlock decides which files may be opened.
+//!
+//! A call that is not on the list fails with ENOSYS, as in a kernel without it, so that libc falls back to another one;
+//! with other arguments than those on the list, a call fails with EPERM. Both are logged, except starts of processes.
+
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64"))]
+pub use filter::restrict;
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64")))]
+pub fn restrict() -> Result<(), String> {
+    Err(format!("no system call filter for {}", std::env::consts::ARCH))
+}
+
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64"))]
+mod filter {
+    use super::super::refused;
+    use nix::libc::*;
+    use seccompiler::{
+        BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+        SeccompRule, TargetArch, apply_filter_all_threads, sock_filter,
+    };
+    use std::collections::BTreeMap;
+
+    // Newer than the libc crate. Numbers from 424 on are the same on all architectures.
+    const CACHESTAT: c_long = 451;
+    const FUTEX_WAKE_2: c_long = 454;
+    const FUTEX_WAIT_2: c_long = 455;
+    const FUTEX_REQUEUE_2: c_long = 456;
+
+    /// Calls that are allowed with all arguments.
+    const ALLOWED: &[c_long] = &[
+        // Memory.
+        SYS_brk,
+        SYS_munmap,
+        SYS_mremap,
+        SYS_madvise,
+        SYS_mincore,
+        SYS_membarrier,
+        // Files. Reading by descriptor, and opening, which Landlock restricts.
+        SYS_openat,
+        SYS_openat2,
+        SYS_close,
+        SYS_close_range,
+        SYS_read,
+        SYS_readv,
+        SYS_pread64,
+        SYS_preadv,
+        SYS_preadv2,
+        SYS_write,
+        SYS_writev,
+        SYS_lseek,
+        SYS_fstat,
+        SYS_newfstatat,
+        SYS_statx,
+        SYS_statfs,
+        SYS_fstatfs,
+        SYS_faccessat,
+        SYS_faccessat2,
+        SYS_readlinkat,
+        SYS_fgetxattr,
+        SYS_name_to_handle_at,
+        SYS_fadvise64,
+        SYS_readahead,
+        CACHESTAT,
+        SYS_getcwd,
+        SYS_chdir,
+        SYS_dup,
+        SYS_dup3,
+        SYS_pipe2,
+        SYS_eventfd2,
+        SYS_ppoll,
+        // Connected sockets.
+        SYS_recvfrom,
+        SYS_shutdown,
+        // Threads.
+        SYS_exit,
+        SYS_exit_group,
+        SYS_futex,
+        SYS_futex_waitv,
+        FUTEX_WAKE_2,
+        FUTEX_WAIT_2,
+        FUTEX_REQUEUE_2,
+        SYS_set_robust_list,
+        SYS_set_tid_address,
+        SYS_rseq,
+        SYS_gettid,
+        SYS_getpid,
+        SYS_getppid,
+        SYS_setsid,
+        SYS_sched_yield,
+        // glibc asks for the affinity of a new thread by its number, which a filter cannot tell from others.
+        SYS_sched_getaffinity,
+        SYS_getcpu,
+        // Signals.
+        SYS_rt_sigaction,
+        SYS_rt_sigprocmask,
+        SYS_rt_sigreturn,
+        SYS_rt_sigtimedwait,
+        SYS_sigaltstack,
+        SYS_restart_syscall,
+        // Time, randomness, and facts about the process and the machine.
+        SYS_nanosleep,
+        SYS_clock_nanosleep,
+        SYS_clock_gettime,
+        SYS_clock_getres,
+        SYS_gettimeofday,
+        SYS_getrandom,
+        SYS_getuid,
+        SYS_geteuid,
+        SYS_getgid,
+        SYS_getegid,
+        SYS_uname,
+        SYS_sysinfo,
+    ];
+
+    /// Older calls, which only x86-64 has. musl prefers them.
+    #[cfg(not(target_arch = "x86_64"))]
+    const ALLOWED_OLD: &[c_long] = &[];
+    #[cfg(target_arch = "x86_64")]
+    const ALLOWED_OLD: &[c_long] =
+        &[SYS_open, SYS_stat, SYS_lstat, SYS_access, SYS_readlink, SYS_dup2, SYS_poll, SYS_pipe, SYS_time];
+
+    /// FUSE_DEV_IOC_CLONE: connects another descriptor of /dev/fuse to the session, for another thread.
+    const IOC_CLONE: u64 = 0x8004_e500;
+
+    // TCGETS and FIONBIO, whose types differ between versions of libc: the attributes of a terminal, nonblocking mode.
+    const GET_TERMINAL: u64 = 0x5401;
+    const NONBLOCKING: u64 = 0x5421;
+
+    /// The flags of clone(2) for new namespaces. Source: include/uapi/linux/sched.h.
+    const NEW_NAMESPACES: c_int =
+        CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET;
+
+    /// Applies the filter to all threads. The error is the reason why it is not enforced.
+    pub fn restrict() -> Result<(), String> {
+        let filter = filter().map_err(|error| format!("system calls: {error}"))?;
+        // Refused calls need the handler, or they end the process.
+        refused::report(conditional().into_iter().map(|(call, _)| call).collect())
+            .map_err(|error| format!("system calls: {error}"))?;
+        apply_filter_all_threads(&filter).map_err(|error| format!("this kernel has no seccomp: {error}"))
+    }
+
+    /// The argument with this index is compared.
+    type Comparison = (u8, SeccompCmpArgLen, SeccompCmpOp, u64);
+
+    /// The calls that are allowed only with some arguments: with any of the lists, all of whose comparisons must hold.
+    fn conditional() -> Vec<(c_long, Vec<Vec<Comparison>>)> {
+        use SeccompCmpArgLen::{Dword, Qword};
+        use SeccompCmpOp::{Eq, MaskedEq};
+        let is = |argument: u8, value: u64| (argument, Dword, Eq, value);
+        let is_any = |argument: u8, values: &[u64]| values.iter().map(|value| vec![is(argument, *value)]).collect();
+        let is_null = |argument: u8| (argument, Qword, Eq, 0);
+        let not_executable = || vec![vec![(2, Qword, MaskedEq(PROT_EXEC as u64), 0)]];
+        let thread = MaskedEq((CLONE_THREAD | NEW_NAMESPACES) as u32 as u64);
+        let own_priority = || vec![vec![is(0, PRIO_PROCESS as u64), is(1, 0)]];
+        let timeout = |option: c_int| vec![is(1, SOL_SOCKET as u64), is(2, option as u64)];
+        let descriptor = [F_DUPFD, F_DUPFD_CLOEXEC, F_GETFD, F_SETFD, F_GETFL, F_SETFL].map(|request| request as u64);
+        vec![
+            (SYS_mmap, not_executable()),
+            (SYS_mprotect, not_executable()),
+            // A thread, not a process, and no new namespace.
+            (SYS_clone, vec![vec![(0, Qword, thread, CLONE_THREAD as u64)]]),
+            // A signal to this process, as by abort(3).
+            (SYS_tgkill, vec![vec![is(0, std::process::id().into())]]),
+            // Reading limits of this process.
+            (SYS_prlimit64, vec![vec![is(0, 0), is_null(2)]]),
+            // The priority of the calling thread.
+            (SYS_setpriority, own_priority()),
+            (SYS_getpriority, own_priority()),
+            // No address: to the connected peer only.
+            (SYS_sendto, vec![vec![is_null(4)]]),
+            (SYS_setsockopt, vec![timeout(SO_RCVTIMEO), timeout(SO_SNDTIMEO)]),
+            // Not F_SETOWN and F_SETLEASE, which affect other processes.
+            (SYS_fcntl, is_any(1, &descriptor)),
+            // Not TIOCSTI, for example, which types into the terminal of a mount in the foreground.
+            (SYS_ioctl, is_any(1, &[IOC_CLONE, GET_TERMINAL, NONBLOCKING])),
+            // The names of threads and memory areas.
+            (SYS_prctl, is_any(0, &[PR_SET_NAME as u64, PR_GET_NAME as u64, PR_SET_VMA as u64])),
+        ]
+    }
+
+    fn filter() -> Result<BpfProgram, BackendError> {
+        let mut rules: BTreeMap<_, _> = ALLOWED.iter().chain(ALLOWED_OLD).map(|call| (*call, Vec::new())).collect();
+        for (call, lists) in conditional() {
+            let all = |list: Vec<Comparison>| {
+                let each = list
+                    .into_iter()
+                    .map(|(argument, width, operator, value)| SeccompCondition::new(argument, width, operator, value));
+                SeccompRule::new(each.collect::<Result<_, _>>()?)
+            };
+            rules.insert(call, lists.into_iter().map(all).collect::<Result<_, _>>()?);
+        }
+        let arch = TargetArch::try_from(std::env::consts::ARCH)?;
+        // A call of another architecture ends the process.
+        let listed = SeccompFilter::new(rules, SeccompAction::Trap, SeccompAction::Allow, arch)?;
+        let mut program = new_processes().to_vec();
+        program.extend(BpfProgram::try_from(listed)?);
+        Ok(program)
+    }
+
+    /// The beginning of the filter: calls that fail without SIGSYS. libc blocks all signals while it starts a process,
+    /// and SIGSYS would then end this process. clone without CLONE_THREAD fails with EPERM. clone3 fails with ENOSYS:
+    /// its flags are in memory, which a filter cannot read, and libc then uses clone.
+    fn new_processes() -> [sock_filter; 7] {
+        let code = |code: u32, jt: u8, jf: u8, k: u32| sock_filter { code: code as u16, jt, jf, k };
+        // The number of the call is the first field of `seccomp_data`, the input of a filter. The arguments follow
+        // after 16 bytes. A jump skips `jt` instructions if the comparison holds, and `jf` otherwise.
+        [
+            code(BPF_LD | BPF_W | BPF_ABS, 0, 0, 0),
+            code(BPF_JMP | BPF_JEQ | BPF_K, 4, 0, SYS_clone3 as u32),
+            code(BPF_JMP | BPF_JEQ | BPF_K, 0, 4, SYS_clone as u32),
+            code(BPF_LD | BPF_W | BPF_ABS, 0, 0, 16),
+            code(BPF_JMP | BPF_JSET | BPF_K, 2, 0, CLONE_THREAD as u32),
+            code(BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ERRNO | EPERM as u32),
+            code(BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ERRNO | ENOSYS as u32),
+        ]
+    }
+}
