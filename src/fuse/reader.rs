@@ -4,13 +4,17 @@
 //! signals: a signal that arrives during the wait stays pending until the thread gets its reply. The sandboxed daemon
 //! has no access to /proc, so it queries another process.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// Time between two lookups of a thread.
+/// Time between two rounds of lookups, and the age at which a reader is first looked up.
 const EVERY: Duration = Duration::from_millis(100);
+
+/// Maximum number of readers that are looked up in a round. A lookup takes about 50 microseconds in the other process.
+const BATCH: usize = 128;
 
 /// SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU, SIGCHLD, SIGCONT, SIGURG and SIGWINCH: signals that do not end a process.
 const HARMLESS: u64 = bit(19) | bit(20) | bit(21) | bit(22) | bit(17) | bit(18) | bit(23) | bit(28);
@@ -18,8 +22,8 @@ const HARMLESS: u64 = bit(19) | bit(20) | bit(21) | bit(22) | bit(17) | bit(18) 
 /// SIGHUP, SIGINT, SIGQUIT and SIGTERM: a process that handles them usually exits.
 const ASK_TO_END: u64 = bit(1) | bit(2) | bit(3) | bit(15);
 
-/// Timeout for the other process, which replies at once unless it is gone.
-const ANSWER: Duration = Duration::from_secs(10);
+/// After this time without a reply, the log says that the other process does not reply.
+const LATE: Duration = Duration::from_secs(10);
 
 /// The state of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,33 +42,138 @@ impl State {
     const ALL: [Self; 4] = [Self::Staying, Self::Ending, Self::Gone, Self::Hidden];
 }
 
-/// The connection to the process that can read /proc.
+/// The connection to the process that can read /proc. A thread of its own owns the socket, so that no other thread ever
+/// waits for that process.
 #[derive(Debug, Clone)]
-pub struct Watch(Arc<Mutex<Option<UnixStream>>>);
+pub struct Watch(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<Watched>,
+    /// Notified when there is a reader to look up.
+    added: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Watched {
+    /// The socket, until the thread that owns it is started.
+    socket: Option<UnixStream>,
+    /// The readers that wait for a reply. Each round begins where the last one ended.
+    readers: Vec<Weak<Waiting>>,
+    next: usize,
+    /// Whether readers are looked up no more.
+    ended: bool,
+}
+
+/// A thread that waits for a reply.
+#[derive(Debug)]
+struct Waiting {
+    thread: u32,
+    since: Instant,
+    left: AtomicBool,
+}
 
 impl Watch {
     /// Uses `socket`; [`answer`] serves the other end.
     pub fn new(socket: UnixStream) -> Self {
-        // This fails only for a zero timeout.
-        let _ = socket.set_read_timeout(Some(ANSWER));
-        Self(Arc::new(Mutex::new(Some(socket))))
+        let state = Watched { socket: Some(socket), ..Watched::default() };
+        Self(Arc::new(Shared { state: Mutex::new(state), added: Condvar::new() }))
     }
 
-    /// The state of a thread.
-    fn look(&self, thread: u32) -> State {
-        let mut socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(stream) = socket.as_mut() else { return State::Hidden };
-        let mut number = [0];
-        match stream.write_all(&thread.to_le_bytes()).and_then(|()| stream.read_exact(&mut number)) {
-            Ok(()) => State::ALL.get(usize::from(number[0])).copied().unwrap_or(State::Hidden),
-            Err(_) => {
-                log::warn!("cancelled reads are no longer detected: the helper process does not reply");
-                // A late reply would be taken for the reply to the next query.
-                *socket = None;
-                State::Hidden
+    /// Registers a reader. Starts the thread that looks readers up at the first call.
+    fn add(&self, reader: &Arc<Waiting>) {
+        let mut state = self.0.lock();
+        if state.ended {
+            return;
+        }
+        if let Some(socket) = state.socket.take() {
+            let shared = self.0.clone();
+            let thread = std::thread::Builder::new().name("readers".into());
+            if let Err(error) = thread.spawn(move || shared.watch(socket)) {
+                log::warn!("cancelled reads are not detected: cannot start a thread: {error}");
+                state.ended = true;
+                return;
+            }
+        }
+        state.readers.push(Arc::downgrade(reader));
+        self.0.added.notify_one();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Watched> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks up readers in rounds, for as long as the other process replies.
+    fn watch(&self, mut socket: UnixStream) {
+        // This fails only for a zero timeout.
+        let _ = socket.set_read_timeout(Some(LATE));
+        loop {
+            std::thread::sleep(EVERY);
+            let readers = self.round();
+            match look_up(&mut socket, &readers) {
+                Ok(states) => {
+                    for (reader, state) in readers.iter().zip(states) {
+                        if matches!(state, State::Ending | State::Gone) {
+                            reader.left.store(true, Ordering::Relaxed);
+                        }
+                    }
+                }
+                Err(_) => {
+                    log::warn!("cancelled reads are no longer detected: the helper process does not reply");
+                    let mut state = self.lock();
+                    (state.ended, state.readers) = (true, Vec::new());
+                    return;
+                }
             }
         }
     }
+
+    /// Waits until there are readers, and returns those of the next round.
+    fn round(&self) -> Vec<Arc<Waiting>> {
+        let mut state = self.lock();
+        loop {
+            if state.next >= state.readers.len() {
+                state.next = 0;
+                state.readers.retain(|reader| reader.strong_count() > 0);
+            }
+            if !state.readers.is_empty() {
+                break;
+            }
+            state = self.added.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let from = state.next;
+        state.next = state.readers.len().min(from + BATCH);
+        let readers = state.readers[from..state.next].iter().filter_map(Weak::upgrade);
+        readers.filter(|reader| reader.since.elapsed() >= EVERY && !reader.left.load(Ordering::Relaxed)).collect()
+    }
+}
+
+/// The states of some readers. Fails when the other process has closed the socket; waits for it as long as it is only
+/// stopped.
+fn look_up(socket: &mut UnixStream, readers: &[Arc<Waiting>]) -> io::Result<Vec<State>> {
+    let threads: Vec<u8> = readers.iter().flat_map(|reader| reader.thread.to_le_bytes()).collect();
+    // The socket has room for a batch.
+    socket.write_all(&threads)?;
+    let mut numbers = vec![0; readers.len()];
+    let (mut received, mut is_late) = (0, false);
+    while received < numbers.len() {
+        match socket.read(&mut numbers[received..]) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(len) => received += len,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                if !is_late {
+                    log::warn!("cancelled reads are not detected at present: the helper process does not reply");
+                }
+                is_late = true;
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let state = |number: &u8| State::ALL.get(usize::from(*number)).copied().unwrap_or(State::Hidden);
+    Ok(numbers.iter().map(state).collect())
 }
 
 /// Replies to the queries of the [`Watch`] at the other end of `socket`, until that end is closed.
@@ -89,38 +198,24 @@ fn look(thread: u32) -> State {
     }
 }
 
-/// A thread that waits for a reply.
+/// A thread that waits for a reply. It is looked up until this is dropped.
 #[derive(Debug)]
-pub(super) struct Reader {
-    watch: Watch,
-    thread: u32,
-    since: Instant,
-    looked: Mutex<Looked>,
-}
-
-/// The result of the lookups of a thread.
-#[derive(Debug, Default)]
-struct Looked {
-    /// Time of the next lookup, relative to `since`.
-    next: Duration,
-    left: bool,
-}
+pub(super) struct Reader(Arc<Waiting>);
 
 impl Reader {
-    /// The thread with the number in the request, which is 0 if the kernel does not report it. Sends no query yet.
+    /// The thread with the number in the request, which is 0 if the kernel does not report it. Does not wait for the
+    /// other process.
     pub fn new(thread: u32, watch: &Watch) -> Self {
-        Self { watch: watch.clone(), thread, since: Instant::now(), looked: Mutex::default() }
+        let waiting = Arc::new(Waiting { thread, since: Instant::now(), left: AtomicBool::new(false) });
+        if thread != 0 {
+            watch.add(&waiting);
+        }
+        Self(waiting)
     }
 
-    /// Whether nobody waits for the reply any more. Queries the other process at most every [`EVERY`].
+    /// Whether nobody waits for the reply any more. This is the result of the last lookup.
     pub fn is_leaving(&self) -> bool {
-        let now = self.since.elapsed();
-        let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.thread != 0 && !looked.left && now >= looked.next {
-            looked.next = now + EVERY;
-            looked.left = matches!(self.watch.look(self.thread), State::Ending | State::Gone);
-        }
-        looked.left
+        self.0.left.load(Ordering::Relaxed)
     }
 }
 
@@ -161,25 +256,52 @@ mod tests {
         assert!(!is_ending(&status(0, bit(17) | bit(28), 0, 0)));
     }
 
-    #[test]
-    fn exited_thread_is_leaving() {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        std::thread::spawn(move || answer(theirs));
-        let watch = Watch::new(ours);
-        assert!(!Reader::new(std::process::id(), &watch).is_leaving());
-        assert!(!Reader::new(0, &watch).is_leaving());
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let reader = Reader::new(child.id(), &watch);
-        assert!(!reader.is_leaving());
-        child.kill().unwrap();
-        child.wait().unwrap();
-        // The next lookup comes after a delay.
+    fn wait_until(done: impl Fn() -> bool) {
         let deadline = Instant::now() + Duration::from_secs(60);
-        while !reader.is_leaving() {
+        while !done() {
             assert!(Instant::now() < deadline);
             std::thread::sleep(Duration::from_millis(5));
         }
-        assert!(Reader::new(child.id(), &watch).is_leaving());
+    }
+
+    #[test]
+    fn exited_threads_are_leaving() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        std::thread::spawn(move || answer(theirs));
+        let watch = Watch::new(ours);
+        let staying = [std::process::id(), 0].map(|thread| Reader::new(thread, &watch));
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        // More than fit into a round.
+        let readers: Vec<_> = (0..3 * BATCH).map(|_| Reader::new(child.id(), &watch)).collect();
+        assert!(!readers.iter().any(Reader::is_leaving));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        wait_until(|| readers.iter().all(Reader::is_leaving));
+        assert!(!staying.iter().any(Reader::is_leaving));
+        // Readers that have got their reply are forgotten.
+        drop(readers);
+        let last = Reader::new(child.id(), &watch);
+        wait_until(|| last.is_leaving());
+        wait_until(|| watch.0.lock().readers.len() == 2);
+    }
+
+    #[test]
+    fn late_answers_are_used() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let watch = Watch::new(ours);
+        let reader = Reader::new(7, &watch);
+        // The other process has received the query and does not answer.
+        let mut thread = [0; 4];
+        theirs.read_exact(&mut thread).unwrap();
+        assert_eq!(u32::from_le_bytes(thread), 7);
+        let later = Reader::new(8, &watch);
+        assert!(!reader.is_leaving() && !later.is_leaving());
+        theirs.write_all(&[State::Gone as u8]).unwrap();
+        wait_until(|| reader.is_leaving());
+        theirs.read_exact(&mut thread).unwrap();
+        assert_eq!(u32::from_le_bytes(thread), 8);
+        theirs.write_all(&[State::Ending as u8]).unwrap();
+        wait_until(|| later.is_leaving());
     }
 
     #[test]
@@ -187,7 +309,9 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let watch = Watch::new(ours);
         drop(theirs);
-        assert!(!Reader::new(std::process::id(), &watch).is_leaving());
-        assert_eq!(watch.look(1), State::Hidden);
+        let reader = Reader::new(std::process::id(), &watch);
+        wait_until(|| watch.0.lock().ended);
+        assert!(!reader.is_leaving() && !Reader::new(1, &watch).is_leaving());
+        assert!(watch.0.lock().readers.is_empty());
     }
 }
