@@ -14,7 +14,6 @@ use std::time::Instant;
 #[derive(Debug, Clone)]
 pub struct Content {
     segments: SmallVec<[Segment; 2]>,
-    cost: Cost,
 }
 
 /// A part of a file.
@@ -132,35 +131,81 @@ impl fmt::Debug for Generated {
     }
 }
 
-/// How expensive it is to read a part of a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Cost {
-    /// Only that part is copied, decoded or formatted.
-    #[default]
-    Part,
-    /// Needs a pass over the data of whole tensors.
-    Pass,
+/// What an operation has to wait for. It decides when and on which thread the operation continues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wait {
+    /// What is needed.
+    pub need: Need,
+    /// Identifies the result. Of all operations that wait for it, one makes it. `None` if each has its own.
+    pub key: Option<Key>,
+}
+
+/// A resource for which operations wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// A device or a file system, by its number (`st_dev`).
+    Device(u64),
+    /// A core, for a computation.
+    Cores {
+        /// Number of bytes that are processed: the expected cost.
+        bytes: u64,
+        /// The device that they are on, if they are read.
+        device: Option<u64>,
+    },
+}
+
+/// Identifies a result that several operations may wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Key {
+    /// The number of the model in the mount, or of the folder.
+    pub model: u32,
+    /// The view, or one of the constants.
+    pub kind: u8,
+    /// The number of the result.
+    pub item: u32,
+}
+
+impl Key {
+    /// The header of a model.
+    pub const MODEL: u8 = u8::MAX;
+    /// The headers of all models in a folder that are on one device.
+    pub const FOLDER: u8 = u8::MAX - 1;
+    /// The tables of a model.
+    pub const TABLES: u8 = u8::MAX - 2;
 }
 
 /// How long an operation may take: whether it may wait, its deadline, and whether it was cancelled.
 #[derive(Clone, Copy)]
 pub struct Request<'r> {
-    may_wait: bool,
+    may: May,
     deadline: Option<Instant>,
     is_cancelled: Option<&'r (dyn Fn() -> bool + Sync)>,
 }
 
+/// For what a request may wait.
+#[derive(Debug, Clone, Copy)]
+enum May {
+    Nothing,
+    Only(Wait),
+    Everything,
+}
+
 impl<'r> Request<'r> {
     /// Fails with [`Error::WouldBlock`] instead of waiting.
-    pub const NOWAIT: Self = Self { may_wait: false, deadline: None, is_cancelled: None };
+    pub const NOWAIT: Self = Self { may: May::Nothing, deadline: None, is_cancelled: None };
 
     /// Waits without a time limit.
-    pub const WAIT: Self = Self { may_wait: true, ..Self::NOWAIT };
+    pub const WAIT: Self = Self { may: May::Everything, ..Self::NOWAIT };
 
-    /// Waits without a time limit, but fails as soon as `is_cancelled` returns true. `is_cancelled` is called often and
-    /// must be fast.
-    pub fn cancelled_by(is_cancelled: &'r (dyn Fn() -> bool + Sync)) -> Self {
-        Self { is_cancelled: Some(is_cancelled), ..Self::WAIT }
+    /// Waits for one thing, and fails with [`Error::WouldBlock`] instead of waiting for something else.
+    pub fn only(wait: Wait) -> Self {
+        Self { may: May::Only(wait), ..Self::NOWAIT }
+    }
+
+    /// The same request, which fails as soon as `is_cancelled` returns true. `is_cancelled` is called often and must be
+    /// fast.
+    pub fn cancelled_by(self, is_cancelled: &'r (dyn Fn() -> bool + Sync)) -> Self {
+        Self { is_cancelled: Some(is_cancelled), ..self }
     }
 
     /// The same request with a deadline.
@@ -168,9 +213,14 @@ impl<'r> Request<'r> {
         Self { deadline: Some(deadline), ..self }
     }
 
-    /// Whether the operation may wait for a device, a network or a computation.
-    pub fn may_wait(&self) -> bool {
-        self.may_wait
+    /// Fails unless the operation may wait for this.
+    pub fn wait(&self, wait: Wait) -> Result<(), Error> {
+        match self.may {
+            May::Everything => Ok(()),
+            May::Only(only) if only.need == wait.need && wait.key.is_none() => Ok(()),
+            May::Only(only) if only.key.is_some() && only.key == wait.key => Ok(()),
+            May::Only(_) | May::Nothing => Err(Error::WouldBlock(wait)),
+        }
     }
 
     /// Fails if the operation should end now. Long operations call this regularly.
@@ -187,7 +237,7 @@ impl<'r> Request<'r> {
 
 impl fmt::Debug for Request<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Request {{ may_wait: {}, deadline: {:?} }}", self.may_wait, self.deadline)
+        write!(f, "Request {{ may: {:?}, deadline: {:?} }}", self.may, self.deadline)
     }
 }
 
@@ -199,7 +249,10 @@ pub enum Error {
     Source(#[from] source::Error),
     /// The content is not available without waiting, and the request does not allow waiting.
     #[error("not available without waiting")]
-    WouldBlock,
+    WouldBlock(Wait),
+    /// There is not enough memory.
+    #[error("out of memory")]
+    NoMemory,
     /// The request was cancelled.
     #[error("interrupted")]
     Interrupted,
@@ -214,17 +267,12 @@ pub enum Error {
 impl Content {
     /// A file of these segments, in this order.
     pub fn new(segments: impl IntoIterator<Item = Segment>) -> Self {
-        Self { segments: segments.into_iter().collect(), cost: Cost::Part }
+        Self { segments: segments.into_iter().collect() }
     }
 
     /// A file of these bytes.
     pub fn literal(bytes: impl Into<Arc<[u8]>>) -> Self {
         Self::new([Segment::Literal(bytes.into())])
-    }
-
-    /// The same file with another cost of reading.
-    pub fn with_cost(self, cost: Cost) -> Self {
-        Self { cost, ..self }
     }
 
     /// Length in bytes. Does no I/O.
@@ -237,28 +285,30 @@ impl Content {
         self.len() == 0
     }
 
-    /// Whether reading `range` may wait for a device, a network or a computation.
-    pub fn may_block(&self, range: &Range<u64>) -> bool {
-        self.cost == Cost::Pass || self.parts(range).any(|(segment, part)| segment.may_block(&part))
+    /// The first device or network for which reading `range` may wait. Text that is generated may wait for more.
+    pub fn waits_for(&self, range: &Range<u64>) -> Option<Wait> {
+        let source = self.parts(range).find_map(|(segment, part)| segment.blocking(&part))?;
+        Some(Wait { need: Need::Device(device(source)), key: None })
     }
 
     /// The bytes of `range`, cut at the end of the file. The result is never shorter for another reason, because the
     /// kernel treats a short reply as the end of the file.
     ///
-    /// Stored bytes of a single segment are not copied and may be a slice of a memory map: see [`Source::bytes`]. Bytes
-    /// of several segments are copied.
+    /// Stored bytes of a single segment that are available at once are not copied and may be a slice of a memory map:
+    /// see [`Source::bytes`]. Others are copied.
     pub fn read(&self, range: Range<u64>, request: &Request) -> Result<Bytes, Error> {
         let end = range.end.min(self.len());
         let range = range.start.min(end)..end;
-        if !request.may_wait() && self.may_block(&range) {
-            return Err(Error::WouldBlock);
+        let wait = self.waits_for(&range);
+        if let Some(wait) = wait {
+            request.wait(wait)?;
         }
         let mut joined = Vec::new();
         for (segment, part) in self.parts(&range) {
             if part.end - part.start == range.end - range.start {
-                return segment.read(part, request);
+                return segment.read(part, request, wait.is_none());
             }
-            joined.reserve_exact((range.end - range.start) as usize - joined.len());
+            reserve(&mut joined, (range.end - range.start) as usize)?;
             segment.append(part, request, &mut joined)?;
         }
         Ok(Bytes::Owned(joined))
@@ -287,29 +337,33 @@ impl Segment {
         }
     }
 
-    fn may_block(&self, part: &Range<u64>) -> bool {
+    /// The first source for which reading `part` may wait.
+    fn blocking(&self, part: &Range<u64>) -> Option<&dyn Source> {
         match self {
-            Self::Literal(_) | Self::Generated(_) => false,
-            Self::Data(data) => data.may_block(part),
+            Self::Literal(_) | Self::Generated(_) => None,
+            Self::Data(data) => data.blocking(part),
             Self::Decoded(decoded) => {
                 let blocks = decoded.blocks(part);
                 let block_in = decoded.decoder.block_in as u64;
-                decoded.data.may_block(&(blocks.start * block_in..blocks.end * block_in))
+                decoded.data.blocking(&(blocks.start * block_in..blocks.end * block_in))
             }
         }
     }
 
-    fn read(&self, part: Range<u64>, request: &Request) -> Result<Bytes, Error> {
+    /// The bytes of `part`. Bytes that are not available at once are copied: nobody can interrupt the kernel while it
+    /// waits for a page of a memory map that it sends.
+    fn read(&self, part: Range<u64>, request: &Request, at_once: bool) -> Result<Bytes, Error> {
         match self {
             Self::Literal(bytes) => return Ok(Bytes::Shared(bytes.clone(), indices(&part))),
-            Self::Data(data) => {
+            Self::Data(data) if at_once => {
                 if let Some((source, range)) = data.run(&part) {
                     return Ok(source.bytes(range)?);
                 }
             }
-            Self::Decoded(_) | Self::Generated(_) => {}
+            Self::Data(_) | Self::Decoded(_) | Self::Generated(_) => {}
         }
-        let mut bytes = Vec::with_capacity((part.end - part.start) as usize);
+        let mut bytes = Vec::new();
+        reserve(&mut bytes, (part.end - part.start) as usize)?;
         self.append(part, request, &mut bytes)?;
         Ok(Bytes::Owned(bytes))
     }
@@ -351,12 +405,21 @@ impl Data {
         }
     }
 
-    fn may_block(&self, part: &Range<u64>) -> bool {
+    /// The device of the first bytes.
+    pub fn device(&self) -> Option<u64> {
+        match self {
+            Self::Extent(Extent { source, .. }) => Some(device(&**source)),
+            Self::Extents(extents) => extents.runs.first().map(|run| device(&*extents.sources[run.source])),
+        }
+    }
+
+    /// The first source for which reading `part` may wait.
+    fn blocking(&self, part: &Range<u64>) -> Option<&dyn Source> {
         match self {
             Self::Extent(Extent { source, range }) => {
-                source.may_block(&(range.start + part.start..range.start + part.end))
+                source.may_block(&(range.start + part.start..range.start + part.end)).then_some(&**source)
             }
-            Self::Extents(extents) => extents.may_block(part),
+            Self::Extents(extents) => extents.blocking(part),
         }
     }
 
@@ -379,12 +442,13 @@ impl Extents {
         (part.end <= self.end(at)).then(|| (&*self.sources[run.source], from..from + part.end - part.start))
     }
 
-    fn may_block(&self, part: &Range<u64>) -> bool {
+    fn blocking(&self, part: &Range<u64>) -> Option<&dyn Source> {
         let touched = (self.run_at(part.start)..self.runs.len()).take_while(|at| self.runs[*at].start < part.end);
-        touched.into_iter().any(|at| {
+        touched.into_iter().find_map(|at| {
             let Run { start, source, offset } = self.runs[at];
             let (from, to) = (part.start.max(start), part.end.min(self.end(at)));
-            self.sources[source].may_block(&(offset + from - start..offset + to - start))
+            let source = &*self.sources[source];
+            source.may_block(&(offset + from - start..offset + to - start)).then_some(source)
         })
     }
 
@@ -438,6 +502,16 @@ impl Decoded {
         out.truncate(from + (part.end - part.start) as usize);
         Ok(())
     }
+}
+
+/// The number of the device or file system of a source, 0 if it has none.
+fn device(source: &dyn Source) -> u64 {
+    source.id().map_or(0, |(device, _)| device)
+}
+
+/// Makes room for `len` bytes in all.
+pub fn reserve(bytes: &mut Vec<u8>, len: usize) -> Result<(), Error> {
+    bytes.try_reserve_exact(len.saturating_sub(bytes.len())).map_err(|_| Error::NoMemory)
 }
 
 /// A part of a segment in memory, as indices.
@@ -589,9 +663,11 @@ mod tests {
                 for to in from..=waits.len() {
                     let range = from as u64..to as u64;
                     let expected = waits[from..to].contains(&true);
-                    prop_assert_eq!(content.may_block(&range), expected);
+                    let wait = Wait { need: Need::Device(0), key: None };
+                    prop_assert_eq!(content.waits_for(&range), expected.then_some(wait));
                     let read = content.read(range.clone(), &Request::NOWAIT);
-                    prop_assert_eq!(matches!(read, Err(Error::WouldBlock)), expected);
+                    prop_assert_eq!(matches!(read, Err(Error::WouldBlock(found)) if found == wait), expected);
+                    prop_assert!(content.read(range.clone(), &Request::only(wait)).is_ok());
                     prop_assert!(content.read(range, &Request::WAIT).is_ok());
                 }
             }
@@ -610,21 +686,23 @@ mod tests {
     }
 
     #[test]
-    fn pass_over_data_may_block() {
-        let content = Content::literal(b"text".to_vec()).with_cost(Cost::Pass);
-        assert!(matches!(content.read(0..4, &Request::NOWAIT), Err(Error::WouldBlock)));
-        assert_eq!(&content.read(0..4, &Request::WAIT).unwrap()[..], b"text");
+    fn request_waits_only_for_what_it_may() {
+        let device = |device, key| Wait { need: Need::Device(device), key };
+        let key = |item| Some(Key { model: 1, kind: Key::MODEL, item });
+        let all = [device(1, None), device(2, None), device(1, key(1)), device(1, key(2))];
+        let allowed = |request: Request| all.map(|wait| request.wait(wait).is_ok());
+        assert_eq!((allowed(Request::NOWAIT), allowed(Request::WAIT)), ([false; 4], [true; 4]));
+        assert_eq!(allowed(Request::only(device(1, None))), [true, false, false, false]);
+        assert_eq!(allowed(Request::only(device(1, key(1)))), [true, false, true, false]);
     }
 
     #[test]
     fn cancelled_or_late_request_fails() {
         assert!(Request::WAIT.check().is_ok() && Request::NOWAIT.check().is_ok());
-        assert!(matches!(Request::cancelled_by(&|| true).check(), Err(Error::Interrupted)));
-        assert!(Request::cancelled_by(&|| false).check().is_ok());
+        assert!(matches!(Request::WAIT.cancelled_by(&|| true).check(), Err(Error::Interrupted)));
+        assert!(Request::WAIT.cancelled_by(&|| false).check().is_ok());
         let now = Instant::now();
         assert!(matches!(Request::WAIT.until(now).check(), Err(Error::TimedOut)));
         assert!(Request::WAIT.until(now + Duration::from_secs(3600)).check().is_ok());
-        let waits = [Request::NOWAIT, Request::WAIT, Request::WAIT.until(now)].map(|request| request.may_wait());
-        assert_eq!(waits, [false, true, true]);
     }
 }

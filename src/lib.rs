@@ -1,8 +1,8 @@
 //! weightfs mounts model weights as a read-only file system. The library exists for the binary; its API is not stable.
 //!
 //! # How a read is served
-//! 1. `fuse::adapter` receives the request from /dev/fuse. It tries to answer without waiting, and otherwise passes the
-//!    request to a worker thread.
+//! 1. `fuse::adapter` receives the request from /dev/fuse. It tries to answer without waiting, and otherwise parks
+//!    the request with the scheduler.
 //! 2. [`fs::Superblock::open`] decodes the inode number and returns the [`content::Content`] of the file.
 //! 3. [`content::Content::read`] finds the segment that holds the range.
 //! 4. [`source::Source::bytes`] returns a slice of the memory map, which is passed to the kernel as it is.
@@ -14,6 +14,7 @@
 //! - [`model`] is the table of the tensors of one or more files, and finds the models in a directory.
 //! - [`view`] defines the kinds of files in a mount; [`stats`] and [`plot`] compute the contents of two of them.
 //! - [`fs`] arranges them as directories with inode numbers; [`fuse`] connects that to the kernel.
+//! - [`schedule`] continues operations that have to wait for a device or a computation.
 //! - Commands that do not mount use [`inspect`], [`compare`] and [`write`](mod@write).
 //! - Everything may use [`text`], [`name`], [`natural`] and [`threads`].
 //!
@@ -30,6 +31,7 @@ pub mod model;
 pub mod name;
 pub mod natural;
 pub mod plot;
+pub mod schedule;
 pub mod source;
 pub mod stats;
 pub mod text;

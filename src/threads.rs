@@ -1,12 +1,12 @@
-//! Threads: parallel loops over all cores, and a bounded set of worker threads for requests that take long.
+//! Threads: parallel loops over all cores.
 //!
-//! All threads of the library are started here. A parallel loop starts its own threads and joins them before it
-//! returns. In a shared pool, short work would wait behind long work, and a pool thread that waits for a result could
-//! pick up a job that waits for the same result.
+//! A parallel loop starts its own threads and joins them before it returns. In a shared pool, short work would wait
+//! behind long work, and a pool thread that waits for a result could pick up a job that waits for the same result.
 
+use std::cell::RefCell;
 use std::cmp::Ordering;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// The number of cores that this process may use, within the limits of its control group. Looked up once, at the first
@@ -16,8 +16,46 @@ pub fn cores() -> usize {
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
-/// Number of helper threads of all running parallel loops. It never exceeds the number of cores.
-static HELPERS: AtomicUsize = AtomicUsize::new(0);
+/// Decides how many helper threads parallel loops start beside the calling thread.
+pub trait Helpers: Send + Sync {
+    /// Whether one more helper may start.
+    fn hire(&self) -> bool;
+
+    /// A helper has ended.
+    fn dismiss(&self);
+}
+
+/// All helpers that nobody else counts. Their number never exceeds the number of cores.
+#[derive(Debug)]
+struct Free(AtomicUsize);
+
+impl Helpers for Free {
+    fn hire(&self) -> bool {
+        let is_free = self.0.fetch_add(1, Relaxed) < cores();
+        if !is_free {
+            self.dismiss();
+        }
+        is_free
+    }
+
+    fn dismiss(&self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+static FREE: Free = Free(AtomicUsize::new(0));
+
+thread_local! {
+    static COUNTED: RefCell<Option<Arc<dyn Helpers>>> = const { RefCell::new(None) };
+}
+
+/// Runs `work` on this thread. Parallel loops in it start helpers only as `helpers` permits.
+pub fn with_helpers<R>(helpers: Arc<dyn Helpers>, work: impl FnOnce() -> R) -> R {
+    let before = COUNTED.replace(Some(helpers));
+    let result = work();
+    COUNTED.set(before);
+    result
+}
 
 /// Runs `work` for each number below `count` on all cores, and returns the results in order.
 pub fn map<R: Send>(count: usize, work: impl Fn(usize) -> R + Sync) -> Vec<R> {
@@ -62,17 +100,20 @@ fn run<J: Send, R: Send, P>(
             done.lock().unwrap_or_else(PoisonError::into_inner).push((number, result));
         }
     };
+    let counted = COUNTED.with_borrow(Clone::clone);
+    let counted: &dyn Helpers = counted.as_deref().unwrap_or(&FREE);
     let help = || {
         take();
-        HELPERS.fetch_sub(1, Relaxed);
+        counted.dismiss();
     };
     let produced = std::thread::scope(|scope| {
         for _ in 0..helpers.min(cores() - 1) {
             // The calling thread works too, so the loop finishes even if no thread can be started.
-            if HELPERS.fetch_add(1, Relaxed) >= cores()
-                || std::thread::Builder::new().name("parallel".into()).spawn_scoped(scope, help).is_err()
-            {
-                HELPERS.fetch_sub(1, Relaxed);
+            if !counted.hire() {
+                break;
+            }
+            if std::thread::Builder::new().name("parallel".into()).spawn_scoped(scope, help).is_err() {
+                counted.dismiss();
                 break;
             }
         }
@@ -94,55 +135,6 @@ fn run<J: Send, R: Send, P>(
 /// The next job, or `None` if the sender was dropped. The lock is held only while waiting, not while the job runs.
 fn next<J>(jobs: &Mutex<Receiver<J>>) -> Option<J> {
     jobs.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
-}
-
-/// Threads for jobs that may take long. They are started when needed and take jobs in the order of arrival.
-#[derive(Debug)]
-pub struct Workers {
-    sender: Sender<Job>,
-    receiver: Arc<Mutex<Receiver<Job>>>,
-    started: AtomicUsize,
-    /// Number of jobs that wait or run.
-    pending: Arc<AtomicUsize>,
-    max: usize,
-}
-
-type Job = Box<dyn FnOnce() + Send>;
-
-impl Workers {
-    /// At most `max` threads.
-    pub fn new(max: usize) -> Self {
-        let (sender, receiver) = channel();
-        let (started, pending) = Default::default();
-        Self { sender, receiver: Arc::new(Mutex::new(receiver)), started, pending, max }
-    }
-
-    /// Runs `job` on a worker, or on the calling thread if no worker can be started.
-    pub fn run(&self, job: impl FnOnce() + Send + 'static) {
-        let pending = self.pending.fetch_add(1, Relaxed) + 1;
-        let started = self.started.load(Relaxed);
-        if pending > started && started < self.max {
-            let (receiver, pending) = (self.receiver.clone(), self.pending.clone());
-            let thread = std::thread::Builder::new().name("worker".into());
-            let serve = move || {
-                while let Some(job) = next(&receiver) {
-                    job();
-                    pending.fetch_sub(1, Relaxed);
-                }
-            };
-            match thread.spawn(serve) {
-                Ok(_) => drop(self.started.fetch_add(1, Relaxed)),
-                Err(error) => log::warn!("cannot start more than {started} worker threads: {error}"),
-            }
-        }
-        if self.started.load(Relaxed) == 0 {
-            self.pending.fetch_sub(1, Relaxed);
-            return job();
-        }
-        if let Err(refused) = self.sender.send(Box::new(job)) {
-            (refused.0)();
-        }
-    }
 }
 
 #[cfg(test)]
@@ -195,30 +187,25 @@ mod tests {
     }
 
     #[test]
-    fn short_jobs_do_not_wait_for_long_ones() {
-        let workers = Workers::new(3);
-        let (sender, receiver) = channel();
-        let (hold, held) = channel::<()>();
-        let held = Arc::new(Mutex::new(held));
-        for _ in 0..2 {
-            let held = held.clone();
-            workers.run(move || assert!(held.lock().unwrap().recv().is_err()));
-        }
-        for at in 0..100 {
-            let sender = sender.clone();
-            workers.run(move || sender.send(at).unwrap());
-        }
-        let done: Vec<i32> = (0..100).map(|_| receiver.recv_timeout(Duration::from_secs(60)).unwrap()).collect();
-        assert_eq!(done, (0..100).collect::<Vec<_>>());
-        assert_eq!(workers.started.load(Relaxed), 3);
-        drop(hold);
-    }
+    fn helpers_of_a_loop_are_counted() {
+        struct Counted(AtomicUsize, AtomicUsize);
 
-    #[test]
-    fn caller_runs_the_job_if_there_are_no_workers() {
-        let (sender, receiver) = channel();
-        Workers::new(0).run(move || sender.send(7).unwrap());
-        assert_eq!(receiver.recv(), Ok(7));
+        impl Helpers for Counted {
+            fn hire(&self) -> bool {
+                self.0.fetch_add(1, Relaxed) < 1
+            }
+            fn dismiss(&self) {
+                self.1.fetch_add(1, Relaxed);
+            }
+        }
+
+        let counted = Arc::new(Counted(AtomicUsize::new(0), AtomicUsize::new(0)));
+        let sums = with_helpers(counted.clone(), || map(100, |at| at));
+        assert_eq!(sums, (0..100).collect::<Vec<_>>());
+        let hired = counted.0.load(Relaxed).min(1);
+        assert_eq!((hired, counted.1.load(Relaxed)), ((cores() - 1).min(1), hired));
+        map(100, |at| at);
+        assert_eq!(counted.1.load(Relaxed), hired);
     }
 
     proptest! {

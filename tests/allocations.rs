@@ -48,11 +48,11 @@ fn raw_read_does_not_allocate() {
     let ino = superblock.lookup(tensors, b"a.b", &request).unwrap().ino;
     let before = ALLOCATIONS.get();
     let content = superblock.open(ino, &request).unwrap();
-    let may_block = content.may_block(&(4..12));
+    let wait = content.waits_for(&(4..12));
     let read = content.read(4..12, &request).unwrap();
     let attr = superblock.getattr(ino, &request).unwrap();
     let after = ALLOCATIONS.get();
-    assert!(!may_block);
+    assert_eq!(wait, None);
     assert!(matches!(&read, Bytes::Mapped(_)) && read[..] == [7; 8]);
     assert_eq!(attr.size, 16);
     assert_eq!(after - before, 0);

@@ -26,7 +26,8 @@ const LIBRARY: &[(&str, &[&str])] = &[
     ("view", &["content", "format", "model", "name", "plot", "source", "stats", "text", "threads"]),
     ("inspect", &["format", "model", "natural", "source", "stats", "text", "threads"]),
     ("fs", &["content", "model", "name", "natural", "source", "text", "threads", "view"]),
-    ("fuse", &["content", "fs", "model", "source", "threads"]),
+    ("schedule", &["content", "threads"]),
+    ("fuse", &["content", "fs", "model", "schedule", "source", "threads"]),
 ];
 
 /// Each layer of the binary, and the layers of the binary that it uses. All of them may use the library.
@@ -52,7 +53,9 @@ const ONLY_IN: &[(&str, &[&str])] = &[
         &[
             "src/source/map.rs",
             "src/source/page_cache.rs",
+            "src/schedule/mod.rs",
             "src/process/daemon.rs",
+            "src/process/limits.rs",
             "src/process/mounts.rs",
             "src/process/sandbox/refused.rs",
         ],

@@ -114,6 +114,9 @@ fn serve(args: &MountArgs, signals: SigSet, readiness: Option<daemon::Readiness>
         EndAtOnce::start(&signals, move |signal| report_end.into_iter().for_each(|report| report(signal)))?;
     limits::raise_open_files();
     limits::limit_address_space();
+    limits::limit_arenas();
+    // The sandbox allows no access to the control group.
+    let memory = limits::memory();
     let (superblock, sandbox) = open(args)?;
     let source = args.source.absolute()?;
     let fsname = args.fsname.clone().unwrap_or_else(|| source.to_string());
@@ -142,7 +145,7 @@ fn serve(args: &MountArgs, signals: SigSet, readiness: Option<daemon::Readiness>
         (_, true) => Access::OwnerAndRoot,
         _ => Access::Owner,
     };
-    let serving = Serving { access, threads: threads(args), direct_io: args.direct_io };
+    let serving = Serving { access, threads: threads(args), direct_io: args.direct_io, memory };
     let mounted_line = format!("{source}: mounted on {}", mounted.0.path.display());
     let remark = match readiness.is_some() && is_recent {
         true => keep_messages(&recent, &mounted_line),

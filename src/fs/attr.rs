@@ -1,6 +1,6 @@
 //! Results of file system operations: attributes, directory entries and errors.
 
-use crate::content;
+use crate::content::{self, Wait};
 use crate::model;
 use crate::source::Stat;
 use std::borrow::Cow;
@@ -193,15 +193,14 @@ pub enum Error {
 impl Error {
     /// Whether the operation failed only because its request must not wait.
     pub fn would_block(&self) -> bool {
-        matches!(self, Self::Content(content::Error::WouldBlock))
+        self.waits_for().is_some()
+    }
+
+    /// What the operation has to wait for, if it failed only because its request must not wait for that.
+    pub fn waits_for(&self) -> Option<Wait> {
+        match self {
+            Self::Content(content::Error::WouldBlock(wait)) => Some(*wait),
+            _ => None,
+        }
     }
 }
-
-impl From<WouldBlock> for Error {
-    fn from(_: WouldBlock) -> Self {
-        Self::Content(content::Error::WouldBlock)
-    }
-}
-
-/// The operation has to wait, but the request must not.
-pub(super) struct WouldBlock;

@@ -1,16 +1,16 @@
 //! The folders above several models, with links and error files. A model is opened at the first lookup in it.
 
-use super::attr::{Attr, DOTS, Dentry, Error, FileKind, Ino, Owner, Ownership, ROOT, SECTOR, Statfs, WouldBlock};
+use super::attr::{Attr, DOTS, Dentry, Error, FileKind, Ino, Owner, Ownership, ROOT, SECTOR, Statfs};
 use super::ino;
 use super::volume::{self, Volume};
-use crate::content::{Content, Request};
+use crate::content::{Content, Key, Need, Request, Wait};
 use crate::model::{self, Catalog, Folder, FolderId, Item, ModelId, Refusal};
 use crate::source::{self, Location};
 use crate::text::message;
 use crate::threads;
 use crate::view::{Results, Shown};
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -90,9 +90,7 @@ impl Folders {
         if let Some(volume) = slot.volume.get() {
             return Ok(volume);
         }
-        if !request.may_wait() {
-            return Err(WouldBlock.into());
-        }
+        request.wait(self.opening(model))?;
         let filling = slot.lock();
         let Verdict::Sound(owner) = self.judge(model, &filling)? else { return Err(Error::NoEntry) };
         if let Some(volume) = slot.volume.get() {
@@ -114,9 +112,17 @@ impl Folders {
         let slot = self.models.get(model.index()).ok_or(Error::NoEntry)?;
         match slot.verdict.get() {
             Some(verdict) => Ok(verdict),
-            None if request.may_wait() => self.judge(model, &slot.lock()),
-            None => Err(WouldBlock.into()),
+            None => {
+                request.wait(self.opening(model))?;
+                self.judge(model, &slot.lock())
+            }
         }
+    }
+
+    /// What a request waits for that reads the header of a model. The scheduler lets one request at a time read it.
+    fn opening(&self, model: ModelId) -> Wait {
+        let key = Key { model: model.into(), kind: Key::MODEL, item: 0 };
+        Wait { need: Need::Device(self.catalog.device(model)), key: Some(key) }
     }
 
     /// Reads the header of a model and stores only the verdict. The caller holds the lock of the slot.
@@ -202,10 +208,15 @@ impl Folders {
             _ => None,
         });
         let models: Vec<ModelId> = models.collect();
-        if !models.is_empty() && !request.may_wait() {
-            return Err(WouldBlock.into());
+        let devices: BTreeSet<u64> = models.iter().map(|model| self.catalog.device(*model)).collect();
+        // One device after the other, so that a device that hangs holds only its own threads.
+        for device in devices {
+            let key = Key { model: number.into(), kind: Key::FOLDER, item: device as u32 };
+            request.wait(Wait { need: Need::Device(device), key: Some(key) })?;
+            let there = |model: &&ModelId| self.catalog.device(**model) == device;
+            let models: Vec<ModelId> = models.iter().filter(there).copied().collect();
+            threads::map(models.len(), |at| self.check(models[at], &Request::WAIT).is_ok());
         }
-        threads::map(models.len(), |at| self.check(models[at], &Request::WAIT).is_ok());
         if Dentry::dots(ino, folder_ino(folder.parent), offset, &mut add) {
             return Ok(());
         }
@@ -239,10 +250,8 @@ impl Folders {
         if self.changed().contains(&number) {
             return Ok(());
         }
-        if !request.may_wait() {
-            return Err(WouldBlock.into());
-        }
-        let Folder { location, stat, .. } = folder;
+        let Folder { location, stat, device, .. } = folder;
+        request.wait(Wait { need: Need::Device(*device), key: None })?;
         if source::modified_at(location).is_ok_and(|time| time != stat.mtime) && self.changed().insert(number) {
             log::warn!(
                 "{location}: files were added, removed or renamed since it was mounted; the mount shows what was there \

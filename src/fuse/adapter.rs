@@ -2,11 +2,12 @@
 
 use super::faults::Faults;
 use super::reader::{Reader, Watch};
-use crate::content::{self, Request};
+use crate::content::{self, Need, Request, Wait};
 use crate::fs::{self, Attr, FileKind, Superblock};
 use crate::model;
+use crate::schedule::{Job, Scheduler};
 use crate::source::{self, Bytes};
-use crate::threads::Workers;
+use crate::threads::cores;
 use fuser::{
     BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
     InitFlags, KernelConfig, LockOwner, Notifier, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
@@ -18,7 +19,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The target of fuser's own log messages.
@@ -34,12 +35,12 @@ const TTL: Duration = Duration::from_secs(u32::MAX as u64);
 const GENERATION: Generation = Generation(0);
 
 /// Maximum number of background requests, such as read-ahead, that the kernel may have in flight. With fuser's default
-/// of 16, the kernel drops read-ahead early. Requests that wait for a long computation count too: a folder of plots
-/// has many.
-const MAX_BACKGROUND: u16 = 1024;
+/// of 16, the kernel drops read-ahead early. Reads of files that take long to compute count too. If they reached this
+/// number, the read-ahead of all other readers would wait for them. The kernel has a lower limit for mounts of users.
+const MAX_BACKGROUND: u16 = u16::MAX;
 
-/// Maximum number of worker threads for requests that may wait.
-const WORKERS: usize = 128;
+/// The lane of the scheduler for notifications to the kernel. No device has this number.
+const NOTIFICATIONS: u64 = u64::MAX;
 
 /// Capabilities that are requested if the kernel has them. READDIRPLUS_AUTO lists a directory with attributes when the
 /// caller seems to need them. FUSE_NO_OPENDIR_SUPPORT is left out: the kernel would cache listings, and cached listings
@@ -71,6 +72,8 @@ pub struct Serving {
     pub threads: usize,
     /// Whether reads bypass the page cache of the mount.
     pub direct_io: bool,
+    /// The memory limit of the process in bytes, if there is one.
+    pub memory: Option<u64>,
 }
 
 /// A mounted file system and its connection to the kernel.
@@ -81,7 +84,7 @@ impl Session {
     /// Does the handshake with the kernel over `device`, the mounted descriptor of [`DEVICE`]. `watch` detects readers
     /// that no longer wait.
     pub fn new(superblock: Superblock, device: OwnedFd, serving: Serving, watch: Watch) -> io::Result<Self> {
-        let Serving { access, threads, direct_io } = serving;
+        let Serving { access, threads, direct_io, memory } = serving;
         let acl = match access {
             Access::Owner => SessionACL::Owner,
             Access::OwnerAndRoot => SessionACL::RootAndOwner,
@@ -96,7 +99,8 @@ impl Session {
         // attributes in the kernel's cache would bypass that check.
         let ttl = if access == Access::OwnerAndRoot { Duration::ZERO } else { TTL };
         let (faults, notifier) = Default::default();
-        let state = Arc::new(State { superblock, workers: Workers::new(WORKERS), watch, faults, notifier, ttl });
+        let state =
+            Arc::new(State { superblock, scheduler: Scheduler::new(cores(), memory), watch, faults, notifier, ttl });
         let adapter = FuseAdapter { state: state.clone(), direct_io, no_open: false };
         let session = fuser::Session::from_fd(adapter, device, acl, config)?;
         // The cell is empty, so this cannot fail.
@@ -118,11 +122,11 @@ struct FuseAdapter {
     no_open: bool,
 }
 
-/// State that requests share with worker threads.
+/// State that requests share with parked operations.
 #[derive(Debug)]
 struct State {
     superblock: Superblock,
-    workers: Workers,
+    scheduler: Scheduler,
     watch: Watch,
     faults: Faults,
     /// Set once the session exists.
@@ -145,7 +149,8 @@ fn errno(error: &fs::Error) -> Errno {
             content::Error::Picture(_) => Errno::EIO,
             content::Error::Interrupted => Errno::EINTR,
             content::Error::TimedOut => Errno::ETIMEDOUT,
-            content::Error::WouldBlock => Errno::EAGAIN,
+            content::Error::WouldBlock(_) => Errno::EAGAIN,
+            content::Error::NoMemory => Errno::ENOMEM,
         },
     }
 }
@@ -245,15 +250,10 @@ impl State {
     }
 
     /// Drops a range of a file from the page cache, because its source has changed. The notification waits for pages
-    /// that the kernel is still reading from this process, so a worker thread sends it.
+    /// that the kernel is still reading from this process, so a thread of the scheduler sends it.
     fn recall(self: &Arc<Self>, ino: INodeNo, offset: u64, size: u32) {
-        let state = self.clone();
-        self.workers.run(move || {
-            if let Some(notifier) = state.notifier.get() {
-                // An error means that the kernel has no pages of the file any more.
-                let _ = notifier.inval_inode(ino, offset as i64, size.into());
-            }
-        });
+        let recall = Recall { state: self.clone(), ino, offset, size };
+        self.scheduler.park(Arc::new(recall), Wait { need: Need::Device(NOTIFICATIONS), key: None });
     }
 
     /// Replies to a lookup.
@@ -266,9 +266,15 @@ impl State {
     }
 
     /// Adds the entries of a directory to a reply.
-    fn list(&self, ino: u64, offset: u64, request: &Request, reply: &mut ReplyDirectory) -> Result<(), fs::Error> {
+    fn list(
+        &self,
+        ino: u64,
+        offset: u64,
+        request: &Request,
+        reply: &mut Replying<ReplyDirectory>,
+    ) -> Result<(), fs::Error> {
         self.superblock.readdir(ino, offset, request, |entry| {
-            reply.add(INodeNo(entry.ino), entry.next, file_type(entry.kind), &*entry.name)
+            reply.add(|reply| reply.add(INodeNo(entry.ino), entry.next, file_type(entry.kind), &*entry.name))
         })
     }
 
@@ -278,7 +284,7 @@ impl State {
         ino: u64,
         offset: u64,
         request: &Request,
-        reply: &mut ReplyDirectoryPlus,
+        reply: &mut Replying<ReplyDirectoryPlus>,
     ) -> Result<(), fs::Error> {
         let mut waits = None;
         let mut added = false;
@@ -293,7 +299,8 @@ impl State {
                 // The attributes are not available now. The TTL of zero makes the kernel request them when needed.
                 Err(_) => (Attr { ino: entry.ino, kind: entry.kind, ..NO_ATTR }, Duration::ZERO),
             };
-            let is_full = reply.add(INodeNo(entry.ino), entry.next, &*entry.name, &ttl, &file_attr(&attr), GENERATION);
+            let (ino, attr) = (INodeNo(entry.ino), file_attr(&attr));
+            let is_full = reply.add(|reply| reply.add(ino, entry.next, &*entry.name, &ttl, &attr, GENERATION));
             added |= !is_full;
             is_full
         })?;
@@ -301,26 +308,115 @@ impl State {
     }
 }
 
+/// The reply to which a running operation adds directory entries.
+enum Replying<'r, R> {
+    Own(&'r mut R),
+    /// The reply of a parked operation, until somebody has sent it.
+    Parked(&'r Mutex<Option<R>>),
+}
+
+impl<R> Replying<'_, R> {
+    /// Adds to the reply. Returns whether it is full, or was sent already.
+    fn add(&mut self, add: impl FnOnce(&mut R) -> bool) -> bool {
+        match self {
+            Self::Own(reply) => add(reply),
+            Self::Parked(reply) => lock(reply).as_mut().is_none_or(add),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An operation that has to wait. Whoever ends it first takes the reply.
+struct Parked<R, O, A> {
+    state: Arc<State>,
+    reader: Reader,
+    operation: O,
+    reply: Mutex<Option<R>>,
+    answer: Mutex<Option<A>>,
+}
+
+impl<R, O, A> Parked<R, O, A> {
+    fn end<T>(&self, result: Result<T, fs::Error>)
+    where
+        A: FnOnce(&Arc<State>, Result<T, fs::Error>, R),
+    {
+        let (reply, answer) = (lock(&self.reply).take(), lock(&self.answer).take());
+        if let (Some(reply), Some(answer)) = (reply, answer) {
+            answer(&self.state, result, reply);
+        }
+    }
+}
+
+impl<R, O, A, T> Job for Parked<R, O, A>
+where
+    R: Send,
+    O: Fn(&State, &Request, &mut Replying<R>) -> Result<T, fs::Error> + Send + Sync,
+    A: FnOnce(&Arc<State>, Result<T, fs::Error>, R) + Send,
+{
+    fn run(&self, request: &Request) -> Option<Wait> {
+        let result = (self.operation)(&self.state, request, &mut Replying::Parked(&self.reply));
+        let wait = result.as_ref().err().and_then(fs::Error::waits_for);
+        if wait.is_none() {
+            self.end(result);
+        }
+        wait
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.reader.is_leaving()
+    }
+
+    fn cancel(&self) {
+        self.end(Err(content::Error::Interrupted.into()));
+    }
+}
+
+/// Sends a notification to the kernel.
+struct Recall {
+    state: Arc<State>,
+    ino: INodeNo,
+    offset: u64,
+    size: u32,
+}
+
+impl Job for Recall {
+    fn run(&self, _: &Request) -> Option<Wait> {
+        if let Some(notifier) = self.state.notifier.get() {
+            // An error means that the kernel has no pages of the file any more.
+            let _ = notifier.inval_inode(self.ino, self.offset as i64, self.size.into());
+        }
+        None
+    }
+
+    fn is_cancelled(&self) -> bool {
+        false
+    }
+
+    fn cancel(&self) {}
+}
+
 impl FuseAdapter {
-    /// Runs an operation and replies with its result: on this thread if it need not wait, otherwise on a worker thread.
+    /// Runs an operation and replies with its result: on this thread if it need not wait. Otherwise the operation is
+    /// parked and runs again when it can continue.
     fn serve<R: Send + 'static, T: 'static>(
         &self,
         request: &fuser::Request,
         mut reply: R,
-        operation: impl Fn(&State, &Request, &mut R) -> Result<T, fs::Error> + Send + 'static,
+        operation: impl Fn(&State, &Request, &mut Replying<R>) -> Result<T, fs::Error> + Send + Sync + 'static,
         answer: impl FnOnce(&Arc<State>, Result<T, fs::Error>, R) + Send + 'static,
     ) {
-        match operation(&self.state, &Request::NOWAIT, &mut reply) {
-            Err(error) if error.would_block() => {
+        let result = operation(&self.state, &Request::NOWAIT, &mut Replying::Own(&mut reply));
+        match result.as_ref().err().and_then(fs::Error::waits_for) {
+            None => answer(&self.state, result, reply),
+            Some(wait) => {
                 let state = self.state.clone();
                 let reader = Reader::new(request.pid(), &state.watch);
-                self.state.workers.run(move || {
-                    let is_leaving = || reader.is_leaving();
-                    let result = operation(&state, &Request::cancelled_by(&is_leaving), &mut reply);
-                    answer(&state, result, reply);
-                });
+                let (reply, answer) = (Mutex::new(Some(reply)), Mutex::new(Some(answer)));
+                self.state.scheduler.park(Arc::new(Parked { state, reader, operation, reply, answer }), wait);
             }
-            result => answer(&self.state, result, reply),
         }
     }
 }

@@ -134,19 +134,25 @@ impl Shared {
     fn round(&self) -> Vec<Arc<Waiting>> {
         let mut state = self.lock();
         loop {
-            if state.next >= state.readers.len() {
-                state.next = 0;
-                state.readers.retain(|reader| reader.strong_count() > 0);
-            }
-            if !state.readers.is_empty() {
+            let Watched { readers, next, .. } = &mut *state;
+            let is_waiting = |reader: &Weak<Waiting>| reader.strong_count() > 0;
+            *next = readers[..*next].iter().filter(|reader| is_waiting(reader)).count();
+            readers.retain(is_waiting);
+            if !readers.is_empty() {
                 break;
             }
             state = self.added.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        let from = state.next;
-        state.next = state.readers.len().min(from + BATCH);
-        let readers = state.readers[from..state.next].iter().filter_map(Weak::upgrade);
-        readers.filter(|reader| reader.since.elapsed() >= EVERY && !reader.left.load(Ordering::Relaxed)).collect()
+        let is_due = |reader: &Waiting| reader.since.elapsed() >= EVERY && !reader.left.load(Ordering::Relaxed);
+        let mut round = Vec::new();
+        while round.len() < BATCH && state.next < state.readers.len() {
+            round.extend(state.readers[state.next].upgrade().filter(|reader| is_due(reader)));
+            state.next += 1;
+        }
+        if state.next == state.readers.len() {
+            state.next = 0;
+        }
+        round
     }
 }
 

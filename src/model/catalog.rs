@@ -55,6 +55,8 @@ pub struct Folder {
     pub parent: FolderId,
     /// Owner, permissions and modification time of the directory.
     pub stat: Stat,
+    /// The number of its device or file system.
+    pub device: u64,
     /// Sorted by name.
     pub entries: Vec<Named>,
     /// Indices of `entries`, sorted by [`Named::error`].
@@ -109,6 +111,8 @@ struct Unreadable {
 struct Found {
     /// The file to open.
     location: Location,
+    /// The number of its device or file system.
+    device: u64,
     /// The folder that holds it.
     folder: FolderId,
 }
@@ -167,6 +171,14 @@ impl Catalog {
     /// If no model has that number.
     pub fn model(&self, model: ModelId) -> &Location {
         &self.models[model.index()].location
+    }
+
+    /// The number of the device or file system of a model's file.
+    ///
+    /// # Panics
+    /// If no model has that number.
+    pub fn device(&self, model: ModelId) -> u64 {
+        self.models[model.index()].device
     }
 
     /// The folder that holds a model.
@@ -324,11 +336,18 @@ impl Scan {
             let manifest = location.join(dataset::MANIFEST);
             let shards = dataset::shards(&manifest).unwrap_or_default();
             self.catalog.reads.extend(set::locations(&manifest, shards));
-            return Ok(self.model(manifest, parent));
+            return Ok(self.model(manifest, id.0, parent));
         }
         let number = FolderId::new(self.catalog.folders.len());
         let (listed, errors) = (Vec::new(), Vec::new());
-        self.catalog.folders.push(Folder { location: location.clone(), parent, stat, entries: listed, errors });
+        self.catalog.folders.push(Folder {
+            location: location.clone(),
+            parent,
+            stat,
+            device: id.0,
+            entries: listed,
+            errors,
+        });
         self.depth += 1;
         let listed = self.entries(location, number, &entries);
         self.depth -= 1;
@@ -419,7 +438,7 @@ impl Scan {
             } else if is_claimed {
                 continue;
             } else if is_model {
-                (names.of_model(file), self.model(location, folder))
+                (names.of_model(file), self.model(location, entry.device, folder))
             } else {
                 (names.shown(file), self.link(&location))
             };
@@ -437,9 +456,9 @@ impl Scan {
         Item::Link(self.catalog.links.len() - 1)
     }
 
-    fn model(&mut self, location: Location, folder: FolderId) -> Item {
+    fn model(&mut self, location: Location, device: u64, folder: FolderId) -> Item {
         self.catalog.reads.push(location.clone());
-        self.catalog.models.push(Found { location, folder });
+        self.catalog.models.push(Found { location, device, folder });
         Item::Model(ModelId::new(self.catalog.models.len() - 1))
     }
 

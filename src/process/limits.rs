@@ -1,6 +1,8 @@
 //! Resource limits of the process.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use std::fs::read_to_string;
+use std::path::Path;
 use weightfs::source::{limit_maps, limit_open_files};
 
 /// Raises the soft limit of open files to the hard limit, and sets the number of open source files to match. The usual
@@ -20,8 +22,66 @@ pub fn raise_open_files() {
 /// memory need the rest.
 pub fn limit_address_space() {
     const DEFAULT_MAPS: usize = 65_530;
-    let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
+    let text = read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
     let maps: usize = text.trim().parse().unwrap_or(DEFAULT_MAPS);
     let bytes = getrlimit(Resource::RLIMIT_AS).map_or(u64::MAX, |(soft, _)| soft);
     limit_maps(maps / 2, bytes / 2);
+}
+
+/// Limits the number of arenas of the allocator of glibc. By default, up to eight threads per core have their own
+/// arena, and each takes 64 MiB of address space, which RLIMIT_AS counts. Serving reads does not allocate memory.
+pub fn limit_arenas() {
+    #[cfg(target_env = "gnu")]
+    {
+        // SAFETY: mallopt takes no pointers.
+        #[allow(unsafe_code)]
+        let _ = unsafe { nix::libc::mallopt(nix::libc::M_ARENA_MAX, 2) };
+    }
+}
+
+/// The memory that this process may use, in bytes: the least of RLIMIT_AS, RLIMIT_DATA and the limits of its control
+/// group and of those above it. `None` if there is no limit.
+pub fn memory() -> Option<u64> {
+    /// RLIM_INFINITY and the default of control groups of version 1 are larger.
+    const UNLIMITED: u64 = 1 << 60;
+    let resources = [Resource::RLIMIT_AS, Resource::RLIMIT_DATA].map(|resource| Some(getrlimit(resource).ok()?.0));
+    let groups = read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let groups = groups.lines().flat_map(|line| group_limits(line, Path::new("/sys/fs/cgroup")));
+    resources.into_iter().flatten().chain(groups).filter(|limit| *limit < UNLIMITED).min()
+}
+
+/// The memory limits of a line of /proc/self/cgroup, `NUMBER:CONTROLLERS:PATH`. `root` is where control groups are
+/// mounted.
+fn group_limits(line: &str, root: &Path) -> Vec<u64> {
+    let mut fields = line.splitn(3, ':').skip(1);
+    let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { return Vec::new() };
+    let (root, file) = match controllers {
+        "" => (root.to_owned(), "memory.max"),
+        _ if controllers.split(',').any(|name| name == "memory") => (root.join("memory"), "memory.limit_in_bytes"),
+        _ => return Vec::new(),
+    };
+    let group = Path::new(path.trim_start_matches('/'));
+    let limit = |group: &Path| read_to_string(root.join(group).join(file)).ok()?.trim().parse().ok();
+    group.ancestors().filter_map(limit).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_of_all_groups_above_count() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            std::fs::create_dir_all(dir.path().join(path).parent().unwrap()).unwrap();
+            std::fs::write(dir.path().join(path), text).unwrap();
+        };
+        write("a/b/memory.max", "max\n");
+        write("a/memory.max", "268435456\n");
+        write("memory/x/memory.limit_in_bytes", "1000\n");
+        assert_eq!(group_limits("0::/a/b", dir.path()), [268_435_456]);
+        assert_eq!(group_limits("4:cpu,memory:/x", dir.path()), [1000]);
+        assert_eq!(group_limits("3:cpu:/x", dir.path()), [0; 0]);
+        assert_eq!(group_limits("", dir.path()), [0; 0]);
+    }
 }

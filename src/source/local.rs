@@ -50,6 +50,8 @@ pub struct Entry {
     pub is_link: bool,
     /// Size in bytes; symlinks are followed. 0 for a broken symlink.
     pub len: u64,
+    /// The number of its device or file system; symlinks are followed. 0 for a broken symlink.
+    pub device: u64,
 }
 
 /// What an entry of a directory leads to.
@@ -101,7 +103,8 @@ pub fn list(location: &Location) -> Result<Listing, Error> {
             name: entry.file_name(),
             kind: if target.as_ref().is_some_and(|target| target.is_dir()) { EntryKind::Dir } else { EntryKind::File },
             is_link: entry.file_type().is_ok_and(|kind| kind.is_symlink()),
-            len: target.map_or(0, |target| target.len()),
+            len: target.as_ref().map_or(0, Metadata::len),
+            device: target.map_or(0, |target| target.dev()),
         });
     }
     let stat = directory_stat(path, &metadata);

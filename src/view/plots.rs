@@ -1,7 +1,7 @@
 //! `plots/`: a tensor as a PNG image.
 
 use super::results::{Key, Results};
-use super::stats::{computed, count};
+use super::stats::{computed, count, need};
 use super::values::{each, step};
 use crate::content::{Content, Data, Error, Request};
 use crate::format::{Block, Dtype, TensorInfo};
@@ -16,7 +16,7 @@ const DECODED_AT_ONCE: usize = 24 << 10;
 /// The file of a tensor. It is rendered at the first read.
 pub fn content(model: &Arc<Model>, tensor: &Tensor, results: &Arc<Results>, key: Key) -> Content {
     let (model, id) = (model.clone(), tensor.id);
-    computed(plot::PNG_LEN, results, key, move |request| {
+    computed(plot::PNG_LEN, need(&model, tensor), results, key, move |request| {
         let tensor = model.tensor(id);
         render(&tensor.info, &model.data(&tensor), request)
     })

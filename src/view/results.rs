@@ -1,12 +1,10 @@
-//! A cache for the results of long computations. Concurrent requests for one result compute it once.
+//! A cache for the results of long computations.
 
 use super::id::View;
-use crate::content::{Error, Request};
+use crate::content::{self, Error, Need, Request, Wait, reserve};
 use lru::LruCache;
-use std::collections::HashSet;
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Capacity of the cache in bytes.
 const KEPT_MAX: usize = 64 << 20;
@@ -14,8 +12,9 @@ const KEPT_MAX: usize = 64 << 20;
 /// Approximate memory of a cached result besides its bytes.
 const OVERHEAD: usize = 150;
 
-/// How often a thread that waits for another thread's result checks whether its own request was cancelled.
-const CHECK_EVERY: Duration = Duration::from_millis(100);
+/// Address space in bytes that must be free before a result is computed. Requests of this size do not change the
+/// thresholds of the allocator of glibc, which is why more is asked for than a computation takes.
+const HEADROOM: usize = 33 << 20;
 
 /// Identifies a result: a file of a view, or a part of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -28,66 +27,65 @@ pub struct Key {
     pub item: u32,
 }
 
-/// The cached results of all models of a mount, least recently used ones evicted first.
-pub struct Results {
-    state: Mutex<State>,
-    /// Notified when a computation ends.
-    ended: Condvar,
+impl Key {
+    /// What a request waits for that needs `need` to compute the result. Of the requests for one result, the scheduler
+    /// lets one compute it.
+    pub fn wait(self, need: Need) -> Wait {
+        let Self { model, view, item } = self;
+        Wait { need, key: Some(content::Key { model, kind: view.index() as u8, item }) }
+    }
 }
+
+/// The cached results of all models of a mount, least recently used ones evicted first.
+pub struct Results(Mutex<State>);
 
 struct State {
     kept: LruCache<Key, Arc<[u8]>>,
     /// Size of all cached results, including [`OVERHEAD`].
     bytes: usize,
-    running: HashSet<Key>,
 }
 
 impl Default for Results {
     fn default() -> Self {
-        let state = State { kept: LruCache::unbounded(), bytes: 0, running: HashSet::new() };
-        Self { state: Mutex::new(state), ended: Condvar::new() }
+        Self(Mutex::new(State { kept: LruCache::unbounded(), bytes: 0 }))
     }
 }
 
 impl Results {
-    /// The result for a key: the cached one, or that of `compute`. If several threads request the same result, one
-    /// computes it and the others wait. If the computation fails, a waiting thread starts it again.
+    /// The result for a key: the cached one, or that of `compute`, for which the request has to wait.
     pub fn get(
         &self,
         key: Key,
+        need: Need,
         request: &Request,
         compute: impl FnOnce() -> Result<Vec<u8>, Error>,
     ) -> Result<Arc<[u8]>, Error> {
-        let mut state = self.lock();
-        loop {
-            if let Some(kept) = state.kept.get(&key) {
-                return Ok(kept.clone());
-            }
-            if state.running.insert(key) {
-                break;
-            }
-            drop(self.ended.wait_timeout(state, CHECK_EVERY));
-            request.check()?;
-            state = self.lock();
+        if let Some(kept) = self.kept(key) {
+            return Ok(kept);
         }
-        drop(state);
-        let result = compute();
-        let mut state = self.lock();
-        state.running.remove(&key);
-        let result = result.map(|bytes| state.keep(key, bytes.into()));
-        self.ended.notify_all();
-        result
+        request.wait(key.wait(need))?;
+        // Libraries that draw and compress have no other way to report a lack of memory than to end the program.
+        reserve(&mut Vec::new(), HEADROOM)?;
+        let result = compute()?;
+        Ok(self.lock().keep(key, result.into()))
+    }
+
+    /// The cached result for a key.
+    pub fn kept(&self, key: Key) -> Option<Arc<[u8]>> {
+        self.lock().kept.get(&key).cloned()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
     fn keep(&mut self, key: Key, result: Arc<[u8]>) -> Arc<[u8]> {
         self.bytes += result.len() + OVERHEAD;
-        self.kept.put(key, result.clone());
+        if let Some(before) = self.kept.put(key, result.clone()) {
+            self.bytes -= before.len() + OVERHEAD;
+        }
         while self.bytes > KEPT_MAX {
             let Some((_, evicted)) = self.kept.pop_lru() else { break };
             self.bytes -= evicted.len() + OVERHEAD;
@@ -105,53 +103,25 @@ impl fmt::Debug for Results {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     fn key(item: u32) -> Key {
         Key { model: 0, view: View::new(3), item }
     }
 
-    #[test]
-    fn concurrent_requests_compute_once() {
-        let (results, computed) = (Results::default(), AtomicUsize::new(0));
-        let compute = || {
-            computed.fetch_add(1, Ordering::Relaxed);
-            std::thread::sleep(Duration::from_millis(20));
-            Ok(vec![1, 2, 3])
-        };
-        std::thread::scope(|scope| {
-            for _ in 0..10 {
-                scope.spawn(|| assert_eq!(results.get(key(7), &Request::WAIT, compute).unwrap()[..], [1, 2, 3]));
-            }
-        });
-        assert_eq!(computed.into_inner(), 1);
-    }
+    const NEED: Need = Need::Cores { bytes: 1, device: None };
 
     #[test]
-    fn waiting_thread_takes_over_after_failure() {
-        let (results, begun) = (Results::default(), AtomicBool::new(false));
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let give_up = || {
-                    begun.store(true, Ordering::Relaxed);
-                    std::thread::sleep(Duration::from_millis(30));
-                    Err(Error::Interrupted)
-                };
-                assert!(matches!(results.get(key(7), &Request::WAIT, give_up), Err(Error::Interrupted)));
-            });
-            while !begun.load(Ordering::Relaxed) {
-                std::thread::yield_now();
-            }
-            assert_eq!(results.get(key(7), &Request::WAIT, || Ok(vec![9])).unwrap()[..], [9]);
-        });
-    }
-
-    #[test]
-    fn cancelled_request_stops_waiting() {
+    fn request_waits_only_for_a_result_that_is_not_kept() {
         let results = Results::default();
-        results.lock().running.insert(key(7));
-        let request = Request::cancelled_by(&|| true);
-        assert!(matches!(results.get(key(7), &request, || Ok(vec![])), Err(Error::Interrupted)));
+        let get = |request: &Request| results.get(key(7), NEED, request, || Ok(vec![9]));
+        let Err(Error::WouldBlock(wait)) = get(&Request::NOWAIT) else { panic!() };
+        assert_eq!(wait, key(7).wait(NEED));
+        let failed = results.get(key(7), NEED, &Request::only(wait), || Err(Error::Interrupted));
+        assert!(matches!(failed, Err(Error::Interrupted)));
+        assert!(matches!(get(&Request::only(key(8).wait(NEED))), Err(Error::WouldBlock(_))));
+        assert_eq!(get(&Request::only(wait)).unwrap()[..], [9]);
+        assert_eq!(get(&Request::NOWAIT).unwrap()[..], [9]);
     }
 
     #[test]
@@ -163,7 +133,7 @@ mod tests {
                 computed.fetch_add(1, Ordering::Relaxed);
                 Ok(vec![0; 1 << 20])
             };
-            results.get(key(item), &Request::WAIT, compute).unwrap();
+            results.get(key(item), NEED, &Request::WAIT, compute).unwrap();
         };
         (0..100).for_each(get);
         assert!(results.lock().bytes <= KEPT_MAX);

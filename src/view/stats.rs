@@ -2,7 +2,7 @@
 
 use super::results::{Key, Results};
 use super::values::{each, step};
-use crate::content::{Content, Data, Error, Generated, Request, Segment};
+use crate::content::{Content, Data, Error, Generated, Need, Request, Segment};
 use crate::format::{Dtype, TensorInfo};
 use crate::model::{Model, Tensor};
 use crate::stats::{self, Accumulator, Stats};
@@ -20,22 +20,29 @@ pub fn shows(tensor: &TensorInfo) -> bool {
 /// The file of a tensor. The whole file is computed at the first read.
 pub fn content(model: &Arc<Model>, tensor: &Tensor, results: &Arc<Results>, key: Key) -> Content {
     let (model, id) = (model.clone(), tensor.id);
-    computed(stats::json_len(tensor.info.elements()), results, key, move |request| {
+    computed(stats::json_len(tensor.info.elements()), need(&model, tensor), results, key, move |request| {
         let tensor = model.tensor(id);
         Ok(count(tensor.info.dtype, &model.data(&tensor), request)?.to_json())
     })
 }
 
+/// What a pass over the data of a tensor needs.
+pub(super) fn need(model: &Model, tensor: &Tensor) -> Need {
+    let data = model.data(tensor);
+    Need::Cores { bytes: data.len(), device: data.device() }
+}
+
 /// A file of `len` bytes that `compute` returns as a whole. The result is cached under `key`.
 pub(super) fn computed(
     len: usize,
+    need: Need,
     results: &Arc<Results>,
     key: Key,
     compute: impl Fn(&Request) -> Result<Vec<u8>, Error> + Send + Sync + 'static,
 ) -> Content {
     let results = results.clone();
     Content::new([Segment::Generated(Generated::new(len as u64, move |range, request, out| {
-        let whole = results.get(key, request, || compute(request))?;
+        let whole = results.get(key, need, request, || compute(request))?;
         out.extend_from_slice(&whole[range.start as usize..range.end as usize]);
         Ok(())
     }))])

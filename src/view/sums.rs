@@ -3,8 +3,9 @@
 
 use super::lines::{Lines, Out, length};
 use super::results::{Key, Results};
+use super::stats::need;
 use super::values::each;
-use crate::content::{Content, Data, Error, Generated, Request, Segment};
+use crate::content::{Content, Data, Error, Generated, Need, Request, Segment};
 use crate::model::{Model, TensorId};
 use crate::name;
 use crate::text::Hex;
@@ -31,9 +32,16 @@ pub fn content(model: &Arc<Model>, results: &Arc<Results>, key: Key) -> Content 
             begins < range.end
         });
         let touched: Vec<TensorId> = touched.collect();
+        let key_of = |tensor: TensorId| Key { item: tensor.into(), ..key };
+        let missing = touched.iter().filter(|tensor| results.kept(key_of(**tensor)).is_none());
+        let needs = missing.map(|tensor| need(&model, &model.tensor(*tensor)));
+        if let Some(need) = needs.reduce(with) {
+            request.wait(key.wait(need))?;
+        }
         let hashes = threads::map(touched.len(), |at| {
-            let key = Key { item: touched[at].into(), ..key };
-            results.get(key, request, || sha256(&model.data(&model.tensor(touched[at])), request))
+            let compute = || sha256(&model.data(&model.tensor(touched[at])), request);
+            // The request was checked above.
+            results.get(key_of(touched[at]), NOTHING, &Request::WAIT, compute)
         });
         let mut text = Vec::new();
         for (tensor, hash) in touched.iter().zip(hashes) {
@@ -44,6 +52,19 @@ pub fn content(model: &Arc<Model>, results: &Arc<Results>, key: Key) -> Content 
         out.extend_from_slice(&text[from..from + (range.end - range.start) as usize]);
         Ok(())
     }))])
+}
+
+/// What is needed besides the computation that the request waits for.
+const NOTHING: Need = Need::Cores { bytes: 0, device: None };
+
+/// What two computations need together. The device is that of the first one.
+fn with(first: Need, second: Need) -> Need {
+    match (first, second) {
+        (Need::Cores { bytes, device }, Need::Cores { bytes: more, .. }) => {
+            Need::Cores { bytes: bytes.saturating_add(more), device }
+        }
+        (first, _) => first,
+    }
 }
 
 fn sha256(data: &Data, request: &Request) -> Result<Vec<u8>, Error> {

@@ -4,7 +4,7 @@ use super::id::{Shown, View};
 use super::results::Key;
 use super::views::Views;
 use super::{f32, index, metadata, npy, plots, single, stats, stored, sums};
-use crate::content::{Content, Cost, Data, Error, Extent, Request, Segment};
+use crate::content::{Content, Data, Error, Extent, Request, Segment};
 use crate::format::TensorInfo;
 use crate::model::{Kind, MANIFEST, ShardId, Tensor, TensorId};
 use crate::source::Source;
@@ -21,8 +21,6 @@ pub struct Row {
     pub in_root: fn(Kind) -> bool,
     /// Whether `shards/FILE/` has the view too.
     pub in_shards: InShards,
-    /// The cost of reading a file.
-    pub cost: Cost,
     /// The files of the view.
     pub files: Files,
 }
@@ -86,7 +84,6 @@ pub const VIEWS: &[Row] = &[
         file: "SHA256SUMS",
         in_root: |_| true,
         in_shards: InShards::Never,
-        cost: Cost::Pass,
         files: Files::One {
             kept: true,
             content: |views, view, _| {
@@ -99,7 +96,6 @@ pub const VIEWS: &[Row] = &[
         file: MANIFEST,
         in_root: |kind| kind == Kind::Dataset,
         in_shards: InShards::Never,
-        cost: Cost::Part,
         files: Files::One {
             kept: false,
             content: |views, _, _| {
@@ -113,7 +109,6 @@ pub const VIEWS: &[Row] = &[
         file: "export",
         in_root: |_| true,
         in_shards: InShards::Never,
-        cost: Cost::Part,
         files: Files::Named {
             is_ready: |views| views.exports_if_made().is_some(),
             len: |views, _| views.exports().len(),
@@ -128,7 +123,6 @@ pub const VIEWS: &[Row] = &[
         file: "f32",
         in_root: |_| true,
         in_shards: InShards::Datasets,
-        cost: Cost::Part,
         files: Files::Tensors {
             suffix: ".f32",
             shows: f32::shows,
@@ -141,7 +135,6 @@ pub const VIEWS: &[Row] = &[
         file: "header.json",
         in_root: |kind| kind == Kind::File,
         in_shards: InShards::Always,
-        cost: Cost::Part,
         files: Files::One {
             kept: false,
             content: |views, _, shard| {
@@ -157,7 +150,6 @@ pub const VIEWS: &[Row] = &[
         file: "index.json",
         in_root: |_| true,
         in_shards: InShards::Never,
-        cost: Cost::Part,
         files: Files::One {
             kept: true,
             content: |views, _, _| {
@@ -173,7 +165,6 @@ pub const VIEWS: &[Row] = &[
         file: "metadata",
         in_root: |_| true,
         in_shards: InShards::Always,
-        cost: Cost::Part,
         files: Files::Named {
             is_ready: |views| views.metadata().is_ready(),
             len: |views, shard| views.metadata().len(shard),
@@ -188,7 +179,6 @@ pub const VIEWS: &[Row] = &[
         file: "metadata.json",
         in_root: |_| true,
         in_shards: InShards::Always,
-        cost: Cost::Part,
         files: Files::One { kept: true, content: |views, _, shard| metadata::json(views.model(), shard) },
     },
     Row {
@@ -196,7 +186,6 @@ pub const VIEWS: &[Row] = &[
         file: "npy",
         in_root: |_| true,
         in_shards: InShards::Datasets,
-        cost: Cost::Part,
         files: Files::Tensors {
             suffix: ".npy",
             shows: npy::shows,
@@ -209,7 +198,6 @@ pub const VIEWS: &[Row] = &[
         file: "plots",
         in_root: |_| true,
         in_shards: InShards::Never,
-        cost: Cost::Pass,
         files: Files::Tensors {
             suffix: ".png",
             shows: stats::shows,
@@ -222,7 +210,6 @@ pub const VIEWS: &[Row] = &[
         file: "safetensors",
         in_root: |_| true,
         in_shards: InShards::Datasets,
-        cost: Cost::Part,
         files: Files::Tensors {
             suffix: ".safetensors",
             shows: single::shows,
@@ -235,7 +222,6 @@ pub const VIEWS: &[Row] = &[
         file: "shards",
         in_root: |kind| kind != Kind::File,
         in_shards: InShards::Never,
-        cost: Cost::Part,
         files: Files::Shards,
     },
     Row {
@@ -243,7 +229,6 @@ pub const VIEWS: &[Row] = &[
         file: "stats",
         in_root: |_| true,
         in_shards: InShards::Never,
-        cost: Cost::Pass,
         files: Files::Tensors {
             suffix: ".json",
             shows: stats::shows,
@@ -256,7 +241,6 @@ pub const VIEWS: &[Row] = &[
         file: "tensors",
         in_root: |_| true,
         in_shards: InShards::Datasets,
-        cost: Cost::Part,
         files: Files::Tensors {
             suffix: "",
             shows: |_| true,
@@ -264,14 +248,7 @@ pub const VIEWS: &[Row] = &[
             content: |views, tensor, _| stored::content(views.model(), tensor),
         },
     },
-    Row {
-        name: "tree",
-        file: "tree",
-        in_root: |_| true,
-        in_shards: InShards::Never,
-        cost: Cost::Part,
-        files: Files::Tree,
-    },
+    Row { name: "tree", file: "tree", in_root: |_| true, in_shards: InShards::Never, files: Files::Tree },
 ];
 
 impl View {
@@ -371,7 +348,7 @@ impl View {
             }
             _ => None,
         };
-        Ok(content.map(|content| content.with_cost(row.cost)))
+        Ok(content)
     }
 }
 

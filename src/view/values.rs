@@ -1,6 +1,6 @@
 //! Block-wise reading of tensor data, for views that process its values.
 
-use crate::content::{Data, Decoder, Error, Request};
+use crate::content::{Data, Decoder, Error, Request, reserve};
 use crate::format::Dtype;
 use std::ops::Range;
 
@@ -28,7 +28,10 @@ pub fn each(
     request: &Request,
     mut take: impl FnMut(&[u8]),
 ) -> Result<(), Error> {
-    let mut buf = vec![0; step.min(part.end - part.start) as usize];
+    let len = step.min(part.end - part.start) as usize;
+    let mut buf = Vec::new();
+    reserve(&mut buf, len)?;
+    buf.resize(len, 0);
     while part.start < part.end {
         request.check()?;
         let piece = &mut buf[..step.min(part.end - part.start) as usize];
@@ -67,7 +70,7 @@ mod tests {
         };
         each(&data, 5..240, 100, &Request::WAIT, take).unwrap();
         assert_eq!((sizes, &taken[..]), (vec![100, 100, 35], &bytes[15..250]));
-        let cancelled = Request::cancelled_by(&|| true);
+        let cancelled = Request::WAIT.cancelled_by(&|| true);
         assert!(matches!(each(&data, 0..240, 100, &cancelled, |_| panic!()), Err(Error::Interrupted)));
     }
 }

@@ -3,13 +3,16 @@
 use super::id::{Shown, View};
 use super::results::Results;
 use super::{export, metadata};
-use crate::content::{Content, Error, Request};
+use crate::content::{Content, Error, Key, Need, Request, Wait};
 use crate::model::Model;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// From this many tensors on, measuring a text or building a table is too slow for a request that must not wait.
 const MANY_TENSORS: usize = 1 << 14;
+
+/// Approximate number of bytes of a table for each tensor.
+const BYTES_EACH: u64 = 100;
 
 /// A model and the cached contents of its files.
 #[derive(Debug)]
@@ -74,10 +77,14 @@ impl Views {
     /// Fails if the request must not wait, and a text or table of `MANY_TENSORS` tensors or more has to be made first.
     /// `is_made` means that it exists already.
     pub fn check_wait(&self, is_made: bool, request: &Request) -> Result<(), Error> {
-        match is_made || request.may_wait() || self.model.listed().len() < MANY_TENSORS {
-            true => Ok(()),
-            false => Err(Error::WouldBlock),
+        let tensors = self.model.listed().len();
+        if is_made || tensors < MANY_TENSORS {
+            return Ok(());
         }
+        let need = Need::Cores { bytes: tensors as u64 * BYTES_EACH, device: None };
+        // One table is made at a time. Each is made once.
+        let key = Key { model: self.number, kind: Key::TABLES, item: 0 };
+        request.wait(Wait { need, key: Some(key) })
     }
 
     /// The content of a file. `make` is called at the first request; after that, the content is cached.

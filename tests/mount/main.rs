@@ -25,6 +25,7 @@ mod readers;
 mod readme;
 mod reads;
 mod sandbox;
+mod scheduling;
 mod shards;
 mod support;
 mod users;

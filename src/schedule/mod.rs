@@ -1,0 +1,508 @@
+//! The scheduler: parks operations that have to wait, and continues them on few threads. Does not depend on FUSE.
+//!
+//! A parked job holds no thread. Jobs that wait for a device continue on threads of that device's lane. Computations
+//! continue on as many threads as there are cores, at a lower priority. `plan` decides which job is next.
+
+mod plan;
+
+use crate::content::{Request, Wait};
+use crate::threads::{self, Helpers};
+use plan::{Plan, Start, Task, Ticket};
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// An operation that has to wait.
+pub trait Job: Send + Sync {
+    /// Continues the operation. Returns what it has to wait for if `request` does not allow that. Otherwise, the
+    /// operation has ended.
+    fn run(&self, request: &Request) -> Option<Wait>;
+
+    /// Whether nobody waits for the result any more.
+    fn is_cancelled(&self) -> bool;
+
+    /// Ends the operation without a result, unless it has ended. May be called while it runs.
+    fn cancel(&self);
+}
+
+type Shared = Arc<dyn Job>;
+
+/// Time between two checks for cancelled jobs and stalled computations.
+const CHECK_EVERY: Duration = Duration::from_millis(100);
+
+/// How long a thread without a job waits for one.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// After this many turns, a job may wait for everything. Two things that are never available together would otherwise
+/// keep it going for ever.
+const TURNS_MAX: u8 = 8;
+
+/// Memory that a computation may take, in bytes: pixels, buffers, and what the allocator does not give back.
+const MEMORY_EACH: u64 = 16 << 20;
+
+/// Share of the memory limit of the process that computations may take.
+const MEMORY_SHARE: u64 = 4;
+
+/// The nice value of threads that compute: reads that need no computation go first.
+const NICE: i32 = 10;
+
+thread_local! {
+    /// Whether the priority of this thread was lowered. It cannot be raised again.
+    static LOWERED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Continues parked jobs. Its threads end when it is dropped.
+pub struct Scheduler(Arc<Inner>);
+
+struct Inner {
+    state: Mutex<State>,
+    /// Notified when a thread without a job gets one, by kind of thread.
+    ready: [Condvar; 2],
+    /// Notified when a computation is resumed.
+    resumed: Condvar,
+    /// Notified when there are jobs to check.
+    parked: Condvar,
+}
+
+struct State {
+    plan: Plan<Shared>,
+    /// By kind of thread.
+    pools: [Pool; 2],
+    /// Whether the thread that checks parked jobs is running.
+    checks: bool,
+    closed: bool,
+}
+
+/// Threads of one kind.
+#[derive(Default)]
+struct Pool {
+    ready: VecDeque<Start<Shared>>,
+    threads: usize,
+    idle: usize,
+}
+
+/// The kinds of threads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Waits for devices.
+    Reading,
+    Computing,
+}
+
+impl Scheduler {
+    /// Computes on `cores` threads at a time. `memory` is the memory limit of the process in bytes, if there is one.
+    pub fn new(cores: usize, memory: Option<u64>) -> Self {
+        let room = memory.map_or(u64::MAX, |memory| memory / MEMORY_SHARE / MEMORY_EACH);
+        let started_max = usize::try_from(room).unwrap_or(usize::MAX).min(4 * cores.max(1));
+        let state =
+            State { plan: Plan::new(cores, started_max), pools: Default::default(), checks: false, closed: false };
+        let (ready, resumed, parked) = Default::default();
+        Self(Arc::new(Inner { state: Mutex::new(state), ready, resumed, parked }))
+    }
+
+    /// Parks a job until it can continue. Does not wait, unless not a single thread can be started.
+    pub fn park(&self, job: Arc<dyn Job>, wait: Wait) {
+        self.0.park(Task { job, wait, turns: 0 });
+    }
+}
+
+impl Drop for Scheduler {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.closed = true;
+        state.plan.call_all();
+        drop(state);
+        self.0.ready.iter().chain([&self.0.resumed, &self.0.parked]).for_each(Condvar::notify_all);
+    }
+}
+
+impl fmt::Debug for Scheduler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Scheduler")
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn park(self: &Arc<Self>, task: Task<Shared>) {
+        let mut state = self.lock();
+        if state.closed {
+            return;
+        }
+        state.plan.add(task);
+        if !state.checks {
+            let inner = self.clone();
+            let thread = std::thread::Builder::new().name("schedule".into()).spawn(move || inner.check());
+            state.checks = thread.is_ok();
+        }
+        self.parked.notify_one();
+        self.dispatch(state);
+    }
+
+    /// Gives every job that can continue to a thread.
+    fn dispatch(self: &Arc<Self>, mut guard: MutexGuard<State>) {
+        let state = &mut *guard;
+        if state.closed {
+            return;
+        }
+        while let Some(start) = state.plan.next_read() {
+            state.pools[Kind::Reading as usize].ready.push_back(start);
+            self.staff(Kind::Reading, &mut state.pools[Kind::Reading as usize]);
+        }
+        while let Some(start) = state.plan.next_computation(Instant::now()) {
+            state.pools[Kind::Computing as usize].ready.push_back(start);
+            self.staff(Kind::Computing, &mut state.pools[Kind::Computing as usize]);
+        }
+        self.resumed.notify_all();
+        if LOWERED.get() {
+            return;
+        }
+        // Without threads, the jobs run here.
+        let pools = state.pools.iter_mut().filter(|pool| pool.threads == 0);
+        let alone: Vec<Start<Shared>> = pools.flat_map(|pool| pool.ready.drain(..)).collect();
+        drop(guard);
+        alone.into_iter().for_each(|start| self.perform(start));
+    }
+
+    /// Wakes or starts a thread for the job that was added last.
+    fn staff(self: &Arc<Self>, kind: Kind, pool: &mut Pool) {
+        if pool.idle >= pool.ready.len() {
+            return self.ready[kind as usize].notify_one();
+        }
+        if kind == Kind::Reading && LOWERED.get() {
+            // The new thread would have a lower priority too. The thread that checks parked jobs starts it.
+            return;
+        }
+        let inner = self.clone();
+        match std::thread::Builder::new().name("worker".into()).spawn(move || inner.work(kind)) {
+            Ok(_) => pool.threads += 1,
+            // A thread that runs takes the job later.
+            Err(error) => log::warn!("cannot start more than {} worker threads: {error}", pool.threads),
+        }
+    }
+
+    /// Runs jobs until there are none for a while.
+    fn work(self: &Arc<Self>, kind: Kind) {
+        if kind == Kind::Computing {
+            lower_priority();
+        }
+        let mut state = self.lock();
+        loop {
+            if let Some(start) = state.pools[kind as usize].ready.pop_front() {
+                drop(state);
+                self.perform(start);
+                state = self.lock();
+                continue;
+            }
+            if state.closed {
+                break;
+            }
+            state.pools[kind as usize].idle += 1;
+            let waited = self.ready[kind as usize].wait_timeout(state, IDLE);
+            let (woken, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            state = woken;
+            state.pools[kind as usize].idle -= 1;
+            if timeout.timed_out() && state.pools[kind as usize].ready.is_empty() {
+                break;
+            }
+        }
+        state.pools[kind as usize].threads -= 1;
+    }
+
+    /// Continues a job, and then those that waited for its result.
+    fn perform(self: &Arc<Self>, start: Start<Shared>) {
+        let Start { number, task: Task { job, wait, turns }, ticket } = start;
+        let request = if turns < TURNS_MAX { Request::only(wait) } else { Request::WAIT };
+        let next = match &ticket {
+            Some(ticket) => {
+                let is_cancelled = || self.check_in(number, wait, ticket, &job);
+                let helpers = Arc::new(Cores { inner: self.clone(), number });
+                threads::with_helpers(helpers, || job.run(&request.cancelled_by(&is_cancelled)))
+            }
+            None => job.run(&request.cancelled_by(&|| job.is_cancelled())),
+        };
+        let mut state = self.lock();
+        let followers = state.plan.end(number, wait);
+        if let Some(wait) = next {
+            state.plan.add(Task { job, wait, turns: turns.saturating_add(1) });
+        }
+        self.dispatch(state);
+        for Task { job, turns, .. } in followers {
+            // The result is available now. If it is not, the first follower makes it.
+            if let Some(wait) = job.run(&Request::NOWAIT) {
+                self.park(Task { job, wait, turns });
+            }
+        }
+    }
+
+    /// Called by a computation whenever it checks its request. Pauses for as long as other computations go first.
+    /// Returns whether the computation should end: nobody waits for the result any more.
+    fn check_in(self: &Arc<Self>, number: u64, wait: Wait, ticket: &Ticket, job: &Shared) -> bool {
+        let is_called = ticket.check();
+        if !is_called && !job.is_cancelled() {
+            return false;
+        }
+        let is_cancelled = |state: &State| job.is_cancelled() && !state.plan.is_followed(wait);
+        let mut state = self.lock();
+        if is_called && let Some(pause) = state.plan.pause(number) {
+            self.dispatch(state);
+            state = self.lock();
+            while !state.plan.is_resumed(number, pause) {
+                if state.closed || is_cancelled(&state) {
+                    state.plan.leave_pause(number);
+                    break;
+                }
+                let waited = self.resumed.wait_timeout(state, CHECK_EVERY);
+                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            }
+            ticket.check();
+        }
+        state.closed || is_cancelled(&state)
+    }
+
+    /// Removes cancelled jobs and finds stalled computations, for as long as the scheduler exists.
+    fn check(self: &Arc<Self>) {
+        let mut state = self.lock();
+        while !state.closed {
+            if state.plan.is_empty() {
+                state = self.parked.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let cancelled = state.plan.remove_cancelled(|job| job.is_cancelled());
+            state.plan.find_stalled(Instant::now());
+            if !state.pools[Kind::Reading as usize].ready.is_empty() {
+                self.staff(Kind::Reading, &mut state.pools[Kind::Reading as usize]);
+            }
+            self.dispatch(state);
+            cancelled.iter().for_each(|job| job.cancel());
+            drop(cancelled);
+            std::thread::sleep(CHECK_EVERY);
+            state = self.lock();
+        }
+    }
+}
+
+/// Counts the helper threads of a computation as its threads.
+struct Cores {
+    inner: Arc<Inner>,
+    number: u64,
+}
+
+impl Helpers for Cores {
+    fn hire(&self) -> bool {
+        self.inner.lock().plan.hire(self.number)
+    }
+
+    fn dismiss(&self) {
+        let mut state = self.inner.lock();
+        state.plan.dismiss(self.number);
+        self.inner.dispatch(state);
+    }
+}
+
+/// Lowers the priority of the calling thread, and of the threads that it starts. Without the permission for it, the
+/// priority stays as it is.
+fn lower_priority() {
+    LOWERED.set(true);
+    // SAFETY: setpriority takes no pointers. On Linux, 0 is the calling thread.
+    #[allow(unsafe_code)]
+    let _ = unsafe { nix::libc::setpriority(nix::libc::PRIO_PROCESS, 0, NICE) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::content::{Error, Key, Need};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+    /// A job that computes or reads until it is let go.
+    #[derive(Default)]
+    struct Held {
+        go: AtomicBool,
+        runs: AtomicUsize,
+        left: AtomicBool,
+        cancels: AtomicUsize,
+        done: AtomicBool,
+    }
+
+    /// A job of a test: what it does in its turn.
+    struct Test<F>(Arc<Held>, F);
+
+    impl<F: Fn(&Held, &Request) -> Result<(), Error> + Send + Sync> Job for Test<F> {
+        fn run(&self, request: &Request) -> Option<Wait> {
+            match (self.1)(&self.0, request) {
+                Err(Error::WouldBlock(wait)) => return Some(wait),
+                _ => self.0.done.store(true, Ordering::SeqCst),
+            }
+            None
+        }
+
+        fn is_cancelled(&self) -> bool {
+            self.0.left.load(Ordering::SeqCst)
+        }
+
+        fn cancel(&self) {
+            self.0.cancels.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn park(
+        scheduler: &Scheduler,
+        wait: Wait,
+        run: impl Fn(&Held, &Request) -> Result<(), Error> + Send + Sync + 'static,
+    ) -> Arc<Held> {
+        let held = Arc::new(Held::default());
+        scheduler.park(Arc::new(Test(held.clone(), run)), wait);
+        held
+    }
+
+    /// Checks the request until the job is let go.
+    fn hold(wait: Wait) -> impl Fn(&Held, &Request) -> Result<(), Error> {
+        move |held, request| {
+            request.wait(wait)?;
+            held.runs.fetch_add(1, Ordering::SeqCst);
+            while !held.go.load(Ordering::SeqCst) {
+                request.check()?;
+                std::thread::yield_now();
+            }
+            Ok(())
+        }
+    }
+
+    fn computation(bytes: u64, item: u32) -> Wait {
+        Wait { need: Need::Cores { bytes, device: None }, key: Some(Key { model: 0, kind: 0, item }) }
+    }
+
+    fn wait_until(done: impl Fn() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !done() {
+            assert!(Instant::now() < deadline);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn is_done(held: &Held) -> bool {
+        held.done.load(Ordering::SeqCst)
+    }
+
+    fn runs(held: &Held) -> usize {
+        held.runs.load(Ordering::SeqCst)
+    }
+
+    #[test]
+    fn short_computations_run_while_long_ones_pause() {
+        let scheduler = Scheduler::new(2, None);
+        let long: Vec<_> = (0..140)
+            .map(|item| park(&scheduler, computation(1 << 40, item), hold(computation(1 << 40, item))))
+            .collect();
+        wait_until(|| long.iter().filter(|held| runs(held) > 0).count() == 2);
+        for item in 1000..1100 {
+            let short = park(&scheduler, computation(4, item), |_, request| request.check());
+            wait_until(|| is_done(&short));
+        }
+        let state = scheduler.0.lock();
+        let threads: usize = state.pools.iter().map(|pool| pool.threads).sum();
+        assert!(threads <= 8, "{threads}");
+        drop(state);
+        long.iter().for_each(|held| held.go.store(true, Ordering::SeqCst));
+        wait_until(|| long.iter().all(|held| is_done(held)));
+        wait_until(|| scheduler.0.lock().plan.is_empty());
+    }
+
+    #[test]
+    fn one_job_makes_the_result_and_the_next_one_takes_over() {
+        let scheduler = Scheduler::new(2, None);
+        let wait = computation(1, 7);
+        let (made, leads) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let jobs: Vec<_> = (0..3000)
+            .map(|_| {
+                let (made, leads) = (made.clone(), leads.clone());
+                park(&scheduler, wait, move |held, request| {
+                    if made.load(Ordering::SeqCst) {
+                        return Ok(());
+                    }
+                    request.wait(wait)?;
+                    held.runs.fetch_add(1, Ordering::SeqCst);
+                    // The first two fail, but not before there are followers.
+                    std::thread::sleep(Duration::from_millis(20));
+                    if leads.fetch_add(1, Ordering::SeqCst) < 2 {
+                        return Err(Error::TimedOut);
+                    }
+                    made.store(true, Ordering::SeqCst);
+                    Ok(())
+                })
+            })
+            .collect();
+        wait_until(|| jobs.iter().all(|held| is_done(held)));
+        assert_eq!(jobs.iter().map(|held| runs(held)).sum::<usize>(), 3);
+    }
+
+    #[test]
+    fn cancelled_jobs_are_answered_while_they_are_parked_and_while_they_hang() {
+        let scheduler = Scheduler::new(1, None);
+        let read = Wait { need: Need::Device(1), key: None };
+        // These jobs do not check their requests, as reads of a device that hangs.
+        let hang = |held: &Held, _: &Request| {
+            held.runs.fetch_add(1, Ordering::SeqCst);
+            while !held.go.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            Ok(())
+        };
+        let hung: Vec<_> = (0..plan::LANE_MAX + 5).map(|_| park(&scheduler, read, hang)).collect();
+        wait_until(|| hung.iter().filter(|held| runs(held) == 1).count() == plan::LANE_MAX);
+        let other = park(&scheduler, Wait { need: Need::Device(2), key: None }, |_, _| Ok(()));
+        wait_until(|| is_done(&other));
+        hung.iter().for_each(|held| held.left.store(true, Ordering::SeqCst));
+        wait_until(|| hung.iter().all(|held| held.cancels.load(Ordering::SeqCst) > 0));
+        hung.iter().for_each(|held| held.go.store(true, Ordering::SeqCst));
+        wait_until(|| scheduler.0.lock().plan.is_empty());
+        assert_eq!(hung.iter().filter(|held| runs(held) == 1).count(), plan::LANE_MAX);
+    }
+
+    #[test]
+    fn cancelled_computation_goes_on_for_its_followers_only() {
+        let scheduler = Scheduler::new(1, None);
+        let wait = computation(1 << 40, 3);
+        let (first, second) = (park(&scheduler, wait, hold(wait)), park(&scheduler, wait, |_, _| Ok(())));
+        wait_until(|| runs(&first) == 1);
+        first.left.store(true, Ordering::SeqCst);
+        wait_until(|| first.cancels.load(Ordering::SeqCst) > 1);
+        assert!(!is_done(&first) && !is_done(&second));
+        second.left.store(true, Ordering::SeqCst);
+        wait_until(|| is_done(&first) && second.cancels.load(Ordering::SeqCst) == 1);
+    }
+
+    #[test]
+    fn threads_end_with_the_scheduler() {
+        let scheduler = Scheduler::new(2, None);
+        let wait = computation(1 << 40, 0);
+        let held = park(&scheduler, wait, hold(wait));
+        let parked: Vec<_> = (0..10).map(|_| park(&scheduler, wait, hold(wait))).collect();
+        wait_until(|| runs(&held) == 1);
+        let inner = scheduler.0.clone();
+        drop(scheduler);
+        wait_until(|| inner.lock().pools.iter().all(|pool| pool.threads == 0));
+        assert!(is_done(&held) && parked.iter().all(|held| !is_done(held) || runs(held) == 1));
+    }
+
+    #[test]
+    fn memory_limit_bounds_started_computations() {
+        let scheduler = Scheduler::new(64, Some(256 << 20));
+        let jobs: Vec<_> = (0..100)
+            .map(|item| {
+                park(&scheduler, computation(1 << (item % 50), item), hold(computation(1 << (item % 50), item)))
+            })
+            .collect();
+        wait_until(|| jobs.iter().any(|held| runs(held) == 1));
+        std::thread::sleep(2 * CHECK_EVERY);
+        assert!(jobs.iter().filter(|held| runs(held) == 1).count() <= 4);
+        jobs.iter().for_each(|held| held.go.store(true, Ordering::SeqCst));
+        wait_until(|| jobs.iter().all(|held| is_done(held)));
+    }
+}

@@ -1,0 +1,255 @@
+//! Operations that have to wait: they hold no threads while they are parked, and hold up no others.
+
+use crate::gate::{FILE, Gate};
+use crate::support::{Mount, Scene, pattern, require_fuse, status, wait_until};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use safetensors::Dtype;
+use std::fs::File;
+use std::os::unix::fs::{FileExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+/// Most threads of a daemon: those that serve, those of the scheduler, and `cores` threads that compute, with as many
+/// that pause for others.
+fn threads_max() -> u64 {
+    24 + 4 * thread::available_parallelism().unwrap().get() as u64
+}
+
+/// A sparse model of `count` tensors of `len` bytes each, and a tensor `small` of four bytes.
+fn sparse(scene: &Scene, count: u64, len: u64) -> PathBuf {
+    let entry = |at: u64| {
+        format!(r#""t{at}":{{"dtype":"U8","shape":[{len}],"data_offsets":[{},{}]}}"#, at * len, (at + 1) * len)
+    };
+    let entries: Vec<String> = (0..count).map(entry).collect();
+    let end = count * len;
+    let small = format!(r#""small":{{"dtype":"U8","shape":[4],"data_offsets":[{end},{}]}}"#, end + 4);
+    let header = format!("{{{},{small}}}", entries.join(","));
+    let path = scene.raw("sparse.safetensors", header.as_bytes(), b"");
+    File::options().append(true).open(&path).unwrap().set_len(8 + header.len() as u64 + end + 4).unwrap();
+    path
+}
+
+/// Processes that read a file each. They are killed on drop.
+struct Cats(Vec<Child>);
+
+impl Cats {
+    fn read(paths: impl IntoIterator<Item = PathBuf>) -> Self {
+        let cat = |path: PathBuf| {
+            let mut command = Command::new("cat");
+            command.arg(path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+        };
+        Self(paths.into_iter().map(cat).collect())
+    }
+
+    /// Waits until every process waits for a read of the mount.
+    fn wait_until_parked(&self) {
+        for cat in &self.0 {
+            let waits = || {
+                let place = std::fs::read_to_string(format!("/proc/{}/wchan", cat.id())).unwrap_or_default();
+                ["request_wait_answer", "folio_wait", "d_alloc_parallel"].iter().any(|name| place.contains(name))
+            };
+            wait_until("a reader waits", waits);
+        }
+    }
+
+    fn kill(&self) {
+        for cat in &self.0 {
+            kill(Pid::from_raw(cat.id() as i32), Signal::SIGKILL).unwrap();
+        }
+    }
+
+    /// Waits for the end of every process, and returns how many have succeeded.
+    fn wait(&mut self) -> usize {
+        let mut succeeded = 0;
+        for mut cat in self.0.drain(..) {
+            wait_until("a reader ends", || cat.try_wait().unwrap().is_some());
+            succeeded += usize::from(cat.wait().unwrap().success());
+        }
+        succeeded
+    }
+}
+
+impl Drop for Cats {
+    fn drop(&mut self) {
+        // A process that waits for a hanging mount ends with the mount.
+        for cat in &mut self.0 {
+            let _ = cat.kill();
+        }
+    }
+}
+
+#[test]
+fn thousand_readers_of_plots_need_few_threads_and_little_memory() {
+    require_fuse!();
+    const TENSORS: usize = 400;
+    const READERS: usize = 1000;
+    let scene = Scene::new();
+    let mount = scene.mount(&sparse(&scene, TENSORS as u64, 4096), &[]);
+    let pid = mount.child.id();
+    let read = |at: usize| {
+        let file = File::open(mount.path(format!("plots/t{}.png", at % TENSORS))).unwrap();
+        let mut begin = [0; 4];
+        file.read_exact_at(&mut begin, 0).unwrap();
+        assert_eq!(&begin[1..], b"PNG");
+    };
+    let mut threads = 0;
+    thread::scope(|scope| {
+        let readers: Vec<_> = (0..READERS).map(|at| scope.spawn(move || read(at))).collect();
+        while !readers.iter().all(|reader| reader.is_finished()) {
+            threads = threads.max(status(pid, "Threads"));
+            thread::sleep(Duration::from_millis(1));
+        }
+    });
+    assert!(threads <= threads_max(), "{threads} threads");
+    // Of this, 64 MB are kept results.
+    let peak = status(pid, "VmHWM");
+    assert!(peak < 160 << 10, "{peak} kB");
+    assert_eq!(mount.read("plots/t7.png").len(), 256 << 10);
+    assert_eq!(mount.log(), "");
+}
+
+#[test]
+fn short_computation_is_answered_while_long_ones_are_waiting() {
+    require_fuse!();
+    // The largest file of ext4 has 16 TiB.
+    const LONG: u64 = 12;
+    const READERS: u64 = 140;
+    let scene = Scene::new();
+    // Statistics of a tensor of 1 TiB take many minutes.
+    let mount = scene.mount(&sparse(&scene, LONG, 1 << 40), &[]);
+    let one = Cats::read((0..READERS).map(|_| mount.path("stats/t0.json")));
+    let file = |kind: &str, at, suffix| mount.path(format!("{kind}/t{}.{suffix}", at % LONG));
+    let stats = Cats::read((0..READERS).map(|at| file("stats", at, "json")));
+    let plots = Cats::read((0..READERS).map(|at| file("plots", at, "png")));
+    let sums = Cats::read([mount.path("SHA256SUMS")]);
+    [&one, &stats, &plots, &sums].into_iter().for_each(Cats::wait_until_parked);
+    for file in ["stats/small.json", "plots/small.png"] {
+        assert!(!mount.read(file).is_empty());
+    }
+    for mut cats in [one, stats, plots, sums] {
+        assert!(cats.0.iter_mut().all(|cat| cat.try_wait().unwrap().is_none()));
+        let threads = status(mount.child.id(), "Threads");
+        assert!(threads <= threads_max(), "{threads} threads");
+        // Readers that are parked die as soon as they are killed.
+        cats.kill();
+        assert_eq!(cats.wait(), 0);
+    }
+}
+
+/// A directory with a model `local` and links to a model on another file system, which is held by the returned gate
+/// once it is closed.
+fn local_and_remote(scene: &Scene, links: usize) -> (PathBuf, Gate) {
+    let dir = scene.mkdir("models");
+    let local = scene.model("models/local.safetensors", &[("w", Dtype::U8, &[3 << 20], pattern(3 << 20))], &[]);
+    let gate = Gate::new(&scene.mkdir("remote"), std::fs::read(local).unwrap());
+    for at in 0..links {
+        symlink(scene.path("remote").join(FILE), dir.join(format!("remote{at}.safetensors"))).unwrap();
+    }
+    (dir, gate)
+}
+
+/// Reads the files of the local model, most of them for the first time.
+fn read_local(mount: &Mount) {
+    assert_eq!(mount.list("local/tensors"), ["w"]);
+    for file in ["tensors/w", "index.json", "stats/w.json", "plots/w.png", "SHA256SUMS"] {
+        assert!(!mount.read(Path::new("local").join(file)).is_empty(), "{file}");
+    }
+}
+
+#[test]
+fn hanging_model_holds_up_no_model_on_another_file_system() {
+    require_fuse!();
+    // More models than a lane has threads, and more readers of each than there are threads that serve.
+    const MODELS: usize = 150;
+    let scene = Scene::new();
+    let (dir, gate) = local_and_remote(&scene, MODELS);
+    let mount = scene.mount(&dir, &[]);
+    gate.close(0);
+    let mut cats = Cats::read((0..2 * MODELS).map(|at| mount.path(format!("remote{}/tensors/w", at % MODELS))));
+    cats.wait_until_parked();
+    gate.wait_for_read();
+    let threads = status(mount.child.id(), "Threads");
+    read_local(&mount);
+    assert!(cats.0.iter_mut().all(|cat| cat.try_wait().unwrap().is_none()));
+    assert!(threads <= threads_max() + 16, "{threads} threads");
+    gate.open();
+    assert_eq!(cats.wait(), 2 * MODELS);
+}
+
+#[test]
+fn hanging_computation_holds_up_no_other_file_system() {
+    require_fuse!();
+    let scene = Scene::new();
+    const MODELS: usize = 75;
+    let (dir, gate) = local_and_remote(&scene, MODELS);
+    let mount = scene.mount(&dir, &[]);
+    for at in 0..MODELS {
+        assert_eq!(mount.list(format!("remote{at}/tensors")), ["w"]);
+    }
+    gate.close(4096);
+    let path = |at: usize, file: &str| mount.path(format!("remote{at}/{file}"));
+    let paths = (0..MODELS).flat_map(|at| [path(at, "stats/w.json"), path(at, "plots/w.png")]);
+    let mut cats = Cats::read(paths);
+    cats.wait_until_parked();
+    gate.wait_for_read();
+    read_local(&mount);
+    assert!(cats.0.iter_mut().all(|cat| cat.try_wait().unwrap().is_none()));
+    gate.open();
+    assert_eq!(cats.wait(), 2 * MODELS);
+}
+
+#[test]
+fn killed_readers_of_a_hanging_model_end() {
+    require_fuse!();
+    let scene = Scene::new();
+    let (dir, gate) = local_and_remote(&scene, 40);
+    let mount = scene.mount(&dir, &[]);
+    gate.close(0);
+    let mut cats = Cats::read((0..80).map(|at| mount.path(format!("remote{}/tensors/w", at % 40))));
+    cats.wait_until_parked();
+    gate.wait_for_read();
+    cats.kill();
+    // The source still hangs.
+    assert_eq!(cats.wait(), 0);
+    gate.open();
+    assert_eq!(mount.read("remote1/tensors/w"), pattern(3 << 20));
+}
+
+#[test]
+fn stopped_helper_delays_no_read() {
+    require_fuse!();
+    let scene = Scene::new();
+    let source = sparse(&scene, 1, 1 << 40);
+    let daemon = scene.sh(&format!("mkdir mnt && weightfs {} mnt", source.display()));
+    assert_eq!((daemon.code, &daemon.err[..]), (0, ""));
+    let helper = scene.unmounters()[0];
+    let point = scene.path("mnt");
+    let mut before = Cats::read([point.join("stats/t0.json")]);
+    before.wait_until_parked();
+    kill(helper, Signal::SIGSTOP).unwrap();
+    let state = || {
+        let stat = std::fs::read_to_string(format!("/proc/{helper}/stat")).unwrap();
+        stat.rsplit(") ").next().unwrap().chars().next()
+    };
+    wait_until("the helper is stopped", || state() == Some('T'));
+    let mut after = Cats::read((0..100).map(|_| point.join("plots/t0.png")));
+    after.wait_until_parked();
+    // These reads end while the helper is still stopped, and those that it is asked about are still waiting.
+    for file in ["stats/small.json", "plots/small.png", "tensors/small"] {
+        assert!(!std::fs::read(point.join(file)).unwrap().is_empty());
+    }
+    let file = File::open(point.join("tensors/t0")).unwrap();
+    (0..50).for_each(|at| assert_eq!(file.read_at(&mut [1; 4096], at << 30).unwrap(), 4096));
+    before.kill();
+    after.kill();
+    assert_eq!(state(), Some('T'));
+    // Readers that are killed meanwhile end when the helper continues.
+    kill(helper, Signal::SIGCONT).unwrap();
+    assert_eq!((before.wait(), after.wait()), (0, 0));
+    drop(file);
+    scene.ok("weightfs umount mnt");
+    scene.wait_for_end();
+}
