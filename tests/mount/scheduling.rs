@@ -9,6 +9,7 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
@@ -44,12 +45,24 @@ impl Cats {
         Self(paths.into_iter().map(cat).collect())
     }
 
+    /// As [`Self::read`], with O_DIRECT: each process sends its own request.
+    fn read_directly(paths: impl IntoIterator<Item = PathBuf>) -> Self {
+        let dd = |path: PathBuf| {
+            let mut command = Command::new("dd");
+            command.arg(format!("if={}", path.display())).args(["iflag=direct", "bs=64K", "count=1"]);
+            command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+        };
+        Self(paths.into_iter().map(dd).collect())
+    }
+
     /// Waits until every process waits for a read of the mount.
     fn wait_until_parked(&self) {
         for cat in &self.0 {
             let waits = || {
                 let place = std::fs::read_to_string(format!("/proc/{}/wchan", cat.id())).unwrap_or_default();
-                ["request_wait_answer", "folio_wait", "d_alloc_parallel"].iter().any(|name| place.contains(name))
+                ["request_wait_answer", "folio_wait", "d_alloc_parallel", "fuse_", "wait_for_completion"]
+                    .iter()
+                    .any(|name| place.contains(name))
             };
             wait_until("a reader waits", waits);
         }
@@ -79,6 +92,22 @@ impl Drop for Cats {
             let _ = cat.kill();
         }
     }
+}
+
+/// Asserts that `read` ends. If it does not, calls `release` so that the test ends.
+fn answered_meanwhile(read: impl FnOnce() + Send, release: impl FnOnce()) {
+    thread::scope(|scope| {
+        let (sender, receiver) = channel();
+        scope.spawn(move || {
+            read();
+            sender.send(())
+        });
+        let answered = receiver.recv_timeout(Duration::from_secs(60));
+        if answered.is_err() {
+            release();
+        }
+        assert!(answered.is_ok(), "the reads wait for others");
+    });
 }
 
 #[test]
@@ -120,15 +149,18 @@ fn short_computation_is_answered_while_long_ones_are_waiting() {
     let scene = Scene::new();
     // Statistics of a tensor of 1 TiB take many minutes.
     let mount = scene.mount(&sparse(&scene, LONG, 1 << 40), &[]);
-    let one = Cats::read((0..READERS).map(|_| mount.path("stats/t0.json")));
+    let one = Cats::read_directly((0..READERS).map(|_| mount.path("stats/t0.json")));
     let file = |kind: &str, at, suffix| mount.path(format!("{kind}/t{}.{suffix}", at % LONG));
-    let stats = Cats::read((0..READERS).map(|at| file("stats", at, "json")));
-    let plots = Cats::read((0..READERS).map(|at| file("plots", at, "png")));
-    let sums = Cats::read([mount.path("SHA256SUMS")]);
+    let stats = Cats::read_directly((0..READERS).map(|at| file("stats", at, "json")));
+    let plots = Cats::read_directly((0..READERS).map(|at| file("plots", at, "png")));
+    let sums = Cats::read_directly([mount.path("SHA256SUMS")]);
     [&one, &stats, &plots, &sums].into_iter().for_each(Cats::wait_until_parked);
-    for file in ["stats/small.json", "plots/small.png"] {
-        assert!(!mount.read(file).is_empty());
-    }
+    let read = || {
+        for file in ["stats/small.json", "plots/small.png"] {
+            assert!(!mount.read(file).is_empty());
+        }
+    };
+    answered_meanwhile(read, || [&one, &stats, &plots, &sums].into_iter().for_each(Cats::kill));
     for mut cats in [one, stats, plots, sums] {
         assert!(cats.0.iter_mut().all(|cat| cat.try_wait().unwrap().is_none()));
         let threads = status(mount.child.id(), "Threads");
@@ -167,12 +199,14 @@ fn hanging_model_holds_up_no_model_on_another_file_system() {
     let scene = Scene::new();
     let (dir, gate) = local_and_remote(&scene, MODELS);
     let mount = scene.mount(&dir, &[]);
+    // It is dropped before the mount, which cannot end while its source hangs.
+    let gate = gate;
     gate.close(0);
     let mut cats = Cats::read((0..2 * MODELS).map(|at| mount.path(format!("remote{}/tensors/w", at % MODELS))));
     cats.wait_until_parked();
     gate.wait_for_read();
     let threads = status(mount.child.id(), "Threads");
-    read_local(&mount);
+    answered_meanwhile(|| read_local(&mount), || gate.open());
     assert!(cats.0.iter_mut().all(|cat| cat.try_wait().unwrap().is_none()));
     assert!(threads <= threads_max() + 16, "{threads} threads");
     gate.open();
@@ -186,6 +220,7 @@ fn hanging_computation_holds_up_no_other_file_system() {
     const MODELS: usize = 75;
     let (dir, gate) = local_and_remote(&scene, MODELS);
     let mount = scene.mount(&dir, &[]);
+    let gate = gate;
     for at in 0..MODELS {
         assert_eq!(mount.list(format!("remote{at}/tensors")), ["w"]);
     }
@@ -195,7 +230,7 @@ fn hanging_computation_holds_up_no_other_file_system() {
     let mut cats = Cats::read(paths);
     cats.wait_until_parked();
     gate.wait_for_read();
-    read_local(&mount);
+    answered_meanwhile(|| read_local(&mount), || gate.open());
     assert!(cats.0.iter_mut().all(|cat| cat.try_wait().unwrap().is_none()));
     gate.open();
     assert_eq!(cats.wait(), 2 * MODELS);
@@ -207,6 +242,8 @@ fn killed_readers_of_a_hanging_model_end() {
     let scene = Scene::new();
     let (dir, gate) = local_and_remote(&scene, 40);
     let mount = scene.mount(&dir, &[]);
+    // It is dropped before the mount, which cannot end while its source hangs.
+    let gate = gate;
     gate.close(0);
     let mut cats = Cats::read((0..80).map(|at| mount.path(format!("remote{}/tensors/w", at % 40))));
     cats.wait_until_parked();
@@ -227,7 +264,7 @@ fn stopped_helper_delays_no_read() {
     assert_eq!((daemon.code, &daemon.err[..]), (0, ""));
     let helper = scene.unmounters()[0];
     let point = scene.path("mnt");
-    let mut before = Cats::read([point.join("stats/t0.json")]);
+    let mut before = Cats::read_directly([point.join("stats/t0.json")]);
     before.wait_until_parked();
     kill(helper, Signal::SIGSTOP).unwrap();
     let state = || {
@@ -235,7 +272,7 @@ fn stopped_helper_delays_no_read() {
         stat.rsplit(") ").next().unwrap().chars().next()
     };
     wait_until("the helper is stopped", || state() == Some('T'));
-    let mut after = Cats::read((0..100).map(|_| point.join("plots/t0.png")));
+    let mut after = Cats::read_directly((0..100).map(|_| point.join("plots/t0.png")));
     after.wait_until_parked();
     // These reads end while the helper is still stopped, and those that it is asked about are still waiting.
     for file in ["stats/small.json", "plots/small.png", "tensors/small"] {
