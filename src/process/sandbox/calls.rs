@@ -123,7 +123,7 @@ mod filter {
     const ALLOWED_OLD: &[c_long] = &[];
     #[cfg(target_arch = "x86_64")]
     const ALLOWED_OLD: &[c_long] =
-        &[SYS_open, SYS_stat, SYS_lstat, SYS_access, SYS_readlink, SYS_dup2, SYS_poll, SYS_pipe, SYS_time];
+        &[SYS_open, SYS_stat, SYS_lstat, SYS_access, SYS_readlink, SYS_dup2, SYS_poll, SYS_pipe, SYS_time, SYS_pause];
 
     /// FUSE_DEV_IOC_CLONE: connects another descriptor of /dev/fuse to the session, for another thread.
     const IOC_CLONE: u64 = 0x8004_e500;
