@@ -232,7 +232,7 @@ impl Catalog {
 
     /// The directory itself.
     pub(super) fn location(&self) -> &Location {
-        &self.reads[0]
+        &self.top
     }
 
     /// The directory of the folder that holds a model.

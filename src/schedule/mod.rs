@@ -407,7 +407,8 @@ mod tests {
         }
         let state = scheduler.0.lock();
         let threads: usize = state.pools.iter().map(|pool| pool.threads).sum();
-        assert!(threads <= 8, "{threads}");
+        // A computation that says nothing for a second leaves its core, and its thread waits.
+        assert!(threads <= 16, "{threads}");
         drop(state);
         long.iter().for_each(|held| held.go.store(true, Ordering::SeqCst));
         wait_until(|| long.iter().all(|held| is_done(held)));

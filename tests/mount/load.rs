@@ -464,7 +464,8 @@ fn million_entries_are_listed_concurrently() {
         }
     });
     let after = Usage::of(&mount);
-    assert!(after.memory < before.memory + (16 << 10), "{before:?}, then {after:?}");
+    // Threads that wait for other requests have stacks, too.
+    assert!(after.memory < before.memory + (32 << 10), "{before:?}, then {after:?}");
     assert_eq!(mount.list("tree/layers").len(), 1000);
     assert_eq!(mount.list("tree/layers/999").len(), 1000);
     assert_eq!(mount.log(), "");
