@@ -259,7 +259,7 @@ fn owners_that_differ_give_no_access_to_anyone_else() {
 }
 
 #[test]
-fn error_files_are_as_secret_as_what_they_describe() {
+fn error_files_have_the_permissions_of_the_files_they_describe() {
     require_fuse!();
     let access = Access::new();
     let scene = &access.scene;

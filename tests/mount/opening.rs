@@ -105,7 +105,7 @@ fn last_bytes(path: PathBuf) -> io::Result<Vec<u8>> {
 }
 
 #[test]
-fn model_that_cannot_be_mapped_is_served_and_takes_no_other_away() {
+fn model_that_cannot_be_mapped_is_served_and_closes_no_other_file() {
     require_fuse!();
     for limit in ["unlimited", "3000000"] {
         let scene = Scene::new();

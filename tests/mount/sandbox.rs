@@ -244,7 +244,7 @@ fn last_messages_are_kept_in_the_runtime_directory_without_syslog() {
 }
 
 #[test]
-fn files_that_are_no_models_at_the_mount_are_not_opened() {
+fn only_models_found_at_the_mount_are_opened() {
     require_fuse!();
     let scene = Scene::new();
     scene.ok("mkdir mnt m m/set m/set/deep elsewhere");
