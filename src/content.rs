@@ -136,7 +136,8 @@ impl fmt::Debug for Generated {
 pub struct Wait {
     /// What is needed.
     pub need: Need,
-    /// Identifies the result. Of all operations that wait for it, one makes it. `None` if each has its own.
+    /// Identifies the result. One of the operations with the same key makes it, and the others wait for that. `None` if
+    /// no other operation can use the result.
     pub key: Option<Key>,
 }
 
@@ -149,7 +150,7 @@ pub enum Need {
     Cores {
         /// Number of bytes that are processed: the expected cost.
         bytes: u64,
-        /// The device that they are on, if they are read.
+        /// The device that holds these bytes, if they are read from a source.
         device: Option<u64>,
     },
 }
@@ -182,7 +183,7 @@ pub struct Request<'r> {
     is_cancelled: Option<&'r (dyn Fn() -> bool + Sync)>,
 }
 
-/// For what a request may wait.
+/// What a request may wait for.
 #[derive(Debug, Clone, Copy)]
 enum May {
     Nothing,
@@ -285,7 +286,8 @@ impl Content {
         self.len() == 0
     }
 
-    /// The first device or network for which reading `range` may wait. Text that is generated may wait for more.
+    /// The device of the first stored bytes of `range` that are not available at once. Generated text is not
+    /// considered: what it has to wait for is known only when it is read.
     pub fn waits_for(&self, range: &Range<u64>) -> Option<Wait> {
         let source = self.parts(range).find_map(|(segment, part)| segment.blocking(&part))?;
         Some(Wait { need: Need::Device(device(source)), key: None })
@@ -350,8 +352,8 @@ impl Segment {
         }
     }
 
-    /// The bytes of `part`. Bytes that are not available at once are copied: nobody can interrupt the kernel while it
-    /// waits for a page of a memory map that it sends.
+    /// The bytes of `part`. Bytes that are not available at once are read into a buffer: while the kernel waits for a
+    /// page of a memory map, the reader cannot be killed.
     fn read(&self, part: Range<u64>, request: &Request, at_once: bool) -> Result<Bytes, Error> {
         match self {
             Self::Literal(bytes) => return Ok(Bytes::Shared(bytes.clone(), indices(&part))),
@@ -509,7 +511,7 @@ fn device(source: &dyn Source) -> u64 {
     source.id().map_or(0, |(device, _)| device)
 }
 
-/// Makes room for `len` bytes in all.
+/// Reserves capacity for a total of `len` bytes. Fails if there is not enough memory.
 pub fn reserve(bytes: &mut Vec<u8>, len: usize) -> Result<(), Error> {
     bytes.try_reserve_exact(len.saturating_sub(bytes.len())).map_err(|_| Error::NoMemory)
 }

@@ -25,7 +25,7 @@ pub trait Helpers: Send + Sync {
     fn dismiss(&self);
 }
 
-/// All helpers that nobody else counts. Their number never exceeds the number of cores.
+/// The helpers of loops outside of [`with_helpers`]. Their number never exceeds the number of cores.
 #[derive(Debug)]
 struct Free(AtomicUsize);
 

@@ -147,7 +147,7 @@ pub struct MountArgs {
     #[arg(long)]
     pub lenient: bool,
 
-    /// Allow other users to read what they could read in SOURCE, whatever the directories above SOURCE permit
+    /// Allow other users to read what SOURCE lets them read; the directories above SOURCE do not count
     #[arg(long, conflicts_with = "allow_root")]
     pub allow_other: bool,
 

@@ -31,7 +31,7 @@ pub fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
     if let Some(options) = &args.remount {
         return keep(args, options);
     }
-    // No thread has these signals unblocked, so none ends the program between two steps.
+    // All threads block these signals, so no signal ends the program between two steps.
     let signals = signals::block()?;
     if args.foreground || args.fake {
         return serve(args, signals, None);
@@ -51,7 +51,7 @@ pub fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Checks a new mount, and prints what the user does not know about it.
+/// Checks a new mount. Prints its path if the user has not given it, and the remark of the daemon.
 fn report(args: &MountArgs, path: &Path, remark: &str) -> anyhow::Result<ExitCode> {
     // A process other than the daemon must be able to reach the mount. A permission error does not mean that the mount
     // is dead.

@@ -119,7 +119,8 @@ impl Folders {
         }
     }
 
-    /// What a request waits for that reads the header of a model. The scheduler lets one request at a time read it.
+    /// What a request has to wait for before it reads the header of a model. The scheduler lets one request at a time
+    /// read it.
     fn opening(&self, model: ModelId) -> Wait {
         let key = Key { model: model.into(), kind: Key::MODEL, item: 0 };
         Wait { need: Need::Device(self.catalog.device(model)), key: Some(key) }
@@ -209,7 +210,7 @@ impl Folders {
         });
         let models: Vec<ModelId> = models.collect();
         let devices: BTreeSet<u64> = models.iter().map(|model| self.catalog.device(*model)).collect();
-        // One device after the other, so that a device that hangs holds only its own threads.
+        // The devices are read one after the other, so that a device that hangs holds only threads of its own lane.
         for device in devices {
             let key = Key { model: number.into(), kind: Key::FOLDER, item: device as u32 };
             request.wait(Wait { need: Need::Device(device), key: Some(key) })?;

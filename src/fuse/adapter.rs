@@ -311,7 +311,7 @@ impl State {
 /// The reply to which a running operation adds directory entries.
 enum Replying<'r, R> {
     Own(&'r mut R),
-    /// The reply of a parked operation, until somebody has sent it.
+    /// The reply of a parked operation. `None` after it was sent.
     Parked(&'r Mutex<Option<R>>),
 }
 
@@ -329,7 +329,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An operation that has to wait. Whoever ends it first takes the reply.
+/// An operation that has to wait. Its result or a cancellation ends it; the first of them takes the reply.
 struct Parked<R, O, A> {
     state: Arc<State>,
     reader: Reader,
@@ -399,8 +399,8 @@ impl Job for Recall {
 }
 
 impl FuseAdapter {
-    /// Runs an operation and replies with its result: on this thread if it need not wait. Otherwise the operation is
-    /// parked and runs again when it can continue.
+    /// Runs an operation on this thread, and replies with its result. If the operation has to wait, it is parked, and
+    /// runs again when it can continue.
     fn serve<R: Send + 'static, T: 'static>(
         &self,
         request: &fuser::Request,

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// Time between two rounds of lookups, and the age at which a reader is first looked up.
+/// Time between two rounds of lookups, and time that a reader waits before it is first looked up.
 const EVERY: Duration = Duration::from_millis(100);
 
 /// Maximum number of readers that are looked up in a round. A lookup takes about 50 microseconds in the other process.
@@ -42,7 +42,7 @@ impl State {
     const ALL: [Self; 4] = [Self::Staying, Self::Ending, Self::Gone, Self::Hidden];
 }
 
-/// The connection to the process that can read /proc. A thread of its own owns the socket, so that no other thread ever
+/// The connection to the process that can read /proc. Only one thread uses the socket, so that no other thread ever
 /// waits for that process.
 #[derive(Debug, Clone)]
 pub struct Watch(Arc<Shared>);
@@ -61,7 +61,7 @@ struct Watched {
     /// The readers that wait for a reply. Each round begins where the last one ended.
     readers: Vec<Weak<Waiting>>,
     next: usize,
-    /// Whether readers are looked up no more.
+    /// Whether lookups have ended.
     ended: bool,
 }
 
@@ -284,7 +284,7 @@ mod tests {
         child.wait().unwrap();
         wait_until(|| readers.iter().all(Reader::is_leaving));
         assert!(!staying.iter().any(Reader::is_leaving));
-        // Readers that have got their reply are forgotten.
+        // Readers that have got their reply are removed.
         drop(readers);
         let last = Reader::new(child.id(), &watch);
         wait_until(|| last.is_leaving());

@@ -1,4 +1,4 @@
-//! Who may read a model through a mount: those who may read all that it consists of directly.
+//! Access to a model through a mount: only users who can read all parts of the model directly can read it.
 
 use super::table::Model;
 use crate::source::{self, Directories, Location, Stat};
@@ -8,23 +8,23 @@ use std::time::SystemTime;
 /// No access for anyone but root.
 pub(super) const NOBODY: Stat = Stat { uid: 0, gid: 0, mode: 0, mtime: SystemTime::UNIX_EPOCH };
 
-/// Owner and permissions of a file that cannot be opened as a part of a model. `None` if it cannot be opened at all:
-/// then no message has anything of it.
+/// Owner and permissions of a file that cannot be opened as a part of a model. `None` if the file itself cannot be
+/// opened; no message then quotes it.
 pub(super) fn stat_of(location: &Location) -> Option<Stat> {
     match source::stat_at(location) {
         Ok(stat) => Some(stat),
         Err(error) => {
             let path = location.path().unwrap_or(Path::new("")).to_owned();
-            // It may have been opened before.
+            // After a transient error, messages may quote the file: it may have been read before.
             source::Error::Io { path, error }.is_transient().then_some(NOBODY)
         }
     }
 }
 
-/// Restricts a model to users who may search the directories on the way from the directory `from` to its files, and who
-/// may read those of its files that could not be opened: the reasons are shown.
+/// Restricts a model to users who can search the directories between the directory `from` and its files, and who can
+/// read those of its files that could not be opened: the mount shows the reasons, which may quote these files.
 ///
-/// `from` and the directories above it are left out.
+/// `from` and the directories above it are not considered.
 pub(super) fn restrict(model: &mut Model, from: &Location, dirs: &Directories) {
     let unopened = model.unopened().iter().filter_map(stat_of);
     let unopened: Vec<Stat> = unopened.collect();
@@ -34,7 +34,7 @@ pub(super) fn restrict(model: &mut Model, from: &Location, dirs: &Directories) {
     let ways = locations.iter().enumerate().filter_map(|(at, location)| {
         match start.as_mut().map(|start| start.way(location)) {
             Ok(Ok(way)) => way.stat,
-            // Nothing is known about the directories.
+            // The permissions of the directories are unknown.
             _ => (!is_unopened(at)).then_some(NOBODY),
         }
     });

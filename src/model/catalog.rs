@@ -367,7 +367,8 @@ impl Scan {
         self.catalog.dirs.add_way(&dir, location);
         let item = self.follow(location, parent)?;
         if let Item::Folder(folder) = item {
-            // The folder is not below the directories that lead to it, so it gets their permissions.
+            // In the mount, the folder does not lie below the directories on the path of the link, so it also gets
+            // their restrictions.
             let way = self.catalog.dirs.start(&dir).and_then(|mut start| start.way(location));
             let way = way.map_or(Some(NOBODY), |way| way.stat);
             let folder = &mut self.catalog.folders[folder.index()];

@@ -1,4 +1,4 @@
-//! What is said about a model that cannot be opened, and who may read that.
+//! The text of the error file of a model that cannot be opened, and who may read it.
 
 use super::access::{NOBODY, stat_of};
 use super::catalog::Catalog;
@@ -8,12 +8,12 @@ use super::ids::ModelId;
 use super::index;
 use crate::source::{self, Stat};
 
-/// Why a model cannot be opened, for other users than the one who mounts.
+/// Why a model cannot be opened, as the mount shows it to all users who may read the model.
 #[derive(Debug)]
 pub struct Refusal {
     /// The reason. It quotes nothing of a file that is reached through a link out of the source.
     pub message: String,
-    /// Owner and permissions of what it describes. `None` if no file of the model can be read.
+    /// Owner and permissions that all files of the model have in common. `None` if no file of the model can be read.
     pub stat: Option<Stat>,
 }
 
@@ -56,7 +56,7 @@ impl Refusal {
     }
 }
 
-/// Whether the message of an error may have names or numbers from a file.
+/// Whether the message of an error may quote names or numbers from a file.
 fn quotes(error: &Error) -> bool {
     use source::Error::{Changed, Io, NotAFile, Outside, Replaced};
     !matches!(error, Error::Source(Io { .. } | NotAFile { .. } | Changed { .. } | Replaced { .. } | Outside { .. }))

@@ -22,7 +22,7 @@ pub(super) struct Set {
     pub files: Vec<File>,
     /// Why the other files could not be opened; empty in strict mode.
     pub broken: Vec<Mismatch>,
-    /// The locations of these files.
+    /// The locations of the files in `broken`.
     pub unopened: Vec<Location>,
 }
 

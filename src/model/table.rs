@@ -183,7 +183,7 @@ impl Model {
         self.unopened = unopened;
     }
 
-    /// Restricts [`Model::stat`] to what `needed` gives too.
+    /// Restricts [`Model::stat`] to the permissions that `needed` gives too.
     pub(super) fn need(&mut self, needed: Stat) {
         self.needed.push(needed);
     }

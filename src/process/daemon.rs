@@ -142,7 +142,7 @@ impl Waiting {
         while waitpid(self.child, Some(WaitPidFlag::WNOHANG)) == Ok(WaitStatus::StillAlive) {
             match self.next(timeout) {
                 Ok(Event::Signal(_)) | Err(_) => break,
-                // A thread of the daemon may have to wait for a source, but nothing is mounted any more.
+                // A thread of the daemon may still wait for a source, but nothing is mounted any more.
                 _ if self.ended_by().is_some() => break,
                 Ok(Event::Closed) => {
                     std::thread::sleep(std::time::Duration::from_millis(1));
@@ -184,7 +184,8 @@ impl Waiting {
 }
 
 impl Readiness {
-    /// A function that tells the waiting process which signal ends this process. Call it only if nothing is mounted.
+    /// Returns a function that reports to the waiting process which signal ends this process. Call it only if nothing
+    /// is mounted.
     pub fn report_end(&self) -> io::Result<impl FnOnce(Signal) + Send + use<>> {
         let mut pipe = self.pipe.try_clone()?;
         Ok(move |signal: Signal| drop(pipe.write_all(&[0, signal as u8])))

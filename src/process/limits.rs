@@ -29,7 +29,8 @@ pub fn limit_address_space() {
 }
 
 /// Limits the number of arenas of the allocator of glibc. By default, up to eight threads per core have their own
-/// arena, and each takes 64 MiB of address space, which RLIMIT_AS counts. Serving reads does not allocate memory.
+/// arena, and each takes 64 MiB of address space, which RLIMIT_AS counts. Two are enough, because reads of stored bytes
+/// allocate no memory.
 pub fn limit_arenas() {
     #[cfg(target_env = "gnu")]
     {
@@ -42,7 +43,7 @@ pub fn limit_arenas() {
 /// The memory that this process may use, in bytes: the least of RLIMIT_AS, RLIMIT_DATA and the limits of its control
 /// group and of those above it. `None` if there is no limit.
 pub fn memory() -> Option<u64> {
-    /// RLIM_INFINITY and the default of control groups of version 1 are larger.
+    /// Larger values mean that there is no limit: RLIM_INFINITY, and the default of control groups of version 1.
     const UNLIMITED: u64 = 1 << 60;
     let resources = [Resource::RLIMIT_AS, Resource::RLIMIT_DATA].map(|resource| Some(getrlimit(resource).ok()?.0));
     let groups = read_to_string("/proc/self/cgroup").unwrap_or_default();

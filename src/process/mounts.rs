@@ -196,8 +196,8 @@ pub fn unmount(mountpoint: &Path, lazy: bool) -> anyhow::Result<Unmounting> {
 /// Aborts the connection of the topmost FUSE mount at `mountpoint` to its daemon, which only root can do. The mount
 /// stays, and requests fail from now on.
 pub fn abort(mountpoint: &Path) {
-    // The kernel aborts the connection before it checks whether the mount is in use. This descriptor is a use. O_PATH
-    // sends no request to the daemon.
+    // The kernel first aborts the connection, and then fails to unmount, because this descriptor keeps the mount in
+    // use. O_PATH sends no request to the daemon.
     let _in_use = OpenOptions::new().read(true).custom_flags(O_PATH | O_NOFOLLOW).open(mountpoint);
     let _ = umount2(mountpoint, MntFlags::MNT_FORCE | MntFlags::UMOUNT_NOFOLLOW);
 }

@@ -40,7 +40,7 @@ pub fn take(pending: &SignalFd) -> Option<Signal> {
     Signal::try_from(info.ssi_signo as i32).ok()
 }
 
-/// Ends this process as a signal does that is not blocked.
+/// Ends this process by a signal, as if the signal were not blocked.
 pub fn end_by(signal: Signal) -> ! {
     let _ = SigSet::from(signal).thread_unblock();
     let _ = raise(signal);
@@ -61,7 +61,7 @@ impl EndAtOnce {
             let signal = loop {
                 let mut polled = [&stopped.as_fd(), &pending.as_fd()].map(|fd| PollFd::new(*fd, PollFlags::POLLIN));
                 let _ = poll(&mut polled, PollTimeout::NONE);
-                // A signal that has arrived too stays pending.
+                // If a signal has arrived as well, it stays pending.
                 if polled[0].any() != Some(false) {
                     return;
                 }

@@ -113,7 +113,7 @@ impl Unmounter {
     }
 }
 
-/// Time in milliseconds between two looks at the daemon.
+/// Time in milliseconds between two checks of the daemon.
 const EVERY: u16 = 2000;
 
 /// What the helper waits for.
@@ -174,7 +174,7 @@ impl Helper {
     pub fn serve(self) -> anyhow::Result<ExitCode> {
         let Self { mut orders, questions, recorder, daemon } = self;
         daemon::leave_terminal(&daemon::null()?)?;
-        // Also in the foreground: the daemon has what it inherited open itself.
+        // This is also done in the foreground, because the daemon itself keeps the inherited descriptors open.
         descriptors::close_others(&[orders.as_raw_fd(), questions.as_raw_fd(), recorder.as_raw_fd()]);
         // The name in process lists. Setting it cannot fail for a valid string.
         let _ = set_name(c"weightfs-umount");
@@ -191,7 +191,7 @@ impl Helper {
                 Event::Ended => break,
                 Event::Stuck => {
                     target.iter().for_each(|target| target.abort(abort.take()));
-                    // The other end stays open.
+                    // The daemon cannot close its end of the socket, so the recording would not end.
                     let _ = messages.map(|messages| messages.shutdown(Shutdown::Both));
                     break;
                 }

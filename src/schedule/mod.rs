@@ -35,17 +35,17 @@ const CHECK_EVERY: Duration = Duration::from_millis(100);
 /// How long a thread without a job waits for one.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// After this many turns, a job may wait for everything. Two things that are never available together would otherwise
-/// keep it going for ever.
+/// After this many turns, a job may wait for everything. Otherwise, a job that needs two resources which are never
+/// available at the same time would be parked again for ever.
 const TURNS_MAX: u8 = 8;
 
-/// Memory that a computation may take, in bytes: pixels, buffers, and what the allocator does not give back.
+/// Memory that a computation may take, in bytes: pixels, buffers, and freed memory that the allocator keeps.
 const MEMORY_EACH: u64 = 16 << 20;
 
 /// Share of the memory limit of the process that computations may take.
 const MEMORY_SHARE: u64 = 4;
 
-/// The nice value of threads that compute: reads that need no computation go first.
+/// The nice value of threads that compute, so that reads that need no computation go first.
 const NICE: i32 = 10;
 
 thread_local! {
@@ -102,7 +102,7 @@ impl Scheduler {
         Self(Arc::new(Inner { state: Mutex::new(state), ready, resumed, parked }))
     }
 
-    /// Parks a job until it can continue. Does not wait, unless not a single thread can be started.
+    /// Parks a job until it can continue. If no thread can be started, the job runs on this thread.
     pub fn park(&self, job: Arc<dyn Job>, wait: Wait) {
         self.0.park(Task { job, wait, turns: 0 });
     }
@@ -162,7 +162,7 @@ impl Inner {
         if LOWERED.get() {
             return;
         }
-        // Without threads, the jobs run here.
+        // If no thread could be started, this thread runs the jobs.
         let pools = state.pools.iter_mut().filter(|pool| pool.threads == 0);
         let alone: Vec<Start<Shared>> = pools.flat_map(|pool| pool.ready.drain(..)).collect();
         drop(guard);
@@ -175,13 +175,14 @@ impl Inner {
             return self.ready[kind as usize].notify_one();
         }
         if kind == Kind::Reading && LOWERED.get() {
-            // The new thread would have a lower priority too. The thread that checks parked jobs starts it.
+            // A thread that this thread starts would also have a lower priority. The thread that checks parked jobs
+            // starts it instead.
             return;
         }
         let inner = self.clone();
         match std::thread::Builder::new().name("worker".into()).spawn(move || inner.work(kind)) {
             Ok(_) => pool.threads += 1,
-            // A thread that runs takes the job later.
+            // A running thread takes the job later.
             Err(error) => log::warn!("cannot start more than {} worker threads: {error}", pool.threads),
         }
     }
@@ -233,15 +234,15 @@ impl Inner {
         }
         self.dispatch(state);
         for Task { job, turns, .. } in followers {
-            // The result is available now. If it is not, the first follower makes it.
+            // The result is available now, unless the job failed. In that case, the first follower makes it.
             if let Some(wait) = job.run(&Request::NOWAIT) {
                 self.park(Task { job, wait, turns });
             }
         }
     }
 
-    /// Called by a computation whenever it checks its request. Pauses for as long as other computations go first.
-    /// Returns whether the computation should end: nobody waits for the result any more.
+    /// Called by a computation whenever it checks its request. Pauses while other computations go first. Returns
+    /// whether the computation should end because nobody waits for the result any more.
     fn check_in(self: &Arc<Self>, number: u64, wait: Wait, ticket: &Ticket, job: &Shared) -> bool {
         let is_called = ticket.check();
         if !is_called && !job.is_cancelled() {
@@ -320,7 +321,7 @@ mod tests {
     use crate::content::{Error, Key, Need};
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-    /// A job that computes or reads until it is let go.
+    /// The state of a job that runs until `go` is set.
     #[derive(Default)]
     struct Held {
         go: AtomicBool,
@@ -330,7 +331,7 @@ mod tests {
         done: AtomicBool,
     }
 
-    /// A job of a test: what it does in its turn.
+    /// A job of a test. The function is what it does in its turn.
     struct Test<F>(Arc<Held>, F);
 
     impl<F: Fn(&Held, &Request) -> Result<(), Error> + Send + Sync> Job for Test<F> {
@@ -361,7 +362,7 @@ mod tests {
         held
     }
 
-    /// Checks the request until the job is let go.
+    /// Checks the request until `go` is set.
     fn hold(wait: Wait) -> impl Fn(&Held, &Request) -> Result<(), Error> {
         move |held, request| {
             request.wait(wait)?;
@@ -447,7 +448,7 @@ mod tests {
     fn cancelled_jobs_are_answered_while_they_are_parked_and_while_they_hang() {
         let scheduler = Scheduler::new(1, None);
         let read = Wait { need: Need::Device(1), key: None };
-        // These jobs do not check their requests, as reads of a device that hangs.
+        // Like reads of a device that hangs, these jobs do not check their requests.
         let hang = |held: &Held, _: &Request| {
             held.runs.fetch_add(1, Ordering::SeqCst);
             while !held.go.load(Ordering::SeqCst) {

@@ -23,10 +23,11 @@ const CLASSES: u8 = 8;
 /// One in this many turns goes to the computation that has waited longest.
 const OLDEST_EVERY: u64 = 4;
 
-/// How long a computation runs at least, when it got its turn because it had waited longest.
+/// Minimum time that a computation runs after it got its turn because it had waited longest.
 const SLICE: Duration = Duration::from_millis(100);
 
-/// A computation that does not check its request for so long waits for its device, and leaves its core to others.
+/// A computation that has not checked its request for this time counts as stalled: it probably waits for its device, so
+/// its core is free for others.
 const STALLED_AFTER: Duration = Duration::from_secs(1);
 
 /// A job and what it waits for.
@@ -48,19 +49,19 @@ pub(super) struct Start<J> {
     pub ticket: Option<Arc<Ticket>>,
 }
 
-/// What a running computation looks at whenever it checks its request.
+/// The state that a running computation shares with the plan. The computation uses it whenever it checks its request.
 #[derive(Debug)]
 pub(super) struct Ticket {
     /// When the plan was made.
     since: Instant,
-    /// Whether the plan wants to hear from it: it has to pause, or it was taken for stalled.
+    /// Whether the computation must call [`Plan::pause`]: it has to pause, or it counts as stalled.
     called: AtomicBool,
     /// When it last checked its request, in milliseconds since the plan was made.
     checked: AtomicU64,
 }
 
 impl Ticket {
-    /// Registers that the computation checks its request. Returns whether the plan wants to hear from it.
+    /// Registers that the computation checks its request. Returns whether it must call [`Plan::pause`].
     pub fn check(&self) -> bool {
         self.checked.store(self.since.elapsed().as_millis() as u64, Ordering::Relaxed);
         self.called.load(Ordering::Relaxed)
@@ -103,8 +104,8 @@ struct Started<J> {
     /// Threads that compute, and threads that pause.
     active: usize,
     asleep: usize,
-    /// When it has to pause or pauses already: the number of the pause. Compared with the numbers of jobs, it says
-    /// which has waited longer.
+    /// The number of its pause, if it has to pause or is paused. Jobs and pauses share one sequence of numbers, so a
+    /// lower number means a longer wait.
     paused: Option<u64>,
     stalled: bool,
     /// It does not pause before this time.
@@ -159,8 +160,8 @@ impl<J: Clone> Plan<J> {
         Some(Start { number, task, ticket: None })
     }
 
-    /// The next computation to start. Resumes those that have paused and are before it. If no core is free, calls a
-    /// computation that has to pause.
+    /// The next computation to start. Also resumes paused computations whose turn comes before it. If no core is free,
+    /// requests that a computation of a higher class pause.
     pub fn next_computation(&mut self, now: Instant) -> Option<Start<J>> {
         while self.busy() < self.cores {
             let oldest = (self.turns + 1).is_multiple_of(OLDEST_EVERY);
@@ -237,7 +238,7 @@ impl<J: Clone> Plan<J> {
         now.saturating_duration_since(self.since).as_millis() as u64
     }
 
-    /// Registers that a thread of a called computation pauses. `None` if it need not. Otherwise the thread sleeps until
+    /// Registers that a thread of a computation pauses. `None` if it need not pause. Otherwise the thread sleeps until
     /// [`Self::is_resumed`] returns true for the returned number.
     pub fn pause(&mut self, number: u64) -> Option<u64> {
         let started = self.started.get_mut(&number)?;
@@ -281,12 +282,12 @@ impl<J: Clone> Plan<J> {
         }
     }
 
-    /// Calls all computations.
+    /// Makes all computations call [`Self::pause`].
     pub fn call_all(&self) {
         self.started.values().for_each(|started| started.ticket.called.store(true, Ordering::Relaxed));
     }
 
-    /// Looks for computations that hang on their device.
+    /// Looks for computations that have stalled.
     pub fn find_stalled(&mut self, now: Instant) {
         let late = self.clock(now).saturating_sub(STALLED_AFTER.as_millis() as u64);
         for started in self.started.values_mut().filter(|started| started.active > 0 && !started.stalled) {
@@ -297,7 +298,7 @@ impl<J: Clone> Plan<J> {
         }
     }
 
-    /// The jobs whose readers have left. Those that only waited are removed.
+    /// Returns the cancelled jobs. Those that are not running are removed.
     pub fn remove_cancelled(&mut self, is_cancelled: impl Fn(&J) -> bool) -> Vec<J> {
         let mut cancelled = Vec::new();
         for followers in self.followers.values_mut() {
@@ -342,7 +343,7 @@ impl<J: Clone> Plan<J> {
         self.started.values().filter(|started| !started.stalled).map(|started| started.active).sum()
     }
 
-    /// Whether a computation may start now. The last place is left to the first class.
+    /// Whether a computation may start now. The last place is reserved for the first class.
     fn may_start(&self, class: u8, task: &Task<J>) -> bool {
         let count = self.started.values().filter(|started| !started.stalled).count();
         let Need::Cores { device, .. } = task.wait.need else { return false };
@@ -380,7 +381,8 @@ impl<J: Clone> Plan<J> {
         }
     }
 
-    /// Calls the computation of the highest class to pause, if one of a lower class waits. One at a time pauses.
+    /// Requests that the computation of the highest class pause, if one of a lower class waits. One computation at a
+    /// time is being paused.
     fn call(&mut self, now: Instant) {
         let pauses = |started: &Started<J>| started.paused.is_some() && started.active > 0 && !started.stalled;
         if self.started.values().any(pauses) {

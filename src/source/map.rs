@@ -19,8 +19,9 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
-/// An open file. It is mapped read-only as a whole if that is possible and the kernel's pages of it are always those of
-/// its current version. The kernel reads pages of a map only when it copies from them.
+/// An open file. The whole file is mapped read-only if that is possible and the file system is in memory or on a local
+/// disk. On other file systems, the kernel may have pages of an earlier version. The kernel reads pages of a map only
+/// when it copies from them.
 #[derive(Debug)]
 pub(super) struct OpenFile {
     pub version: Arc<Version>,
@@ -33,8 +34,8 @@ pub(super) struct OpenFile {
 }
 
 impl OpenFile {
-    /// Opens the regular file at `target`, and maps it if possible. Errors name it `path`. The first time, `version` is
-    /// `None`; later, another file than that of `version` is an error.
+    /// Opens the regular file at `target`, and maps it if possible. Error messages show `path`. `version` is `None`
+    /// when the file is opened for the first time. Later, it is an error if the file is not that of `version`.
     pub fn open(
         target: &Path,
         path: &Path,
@@ -94,7 +95,7 @@ impl OpenFile {
         match self.storage {
             Storage::Memory => true,
             Storage::Local => self.cached.has(&self.file, range),
-            // Whether they are still the right bytes cannot be found out without waiting.
+            // The check that the file has not changed may wait.
             Storage::Remote => false,
         }
     }
@@ -130,8 +131,8 @@ pub(super) struct Map {
 }
 
 impl Map {
-    /// Maps a file. `None` if it cannot be mapped; it is then read without a map. Other files do not make room for it:
-    /// it may be larger than the whole address space.
+    /// Maps a file. `None` if it cannot be mapped; it is then read without a map. No other files are closed to make
+    /// room for it, because it may be larger than the whole address space.
     fn new(file: &File, len: u64, path: &Path) -> Option<Self> {
         let Some(room) = Room::take(len) else {
             log::debug!("{}: not mapped: there is no room in the address space", path.display());
@@ -167,8 +168,8 @@ impl Map {
     }
 }
 
-/// What all maps take of the address space. It is limited, because memory and stacks of threads need room too, and a
-/// program that gets no memory ends.
+/// The number of all maps, and their total size in bytes. Both are limited, because the heap and the stacks of threads
+/// need address space too, and a failed allocation ends the program.
 static TAKEN: (AtomicUsize, AtomicU64) = (AtomicUsize::new(0), AtomicU64::new(0));
 
 /// Half of what the kernel allows by default: 65,530 maps (`vm.max_map_count`), and 128 TiB.
@@ -232,7 +233,7 @@ fn release_all(pool: &'static Pool<OpenFile>) {
 /// A part of a map, with a reference that keeps the file mapped.
 #[derive(Debug)]
 pub struct Mapped {
-    /// It is mapped.
+    /// The file, which is mapped.
     open: Arc<OpenFile>,
     range: Range<usize>,
 }

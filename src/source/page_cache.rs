@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Distance between two samples, in bytes. A sample takes about 0.5 us.
 const SAMPLES: usize = 256 << 10;
 
-/// What is known about the system calls for a file.
+/// Queries the page cache for one file.
 #[derive(Debug, Default)]
 pub(super) struct PageCache {
     /// Whether cachestat(2) fails: the kernel is older than 6.5, or the file belongs to another user.
@@ -20,11 +20,13 @@ pub(super) struct PageCache {
 impl PageCache {
     /// Whether the bytes of `range` are in memory.
     ///
-    /// This samples the range, because it runs at each read: cachestat(2) of 1 MiB takes 0.3 us if the page cache has
-    /// it in large folios, but up to 25 us if it has single pages, and mincore(2) takes 20 us. (Without permission,
-    /// mincore also reports that all pages are in memory.) A sample is a read that must not wait. It starts to read
-    /// ahead if the page is absent, and even that may wait for a disk that hangs. So cachestat first looks for the last
-    /// page, without reading anything; alone it does not suffice, because it counts pages that are still being read.
+    /// The range is sampled, because this function runs at each read and a complete query is too slow. cachestat(2) of
+    /// 1 MiB takes 0.3 us for large folios, but up to 25 us for single pages. mincore(2) takes 20 us, and without
+    /// permission reports that all pages are in memory.
+    ///
+    /// A sample is a read with RWF_NOWAIT. If the page is absent, such a read starts read-ahead, which may wait for a
+    /// disk that hangs. Therefore cachestat first looks for the last page, without reading anything. cachestat alone
+    /// does not suffice, because it also counts pages that are still being read.
     pub fn has(&self, file: &File, range: &Range<u64>) -> bool {
         let Some(last) = range.end.checked_sub(1).filter(|last| *last >= range.start) else { return true };
         if !self.refused.load(Ordering::Relaxed) {
@@ -45,7 +47,8 @@ fn is_read(file: &File, offset: u64) -> bool {
     preadv2(file, &mut [IoSliceMut::new(&mut byte)], offset, ReadWriteFlags::NOWAIT).is_ok()
 }
 
-/// Whether the page cache has the page of `offset`, which may still be being read. `None` if this process may not ask.
+/// Whether the page cache has the page of `offset`. The page may not have been read completely. `None` if this process
+/// may not ask.
 fn is_cached(file: &File, offset: u64) -> Option<bool> {
     /// The number of the call on all architectures, Linux 6.5. nix, rustix and libc have no function for it.
     const SYS_CACHESTAT: nix::libc::c_long = 451;
@@ -82,7 +85,7 @@ mod tests {
             }
         }
         fadvise(&file, 0, None, Advice::DontNeed).unwrap();
-        // Memory is its own storage, and some file systems keep their pages.
+        // A file system in memory has no disk to read from again, and some others keep their pages.
         if Storage::of(&file) != Storage::Local || caches[0].has(&file, &(0..LEN)) {
             return;
         }

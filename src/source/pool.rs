@@ -27,7 +27,7 @@ impl<T> Slot<T> {
     }
 }
 
-/// What a pool holds.
+/// A file in a pool.
 pub(super) trait Reopen {
     /// Whether it could be opened again if it were closed now.
     fn can_be_opened_again(&self) -> bool;

@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Where this process must not go once it serves a mount.
+/// The places that this process must not enter while it serves a mount.
 static OFF_LIMITS: OnceLock<OffLimits> = OnceLock::new();
 
 #[derive(Debug)]
@@ -21,7 +21,7 @@ struct OffLimits {
     mounts: Mounts,
 }
 
-/// The list of mounts. Other than a query of the file system, reading it never waits for the daemon of a mount.
+/// The list of mounts. Unlike a query of the file system, reading the list never waits for the daemon of a mount.
 #[derive(Debug)]
 struct Mounts {
     /// `/proc/self/mountinfo`, which a sandbox may refuse to open. `None` if there is no /proc.
@@ -31,7 +31,7 @@ struct Mounts {
 }
 
 /// Forbids opening anything below `dir`, and in any mount of type `kind` except those that were opened before and the
-/// one that holds `source`. Symlinks are no way around that. Only the first call has an effect.
+/// one that holds `source`. This also applies to symlinks that lead there. Only the first call has an effect.
 pub fn put_off_limits(dir: &Path, source: Option<&Path>, kind: &'static str) {
     let file = File::open("/proc/self/mountinfo").inspect_err(|error| log::debug!("/proc/self/mountinfo: {error}"));
     let mounts = Mounts { file: file.ok().map(Mutex::new), kind };
@@ -39,8 +39,8 @@ pub fn put_off_limits(dir: &Path, source: Option<&Path>, kind: &'static str) {
     let _ = OFF_LIMITS.set(OffLimits { dir: dir.to_owned(), source, mounts });
 }
 
-/// `path` without symlinks, resolved without entering what is off limits; `None` if nothing is. The device `admitted`
-/// is not off limits, because a file on it was opened before.
+/// `path` without symlinks, resolved without entering what is off limits; `None` if nothing is off limits. The device
+/// `admitted` is not off limits, because a file on it was opened before.
 pub(super) fn resolve(path: &Path, admitted: Option<u64>) -> Option<io::Result<PathBuf>> {
     let limits = OFF_LIMITS.get()?;
     Some(follow(path, &limits.dir, &|device| limits.avoid(device, admitted)))
@@ -56,7 +56,7 @@ impl OffLimits {
 impl Mounts {
     /// Whether the file system with this device number is one to avoid.
     fn avoid(&self, device: u64) -> bool {
-        // Only block devices have other major numbers.
+        // A file system with another major number is on a block device, so it is not a mount of weightfs.
         if rustix::fs::major(device) != 0 {
             return false;
         }

@@ -1,4 +1,4 @@
-//! Owner and permissions of files and directories, and what several of them have in common.
+//! Owner and permissions of files and directories, and the permissions that several of them have in common.
 
 use super::Stat;
 use std::fs::{File, Metadata};

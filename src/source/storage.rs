@@ -1,4 +1,4 @@
-//! The kinds of file systems: whether a file is in memory, on a disk of this machine, or behind another program.
+//! The kinds of file systems: in memory, on a local disk, or served by another machine or program.
 
 use rustix::fs::fstatfs;
 use std::fs::File;

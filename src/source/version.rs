@@ -131,7 +131,7 @@ impl Version {
         if self.btime.is_some() {
             return;
         }
-        // Attributes that the file system has cached are good enough: older ones make a reader get ESTALE.
+        // Cached attributes suffice. If they are outdated, later reads give ESTALE, which is safe.
         if let Ok(now) = Status::query(file, AtFlags::STATX_DONT_SYNC) {
             *self.ctime() = (now.links > 0).then_some(now.ctime);
         }

@@ -1,4 +1,4 @@
-//! The directories on the way to a file: only users who may search all of them can read the file.
+//! The directories on the path to a file: only users who may search all of them can read the file.
 
 use super::local::directory_stat;
 use super::resolve::follow_from;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Default, Clone)]
 pub struct Directories(HashMap<FileId, Stat>);
 
-/// A directory, from which ways lead to files below it, or to files that are reached by symlinks below it.
+/// A directory from which paths start. They lead to files below it, or through symlinks to files elsewhere.
 #[derive(Debug)]
 pub struct Start<'d> {
     dirs: &'d Directories,
@@ -21,14 +21,14 @@ pub struct Start<'d> {
     path: PathBuf,
     /// The same without symlinks.
     real: PathBuf,
-    /// What was found for directories on earlier ways.
+    /// The permissions of directories on paths that were followed before.
     found: HashMap<PathBuf, Stat>,
 }
 
-/// What lies between a directory and a file.
+/// The directories between a directory and a file.
 #[derive(Debug)]
 pub struct Way {
-    /// The permissions of everyone who may search all directories on the way. `None` if there are none.
+    /// The permissions for those who may search all of these directories. `None` if there are no directories between.
     pub stat: Option<Stat>,
     /// Whether the file lies in the directory or below it, after following symlinks.
     pub is_inside: bool,
@@ -40,7 +40,7 @@ impl Directories {
         self.0.insert(id, stat);
     }
 
-    /// Adds the directories on the way from the directory `from` to `to`.
+    /// Adds the directories on the path from the directory `from` to `to`.
     pub fn add_way(&mut self, from: &Location, to: &Location) {
         let walked = self.start(from).and_then(|start| Ok(start.walk(to)?.0));
         for dir in walked.into_iter().flatten() {
@@ -51,7 +51,7 @@ impl Directories {
         }
     }
 
-    /// The ways from a directory.
+    /// Resolves the directory from which paths start.
     pub fn start(&self, from: &Location) -> io::Result<Start<'_>> {
         let Location::Local(path) = from;
         let path = std::path::absolute(path)?;
@@ -72,7 +72,7 @@ impl Start<'_> {
         self.dirs.stat(&self.real)
     }
 
-    /// The way to a file. Neither the directory nor those above it are part of it.
+    /// The directories on the path to a file, without the starting directory and those above it.
     pub fn way(&mut self, to: &Location) -> io::Result<Way> {
         let (dirs, target) = self.walk(to)?;
         let mut way: Option<Stat> = None;
@@ -87,7 +87,7 @@ impl Start<'_> {
         Ok(Way { stat: way, is_inside: target.starts_with(&self.real) })
     }
 
-    /// The real paths of the directories on the way to `to`, and of `to`.
+    /// The real paths of the directories on the path to `to`, and of `to` itself.
     fn walk(&self, to: &Location) -> io::Result<(BTreeSet<PathBuf>, PathBuf)> {
         let Location::Local(to) = to;
         let to = std::path::absolute(to)?;

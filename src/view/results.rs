@@ -12,8 +12,8 @@ const KEPT_MAX: usize = 64 << 20;
 /// Approximate memory of a cached result besides its bytes.
 const OVERHEAD: usize = 150;
 
-/// Address space in bytes that must be free before a result is computed. Requests of this size do not change the
-/// thresholds of the allocator of glibc, which is why more is asked for than a computation takes.
+/// Address space in bytes that must be free before a result is computed. It is more than a computation takes, because
+/// freeing a block of up to 32 MiB would change the thresholds of malloc of glibc.
 const HEADROOM: usize = 33 << 20;
 
 /// Identifies a result: a file of a view, or a part of one.
@@ -28,8 +28,8 @@ pub struct Key {
 }
 
 impl Key {
-    /// What a request waits for that needs `need` to compute the result. Of the requests for one result, the scheduler
-    /// lets one compute it.
+    /// What a request has to wait for before it computes the result, which needs `need`. The scheduler lets one of the
+    /// requests for a result compute it.
     pub fn wait(self, need: Need) -> Wait {
         let Self { model, view, item } = self;
         Wait { need, key: Some(content::Key { model, kind: view.index() as u8, item }) }
@@ -64,7 +64,7 @@ impl Results {
             return Ok(kept);
         }
         request.wait(key.wait(need))?;
-        // Libraries that draw and compress have no other way to report a lack of memory than to end the program.
+        // The libraries that draw and compress end the program if an allocation fails.
         reserve(&mut Vec::new(), HEADROOM)?;
         let result = compute()?;
         Ok(self.lock().keep(key, result.into()))

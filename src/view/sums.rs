@@ -40,7 +40,7 @@ pub fn content(model: &Arc<Model>, results: &Arc<Results>, key: Key) -> Content 
         }
         let hashes = threads::map(touched.len(), |at| {
             let compute = || sha256(&model.data(&model.tensor(touched[at])), request);
-            // The request was checked above.
+            // The request has waited for this above.
             results.get(key_of(touched[at]), NOTHING, &Request::WAIT, compute)
         });
         let mut text = Vec::new();
@@ -54,7 +54,7 @@ pub fn content(model: &Arc<Model>, results: &Arc<Results>, key: Key) -> Content 
     }))])
 }
 
-/// What is needed besides the computation that the request waits for.
+/// The need of a hash that is a part of a computation for which the request has waited.
 const NOTHING: Need = Need::Cores { bytes: 0, device: None };
 
 /// What two computations need together. The device is that of the first one.

@@ -19,8 +19,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-/// The permissions of a temporary directory. No other directory is taken for one that an interrupted export has left
-/// behind, because another user may be able to give any directory such a name.
+/// The permissions of a temporary directory. A directory with other permissions is not removed as the leftover of an
+/// interrupted export, because another user may be able to give any directory such a name.
 const UNFINISHED: u32 = 0o1700;
 
 /// Maximum depth of the directories in an output directory. It is that of a directory of models, and one more for the

@@ -1,5 +1,5 @@
-//! A name in an open directory. All steps of writing a file start from that directory, so that a user who may rename
-//! the directories on the way to it cannot lead a later step to another place.
+//! A name in an open directory. All steps of writing a file start from that directory, so that a user who can rename
+//! directories on the path cannot redirect a later step.
 
 use super::temporary::{MARK, prefix};
 use crate::source::FileId;
@@ -33,7 +33,7 @@ pub(super) enum Found {
         place: Place,
         /// Keeps what has the name open, so that no other file gets its inode number.
         at: Option<OwnedFd>,
-        /// Whether the path ends in a slash, and so means a directory.
+        /// Whether the path ends in a slash, so that it can only be that of a directory.
         is_dir: bool,
     },
     /// An open pipe or another object that has a name in /proc only.
@@ -106,7 +106,7 @@ impl Found {
 }
 
 impl Place {
-    /// What has the name now; a symlink is not followed.
+    /// The attributes of the file that has the name now, if there is one; a symlink is not followed.
     pub fn stat(&self) -> io::Result<Option<FileStat>> {
         match fstatat(&self.dir, &*self.name, AtFlags::AT_SYMLINK_NOFOLLOW) {
             Err(Errno::ENOENT) => Ok(None),
@@ -133,13 +133,13 @@ impl Place {
 
     /// Opens the file if it is still `file`, to read its attributes. This needs permission to read or to write.
     pub fn open_attributes(&self, file: FileId) -> io::Result<File> {
-        // Without O_NONBLOCK, a pipe that has taken the name would be waited for.
+        // Without O_NONBLOCK, opening a pipe that has taken the name would wait for a writer.
         let open = |flags| self.open(flags | OFlag::O_NONBLOCK, 0);
         let opened = open(OFlag::O_RDONLY).or_else(|error| open(OFlag::O_WRONLY).map_err(|_| error))?;
         if id(&fstat(&opened)?) != file { Err(Errno::EEXIST.into()) } else { Ok(opened) }
     }
 
-    /// Fails unless this user may write to the file. The kernel checks the permissions of the directory only, but a
+    /// Fails unless this user may write to the file. A rename needs only permissions of the directory, but a
     /// write-protected file must not be replaced.
     pub fn check_writable(&self) -> io::Result<()> {
         let flags = AtFlags::AT_EACCESS | AtFlags::AT_SYMLINK_NOFOLLOW;
@@ -151,7 +151,7 @@ impl Place {
         temporary(&self.dir, &prefix(&self.name), make)
     }
 
-    /// Gives this name to what has the name `from` in the same directory. The name must not be in use.
+    /// Gives this name to the file that has the name `from` in the same directory. The name must not be in use.
     pub fn take(&self, from: &Self) -> io::Result<()> {
         match renameat2(&from.dir, &*from.name, &self.dir, &*self.name, RenameFlags::RENAME_NOREPLACE) {
             Err(errno) if is_unsupported(errno) => match self.stat()? {
@@ -162,8 +162,8 @@ impl Place {
         }
     }
 
-    /// Gives the name of `old` to `new`, which has the name `from`. Fails if another file has the name; that file then
-    /// keeps it.
+    /// Replaces the file `old`, which has this name, by the file `new`, which has the name `from`. Fails if another
+    /// file has the name; that file then keeps it.
     ///
     /// The two names are exchanged, so that `old` can be checked before it is removed.
     pub fn replace(&self, old: FileId, from: &Self, new: FileId) -> io::Result<()> {
@@ -223,7 +223,7 @@ pub(super) fn is(stat: &FileStat, kind: SFlag) -> bool {
 
 /// Opens a directory that other paths start from; a symlink is not followed.
 pub(super) fn open_dir<P: ?Sized + nix::NixPath>(dir: impl AsFd, name: &P) -> Result<OwnedFd, Errno> {
-    // O_DIRECTORY mounts what an automounter provides there.
+    // With O_DIRECTORY, opening an automount point mounts its file system.
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     openat(dir, name, flags, Mode::empty())
 }
@@ -244,8 +244,8 @@ fn check_links(owners: &[u32], target: u32) -> io::Result<()> {
     let ours = geteuid().as_raw();
     match owners.iter().find(|owner| ![0, ours, target].contains(owner)) {
         Some(owner) => Err(io::Error::other(format!(
-            "a symbolic link that belongs to user {owner} leads to what belongs to user {target}; give the path \
-             without the link"
+            "a symbolic link of user {owner} leads to a file or directory of user {target}; give the path without the \
+             link"
         ))),
         None => Ok(()),
     }

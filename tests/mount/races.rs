@@ -200,8 +200,7 @@ fn links_of_other_users_are_followed_only_to_their_own_files() {
         "cd theirs && ln -s own.safetensors y && ln -s ../victims dir && chown -h 65534:65534 y dir own.safetensors",
     );
     let before = scene.ok("cat mine.safetensors victim victims/*s | sha256sum");
-    let end =
-        "a symbolic link that belongs to user 65534 leads to what belongs to user 0; give the path without the link\n";
+    let end = "a symbolic link of user 65534 leads to a file or directory of user 0; give the path without the link\n";
     for (line, file) in [
         ("metadata set theirs/x title=second", "theirs/x"),
         ("metadata set m.safetensors title=second -o theirs/x", "theirs/x"),

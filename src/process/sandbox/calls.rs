@@ -26,7 +26,7 @@ mod filter {
     };
     use std::collections::BTreeMap;
 
-    // Newer than the libc crate. Numbers from 424 on are the same on all architectures.
+    // These calls are newer than the libc crate. Numbers from 424 on are the same on all architectures.
     const CACHESTAT: c_long = 451;
     const FUTEX_WAKE_2: c_long = 454;
     const FUTEX_WAIT_2: c_long = 455;
@@ -93,7 +93,8 @@ mod filter {
         SYS_getppid,
         SYS_setsid,
         SYS_sched_yield,
-        // glibc asks for the affinity of a new thread by its number, which a filter cannot tell from others.
+        // glibc queries the affinity of a new thread by its number. A filter cannot check that the number is of this
+        // process.
         SYS_sched_getaffinity,
         SYS_getcpu,
         // Signals.
@@ -145,10 +146,11 @@ mod filter {
         apply_filter_all_threads(&filter).map_err(|error| format!("this kernel has no seccomp: {error}"))
     }
 
-    /// The argument with this index is compared.
+    /// A comparison with the argument that has this index.
     type Comparison = (u8, SeccompCmpArgLen, SeccompCmpOp, u64);
 
-    /// The calls that are allowed only with some arguments: with any of the lists, all of whose comparisons must hold.
+    /// The calls that are allowed only with some arguments: a call is allowed if all comparisons of one of its lists
+    /// hold.
     fn conditional() -> Vec<(c_long, Vec<Vec<Comparison>>)> {
         use SeccompCmpArgLen::{Dword, Qword};
         use SeccompCmpOp::{Eq, MaskedEq};
@@ -165,7 +167,7 @@ mod filter {
             (SYS_mprotect, not_executable()),
             // A thread, not a process, and no new namespace.
             (SYS_clone, vec![vec![(0, Qword, thread, CLONE_THREAD as u64)]]),
-            // A signal to this process, as by abort(3).
+            // A signal to this process, which abort(3) sends.
             (SYS_tgkill, vec![vec![is(0, std::process::id().into())]]),
             // Reading limits of this process.
             (SYS_prlimit64, vec![vec![is(0, 0), is_null(2)]]),

@@ -31,8 +31,8 @@ pub struct Sandbox {
 
 impl Sandbox {
     /// Allows opening the files `reads` for reading. Also allows opening `device`, if given, for reading and writing.
-    /// The rules refer to inodes, not to paths: all paths are opened here, by O_PATH. Drops capabilities of the calling
-    /// thread for a moment.
+    /// The rules refer to inodes, not to paths: all paths are opened here, with O_PATH. Drops capabilities of the
+    /// calling thread for a moment.
     pub fn new(reads: &[PathBuf], device: Option<&Path>) -> Self {
         let capability = needed_capability(reads).map_err(|error| format!("cannot drop capabilities: {error}"));
         Self { files: rules(reads, device), capability }

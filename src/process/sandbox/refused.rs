@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What the handler needs.
+/// The data of the signal handler.
 struct Handler {
     /// Receives the number of each refused call once.
     numbers: OwnedFd,
@@ -24,7 +24,7 @@ const NUMBERS: usize = 1024;
 /// A bit for each call that was refused.
 static SEEN: [AtomicU64; NUMBERS / 64] = [const { AtomicU64::new(0) }; NUMBERS / 64];
 
-/// Starts to report refused calls, each once. Of the `conditional` calls, only some arguments are refused.
+/// Starts to report refused calls, each once. The `conditional` calls are refused only with some arguments.
 pub fn report(conditional: Vec<c_long>) -> io::Result<()> {
     let (reader, writer) = pipe()?;
     if HANDLER.set(Handler { numbers: writer.into(), conditional }).is_err() {
