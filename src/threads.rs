@@ -19,10 +19,10 @@ pub fn cores() -> usize {
 /// Decides how many helper threads parallel loops start beside the calling thread.
 pub trait Helpers: Send + Sync {
     /// Whether one more helper may start.
-    fn hire(&self) -> bool;
+    fn acquire(&self) -> bool;
 
     /// A helper has ended.
-    fn dismiss(&self);
+    fn release(&self);
 }
 
 /// The helpers of loops outside of [`with_helpers`]. Their number never exceeds the number of cores.
@@ -30,15 +30,15 @@ pub trait Helpers: Send + Sync {
 struct Free(AtomicUsize);
 
 impl Helpers for Free {
-    fn hire(&self) -> bool {
+    fn acquire(&self) -> bool {
         let is_free = self.0.fetch_add(1, Relaxed) < cores();
         if !is_free {
-            self.dismiss();
+            self.release();
         }
         is_free
     }
 
-    fn dismiss(&self) {
+    fn release(&self) {
         self.0.fetch_sub(1, Relaxed);
     }
 }
@@ -104,16 +104,16 @@ fn run<J: Send, R: Send, P>(
     let counted: &dyn Helpers = counted.as_deref().unwrap_or(&FREE);
     let help = || {
         take();
-        counted.dismiss();
+        counted.release();
     };
     let produced = std::thread::scope(|scope| {
         for _ in 0..helpers.min(cores() - 1) {
             // The calling thread works too, so the loop finishes even if no thread can be started.
-            if !counted.hire() {
+            if !counted.acquire() {
                 break;
             }
             if std::thread::Builder::new().name("parallel".into()).spawn_scoped(scope, help).is_err() {
-                counted.dismiss();
+                counted.release();
                 break;
             }
         }
@@ -191,10 +191,10 @@ mod tests {
         struct Counted(AtomicUsize, AtomicUsize);
 
         impl Helpers for Counted {
-            fn hire(&self) -> bool {
+            fn acquire(&self) -> bool {
                 self.0.fetch_add(1, Relaxed) < 1
             }
-            fn dismiss(&self) {
+            fn release(&self) {
                 self.1.fetch_add(1, Relaxed);
             }
         }
@@ -202,10 +202,10 @@ mod tests {
         let counted = Arc::new(Counted(AtomicUsize::new(0), AtomicUsize::new(0)));
         let sums = with_helpers(counted.clone(), || map(100, |at| at));
         assert_eq!(sums, (0..100).collect::<Vec<_>>());
-        let hired = counted.0.load(Relaxed).min(1);
-        assert_eq!((hired, counted.1.load(Relaxed)), ((cores() - 1).min(1), hired));
+        let acquired = counted.0.load(Relaxed).min(1);
+        assert_eq!((acquired, counted.1.load(Relaxed)), ((cores() - 1).min(1), acquired));
         map(100, |at| at);
-        assert_eq!(counted.1.load(Relaxed), hired);
+        assert_eq!(counted.1.load(Relaxed), acquired);
     }
 
     proptest! {

@@ -112,7 +112,7 @@ impl Drop for Scheduler {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         state.closed = true;
-        state.plan.call_all();
+        state.plan.flag_all();
         drop(state);
         self.0.ready.iter().chain([&self.0.resumed, &self.0.parked]).for_each(Condvar::notify_all);
     }
@@ -152,11 +152,11 @@ impl Inner {
         }
         while let Some(start) = state.plan.next_read() {
             state.pools[Kind::Reading as usize].ready.push_back(start);
-            self.staff(Kind::Reading, &mut state.pools[Kind::Reading as usize]);
+            self.wake_or_spawn(Kind::Reading, &mut state.pools[Kind::Reading as usize]);
         }
         while let Some(start) = state.plan.next_computation(Instant::now()) {
             state.pools[Kind::Computing as usize].ready.push_back(start);
-            self.staff(Kind::Computing, &mut state.pools[Kind::Computing as usize]);
+            self.wake_or_spawn(Kind::Computing, &mut state.pools[Kind::Computing as usize]);
         }
         self.resumed.notify_all();
         if LOWERED.get() {
@@ -170,7 +170,7 @@ impl Inner {
     }
 
     /// Wakes or starts a thread for the job that was added last.
-    fn staff(self: &Arc<Self>, kind: Kind, pool: &mut Pool) {
+    fn wake_or_spawn(self: &Arc<Self>, kind: Kind, pool: &mut Pool) {
         if pool.idle >= pool.ready.len() {
             return self.ready[kind as usize].notify_one();
         }
@@ -221,8 +221,8 @@ impl Inner {
         let request = if turns < TURNS_MAX { Request::only(wait) } else { Request::WAIT };
         let next = match &ticket {
             Some(ticket) => {
-                let is_cancelled = || self.check_in(number, wait, ticket, &job);
-                let helpers = Arc::new(Cores { inner: self.clone(), number });
+                let is_cancelled = || self.checkpoint(number, wait, ticket, &job);
+                let helpers = Arc::new(CountedHelpers { inner: self.clone(), number });
                 threads::with_helpers(helpers, || job.run(&request.cancelled_by(&is_cancelled)))
             }
             None => job.run(&request.cancelled_by(&|| job.is_cancelled())),
@@ -243,14 +243,14 @@ impl Inner {
 
     /// Called by a computation whenever it checks its request. Pauses while other computations go first. Returns
     /// whether the computation should end because nobody waits for the result any more.
-    fn check_in(self: &Arc<Self>, number: u64, wait: Wait, ticket: &Ticket, job: &Shared) -> bool {
-        let is_called = ticket.check();
-        if !is_called && !job.is_cancelled() {
+    fn checkpoint(self: &Arc<Self>, number: u64, wait: Wait, ticket: &Ticket, job: &Shared) -> bool {
+        let is_flagged = ticket.check();
+        if !is_flagged && !job.is_cancelled() {
             return false;
         }
         let is_cancelled = |state: &State| job.is_cancelled() && !state.plan.is_followed(wait);
         let mut state = self.lock();
-        if is_called && let Some(pause) = state.plan.pause(number) {
+        if is_flagged && let Some(pause) = state.plan.pause(number) {
             self.dispatch(state);
             state = self.lock();
             while !state.plan.is_resumed(number, pause) {
@@ -277,7 +277,7 @@ impl Inner {
             let cancelled = state.plan.remove_cancelled(|job| job.is_cancelled());
             state.plan.find_stalled(Instant::now());
             if !state.pools[Kind::Reading as usize].ready.is_empty() {
-                self.staff(Kind::Reading, &mut state.pools[Kind::Reading as usize]);
+                self.wake_or_spawn(Kind::Reading, &mut state.pools[Kind::Reading as usize]);
             }
             self.dispatch(state);
             cancelled.iter().for_each(|job| job.cancel());
@@ -289,19 +289,19 @@ impl Inner {
 }
 
 /// Counts the helper threads of a computation as its threads.
-struct Cores {
+struct CountedHelpers {
     inner: Arc<Inner>,
     number: u64,
 }
 
-impl Helpers for Cores {
-    fn hire(&self) -> bool {
-        self.inner.lock().plan.hire(self.number)
+impl Helpers for CountedHelpers {
+    fn acquire(&self) -> bool {
+        self.inner.lock().plan.acquire(self.number)
     }
 
-    fn dismiss(&self) {
+    fn release(&self) {
         let mut state = self.inner.lock();
-        state.plan.dismiss(self.number);
+        state.plan.release(self.number);
         self.inner.dispatch(state);
     }
 }

@@ -55,7 +55,7 @@ pub(super) struct Ticket {
     /// When the plan was made.
     since: Instant,
     /// Whether the computation must call [`Plan::pause`]: it has to pause, or it counts as stalled.
-    called: AtomicBool,
+    flagged: AtomicBool,
     /// When it last checked its request, in milliseconds since the plan was made.
     checked: AtomicU64,
 }
@@ -64,7 +64,7 @@ impl Ticket {
     /// Registers that the computation checks its request. Returns whether it must call [`Plan::pause`].
     pub fn check(&self) -> bool {
         self.checked.store(self.since.elapsed().as_millis() as u64, Ordering::Relaxed);
-        self.called.load(Ordering::Relaxed)
+        self.flagged.load(Ordering::Relaxed)
     }
 }
 
@@ -175,14 +175,14 @@ impl<J: Clone> Plan<J> {
                 }
                 Turn::Resume(number) => {
                     let started = self.started.get_mut(&number)?;
-                    started.ticket.called.store(started.stalled, Ordering::Relaxed);
+                    started.ticket.flagged.store(started.stalled, Ordering::Relaxed);
                     (started.paused, started.until) = (None, until);
                     started.active += std::mem::take(&mut started.asleep);
                     started.resumed += 1;
                 }
             }
         }
-        self.call(now);
+        self.request_pause(now);
         None
     }
 
@@ -193,7 +193,7 @@ impl<J: Clone> Plan<J> {
         };
         let ticket = Arc::new(Ticket {
             since: self.since,
-            called: AtomicBool::new(false),
+            flagged: AtomicBool::new(false),
             checked: AtomicU64::new(self.clock(now)),
         });
         let started = Started {
@@ -243,7 +243,7 @@ impl<J: Clone> Plan<J> {
     pub fn pause(&mut self, number: u64) -> Option<u64> {
         let started = self.started.get_mut(&number)?;
         started.stalled = false;
-        started.ticket.called.store(started.paused.is_some(), Ordering::Relaxed);
+        started.ticket.flagged.store(started.paused.is_some(), Ordering::Relaxed);
         started.paused?;
         started.active -= 1;
         started.asleep += 1;
@@ -264,7 +264,7 @@ impl<J: Clone> Plan<J> {
     }
 
     /// Lets a computation use one more thread, if a core is free and no other computation can use it.
-    pub fn hire(&mut self, number: u64) -> bool {
+    pub fn acquire(&mut self, number: u64) -> bool {
         let is_free = self.busy() < self.cores && self.shortest().is_none();
         match self.started.get_mut(&number).filter(|started| is_free && started.paused.is_none()) {
             Some(started) => {
@@ -275,16 +275,16 @@ impl<J: Clone> Plan<J> {
         }
     }
 
-    /// Registers that a thread of [`Self::hire`] has ended.
-    pub fn dismiss(&mut self, number: u64) {
+    /// Registers that a thread of [`Self::acquire`] has ended.
+    pub fn release(&mut self, number: u64) {
         if let Some(started) = self.started.get_mut(&number) {
             started.active -= 1;
         }
     }
 
     /// Makes all computations call [`Self::pause`].
-    pub fn call_all(&self) {
-        self.started.values().for_each(|started| started.ticket.called.store(true, Ordering::Relaxed));
+    pub fn flag_all(&self) {
+        self.started.values().for_each(|started| started.ticket.flagged.store(true, Ordering::Relaxed));
     }
 
     /// Looks for computations that have stalled.
@@ -293,7 +293,7 @@ impl<J: Clone> Plan<J> {
         for started in self.started.values_mut().filter(|started| started.active > 0 && !started.stalled) {
             if started.ticket.checked.load(Ordering::Relaxed) < late {
                 started.stalled = true;
-                started.ticket.called.store(true, Ordering::Relaxed);
+                started.ticket.flagged.store(true, Ordering::Relaxed);
             }
         }
     }
@@ -383,7 +383,7 @@ impl<J: Clone> Plan<J> {
 
     /// Requests that the computation of the highest class pause, if one of a lower class waits. One computation at a
     /// time is being paused.
-    fn call(&mut self, now: Instant) {
+    fn request_pause(&mut self, now: Instant) {
         let pauses = |started: &Started<J>| started.paused.is_some() && started.active > 0 && !started.stalled;
         if self.started.values().any(pauses) {
             return;
@@ -394,7 +394,7 @@ impl<J: Clone> Plan<J> {
         let may_pause = running.filter(|started| started.class > class && started.until <= now);
         if let Some(started) = may_pause.max_by_key(|started| started.class) {
             started.paused = Some(pause);
-            started.ticket.called.store(true, Ordering::Relaxed);
+            started.ticket.flagged.store(true, Ordering::Relaxed);
         }
     }
 }
@@ -470,9 +470,9 @@ mod tests {
         let ticket = long.ticket.unwrap();
         // Another one of the same class waits.
         add(&mut plan, 1, computation(1 << 41, 1));
-        assert!(plan.next_computation(NOW()).is_none() && !ticket.called.load(Ordering::Relaxed));
+        assert!(plan.next_computation(NOW()).is_none() && !ticket.flagged.load(Ordering::Relaxed));
         add(&mut plan, 2, computation(4, 2));
-        assert!(plan.next_computation(NOW()).is_none() && ticket.called.load(Ordering::Relaxed));
+        assert!(plan.next_computation(NOW()).is_none() && ticket.flagged.load(Ordering::Relaxed));
         let pause = plan.pause(long.number).unwrap();
         assert!(!plan.is_resumed(long.number, pause));
         let short = plan.next_computation(NOW()).unwrap();
@@ -498,9 +498,9 @@ mod tests {
         let long = plan.next_computation(NOW()).unwrap();
         assert_eq!(long.task.job, 9);
         add(&mut plan, 4, computation(1, 4));
-        let called = || long.ticket.as_ref().unwrap().called.load(Ordering::Relaxed);
-        assert!(plan.next_computation(long_ago(&plan)).is_none() && !called());
-        assert!(plan.next_computation(NOW() + SLICE).is_none() && called());
+        let is_flagged = || long.ticket.as_ref().unwrap().flagged.load(Ordering::Relaxed);
+        assert!(plan.next_computation(long_ago(&plan)).is_none() && !is_flagged());
+        assert!(plan.next_computation(NOW() + SLICE).is_none() && is_flagged());
     }
 
     fn long_ago(plan: &Plan<u32>) -> Instant {
@@ -550,7 +550,7 @@ mod tests {
         plan.end(other.number, other.task.wait);
         assert!(plan.next_computation(NOW()).is_none());
         // It checks its request again.
-        assert!(hung.ticket.unwrap().called.load(Ordering::Relaxed) && plan.pause(hung.number).is_none());
+        assert!(hung.ticket.unwrap().flagged.load(Ordering::Relaxed) && plan.pause(hung.number).is_none());
         plan.end(hung.number, hung.task.wait);
         assert_eq!(run_all(&mut plan), [1]);
     }
@@ -579,10 +579,10 @@ mod tests {
         add(&mut plan, 0, computation(1 << 40, 0));
         let long = plan.next_computation(NOW()).unwrap();
         // A single computation gets all cores.
-        assert_eq!((0..9).filter(|_| plan.hire(long.number)).count(), 3);
-        plan.dismiss(long.number);
+        assert_eq!((0..9).filter(|_| plan.acquire(long.number)).count(), 3);
+        plan.release(long.number);
         add(&mut plan, 1, computation(1 << 40, 1));
-        assert!(!plan.hire(long.number), "another computation waits");
+        assert!(!plan.acquire(long.number), "another computation waits");
         assert_eq!(plan.next_computation(NOW()).unwrap().task.job, 1);
         // However many classes there are, the number of started computations is bounded.
         let mut plan = Plan::new(4, 8);
@@ -593,13 +593,13 @@ mod tests {
                 started += 1;
                 assert!(start.task.job < 1000);
             }
-            let called: Vec<u64> = plan
+            let flagged: Vec<u64> = plan
                 .started
                 .iter()
                 .filter(|(_, one)| one.paused.is_some() && one.active > 0)
                 .map(|one| *one.0)
                 .collect();
-            called.into_iter().for_each(|number| assert!(plan.pause(number).is_some()));
+            flagged.into_iter().for_each(|number| assert!(plan.pause(number).is_some()));
             assert!(plan.started.len() <= 8 && plan.busy() <= 4);
         }
         assert!(started >= 4);
