@@ -30,15 +30,15 @@ pub(super) fn restrict(model: &mut Model, from: &Location, dirs: &Directories) {
     let unopened: Vec<Stat> = unopened.collect();
     let locations = model.locations();
     let is_unopened = |at: usize| at >= locations.len() - model.unopened().len();
-    let mut start = dirs.start(from);
-    let ways = locations.iter().enumerate().filter_map(|(at, location)| {
-        match start.as_mut().map(|start| start.way(location)) {
-            Ok(Ok(way)) => way.stat,
+    let mut base = dirs.base(from);
+    let traversals = locations.iter().enumerate().filter_map(|(at, location)| {
+        match base.as_mut().map(|base| base.traverse(location)) {
+            Ok(Ok(traversal)) => traversal.stat,
             // The permissions of the directories are unknown.
             _ => (!is_unopened(at)).then_some(NOBODY),
         }
     });
-    let mut needed: Vec<Stat> = unopened.into_iter().chain(ways).collect();
+    let mut needed: Vec<Stat> = unopened.into_iter().chain(traversals).collect();
     needed.dedup();
     needed.into_iter().for_each(|needed| model.need(needed));
 }

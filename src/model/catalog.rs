@@ -331,7 +331,7 @@ impl Scan {
         if entries.iter().any(|entry| entry.name == dataset::MANIFEST) {
             entries.iter().for_each(|entry| self.add_bytes(entry));
             for link in entries.iter().filter(|entry| entry.is_link).map(|entry| location.join(&entry.name)) {
-                self.catalog.dirs.add_way(location, &link);
+                self.catalog.dirs.add_path(location, &link);
             }
             let manifest = location.join(dataset::MANIFEST);
             let shards = dataset::shards(&manifest).unwrap_or_default();
@@ -364,15 +364,15 @@ impl Scan {
     fn linked_directory(&mut self, location: &Location, parent: FolderId) -> Result<Item, TooMany> {
         let before = self.catalog.reads.len();
         let dir = location.parent();
-        self.catalog.dirs.add_way(&dir, location);
+        self.catalog.dirs.add_path(&dir, location);
         let item = self.follow(location, parent)?;
         if let Item::Folder(folder) = item {
             // In the mount, the folder does not lie below the directories on the path of the link, so it also gets
             // their restrictions.
-            let way = self.catalog.dirs.start(&dir).and_then(|mut start| start.way(location));
-            let way = way.map_or(Some(NOBODY), |way| way.stat);
+            let traversal = self.catalog.dirs.base(&dir).and_then(|mut base| base.traverse(location));
+            let needed = traversal.map_or(Some(NOBODY), |traversal| traversal.stat);
             let folder = &mut self.catalog.folders[folder.index()];
-            folder.stat = way.map_or(folder.stat, |way| folder.stat.and(way));
+            folder.stat = needed.map_or(folder.stat, |needed| folder.stat.and(needed));
         }
         if matches!(item, Item::Link(_) | Item::Unreadable(_)) {
             self.catalog.reads.truncate(before);
@@ -427,7 +427,7 @@ impl Scan {
             let is_claimed = self.claimed.contains(&location);
             let is_model = is_model(&entry.name);
             if entry.is_link && !is_dir && (is_model || is_claimed) {
-                self.catalog.dirs.add_way(dir, &location);
+                self.catalog.dirs.add_path(dir, &location);
             }
             let file = entry.name.clone();
             let (name, item) = if is_dir {

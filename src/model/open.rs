@@ -47,7 +47,7 @@ pub fn open(location: &Location, mode: Mode) -> Result<Opened, Error> {
         Some(only) => {
             let mut model = open_model(&location.rename(catalog.model(only)), mode)?;
             restrict(&mut model, location, catalog.directories());
-            let dir = catalog.directories().start(location).and_then(|start| start.stat());
+            let dir = catalog.directories().base(location).and_then(|base| base.stat());
             model.need(dir.map_or(NOBODY, Stat::search));
             Ok(Opened::Model(model.into()))
         }

@@ -33,14 +33,15 @@ impl Refusal {
         let parts = shards.into_iter().flatten().map(|shard| dir.join(shard)).filter(source::exists);
         let (mut found, mut is_inside): (Option<Stat>, bool) = (None, true);
         let mut add = |stat: Stat| found = Some(found.map_or(stat, |found| found.and(stat)));
-        let (mut source, mut home) = (dirs.start(catalog.location()), dirs.start(catalog.home_location(model)));
+        let (mut source, mut home) = (dirs.base(catalog.location()), dirs.base(catalog.home_location(model)));
         for part in std::iter::once(location.clone()).chain(parts) {
-            is_inside &= source.as_mut().is_ok_and(|source| source.way(&part).is_ok_and(|way| way.is_inside));
+            is_inside &=
+                source.as_mut().is_ok_and(|source| source.traverse(&part).is_ok_and(|traversal| traversal.is_inside));
             // If a file cannot be opened, the reason says nothing about its content.
             if let Some(stat) = stat_of(&part) {
                 add(stat);
-                match home.as_mut().map(|home| home.way(&part)) {
-                    Ok(Ok(way)) => way.stat.into_iter().for_each(&mut add),
+                match home.as_mut().map(|home| home.traverse(&part)) {
+                    Ok(Ok(traversal)) => traversal.stat.into_iter().for_each(&mut add),
                     _ => add(NOBODY),
                 }
             }

@@ -13,8 +13,8 @@ mod resident;
 mod resolve;
 mod stat;
 mod storage;
+mod traversal;
 mod version;
-mod way;
 
 use std::fmt;
 use std::ops::Range;
@@ -28,8 +28,8 @@ pub use location::Location;
 pub use map::limit_maps;
 pub use memory::Memory;
 pub use resolve::put_off_limits;
+pub use traversal::{Base, Directories, Traversal};
 pub use version::FileId;
-pub use way::{Directories, Start, Way};
 
 /// A sequence of bytes. Reads return bytes of the version that was opened, or fail.
 pub trait Source: Send + Sync + fmt::Debug {

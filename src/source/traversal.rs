@@ -15,7 +15,7 @@ pub struct Directories(HashMap<FileId, Stat>);
 
 /// A directory from which paths start. They lead to files below it, or through symlinks to files elsewhere.
 #[derive(Debug)]
-pub struct Start<'d> {
+pub struct Base<'d> {
     dirs: &'d Directories,
     /// The absolute path of the directory.
     path: PathBuf,
@@ -27,7 +27,7 @@ pub struct Start<'d> {
 
 /// The directories between a directory and a file.
 #[derive(Debug)]
-pub struct Way {
+pub struct Traversal {
     /// The permissions for those who may search all of these directories. `None` if there are no directories between.
     pub stat: Option<Stat>,
     /// Whether the file lies in the directory or below it, after following symlinks.
@@ -41,8 +41,8 @@ impl Directories {
     }
 
     /// Adds the directories on the path from the directory `from` to `to`.
-    pub fn add_way(&mut self, from: &Location, to: &Location) {
-        let walked = self.start(from).and_then(|start| Ok(start.walk(to)?.0));
+    pub fn add_path(&mut self, from: &Location, to: &Location) {
+        let walked = self.base(from).and_then(|base| Ok(base.walk(to)?.0));
         for dir in walked.into_iter().flatten() {
             if let Ok(metadata) = std::fs::metadata(&dir) {
                 let id = (metadata.dev(), metadata.ino());
@@ -52,11 +52,11 @@ impl Directories {
     }
 
     /// Resolves the directory from which paths start.
-    pub fn start(&self, from: &Location) -> io::Result<Start<'_>> {
+    pub fn base(&self, from: &Location) -> io::Result<Base<'_>> {
         let Location::Local(path) = from;
         let path = std::path::absolute(path)?;
         let real = follow_from(Path::new("/"), &path, &mut |_| ())?;
-        Ok(Start { dirs: self, path, real, found: HashMap::new() })
+        Ok(Base { dirs: self, path, real, found: HashMap::new() })
     }
 
     fn stat(&self, dir: &Path) -> io::Result<Stat> {
@@ -66,25 +66,25 @@ impl Directories {
     }
 }
 
-impl Start<'_> {
+impl Base<'_> {
     /// The permissions of the directory itself.
     pub fn stat(&self) -> io::Result<Stat> {
         self.dirs.stat(&self.real)
     }
 
     /// The directories on the path to a file, without the starting directory and those above it.
-    pub fn way(&mut self, to: &Location) -> io::Result<Way> {
+    pub fn traverse(&mut self, to: &Location) -> io::Result<Traversal> {
         let (dirs, target) = self.walk(to)?;
-        let mut way: Option<Stat> = None;
+        let mut combined: Option<Stat> = None;
         for dir in dirs.into_iter().filter(|dir| !self.real.starts_with(dir)) {
             let stat = match self.found.get(&dir) {
                 Some(stat) => *stat,
                 None => self.dirs.stat(&dir)?.search(),
             };
             self.found.insert(dir, stat);
-            way = Some(way.map_or(stat, |way| way.and(stat)));
+            combined = Some(combined.map_or(stat, |combined| combined.and(stat)));
         }
-        Ok(Way { stat: way, is_inside: target.starts_with(&self.real) })
+        Ok(Traversal { stat: combined, is_inside: target.starts_with(&self.real) })
     }
 
     /// The real paths of the directories on the path to `to`, and of `to` itself.
