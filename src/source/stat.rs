@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn both_permissions_are_needed_whoever_is_in_which_group() {
+    fn combined_permissions_grant_only_what_both_grant() {
         let grants = |stat: Stat, user: u32, groups: &[u32]| match () {
             () if stat.uid == user => stat.mode >> 6 & 0o4 != 0,
             () if groups.contains(&stat.gid) => stat.mode >> 3 & 0o4 != 0,
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn list_is_read_as_what_all_users_of_a_class_have() {
+    fn access_control_list_is_reduced_to_what_all_users_of_a_class_have() {
         let acl = |entries: &[(u16, u16)]| {
             let entry =
                 |(tag, perm): &(u16, u16)| [&tag.to_le_bytes()[..], &perm.to_le_bytes(), &[9, 0, 0, 0]].concat();

@@ -1,4 +1,4 @@
-//! Access of other users to a mount: nobody can read through it what they cannot read in the source.
+//! Access of other users to a mount: users can read through it only what they can read in the source.
 
 use crate::support::{Mount, Scene, pattern, require_fuse};
 use safetensors::Dtype;
@@ -197,7 +197,7 @@ fn nobody_reads_through_a_mount_what_is_not_readable_in_the_source() {
     let parts: &[&str] = &[index, "src/sub/a.safetensors", "src/b.safetensors"];
     access.check(&sub, "src", &[], &[(".", parts)], true);
     access.check(&sub, index, &[], &[(".", parts)], true);
-    // A part that is left out is quoted too.
+    // Messages also quote a part that `--lenient` leaves out.
     let broken = format!("{sharded} && echo 'a secret' >src/b.safetensors && chmod 600 src/b.safetensors");
     access.check(&broken, "src", &["--lenient"], &[(".", &[index, "src/a.safetensors", "src/b.safetensors"])], true);
 }

@@ -255,7 +255,7 @@ fn truncation_during_reads_gives_errors_never_wrong_bytes() {
 }
 
 #[test]
-fn bytes_read_during_modification_are_not_cached() {
+fn read_during_modification_of_a_fuse_source_gives_estale() {
     require_fuse!();
     let scene = Scene::new();
     let model = std::fs::read(model(&scene)).unwrap();

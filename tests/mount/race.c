@@ -1,4 +1,4 @@
-// Exchanges two names, as a user may who can write to their directory.
+// Exchanges two names. Any user who can write to their directory may do this.
 //
 // As a program: exchanges the names A and B again and again.
 //

@@ -68,7 +68,7 @@ impl Races {
     }
 
     /// Runs a command once for each pair of moments at which `a` and `x` are exchanged, and at least `least` times. The
-    /// second moment is at most `span` system calls after the first, or does not come.
+    /// second moment is at most `span` system calls after the first, or there is only one.
     fn at_every_moment(
         &self,
         args: &[&str],

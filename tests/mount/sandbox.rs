@@ -259,7 +259,7 @@ fn only_models_found_at_the_mount_are_opened() {
     for at in [1, 2] {
         symlink(format!("../../../elsewhere/{at}.safetensors"), scene.path("m/set").join(shard(at))).unwrap();
     }
-    // Names that an index may not have allow nothing.
+    // The other models are served although this index names files outside of its directory.
     let names = ["../outside.safetensors", "/etc/passwd"].map(|name| (name, name.into()));
     let map = serde_json::json!({"weight_map": serde_json::Map::from_iter(names.map(|(a, b): (_, serde_json::Value)| (a.to_owned(), b)))});
     std::fs::write(scene.path("m/bad.safetensors.index.json"), map.to_string()).unwrap();

@@ -1,4 +1,4 @@
-//! Operations that have to wait: they hold no threads while they are parked, and hold up no others.
+//! Operations that have to wait: they hold no threads while they are parked, and do not block others.
 
 use crate::gate::{FILE, Gate};
 use crate::support::{Mount, Scene, pattern, require_fuse, status, wait_until};
@@ -13,8 +13,8 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
-/// Most threads of a daemon: those that serve, those of the scheduler, and `cores` threads that compute, with as many
-/// that pause for others.
+/// The maximum number of threads of a daemon: those that serve, those of the scheduler, and for each core a thread that
+/// computes and up to three that pause.
 fn threads_max() -> u64 {
     24 + 4 * thread::available_parallelism().unwrap().get() as u64
 }
@@ -133,7 +133,7 @@ fn thousand_readers_of_plots_need_few_threads_and_little_memory() {
         }
     });
     assert!(threads <= threads_max(), "{threads} threads");
-    // Of this, 64 MB are kept results.
+    // This includes 64 MiB of cached results.
     let peak = status(pid, "VmHWM");
     assert!(peak < 160 << 10, "{peak} kB");
     assert_eq!(mount.read("plots/t7.png").len(), 256 << 10);
@@ -171,8 +171,8 @@ fn short_computation_is_answered_while_long_ones_are_waiting() {
     }
 }
 
-/// A directory with a model `local` and links to a model on another file system, which is held by the returned gate
-/// once it is closed.
+/// A directory with a model `local` and links to a model on another file system, whose reads the returned gate holds
+/// while it is closed.
 fn local_and_remote(scene: &Scene, links: usize) -> (PathBuf, Gate) {
     let dir = scene.mkdir("models");
     let local = scene.model("models/local.safetensors", &[("w", Dtype::U8, &[3 << 20], pattern(3 << 20))], &[]);
@@ -199,7 +199,7 @@ fn hanging_model_holds_up_no_model_on_another_file_system() {
     let scene = Scene::new();
     let (dir, gate) = local_and_remote(&scene, MODELS);
     let mount = scene.mount(&dir, &[]);
-    // It is dropped before the mount, which cannot end while its source hangs.
+    // The gate is dropped before the mount, which cannot end while its source hangs.
     let gate = gate;
     gate.close(0);
     let mut cats = Cats::read((0..2 * MODELS).map(|at| mount.path(format!("remote{}/tensors/w", at % MODELS))));
@@ -242,7 +242,7 @@ fn killed_readers_of_a_hanging_model_end() {
     let scene = Scene::new();
     let (dir, gate) = local_and_remote(&scene, 40);
     let mount = scene.mount(&dir, &[]);
-    // It is dropped before the mount, which cannot end while its source hangs.
+    // The gate is dropped before the mount, which cannot end while its source hangs.
     let gate = gate;
     gate.close(0);
     let mut cats = Cats::read((0..80).map(|at| mount.path(format!("remote{}/tensors/w", at % 40))));
@@ -274,7 +274,7 @@ fn stopped_helper_delays_no_read() {
     wait_until("the helper is stopped", || state() == Some('T'));
     let mut after = Cats::read_directly((0..100).map(|_| point.join("plots/t0.png")));
     after.wait_until_parked();
-    // These reads end while the helper is still stopped, and those that it is asked about are still waiting.
+    // These reads end while the helper is stopped, and while the other readers still wait.
     for file in ["stats/small.json", "plots/small.png", "tensors/small"] {
         assert!(!std::fs::read(point.join(file)).unwrap().is_empty());
     }
