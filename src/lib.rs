@@ -5,8 +5,8 @@
 //!    the request with the scheduler.
 //! 2. [`fs::Superblock::open`] decodes the inode number and returns the [`content::Content`] of the file.
 //! 3. [`content::Content::read`] finds the segment that holds the range.
-//! 4. [`source::Source::bytes`] returns a slice of the memory map, which is passed to the kernel as it is. If the file is
-//!    not mapped, or reading it may wait for a device, the bytes are read into a buffer instead.
+//! 4. [`source::Source::bytes`] returns a slice of the memory map, which is passed to the kernel as it is. If the file
+//!    is not mapped, or reading it may wait for a device, the bytes are read into a buffer instead.
 //!
 //! # The layers
 //! - [`source`] opens files; [`content`] joins parts of them into the files of a mount.
