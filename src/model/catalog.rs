@@ -330,12 +330,13 @@ impl Scan {
         }
         if entries.iter().any(|entry| entry.name == dataset::MANIFEST) {
             entries.iter().for_each(|entry| self.add_bytes(entry));
-            for link in entries.iter().filter(|entry| entry.is_link).map(|entry| location.join(&entry.name)) {
-                self.catalog.dirs.add_path(location, &link);
-            }
             let manifest = location.join(dataset::MANIFEST);
             let shards = dataset::shards(&manifest).unwrap_or_default();
-            self.catalog.reads.extend(set::locations(&manifest, shards));
+            let mut files: Vec<Location> = set::locations(&manifest, shards).filter(source::exists).collect();
+            files.push(manifest.clone());
+            self.catalog.dirs.add_paths(location, &files);
+            files.pop();
+            self.catalog.reads.extend(files);
             return Ok(self.model(manifest, id.0, parent));
         }
         let number = FolderId::new(self.catalog.folders.len());
@@ -364,7 +365,7 @@ impl Scan {
     fn linked_directory(&mut self, location: &Location, parent: FolderId) -> Result<Item, TooMany> {
         let before = self.catalog.reads.len();
         let dir = location.parent();
-        self.catalog.dirs.add_path(&dir, location);
+        self.catalog.dirs.add_paths(&dir, [location]);
         let item = self.follow(location, parent)?;
         if let Item::Folder(folder) = item {
             // In the mount, the folder does not lie below the directories on the path of the link, so it also gets
@@ -409,11 +410,14 @@ impl Scan {
             // An index that cannot be read is a broken model, and claims no files.
             let index = dir.join(&entry.name);
             let shards = index::shards(&index).unwrap_or_default();
-            self.catalog.reads.extend(set::locations(&index, shards.iter().cloned()).filter(source::exists));
-            // An index may name ten thousand files that do not exist.
-            for shard in shards.iter().map(|shard| dir.join(shard)).filter(source::exists) {
-                self.claimed.insert(shard);
+            // An index may name ten thousand files that do not exist. It claims no files outside of its directory.
+            let files: Vec<Location> = set::locations(&index, shards).filter(source::exists).collect();
+            // Their directories may be hidden, and are not scanned then.
+            self.catalog.dirs.add_paths(dir, &files);
+            for file in &files {
+                self.claimed.insert(file.clone());
             }
+            self.catalog.reads.extend(files);
         }
         let mut names = Names::new(entries);
         let mut listed = Vec::new();
@@ -427,7 +431,7 @@ impl Scan {
             let is_claimed = self.claimed.contains(&location);
             let is_model = is_model(&entry.name);
             if entry.is_link && !is_dir && (is_model || is_claimed) {
-                self.catalog.dirs.add_path(dir, &location);
+                self.catalog.dirs.add_paths(dir, [&location]);
             }
             let file = entry.name.clone();
             let (name, item) = if is_dir {

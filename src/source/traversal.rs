@@ -40,10 +40,12 @@ impl Directories {
         self.0.insert(id, stat);
     }
 
-    /// Adds the directories on the path from the directory `from` to `to`.
-    pub fn add_path(&mut self, from: &Location, to: &Location) {
-        let walked = self.base(from).and_then(|base| Ok(base.walk(to)?.0));
-        for dir in walked.into_iter().flatten() {
+    /// Adds the directories on the paths from the directory `from` to each of `to`.
+    pub fn add_paths<'l>(&mut self, from: &Location, to: impl IntoIterator<Item = &'l Location>) {
+        let Ok(base) = self.base(from) else { return };
+        let walked: BTreeSet<PathBuf> =
+            to.into_iter().filter_map(|to| base.walk(to).ok()).flat_map(|traversed| traversed.0).collect();
+        for dir in walked {
             if let Ok(metadata) = std::fs::metadata(&dir) {
                 let id = (metadata.dev(), metadata.ino());
                 self.0.entry(id).or_insert_with(|| directory_stat(&dir, &metadata));

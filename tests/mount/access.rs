@@ -50,7 +50,11 @@ impl Access {
         let listed = |name| serde_json::json!({"shard_path": format!("{name}.safetensors"), "samples_count": 3, "bytes": size(name)});
         let manifest = serde_json::json!({"format_version": "1.0", "shards": [listed("a"), listed("b")]});
         std::fs::write(scene.path("manifest"), manifest.to_string()).unwrap();
-        scene.ok("chmod 755 . && chmod 644 look a b whole index index.sub manifest");
+        for name in ["index", "manifest"] {
+            let text = std::fs::read_to_string(scene.path(name)).unwrap();
+            std::fs::write(scene.path(format!("{name}.hidden")), text.replace("a.safe", ".sub/a.safe")).unwrap();
+        }
+        scene.ok("chmod 755 . && chmod 644 look a b whole index* manifest*");
         Self { scene }
     }
 
@@ -231,6 +235,20 @@ fn links_out_of_the_source_need_every_directory_on_the_way() {
         let parts: &[&str] = &[index, "src/snap/a.safetensors", "src/snap/b.safetensors"];
         for (source, path) in [("src", "snap/model"), ("src/snap", "."), (index, ".")] {
             access.check(&hub, source, &[], &[(path, parts)], true);
+        }
+    }
+    // Shards in a directory that is not scanned, and behind a link to one.
+    for (list, name) in [("index", "model.safetensors.index.json"), ("manifest", "dataset_manifest.json")] {
+        let list = format!(
+            "mkdir src/data && cp {list}.hidden src/data/{name} && cp b src/data/b.safetensors && cp a src/x.safetensors"
+        );
+        let parts: &[&str] = &[&format!("src/data/{name}"), "src/data/.sub/a.safetensors", "src/data/b.safetensors"];
+        let path = if name.starts_with("model") { "data/model" } else { "data" };
+        for rest in [
+            "mkdir src/data/.sub && cp a src/data/.sub/a.safetensors && chown -R 65534:7000 src && chmod 750 src/data/.sub",
+            "mkdir else && cp a else/a.safetensors && ln -s ../../else src/data/.sub && chown -R 65534:7000 src else && chmod 750 else",
+        ] {
+            access.check(&format!("{list} && {rest}"), "src", &[], &[(path, parts)], true);
         }
     }
     // A directory beside the folder of the link, inside of the source.
