@@ -5,8 +5,9 @@ use super::catalog::Catalog;
 use super::dataset::{self, MANIFEST};
 use super::error::Error;
 use super::ids::ModelId;
-use super::index;
+use super::{index, set};
 use crate::source::{self, Stat};
+use std::io::ErrorKind;
 
 /// Why a model cannot be opened, as the mount shows it to all users who may read the model.
 #[derive(Debug)]
@@ -24,19 +25,23 @@ impl Refusal {
     /// If no model has that number.
     pub fn new(catalog: &Catalog, model: ModelId, error: &Error) -> Self {
         let (location, dirs) = (catalog.model(model), catalog.directories());
-        let dir = location.parent();
         let shards = match location.file_name() {
             name if name == MANIFEST => dataset::shards(location),
             name if index::stem(name).is_some() => index::shards(location),
             _ => None,
         };
-        let parts = shards.into_iter().flatten().map(|shard| dir.join(shard)).filter(source::exists);
+        // A name that is refused is not looked up: it may lead into the mount itself.
+        let parts = set::locations(location, shards.into_iter().flatten());
         let (mut found, mut is_inside): (Option<Stat>, bool) = (None, true);
         let mut add = |stat: Stat| found = Some(found.map_or(stat, |found| found.and(stat)));
         let (mut source, mut home) = (dirs.base(catalog.location()), dirs.base(catalog.home_location(model)));
         for part in std::iter::once(location.clone()).chain(parts) {
-            is_inside &=
-                source.as_mut().is_ok_and(|source| source.traverse(&part).is_ok_and(|traversal| traversal.is_inside));
+            is_inside &= match source.as_mut().map(|source| source.traverse(&part)) {
+                Ok(Ok(traversal)) => traversal.is_inside,
+                // Nothing of a shard that does not exist can be quoted.
+                Ok(Err(error)) => error.kind() == ErrorKind::NotFound && part != *location,
+                Err(_) => false,
+            };
             // If a file cannot be opened, the reason says nothing about its content.
             if let Some(stat) = stat_of(&part) {
                 add(stat);

@@ -434,6 +434,28 @@ fn links_into_own_mount_are_rejected() {
 }
 
 #[test]
+fn shards_in_own_mount_or_in_other_folders_are_not_looked_up() {
+    require_fuse!();
+    let scene = Scene::new();
+    let (dir, point) = (scene.mkdir("m"), scene.mkdir("mnt"));
+    for name in ["a", "b"] {
+        scene.model(&format!("m/{name}.safetensors"), &one("w", 3), &[]);
+    }
+    symlink("../mnt", dir.join("link")).unwrap();
+    let other = dir.join("b.safetensors").display().to_string();
+    let shards = [("other", &*other), ("through", "link/through/w.safetensors"), ("up", "../mnt/up/w.safetensors")];
+    for (name, shard) in shards {
+        let index = format!(r#"{{"weight_map": {{"w": "{shard}"}}}}"#);
+        std::fs::write(dir.join(format!("{name}.safetensors.index.json")), index).unwrap();
+    }
+    let mount = Mount::new(&dir, &point, &["--threads", "1"]);
+    assert_eq!(names(&mount, ""), ["a", "b", "link", "other.error.txt", "through.error.txt", "up.error.txt"]);
+    let said = |name: &str| String::from_utf8(mount.read(format!("{name}.error.txt"))).unwrap();
+    assert!(said("through").contains("out of the source"), "{}", said("through"));
+    assert!(said("up").contains("leads out of the directory"), "{}", said("up"));
+}
+
+#[test]
 fn replaced_model_with_other_permissions_gives_eio() {
     require_fuse!();
     let scene = Scene::new();
