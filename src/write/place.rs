@@ -94,6 +94,10 @@ impl Found {
             }
             let target = readlinkat(&at, "")?;
             if is_unnamed(&dir, &target) && ahead.is_empty() {
+                // The process that holds it belongs to the owner of this link. Another user could choose a process of
+                // root here, or exchange the descriptor for another one at any time.
+                owners.push(stat.st_uid);
+                check_links(&owners, geteuid().as_raw())?;
                 let flags = OFlag::O_WRONLY | OFlag::O_CLOEXEC;
                 return Ok(Self::Unnamed(openat(&dir, &*name, flags, Mode::empty())?.into()));
             }

@@ -197,7 +197,7 @@ fn links_of_other_users_are_followed_only_to_their_own_files() {
     races.restore("../mine.safetensors");
     scene.ok("cp m.safetensors mine.safetensors && cp m.safetensors theirs/own.safetensors && ln -s theirs link");
     scene.ok(
-        "cd theirs && ln -s own.safetensors y && ln -s ../victims dir && chown -h 65534:65534 y dir own.safetensors",
+        "cd theirs && ln -s own.safetensors y && ln -s ../victims dir && ln -s /proc/self/fd/1 pipe && chown -h 65534:65534 y dir pipe own.safetensors",
     );
     let before = scene.ok("cat mine.safetensors victim victims/*s | sha256sum");
     let end = "a symbolic link of user 65534 leads to a file or directory of user 0; give the path without the link\n";
@@ -207,6 +207,7 @@ fn links_of_other_users_are_followed_only_to_their_own_files() {
         ("export m.safetensors theirs/x", "theirs/x"),
         ("export m.safetensors theirs/dir/new", "theirs/dir/new"),
         ("export --shard-size 5kB m.safetensors theirs/dir/new", "theirs/dir/new"),
+        ("export m.safetensors theirs/pipe", "theirs/pipe"),
         ("--log-file theirs/x m.safetensors theirs", "theirs/x"),
     ] {
         let said = scene.sh(&format!("weightfs {line}"));
