@@ -35,7 +35,7 @@ type Attempts = BTreeMap<&'static str, Result<(), Errno>>;
 fn inside() {
     let dir = PathBuf::from(std::env::var_os(DIR).unwrap());
     let open = Open::new(&dir);
-    let reads = [dir.join("source"), dir.join("folder/deep/file"), dir.join("link"), dir.join("absent")];
+    let reads = ["source", "folder/deep/file", "link", "absent", "shard"].map(|name| dir.join(name));
     let mut log = File::open(dir.join("log")).unwrap();
     log::set_boxed_logger(Box::new(ToLog(open.log.try_clone().unwrap()))).unwrap();
     log::set_max_level(log::LevelFilter::Warn);
@@ -139,6 +139,7 @@ fn attempts(dir: &Path, open: &Open) -> Attempts {
     attempt("list a directory", fs::read_dir(dir).map(drop));
     attempt("read beside a file in the folder", read(path("folder/deep/beside")));
     attempt("read a file behind a directory link", read(path("folder/etc/passwd")));
+    attempt("read below a directory with the name of a shard", read(path("shard/file")));
     attempt("list the folder", fs::read_dir(path("folder")).map(drop));
     attempt("open the source for writing", File::options().write(true).open(path("source")).map(drop));
     attempt("open the log again", File::options().append(true).open(path("log")).map(drop));
@@ -234,7 +235,11 @@ fn only_what_the_daemon_needs_is_allowed() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     fs::create_dir_all(path("folder/deep")).unwrap();
-    for file in ["source", "other", "behind", "log", "secret", "folder/deep/file", "folder/deep/beside"] {
+    fs::create_dir(path("directory")).unwrap();
+    symlink("directory", path("shard")).unwrap();
+    for file in
+        ["source", "other", "behind", "log", "secret", "directory/file", "folder/deep/file", "folder/deep/beside"]
+    {
         fs::write(path(file), if file == "log" { "" } else { "bytes" }).unwrap();
     }
     symlink("behind", path("link")).unwrap();

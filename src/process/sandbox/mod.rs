@@ -14,6 +14,7 @@ use landlock::{
 };
 use nix::fcntl::{AT_FDCWD, AtFlags};
 use nix::sys::prctl::set_no_new_privs;
+use nix::sys::stat::{FileStat, SFlag, fstat};
 use nix::unistd::{AccessFlags, faccessat};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -109,12 +110,21 @@ fn rules(reads: &[PathBuf], device: Option<&Path>) -> Result<RulesetCreated, Rul
     let read_write = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev;
     let reads = reads.iter().map(|path| (&**path, read));
     for (path, rights) in reads.chain(device.map(|device| (device, read_write))) {
-        // A missing path gets no rule. A file that is created there later cannot be opened.
-        if let Ok(file) = PathFd::new(path) {
+        // A missing path gets no rule. A file that is created there later cannot be opened. A rule for a directory
+        // would allow everything below it, and a shard may be a link to the root directory.
+        if let Ok(file) = PathFd::new(path)
+            && fstat(&file).is_ok_and(|stat| is_allowed(&stat, device == Some(path)))
+        {
             rules = rules.add_rule(PathBeneath::new(file, rights))?;
         }
     }
     Ok(rules)
+}
+
+/// Whether a rule may refer to a file: to a regular file, or to the device.
+fn is_allowed(stat: &FileStat, is_device: bool) -> bool {
+    let kind = SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits());
+    kind == if is_device { SFlag::S_IFCHR } else { SFlag::S_IFREG }
 }
 
 fn files(rules: Result<RulesetCreated, RulesetError>) -> Step {
