@@ -181,6 +181,10 @@ fn attempts(dir: &Path, open: &Open) -> Attempts {
     attempt("set the priority of I/O", call(libc::SYS_ioprio_set, [1, parent.into(), 0, 0, 0, 0]));
     attempt("get signals for a descriptor", call(libc::SYS_fcntl, [0, libc::F_SETOWN.into(), parent.into(), 0, 0, 0]));
     attempt(
+        "send signals to a terminal",
+        call(libc::SYS_fcntl, [0, libc::F_SETFL.into(), libc::O_ASYNC.into(), 0, 0, 0]),
+    );
+    attempt(
         "lease a file",
         call(libc::SYS_fcntl, [open.source.as_raw_fd().into(), libc::F_SETLEASE.into(), 0, 0, 0, 0]),
     );

@@ -161,7 +161,9 @@ mod filter {
         let thread = MaskedEq((CLONE_THREAD | NEW_NAMESPACES) as u32 as u64);
         let own_priority = || vec![vec![is(0, PRIO_PROCESS as u64), is(1, 0)]];
         let timeout = |option: c_int| vec![is(1, SOL_SOCKET as u64), is(2, option as u64)];
-        let descriptor = [F_DUPFD, F_DUPFD_CLOEXEC, F_GETFD, F_SETFD, F_GETFL, F_SETFL].map(|request| request as u64);
+        let descriptor = [F_DUPFD, F_DUPFD_CLOEXEC, F_GETFD, F_SETFD, F_GETFL].map(|request| request as u64);
+        let mut descriptor: Vec<_> = is_any(1, &descriptor);
+        descriptor.push(vec![is(1, F_SETFL as u64), (2, Dword, MaskedEq(O_ASYNC as u64), 0)]);
         vec![
             (SYS_mmap, not_executable()),
             (SYS_mprotect, not_executable()),
@@ -177,8 +179,9 @@ mod filter {
             // No address: to the connected peer only.
             (SYS_sendto, vec![vec![is_null(4)]]),
             (SYS_setsockopt, vec![timeout(SO_RCVTIMEO), timeout(SO_SNDTIMEO)]),
-            // Not F_SETOWN and F_SETLEASE, which affect other processes.
-            (SYS_fcntl, is_any(1, &descriptor)),
+            // Not F_SETOWN and F_SETLEASE, which affect other processes, and not O_ASYNC: the kernel then sends
+            // signals to the processes in the foreground of a terminal.
+            (SYS_fcntl, descriptor),
             // Not TIOCSTI, for example, which types into the terminal of a mount in the foreground.
             (SYS_ioctl, is_any(1, &[IOC_CLONE, GET_TERMINAL, NONBLOCKING])),
             // The names of threads and memory areas.
