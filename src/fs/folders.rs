@@ -199,9 +199,6 @@ impl Folders {
         mut add: impl FnMut(Dentry<'s>) -> bool,
     ) -> Result<(), Error> {
         let Node::Folder(number, folder) = self.node(ino)? else { return Err(Error::NotADirectory) };
-        if offset == 0 {
-            self.compare(number, folder, request)?;
-        }
         // Without a verdict, it is unknown whether the entry is a directory or an error file. So missing verdicts
         // are determined before the first entry is passed to `add`.
         let models = folder.entries.iter().filter_map(|entry| match entry.item {
@@ -210,14 +207,23 @@ impl Folders {
         });
         let models: Vec<ModelId> = models.collect();
         let devices: BTreeSet<u64> = models.iter().map(|model| self.catalog.device(*model)).collect();
-        // The devices are read one after the other, so that a device that hangs holds only threads of its own lane.
+        // One device at a time, so that a device that hangs holds only its own threads. What the request may wait for
+        // comes first: a request that is parked for one device never needs another one before it.
+        let mut missing = Ok(());
         for device in devices {
             let key = Key { model: number.into(), kind: Key::FOLDER, item: device as u32 };
-            request.wait(Wait { need: Need::Device(device), key: Some(key) })?;
+            if let Err(error) = request.wait(Wait { need: Need::Device(device), key: Some(key) }) {
+                missing = missing.and(Err(error.into()));
+                continue;
+            }
             let there = |model: &&ModelId| self.catalog.device(**model) == device;
             let models: Vec<ModelId> = models.iter().filter(there).copied().collect();
             threads::map(models.len(), |at| self.check(models[at], &Request::WAIT).is_ok());
         }
+        if offset == 0 {
+            missing = missing.and(self.compare(number, folder, request));
+        }
+        missing?;
         if Dentry::dots(ino, folder_ino(folder.parent), offset, &mut add) {
             return Ok(());
         }

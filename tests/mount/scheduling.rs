@@ -214,6 +214,31 @@ fn hanging_model_holds_up_no_model_on_another_file_system() {
 }
 
 #[test]
+fn listing_of_hanging_models_holds_up_no_other_file_system() {
+    require_fuse!();
+    // More than a lane has threads.
+    const FOLDERS: usize = 40;
+    let scene = Scene::new();
+    let (dir, gate) = local_and_remote(&scene, 0);
+    for at in 0..FOLDERS {
+        let folder = scene.mkdir(&format!("models/folder{at}"));
+        symlink(scene.path("remote").join(FILE), folder.join("remote.safetensors")).unwrap();
+    }
+    let mount = scene.mount(&dir, &[]);
+    // It is dropped before the mount, which cannot end while its source hangs.
+    let gate = gate;
+    gate.close(0);
+    let list = |at| Command::new("ls").arg(mount.path(format!("folder{at}"))).stdout(Stdio::null()).spawn().unwrap();
+    let mut lists = Cats((0..FOLDERS).map(list).collect());
+    lists.wait_until_parked();
+    gate.wait_for_read();
+    answered_meanwhile(|| read_local(&mount), || gate.open());
+    assert!(lists.0.iter_mut().all(|list| list.try_wait().unwrap().is_none()));
+    gate.open();
+    assert_eq!(lists.wait(), FOLDERS);
+}
+
+#[test]
 fn hanging_computation_holds_up_no_other_file_system() {
     require_fuse!();
     let scene = Scene::new();
