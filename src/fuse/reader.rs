@@ -61,6 +61,9 @@ struct Watched {
     /// The readers that wait for a reply. Each round begins where the last one ended.
     readers: Vec<Weak<Waiting>>,
     next: usize,
+    /// The number of readers at which those that have their reply are forgotten. Rounds forget them too, but a round
+    /// may wait for the other process.
+    forget_at: usize,
     /// Whether lookups have ended.
     ended: bool,
 }
@@ -95,8 +98,21 @@ impl Watch {
                 return;
             }
         }
+        if state.readers.len() >= state.forget_at {
+            state.forget();
+            state.forget_at = 2 * state.readers.len().max(BATCH);
+        }
         state.readers.push(Arc::downgrade(reader));
         self.0.added.notify_one();
+    }
+}
+
+impl Watched {
+    /// Removes the readers that have their reply.
+    fn forget(&mut self) {
+        let is_waiting = |reader: &Weak<Waiting>| reader.strong_count() > 0;
+        self.next = self.readers[..self.next].iter().filter(|reader| is_waiting(reader)).count();
+        self.readers.retain(is_waiting);
     }
 }
 
@@ -134,11 +150,8 @@ impl Shared {
     fn round(&self) -> Vec<Arc<Waiting>> {
         let mut state = self.lock();
         loop {
-            let Watched { readers, next, .. } = &mut *state;
-            let is_waiting = |reader: &Weak<Waiting>| reader.strong_count() > 0;
-            *next = readers[..*next].iter().filter(|reader| is_waiting(reader)).count();
-            readers.retain(is_waiting);
-            if !readers.is_empty() {
+            state.forget();
+            if !state.readers.is_empty() {
                 break;
             }
             state = self.added.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -301,6 +314,9 @@ mod tests {
         theirs.read_exact(&mut thread).unwrap();
         assert_eq!(u32::from_le_bytes(thread), 7);
         let later = Reader::new(8, &watch);
+        // Readers that get their reply meanwhile take no memory.
+        (0..100_000).for_each(|_| drop(Reader::new(9, &watch)));
+        assert!(watch.0.lock().readers.len() <= 2 * BATCH);
         assert!(!reader.is_leaving() && !later.is_leaving());
         theirs.write_all(&[State::Gone as u8]).unwrap();
         wait_until(|| reader.is_leaving());
