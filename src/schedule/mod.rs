@@ -81,6 +81,10 @@ struct Pool {
     ready: VecDeque<Start<Shared>>,
     threads: usize,
     idle: usize,
+    /// How many threads were needed and could not be started, since the thread that checks parked jobs has tried again.
+    missing: usize,
+    /// Whether it was logged that a thread could not be started.
+    warned: bool,
 }
 
 /// The kinds of threads.
@@ -159,7 +163,7 @@ impl Inner {
             self.wake_or_spawn(Kind::Computing, &mut state.pools[Kind::Computing as usize]);
         }
         self.resumed.notify_all();
-        if LOWERED.get() {
+        if LOWERED.get() && state.checks {
             return;
         }
         // If no thread could be started, this thread runs the jobs.
@@ -177,13 +181,19 @@ impl Inner {
         if kind == Kind::Reading && LOWERED.get() {
             // A thread that this thread starts would also have a lower priority. The thread that checks parked jobs
             // starts it instead.
+            pool.missing += 1;
             return;
         }
         let inner = self.clone();
         match std::thread::Builder::new().name("worker".into()).spawn(move || inner.work(kind)) {
             Ok(_) => pool.threads += 1,
-            // A running thread takes the job later.
-            Err(error) => log::warn!("cannot start more than {} worker threads: {error}", pool.threads),
+            // A thread that runs takes the job later, unless one can be started before that.
+            Err(error) => {
+                pool.missing += 1;
+                if !std::mem::replace(&mut pool.warned, true) {
+                    log::warn!("cannot start more than {} worker threads: {error}", pool.threads);
+                }
+            }
         }
     }
 
@@ -276,8 +286,10 @@ impl Inner {
             }
             let cancelled = state.plan.remove_cancelled(|job| job.is_cancelled());
             state.plan.find_stalled(Instant::now());
-            if !state.pools[Kind::Reading as usize].ready.is_empty() {
-                self.wake_or_spawn(Kind::Reading, &mut state.pools[Kind::Reading as usize]);
+            for kind in [Kind::Reading, Kind::Computing] {
+                let pool = &mut state.pools[kind as usize];
+                let missing = std::mem::take(&mut pool.missing).min(pool.ready.len());
+                (0..missing).for_each(|_| self.wake_or_spawn(kind, pool));
             }
             self.dispatch(state);
             cancelled.iter().for_each(|job| job.cancel());
