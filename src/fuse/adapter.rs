@@ -343,8 +343,9 @@ impl<R, O, A> Parked<R, O, A> {
     where
         A: FnOnce(&Arc<State>, Result<T, fs::Error>, R),
     {
-        let (reply, answer) = (lock(&self.reply).take(), lock(&self.answer).take());
-        if let (Some(reply), Some(answer)) = (reply, answer) {
+        // Only the one that has taken the reply takes the answer.
+        let Some(reply) = lock(&self.reply).take() else { return };
+        if let Some(answer) = lock(&self.answer).take() {
             answer(&self.state, result, reply);
         }
     }
