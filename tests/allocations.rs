@@ -1,4 +1,4 @@
-//! A raw read does not allocate memory: it returns a slice of the memory map.
+//! A raw read does not allocate memory, unless it is short: it returns a slice of the memory map.
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 #![allow(unsafe_code, reason = "GlobalAlloc is an unsafe trait")]
 
@@ -37,8 +37,8 @@ static ALLOCATOR: Counting = Counting;
 #[test]
 fn raw_read_does_not_allocate() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    let header = br#"{"a.b":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}"#;
-    let bytes = [&(header.len() as u64).to_le_bytes()[..], header, &[7; 16]].concat();
+    let header = br#"{"a.b":{"dtype":"F32","shape":[25000],"data_offsets":[0,100000]}}"#;
+    let bytes = [&(header.len() as u64).to_le_bytes()[..], header, &[7; 100_000]].concat();
     std::fs::write(file.path(), bytes).unwrap();
     let model = model::open_model(&file.path().into(), Mode::Strict).unwrap();
     let opened = Opened::Model(model.into());
@@ -48,13 +48,13 @@ fn raw_read_does_not_allocate() {
     let ino = superblock.lookup(tensors, b"a.b", &request).unwrap().ino;
     let before = ALLOCATIONS.get();
     let content = superblock.open(ino, &request).unwrap();
-    let wait = content.waits_for(&(4..12));
-    let read = content.read(4..12, &request).unwrap();
+    let wait = content.waits_for(&(4..90_000));
+    let read = content.read(4..90_000, &request).unwrap();
     let attr = superblock.getattr(ino, &request).unwrap();
     let after = ALLOCATIONS.get();
     assert_eq!(wait, None);
-    assert!(matches!(&read, Bytes::Mapped(_)) && read[..] == [7; 8]);
-    assert_eq!(attr.size, 16);
+    assert!(matches!(&read, Bytes::Mapped(_)) && read[..] == [7; 89_996]);
+    assert_eq!(attr.size, 100_000);
     assert_eq!(after - before, 0);
     // The counter counts allocations at all.
     drop(Box::new(1));

@@ -15,6 +15,10 @@ static POOL: Pool<OpenFile> = Pool::new(DEFAULT_LIMIT);
 /// Half of the usual file descriptor limit, 1024.
 const DEFAULT_LIMIT: usize = 512;
 
+/// Bytes up to this number are copied, and not sent from the map: a page fault, and releasing its pages later, takes
+/// longer than a copy.
+const COPIED_MAX: usize = 32 << 10;
+
 /// Limits the number of open files. To read a closed file, it is opened again and another one is closed.
 pub fn limit_open_files(limit: usize) {
     POOL.set_limit(limit);
@@ -77,11 +81,17 @@ impl Source for MappedFile {
     fn bytes(&self, range: Range<u64>) -> Result<Bytes, Error> {
         let indices = indices(&range, self.len())?;
         let open = self.get()?;
-        let Some(map) = &open.map else {
-            let mut bytes = vec![0; indices.len()];
+        let copy = |mut bytes: Vec<u8>| {
+            bytes.resize(indices.len(), 0);
             open.read_exact_at(&mut bytes, range.start)?;
-            return Ok(Bytes::Owned(bytes));
+            Ok(Bytes::Owned(bytes))
         };
+        let Some(map) = &open.map else { return copy(Vec::new()) };
+        let mut bytes = Vec::new();
+        // Without memory for a copy, the map still serves the reader.
+        if indices.len() <= COPIED_MAX && bytes.try_reserve_exact(indices.len()).is_ok() {
+            return copy(bytes);
+        }
         open.verify(range.clone())?;
         if indices.end > map.len() {
             return Err(Error::OutOfRange { range, len: map.len() as u64 });
@@ -152,14 +162,16 @@ mod tests {
 
     #[test]
     fn modified_file_is_an_error_but_chmod_is_not() {
+        // More than is copied.
+        const LEN: usize = COPIED_MAX + 1;
         let file = tempfile::NamedTempFile::new().unwrap();
-        fs::write(file.path(), [7; 100]).unwrap();
+        fs::write(file.path(), vec![7; LEN]).unwrap();
         let source = MappedFile::open(file.path()).unwrap();
         fs::set_permissions(file.path(), std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
-        let bytes = source.bytes(0..100).unwrap();
+        let bytes = source.bytes(0..LEN as u64).unwrap();
         assert!(bytes.verify(false).is_ok());
         file.as_file().set_modified(SystemTime::now() + Duration::from_secs(1)).unwrap();
-        assert!(matches!(source.bytes(0..100), Err(Error::Changed { .. })));
+        assert!(matches!(source.bytes(0..LEN as u64), Err(Error::Changed { .. })));
         assert!(matches!(source.read_exact_at(&mut [0], 0), Err(Error::Changed { .. })));
         // These bytes were returned before the change.
         assert!(matches!(bytes.verify(false), Err(Error::Changed { .. })));
