@@ -29,8 +29,8 @@ pub fn limit_address_space() {
 }
 
 /// Limits the number of arenas of the allocator of glibc. By default, up to eight threads per core have their own
-/// arena, and each takes 64 MiB of address space, which RLIMIT_AS counts. Two are enough, because serving reads allocates
-/// little memory.
+/// arena, and each takes 64 MiB of address space, which RLIMIT_AS counts. Two are enough, because serving reads
+/// allocates little memory.
 pub fn limit_arenas() {
     #[cfg(target_env = "gnu")]
     {
