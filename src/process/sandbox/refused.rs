@@ -31,8 +31,8 @@ pub fn report(conditional: Vec<c_long>) -> io::Result<()> {
         return Ok(());
     }
     SigSet::from(Signal::SIGSYS).thread_unblock()?;
-    // The handler runs on the stack of its thread: at the end of the program, Rust unmaps the alternate stack of the main
-    // thread, which then calls pause(2).
+    // The handler runs on the stack of its thread: at the end of the program, Rust unmaps the alternate stack of the
+    // main thread, which then calls pause(2).
     let flags = SaFlags::SA_SIGINFO | SaFlags::SA_RESTART;
     let action = SigAction::new(SigHandler::SigAction(refuse), flags, SigSet::empty());
     // SAFETY: the handler only uses atomics, write(2) and its arguments, all of which are async-signal-safe.
