@@ -26,7 +26,9 @@ fn benches(criterion: &mut Criterion) {
             black_box(source.bytes(at as u64..(at + READ) as u64).map(|bytes| bytes.to_vec()).ok())
         })
     });
-    for dtype in [Dtype::BF16, Dtype::F16, Dtype::F8E4M3, Dtype::F6E2M3, Dtype::F4, Dtype::I8, Dtype::F64] {
+    let elements = [Dtype::BF16, Dtype::F16, Dtype::F8E4M3, Dtype::F6E2M3, Dtype::F4, Dtype::I8, Dtype::F64];
+    let blocks = Dtype::ALL.iter().copied().filter(|dtype| dtype.has_scales());
+    for dtype in elements.into_iter().chain(blocks) {
         let (Some(block), Some(decode)) = (dtype.block(), dtype.to_f32()) else { continue };
         let (block_in, block_out) = (block.bytes as usize, block.elements as usize * size_of::<f32>());
         let decoder = Decoder { block_in, block_out, decode };

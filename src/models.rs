@@ -38,16 +38,16 @@ impl Models {
     }
 
     /// Opens each model and passes it to `show`. Models that cannot be opened are reported, and the exit code is then
-    /// 1. If `lenient`, damaged models are opened, and what was left out is logged.
+    /// 1. What was left out of damaged models is logged.
     pub fn each(
         self,
-        lenient: bool,
+        mode: Mode,
         out: &mut Output,
         mut show: impl FnMut(&Model, &Location, &mut Output) -> anyhow::Result<()>,
     ) -> anyhow::Result<ExitCode> {
         let mut failed = self.failed;
         for file in &self.files {
-            match model::open_model(file, mode(lenient)) {
+            match model::open_model(file, mode) {
                 Ok(model) => {
                     model.report(file);
                     show(&model, file, out)?;

@@ -51,6 +51,7 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     (
         "#[allow(unsafe_code)]",
         &[
+            "src/codec/ggml/mod.rs",
             "src/source/map.rs",
             "src/source/page_cache.rs",
             "src/schedule/mod.rs",

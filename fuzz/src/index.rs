@@ -156,7 +156,7 @@ fn open(bytes: &mut Unstructured) -> Result<bool> {
             assert_eq!(homes, expected, "{mode:?}: {entries:?}, files {:?}, index {}", files.0, text.escape_ascii());
         }
         match (mode, opening) {
-            (Mode::Strict, opening) => sound = opening.is_some(),
+            (Mode::Strict | Mode::Header, opening) => sound = opening.is_some(),
             // Lenient mode skips something exactly if strict mode refuses the model.
             (Mode::Lenient, Some(opening)) => assert_eq!(opening.skipped == 0, sound),
             (Mode::Lenient, None) => assert!(!sound),

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "targets report findings by panicking")]
 
 pub mod content;
+pub mod gguf;
 pub mod header;
 #[path = "../../tests/headers/mod.rs"]
 mod headers;

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 use weightfs::content::Request;
-use weightfs::format::Mode;
+use weightfs::format::{Mode, Value};
 use weightfs::fs::{FileKind, Ino, Ownership, ROOT, Superblock};
 use weightfs::model::{Model, Opened, TensorId};
 use weightfs::name;
@@ -52,7 +52,8 @@ fn explore(bytes: &mut Unstructured) -> Result<bool> {
         }
     };
     let tensors: Vec<Tensor> = model.logical().iter().map(tensor).collect();
-    let metadata = model.metadata().to_vec();
+    let text = |(key, value): &(String, Value)| (key.clone(), value.text().to_owned());
+    let metadata: Vec<(String, String)> = model.metadata().iter().map(text).collect();
     let opened = Opened::Model(model.into());
     let superblock = Superblock::new(opened, Shown::default(), Ownership::default()).unwrap();
     let mut files = Files::new();

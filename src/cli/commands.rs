@@ -28,7 +28,7 @@ Exit status: 0 success, 1 failure or a PATTERN that matches no tensor, 2 usage e
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = LS_HELP)]
 pub struct LsArgs {
-    /// A .safetensors file, the index of a sharded model (.safetensors.index.json), a dataset manifest
+    /// A .safetensors or .gguf file, the index of a sharded model (.safetensors.index.json), a dataset manifest
     /// (dataset_manifest.json), or a directory with one or more models
     #[arg(value_parser = location(), value_hint = ValueHint::AnyPath)]
     pub source: Location,
@@ -107,7 +107,7 @@ Exit status: 0 success, 1 failure, 2 usage error.";
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = INSPECT_HELP)]
 pub struct InspectArgs {
-    /// .safetensors files, indexes, dataset manifests, or directories with one or more models
+    /// .safetensors or .gguf files, indexes, dataset manifests, or directories with one or more models
     #[arg(required = true, value_name = "SOURCE", value_parser = location(), value_hint = ValueHint::AnyPath)]
     pub sources: Vec<Location>,
 
@@ -135,7 +135,7 @@ Exit status: 0 success, 1 failure, 2 usage error.";
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = ID_HELP)]
 pub struct IdArgs {
-    /// .safetensors files, indexes, dataset manifests, or directories with one or more models
+    /// .safetensors or .gguf files, indexes, dataset manifests, or directories with one or more models
     #[arg(required = true, value_name = "SOURCE", value_parser = location(), value_hint = ValueHint::AnyPath)]
     pub sources: Vec<Location>,
 
@@ -155,7 +155,7 @@ Exit status: 0 success, 1 failure, 2 usage error.";
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = SUMMARY_HELP)]
 pub struct SummaryArgs {
-    /// .safetensors files, indexes, dataset manifests, or directories with one or more models
+    /// .safetensors or .gguf files, indexes, dataset manifests, or directories with one or more models
     #[arg(required = true, value_name = "SOURCE", value_parser = location(), value_hint = ValueHint::AnyPath)]
     pub sources: Vec<Location>,
 }
@@ -183,7 +183,7 @@ the check, or output that cannot be printed.";
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = CHECK_HELP)]
 pub struct CheckArgs {
-    /// .safetensors files, indexes, dataset manifests, or directories with one or more models
+    /// .safetensors or .gguf files, indexes, dataset manifests, or directories with one or more models
     #[arg(required = true, value_name = "SOURCE", value_parser = location(), value_hint = ValueHint::AnyPath)]
     pub sources: Vec<Location>,
 

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use weightfs::content::Content;
 use weightfs::model::{self, Catalog, Kind, Model, Opened, TensorId};
 use weightfs::source::Location;
+use weightfs::text::quote;
 use weightfs::view::{Export, Shards, Tensors};
 use weightfs::write::{Output, OutputDir, is_stdout};
 
@@ -211,6 +212,15 @@ impl Job<'_> {
 
     /// The content of a file with these tensors.
     fn content(&self, model: &Arc<Model>, tensors: Tensors, source: &Location) -> anyhow::Result<Content> {
+        let mut infos = (0..tensors.len(model)).map(|at| model.tensor(tensors.at(model, at)).info);
+        if let Some(tensor) = infos.find(|tensor| tensor.dtype.has_scales()) {
+            bail!(
+                "{source}: tensor {}: safetensors has no dtype {}; a mount has it as GGUF (gguf/, export/) and as float32 \
+                 (f32/, npy/)",
+                quote(tensor.name),
+                tensor.dtype
+            );
+        }
         let export = Export::new(model, tensors, self.args.align);
         match export.content(self.args.clean) {
             Some(content) => Ok(content.clone()),

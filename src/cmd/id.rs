@@ -6,14 +6,16 @@ use crate::terminal::output::{pretty, to_stdout};
 use serde_json::json;
 use std::io::Write;
 use std::process::ExitCode;
+use weightfs::format::Mode;
 use weightfs::inspect::Identity;
+use weightfs::model::Model;
 
 /// Prints the identity of each model.
 pub fn run(args: &IdArgs) -> anyhow::Result<ExitCode> {
     to_stdout(|out| {
         let models = Models::find(&args.sources, out)?;
         let several = models.files.len() > 1;
-        models.each(false, out, |model, location, out| {
+        models.each(Mode::Header, out, |model, location, out| {
             let Identity { hash, tensors, metadata } = Identity::of(model);
             if args.json {
                 let mut object = json!({
@@ -30,18 +32,27 @@ pub fn run(args: &IdArgs) -> anyhow::Result<ExitCode> {
                 out.title(location, ":")?;
             }
             writeln!(out, "Structural identity\n{}", "─".repeat(18))?;
-            writeln!(out, "ID:        wi:{}:0:{}", model.format(), &hash[..8])?;
+            writeln!(out, "ID:        wi:{}:{}:{}", model.format(), version(model).unwrap_or(0), &hash[..8])?;
             writeln!(out, "Stable:    yes (machine independent)")?;
             writeln!(out, "Includes:  header, tensor names, shapes, dtypes")?;
             writeln!(out, "Excludes:  raw weight bytes")?;
-            writeln!(out, "\nformat: {}\nstructural_hash: {hash}", capitalised(model.format()))?;
+            writeln!(out, "\nformat: {}\nstructural_hash: {hash}", name(model.format()))?;
             writeln!(out, "tensor_count: {tensors}\nmetadata_count: {metadata}")?;
             Ok(())
         })
     })
 }
 
-fn capitalised(word: &str) -> String {
-    let mut chars = word.chars();
-    chars.next().map(|first| first.to_uppercase().chain(chars).collect()).unwrap_or_default()
+/// The name of a format, as weight-inspect prints it.
+fn name(format: &str) -> &str {
+    match format {
+        "safetensors" => "Safetensors",
+        "gguf" => "GGUF",
+        other => other,
+    }
+}
+
+/// The version of the format in the files of a model, if the format has versions.
+pub fn version(model: &Model) -> Option<u32> {
+    model.shards().first()?.header.version()
 }

@@ -1,7 +1,7 @@
 //! `weightfs inspect`: prints a one-page description of a model.
 
 use crate::cli::InspectArgs;
-use crate::models::Models;
+use crate::models::{Models, mode};
 use crate::terminal::output::{HEADING, Output, count, cut, grouped, plural, pretty, size, to_stdout};
 use crate::terminal::totals::{self, group_name};
 use serde_json::{Map, Value, json};
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use unicode_width::UnicodeWidthStr;
-use weightfs::format::TensorInfo;
+use weightfs::format::{self, TensorInfo};
 use weightfs::inspect::{
     Breakdown, Identity, ImageFolder, KOHYA, Label, MODELSPEC, MODELSPEC_PREFIX, Totals, Training, is_kohya,
 };
@@ -31,7 +31,7 @@ const KEY_MAX: usize = 40;
 pub fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
     to_stdout(|out| {
         let models = Models::find(&args.sources, out)?;
-        models.each(args.lenient, out, |model, location, out| {
+        models.each(mode(args.lenient), out, |model, location, out| {
             let breakdown = Breakdown::of(model, model.listed().iter(), 1);
             if args.json {
                 writeln!(out, "{}", pretty(&to_json(model, location, &breakdown))?)?;
@@ -159,7 +159,7 @@ impl Page<'_> {
             .metadata()
             .iter()
             .filter(|(key, _)| belongs(key))
-            .map(|(key, value)| (&**key, &**value))
+            .map(|(key, value)| (&**key, value.text()))
             .collect();
         let show_all = self.shown == usize::MAX;
         // Training scripts write Python's None for a missing value.
@@ -214,8 +214,9 @@ impl Page<'_> {
 
     fn print_other(&mut self) -> io::Result<()> {
         let other = |key: &str| !key.starts_with(MODELSPEC_PREFIX) && !is_kohya(key);
-        let named =
-            |(key, value): &(String, String)| (if key.is_empty() { "(empty)" } else { key }.to_owned(), value.clone());
+        let named = |(key, value): &(String, format::Value)| {
+            (if key.is_empty() { "(empty)" } else { key }.to_owned(), metadata_text(value))
+        };
         let fields: Vec<_> = self.model.metadata().iter().filter(|(key, _)| other(key)).map(named).collect();
         if fields.is_empty() {
             return Ok(());
@@ -279,7 +280,7 @@ fn to_json(model: &Model, location: &Location, breakdown: &Breakdown) -> Value {
         json!({"name": name, "nbytes": source.len(), "data_start": header.data_start(), "tensors": header.len()})
     });
     let metadata: Map<String, Value> =
-        model.metadata().iter().map(|(key, value)| (key.clone(), value.clone().into())).collect();
+        model.metadata().iter().map(|(key, value)| (key.clone(), json!(value))).collect();
     json!({
         "source": location.to_string(), "format": model.format(), "kind": kind, "files": files.collect::<Vec<_>>(),
         "totals": totals::to_json(breakdown), "structural_hash": hash,
@@ -287,4 +288,16 @@ fn to_json(model: &Model, location: &Location, breakdown: &Breakdown) -> Value {
         "left_out": model.left_out(), "metadata": metadata,
         "training": Training::of(model.metadata()),
     })
+}
+
+/// A metadata value for a table: a string or a number, or the first elements of an array and their number.
+fn metadata_text(value: &format::Value) -> String {
+    const SHOWN: usize = 8;
+    if !value.is_array() {
+        return value.text().to_owned();
+    }
+    let total = value.text().lines().count();
+    let first: Vec<&str> = value.text().lines().take(SHOWN).collect();
+    let more = if total > SHOWN { format!(", ... ({total})") } else { String::new() };
+    format!("[{}{more}]", first.join(", "))
 }

@@ -2,7 +2,7 @@
 
 use crate::cli::pattern::{Wanted, unmatched};
 use crate::cli::{LsArgs, Operand, Sort};
-use crate::models::Models;
+use crate::models::{Models, mode};
 use crate::terminal::output::{HEADING, Output, compact, plural, push_shape, size, squeeze, to_stdout};
 use crate::terminal::totals;
 use anyhow::Result;
@@ -32,7 +32,7 @@ pub fn run(args: &LsArgs) -> Result<ExitCode> {
         let several = models.files.len() > 1 || sources.len() > 1;
         let wanted = Wanted::new(&patterns);
         let mut opened = false;
-        let code = models.each(args.lenient, out, |model, location, out| {
+        let code = models.each(mode(args.lenient), out, |model, location, out| {
             opened = true;
             let tensors = pick(model, &wanted, args);
             if args.json {

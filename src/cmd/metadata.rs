@@ -19,7 +19,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
-use weightfs::format::{self, Mode};
+use weightfs::format::{self, Mode, Value};
 use weightfs::model::{self, Change, Kind, Model, Opened, changes};
 use weightfs::source::Location;
 use weightfs::text::{printable, quote};
@@ -28,7 +28,7 @@ use weightfs::write::{Original, Output};
 /// How often a file is opened again because another process has replaced it.
 const TRIES_MAX: u32 = 1000;
 
-type Pairs = BTreeMap<String, String>;
+type Pairs = BTreeMap<String, Value>;
 
 /// Reads or changes metadata.
 pub fn run(args: &MetadataArgs) -> anyhow::Result<ExitCode> {
@@ -57,7 +57,7 @@ pub fn run(args: &MetadataArgs) -> anyhow::Result<ExitCode> {
 
 fn get(source: &Location, keys: &[String], json: bool) -> anyhow::Result<ExitCode> {
     let (mut found, mut wanted) = (BTreeMap::new(), keys.to_vec());
-    let mut take = |path: String, metadata: &[(String, String)]| {
+    let mut take = |path: String, metadata: &[(String, Value)]| {
         let mut metadata: Pairs = metadata.iter().cloned().collect();
         wanted.retain(|key| !metadata.contains_key(key));
         if !keys.is_empty() {
@@ -93,16 +93,19 @@ fn get(source: &Location, keys: &[String], json: bool) -> anyhow::Result<ExitCod
         (true, _, true) => pretty(&found)? + "\n",
         (false, _, true) => pretty(&only)? + "\n",
         (false, [key], false) => {
-            let value = only.get(key).map_or("", String::as_str);
+            let value = only.get(key).map_or("", Value::text);
             // Control characters must not reach a terminal.
             let lines = || value.split('\n').map(printable).collect::<Vec<_>>().join("\n");
             let value = if io::stdout().is_terminal() { lines() } else { value.to_owned() };
             value + "\n"
         }
-        (false, _, false) => only.iter().map(|(key, value)| pair(key, value)).collect(),
+        (false, _, false) => only.iter().map(|(key, value)| pair(key, value.text())).collect(),
         (true, _, false) => {
             let lines = |(path, metadata): (&String, &Pairs)| -> String {
-                metadata.iter().map(|(key, value)| format!("{}: {}", printable(path), pair(key, value))).collect()
+                metadata
+                    .iter()
+                    .map(|(key, value)| format!("{}: {}", printable(path), pair(key, value.text())))
+                    .collect()
             };
             found.iter().map(lines).collect()
         }
@@ -128,11 +131,13 @@ fn read_pairs(pairs: &[Pair]) -> anyhow::Result<Pairs> {
     let mut read = false;
     let value = |Pair { key, value }: &Pair| {
         let value = match value {
-            Some(value) => value.clone(),
+            Some(value) => value[..].into(),
             None if mem::replace(&mut read, true) => {
                 bail!("{}: only one value can be read from standard input", quote(key))
             }
-            None => read_value(key).with_context(|| format!("the value of {}, from standard input", quote(key)))?,
+            None => Value::string(
+                read_value(key).with_context(|| format!("the value of {}, from standard input", quote(key)))?,
+            ),
         };
         Ok((key.clone(), value))
     };
@@ -178,7 +183,7 @@ fn edit(
     let old = model.metadata();
     let mut metadata: Pairs = old.iter().cloned().collect();
     change(&mut metadata)?;
-    let new: Vec<(String, String)> = metadata.into_iter().collect();
+    let new: Vec<(String, Value)> = metadata.into_iter().collect();
     let changes = changes(old, &new);
     if options.dry_run {
         head(&model, file, &new)?;
@@ -224,7 +229,7 @@ fn write(
     file: &Path,
     original: &Original,
     out: Option<&Path>,
-    metadata: &[(String, String)],
+    metadata: &[(String, Value)],
     interrupted: &Interrupted,
 ) -> anyhow::Result<()> {
     if out.is_none() && !original.is_writable() {
@@ -260,7 +265,7 @@ fn replaced(file: &Path) -> String {
 }
 
 /// The header with other metadata, and the range of the data in the file.
-fn head(model: &Model, file: &Path, metadata: &[(String, String)]) -> anyhow::Result<(Vec<u8>, Range<u64>)> {
+fn head(model: &Model, file: &Path, metadata: &[(String, Value)]) -> anyhow::Result<(Vec<u8>, Range<u64>)> {
     let Some(source) = model.sources().first() else { bail!("{}: a model without files", file.display()) };
     let (input, header) = model::load(&**source, Mode::Strict)?;
     let header = header.with_context(|| file.display().to_string())?;

@@ -1,10 +1,12 @@
 //! `weightfs summary`: prints the line that weight-inspect prints for scripts.
 
+use super::id::version;
 use crate::cli::SummaryArgs;
 use crate::models::Models;
 use crate::terminal::output::to_stdout;
 use std::io::Write;
 use std::process::ExitCode;
+use weightfs::format::Mode;
 use weightfs::inspect::Identity;
 use weightfs::text::printable;
 
@@ -13,10 +15,11 @@ pub fn run(args: &SummaryArgs) -> anyhow::Result<ExitCode> {
     to_stdout(|out| {
         let models = Models::find(&args.sources, out)?;
         let several = models.files.len() > 1;
-        models.each(false, out, |model, location, out| {
+        models.each(Mode::Header, out, |model, location, out| {
             let Identity { hash, tensors, metadata } = Identity::of(model);
             let file = if several { format!(",{}", printable(&location.to_string())) } else { String::new() };
-            Ok(writeln!(out, "{},N/A,{tensors},{metadata},{hash}{file}", model.format())?)
+            let version = version(model).map_or("N/A".to_owned(), |version| version.to_string());
+            Ok(writeln!(out, "{},{version},{tensors},{metadata},{hash}{file}", model.format())?)
         })
     })
 }

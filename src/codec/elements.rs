@@ -108,7 +108,7 @@ fn map_sixes(input: &[u8], output: &mut [u8], values: &[f32; 64]) {
 
 /// Widens float16. Has no branches, so that the compiler vectorises it, and computes with no subnormal float32, which
 /// some processors handle slowly.
-fn widen_f16(code: u16) -> f32 {
+pub(super) fn widen_f16(code: u16) -> f32 {
     let sign = u32::from(code & 0x8000) << 16;
     let rest = u32::from(code & 0x7fff) << 13;
     let exponent = rest & 0x7c00 << 13;

@@ -13,8 +13,7 @@ pub struct Foreign {
 }
 
 /// Offset of a magic number, the magic number, the format that it identifies, and a hint for the user.
-const MAGICS: [(usize, &[u8], &str, Option<&str>); 22] = [
-    (0, b"GGUF", "a GGUF file", Some("weightfs reads safetensors; GGUF has its own tools, such as gguf-dump")),
+const MAGICS: [(usize, &[u8], &str, Option<&str>); 21] = [
     (0, b"GGML", "a GGML file, older than GGUF", Some("convert it with llama.cpp's tools")),
     (0, b"lmgg", "a GGML file, older than GGUF", Some("convert it with llama.cpp's tools")),
     (0, b"tjgg", "a GGML file, older than GGUF", Some("convert it with llama.cpp's tools")),
@@ -178,10 +177,9 @@ mod tests {
             |name: &str| [b"PK\x03\x04", &[0; 22][..], &[name.len() as u8, 0, 0, 0], name.as_bytes(), b"\x80"].concat();
         let (torch, arrays, other) = (zip("archive/data.pkl"), zip("x.npy"), zip("docs/data.pkl.txt"));
         let long = "word ".repeat(200);
-        let cases: [(&[u8], &str); 21] = [
+        let cases: [(&[u8], &str); 20] = [
             (b"", "empty (a download may not have started)"),
             (lfs, "a Git LFS pointer to a file of 4976698672 bytes (fetch the file itself with `git lfs pull`)"),
-            (b"GGUF\x03\0\0\0", "a GGUF file"),
             (b"PK\x03\x04\0\0", "a zip archive (unpack it with unzip first)"),
             (&torch, "a PyTorch checkpoint (.pt, .bin) (load it with torch.load"),
             (&arrays, "NumPy arrays (.npz) (load them with numpy.load"),

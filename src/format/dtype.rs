@@ -1,6 +1,7 @@
 //! Element types: one table with the name, size and conversion of each.
 
 use crate::codec::elements::{self, ToF32};
+use crate::codec::ggml;
 use crate::text::quote;
 use std::fmt;
 
@@ -13,6 +14,9 @@ pub struct Block {
     pub bytes: u64,
 }
 
+/// Most elements that share bytes in a block without scales.
+const PACKED_MAX: u64 = 4;
+
 /// The properties of a known dtype.
 #[derive(Debug)]
 struct Row {
@@ -20,11 +24,12 @@ struct Row {
     block: Block,
     numpy: Option<&'static str>,
     to_f32: Option<ToF32>,
+    ggml: Option<u32>,
 }
 
 /// Defines the enum and its table from one row per dtype.
 macro_rules! dtypes {
-    ($($variant:ident $name:literal, $elements:literal in $bytes:literal, $numpy:expr, $to_f32:expr;)*) => {
+    ($($variant:ident $name:literal, $elements:literal in $bytes:literal, $numpy:expr, $to_f32:expr, $ggml:expr;)*) => {
         /// The type of a tensor's elements.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[expect(missing_docs, reason = "the variants are the usual names of dtypes")]
@@ -46,6 +51,7 @@ macro_rules! dtypes {
                             block: Block { elements: $elements, bytes: $bytes },
                             numpy: $numpy,
                             to_f32: $to_f32,
+                            ggml: $ggml,
                         }
                     }),)*
                     Self::Unknown(_) => None,
@@ -55,37 +61,79 @@ macro_rules! dtypes {
     };
 }
 
-// The dtypes of the official safetensors crate, version 0.8.0, in the order of that crate: by alignment.
-// Columns: variant, name in a header, elements in bytes, NumPy name, conversion to float32.
+// First the dtypes of the official safetensors crate, version 0.8.0, in the order of that crate: by alignment. Then the
+// block types of ggml, in the order of their numbers (`ggml.h`; sizes: `ggml-common.h`).
+// Columns: variant, name, elements in bytes, NumPy name, conversion to float32, number in GGUF files.
 dtypes! {
-    Bool       "BOOL",        1 in 1, Some("|b1"), Some(elements::bool);
-    F4         "F4",          2 in 1, None,        Some(elements::f4);
-    F6E2M3     "F6_E2M3",     4 in 3, None,        Some(elements::f6_e2m3);
-    F6E3M2     "F6_E3M2",     4 in 3, None,        Some(elements::f6_e3m2);
-    U8         "U8",          1 in 1, Some("|u1"), Some(elements::u8);
-    I8         "I8",          1 in 1, Some("|i1"), Some(elements::i8);
-    F8E5M2     "F8_E5M2",     1 in 1, None,        Some(elements::f8_e5m2);
-    F8E4M3     "F8_E4M3",     1 in 1, None,        Some(elements::f8_e4m3);
-    F8E8M0     "F8_E8M0",     1 in 1, None,        Some(elements::f8_e8m0);
-    F8E4M3Fnuz "F8_E4M3FNUZ", 1 in 1, None,        Some(elements::f8_e4m3_fnuz);
-    F8E5M2Fnuz "F8_E5M2FNUZ", 1 in 1, None,        Some(elements::f8_e5m2_fnuz);
-    I16        "I16",         1 in 2, Some("<i2"), Some(elements::i16);
-    U16        "U16",         1 in 2, Some("<u2"), Some(elements::u16);
-    F16        "F16",         1 in 2, Some("<f2"), Some(elements::f16);
-    BF16       "BF16",        1 in 2, None,        Some(elements::bf16);
-    I32        "I32",         1 in 4, Some("<i4"), Some(elements::i32);
-    U32        "U32",         1 in 4, Some("<u4"), Some(elements::u32);
-    F32        "F32",         1 in 4, Some("<f4"), Some(elements::f32);
-    C64        "C64",         1 in 8, Some("<c8"), None;
-    F64        "F64",         1 in 8, Some("<f8"), Some(elements::f64);
-    I64        "I64",         1 in 8, Some("<i8"), Some(elements::i64);
-    U64        "U64",         1 in 8, Some("<u8"), Some(elements::u64);
+    Bool       "BOOL",        1 in 1, Some("|b1"), Some(elements::bool), None;
+    F4         "F4",          2 in 1, None,        Some(elements::f4), None;
+    F6E2M3     "F6_E2M3",     4 in 3, None,        Some(elements::f6_e2m3), None;
+    F6E3M2     "F6_E3M2",     4 in 3, None,        Some(elements::f6_e3m2), None;
+    U8         "U8",          1 in 1, Some("|u1"), Some(elements::u8), None;
+    I8         "I8",          1 in 1, Some("|i1"), Some(elements::i8), Some(24);
+    F8E5M2     "F8_E5M2",     1 in 1, None,        Some(elements::f8_e5m2), None;
+    F8E4M3     "F8_E4M3",     1 in 1, None,        Some(elements::f8_e4m3), None;
+    F8E8M0     "F8_E8M0",     1 in 1, None,        Some(elements::f8_e8m0), None;
+    F8E4M3Fnuz "F8_E4M3FNUZ", 1 in 1, None,        Some(elements::f8_e4m3_fnuz), None;
+    F8E5M2Fnuz "F8_E5M2FNUZ", 1 in 1, None,        Some(elements::f8_e5m2_fnuz), None;
+    I16        "I16",         1 in 2, Some("<i2"), Some(elements::i16), Some(25);
+    U16        "U16",         1 in 2, Some("<u2"), Some(elements::u16), None;
+    F16        "F16",         1 in 2, Some("<f2"), Some(elements::f16), Some(1);
+    BF16       "BF16",        1 in 2, None,        Some(elements::bf16), Some(30);
+    I32        "I32",         1 in 4, Some("<i4"), Some(elements::i32), Some(26);
+    U32        "U32",         1 in 4, Some("<u4"), Some(elements::u32), None;
+    F32        "F32",         1 in 4, Some("<f4"), Some(elements::f32), Some(0);
+    C64        "C64",         1 in 8, Some("<c8"), None, None;
+    F64        "F64",         1 in 8, Some("<f8"), Some(elements::f64), Some(28);
+    I64        "I64",         1 in 8, Some("<i8"), Some(elements::i64), Some(27);
+    U64        "U64",         1 in 8, Some("<u8"), Some(elements::u64), None;
+
+    Q4_0       "Q4_0",      32 in 18, None, Some(ggml::q4_0), Some(2);
+    Q4_1       "Q4_1",      32 in 20, None, Some(ggml::q4_1), Some(3);
+    Q5_0       "Q5_0",      32 in 22, None, Some(ggml::q5_0), Some(6);
+    Q5_1       "Q5_1",      32 in 24, None, Some(ggml::q5_1), Some(7);
+    Q8_0       "Q8_0",      32 in 34, None, Some(ggml::q8_0), Some(8);
+    Q8_1       "Q8_1",      32 in 36, None, None, Some(9);
+    Q2K        "Q2_K",      256 in 84, None, Some(ggml::q2_k), Some(10);
+    Q3K        "Q3_K",      256 in 110, None, Some(ggml::q3_k), Some(11);
+    Q4K        "Q4_K",      256 in 144, None, Some(ggml::q4_k), Some(12);
+    Q5K        "Q5_K",      256 in 176, None, Some(ggml::q5_k), Some(13);
+    Q6K        "Q6_K",      256 in 210, None, Some(ggml::q6_k), Some(14);
+    Q8K        "Q8_K",      256 in 292, None, Some(ggml::q8_k), Some(15);
+    Iq2Xxs     "IQ2_XXS",   256 in 66, None, Some(ggml::iq2_xxs), Some(16);
+    Iq2Xs      "IQ2_XS",    256 in 74, None, Some(ggml::iq2_xs), Some(17);
+    Iq3Xxs     "IQ3_XXS",   256 in 98, None, Some(ggml::iq3_xxs), Some(18);
+    Iq1S       "IQ1_S",     256 in 50, None, Some(ggml::iq1_s), Some(19);
+    Iq4Nl      "IQ4_NL",    32 in 18, None, Some(ggml::iq4_nl), Some(20);
+    Iq3S       "IQ3_S",     256 in 110, None, Some(ggml::iq3_s), Some(21);
+    Iq2S       "IQ2_S",     256 in 82, None, Some(ggml::iq2_s), Some(22);
+    Iq4Xs      "IQ4_XS",    256 in 136, None, Some(ggml::iq4_xs), Some(23);
+    Iq1M       "IQ1_M",     256 in 56, None, Some(ggml::iq1_m), Some(29);
+    Tq1_0      "TQ1_0",     256 in 54, None, Some(ggml::tq1_0), Some(34);
+    Tq2_0      "TQ2_0",     256 in 66, None, Some(ggml::tq2_0), Some(35);
+    Mxfp4      "MXFP4",     32 in 17, None, Some(ggml::mxfp4), Some(39);
+    Nvfp4      "NVFP4",     64 in 36, None, Some(ggml::nvfp4), Some(40);
+    Q1_0       "Q1_0",      128 in 18, None, Some(ggml::q1_0), Some(41);
+    Q2_0       "Q2_0",      64 in 18, None, Some(ggml::q2_0), Some(42);
 }
 
 impl<'a> Dtype<'a> {
-    /// The dtype called `name`. Names are case-sensitive.
+    /// The dtypes of safetensors.
+    pub const SAFETENSORS: &'static [Dtype<'static>] = Self::ALL.split_at(22).0;
+
+    /// The dtype called `name` in a safetensors header. Names are case-sensitive.
     pub fn from_name(name: &'a str) -> Self {
-        Self::ALL.iter().copied().find(|dtype| dtype.name() == name).unwrap_or(Self::Unknown(name))
+        Self::SAFETENSORS.iter().copied().find(|dtype| dtype.name() == name).unwrap_or(Self::Unknown(name))
+    }
+
+    /// The dtype with that number in a GGUF file.
+    pub fn from_ggml(number: u32) -> Option<Self> {
+        Self::ALL.iter().copied().find(|dtype| dtype.ggml() == Some(number))
+    }
+
+    /// The number in GGUF files; `None` for dtypes that they cannot hold.
+    pub fn ggml(self) -> Option<u32> {
+        self.row()?.ggml
     }
 
     /// The name as written in a header.
@@ -110,10 +158,15 @@ impl<'a> Dtype<'a> {
         self.row().map(|row| row.block)
     }
 
-    /// Width of an element in bits; `None` for an unknown dtype, or if that is not a whole number.
+    /// Width of an element in bits; `None` for an unknown dtype, and for block types, whose elements share scales.
     pub fn bits(self) -> Option<u64> {
-        let Block { elements, bytes } = self.block()?;
-        (bytes * 8).is_multiple_of(elements).then_some(bytes * 8 / elements)
+        let Block { elements, bytes } = self.block().filter(|_| !self.has_scales())?;
+        Some(bytes * 8 / elements)
+    }
+
+    /// Whether the elements of a block share scales that are stored in the block.
+    pub fn has_scales(self) -> bool {
+        self.block().is_some_and(|block| block.elements > PACKED_MAX)
     }
 
     /// The NumPy name of the same type in little-endian order, if NumPy has that type.
@@ -140,16 +193,16 @@ mod tests {
     #[test]
     fn names_sizes_and_order_match_the_official_crate() {
         let official = |dtype: &Dtype| serde_json::from_value::<safetensors::Dtype>(dtype.name().into()).unwrap();
-        for dtype in Dtype::ALL {
+        for dtype in Dtype::SAFETENSORS {
             assert_eq!(Some(official(dtype).bitsize() as u64), dtype.bits(), "{dtype}");
             assert_eq!(Dtype::from_name(dtype.name()), *dtype);
         }
-        assert!(Dtype::ALL.windows(2).all(|pair| official(&pair[0]) < official(&pair[1])));
+        assert!(Dtype::SAFETENSORS.windows(2).all(|pair| official(&pair[0]) < official(&pair[1])));
     }
 
     #[test]
     fn block_is_the_smallest_group_of_whole_bytes() {
-        for dtype in Dtype::ALL {
+        for dtype in Dtype::SAFETENSORS {
             let Block { elements, bytes } = dtype.block().unwrap();
             let bits = dtype.bits().unwrap();
             let smallest = (1..).find(|elements| (bits * elements).is_multiple_of(8)).unwrap();
@@ -163,5 +216,19 @@ mod tests {
         let unknown = Dtype::from_name("I4");
         assert_eq!((unknown.name(), unknown.block(), unknown.bits()), ("I4", None, None));
         assert!(unknown.to_f32().is_none() && unknown.numpy().is_none());
+    }
+
+    #[test]
+    fn block_types_are_not_dtypes_of_safetensors() {
+        assert_eq!(Dtype::from_name("Q4_0"), Dtype::Unknown("Q4_0"));
+        assert_eq!(Dtype::from_ggml(12), Some(Dtype::Q4K));
+        assert_eq!((Dtype::from_ggml(4), Dtype::from_ggml(43), Dtype::U8.ggml()), (None, None, None));
+        // 5 and 9 bits an element with the scales, but no element has that width.
+        assert_eq!((Dtype::Q4_1.bits(), Dtype::Q8_1.bits()), (None, None));
+        assert!(Dtype::Q4_1.has_scales() && !Dtype::F6E2M3.has_scales());
+        let numbers: Vec<u32> = Dtype::ALL.iter().filter_map(|dtype| dtype.ggml()).collect();
+        for (at, number) in numbers.iter().enumerate() {
+            assert!(!numbers[at + 1..].contains(number), "{number}");
+        }
     }
 }

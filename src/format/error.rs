@@ -1,6 +1,7 @@
 //! Why a file has no usable header.
 
 use super::detect::Foreign;
+use super::gguf;
 use super::input::Missing;
 use super::safetensors;
 
@@ -11,25 +12,32 @@ pub enum Error {
     #[error(transparent)]
     Missing(#[from] Missing),
     /// The file is of a format that weightfs does not read.
-    #[error("not a safetensors file but {0}")]
+    #[error("not safetensors or GGUF but {0}")]
     Foreign(Foreign),
     /// The file breaks a rule of safetensors.
     #[error(transparent)]
     Safetensors(safetensors::Error),
+    /// The metadata of files of this format cannot be changed.
+    #[error("the metadata of GGUF files cannot be changed yet")]
+    NotEditable,
+    /// The file breaks a rule of GGUF.
+    #[error(transparent)]
+    Gguf(gguf::Error),
 }
 
 impl Error {
     /// The tensor that breaks a rule, if one does.
     pub fn tensor(&self) -> Option<&str> {
         match self {
-            Self::Safetensors(safetensors::Error::Tensor { name, .. }) => Some(name),
+            Self::Safetensors(safetensors::Error::Tensor { name, .. })
+            | Self::Gguf(gguf::Error::Tensor { name, .. }) => Some(name),
             _ => None,
         }
     }
 
     /// Whether the file ends before its data does.
     pub fn is_cut(&self) -> bool {
-        matches!(self, Self::Safetensors(safetensors::Error::DataCut { .. }))
+        matches!(self, Self::Safetensors(safetensors::Error::DataCut { .. }) | Self::Gguf(gguf::Error::DataCut { .. }))
     }
 }
 
@@ -38,6 +46,15 @@ impl From<safetensors::Error> for Error {
         match error {
             safetensors::Error::Missing(missing) => Self::Missing(missing),
             other => Self::Safetensors(other),
+        }
+    }
+}
+
+impl From<gguf::Error> for Error {
+    fn from(error: gguf::Error) -> Self {
+        match error {
+            gguf::Error::Missing(missing) => Self::Missing(missing),
+            other => Self::Gguf(other),
         }
     }
 }

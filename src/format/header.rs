@@ -1,6 +1,7 @@
 //! The common form of all headers: a table of tensors, and the other data that later layers print or check.
 
 use super::dtype::Dtype;
+use super::metadata::Value;
 use super::names::NameTable;
 use std::ops::Range;
 
@@ -10,6 +11,9 @@ pub enum Mode {
     /// The first broken rule is an error.
     #[default]
     Strict,
+    /// As strict, but only the header has to be there: the data may be missing, or lie anywhere. For commands that read
+    /// no data.
+    Header,
     /// Entries that break a rule are left out. Tensors that lie inside the file are kept, even if they overlap or leave
     /// holes.
     Lenient,
@@ -113,7 +117,9 @@ pub struct Header {
     format: &'static str,
     text: Option<Range<u64>>,
     data_start: u64,
-    metadata: Vec<(String, String)>,
+    version: Option<u32>,
+    metadata: Vec<(String, Value)>,
+    pairs: Vec<(String, Range<u64>)>,
     names: String,
     dims: Vec<u64>,
     unknown_dtypes: Vec<String>,
@@ -212,9 +218,26 @@ impl Header {
         self.by_name = by_name;
     }
 
+    /// The version of the format in the file, if the format has versions.
+    pub fn version(&self) -> Option<u32> {
+        self.version
+    }
+
     /// The metadata, sorted by key; empty if the file has none.
-    pub fn metadata(&self) -> &[(String, String)] {
+    pub fn metadata(&self) -> &[(String, Value)] {
         &self.metadata
+    }
+
+    /// Each metadata key, and the range of the key and its value, in bytes from the start of the file; in the order of
+    /// the file. Empty if the header of the format is text.
+    pub fn pairs(&self) -> &[(String, Range<u64>)] {
+        &self.pairs
+    }
+
+    /// The value of a metadata key.
+    pub fn value(&self, key: &str) -> Option<&Value> {
+        let at = self.metadata.binary_search_by(|(other, _)| other[..].cmp(key)).ok()?;
+        Some(&self.metadata[at].1)
     }
 
     /// The entries that were left out; empty unless the file was read leniently.
@@ -242,7 +265,9 @@ fn dtype(unknown: &[String], number: u32) -> Dtype<'_> {
 #[derive(Debug)]
 pub struct HeaderBuilder {
     mode: Mode,
-    metadata: Vec<(String, String)>,
+    version: Option<u32>,
+    metadata: Vec<(String, Value)>,
+    pairs: Vec<(String, Range<u64>)>,
     names: String,
     dims: Vec<u64>,
     unknown_dtypes: Vec<String>,
@@ -298,7 +323,9 @@ impl HeaderBuilder {
     pub fn new(mode: Mode) -> Self {
         Self {
             mode,
+            version: None,
             metadata: Vec::new(),
+            pairs: Vec::new(),
             names: String::new(),
             dims: Vec::new(),
             unknown_dtypes: Vec::new(),
@@ -364,7 +391,7 @@ impl HeaderBuilder {
         if self.dtype(self.last_dtype).name() == name {
             return self.last_dtype;
         }
-        let known = Dtype::ALL.iter().position(|known| known.name() == name);
+        let known = Dtype::SAFETENSORS.iter().position(|known| known.name() == name);
         let number = known.unwrap_or_else(|| {
             let unknown = &mut self.unknown_dtypes;
             let found = self.unknown_index.find(name, |at| &unknown[at]);
@@ -379,6 +406,12 @@ impl HeaderBuilder {
         self.last_dtype
     }
 
+    /// The number of a known dtype.
+    pub fn known_dtype(&self, dtype: Dtype<'static>) -> DtypeNumber {
+        let at = Dtype::ALL.iter().position(|known| *known == dtype);
+        DtypeNumber(at.unwrap_or_default() as u32)
+    }
+
     /// The dtype with that number.
     pub fn dtype(&self, number: DtypeNumber) -> Dtype<'_> {
         dtype(&self.unknown_dtypes, number.0)
@@ -391,8 +424,18 @@ impl HeaderBuilder {
     }
 
     /// Adds a metadata value. If a key is repeated, the last value is kept.
-    pub fn metadata(&mut self, key: String, value: String) {
+    pub fn metadata(&mut self, key: String, value: Value) {
         self.metadata.push((key, value));
+    }
+
+    /// Adds the range of a metadata key and its value, in bytes from the start of the file.
+    pub fn pair(&mut self, key: String, range: Range<u64>) {
+        self.pairs.push((key, range));
+    }
+
+    /// Sets the version of the format in the file.
+    pub fn version(&mut self, version: u32) {
+        self.version = Some(version);
     }
 
     /// Records that the entry called `name` is left out.
@@ -434,7 +477,7 @@ impl HeaderBuilder {
         self.records.sort_by_key(|record| (record.range.start, record.range.end));
         let by_name = match (self.by_name(), self.mode) {
             (Ok(by_name), _) => by_name,
-            (Err(name), Mode::Strict) => return Err(BuildError::Duplicate { name }),
+            (Err(name), Mode::Strict | Mode::Header) => return Err(BuildError::Duplicate { name }),
             (Err(_), Mode::Lenient) => {
                 self.skip_repeated(duplicate);
                 // No name is repeated any more, so this does not fail.
@@ -450,13 +493,26 @@ impl HeaderBuilder {
             }
             same
         });
-        let Self { mut metadata, mut names, mut dims, unknown_dtypes, mut records, skipped, .. } = self;
+        let Self { version, mut metadata, pairs, mut names, mut dims, unknown_dtypes, mut records, skipped, .. } = self;
         metadata.shrink_to_fit();
         names.shrink_to_fit();
         dims.shrink_to_fit();
         records.shrink_to_fit();
         let skipped = skipped.finish();
-        Ok(Header { format, text, data_start, metadata, names, dims, unknown_dtypes, records, by_name, skipped })
+        Ok(Header {
+            format,
+            text,
+            data_start,
+            version,
+            metadata,
+            pairs,
+            names,
+            dims,
+            unknown_dtypes,
+            records,
+            by_name,
+            skipped,
+        })
     }
 
     /// The table of all names, or the first name that is repeated.
@@ -529,7 +585,7 @@ mod tests {
             push(&mut builder, name, dtype, range);
         }
         builder.metadata("k".into(), "old".into());
-        builder.metadata("a".into(), String::new());
+        builder.metadata("a".into(), "".into());
         builder.metadata("k".into(), "new".into());
         let header = builder.finish("test", Some(0..4), 4, String::new).unwrap();
         let names: Vec<&str> = header.tensors().map(|tensor| tensor.name).collect();
@@ -538,7 +594,7 @@ mod tests {
         assert_eq!((header.tensor(1).shape, header.tensor(1).range), (&[2][..], 8..10));
         assert_eq!((header.find("c"), header.find("x")), (Some(2), None));
         assert_eq!(header.unknown_dtypes(), ["mine"]);
-        assert_eq!(header.metadata(), [("a".to_owned(), String::new()), ("k".to_owned(), "new".to_owned())]);
+        assert_eq!(header.metadata(), [("a".to_owned(), "".into()), ("k".to_owned(), "new".into())]);
         assert_eq!((header.format(), header.text(), header.data_start()), ("test", Some(0..4), 4));
     }
 

@@ -51,6 +51,12 @@ impl Input {
         self.pieces.push(Piece { start, bytes });
     }
 
+    /// The longest part that begins at the start of the file.
+    pub fn prefix(&self) -> &[u8] {
+        let parts = self.pieces.iter().filter(|piece| piece.start == 0).map(|piece| &piece.bytes[..]);
+        parts.max_by_key(|bytes| bytes.len()).unwrap_or_default()
+    }
+
     /// The bytes of `range`, limited to the end of the file. One part must hold all of them.
     pub fn get(&self, range: Range<u64>) -> Result<&[u8], Missing> {
         let range = range.start.min(self.len)..range.end.min(self.len);

@@ -6,9 +6,11 @@
 mod detect;
 mod dtype;
 mod error;
+pub mod gguf;
 mod header;
 mod input;
 mod lint;
+mod metadata;
 mod names;
 pub mod safetensors;
 mod table;
@@ -19,6 +21,7 @@ pub use error::Error;
 pub use header::{BuildError, Header, HeaderBuilder, KEPT_MAX, Mode, SkipList, Skipped, TensorInfo};
 pub use input::{Input, Missing};
 pub use lint::{Lint, LintKind};
+pub use metadata::{Scalar, Value};
 pub use names::NameTable;
 pub use table::{damage, lint, parse, stem, suffixes, with_metadata};
 

@@ -5,7 +5,8 @@ use super::error::Error;
 use super::header::{Header, Mode};
 use super::input::{Input, Missing};
 use super::lint::Lint;
-use super::safetensors;
+use super::metadata::Value;
+use super::{gguf, safetensors};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
@@ -29,22 +30,33 @@ struct Row {
 
 type Linter = fn(&Header, &Input, &mut dyn FnMut(Lint)) -> Result<(), Missing>;
 type Damage = fn(&Header, &Error, u64, &mut dyn FnMut(Lint));
-type Editor = fn(&Header, &Input, &[(String, String)]) -> Result<Vec<u8>, Error>;
+type Editor = fn(&Header, &Input, &[(String, Value)]) -> Result<Vec<u8>, Error>;
 
 /// All formats. safetensors has no magic number, so it comes last and parses what no other format recognises.
-static FORMATS: [Row; 1] = [Row {
-    name: safetensors::NAME,
-    suffix: ".safetensors",
-    recognises: |_| Ok(true),
-    parse: |input, mode| Ok(safetensors::parse(input, mode)?),
-    lint: safetensors::lint,
-    damage: safetensors::damage,
-    with_metadata: |header, input, metadata| Ok(safetensors::with_metadata(header, input, metadata)?),
-}];
+static FORMATS: [Row; 2] = [
+    Row {
+        name: gguf::NAME,
+        suffix: ".gguf",
+        recognises: gguf::is_gguf,
+        parse: |input, mode| Ok(gguf::parse(input, mode)?),
+        lint: gguf::lint,
+        damage: gguf::damage,
+        with_metadata: |_, _, _| Err(Error::NotEditable),
+    },
+    Row {
+        name: safetensors::NAME,
+        suffix: ".safetensors",
+        recognises: |_| Ok(true),
+        parse: |input, mode| Ok(safetensors::parse(input, mode)?),
+        lint: safetensors::lint,
+        damage: safetensors::damage,
+        with_metadata: |header, input, metadata| Ok(safetensors::with_metadata(header, input, metadata)?),
+    },
+];
 
 /// The file name suffixes of all formats.
 pub fn suffixes() -> impl Iterator<Item = &'static str> {
-    FORMATS.iter().map(|format| format.suffix)
+    FORMATS.iter().rev().map(|format| format.suffix)
 }
 
 /// A file name without the suffix of its format; `None` if no format has that suffix.
@@ -65,6 +77,7 @@ pub fn parse(input: &Input, mode: Mode) -> Result<Header, Error> {
     }
     (format.parse)(input, mode).or_else(|error| match error {
         Error::Missing(_) => Err(error),
+        _ if format.name != last.name => Err(error),
         // A file that does not parse may be of a format that weightfs does not read.
         _ => Err(Foreign::detect(input.get(0..detect::PREFIX)?).map_or(error, Error::Foreign)),
     })
@@ -85,7 +98,7 @@ pub fn damage(header: &Header, broken: &Error, len: u64, found: &mut dyn FnMut(L
 /// The bytes of a file up to its data, with other metadata. `header` was parsed from `input` in strict mode.
 ///
 /// The offset of the data changes by a multiple of 4096 bytes, unless that would exceed the size limit of headers.
-pub fn with_metadata(header: &Header, input: &Input, metadata: &[(String, String)]) -> Result<Vec<u8>, Error> {
+pub fn with_metadata(header: &Header, input: &Input, metadata: &[(String, Value)]) -> Result<Vec<u8>, Error> {
     (row(header).with_metadata)(header, input, metadata)
 }
 

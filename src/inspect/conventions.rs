@@ -2,6 +2,7 @@
 //!
 //! Sources: `github.com/Stability-AI/ModelSpec` 1.0.1, README; `github.com/kohya-ss/sd-scripts`, `train_network.py`.
 
+use crate::format::Value;
 use crate::model::value;
 use crate::text::quote;
 use base64::Engine;
@@ -103,9 +104,9 @@ pub(super) fn sha256(value: &str) -> Option<String> {
 }
 
 /// Violations of ModelSpec: key without prefix, and message. Empty if the metadata has no ModelSpec key.
-pub(super) fn modelspec_faults(metadata: &[(String, String)]) -> Vec<(&str, String)> {
-    fn strip((key, value): &(String, String)) -> Option<(&str, &str)> {
-        Some((key.strip_prefix(MODELSPEC_PREFIX)?, value))
+pub(super) fn modelspec_faults(metadata: &[(String, Value)]) -> Vec<(&str, String)> {
+    fn strip((key, value): &(String, Value)) -> Option<(&str, &str)> {
+        Some((key.strip_prefix(MODELSPEC_PREFIX)?, value.text()))
     }
     let mut faults = Vec::new();
     let mut present = metadata.iter().filter_map(strip).peekable();
@@ -167,9 +168,9 @@ fn is_picture(value: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn metadata(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
-        let mut metadata: Vec<_> = pairs.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
-        metadata.sort();
+    fn metadata(pairs: &[(&str, &str)]) -> Vec<(String, Value)> {
+        let mut metadata: Vec<_> = pairs.iter().map(|(key, value)| (key.to_string(), Value::from(*value))).collect();
+        metadata.sort_by(|a, b| a.0.cmp(&b.0));
         metadata
     }
 

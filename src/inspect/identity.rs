@@ -4,6 +4,7 @@
 //! Source: `github.com/las7/weight-inspect` 0.1.0, `src/types.rs` and `src/hash.rs`. weight-inspect rejects tensors
 //! without data; here, their size is 0.
 
+use crate::format::{Scalar, Value, gguf};
 use crate::model::{Model, TensorId};
 use crate::text::Hex;
 use crate::threads;
@@ -41,6 +42,9 @@ impl Identity {
 fn write_canonical(model: &Model, tensors: &[TensorId], out: &mut impl Write) -> io::Result<()> {
     out.write_all(b"{\"format\":")?;
     to_writer(&mut *out, model.format())?;
+    if let Some(version) = model.shards().first().and_then(|shard| shard.header.version()) {
+        write!(out, ",\"gguf_version\":{version}")?;
+    }
     out.write_all(b",\"metadata\":{")?;
     for (at, (key, value)) in model.metadata().iter().enumerate() {
         out.write_all(if at == 0 { b"" } else { b"," })?;
@@ -58,14 +62,37 @@ fn write_canonical(model: &Model, tensors: &[TensorId], out: &mut impl Write) ->
         out.write_all(b",\"dtype\":")?;
         to_writer(&mut *out, &tensor.dtype.name().to_lowercase())?;
         out.write_all(b",\"shape\":")?;
-        to_writer(&mut *out, tensor.shape)?;
-        write!(out, ",\"byte_length\":{}}}", tensor.nbytes())?;
+        // weight-inspect keeps the order of GGUF: innermost dimension first.
+        let reversed: Vec<u64> = tensor.shape.iter().rev().copied().collect();
+        to_writer(&mut *out, if model.format() == gguf::NAME { &reversed[..] } else { tensor.shape })?;
+        // weight-inspect does not compute the size of blocks with scales.
+        write!(out, ",\"byte_length\":{}}}", if tensor.dtype.has_scales() { 0 } else { tensor.nbytes() })?;
     }
     out.write_all(b"}}")
 }
 
 /// A metadata value in the form of weight-inspect, which is then written as a JSON string.
-fn canonical(value: &str) -> String {
+fn canonical(value: &Value) -> String {
+    let one = |text: &str| match value.kind() {
+        Scalar::String => string(text),
+        Scalar::Bool => text.to_owned(),
+        // weight-inspect converts all integers to signed 64 bits.
+        Scalar::Integer => (text.parse::<i128>().unwrap_or_default() as i64).to_string(),
+        Scalar::F32 => format!("f32:{}", f64::from(text.parse::<f32>().unwrap_or(f32::NAN)).to_bits()),
+        Scalar::F64 => text.parse::<f64>().unwrap_or(f64::NAN).to_bits().to_string(),
+    };
+    if !value.is_array() {
+        return one(value.text());
+    }
+    let element = |line: &str| match value.kind() {
+        Scalar::String => string(&serde_json::from_str::<String>(line).unwrap_or_default()),
+        _ => one(line),
+    };
+    format!("[{}]", value.text().lines().map(element).collect::<Vec<_>>().join(","))
+}
+
+/// A string with quotes and escapes.
+fn string(value: &str) -> String {
     let mut text = String::with_capacity(value.len() + 2);
     text.push('"');
     for char in value.chars() {

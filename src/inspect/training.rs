@@ -1,5 +1,6 @@
 //! A summary of the training metadata of sd-scripts: folders, tags and times.
 
+use crate::format::Value;
 use crate::model::value;
 use jiff::{SignedDuration, Timestamp};
 use serde::de::DeserializeOwned;
@@ -58,7 +59,7 @@ struct Dataset {
 
 impl Training {
     /// Parses the metadata; `None` if it has no training values.
-    pub fn of(metadata: &[(String, String)]) -> Option<Self> {
+    pub fn of(metadata: &[(String, Value)]) -> Option<Self> {
         let mut folders = Vec::new();
         for (key, regularisation) in [("ss_dataset_dirs", false), ("ss_reg_dataset_dirs", true)] {
             let dirs: BTreeMap<String, Dir> = json(metadata, key).unwrap_or_default();
@@ -88,12 +89,12 @@ impl Training {
 }
 
 /// The value of a key, parsed as JSON.
-fn json<T: DeserializeOwned>(metadata: &[(String, String)], key: &str) -> Option<T> {
+fn json<T: DeserializeOwned>(metadata: &[(String, Value)], key: &str) -> Option<T> {
     serde_json::from_str(value(metadata, key)?).ok()
 }
 
 /// The number of different tags, and the most frequent ones. `ss_tag_frequency` has counts for each folder.
-fn tags(metadata: &[(String, String)]) -> (usize, Vec<(String, u64)>) {
+fn tags(metadata: &[(String, Value)]) -> (usize, Vec<(String, u64)>) {
     let folders: BTreeMap<String, HashMap<String, u64>> = json(metadata, "ss_tag_frequency").unwrap_or_default();
     let mut counts: HashMap<String, u64> = HashMap::new();
     for (tag, count) in folders.into_values().flatten() {
@@ -109,7 +110,7 @@ fn tags(metadata: &[(String, String)]) -> (usize, Vec<(String, u64)>) {
 }
 
 /// A time in seconds since 1970, as Python writes it. The fraction is dropped.
-fn time(metadata: &[(String, String)], key: &str) -> Option<Timestamp> {
+fn time(metadata: &[(String, Value)], key: &str) -> Option<Timestamp> {
     let seconds = value(metadata, key)?.parse().ok().filter(|seconds: &f64| seconds.is_finite())?;
     Timestamp::from_second(seconds as i64).ok()
 }
@@ -119,8 +120,8 @@ mod tests {
     use super::*;
 
     fn training(pairs: &[(&str, &str)]) -> Option<Training> {
-        let mut metadata: Vec<_> = pairs.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
-        metadata.sort();
+        let mut metadata: Vec<_> = pairs.iter().map(|(key, value)| (key.to_string(), Value::from(*value))).collect();
+        metadata.sort_by(|a, b| a.0.cmp(&b.0));
         Training::of(&metadata)
     }
 

@@ -1,7 +1,8 @@
 //! Differences between the headers of two models. Does not compare data.
 
 use super::ids::TensorId;
-use super::table::{Model, value};
+use super::table::{Model, find_value};
+use crate::format::Value;
 
 /// Differences between an old model and a new one. Tensors are given by number, in ascending order.
 #[derive(Debug)]
@@ -60,13 +61,13 @@ impl<'m> Diff<'m> {
 }
 
 /// Differences between two lists of keys and values, each sorted by key.
-pub fn changes<'m>(old: &'m [(String, String)], new: &'m [(String, String)]) -> Vec<Change<'m>> {
+pub fn changes<'m>(old: &'m [(String, Value)], new: &'m [(String, Value)]) -> Vec<Change<'m>> {
     let removed_or_changed = old.iter().filter_map(|(key, old)| {
-        let (old, new) = (Some(&old[..]), value(new, key));
-        (old != new).then_some(Change { key, old, new })
+        let new = find_value(new, key);
+        (new != Some(old)).then_some(Change { key, old: Some(old.text()), new: new.map(Value::text) })
     });
-    let added = new.iter().filter(|(key, _)| value(old, key).is_none());
-    let added = added.map(|(key, value)| Change { key, old: None, new: Some(value) });
+    let added = new.iter().filter(|(key, _)| find_value(old, key).is_none());
+    let added = added.map(|(key, value)| Change { key, old: None, new: Some(value.text()) });
     let mut changes: Vec<Change> = removed_or_changed.chain(added).collect();
     changes.sort_by_key(|change| change.key);
     changes

@@ -139,7 +139,7 @@ pub(super) fn open(location: &Location, mode: Mode) -> Result<Model, Error> {
     let more = audit(&entries, &names, &homes, &mut shards, &mut mismatches);
     drop(entries);
     drop(text);
-    if mode == Mode::Strict && !mismatches.is_empty() {
+    if mode != Mode::Lenient && !mismatches.is_empty() {
         let more = mismatches.len() - 1 + more;
         return Err(Error::Mismatch { location: location.clone(), mismatch: mismatches.swap_remove(0), more });
     }

@@ -91,7 +91,7 @@ pub(super) fn open<R>(
             }
         }
     }
-    if mode == Mode::Strict && !broken.is_empty() {
+    if mode != Mode::Lenient && !broken.is_empty() {
         let more = broken.len() - 1;
         return Err(Error::Mismatch { location: location.clone(), mismatch: broken.swap_remove(0), more });
     }

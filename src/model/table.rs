@@ -6,7 +6,7 @@ use super::ids::{ShardId, TensorId};
 use super::population::Population;
 use super::quantization::Quantized;
 use crate::content::{Data, Extent, Extents, Run, Sources};
-use crate::format::{Header, Mode, NameTable, SkipList, Skipped, TensorInfo};
+use crate::format::{Header, Mode, NameTable, SkipList, Skipped, TensorInfo, Value};
 use crate::source::{self, Location, Source, Stat};
 use crate::text::quote;
 use serde::Deserialize;
@@ -50,7 +50,7 @@ pub struct Model {
     /// The files that the index or manifest names, but that could not be opened.
     unopened: Vec<Location>,
     /// The merged metadata, of a model of several files.
-    metadata: Vec<(String, String)>,
+    metadata: Vec<(String, Value)>,
     notes: Notes,
 }
 
@@ -402,7 +402,7 @@ impl Model {
     }
 
     /// The metadata of all files, sorted by key. If several files have a key, the value of the first file is kept.
-    pub fn metadata(&self) -> &[(String, String)] {
+    pub fn metadata(&self) -> &[(String, Value)] {
         match &self.shards[..] {
             [one] => one.header.metadata(),
             _ => &self.metadata,
@@ -482,7 +482,7 @@ impl Model {
     }
 }
 
-fn merge_metadata(shards: &[Shard]) -> Vec<(String, String)> {
+fn merge_metadata(shards: &[Shard]) -> Vec<(String, Value)> {
     let mut merged: Vec<_> = shards.iter().flat_map(|shard| shard.header.metadata()).cloned().collect();
     // Stable, so that the first file's value of a repeated key is kept.
     merged.sort_by(|a, b| a.0.cmp(&b.0));
@@ -490,8 +490,13 @@ fn merge_metadata(shards: &[Shard]) -> Vec<(String, String)> {
     merged
 }
 
+/// The text of the value of a key in metadata, which is sorted by key.
+pub fn value<'m>(metadata: &'m [(String, Value)], key: &str) -> Option<&'m str> {
+    find_value(metadata, key).map(Value::text)
+}
+
 /// The value of a key in metadata, which is sorted by key.
-pub fn value<'m>(metadata: &'m [(String, String)], key: &str) -> Option<&'m str> {
+pub(super) fn find_value<'m>(metadata: &'m [(String, Value)], key: &str) -> Option<&'m Value> {
     let at = metadata.binary_search_by(|(other, _)| other[..].cmp(key)).ok()?;
     Some(&metadata[at].1)
 }

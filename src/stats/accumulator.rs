@@ -2,17 +2,19 @@
 //!
 //! Mean and standard deviation are computed in float64. Elements of at most 16 bits are counted by code, and the
 //! statistics follow from the counts. Wider elements are counted in a fine grid whose cells widen with the range of
-//! values; the grid becomes the histogram.
+//! values; the grid becomes the histogram. Blocks with scales are decoded and then counted as float32.
 
 use super::codes::Codes;
 use super::summary::Stats;
 use super::wide::Wide;
-use crate::format::Dtype;
+use crate::codec::elements::ToF32;
+use crate::format::{Block, Dtype};
 
 /// Whether there are statistics for elements of `dtype`. There are none for C64, whose elements are pairs of numbers,
-/// and for unknown dtypes.
+/// and for dtypes that cannot be decoded.
 pub fn has(dtype: Dtype) -> bool {
-    dtype.to_f32().is_some() && (is_wide(dtype) || dtype.bits().is_some_and(|bits| bits <= CODE_BITS_MAX))
+    let is_counted = || is_wide(dtype) || dtype.has_scales() || dtype.bits().is_some_and(|bits| bits <= CODE_BITS_MAX);
+    dtype.to_f32().is_some() && is_counted()
 }
 
 /// Elements of at most this many bits are counted by code.
@@ -32,18 +34,48 @@ enum Kind {
     Codes(Codes),
     Single(Wide<f32>),
     Double(Wide<f64>),
+    Blocks(Blocks),
+}
+
+/// Statistics of blocks with scales.
+#[derive(Debug)]
+struct Blocks {
+    block: Block,
+    to_f32: ToF32,
+    /// Buffer for decoded values.
+    decoded: Vec<u8>,
+    wide: Wide<f32>,
+}
+
+/// Approximate number of bytes that are decoded at a time. The decoded values fit into the cache of a core.
+const DECODED_AT_ONCE: usize = 32 << 10;
+
+impl Blocks {
+    fn add(&mut self, encoded: &[u8]) {
+        let (bytes, elements) = (self.block.bytes as usize, self.block.elements as usize);
+        for encoded in encoded.chunks((DECODED_AT_ONCE / bytes).max(1) * bytes) {
+            self.decoded.resize(encoded.len() / bytes * elements * size_of::<f32>(), 0);
+            (self.to_f32)(encoded, &mut self.decoded);
+            self.wide.add(&self.decoded);
+        }
+    }
 }
 
 impl Accumulator {
     /// An accumulator without values; `None` if [`has`] returns false.
     pub fn new(dtype: Dtype) -> Option<Self> {
+        let single = || Wide::new(4, |i, o| map(i, o, f32::from_le_bytes));
         let kind = match dtype {
-            Dtype::F32 => Kind::Single(Wide::new(4, |i, o| map(i, o, f32::from_le_bytes))),
+            Dtype::F32 => Kind::Single(single()),
             Dtype::F64 => Kind::Double(Wide::new(8, |i, o| map(i, o, f64::from_le_bytes))),
             Dtype::I32 => Kind::Double(Wide::new(4, |i, o| map(i, o, |bytes| i32::from_le_bytes(bytes).into()))),
             Dtype::U32 => Kind::Double(Wide::new(4, |i, o| map(i, o, |bytes| u32::from_le_bytes(bytes).into()))),
             Dtype::I64 => Kind::Double(Wide::new(8, |i, o| map(i, o, |bytes| i64::from_le_bytes(bytes) as f64))),
             Dtype::U64 => Kind::Double(Wide::new(8, |i, o| map(i, o, |bytes| u64::from_le_bytes(bytes) as f64))),
+            _ if dtype.has_scales() => {
+                let (block, to_f32) = (dtype.block()?, dtype.to_f32()?);
+                Kind::Blocks(Blocks { block, to_f32, decoded: Vec::new(), wide: single() })
+            }
             _ if has(dtype) => Kind::Codes(Codes::new(dtype)?),
             _ => return None,
         };
@@ -56,6 +88,7 @@ impl Accumulator {
             Kind::Codes(codes) => codes.add(encoded),
             Kind::Single(wide) => wide.add(encoded),
             Kind::Double(wide) => wide.add(encoded),
+            Kind::Blocks(blocks) => blocks.add(encoded),
         }
     }
 
@@ -65,6 +98,7 @@ impl Accumulator {
             (Kind::Codes(codes), Kind::Codes(other)) => codes.merge(other),
             (Kind::Single(wide), Kind::Single(other)) => wide.merge(other),
             (Kind::Double(wide), Kind::Double(other)) => wide.merge(other),
+            (Kind::Blocks(blocks), Kind::Blocks(other)) => blocks.wide.merge(&other.wide),
             _ => debug_assert!(false, "merged parts must have the same dtype"),
         }
     }
@@ -75,6 +109,7 @@ impl Accumulator {
             Kind::Codes(codes) => codes.finish(),
             Kind::Single(wide) => wide.finish(),
             Kind::Double(wide) => wide.finish(),
+            Kind::Blocks(blocks) => blocks.wide.finish(),
         }
     }
 }
@@ -88,13 +123,12 @@ fn map<const N: usize, T>(input: &[u8], output: &mut [T], decode: impl Fn([u8; N
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::Block;
     use crate::stats::{BINS, Histogram, json_len};
     use proptest::prelude::*;
 
-    /// All dtypes except C64, which has no statistics.
+    /// All dtypes that have statistics.
     fn numbers() -> Vec<Dtype<'static>> {
-        Dtype::ALL.iter().copied().filter(|dtype| *dtype != Dtype::C64).collect()
+        Dtype::ALL.iter().copied().filter(|dtype| has(*dtype)).collect()
     }
 
     /// Bytes of a block of elements.

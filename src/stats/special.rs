@@ -45,6 +45,7 @@ impl Specials {
                 let parts: Self = words!(u32, encoded, 0x7f80_0000);
                 Self { first: parts.first.map(|part| part / 2), ..parts }
             }
+            _ if dtype.has_scales() => return Self::of_blocks(dtype, encoded),
             _ => {
                 let at = EIGHT_BITS.iter().position(|eight| *eight == dtype)?;
                 let classes = &CLASSES[at];
@@ -52,6 +53,20 @@ impl Specials {
                 search(encoded.as_chunks().0, is_special, |[byte]| classes[usize::from(*byte)])
             }
         })
+    }
+
+    /// Blocks with scales are searched for the values that they decode to.
+    fn of_blocks(dtype: Dtype, encoded: &[u8]) -> Option<Self> {
+        let (block, to_f32) = (dtype.block()?, dtype.to_f32()?);
+        let (bytes, elements) = (block.bytes as usize, block.elements as usize);
+        let step = (DECODED_AT_ONCE / bytes).max(1) * bytes;
+        let (mut found, mut decoded) = (Self::default(), Vec::new());
+        for (at, encoded) in encoded.chunks(step).enumerate() {
+            decoded.resize(encoded.len() / bytes * elements * size_of::<f32>(), 0);
+            to_f32(encoded, &mut decoded);
+            found.merge(&Self::of(Dtype::F32, &decoded)?, (at * step / bytes * elements) as u64);
+        }
+        Some(found)
     }
 
     /// Whether all values are finite.
@@ -77,6 +92,9 @@ impl Specials {
         }
     }
 }
+
+/// Approximate number of bytes that are decoded at a time.
+const DECODED_AT_ONCE: usize = 32 << 10;
 
 /// The class of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -174,6 +192,19 @@ mod tests {
             check(dtype, &codes);
             check(dtype, &[]);
         }
+    }
+
+    #[test]
+    fn blocks_with_scales_are_searched_by_value() {
+        // Scales: 1.0, infinity with a quantum of each sign, NaN.
+        let block = |scale: [u8; 2], nibbles: u8| [&scale[..], &[nibbles; 16]].concat();
+        let blocks = [block([0, 0x3c], 0x99), block([0, 0x7c], 0x79), block([1, 0x7c], 0x99)].concat();
+        let found = Specials::of(Dtype::Q4_0, &blocks).unwrap();
+        assert_eq!(found, Specials { nan: 32, pos_inf: 16, neg_inf: 16, first: Some(32) });
+        // More than is decoded at a time.
+        let many = [block([0, 0x3c], 0x99).repeat(5000), block([1, 0x7c], 0x99)].concat();
+        assert_eq!(Specials::of(Dtype::Q4_0, &many).unwrap().first, Some(5000 * 32));
+        assert_eq!(Specials::of(Dtype::Q8_1, &[0xff; 36]), None);
     }
 
     #[test]

@@ -3,11 +3,12 @@
 //! Tensors keep the order of the source; the official writer would sort them by dtype and name. So the data of each
 //! source file is one run and is read as fast as a single tensor. Spaces after the header align the data to a page.
 
+use super::gguf;
 use super::lines::{Lines, Out, STRIDE, write_list};
 use super::metadata::Object;
 use crate::content::{Content, Data, Run, Segment};
-use crate::format::TensorInfo;
 use crate::format::safetensors::MAX_HEADER;
+use crate::format::{TensorInfo, Value};
 use crate::model::{self, Model, Parts, ShardId, TensorId};
 use crate::name;
 use std::io;
@@ -155,7 +156,7 @@ impl Export {
 
 /// The metadata of a file whose data consists of `runs`, `len` bytes in total, sorted by key. Hashes of data are kept
 /// only if a source file has the same data; they are then those of that file.
-fn metadata<'m>(model: &'m Model, runs: &[Run], len: u64) -> Vec<&'m (String, String)> {
+fn metadata<'m>(model: &'m Model, runs: &[Run], len: u64) -> Vec<&'m (String, Value)> {
     let has_same_data = |shard: &ShardId| {
         let start = model.shard(*shard).header.data_start();
         let is_all = model.source(*shard).len().checked_sub(start) == Some(len);
@@ -173,25 +174,28 @@ fn metadata<'m>(model: &'m Model, runs: &[Run], len: u64) -> Vec<&'m (String, St
 /// The files in `export/` and their names. Logs a warning if the model is too large for one.
 pub fn files(model: &Arc<Model>) -> Vec<(String, Content)> {
     let stem = model::stem(model.location()).unwrap_or_default();
-    let export = Export::new(model, Tensors::Whole, None);
-    if export.with_metadata.is_none() {
-        log::warn!("export/: left out: {}", export.refusal());
-    }
     // A copy in the directory of the model must not overwrite a file that the mount reads. The model itself, if it is
     // one file, has the name without suffix.
     let is_source = |file: &str| model.shards().iter().any(|shard| Path::new(&shard.name).ends_with(file));
-    let name = |suffix| {
+    let name = |suffix, format| {
         let mut stem = stem.to_string_lossy().into_owned();
         loop {
             stem.push_str(suffix);
-            let file = format!("{}.safetensors", name::encode(&stem));
+            let file = format!("{}.{format}", name::encode(&stem));
             if !is_source(&file) {
                 return file;
             }
         }
     };
+    if gguf::has(model) {
+        return gguf::whole(model).map(|content| (name("-whole", "gguf"), content)).into_iter().collect();
+    }
+    let export = Export::new(model, Tensors::Whole, None);
+    if export.with_metadata.is_none() {
+        log::warn!("export/: left out: {}", export.refusal());
+    }
     let files = [("-whole", export.with_metadata), ("-clean", export.clean)];
-    files.into_iter().filter_map(|(suffix, content)| Some((name(suffix), content?))).collect()
+    files.into_iter().filter_map(|(suffix, content)| Some((name(suffix, "safetensors"), content?))).collect()
 }
 
 /// Runs of bytes. Adjacent runs are merged.

@@ -2,6 +2,7 @@
 
 use super::lines::Out;
 use crate::content::{Content, Generated, Segment};
+use crate::format::Value;
 use crate::model::{Model, ShardId};
 use crate::name;
 use crate::text::{quote, write_json_string};
@@ -40,16 +41,16 @@ const ENDINGS: [(&str, &str); 14] = [
 ];
 
 /// Keys and values that serialize as a JSON object, in the given order.
-pub struct Object<'a>(pub &'a [&'a (String, String)]);
+pub struct Object<'a>(pub &'a [&'a (String, Value)]);
 
 impl Serialize for Object<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
+        serializer.collect_map(self.0.iter().map(|(key, value)| (key, value.text())))
     }
 }
 
 /// The metadata of the whole model, or of one shard, sorted by key.
-fn pairs(model: &Model, shard: Option<ShardId>) -> &[(String, String)] {
+fn pairs(model: &Model, shard: Option<ShardId>) -> &[(String, Value)] {
     shard.map_or(model.metadata(), |shard| model.shard(shard).header.metadata())
 }
 
@@ -61,12 +62,12 @@ pub fn json(model: &Model, shard: Option<ShardId>) -> Content {
     Content::literal(json)
 }
 
-fn write(metadata: &[(String, String)], out: Out) -> io::Result<()> {
+fn write(metadata: &[(String, Value)], out: Out) -> io::Result<()> {
     for (at, (key, value)) in metadata.iter().enumerate() {
         out.write_all(if at == 0 { b"{\n  " } else { b",\n  " })?;
         write_json_string(key, out)?;
         out.write_all(b": ")?;
-        write_json_string(value, out)?;
+        value.write_json(out)?;
     }
     out.write_all(if metadata.is_empty() { b"{}\n" } else { b"\n}\n" })
 }
@@ -152,8 +153,8 @@ impl Files {
         };
         let (model, shard) = (self.model.clone(), self.shard_of(file));
         let at = file - self.first_of(shard);
-        Some(Content::new([Segment::Generated(Generated::new(value.len() as u64, move |range, _, out| {
-            let value = pairs(&model, shard)[at].1.as_bytes();
+        Some(Content::new([Segment::Generated(Generated::new(value.bytes().len() as u64, move |range, _, out| {
+            let value = pairs(&model, shard)[at].1.bytes();
             out.extend_from_slice(&value[range.start as usize..range.end as usize]);
             Ok(())
         }))]))
@@ -173,7 +174,7 @@ impl Files {
     }
 
     /// Key and value of a file, unless it is a decoded one.
-    fn value(&self, file: usize) -> Option<&(String, String)> {
+    fn value(&self, file: usize) -> Option<&(String, Value)> {
         let shard = (file < self.values()).then(|| self.shard_of(file))?;
         pairs(&self.model, shard).get(file - self.first_of(shard))
     }
@@ -194,14 +195,14 @@ impl Files {
 
 /// Decodes all values of the form `data:TYPE;base64,...`; sorted by file name. Values that cannot be decoded are left
 /// out, and the first few are logged.
-fn decoded(metadata: &[(String, String)]) -> Vec<Decoded> {
+fn decoded(metadata: &[(String, Value)]) -> Vec<Decoded> {
     // The file name of a cut key ends in digits, so it never equals a name with an extension.
     let is_taken = |file_name: &str| {
         name::decode(file_name).is_some_and(|key| metadata.binary_search_by(|entry| entry.0[..].cmp(&key)).is_ok())
     };
     let mut left_out = 0;
-    let decode = |(key, value): &(String, String)| {
-        let (media_type, text) = data_url(value)?;
+    let decode = |(key, value): &(String, Value)| {
+        let (media_type, text) = data_url(value.text())?;
         let ending = ENDINGS.iter().find(|ending| ending.0 == media_type).map_or("bin", |ending| ending.1);
         let file_name = format!("{}.{ending}", name::encode(key));
         let decoded = if text.len() / 4 * 3 > DECODED_MAX {

@@ -2,6 +2,7 @@
 
 mod export;
 mod f32;
+mod gguf;
 mod id;
 mod index;
 mod lines;

@@ -13,7 +13,7 @@ const NAME_MAX: usize = 1 << 20;
 
 /// Whether a tensor is shown.
 pub fn shows(tensor: &TensorInfo) -> bool {
-    tensor.shape.len() <= RANK_MAX && tensor.name.len() <= NAME_MAX
+    !tensor.dtype.has_scales() && tensor.shape.len() <= RANK_MAX && tensor.name.len() <= NAME_MAX
 }
 
 /// A file that holds only this tensor, under its own name and without metadata. The data begins at a multiple of 8

@@ -3,10 +3,10 @@
 use super::id::{Shown, View};
 use super::results::Key;
 use super::views::Views;
-use super::{f32, index, metadata, npy, plots, single, stats, stored, sums};
+use super::{f32, gguf, index, metadata, npy, plots, single, stats, stored, sums};
 use crate::content::{Content, Data, Error, Extent, Request, Segment};
 use crate::format::TensorInfo;
-use crate::model::{Kind, MANIFEST, ShardId, Tensor, TensorId};
+use crate::model::{Kind, MANIFEST, Model, ShardId, Tensor, TensorId};
 use crate::source::Source;
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ pub struct Row {
     pub name: &'static str,
     /// The name of the view's file or directory.
     pub file: &'static str,
-    /// Whether the root of a model of that kind has the view.
-    pub in_root: fn(Kind) -> bool,
+    /// Whether the root of a model has the view.
+    pub in_root: fn(&Model) -> bool,
     /// Whether `shards/FILE/` has the view too.
     pub in_shards: InShards,
     /// The files of the view.
@@ -32,6 +32,8 @@ pub enum InShards {
     Never,
     /// Each shard has its own, even if the view is not shown in the root.
     Always,
+    /// Each shard has its own, if the header of the format is text.
+    IfText,
     /// Each shard of a dataset has its own: a stored tensor can differ from the logical one of the same name.
     Datasets,
 }
@@ -94,7 +96,7 @@ pub const VIEWS: &[Row] = &[
     Row {
         name: "manifest",
         file: MANIFEST,
-        in_root: |kind| kind == Kind::Dataset,
+        in_root: |model| model.kind() == Kind::Dataset,
         in_shards: InShards::Never,
         files: Files::One {
             kept: false,
@@ -131,10 +133,22 @@ pub const VIEWS: &[Row] = &[
         },
     },
     Row {
+        name: "gguf",
+        file: "gguf",
+        in_root: gguf::has,
+        in_shards: InShards::Never,
+        files: Files::Tensors {
+            suffix: ".gguf",
+            shows: gguf::shows,
+            is_stored: |_| false,
+            content: |views, tensor, _| gguf::content(views.model(), tensor),
+        },
+    },
+    Row {
         name: "header",
         file: "header.json",
-        in_root: |kind| kind == Kind::File,
-        in_shards: InShards::Always,
+        in_root: |model| model.kind() == Kind::File && has_text(model),
+        in_shards: InShards::IfText,
         files: Files::One {
             kept: false,
             content: |views, _, shard| {
@@ -220,7 +234,7 @@ pub const VIEWS: &[Row] = &[
     Row {
         name: "shards",
         file: "shards",
-        in_root: |kind| kind != Kind::File,
+        in_root: |model| model.kind() != Kind::File,
         in_shards: InShards::Never,
         files: Files::Shards,
     },
@@ -250,6 +264,11 @@ pub const VIEWS: &[Row] = &[
     },
     Row { name: "tree", file: "tree", in_root: |_| true, in_shards: InShards::Never, files: Files::Tree },
 ];
+
+/// Whether the header of the format is text.
+fn has_text(model: &Model) -> bool {
+    model.shards().first().is_some_and(|shard| shard.header.text().is_some())
+}
 
 impl View {
     /// The stored tensors. Other views may have hard links to their files.
@@ -292,7 +311,7 @@ impl View {
 
     /// Whether the root of a model has the view.
     pub fn is_in_root(self, views: &Views) -> bool {
-        views.shown().contains(self) && (self.row().in_root)(views.model().kind())
+        views.shown().contains(self) && (self.row().in_root)(views.model())
     }
 
     /// Whether the directory of each shard has the view.
@@ -300,6 +319,7 @@ impl View {
         match self.row().in_shards {
             InShards::Never => false,
             InShards::Always => true,
+            InShards::IfText => has_text(views.model()),
             InShards::Datasets => views.shown().contains(self) && views.model().kind() == Kind::Dataset,
         }
     }
@@ -316,7 +336,7 @@ impl View {
             Files::One { .. } => {
                 let shard = number.checked_sub(1).map(ShardId::from);
                 let exists = match shard {
-                    None => (self.row().in_root)(model.kind()),
+                    None => (self.row().in_root)(model),
                     Some(shard) => self.row().in_shards != InShards::Never && shard.index() < model.shards().len(),
                 };
                 exists.then_some(File::One(shard))
@@ -422,7 +442,7 @@ mod tests {
         assert_eq!(shown(["tensors", "tensors"]), shown(["tensors"]));
         assert_eq!(
             shown(["tensor"]).unwrap_err().to_string(),
-            "no view is called \"tensor\"; there are sums, manifest, export, f32, header, index, metadata, npy, plots, \
+            "no view is called \"tensor\"; there are sums, manifest, export, f32, gguf, header, index, metadata, npy, plots, \
              safetensors, shards, stats, tensors, tree"
         );
     }

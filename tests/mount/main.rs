@@ -12,6 +12,7 @@ mod fault_table;
 mod faults;
 mod folders;
 mod gate;
+mod gguf;
 mod hostile;
 mod lifecycle;
 mod limits;

@@ -302,8 +302,8 @@ fn refused_commands_leave_files_unchanged() {
     let before = scene.ok(STATE);
     let table = [
         ("clear cut.safetensors", 1, "cut.safetensors: cut short"),
-        ("clear lfs.safetensors", 1, "lfs.safetensors: not a safetensors file but a Git LFS pointer"),
-        ("clear gguf.safetensors", 1, "gguf.safetensors: not a safetensors file but a GGUF"),
+        ("clear lfs.safetensors", 1, "lfs.safetensors: not safetensors or GGUF but a Git LFS pointer"),
+        ("set gguf.safetensors a=b", 1, "gguf.safetensors: the metadata of GGUF files cannot be changed yet"),
         ("clear twice.safetensors", 1, "twice.safetensors: "),
         ("clear hole.safetensors", 1, "hole.safetensors: "),
         ("set cut.safetensors a=b", 1, "cut.safetensors: cut short"),

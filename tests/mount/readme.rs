@@ -37,7 +37,8 @@ fn readme_commands_work() {
     let manifest =
         serde_json::json!({"format_version": "1.0", "shards": [listed("a.safetensors"), listed("b.safetensors")]});
     std::fs::write(scene.path("train/dataset_manifest.json"), manifest.to_string()).unwrap();
-    let _mounts = ["model", "mnt", "rescued", "whole", "all", "data"].map(|name| Detached(scene.path(name)));
+    std::fs::write(scene.path("model.gguf"), crate::gguf::tokens()).unwrap();
+    let _mounts = ["model", "mnt", "rescued", "whole", "all", "data", "gg"].map(|name| Detached(scene.path(name)));
     let path = format!("{}:{}", Path::new(WEIGHTFS).parent().unwrap().display(), std::env::var("PATH").unwrap());
     let commands = commands();
     assert!(commands.len() > 20, "{}", commands.len());

@@ -5,6 +5,7 @@ use super::{LENGTH, MAX_HEADER, METADATA};
 use crate::format::Text;
 use crate::format::header::Header;
 use crate::format::input::Input;
+use crate::format::metadata::Value;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
@@ -19,14 +20,14 @@ const BLOCK: u64 = 4096;
 /// Entries keep their order and the text of their values. The header is padded with spaces, so that the offset of the
 /// data changes by a multiple of 4096 bytes and keeps its alignment. Near the size limit of headers there is less
 /// padding.
-pub fn with_metadata(header: &Header, input: &Input, metadata: &[(String, String)]) -> Result<Vec<u8>, Error> {
+pub fn with_metadata(header: &Header, input: &Input, metadata: &[(String, Value)]) -> Result<Vec<u8>, Error> {
     let text = input.get(header.text().unwrap_or_default())?;
     // The parser rejects text that is not UTF-8.
     rewrite(str::from_utf8(text).unwrap_or_default(), header.data_start(), metadata)
 }
 
 /// [`with_metadata`] for the text of a header and the offset of the data.
-fn rewrite(json: &str, data_start: u64, metadata: &[(String, String)]) -> Result<Vec<u8>, Error> {
+fn rewrite(json: &str, data_start: u64, metadata: &[(String, Value)]) -> Result<Vec<u8>, Error> {
     let unreadable = |error: serde_json::Error| Error::Json { entry: None, reason: error.to_string() };
     let mut reader = serde_json::Deserializer::from_str(json);
     let entries = reader.deserialize_map(Entries).map_err(unreadable)?;
@@ -43,7 +44,7 @@ fn rewrite(json: &str, data_start: u64, metadata: &[(String, String)]) -> Result
             if at > 0 {
                 file.push(b',');
             }
-            write_member(&mut file, key, &serde_json::to_string(value).map_err(unreadable)?)?;
+            write_member(&mut file, key, &serde_json::to_string(value.text()).map_err(unreadable)?)?;
         }
         file.push(b'}');
     }
@@ -99,8 +100,8 @@ mod tests {
     use crate::format::{Mode, safetensors::parse};
     use proptest::prelude::*;
 
-    fn pairs(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
-        pairs.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect()
+    fn pairs(pairs: &[(&str, &str)]) -> Vec<(String, Value)> {
+        pairs.iter().map(|(key, value)| (key.to_string(), Value::from(*value))).collect()
     }
 
     /// Parses a file that consists of `head` and `len` bytes of data.
@@ -171,7 +172,7 @@ mod tests {
     proptest! {
         #[test]
         fn written_metadata_is_read_back(metadata in prop::collection::btree_map(any::<String>(), any::<String>(), 0..5), start in 8u64..10_000) {
-            let metadata: Vec<(String, String)> = metadata.into_iter().collect();
+            let metadata: Vec<_> = metadata.into_iter().map(|(key, value)| (key, Value::string(value))).collect();
             let json = r#"{"t":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"__metadata__":{"old":""}}"#;
             let head = rewrite(json, start, &metadata).unwrap();
             let header = read(&head, 1);

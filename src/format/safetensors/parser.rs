@@ -53,7 +53,7 @@ impl Parser {
     /// Records a broken rule. In strict mode, returns an error, which stops parsing.
     pub fn fault<E: de::Error>(&mut self, fault: Fault) -> Result<(), E> {
         match (self.builder.mode(), &self.entry) {
-            (Mode::Strict, entry) => {
+            (Mode::Strict | Mode::Header, entry) => {
                 self.error = Some(match entry {
                     Some(name) => Error::Tensor { name: self.builder.text(name).to_owned(), fault },
                     None => Error::Metadata { key: self.metadata_key.take(), fault },

@@ -147,7 +147,7 @@ impl<'de> Visitor<'de> for Value<'_> {
             Role::Dtype => self.0.set_dtype(value),
             Role::MetadataValue => {
                 if let Some(key) = self.0.metadata_key.take() {
-                    self.0.builder.metadata(key, value.to_owned());
+                    self.0.builder.metadata(key, value.into());
                 }
             }
             Role::Ignored => {}

@@ -3,7 +3,7 @@
 
 use super::file::File;
 use super::report::{Report, Rule};
-use crate::format::{Dtype, TensorInfo};
+use crate::format::{Block, Dtype, TensorInfo};
 use crate::source;
 use crate::stats::Specials;
 use crate::text::{Hex, brackets, quote};
@@ -182,7 +182,8 @@ fn search(file: &File, piece: &Piece, advance: &(dyn Fn(u64) + Sync)) -> Result<
         // Single values are zero in many models.
         let is_zero = tensor.elements() > 1 && nonzero_len(encoded) == 0;
         if is_zero || !specials.is_empty() {
-            let before = (part.start - range.start) * 8 / dtype.bits().unwrap_or(8);
+            let Block { elements, bytes } = dtype.block().unwrap_or(Block { elements: 1, bytes: 1 });
+            let before = (part.start - range.start) / bytes * elements;
             seen.push((at, Found { specials, zero: if is_zero { encoded.len() as u64 } else { 0 } }, before));
         }
     }

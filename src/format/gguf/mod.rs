@@ -1,0 +1,43 @@
+//! The GGUF header, versions 2 and 3 in little-endian order.
+//!
+//! A file is a magic number, a version, the counts of tensors and of metadata keys, the metadata, a description of each
+//! tensor, and the data. The file does not give the length of the header: its end is known only when it was read. A
+//! file is valid if both ggml (`gguf.cpp`) and the `gguf` Python package accept it, with two differences: the padding
+//! after the last tensor may be missing, and block types that are newer than the package are accepted.
+
+mod cursor;
+mod error;
+mod lint;
+mod reader;
+
+pub use error::{Error, Fault};
+pub use lint::{damage, lint};
+pub use reader::{alignment, is_gguf, parse};
+
+/// Name of the format in headers and messages.
+pub const NAME: &str = "gguf";
+
+/// The first bytes of a file.
+pub const MAGIC: [u8; 4] = *b"GGUF";
+
+/// Maximum size of everything before the data, in bytes, inclusive. ggml has no such limit. A header of a model with a
+/// vocabulary of 260,000 tokens has about 20 MB.
+pub const MAX_HEADER: u64 = 128 << 20;
+
+/// Size of the fields before the metadata, in bytes.
+pub const METADATA_START: u64 = 24;
+
+/// The offset of each tensor is a multiple of this number of bytes, unless the file gives another one.
+const ALIGNMENT: u32 = 32;
+
+/// The key of the alignment.
+pub const ALIGNMENT_KEY: &str = "general.alignment";
+
+/// Longest name of a tensor in bytes. Source: `GGML_MAX_NAME`, which counts a terminator.
+const NAME_MAX: usize = 63;
+
+/// Largest rank. Source: `GGML_MAX_DIMS`.
+const RANK_MAX: u32 = 4;
+
+/// Longest string in bytes, and longest array in elements. Source: `GGUF_MAX_STRING_LENGTH`, `GGUF_MAX_ARRAY_ELEMENTS`.
+const LENGTH_MAX: u64 = 1 << 30;

@@ -1,0 +1,327 @@
+//! Reads metadata and the descriptions of tensors.
+
+use super::cursor::Cursor;
+use super::error::{Error, Fault};
+use super::{ALIGNMENT, ALIGNMENT_KEY, LENGTH_MAX, MAGIC, NAME, NAME_MAX, RANK_MAX};
+use crate::format::dtype::Dtype;
+use crate::format::header::{BuildError, Header, HeaderBuilder, Mode, NewTensor};
+use crate::format::input::{Input, Missing};
+use crate::format::metadata::{Scalar, Value};
+use crate::text::{brackets, write_json_string};
+use std::collections::HashSet;
+
+/// Whether a file begins with the magic number.
+pub fn is_gguf(input: &Input) -> Result<bool, Missing> {
+    Ok(input.get(0..MAGIC.len() as u64)? == MAGIC)
+}
+
+/// The offset of each tensor is a multiple of this number of bytes.
+pub fn alignment(header: &Header) -> u64 {
+    let found = header.value(ALIGNMENT_KEY).and_then(|value| value.text().parse::<u32>().ok());
+    found.filter(|found| found.is_power_of_two()).unwrap_or(ALIGNMENT).into()
+}
+
+/// Reads the header of a file.
+///
+/// Fails with [`Error::Missing`] until the header is in `input`. Allocation is bounded by the bytes in `input`, never
+/// by a count or a length in the file.
+pub fn parse(input: &Input, mode: Mode) -> Result<Header, Error> {
+    let mut cursor = Cursor::new(input);
+    cursor.take(MAGIC.len() as u64)?;
+    let version = cursor.u32()?;
+    match version {
+        2 | 3 => {}
+        _ if version & 0xffff == 0 && version != 0 => {
+            return Err(Error::BigEndian { version: version.swap_bytes() });
+        }
+        _ => return Err(Error::Version { version }),
+    }
+    let mut reader = Reader { builder: HeaderBuilder::new(mode), alignment: ALIGNMENT.into(), expected: 0 };
+    reader.builder.version(version);
+    let (tensors, keys) = (cursor.u64()?, cursor.u64()?);
+    reader.metadata(&mut cursor, keys)?;
+    let mut found = Vec::new();
+    for number in 0..tensors {
+        found.extend(reader.tensor(&mut cursor, number)?);
+    }
+    reader.finish(cursor.offset(), tensors > 0, found, input.len())
+}
+
+struct Reader {
+    builder: HeaderBuilder,
+    /// In bytes.
+    alignment: u64,
+    /// End of the data of the tensors so far with padding, in bytes from the beginning of the data.
+    expected: u64,
+}
+
+/// A tensor whose data has no place in the file yet: the start of the data is known only at the end of the header.
+struct Unplaced {
+    tensor: NewTensor,
+    /// In bytes from the beginning of the data.
+    offset: u64,
+    nbytes: u64,
+}
+
+impl Reader {
+    fn is_strict(&self) -> bool {
+        self.builder.mode() != Mode::Lenient
+    }
+
+    fn metadata(&mut self, cursor: &mut Cursor, keys: u64) -> Result<(), Error> {
+        let mut seen = HashSet::new();
+        for number in 0..keys {
+            let error = |key: Option<&str>, fault| Error::Metadata { number, key: key.map(str::to_owned), fault };
+            let start = cursor.offset();
+            let bytes = cursor.string()?.map_err(|len| error(None, Fault::Length { len }))?;
+            if str::from_utf8(bytes).is_err() && self.is_strict() {
+                return Err(error(None, Fault::NotUtf8 { what: "key" }));
+            }
+            let key = String::from_utf8_lossy(bytes).into_owned();
+            let kind = cursor.u32()?;
+            let value = value(cursor, kind).map_err(|broken| broken.into_error(|fault| error(Some(&key), fault)))?;
+            if key == ALIGNMENT_KEY {
+                self.set_alignment(kind, &value).map_err(|fault| error(Some(&key), fault))?;
+            }
+            let fault = match () {
+                () if key.is_empty() => Some(Fault::Empty),
+                () if !seen.insert(key.clone()) => Some(Fault::Duplicate),
+                () => None,
+            };
+            match fault {
+                Some(fault) if self.is_strict() => return Err(error(Some(&key), fault)),
+                Some(fault) => self.builder.skip(&key, || format!("metadata key: {fault}")),
+                None => {
+                    self.builder.pair(key.clone(), start..cursor.offset());
+                    self.builder.metadata(key, value);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn set_alignment(&mut self, kind: u32, value: &Value) -> Result<(), Fault> {
+        const UINT32: u32 = 4;
+        match value.text().parse::<u32>() {
+            Ok(found) if kind == UINT32 && found.is_power_of_two() => self.alignment = found.into(),
+            Ok(found) if kind == UINT32 => return Err(Fault::Alignment { found }),
+            _ => return Err(Fault::AlignmentType { kind }),
+        }
+        Ok(())
+    }
+
+    /// Reads the description of a tensor. `None` if it breaks a rule and is left out.
+    fn tensor(&mut self, cursor: &mut Cursor, number: u64) -> Result<Option<Unplaced>, Error> {
+        let error = |name: Option<&str>, fault| Error::Tensor {
+            name: name.map_or_else(|| number.to_string(), str::to_owned),
+            fault,
+        };
+        let bytes = cursor.string()?.map_err(|len| error(None, Fault::Length { len }))?;
+        let lossy = String::from_utf8_lossy(bytes);
+        let mut fault = None;
+        if str::from_utf8(bytes).is_err() {
+            fault = Some(Fault::NotUtf8 { what: "name" });
+        } else if bytes.len() > NAME_MAX && self.is_strict() {
+            fault = Some(Fault::LongName { len: bytes.len() });
+        }
+        let rank = cursor.u32()?;
+        if rank > RANK_MAX {
+            // The fields after so many dimensions cannot be found reliably.
+            return Err(error(Some(&lossy), Fault::Rank { rank }));
+        }
+        let mut dims = Vec::with_capacity(RANK_MAX as usize);
+        for _ in 0..rank {
+            dims.push(cursor.u64()?);
+        }
+        let (kind, offset) = (cursor.u32()?, cursor.u64()?);
+        let row = dims.first().copied().unwrap_or(1);
+        // The file has the innermost dimension first.
+        dims.reverse();
+        let measured = measure(&dims, row, kind);
+        let fault = fault.or_else(|| measured.as_ref().err().cloned());
+        let unplaced = match (measured, fault) {
+            (Ok((dtype, nbytes)), None) => {
+                let start = self.builder.next_dim();
+                dims.iter().for_each(|dim| self.builder.dim(*dim));
+                let (name, shape) = (self.builder.name(&lossy), self.builder.shape_from(start));
+                let dtype = self.builder.known_dtype(dtype);
+                let tensor = NewTensor { name, dtype, shape, range: 0..0, is_unusual: false };
+                Unplaced { tensor, offset, nbytes }
+            }
+            (_, Some(fault)) if self.is_strict() => return Err(error(Some(&lossy), fault)),
+            (_, fault) => {
+                self.builder.skip(&lossy, || fault.map(|fault| fault.to_string()).unwrap_or_default());
+                return Ok(None);
+            }
+        };
+        if self.builder.mode() == Mode::Strict {
+            if offset != self.expected {
+                return Err(error(Some(&lossy), Fault::Offset { found: offset, expected: self.expected }));
+            }
+            let padded = unplaced.nbytes.checked_next_multiple_of(self.alignment);
+            let end = padded.and_then(|padded| offset.checked_add(padded));
+            let overflow = || error(Some(&lossy), Fault::Overflow { shape: brackets(&dims) });
+            self.expected = end.ok_or_else(overflow)?;
+        }
+        Ok(Some(unplaced))
+    }
+
+    fn finish(mut self, end: u64, has_data: bool, found: Vec<Unplaced>, len: u64) -> Result<Header, Error> {
+        // Without tensors there is no padding.
+        let data_start = if has_data { end.next_multiple_of(self.alignment) } else { end };
+        let mode = self.builder.mode();
+        let mut last = data_start;
+        for Unplaced { tensor, offset, nbytes } in found {
+            let begin = data_start.saturating_add(offset);
+            let end = begin.saturating_add(nbytes);
+            last = last.max(end);
+            if mode != Mode::Lenient || end <= len {
+                self.builder.push(NewTensor { range: begin..end, ..tensor });
+            } else {
+                self.builder.skip_entry(&tensor.name, || Fault::Outside { begin, end, len }.to_string());
+            }
+        }
+        if mode == Mode::Strict && last > len {
+            return Err(Error::DataCut { end: last, len });
+        }
+        let header = self.builder.finish(NAME, None, data_start, || Fault::Duplicate.to_string());
+        header.map_err(|error| match error {
+            BuildError::Duplicate { name } => Error::Tensor { name, fault: Fault::Duplicate },
+            // Not reachable: the largest header is smaller than 2^32 bytes.
+            BuildError::TooLarge => Error::HeaderTooLarge { end },
+        })
+    }
+}
+
+/// The dtype of a tensor, and its size in bytes.
+fn measure(shape: &[u64], row: u64, number: u32) -> Result<(Dtype<'static>, u64), Fault> {
+    let overflow = || Fault::Overflow { shape: brackets(shape) };
+    // ggml counts in signed 64-bit numbers, the innermost dimension first.
+    let fits = |number: &u64| i64::try_from(*number).is_ok();
+    let multiply = |product: u64, dim: &u64| product.checked_mul(*dim).filter(|product| fits(product) && fits(dim));
+    let elements = shape.iter().rev().try_fold(1, multiply).ok_or_else(overflow)?;
+    let dtype = Dtype::from_ggml(number).ok_or(Fault::Type { number })?;
+    let block = dtype.block().ok_or(Fault::Type { number })?;
+    if !row.is_multiple_of(block.elements) {
+        return Err(Fault::Row { row, dtype: dtype.name(), block: block.elements });
+    }
+    let nbytes = (elements / block.elements).checked_mul(block.bytes).filter(fits).ok_or_else(overflow)?;
+    Ok((dtype, nbytes))
+}
+
+/// Why a value cannot be read.
+enum Broken {
+    Fault(Fault),
+    Error(Error),
+}
+
+impl Broken {
+    fn into_error(self, error: impl FnOnce(Fault) -> Error) -> Error {
+        match self {
+            Self::Fault(fault) => error(fault),
+            Self::Error(error) => error,
+        }
+    }
+}
+
+impl From<Error> for Broken {
+    fn from(error: Error) -> Self {
+        Self::Error(error)
+    }
+}
+
+const STRING: u32 = 8;
+const ARRAY: u32 = 9;
+
+/// Reads a value of the type with that number.
+fn value(cursor: &mut Cursor, kind: u32) -> Result<Value, Broken> {
+    match kind {
+        STRING => Ok(Value::bytes_of(string(cursor)?)),
+        ARRAY => array(cursor),
+        _ => {
+            let (scalar, size) = number_type(kind)?;
+            let text = number(kind, cursor.take(size)?);
+            Ok(Value::scalar(scalar, text))
+        }
+    }
+}
+
+fn string<'i>(cursor: &mut Cursor<'i>) -> Result<&'i [u8], Broken> {
+    cursor.string()?.map_err(|len| Broken::Fault(Fault::Length { len }))
+}
+
+fn array(cursor: &mut Cursor) -> Result<Value, Broken> {
+    let (kind, len) = (cursor.u32()?, cursor.u64()?);
+    if len > LENGTH_MAX {
+        return Err(Broken::Fault(Fault::Length { len }));
+    }
+    let mut lines = Vec::new();
+    // Writing to a vector cannot fail.
+    let mut add = |line: &dyn Fn(&mut Vec<u8>)| {
+        line(&mut lines);
+        lines.push(b'\n');
+    };
+    let scalar = match kind {
+        ARRAY => return Err(Broken::Fault(Fault::Nested)),
+        STRING => {
+            for _ in 0..len {
+                let text = String::from_utf8_lossy(string(cursor)?);
+                add(&|lines| drop(write_json_string(&text, lines)));
+            }
+            Scalar::String
+        }
+        _ => {
+            let (scalar, size) = number_type(kind)?;
+            for bytes in cursor.take(size * len)?.chunks_exact(size as usize) {
+                let text = number(kind, bytes);
+                let is_special = matches!(scalar, Scalar::F32 | Scalar::F64) && text.contains('n');
+                add(&|lines| lines.extend_from_slice(if is_special { b"null" } else { text.as_bytes() }));
+            }
+            scalar
+        }
+    };
+    Ok(Value::array(scalar, String::from_utf8(lines).unwrap_or_default()))
+}
+
+/// The type of a number, and its size in bytes.
+fn number_type(kind: u32) -> Result<(Scalar, u64), Broken> {
+    match kind {
+        0 | 1 => Ok((Scalar::Integer, 1)),
+        2 | 3 => Ok((Scalar::Integer, 2)),
+        4 | 5 => Ok((Scalar::Integer, 4)),
+        6 => Ok((Scalar::F32, 4)),
+        7 => Ok((Scalar::Bool, 1)),
+        10 | 11 => Ok((Scalar::Integer, 8)),
+        12 => Ok((Scalar::F64, 8)),
+        _ => Err(Broken::Fault(Fault::ValueType { kind })),
+    }
+}
+
+/// The text of a number of a type that [`number_type`] accepts. Floating point has as many digits as are needed to read
+/// the same number again.
+fn number(kind: u32, bytes: &[u8]) -> String {
+    let mut wide = [0; 8];
+    wide[..bytes.len()].copy_from_slice(bytes);
+    let bits = u64::from_le_bytes(wide);
+    let json = |number: serde_json::Result<String>| number.unwrap_or_default();
+    match kind {
+        1 => (bits as i8).to_string(),
+        3 => (bits as i16).to_string(),
+        5 => (bits as i32).to_string(),
+        11 => (bits as i64).to_string(),
+        7 => (bits != 0).to_string(),
+        6 => match f32::from_bits(bits as u32) {
+            number if number.is_finite() => json(serde_json::to_string(&number)),
+            number => special(number.into()),
+        },
+        12 => match f64::from_bits(bits) {
+            number if number.is_finite() => json(serde_json::to_string(&number)),
+            number => special(number),
+        },
+        _ => bits.to_string(),
+    }
+}
+
+fn special(number: f64) -> String {
+    if number.is_nan() { "nan".to_owned() } else { number.to_string() }
+}

@@ -1,0 +1,146 @@
+//! `gguf/`: a tensor as a complete GGUF file; and a whole model as one GGUF file, for `export/`.
+//!
+//! The metadata is copied from the source byte for byte, in the same order.
+
+use super::lines::{Lines, Out};
+use crate::content::{Content, Data, Extents, Run, Segment};
+use crate::format::gguf::{MAGIC, METADATA_START, NAME, alignment};
+use crate::format::{Header, TensorInfo};
+use crate::model::{Model, Parts, Tensor, TensorId};
+use crate::source::{Memory, Source};
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Whether a model has this view.
+pub fn has(model: &Model) -> bool {
+    model.format() == NAME
+}
+
+/// Whether a tensor is shown.
+pub fn shows(tensor: &TensorInfo) -> bool {
+    tensor.dtype.ggml().is_some()
+}
+
+/// A file that holds only this tensor, under its own name, with the `general.*` metadata of the source.
+pub fn content(model: &Model, tensor: &Tensor) -> Content {
+    let Parts::One(shard) = tensor.parts else { return Content::new([]) };
+    let header = &model.shard(shard).header;
+    let pairs = header.pairs().iter().filter(|(key, _)| key.starts_with("general."));
+    let mut builder = Builder::new(model, shard.index(), header, pairs.map(|(_, range)| range.clone()));
+    builder.tensor(model, tensor.id);
+    let mut info = Vec::new();
+    // Writing to a vector cannot fail.
+    let _ = write_info(&tensor.info, 0, &mut info);
+    builder.finish(model, header, 1, info.len() as u64, Segment::Literal(info.into()))
+}
+
+/// All tensors of a model in one file, with the metadata of the first file except the keys that describe its part.
+/// `None` if there are no files.
+pub fn whole(model: &Arc<Model>) -> Option<Content> {
+    let header = &model.shards().first()?.header;
+    let pairs = header.pairs().iter().filter(|(key, _)| !key.starts_with("split."));
+    let mut builder = Builder::new(model, 0, header, pairs.map(|(_, range)| range.clone()));
+    let tensors = model.logical();
+    let offsets: Arc<[u64]> = tensors.iter().map(|id| builder.tensor(model, id)).collect();
+    let of = model.clone();
+    let write = move |positions: Range<usize>, out: Out| -> io::Result<()> {
+        for at in positions {
+            write_info(&of.tensor(of.logical().at(at)).info, offsets[at], &mut *out)?;
+        }
+        Ok(())
+    };
+    let lines = Arc::new(Lines::new(tensors.len(), &write));
+    Some(builder.finish(model, header, tensors.len() as u64, lines.len(), lines.segment(write)))
+}
+
+/// The parts of a file that is being composed.
+struct Builder {
+    /// The metadata.
+    pairs: Vec<Run>,
+    pairs_len: u64,
+    pair_count: u64,
+    /// The data, with padding after each tensor.
+    data: Vec<Run>,
+    data_len: u64,
+    alignment: u64,
+    /// The index of the source of padding, after those of the model.
+    zeros: usize,
+}
+
+impl Builder {
+    fn new(model: &Model, source: usize, header: &Header, pairs: impl Iterator<Item = Range<u64>>) -> Self {
+        let (mut runs, mut len, mut count) = (Vec::new(), 0, 0);
+        for range in pairs {
+            push(&mut runs, len, source, range.clone());
+            len += range.end - range.start;
+            count += 1;
+        }
+        Self {
+            pairs: runs,
+            pairs_len: len,
+            pair_count: count,
+            data: Vec::new(),
+            data_len: 0,
+            alignment: alignment(header),
+            zeros: model.sources().len(),
+        }
+    }
+
+    /// Adds the data of a tensor and its padding. Returns its offset, in bytes from the beginning of the data.
+    fn tensor(&mut self, model: &Model, id: TensorId) -> u64 {
+        let (tensor, offset) = (model.tensor(id), self.data_len);
+        if let Parts::One(shard) = tensor.parts {
+            let nbytes = tensor.info.nbytes();
+            push(&mut self.data, offset, shard.index(), tensor.info.range);
+            self.pad(offset + nbytes);
+        }
+        offset
+    }
+
+    fn pad(&mut self, end: u64) {
+        self.data_len = end.next_multiple_of(self.alignment);
+        push(&mut self.data, end, self.zeros, 0..self.data_len - end);
+    }
+
+    /// The file: `infos` describes its tensors.
+    fn finish(self, model: &Model, header: &Header, tensors: u64, infos_len: u64, infos: Segment) -> Content {
+        let mut head = MAGIC.to_vec();
+        head.extend(header.version().unwrap_or(3).to_le_bytes());
+        head.extend(tensors.to_le_bytes());
+        head.extend(self.pair_count.to_le_bytes());
+        let end = METADATA_START + self.pairs_len + infos_len;
+        let padding = vec![0; (end.next_multiple_of(self.alignment) - end) as usize];
+        let zeros: Arc<dyn Source> = Arc::new(Memory::new(vec![0; self.alignment as usize]));
+        let sources = model.sources().iter().cloned().chain([zeros]).collect();
+        let data =
+            |sources, runs: Vec<Run>, len| Segment::Data(Data::Extents(Extents { sources, runs: runs.into(), len }));
+        Content::new([
+            Segment::Literal(head.into()),
+            data(model.sources().clone(), self.pairs, self.pairs_len),
+            infos,
+            Segment::Literal(padding.into()),
+            data(sources, self.data, self.data_len),
+        ])
+    }
+}
+
+/// Adds a run. Adjacent runs are merged.
+fn push(runs: &mut Vec<Run>, start: u64, source: usize, range: Range<u64>) {
+    let continues = |last: &Run| last.source == source && last.offset + (start - last.start) == range.start;
+    if !range.is_empty() && !runs.last().is_some_and(continues) {
+        runs.push(Run { start, source, offset: range.start });
+    }
+}
+
+/// Writes the description of a tensor. `offset` is that of its data, in bytes from the beginning of the data.
+fn write_info(tensor: &TensorInfo, offset: u64, out: Out) -> io::Result<()> {
+    out.write_all(&(tensor.name.len() as u64).to_le_bytes())?;
+    out.write_all(tensor.name.as_bytes())?;
+    out.write_all(&(tensor.shape.len() as u32).to_le_bytes())?;
+    for dim in tensor.shape.iter().rev() {
+        out.write_all(&dim.to_le_bytes())?;
+    }
+    out.write_all(&tensor.dtype.ggml().unwrap_or_default().to_le_bytes())?;
+    out.write_all(&offset.to_le_bytes())
+}

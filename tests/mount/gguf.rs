@@ -1,0 +1,109 @@
+//! GGUF files, written and read by the gguf package.
+
+use crate::support::{Mount, Scene, require_fuse, run_ok};
+use std::ffi::OsStr;
+use std::fs;
+use std::path::Path;
+
+/// A scene with the files that `ggml.py` writes.
+fn scene() -> Scene {
+    let scene = Scene::new();
+    gguf(["write".as_ref(), scene.dir.path().as_os_str()]);
+    scene
+}
+
+/// Runs `ggml.py`.
+fn gguf<const N: usize>(args: [&OsStr; N]) -> String {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mount/ggml.py");
+    let args = std::iter::once(script.as_os_str()).chain(args);
+    run_ok(crate::support::python().to_str().unwrap(), args)
+}
+
+/// A GGUF file with three tokens and a tensor of type F16.
+pub fn tokens() -> Vec<u8> {
+    let string = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+    let number = |number: u64| number.to_le_bytes().to_vec();
+    let kind = |kind: u32| kind.to_le_bytes().to_vec();
+    let mut file = [b"GGUF".to_vec(), kind(3), number(1), number(1)].concat();
+    file.extend([string("tokenizer.ggml.tokens"), kind(9), kind(8), number(3)].concat());
+    file.extend([string("<s>"), string("</s>"), string("the")].concat());
+    file.extend([string("output_norm.weight"), kind(1), number(4), kind(1), number(0)].concat());
+    file.resize(file.len().next_multiple_of(32) + 32, 0);
+    file
+}
+
+#[test]
+fn every_type_is_decoded_like_the_gguf_package() {
+    require_fuse!();
+    let scene = scene();
+    for (name, decoded) in [("types", "24"), ("aligned", "0")] {
+        let source = scene.path(format!("{name}.gguf"));
+        let mount = scene.mount(&source, &[]);
+        let said = gguf(["check".as_ref(), source.as_os_str(), mount.point.as_os_str()]);
+        assert_eq!(said.trim(), decoded, "{name}");
+    }
+}
+
+#[test]
+fn metadata_keeps_exact_text_and_types() {
+    require_fuse!();
+    let scene = scene();
+    let mount = scene.mount(&scene.path("types.gguf"), &[]);
+    let read = |key: &str| String::from_utf8(mount.read(format!("metadata/{key}"))).unwrap();
+    let expected = [
+        ("general.architecture", "llama"),
+        ("llama.context_length", "4096"),
+        ("tokenizer.chat_template", "{{ x }}\nline\n"),
+        ("tokenizer.ggml.tokens", "\"<s>\"\n\"a\\\"b\"\n\"\\n\"\n\"é\"\n\"\"\n"),
+        ("x.bool", "true"),
+        ("x.f32", "0.1"),
+        ("x.f64", "-2.25e-300"),
+        ("x.floats", "0.5\n1e-7\n"),
+        ("x.i8", "-3"),
+        ("x.nan", "nan"),
+        ("x.numbers", "1\n-2\n3\n"),
+        ("x.u64", "18446744073709551615"),
+    ];
+    for (key, text) in expected {
+        assert_eq!(read(key), text, "{key}");
+    }
+    let json: serde_json::Value = serde_json::from_slice(&mount.read("metadata.json")).unwrap();
+    assert_eq!(json.as_object().unwrap().len(), expected.len());
+    assert_eq!(json["x.u64"], u64::MAX);
+    assert_eq!(json["tokenizer.ggml.tokens"][1], "a\"b");
+    assert_eq!(json["x.nan"], serde_json::Value::Null);
+    assert_eq!(json["x.bool"], true);
+    // The n-th line is the n-th token.
+    assert_eq!(scene.ok(&format!("sed -n 4p {}", mount.path("metadata/tokenizer.ggml.tokens").display())), "\"é\"\n");
+    // There is no header as text, and no safetensors file of the whole model.
+    assert!(!mount.path("header.json").exists() && mount.path("safetensors/plain.F32.safetensors").exists());
+    assert!(!mount.path("safetensors/blocks.Q4_0.safetensors").exists());
+    assert_eq!(mount.list("export"), ["types-whole.gguf"]);
+}
+
+#[test]
+fn last_tensor_may_lack_padding() {
+    require_fuse!();
+    let scene = scene();
+    let (whole, cut) = (scene.path("types.gguf"), scene.path("cut.gguf"));
+    let bytes = fs::read(&whole).unwrap();
+    // The last tensor ends before the end of the file.
+    let padded = scene.mount(&whole, &[]);
+    let index: serde_json::Value = serde_json::from_slice(&padded.read("index.json")).unwrap();
+    let last = index["tensors"].as_array().unwrap().last().unwrap();
+    let end = (last["offset"].as_u64().unwrap() + last["nbytes"].as_u64().unwrap()) as usize;
+    assert!(end < bytes.len());
+    fs::write(&cut, &bytes[..end]).unwrap();
+    let mount = scene.mount(&cut, &[]);
+    let name = last["name"].as_str().unwrap();
+    let read = |mount: &Mount| mount.read(format!("tensors/{name}"));
+    assert_eq!(read(&mount), read(&padded));
+    // The copy has the padding that the source lacks.
+    let export = mount.read("export/cut-whole.gguf");
+    assert_eq!(export.len() % 32, 0);
+    // One byte less is an error with the numbers.
+    fs::write(&cut, &bytes[..end - 1]).unwrap();
+    let said = scene.sh("weightfs ls cut.gguf");
+    let expected = format!("the data ends at byte {end}, but the file ends at byte {}; 1 bytes missing", end - 1);
+    assert!(said.code == 1 && said.err.contains(&expected), "{said:?}");
+}
