@@ -14,6 +14,22 @@ pub struct Block {
     pub bytes: u64,
 }
 
+/// Approximate number of encoded bytes that are decoded at a time. They and the decoded values stay in a core's cache.
+const DECODED_AT_ONCE: usize = 24 << 10;
+
+impl Block {
+    /// Decodes whole blocks to float32, some at a time, and passes the little-endian values of each step to `take`.
+    /// `buffer` holds them, so that several calls can share its memory.
+    pub fn decode_each(self, to_f32: ToF32, encoded: &[u8], buffer: &mut Vec<u8>, mut take: impl FnMut(&[u8])) {
+        let (bytes, elements) = (self.bytes as usize, self.elements as usize);
+        for encoded in encoded.chunks((DECODED_AT_ONCE / bytes).max(1) * bytes) {
+            buffer.resize(encoded.len() / bytes * elements * size_of::<f32>(), 0);
+            to_f32(encoded, buffer);
+            take(buffer);
+        }
+    }
+}
+
 /// Most elements that share bytes in a block without scales.
 const PACKED_MAX: u64 = 4;
 

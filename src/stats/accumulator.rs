@@ -47,17 +47,10 @@ struct Blocks {
     wide: Wide<f32>,
 }
 
-/// Approximate number of bytes that are decoded at a time. The decoded values fit into the cache of a core.
-const DECODED_AT_ONCE: usize = 32 << 10;
-
 impl Blocks {
     fn add(&mut self, encoded: &[u8]) {
-        let (bytes, elements) = (self.block.bytes as usize, self.block.elements as usize);
-        for encoded in encoded.chunks((DECODED_AT_ONCE / bytes).max(1) * bytes) {
-            self.decoded.resize(encoded.len() / bytes * elements * size_of::<f32>(), 0);
-            (self.to_f32)(encoded, &mut self.decoded);
-            self.wide.add(&self.decoded);
-        }
+        let Self { block, to_f32, decoded, wide } = self;
+        block.decode_each(*to_f32, encoded, decoded, |values| wide.add(values));
     }
 }
 

@@ -58,14 +58,13 @@ impl Specials {
     /// Blocks with scales are searched for the values that they decode to.
     fn of_blocks(dtype: Dtype, encoded: &[u8]) -> Option<Self> {
         let (block, to_f32) = (dtype.block()?, dtype.to_f32()?);
-        let (bytes, elements) = (block.bytes as usize, block.elements as usize);
-        let step = (DECODED_AT_ONCE / bytes).max(1) * bytes;
-        let (mut found, mut decoded) = (Self::default(), Vec::new());
-        for (at, encoded) in encoded.chunks(step).enumerate() {
-            decoded.resize(encoded.len() / bytes * elements * size_of::<f32>(), 0);
-            to_f32(encoded, &mut decoded);
-            found.merge(&Self::of(Dtype::F32, &decoded)?, (at * step / bytes * elements) as u64);
-        }
+        let (mut found, mut before) = (Self::default(), 0);
+        block.decode_each(to_f32, encoded, &mut Vec::new(), |values| {
+            if let Some(specials) = Self::of(Dtype::F32, values) {
+                found.merge(&specials, before);
+            }
+            before += (values.len() / size_of::<f32>()) as u64;
+        });
         Some(found)
     }
 
@@ -92,9 +91,6 @@ impl Specials {
         }
     }
 }
-
-/// Approximate number of bytes that are decoded at a time.
-const DECODED_AT_ONCE: usize = 32 << 10;
 
 /// The class of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

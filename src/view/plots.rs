@@ -4,14 +4,11 @@ use super::results::{Key, Results};
 use super::stats::{computed, count, need};
 use super::values::{each, step};
 use crate::content::{Content, Data, Error, Request};
-use crate::format::{Block, Dtype, TensorInfo};
+use crate::format::{Dtype, TensorInfo};
 use crate::model::{Model, Tensor};
 use crate::plot::{self, Heat};
 use std::ops::Range;
 use std::sync::Arc;
-
-/// Approximate number of bytes that are decoded at a time. They and the decoded values stay in a core's cache.
-const DECODED_AT_ONCE: usize = 24 << 10;
 
 /// The file of a tensor. It is rendered at the first read.
 pub fn content(model: &Arc<Model>, tensor: &Tensor, results: &Arc<Results>, key: Key) -> Content {
@@ -37,10 +34,10 @@ fn render(tensor: &TensorInfo, data: &Data, request: &Request) -> Result<Vec<u8>
 /// The heat map of the first matrix of a tensor. Values are float64 where float32 is too narrow.
 fn heat(rows: u64, cols: u64, dtype: Dtype, data: &Data, request: &Request) -> Result<Heat, Error> {
     let mut heat = Heat::new(rows, cols);
-    let (Some(Block { elements, bytes }), Some(to_f32)) = (dtype.block(), dtype.to_f32()) else { return Ok(heat) };
+    let (Some(block), Some(to_f32)) = (dtype.block(), dtype.to_f32()) else { return Ok(heat) };
     // The last block may contain elements of the next matrix, which the heat map ignores.
-    let blocks = rows.saturating_mul(cols).div_ceil(elements);
-    let part = Range { start: 0, end: blocks.saturating_mul(bytes).min(data.len()) };
+    let blocks = rows.saturating_mul(cols).div_ceil(block.elements);
+    let part = Range { start: 0, end: blocks.saturating_mul(block.bytes).min(data.len()) };
     let wide: Option<fn([u8; 8]) -> f64> = match dtype {
         Dtype::F64 => Some(f64::from_le_bytes),
         Dtype::I64 => Some(|bytes| i64::from_le_bytes(bytes) as f64),
@@ -56,17 +53,14 @@ fn heat(rows: u64, cols: u64, dtype: Dtype, data: &Data, request: &Request) -> R
         })?;
         return Ok(heat);
     }
-    let (elements, bytes) = (elements as usize, bytes as usize);
     let (mut decoded, mut values) = (Vec::new(), Vec::<f32>::new());
     each(data, part, step(dtype), request, |encoded| {
-        for encoded in encoded.chunks((DECODED_AT_ONCE / bytes).max(1) * bytes) {
-            decoded.resize(encoded.len() / bytes * elements * size_of::<f32>(), 0);
-            to_f32(encoded, &mut decoded);
+        block.decode_each(to_f32, encoded, &mut decoded, |decoded| {
             values.clear();
             values.extend(decoded.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
             heat.add(first, &values);
             first += values.len() as u64;
-        }
+        });
     })?;
     Ok(heat)
 }
