@@ -4,6 +4,7 @@
 //! Each `run` returns whether its input was valid. `tests/fuzz.rs` calls them, too.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "targets report findings by panicking")]
 
+pub mod commands;
 pub mod content;
 pub mod gguf;
 pub mod header;

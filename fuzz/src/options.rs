@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStringExt;
 
 #[path = "../../src/cli/mod.rs"]
 #[allow(dead_code, missing_docs, reason = "it is a module of the binary")]
-mod cli;
+pub mod cli;
 
 pub fn run(bytes: &[u8]) -> bool {
     parse(&mut Unstructured::new(bytes)).unwrap_or(false)
