@@ -94,7 +94,7 @@ fn flags(command: &Command) -> impl Iterator<Item = &Arg> {
 
 /// An option as `--long=value`, and in another form.
 fn option(arg: &Arg, bytes: &mut Unstructured) -> Result<(Vec<String>, Vec<String>)> {
-    let long = format!("--{}", arg.get_long().expect("an option has a long form"));
+    let long = format!("--{}", arg.get_long().unwrap());
     let other = match arg.get_short() {
         Some(short) if bytes.arbitrary()? => format!("-{short}"),
         _ => long.clone(),
