@@ -2,7 +2,7 @@
 
 use crate::cli::InspectArgs;
 use crate::models::{Models, mode};
-use crate::terminal::output::{HEADING, Output, count, cut, grouped, plural, pretty, size, to_stdout};
+use crate::terminal::output::{HEADING, Output, count, cut, grouped, plural, pretty, size, table, to_stdout};
 use crate::terminal::totals::{self, group_name};
 use serde_json::{Map, Value, json};
 use std::cmp::Reverse;
@@ -12,11 +12,12 @@ use std::process::ExitCode;
 use unicode_width::UnicodeWidthStr;
 use weightfs::format::{self, TensorInfo};
 use weightfs::inspect::{
-    Breakdown, Identity, ImageFolder, KOHYA, Label, MODELSPEC, MODELSPEC_PREFIX, Totals, Training, is_kohya,
+    Breakdown, Fact, FileType, Gguf, Identity, ImageFolder, KOHYA, Label, MODELSPEC, MODELSPEC_PREFIX, SpecialToken,
+    Totals, Training, is_kohya,
 };
 use weightfs::model::{Kind, Model, NOT_DEQUANTIZED, Shard};
 use weightfs::source::{Location, Source};
-use weightfs::text::brackets;
+use weightfs::text::{brackets, printable, quote};
 
 /// Maximum number of items of a kind that are shown without --all.
 const SHOWN: usize = 12;
@@ -37,7 +38,8 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
                 writeln!(out, "{}", pretty(&to_json(model, location, &breakdown))?)?;
                 return Ok(());
             }
-            Ok(Page { model, shown: if args.all { usize::MAX } else { SHOWN }, out }.print(location, &breakdown)?)
+            let (gguf, shown) = (Gguf::of(model.metadata()), if args.all { usize::MAX } else { SHOWN });
+            Ok(Page { model, gguf, shown, out }.print(location, &breakdown)?)
         })
     })
 }
@@ -45,6 +47,7 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
 /// The page about a model.
 struct Page<'p> {
     model: &'p Model,
+    gguf: Option<Gguf<'p>>,
     /// Maximum number of items of a kind that are shown.
     shown: usize,
     out: &'p mut Output,
@@ -56,6 +59,10 @@ impl Page<'_> {
         self.print_model(breakdown)?;
         if self.model.kind() != Kind::File {
             self.print_shards()?;
+        }
+        if let Some(gguf) = self.gguf.take() {
+            self.print_gguf(&gguf, breakdown)?;
+            self.gguf = Some(gguf);
         }
         self.print_known("ModelSpec", &MODELSPEC, MODELSPEC_PREFIX, |key| key.starts_with(MODELSPEC_PREFIX))?;
         self.print_known("Training (kohya sd-scripts)", &KOHYA, "", is_kohya)?;
@@ -117,7 +124,8 @@ impl Page<'_> {
                 Some(summary) => [one("Quantization", summary), one("", NOT_DEQUANTIZED.to_owned())].concat(),
                 None => Vec::new(),
             },
-            groups("Dtypes", dtypes, self.shown),
+            // The page of a GGUF model has a table of them.
+            if self.gguf.is_some() { Vec::new() } else { groups("Dtypes", dtypes, self.shown) },
             // A tensor whose name has no dots is in no module.
             if modules.iter().all(|(name, _)| name.is_empty()) {
                 Vec::new()
@@ -144,6 +152,47 @@ impl Page<'_> {
         let fields: Vec<_> = shards.take(self.shown).map(field).collect();
         self.fields(&fields, false)?;
         self.more(model.shards().len(), fields.len(), "shard")
+    }
+
+    fn print_gguf(&mut self, gguf: &Gguf, breakdown: &Breakdown) -> io::Result<()> {
+        let named = |fact: &Fact| (fact.label.to_owned(), metadata_text(fact.value));
+        let mut architecture: Vec<_> = gguf.general.iter().chain(&gguf.network).map(named).collect();
+        if let Some(FileType { number, name }) = &gguf.file_type {
+            let unknown = || format!("{number}, which has no known name");
+            architecture.push(("Quantization".to_owned(), name.map_or_else(unknown, str::to_owned)));
+        }
+        self.section("Architecture", &architecture)?;
+        if breakdown.all.tensors > 0 {
+            self.heading("Types")?;
+            let rows: Vec<_> = breakdown
+                .dtypes
+                .iter()
+                .chain([&("total", breakdown.all)])
+                .map(|row| mix(row, &breakdown.all))
+                .collect();
+            table(self.out, &["  TYPE", "TENSORS", "PARAMETERS", "SIZE", "SHARE", "BITS PER WEIGHT"], &rows)?;
+        }
+        let tokenizer = &gguf.tokenizer;
+        let mut fields: Vec<_> = tokenizer.facts.iter().map(named).collect();
+        fields.extend(tokenizer.tokens.map(|tokens| ("Tokens".to_owned(), grouped(tokens as u64))));
+        fields.extend(tokenizer.special.iter().map(|SpecialToken { label, id, text, .. }| {
+            let text = text.as_ref().map_or(String::new(), |text| format!("  {}", quote(text)));
+            ((*label).to_owned(), format!("{}{text}", id.text()))
+        }));
+        if let (Some(template), first) = (gguf.chat_template, gguf.first_line()) {
+            let first = first.map_or(String::new(), |line| format!(", begins with {line}"));
+            fields.push(("Chat template".to_owned(), format!("{}{first}", size(template.len() as u64))));
+        }
+        self.section("Tokenizer", &fields)
+    }
+
+    /// Prints a heading and fields, or nothing if there are no fields.
+    fn section(&mut self, title: &'static str, fields: &[(String, String)]) -> io::Result<()> {
+        if fields.is_empty() {
+            return Ok(());
+        }
+        self.heading(title)?;
+        self.fields(fields, true)
     }
 
     /// Prints the metadata of a convention: keys that have a label first, in the order of the labels.
@@ -213,7 +262,9 @@ impl Page<'_> {
     }
 
     fn print_other(&mut self) -> io::Result<()> {
-        let other = |key: &str| !key.starts_with(MODELSPEC_PREFIX) && !is_kohya(key);
+        let show_all = self.shown == usize::MAX;
+        let is_shown = |key: &str| !show_all && self.gguf.as_ref().is_some_and(|gguf| gguf.keys.contains(key));
+        let other = |key: &str| !key.starts_with(MODELSPEC_PREFIX) && !is_kohya(key) && !is_shown(key);
         let named = |(key, value): &(String, format::Value)| {
             (if key.is_empty() { "(empty)" } else { key }.to_owned(), metadata_text(value))
         };
@@ -247,6 +298,26 @@ fn groups(name: &str, groups: &[(&str, Totals)], shown: usize) -> Vec<(String, S
     let more = (more > 0).then(|| format!("and {} more (--all)", grouped(more as u64)));
     let texts = groups.iter().take(shown).map(text).chain(more);
     texts.enumerate().map(|(at, text)| (if at == 0 { name } else { "" }.to_owned(), text)).collect()
+}
+
+/// A row of the table of types: tensors, parameters, size, share of the size, and bits for each weight.
+fn mix((name, totals): &(&str, Totals), all: &Totals) -> Vec<String> {
+    let Totals { tensors, parameters, nbytes } = *totals;
+    let share = if all.nbytes == 0 { 0.0 } else { 100.0 * nbytes as f64 / all.nbytes as f64 };
+    let bits = bits_per_weight(totals).map_or(String::new(), |bits| format!("{bits:.2}"));
+    vec![
+        format!("  {}", printable(name)),
+        grouped(tensors),
+        count(parameters),
+        size(nbytes),
+        format!("{share:.1} %"),
+        bits,
+    ]
+}
+
+/// Mean number of bits that a weight takes. `None` if there are no weights.
+fn bits_per_weight(totals: &Totals) -> Option<f64> {
+    (totals.parameters > 0).then(|| 8.0 * totals.nbytes as f64 / totals.parameters as f64)
 }
 
 /// The largest tensor. If several are equally large, the first.
@@ -287,7 +358,36 @@ fn to_json(model: &Model, location: &Location, breakdown: &Breakdown) -> Value {
         "quantization": model.quantized().note().map(|note| json!({"tensors": model.quantized().len(), "note": note})),
         "left_out": model.left_out(), "metadata": metadata,
         "training": Training::of(model.metadata()),
+        "gguf": Gguf::of(model.metadata()).map(|gguf| gguf_to_json(&gguf, breakdown)),
     })
+}
+
+/// The facts about a GGUF model as JSON. Those that the file does not state are left out.
+fn gguf_to_json(gguf: &Gguf, breakdown: &Breakdown) -> Value {
+    let facts = |facts: &[Fact]| facts.iter().map(|fact| (fact.name.to_owned(), json!(fact.value))).collect();
+    let mut object: Map<String, Value> = facts(&[&gguf.general[..], &gguf.network].concat());
+    if let Some(FileType { number, name }) = &gguf.file_type {
+        object.insert("file_type".to_owned(), json!({"number": number.parse::<u64>().ok(), "name": name}));
+    }
+    let types = breakdown.dtypes.iter().map(|(name, totals)| {
+        let Totals { tensors, parameters, nbytes } = *totals;
+        let share = if breakdown.all.nbytes == 0 { 0.0 } else { nbytes as f64 / breakdown.all.nbytes as f64 };
+        json!({
+            "type": name, "tensors": tensors, "parameters": parameters, "nbytes": nbytes, "share": share,
+            "bits_per_weight": bits_per_weight(totals),
+        })
+    });
+    object.insert("types".to_owned(), types.collect());
+    let mut tokenizer: Map<String, Value> = facts(&gguf.tokenizer.facts);
+    tokenizer.extend(gguf.tokenizer.tokens.map(|tokens| ("tokens".to_owned(), json!(tokens))));
+    let special = |token: &SpecialToken| (token.name.to_owned(), json!({"id": token.id, "token": token.text}));
+    tokenizer.extend(gguf.tokenizer.special.iter().map(special));
+    object.insert("tokenizer".to_owned(), tokenizer.into());
+    if let Some(template) = gguf.chat_template {
+        let template = json!({"nbytes": template.len(), "first_line": gguf.first_line()});
+        object.insert("chat_template".to_owned(), template);
+    }
+    object.into()
 }
 
 /// A metadata value for a table: a string or a number, or the first elements of an array and their number.

@@ -2,11 +2,13 @@
 
 pub mod check;
 mod conventions;
+mod gguf;
 mod identity;
 mod totals;
 mod training;
 
 pub use conventions::{KOHYA, Label, MODELSPEC, MODELSPEC_PREFIX, is_kohya};
+pub use gguf::{Fact, FileType, Gguf, SpecialToken};
 pub use identity::Identity;
 pub use totals::{Breakdown, Totals};
 pub use training::{ImageFolder, Training};

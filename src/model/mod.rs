@@ -27,4 +27,4 @@ pub use population::Population;
 pub use quantization::{NOT_DEQUANTIZED, Quantized};
 pub use refusal::Refusal;
 pub use stem::{is_set, stem};
-pub use table::{Kind, Model, Parts, Shard, Stated, Tensor, is_data_hash, value};
+pub use table::{Kind, Model, Parts, Shard, Stated, Tensor, find_value, is_data_hash, value};

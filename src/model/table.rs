@@ -496,7 +496,7 @@ pub fn value<'m>(metadata: &'m [(String, Value)], key: &str) -> Option<&'m str> 
 }
 
 /// The value of a key in metadata, which is sorted by key.
-pub(super) fn find_value<'m>(metadata: &'m [(String, Value)], key: &str) -> Option<&'m Value> {
+pub fn find_value<'m>(metadata: &'m [(String, Value)], key: &str) -> Option<&'m Value> {
     let at = metadata.binary_search_by(|(other, _)| other[..].cmp(key)).ok()?;
     Some(&metadata[at].1)
 }

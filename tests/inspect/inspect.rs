@@ -183,3 +183,160 @@ fn parameters_of_quantized_models_are_stored_elements() {
     assert!(plain.contains("  Parameters       1\n") && !plain.contains("Quantization"), "{plain}");
     assert!(room.json("weightfs inspect --json plain.safetensors")[0]["quantization"].is_null());
 }
+
+/// A GGUF file with these metadata values, each with the number of its type, and two tensors: 64 weights of type Q8_0
+/// and 2 of type F32.
+fn gguf(pairs: &[(&str, u32, Vec<u8>)]) -> Vec<u8> {
+    let mut file = b"GGUF\x03\0\0\0\x02\0\0\0\0\0\0\0".to_vec();
+    file.extend((pairs.len() as u64).to_le_bytes());
+    for (key, kind, value) in pairs {
+        file.extend([text(key), kind.to_le_bytes().to_vec(), value.clone()].concat());
+    }
+    for (name, dim, kind, offset) in [("blk.0.ffn_up.weight", 64u64, 8u32, 0u64), ("output_norm.weight", 2, 0, 96)] {
+        let dims = [1u32.to_le_bytes().to_vec(), dim.to_le_bytes().to_vec()].concat();
+        file.extend([text(name), dims, kind.to_le_bytes().to_vec(), offset.to_le_bytes().to_vec()].concat());
+    }
+    file.resize(file.len().next_multiple_of(32) + 128, 0);
+    file
+}
+
+/// A string as GGUF files have it.
+fn text(text: &str) -> Vec<u8> {
+    [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
+}
+
+/// An array of strings as GGUF files have it.
+fn texts(texts: &[&str]) -> Vec<u8> {
+    let elements = texts.iter().flat_map(|element| text(element));
+    8u32.to_le_bytes().into_iter().chain((texts.len() as u64).to_le_bytes()).chain(elements).collect()
+}
+
+const U32: u32 = 4;
+const STRING: u32 = 8;
+const ARRAY: u32 = 9;
+
+#[test]
+fn gguf_page_shows_architecture_types_and_tokenizer() {
+    let room = Room::new();
+    let number = |number: u32| number.to_le_bytes().to_vec();
+    let heads = [&U32.to_le_bytes()[..], &2u64.to_le_bytes(), &8u32.to_le_bytes(), &4u32.to_le_bytes()].concat();
+    let file = gguf(&[
+        ("general.architecture", STRING, text("qwen3moe")),
+        ("general.name", STRING, text("Tiny\u{1b}[31m")),
+        ("general.size_label", STRING, text("66")),
+        ("general.type", STRING, text("model")),
+        ("general.license", STRING, text("apache-2.0")),
+        ("general.file_type", U32, number(7)),
+        ("qwen3moe.context_length", U32, number(40960)),
+        ("qwen3moe.embedding_length", U32, number(64)),
+        ("qwen3moe.block_count", U32, number(2)),
+        ("qwen3moe.attention.head_count", U32, number(8)),
+        ("qwen3moe.attention.head_count_kv", ARRAY, heads),
+        ("qwen3moe.expert_count", U32, number(128)),
+        ("qwen3moe.rope.freq_base", 6, 1e6f32.to_le_bytes().to_vec()),
+        ("tokenizer.ggml.model", STRING, text("gpt2")),
+        ("tokenizer.ggml.pre", STRING, text("qwen2")),
+        ("tokenizer.ggml.tokens", ARRAY, texts(&["<unk>", "<|im_end|>\u{202e}", "a"])),
+        ("tokenizer.ggml.bos_token_id", U32, number(9)),
+        ("tokenizer.ggml.eos_token_id", U32, number(1)),
+        ("tokenizer.ggml.unknown_token_id", U32, number(0)),
+        ("tokenizer.chat_template", STRING, text("\n{%- if tools %}\u{1b}]0;x\u{7}\n{{ x }}")),
+    ]);
+    std::fs::write(room.path("tiny.gguf"), &file).unwrap();
+    let out = room.ok("weightfs inspect tiny.gguf");
+    let hash = room.ok("weightfs summary tiny.gguf");
+    let hash = hash.trim_end().rsplit(',').next().unwrap();
+    let expected = format!(
+        r#"tiny.gguf
+  Format           gguf
+  Size             {:.2} kB ({},{:03} bytes), {:.2} kB of it header
+  Tensors          2
+  Parameters       66
+  Modules          blk 68 B in 1 tensor
+                   output_norm 8 B in 1 tensor
+  Largest          blk.0.ffn_up.weight  Q8_0 [64]  68 B
+  Structural hash  {hash}
+Architecture
+  Architecture      qwen3moe
+  Name              Tiny\u{{1b}}[31m
+  Size label        66
+  Type              model
+  License           apache-2.0
+  Context length    40960
+  Embedding length  64
+  Layers            2
+  Heads             8
+  KV heads          [8, 4]
+  Experts           128
+  Quantization      Q8_0
+Types
+  TYPE   TENSORS  PARAMETERS  SIZE    SHARE  BITS PER WEIGHT
+  Q8_0         1          64  68 B   89.5 %             8.50
+  F32          1           2   8 B   10.5 %            32.00
+  total        2          66  76 B  100.0 %             9.21
+Tokenizer
+  Tokenizer      gpt2
+  Pre-tokenizer  qwen2
+  Tokens         3
+  BOS            9
+  EOS            1  "<|im_end|>\u{{202e}}"
+  UNK            0  "<unk>"
+  Chat template  30 B, begins with {{%- if tools %}}\u{{1b}}]0;x\u{{7}}
+Metadata
+  qwen3moe.rope.freq_base  1000000.0
+"#,
+        file.len() as f64 / 1e3,
+        file.len() / 1000,
+        file.len() % 1000,
+        (file.len() - 128) as f64 / 1e3,
+    );
+    assert_eq!(out, expected);
+    // With --all, keys that the page shows elsewhere are listed too.
+    let all = room.ok("weightfs inspect --all tiny.gguf");
+    assert!(all.lines().any(|line| line.trim_start().starts_with("tokenizer.ggml.tokens  ")), "{all}");
+    let [ref object] = room.json("weightfs inspect --json tiny.gguf")[..] else { panic!() };
+    let expected = json!({
+        "architecture": "qwen3moe", "name": "Tiny\u{1b}[31m", "size_label": "66", "type": "model",
+        "license": "apache-2.0", "context_length": 40960, "embedding_length": 64, "layers": 2, "heads": 8,
+        "kv_heads": [8, 4], "experts": 128, "file_type": {"number": 7, "name": "Q8_0"},
+        "types": [
+            {"type": "Q8_0", "tensors": 1, "parameters": 64, "nbytes": 68, "share": 68.0 / 76.0, "bits_per_weight": 8.5},
+            {"type": "F32", "tensors": 1, "parameters": 2, "nbytes": 8, "share": 8.0 / 76.0, "bits_per_weight": 32.0},
+        ],
+        "tokenizer": {
+            "model": "gpt2", "pre": "qwen2", "tokens": 3,
+            "bos": {"id": 9, "token": null}, "eos": {"id": 1, "token": "<|im_end|>\u{202e}"},
+            "unk": {"id": 0, "token": "<unk>"},
+        },
+        "chat_template": {"nbytes": 30, "first_line": "{%- if tools %}\u{1b}]0;x\u{7}"},
+    });
+    assert_eq!(object["gguf"], expected);
+}
+
+#[test]
+fn gguf_keys_that_are_missing_or_of_another_type_are_left_out() {
+    let room = Room::new();
+    let number = |number: u32| number.to_le_bytes().to_vec();
+    std::fs::write(room.path("bare.gguf"), gguf(&[("x", U32, number(1))])).unwrap();
+    let out = room.ok("weightfs inspect bare.gguf");
+    assert!(out.contains("  Dtypes           Q8_0 68 B in 1 tensor\n") && out.ends_with("Metadata\n  x  1\n"), "{out}");
+    assert!(!out.contains("Architecture") && !out.contains("Tokenizer"), "{out}");
+    assert!(room.json("weightfs inspect --json bare.gguf")[0]["gguf"].is_null());
+    let wrong = gguf(&[
+        ("general.architecture", STRING, text("llama")),
+        ("general.file_type", U32, number(1000)),
+        ("general.name", U32, number(5)),
+        ("llama.context_length", STRING, text("4096")),
+        ("tokenizer.ggml.tokens", STRING, text("a")),
+        ("tokenizer.ggml.eos_token_id", U32, number(0)),
+        ("tokenizer.chat_template", ARRAY, texts(&["a"])),
+    ]);
+    std::fs::write(room.path("wrong.gguf"), wrong).unwrap();
+    let out = room.ok("weightfs inspect wrong.gguf");
+    let section = "Architecture\n  Architecture  llama\n  Quantization  1000, which has no known name\nTypes\n";
+    assert!(out.contains(section) && out.contains("Tokenizer\n  EOS  0\nMetadata\n  general.name"), "{out}");
+    let object = &room.json("weightfs inspect --json wrong.gguf")[0]["gguf"];
+    assert_eq!(object["file_type"], json!({"number": 1000, "name": null}));
+    assert_eq!(object["tokenizer"], json!({"eos": {"id": 0, "token": null}}));
+    assert!(object.get("name").is_none() && object.get("context_length").is_none(), "{object}");
+}

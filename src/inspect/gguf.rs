@@ -1,0 +1,285 @@
+//! What the metadata of a GGUF file says about the network, its quantization and its tokenizer.
+//!
+//! Keys that are missing or have another type are left out. Sources: `docs/gguf.md` of ggml; `llama_model_ftype_name` in
+//! `llama-model-loader.cpp` of llama.cpp.
+
+use crate::format::{Scalar, Value};
+use crate::model::find_value;
+use std::collections::HashSet;
+
+/// Facts about a GGUF model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gguf<'m> {
+    /// Facts about the whole model, such as its name.
+    pub general: Vec<Fact<'m>>,
+    /// Sizes of the network. A size that differs between layers is an array.
+    pub network: Vec<Fact<'m>>,
+    /// The quantization that most tensors have.
+    pub file_type: Option<FileType>,
+    /// The tokenizer.
+    pub tokenizer: Tokenizer<'m>,
+    /// The Jinja template that makes a prompt of messages.
+    pub chat_template: Option<&'m str>,
+    /// The keys of all these facts.
+    pub keys: HashSet<String>,
+}
+
+/// The value of a metadata key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fact<'m> {
+    /// What it is, for people.
+    pub label: &'static str,
+    /// What it is, for programs.
+    pub name: &'static str,
+    /// The value.
+    pub value: &'m Value,
+}
+
+/// The value of `general.file_type`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileType {
+    /// The number in the file.
+    pub number: String,
+    /// The name that llama.cpp prints; `None` if the number is not known.
+    pub name: Option<&'static str>,
+}
+
+/// A tokenizer.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Tokenizer<'m> {
+    /// Its kind and its pre-tokenizer.
+    pub facts: Vec<Fact<'m>>,
+    /// Number of tokens.
+    pub tokens: Option<usize>,
+    /// Tokens with a special meaning.
+    pub special: Vec<SpecialToken<'m>>,
+}
+
+/// A token with a special meaning.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SpecialToken<'m> {
+    /// Its meaning, for people.
+    pub label: &'static str,
+    /// Its meaning, for programs.
+    pub name: &'static str,
+    /// Its number.
+    pub id: &'m Value,
+    /// Its text; `None` if there is no token with that number.
+    pub text: Option<String>,
+}
+
+/// A key, its label and its name in JSON.
+type Label = (&'static str, &'static str, &'static str);
+
+const GENERAL: [Label; 5] = [
+    ("general.architecture", "Architecture", "architecture"),
+    ("general.name", "Name", "name"),
+    ("general.size_label", "Size label", "size_label"),
+    ("general.type", "Type", "type"),
+    ("general.license", "License", "license"),
+];
+
+/// Keys after the name of the architecture and a dot.
+const NETWORK: [Label; 8] = [
+    ("context_length", "Context length", "context_length"),
+    ("embedding_length", "Embedding length", "embedding_length"),
+    ("feed_forward_length", "Feed-forward length", "feed_forward_length"),
+    ("block_count", "Layers", "layers"),
+    ("attention.head_count", "Heads", "heads"),
+    ("attention.head_count_kv", "KV heads", "kv_heads"),
+    ("expert_count", "Experts", "experts"),
+    ("expert_used_count", "Experts used", "experts_used"),
+];
+
+const TOKENIZER: [Label; 2] =
+    [("tokenizer.ggml.model", "Tokenizer", "model"), ("tokenizer.ggml.pre", "Pre-tokenizer", "pre")];
+
+const SPECIAL: [Label; 4] = [
+    ("tokenizer.ggml.bos_token_id", "BOS", "bos"),
+    ("tokenizer.ggml.eos_token_id", "EOS", "eos"),
+    ("tokenizer.ggml.unknown_token_id", "UNK", "unk"),
+    ("tokenizer.ggml.padding_token_id", "PAD", "pad"),
+];
+
+const TOKENS: &str = "tokenizer.ggml.tokens";
+const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
+const FILE_TYPE: &str = "general.file_type";
+
+impl<'m> Gguf<'m> {
+    /// The facts in the metadata, which is sorted by key. `None` if there are none.
+    pub fn of(metadata: &'m [(String, Value)]) -> Option<Self> {
+        let mut keys = HashSet::new();
+        let mut find = |key: &str, kind: Scalar, array: Array| {
+            let value = find_value(metadata, key)?;
+            let fits = value.kind() == kind && array.allows(value.is_array());
+            fits.then(|| keys.insert(key.to_owned())).map(|_| value)
+        };
+        let mut facts = |prefix: &str, labels: &[Label], kind, array| {
+            let fact = |(key, label, name): &Label| {
+                let value = find(&format!("{prefix}{key}"), kind, array)?;
+                Some(Fact { label, name, value })
+            };
+            labels.iter().filter_map(fact).collect::<Vec<_>>()
+        };
+        let general = facts("", &GENERAL, Scalar::String, Array::No);
+        let network = match general.first() {
+            Some(Fact { name: "architecture", value, .. }) => {
+                facts(&format!("{}.", value.text()), &NETWORK, Scalar::Integer, Array::Either)
+            }
+            _ => Vec::new(),
+        };
+        let tokenizer = facts("", &TOKENIZER, Scalar::String, Array::No);
+        let special = facts("", &SPECIAL, Scalar::Integer, Array::No);
+        let tokens = find(TOKENS, Scalar::String, Array::Yes).map(Value::text);
+        let token = |id: &Value| {
+            let line = tokens?.lines().nth(id.text().parse().ok()?)?;
+            serde_json::from_str(line).ok()
+        };
+        let special = special.into_iter().map(|Fact { label, name, value: id }| SpecialToken {
+            label,
+            name,
+            id,
+            text: token(id),
+        });
+        let tokenizer = Tokenizer {
+            facts: tokenizer,
+            tokens: tokens.map(|tokens| tokens.lines().count()),
+            special: special.collect(),
+        };
+        let file_type = find(FILE_TYPE, Scalar::Integer, Array::No).map(Value::text);
+        let file_type = file_type
+            .map(|number| FileType { name: number.parse().ok().and_then(file_type_name), number: number.to_owned() });
+        let chat_template = find(CHAT_TEMPLATE, Scalar::String, Array::No).map(Value::text);
+        let is_empty = keys.is_empty();
+        (!is_empty).then_some(Self { general, network, file_type, tokenizer, chat_template, keys })
+    }
+
+    /// The first line of the chat template that is not empty.
+    pub fn first_line(&self) -> Option<&'m str> {
+        self.chat_template?.lines().map(str::trim).find(|line| !line.is_empty())
+    }
+}
+
+/// Whether a value may or must be an array.
+#[derive(Clone, Copy)]
+enum Array {
+    No,
+    Yes,
+    Either,
+}
+
+impl Array {
+    fn allows(self, is_array: bool) -> bool {
+        match self {
+            Self::No => !is_array,
+            Self::Yes => is_array,
+            Self::Either => true,
+        }
+    }
+}
+
+/// The name of a value of `general.file_type`.
+fn file_type_name(number: u32) -> Option<&'static str> {
+    Some(match number {
+        0 => "all F32",
+        1 => "F16",
+        2 => "Q4_0",
+        3 => "Q4_1",
+        7 => "Q8_0",
+        8 => "Q5_0",
+        9 => "Q5_1",
+        10 => "Q2_K - Medium",
+        11 => "Q3_K - Small",
+        12 => "Q3_K - Medium",
+        13 => "Q3_K - Large",
+        14 => "Q4_K - Small",
+        15 => "Q4_K - Medium",
+        16 => "Q5_K - Small",
+        17 => "Q5_K - Medium",
+        18 => "Q6_K",
+        19 => "IQ2_XXS - 2.0625 bpw",
+        20 => "IQ2_XS - 2.3125 bpw",
+        21 => "Q2_K - Small",
+        22 => "IQ3_XS - 3.3 bpw",
+        23 => "IQ3_XXS - 3.0625 bpw",
+        24 => "IQ1_S - 1.5625 bpw",
+        25 => "IQ4_NL - 4.5 bpw",
+        26 => "IQ3_S - 3.4375 bpw",
+        27 => "IQ3_S mix - 3.66 bpw",
+        28 => "IQ2_S - 2.5 bpw",
+        29 => "IQ2_M - 2.7 bpw",
+        30 => "IQ4_XS - 4.25 bpw",
+        31 => "IQ1_M - 1.75 bpw",
+        32 => "BF16",
+        36 => "TQ1_0 - 1.69 bpw ternary",
+        37 => "TQ2_0 - 2.06 bpw ternary",
+        38 => "MXFP4 MoE",
+        39 => "NVFP4",
+        40 => "Q1_0",
+        41 => "Q2_0",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn number(number: i64) -> Value {
+        Value::scalar(Scalar::Integer, number.to_string())
+    }
+
+    fn sorted(pairs: Vec<(&str, Value)>) -> Vec<(String, Value)> {
+        let mut metadata: Vec<_> = pairs.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+        metadata.sort_by(|a, b| a.0.cmp(&b.0));
+        metadata
+    }
+
+    #[test]
+    fn facts_are_found_by_the_name_of_the_architecture() {
+        let metadata = sorted(vec![
+            ("general.architecture", "qwen3".into()),
+            ("general.file_type", number(15)),
+            ("llama.context_length", number(1)),
+            ("qwen3.context_length", number(40960)),
+            ("qwen3.attention.head_count", Value::array(Scalar::Integer, "8\n16\n".into())),
+            ("tokenizer.ggml.tokens", Value::array(Scalar::String, "\"<s>\"\n\"a\\\"\\u001b\"\n".into())),
+            ("tokenizer.ggml.bos_token_id", number(1)),
+            ("tokenizer.ggml.eos_token_id", number(2)),
+            ("tokenizer.ggml.padding_token_id", number(-1)),
+            ("tokenizer.chat_template", "\n  \n  {{ x }}\nmore".into()),
+        ]);
+        let found = Gguf::of(&metadata).unwrap();
+        let network: Vec<_> = found.network.iter().map(|fact| (fact.name, fact.value.text())).collect();
+        assert_eq!(network, [("context_length", "40960"), ("heads", "8\n16\n")]);
+        assert_eq!(found.file_type, Some(FileType { number: "15".into(), name: Some("Q4_K - Medium") }));
+        let special: Vec<_> =
+            found.tokenizer.special.iter().map(|token| (token.name, token.id.text(), token.text.as_deref())).collect();
+        assert_eq!(special, [("bos", "1", Some("a\"\u{1b}")), ("eos", "2", None), ("pad", "-1", None)]);
+        assert_eq!((found.tokenizer.tokens, found.first_line()), (Some(2), Some("{{ x }}")));
+        assert!(found.keys.contains("qwen3.context_length") && !found.keys.contains("llama.context_length"));
+    }
+
+    #[test]
+    fn values_of_other_types_are_left_out() {
+        assert_eq!(Gguf::of(&[]), None);
+        assert_eq!(Gguf::of(&sorted(vec![("format", "pt".into()), ("general.architecture", number(7))])), None);
+        let list = || Value::array(Scalar::String, "\"a\"\n".into());
+        let wrong = sorted(vec![
+            ("general.architecture", "llama".into()),
+            ("general.name", list()),
+            ("general.file_type", "15".into()),
+            ("llama.context_length", "4096".into()),
+            ("tokenizer.ggml.model", list()),
+            ("tokenizer.ggml.tokens", "text".into()),
+            ("tokenizer.ggml.bos_token_id", Value::scalar(Scalar::F32, "1.0".into())),
+            ("tokenizer.chat_template", list()),
+        ]);
+        let found = Gguf::of(&wrong).unwrap();
+        assert_eq!((found.general.len(), found.network.len(), found.keys.len()), (1, 0, 1));
+        assert_eq!((&found.tokenizer, found.file_type, found.chat_template), (&Tokenizer::default(), None, None));
+        let unknown = sorted(vec![("general.file_type", number(33))]);
+        let found = Gguf::of(&unknown).unwrap().file_type;
+        assert_eq!(found, Some(FileType { number: "33".into(), name: None }));
+    }
+}
