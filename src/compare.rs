@@ -64,6 +64,9 @@ pub fn obstacle(a: &TensorInfo, b: &TensorInfo) -> Option<String> {
     if let Some(unknown) = [a.dtype, b.dtype].into_iter().find(|dtype| dtype.block().is_none()) {
         return Some(format!("dtype {} is unknown", unknown.quoted()));
     }
+    if let Some(opaque) = [a.dtype, b.dtype].into_iter().find(|dtype| dtype.has_scales() && dtype.to_f32().is_none()) {
+        return Some(format!("the values of {} cannot be decoded", opaque.quoted()));
+    }
     Numbers::of(a.dtype, b.dtype).is_none().then(|| "only one of them is complex".to_owned())
 }
 

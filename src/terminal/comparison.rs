@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use unicode_width::UnicodeWidthStr;
 use weightfs::compare::{Difference, Numbers, obstacle};
-use weightfs::format::TensorInfo;
+use weightfs::format::{Block, TensorInfo};
 use weightfs::model::{Diff, Model, TensorId};
 use weightfs::source::Location;
 use weightfs::text::{brackets, printable, quote};
@@ -346,7 +346,7 @@ impl<'m> Different<'m> {
             b: numbers.map(|_| Entry::new(b).layout),
             compared_as: numbers.map(Numbers::name),
             // A tensor that differs is not empty, so its size gives the number of elements.
-            elements: a.dtype.bits().map(|bits| (u128::from(a.nbytes()) * 8 / u128::from(bits)) as u64),
+            elements: a.dtype.block().map(|block| elements(a.nbytes(), block)),
             bits_different: difference.bits,
             elements_different: values.map(|values| values.elements),
             not_finite: values.map(|values| values.not_finite),
@@ -456,6 +456,11 @@ fn code(text: &str) -> String {
     // Markdown removes one space from each end of inline code.
     let pad = if text.is_empty() || text.starts_with(['`', ' ']) || text.ends_with(['`', ' ']) { " " } else { "" };
     format!("{fence}{pad}{text}{pad}{fence}")
+}
+
+/// The number of elements in `nbytes` bytes of whole blocks.
+fn elements(nbytes: u64, block: Block) -> u64 {
+    (u128::from(nbytes) * u128::from(block.elements) / u128::from(block.bytes)) as u64
 }
 
 #[cfg(test)]

@@ -1,15 +1,23 @@
 """Compares a mounted GGUF model with what the gguf package reads from its files.
 
-write DIR: writes models to DIR. check SOURCE MOUNT...: compares.
+write DIR: writes models to DIR. check SOURCE MOUNT: compares. diff WEIGHTFS DIR: compares a GGUF file with a safetensors
+file of its values, some of which are changed, by `weightfs diff --data`.
 """
 
+import json
 import os
+import subprocess
 import sys
 
 import numpy as np
 from gguf import GGUFReader, GGUFWriter, quants
 from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Type
+from gguf.constants import GGUFValueType as ValueType
+from safetensors.numpy import save_file
+
+# More elements than this are not compared in a tensor.
+LARGE = 256 << 10
 
 # The package has another size for Q8_1 than ggml.
 BLOCKS = [t for t, (elements, _) in GGML_QUANT_SIZES.items() if elements > 1 and t != Type.Q8_1]
@@ -77,8 +85,40 @@ def same_file(mine, theirs, keys=lambda key: True):
     assert fields[0] == fields[1], fields
 
 
+def same_metadata(model, mount):
+    """Compares metadata.json and the files in metadata/ with each value that the package reads."""
+    with open(f"{mount}/metadata.json", encoding="utf-8") as file:
+        typed = json.load(file)
+    fields = {key: field for key, field in model.fields.items() if not key.startswith("GGUF.")}
+    assert sorted(typed) == sorted(fields) == sorted(os.listdir(f"{mount}/metadata"))
+    for key, field in fields.items():
+        value = field.contents()
+        with open(f"{mount}/metadata/{key}", "rb") as file:
+            text = file.read()
+        kind, is_list = field.types[-1], field.types[0] == ValueType.ARRAY
+        narrow = np.float32 if kind == ValueType.FLOAT32 else lambda number: number
+        # A NaN has no form in JSON.
+        found = [narrow(np.nan) if v is None else narrow(v) for v in (typed[key] if is_list else [typed[key]])]
+        expected = value if is_list else [value]
+        if kind in (ValueType.FLOAT32, ValueType.FLOAT64):
+            assert np.array_equal(found, expected, equal_nan=True), key
+        else:
+            assert found == expected and [type(v) for v in found] == [type(v) for v in expected], key
+        if is_list:
+            assert [json.loads(line) for line in text.splitlines()] == typed[key], key
+        elif kind == ValueType.STRING:
+            assert text == value.encode(), key
+        elif kind == ValueType.BOOL:
+            assert text == (b"true" if value else b"false"), key
+        else:
+            number = narrow(float(text)) if kind == ValueType.FLOAT32 else type(value)(text)
+            assert number == value or number != number and value != value, (key, text)
+    return len(fields)
+
+
 def check(source, mount):
     model = GGUFReader(source)
+    keys = same_metadata(model, mount)
     name = os.path.basename(source).removesuffix(".gguf")
     whole = GGUFReader(f"{mount}/export/{name}-whole.gguf")
     same_file(whole, model)
@@ -99,23 +139,76 @@ def check(source, mount):
         if tensor.tensor_type in PLAIN:
             assert array.dtype == PLAIN[tensor.tensor_type] and array.tobytes() == raw(tensor)
             continue
+        # Of a large tensor, some rows are compared: the first, the last, and others.
+        rows = slice(None)
+        if tensor.n_elements > LARGE:
+            count = tensor.data.shape[0]
+            rows = np.unique([0, count - 1, *np.random.default_rng(count).integers(0, count, LARGE // array.shape[-1])])
         try:
             with np.errstate(all="ignore"):
-                expected = quants.dequantize(np.asarray(tensor.data), tensor.tensor_type)
+                expected = quants.dequantize(np.asarray(tensor.data)[rows], tensor.tensor_type)
         except NotImplementedError:
             continue
-        assert array.dtype == np.float32 and equal(array, expected), tensor.name
-        flat = np.fromfile(f"{mount}/f32/{file}.f32", "<f4")
-        assert equal(flat, expected), tensor.name
+        assert array.dtype == np.float32 and equal(array[rows], expected), tensor.name
+        flat = np.memmap(f"{mount}/f32/{file}.f32", "<f4", "r")
+        assert equal(flat.reshape(array.shape)[rows], expected), tensor.name
+        if flat.size < 1000:
+            decoded += 1
+            continue
         # A read that begins and ends inside blocks.
         with open(f"{mount}/f32/{file}.f32", "rb") as part:
             part.seek(4 * 331 + 1)
-            assert part.read(1001) == flat.tobytes()[4 * 331 + 1 : 4 * 331 + 1002], tensor.name
+            assert part.read(1001) == flat[:1000].tobytes()[4 * 331 + 1 : 4 * 331 + 1002], tensor.name
         decoded += 1
-    return decoded
+    return keys, len(model.tensors), decoded
+
+
+def diff(weightfs, directory):
+    rng = np.random.default_rng(7)
+    write(directory)
+    source = f"{directory}/types.gguf"
+    values, expected = {}, {}
+    for at, tensor in enumerate(GGUFReader(source).tensors):
+        try:
+            with np.errstate(all="ignore"):
+                whole = quants.dequantize(np.asarray(tensor.data), tensor.tensor_type)
+        except NotImplementedError:
+            if tensor.tensor_type not in PLAIN:
+                continue
+            whole = np.asarray(tensor.data)
+        # Integers stay integers, and float64 stays float64: they are compared without rounding.
+        exact = tensor.tensor_type in PLAIN and tensor.tensor_type not in (Type.F32, Type.F16)
+        old = np.array(whole if exact else whole.astype("<f4")).reshape(tuple(reversed(tensor.shape.tolist())))
+        new = old.copy().ravel()
+        finite = np.flatnonzero(np.isfinite(new))
+        # Each tensor has another number of changes, the first one none.
+        changed = rng.choice(finite, min(at, finite.size), replace=False)
+        with np.errstate(all="ignore"):
+            new[changed] = np.where(np.isfinite(new[changed] * 2), new[changed] * 2, 0) + (np.abs(new[changed]) < 1)
+        apart = np.abs(new[changed].astype("f8") - old.ravel()[changed].astype("f8"))
+        differ = int((new[changed] != old.ravel()[changed]).sum())
+        values[tensor.name] = new.reshape(old.shape)
+        if differ:
+            expected[tensor.name] = (old.size, differ, 0, float(apart.max()))
+    # The innermost dimension first, as in the GGUF file: another shape.
+    values["plain.F16"] = np.ascontiguousarray(values["plain.F16"].T)
+    del expected["plain.F16"]
+    other = f"{directory}/values.safetensors"
+    save_file(values, other)
+    result = subprocess.run([weightfs, "diff", "--data", "--json", source, other], stdout=subprocess.PIPE)
+    assert result.returncode == 1, result
+    result = json.loads(result.stdout)
+    keys = ("elements", "elements_different", "not_finite", "max_abs")
+    found = {entry["name"]: tuple(entry[key] for key in keys) for entry in result["data"]["different"]}
+    assert found == expected, [(name, found.get(name), expected.get(name)) for name in {**found, **expected}]
+    return len(values) - 1 - len(expected), len(expected), result
 
 
 if sys.argv[1] == "write":
     write(sys.argv[2])
+elif sys.argv[1] == "diff":
+    equal, different, result = diff(sys.argv[2], sys.argv[3])
+    assert result["data"]["equal"] == equal, (equal, result["data"]["equal"])
+    print(equal, different, json.dumps(result["data"].get("not_compared")))
 else:
-    print(check(sys.argv[2], sys.argv[3]))
+    print(*check(sys.argv[2], sys.argv[3]))

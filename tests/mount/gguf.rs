@@ -1,6 +1,6 @@
 //! GGUF files, written and read by the gguf package.
 
-use crate::support::{Mount, Scene, require_fuse, run_ok};
+use crate::support::{Mount, Scene, WEIGHTFS, require_fuse, run_ok};
 use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
@@ -36,12 +36,18 @@ pub fn tokens() -> Vec<u8> {
 fn every_type_is_decoded_like_the_gguf_package() {
     require_fuse!();
     let scene = scene();
-    for (name, decoded) in [("types", "24"), ("aligned", "0")] {
+    // Numbers of keys, of tensors, and of tensors that the package dequantizes.
+    for (name, counts) in [("types", "12 33 24"), ("aligned", "2 4 0")] {
         let source = scene.path(format!("{name}.gguf"));
         let mount = scene.mount(&source, &[]);
-        let said = gguf(["check".as_ref(), source.as_os_str(), mount.point.as_os_str()]);
-        assert_eq!(said.trim(), decoded, "{name}");
+        assert_eq!(check(&source, &mount.point), counts, "{name}");
     }
+}
+
+/// Compares a mounted model with what the gguf package reads from its file, and returns the numbers of its keys, of its
+/// tensors, and of those that the package dequantizes.
+fn check(source: &Path, point: &Path) -> String {
+    gguf(["check".as_ref(), source.as_os_str(), point.as_os_str()]).trim().to_owned()
 }
 
 #[test]
@@ -106,4 +112,17 @@ fn last_tensor_may_lack_padding() {
     let said = scene.sh("weightfs ls cut.gguf");
     let expected = format!("the data ends at byte {end}, but the file ends at byte {}; 1 bytes missing", end - 1);
     assert!(said.code == 1 && said.err.contains(&expected), "{said:?}");
+}
+
+#[test]
+fn values_are_compared_with_those_of_safetensors_exactly() {
+    let scene = Scene::new();
+    let said = gguf(["diff".as_ref(), WEIGHTFS.as_ref(), scene.dir.path().as_os_str()]);
+    // The tensors without and with a difference, and the one with another shape. Integers and float64 are equal as such.
+    assert_eq!(said.trim(), r#"1 29 [{"name": "plain.F16", "reason": "the shapes differ"}]"#);
+    let text = scene.sh("weightfs diff --data types.gguf values.safetensors").out;
+    assert!(text.contains("blocks.Q4_0") && text.contains("8 of 3,264 elements; "), "{text}");
+    // Two files with the same type.
+    let same = scene.sh("cp types.gguf copy.gguf && weightfs diff --data types.gguf copy.gguf");
+    assert!(same.code == 0 && same.out.contains("data: 0 different, 33 equal\n"), "{same:?}");
 }
