@@ -13,9 +13,11 @@ pub struct Foreign {
 }
 
 /// Offset of a magic number, the magic number, the format that it identifies, and a hint for the user.
-const MAGICS: [(usize, &[u8], &str, Option<&str>); 21] = [
+const MAGICS: [(usize, &[u8], &str, Option<&str>); 22] = [
     (0, b"GGML", "a GGML file, older than GGUF", Some("convert it with llama.cpp's tools")),
+    // The numbers "ggml", "ggmf" and "ggjt" in little-endian order.
     (0, b"lmgg", "a GGML file, older than GGUF", Some("convert it with llama.cpp's tools")),
+    (0, b"fmgg", "a GGML file, older than GGUF", Some("convert it with llama.cpp's tools")),
     (0, b"tjgg", "a GGML file, older than GGUF", Some("convert it with llama.cpp's tools")),
     (0, b"PK\x05\x06", "an empty zip archive", None),
     (0, b"\x1f\x8b", "gzip data", Some("unpack it with gunzip first")),
@@ -177,7 +179,7 @@ mod tests {
             |name: &str| [b"PK\x03\x04", &[0; 22][..], &[name.len() as u8, 0, 0, 0], name.as_bytes(), b"\x80"].concat();
         let (torch, arrays, other) = (zip("archive/data.pkl"), zip("x.npy"), zip("docs/data.pkl.txt"));
         let long = "word ".repeat(200);
-        let cases: [(&[u8], &str); 20] = [
+        let cases: [(&[u8], &str); 23] = [
             (b"", "empty (a download may not have started)"),
             (lfs, "a Git LFS pointer to a file of 4976698672 bytes (fetch the file itself with `git lfs pull`)"),
             (b"PK\x03\x04\0\0", "a zip archive (unpack it with unzip first)"),
@@ -187,6 +189,9 @@ mod tests {
             (b"\x80\x02}q\0", "a Python pickle"),
             (b"\x80\x04\x95\x10\0", "a Python pickle"),
             (b"\x1f\x8b\x08", "gzip data"),
+            (b"lmgg\x00\x7d\0\0", "a GGML file, older than GGUF (convert it with llama.cpp's tools)"),
+            (b"fmgg\x01\0\0\0", "a GGML file, older than GGUF (convert it with llama.cpp's tools)"),
+            (b"tjgg\x03\0\0\0", "a GGML file, older than GGUF (convert it with llama.cpp's tools)"),
             (b"\n<!DOCTYPE html><html>", "an HTML page"),
             (b"<HTML>", "an HTML page"),
             (b"{\"error\":\"Entry not found\"}", "a JSON error message"),
