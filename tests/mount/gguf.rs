@@ -19,16 +19,18 @@ fn gguf<const N: usize>(args: [&OsStr; N]) -> String {
     run_ok(crate::support::python().to_str().unwrap(), args)
 }
 
-/// A GGUF file with three tokens and a tensor of type F16.
+/// A GGUF file with 151,644 tokens, a tensor of type F16, and one of type Q4_0.
 pub fn tokens() -> Vec<u8> {
     let string = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
     let number = |number: u64| number.to_le_bytes().to_vec();
     let kind = |kind: u32| kind.to_le_bytes().to_vec();
-    let mut file = [b"GGUF".to_vec(), kind(3), number(1), number(1)].concat();
-    file.extend([string("tokenizer.ggml.tokens"), kind(9), kind(8), number(3)].concat());
-    file.extend([string("<s>"), string("</s>"), string("the")].concat());
+    let mut file = [b"GGUF".to_vec(), kind(3), number(2), number(1)].concat();
+    file.extend([string("tokenizer.ggml.tokens"), kind(9), kind(8), number(151_644)].concat());
+    (0..151_643).for_each(|token| file.extend(string(&format!("t{token}"))));
+    file.extend(string("<|endoftext|>"));
     file.extend([string("output_norm.weight"), kind(1), number(4), kind(1), number(0)].concat());
-    file.resize(file.len().next_multiple_of(32) + 32, 0);
+    file.extend([string("blk.0.ffn_up.weight"), kind(1), number(32), kind(2), number(32)].concat());
+    file.resize(file.len().next_multiple_of(32) + 64, 0);
     file
 }
 
