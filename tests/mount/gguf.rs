@@ -1,6 +1,6 @@
 //! GGUF files, written and read by the gguf package.
 
-use crate::support::{Mount, Scene, WEIGHTFS, require_fuse, run_ok};
+use crate::support::{Mount, Scene, WEIGHTFS, real_file, require_fuse, run_ok};
 use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
@@ -50,6 +50,54 @@ fn every_type_is_decoded_like_the_gguf_package() {
 /// tensors, and of those that the package dequantizes.
 fn check(source: &Path, point: &Path) -> String {
     gguf(["check".as_ref(), source.as_os_str(), point.as_os_str()]).trim().to_owned()
+}
+
+#[test]
+fn real_model_is_read_like_the_gguf_package_reads_it() {
+    require_fuse!();
+    let scene = Scene::new();
+    let source = real_file("gemma-3-270m.gguf");
+    let mount = scene.mount(&source, &[]);
+    assert_eq!(check(&source, &mount.point), "33 236 127");
+    // A token by its number: lines are counted from 1.
+    let token = format!("sed -n 106p {}", mount.path("metadata/tokenizer.ggml.tokens").display());
+    assert_eq!(scene.ok(&token), "\"<start_of_turn>\"\n");
+    let page = scene.ok(&format!("weightfs inspect {}", source.display()));
+    for line in
+        ["  Name                 Gemma 3 270m", "  Quantization         Q4_K - Medium", "  BOS            2  \"<bos>\""]
+    {
+        assert!(page.lines().any(|found| found == line), "{line}\n{page}");
+    }
+}
+
+#[test]
+fn real_vocabularies_are_read_like_the_gguf_package_reads_them() {
+    const SMALL: u64 = 1_500_000;
+    require_fuse!();
+    let scene = Scene::new();
+    let models = real_file("vocabularies");
+    let mount = scene.mount(&models, &[]);
+    let names = mount.list("");
+    assert!(names.len() >= 19, "{names:?}");
+    let mut compared = 0;
+    for name in names {
+        let source = models.join(format!("{name}.gguf"));
+        assert!(mount.list(format!("{name}/tensors")).is_empty());
+        // The package takes seconds for each of the others.
+        if fs::metadata(&source).unwrap().len() >= SMALL {
+            continue;
+        }
+        let counts = check(&source, &mount.path(&name));
+        assert!(counts.ends_with(" 0 0"), "{name}: {counts}");
+        let object = scene.ok(&format!("weightfs inspect --json {}", source.display()));
+        let object: serde_json::Value = serde_json::from_str(&object).unwrap();
+        let tokenizer = &object["gguf"]["tokenizer"];
+        assert!(tokenizer["tokens"].as_u64().unwrap() > 10_000, "{name}: {tokenizer}");
+        let special = ["bos", "eos", "unk", "pad"].map(|name| &tokenizer[name]["token"]);
+        assert!(special.iter().any(|token| token.is_string()), "{name}: {tokenizer}");
+        compared += 1;
+    }
+    assert_eq!(compared, 5);
 }
 
 #[test]

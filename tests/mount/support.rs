@@ -419,5 +419,10 @@ pub fn python() -> PathBuf {
 
 /// One of the real models that scripts/test fetches.
 pub fn real_model(name: &str) -> PathBuf {
-    installed(Path::new(env!("CARGO_MANIFEST_DIR")).join(".cache/models").join(name).with_extension("safetensors"))
+    real_file(&format!("{name}.safetensors"))
+}
+
+/// A file or directory among the real models that scripts/test fetches.
+pub fn real_file(name: &str) -> PathBuf {
+    installed(Path::new(env!("CARGO_MANIFEST_DIR")).join(".cache/models").join(name))
 }
