@@ -1,4 +1,4 @@
-//! Decoding elements to float32 compared with memcpy: `cargo bench --bench codec`.
+//! Decoding elements to float32 and bfloat16 compared with memcpy: `cargo bench --bench codec`.
 //!
 //! One thread, in bytes of output per second. The source is 64 MiB of memory, larger than the CPU caches, as real data
 //! is. A read is 1 MiB, the size of the kernel's largest request.
@@ -10,6 +10,7 @@ use std::sync::Arc;
 use weightfs::content::{Content, Data, Decoded, Decoder, Extent, Request, Segment};
 use weightfs::format::Dtype;
 use weightfs::source::{Memory, Source};
+use weightfs::view::Float;
 
 const SOURCE: usize = 64 << 20;
 const READ: usize = 1 << 20;
@@ -26,21 +27,29 @@ fn benches(criterion: &mut Criterion) {
             black_box(source.bytes(at as u64..(at + READ) as u64).map(|bytes| bytes.to_vec()).ok())
         })
     });
-    let elements = [Dtype::BF16, Dtype::F16, Dtype::F8E4M3, Dtype::F6E2M3, Dtype::F4, Dtype::I8, Dtype::F64];
-    let blocks = Dtype::ALL.iter().copied().filter(|dtype| dtype.has_scales());
-    for dtype in elements.into_iter().chain(blocks) {
-        let (Some(block), Some(decode)) = (dtype.block(), dtype.to_f32()) else { continue };
-        let (block_in, block_out) = (block.bytes as usize, block.elements as usize * size_of::<f32>());
-        let decoder = Decoder { block_in, block_out, decode };
-        group.bench_function(dtype.name(), |bencher| {
+    let mut bench = |name: String, decoder: Decoder| {
+        group.bench_function(name, |bencher| {
             bencher.iter(|| {
-                let range = 0..(SOURCE / block_in * block_in) as u64;
+                let range = 0..(SOURCE / decoder.block_in * decoder.block_in) as u64;
                 let data = Data::Extent(Extent { source: source.clone(), range });
                 let content = Content::new([Segment::Decoded(Decoded { data, decoder })]);
                 at = (at + READ) % (content.len() as usize / READ * READ);
                 black_box(content.read(at as u64..(at + READ) as u64, &Request::WAIT).map(|bytes| bytes.len()).ok())
             })
         });
+    };
+    let elements = [Dtype::BF16, Dtype::F16, Dtype::F8E4M3, Dtype::F6E2M3, Dtype::F4, Dtype::I8, Dtype::F64];
+    let blocks = Dtype::ALL.iter().copied().filter(|dtype| dtype.has_scales());
+    for dtype in elements.into_iter().chain(blocks.clone()) {
+        if let Some(decoder) = Float::F32.decoder(dtype) {
+            bench(dtype.name().to_owned(), decoder);
+        }
+    }
+    let elements = [Dtype::F32, Dtype::F64, Dtype::F16, Dtype::F8E4M3, Dtype::F8E5M2, Dtype::F4];
+    for dtype in elements.into_iter().chain(blocks) {
+        if let Some(decoder) = Float::Bf16.decoder(dtype) {
+            bench(format!("{dtype} to bf16"), decoder);
+        }
     }
     group.finish();
 }

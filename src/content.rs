@@ -6,7 +6,7 @@
 use crate::source::{self, Bytes, Source};
 use smallvec::SmallVec;
 use std::fmt;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -27,6 +27,8 @@ pub enum Segment {
     Decoded(Decoded),
     /// Text of known length that is generated when it is read.
     Generated(Generated),
+    /// Many segments that are made when they are read.
+    Series(Series),
 }
 
 /// Bytes of sources.
@@ -98,9 +100,21 @@ pub struct Decoder {
     pub block_out: usize,
     /// Decodes whole blocks. The output must have exactly the size of the decoded blocks.
     pub decode: fn(&[u8], &mut [u8]),
+    /// A second step, which converts what `decode` has written.
+    pub then: Option<Then>,
 }
 
-/// Number of encoded bytes that are decoded at a time. They and their decoded form fit into the cache of a core.
+/// The second step of a [`Decoder`].
+#[derive(Debug, Clone, Copy)]
+pub struct Then {
+    /// Size in bytes of the block between the two steps.
+    pub block: usize,
+    /// Converts whole blocks to blocks of [`Decoder::block_out`] bytes.
+    pub convert: fn(&[u8], &mut [u8]),
+}
+
+/// Number of encoded bytes that are decoded at a time, and of bytes between two steps. They and their decoded form fit
+/// into the cache of a core.
 const DECODED_AT_ONCE: usize = 32 << 10;
 
 /// Text that is not kept in memory.
@@ -122,6 +136,25 @@ impl Generated {
         write: impl Fn(Range<u64>, &Request, &mut Vec<u8>) -> Result<(), Error> + Send + Sync + 'static,
     ) -> Self {
         Self { len, write: Arc::new(write) }
+    }
+}
+
+/// Segments, one after the other, that are not kept in memory.
+#[derive(Clone)]
+pub struct Series {
+    /// Total length in bytes.
+    pub len: u64,
+    /// Visits the segments.
+    pub visit: Arc<Visit>,
+}
+
+/// Calls a function with the segments from the one that contains the byte at an offset on, and with the offset at which
+/// each begins, until the function breaks. No segment is a [`Segment::Series`].
+pub type Visit = dyn Fn(u64, &mut dyn FnMut(&Segment, u64) -> ControlFlow<()>) + Send + Sync;
+
+impl fmt::Debug for Series {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Series {{ len: {} }}", self.len)
     }
 }
 
@@ -289,8 +322,8 @@ impl Content {
     /// The device of the first stored bytes of `range` that are not available at once. Generated text is not
     /// considered: what it has to wait for is known only when it is read.
     pub fn waits_for(&self, range: &Range<u64>) -> Option<Wait> {
-        let source = self.parts(range).find_map(|(segment, part)| segment.blocking(&part))?;
-        Some(Wait { need: Need::Device(device(source)), key: None })
+        let device = self.parts(range).find_map(|(segment, part)| segment.blocking(&part))?;
+        Some(Wait { need: Need::Device(device), key: None })
     }
 
     /// The bytes of `range`, cut at the end of the file. The result is never shorter for another reason, because the
@@ -336,19 +369,21 @@ impl Segment {
             Self::Data(data) => data.len(),
             Self::Decoded(Decoded { data, decoder }) => data.len() / decoder.block_in as u64 * decoder.block_out as u64,
             Self::Generated(generated) => generated.len,
+            Self::Series(series) => series.len,
         }
     }
 
-    /// The first source for which reading `part` may wait.
-    fn blocking(&self, part: &Range<u64>) -> Option<&dyn Source> {
+    /// The device of the first source for which reading `part` may wait.
+    fn blocking(&self, part: &Range<u64>) -> Option<u64> {
         match self {
             Self::Literal(_) | Self::Generated(_) => None,
-            Self::Data(data) => data.blocking(part),
+            Self::Data(data) => data.blocking(part).map(device),
             Self::Decoded(decoded) => {
                 let blocks = decoded.blocks(part);
                 let block_in = decoded.decoder.block_in as u64;
-                decoded.data.blocking(&(blocks.start * block_in..blocks.end * block_in))
+                decoded.data.blocking(&(blocks.start * block_in..blocks.end * block_in)).map(device)
             }
+            Self::Series(series) => series.find(part, |segment, part| segment.blocking(&part)),
         }
     }
 
@@ -362,6 +397,7 @@ impl Segment {
                     return Ok(source.bytes(range)?);
                 }
             }
+            Self::Series(series) => return series.read(part, request, at_once),
             Self::Data(_) | Self::Decoded(_) | Self::Generated(_) => {}
         }
         let mut bytes = Vec::new();
@@ -380,8 +416,47 @@ impl Segment {
             }
             Self::Decoded(decoded) => decoded.append(part, out)?,
             Self::Generated(generated) => (generated.write)(part, request, out)?,
+            Self::Series(series) => {
+                let append =
+                    |segment: &Self, part: Range<u64>| segment.append(part, request, out).err().map(Err::<(), Error>);
+                series.find(&part, append).unwrap_or(Ok(()))?;
+            }
         }
         Ok(())
+    }
+}
+
+impl Series {
+    /// Passes the segments that overlap `part` to `find`, each with the overlapping part in bytes from the start of the
+    /// segment, until `find` returns something.
+    fn find<T>(&self, part: &Range<u64>, mut find: impl FnMut(&Segment, Range<u64>) -> Option<T>) -> Option<T> {
+        let mut found = None;
+        if part.is_empty() {
+            return found;
+        }
+        (self.visit)(part.start, &mut |segment, begins| {
+            let here = part.start.saturating_sub(begins)..(part.end - begins).min(segment.len());
+            if !here.is_empty() {
+                found = find(segment, here);
+            }
+            let is_last = begins + segment.len() >= part.end;
+            if found.is_some() || is_last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        found
+    }
+
+    /// As [`Segment::read`].
+    fn read(&self, part: Range<u64>, request: &Request, at_once: bool) -> Result<Bytes, Error> {
+        let len = part.end - part.start;
+        let mut joined = Vec::new();
+        let read = self.find(&part, |segment, here| {
+            if here.end - here.start == len {
+                return Some(segment.read(here, request, at_once));
+            }
+            let appended = reserve(&mut joined, len as usize).and_then(|()| segment.append(here, request, &mut joined));
+            appended.err().map(Err)
+        });
+        read.unwrap_or(Ok(Bytes::Owned(joined)))
     }
 }
 
@@ -486,18 +561,27 @@ impl Decoded {
 
     /// Decodes only the blocks that overlap `part`.
     fn append(&self, part: Range<u64>, out: &mut Vec<u8>) -> Result<(), Error> {
-        let Decoder { block_in, block_out, decode } = self.decoder;
+        let Decoder { block_in, block_out, decode, then } = self.decoder;
         let Range { start: mut block, end } = self.blocks(&part);
         let skipped = (part.start - block * block_out as u64) as usize;
         let from = out.len();
         let mut encoded = [0; DECODED_AT_ONCE];
+        let mut between = Vec::new();
+        let at_once = DECODED_AT_ONCE / then.map_or(block_in, |then| then.block.max(block_in));
         while block < end {
-            let blocks = (end - block).min((DECODED_AT_ONCE / block_in) as u64) as usize;
+            let blocks = (end - block).min(at_once as u64) as usize;
             let encoded = &mut encoded[..blocks * block_in];
             self.data.read_exact_at(encoded, block * block_in as u64)?;
             let at = out.len();
             out.resize(at + blocks * block_out, 0);
-            decode(encoded, &mut out[at..]);
+            match then {
+                None => decode(encoded, &mut out[at..]),
+                Some(Then { block, convert }) => {
+                    between.resize(blocks * block, 0);
+                    decode(encoded, &mut between);
+                    convert(&between, &mut out[at..]);
+                }
+            }
             block += blocks as u64;
         }
         out.drain(from..from + skipped);
@@ -535,6 +619,9 @@ mod tests {
         Generated(Vec<u8>),
         Extents(Vec<(usize, usize)>),
         Decoded(usize, usize),
+        /// Decoded in two steps.
+        Twice(usize, usize),
+        Series(Vec<Kind>),
     }
 
     /// Decodes three bytes to five: their sum, the three bytes, and a zero.
@@ -546,18 +633,36 @@ mod tests {
                 output.copy_from_slice(&[input.iter().sum(), input[0], input[1], input[2], 0]);
             }
         },
+        then: None,
+    };
+
+    /// Decodes three bytes to five and these to two.
+    const TWICE: Decoder = Decoder {
+        block_out: 2,
+        then: Some(Then {
+            block: 5,
+            convert: |input, output| {
+                for (input, output) in input.chunks_exact(5).zip(output.chunks_exact_mut(2)) {
+                    output.copy_from_slice(&input[..2]);
+                }
+            },
+        }),
+        ..DECODER
     };
 
     fn kind() -> impl Strategy<Value = Kind> {
         let bytes = || prop::collection::vec(any::<u8>(), 0..12);
-        prop_oneof![
+        let plain = prop_oneof![
             bytes().prop_map(Kind::Literal),
             bytes().prop_map(Kind::Generated),
             (0usize..60, 0usize..12).prop_map(|(start, len)| Kind::Extent(start, (start + len).min(64))),
             prop::collection::vec((0usize..60, 1usize..5), 0..5)
                 .prop_map(|runs| Kind::Extents(runs.into_iter().map(|(start, len)| (start, start + len)).collect())),
             (0usize..50, 0usize..5).prop_map(|(start, blocks)| Kind::Decoded(start, start + blocks * 3)),
-        ]
+            (0usize..50, 0usize..5).prop_map(|(start, blocks)| Kind::Twice(start, start + blocks * 3)),
+        ];
+        let series = prop::collection::vec(plain.clone(), 0..5).prop_map(Kind::Series);
+        prop_oneof![4 => plain, 1 => series]
     }
 
     fn runs(extents: &[(usize, usize)]) -> Arc<[Run]> {
@@ -571,14 +676,19 @@ mod tests {
     }
 
     fn content(kinds: &[Kind], source: &Arc<dyn Source>) -> Content {
+        Content::new(kinds.iter().map(|kind| segment(kind, source)))
+    }
+
+    fn segment(kind: &Kind, source: &Arc<dyn Source>) -> Segment {
         let extent =
             |start: usize, end: usize| Data::Extent(Extent { source: source.clone(), range: start as u64..end as u64 });
-        Content::new(kinds.iter().map(|kind| match kind {
+        match kind {
             Kind::Extents(extents) => {
                 let len = extents.iter().map(|(from, to)| (to - from) as u64).sum();
                 Segment::Data(Data::Extents(Extents { sources: [source.clone()].into(), runs: runs(extents), len }))
             }
             Kind::Decoded(start, end) => Segment::Decoded(Decoded { data: extent(*start, *end), decoder: DECODER }),
+            Kind::Twice(start, end) => Segment::Decoded(Decoded { data: extent(*start, *end), decoder: TWICE }),
             Kind::Literal(bytes) => Segment::Literal(bytes.clone().into()),
             Kind::Extent(start, end) => Segment::Data(extent(*start, *end)),
             Kind::Generated(bytes) => {
@@ -588,7 +698,55 @@ mod tests {
                     Ok(())
                 }))
             }
-        }))
+            Kind::Series(kinds) => {
+                let segments: Vec<Segment> = kinds.iter().map(|kind| segment(kind, source)).collect();
+                let len = segments.iter().map(Segment::len).sum();
+                let visit = move |offset: u64, take: &mut dyn FnMut(&Segment, u64) -> ControlFlow<()>| {
+                    let mut begins = 0;
+                    for segment in &segments {
+                        if begins + segment.len() > offset && take(segment, begins).is_break() {
+                            return;
+                        }
+                        begins += segment.len();
+                    }
+                };
+                Segment::Series(Series { len, visit: Arc::new(visit) })
+            }
+        }
+    }
+
+    /// The bytes of a segment, if those of the source are `bytes`.
+    fn whole(kind: &Kind, bytes: &[u8]) -> Vec<u8> {
+        match kind {
+            Kind::Literal(bytes) | Kind::Generated(bytes) => bytes.clone(),
+            Kind::Extent(start, end) => bytes[*start..*end].to_vec(),
+            Kind::Extents(runs) => runs.iter().flat_map(|(from, to)| bytes[*from..*to].to_vec()).collect(),
+            Kind::Decoded(start, end) => {
+                let mut decoded = vec![0; (end - start) / 3 * 5];
+                (DECODER.decode)(&bytes[*start..*end], &mut decoded);
+                decoded
+            }
+            Kind::Twice(start, end) => {
+                bytes[*start..*end].chunks_exact(3).flat_map(|block| [block.iter().sum(), block[0]]).collect()
+            }
+            Kind::Series(kinds) => kinds.iter().flat_map(|kind| whole(kind, bytes)).collect(),
+        }
+    }
+
+    /// Whether each byte of a segment comes from the byte at `slow`, or from a block that contains it.
+    fn waits(kind: &Kind, slow: usize) -> Vec<bool> {
+        let blocks = |start: usize, end: usize, block_out: usize| {
+            let blocks = (start..end).step_by(3).map(move |block| (block..block + 3).contains(&slow));
+            blocks.flat_map(|waits| vec![waits; block_out]).collect()
+        };
+        match kind {
+            Kind::Literal(bytes) | Kind::Generated(bytes) => vec![false; bytes.len()],
+            Kind::Extent(start, end) => (*start..*end).map(|at| at == slow).collect(),
+            Kind::Extents(runs) => runs.iter().flat_map(|(from, to)| (*from..*to).map(|at| at == slow)).collect(),
+            Kind::Decoded(start, end) => blocks(*start, *end, 5),
+            Kind::Twice(start, end) => blocks(*start, *end, 2),
+            Kind::Series(kinds) => kinds.iter().flat_map(|kind| waits(kind, slow)).collect(),
+        }
     }
 
     fn memory(bytes: Vec<u8>) -> Arc<dyn Source> {
@@ -599,16 +757,7 @@ mod tests {
         #[test]
         fn reads_match_plain_concatenation(kinds in prop::collection::vec(kind(), 0..6)) {
             let bytes: Vec<u8> = (0..64).collect();
-            let whole: Vec<u8> = kinds.iter().flat_map(|kind| match kind {
-                Kind::Literal(bytes) | Kind::Generated(bytes) => bytes.clone(),
-                Kind::Extent(start, end) => bytes[*start..*end].to_vec(),
-                Kind::Extents(runs) => runs.iter().flat_map(|(from, to)| bytes[*from..*to].to_vec()).collect(),
-                Kind::Decoded(start, end) => {
-                    let mut decoded = vec![0; (end - start) / 3 * 5];
-                    (DECODER.decode)(&bytes[*start..*end], &mut decoded);
-                    decoded
-                }
-            }).collect();
+            let whole: Vec<u8> = kinds.iter().flat_map(|kind| whole(kind, &bytes)).collect();
             let content = content(&kinds, &memory(bytes));
             prop_assert_eq!(content.len(), whole.len() as u64);
             for from in 0..whole.len() + 2 {
@@ -650,17 +799,7 @@ mod tests {
 
             let source: Arc<dyn Source> = Arc::new(Slow(Memory::new(vec![0; 64]), slow));
             let content = content(&kinds, &source);
-            // Whether each byte of the file comes from the slow byte, or from a block that contains it.
-            let slow = slow as usize;
-            let waits: Vec<bool> = kinds.iter().flat_map(|kind| match kind {
-                Kind::Literal(bytes) | Kind::Generated(bytes) => vec![false; bytes.len()],
-                Kind::Extent(start, end) => (*start..*end).map(|at| at == slow).collect(),
-                Kind::Extents(runs) => runs.iter().flat_map(|(from, to)| (*from..*to).map(|at| at == slow)).collect(),
-                Kind::Decoded(start, end) => (*start..*end)
-                    .step_by(3)
-                    .flat_map(|block| [(block..block + 3).contains(&slow); 5])
-                    .collect(),
-            }).collect();
+            let waits: Vec<bool> = kinds.iter().flat_map(|kind| waits(kind, slow as usize)).collect();
             for from in 0..=waits.len() {
                 for to in from..=waits.len() {
                     let range = from as u64..to as u64;

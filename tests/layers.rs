@@ -23,7 +23,7 @@ const LIBRARY: &[(&str, &[&str])] = &[
     ("plot", &["stats"]),
     ("compare", &["content", "format", "source", "threads"]),
     ("write", &["content", "source"]),
-    ("view", &["content", "format", "model", "name", "plot", "source", "stats", "text", "threads"]),
+    ("view", &["codec", "content", "format", "model", "name", "plot", "source", "stats", "text", "threads"]),
     ("inspect", &["format", "model", "natural", "source", "stats", "text", "threads"]),
     ("fs", &["content", "model", "name", "natural", "source", "text", "threads", "view"]),
     ("schedule", &["content", "threads"]),
@@ -51,6 +51,7 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     (
         "#[allow(unsafe_code)]",
         &[
+            "src/codec/bf16.rs",
             "src/codec/ggml/mod.rs",
             "src/source/map.rs",
             "src/source/page_cache.rs",

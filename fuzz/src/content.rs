@@ -2,9 +2,11 @@
 
 use super::headers::once_in;
 use arbitrary::{Result, Unstructured};
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
-use weightfs::content::{Content, Data, Decoded, Decoder, Extent, Extents, Generated, Request, Run, Segment, Sources};
+use weightfs::content::{
+    Content, Data, Decoded, Decoder, Extent, Extents, Generated, Request, Run, Segment, Series, Sources, Then,
+};
 use weightfs::source::{Memory, Source};
 
 pub fn run(bytes: &[u8]) -> bool {
@@ -32,7 +34,16 @@ const DECODERS: [Decoder; 5] =
     [decoder::<1, 4>(), decoder::<3, 16>(), decoder::<2, 4>(), decoder::<8, 4>(), decoder::<5, 5>()];
 
 const fn decoder<const IN: usize, const OUT: usize>() -> Decoder {
-    Decoder { block_in: IN, block_out: OUT, decode: decode::<IN, OUT> }
+    Decoder { block_in: IN, block_out: OUT, decode: decode::<IN, OUT>, then: None }
+}
+
+/// The same decoder with a second step.
+fn twice(decoder: Decoder) -> Decoder {
+    let convert: fn(&[u8], &mut [u8]) = |input, output| {
+        assert_eq!(input.len(), output.len());
+        input.iter().zip(output).for_each(|(input, output)| *output = !input);
+    };
+    Decoder { then: Some(Then { block: decoder.block_out, convert }), ..decoder }
 }
 
 fn decode<const IN: usize, const OUT: usize>(input: &[u8], output: &mut [u8]) {
@@ -100,7 +111,8 @@ impl Part {
             let decoder = *bytes.choose(&DECODERS)?;
             return Ok(match kind {
                 2..=3 => Self::Data(Place::new(sources, 1, bytes)?),
-                _ => Self::Decoded(Place::new(sources, decoder.block_in, bytes)?, decoder),
+                4 => Self::Decoded(Place::new(sources, decoder.block_in, bytes)?, decoder),
+                _ => Self::Decoded(Place::new(sources, decoder.block_in, bytes)?, twice(decoder)),
             });
         }
         let len = bytes.int_in_range(0..=12)?;
@@ -128,14 +140,32 @@ impl Part {
         match self {
             Self::Literal(bytes) | Self::Generated(bytes) => bytes.clone(),
             Self::Data(place) => place.bytes(sources),
-            Self::Decoded(place, Decoder { block_in, block_out, decode }) => {
+            Self::Decoded(place, Decoder { block_in, block_out, decode, then }) => {
                 let encoded = place.bytes(sources);
                 let mut decoded = vec![0; encoded.len() / block_in * block_out];
                 decode(&encoded, &mut decoded);
+                if then.is_some() {
+                    decoded.iter_mut().for_each(|byte| *byte = !*byte);
+                }
                 decoded
             }
         }
     }
+}
+
+/// The same segments, made when they are read.
+fn series(segments: Vec<Segment>, len: u64) -> Series {
+    let visit = move |offset: u64, take: &mut dyn FnMut(&Segment, u64) -> ControlFlow<()>| {
+        let mut begins = 0;
+        for segment in &segments {
+            let ends = begins + Content::new([segment.clone()]).len();
+            if ends > offset && take(segment, begins).is_break() {
+                return;
+            }
+            begins = ends;
+        }
+    };
+    Series { len, visit: Arc::new(visit) }
 }
 
 fn read(bytes: &mut Unstructured) -> Result<()> {
@@ -154,13 +184,19 @@ fn read(bytes: &mut Unstructured) -> Result<()> {
     }
     let pieces: Vec<Vec<u8>> = parts.iter().map(|part| part.bytes(&plain)).collect();
     let whole = pieces.concat();
-    let content = Content::new(parts.iter().map(|part| part.segment(&sources)));
-    assert_eq!((content.len(), content.is_empty()), (whole.len() as u64, whole.is_empty()));
+    let segments: Vec<Segment> = parts.iter().map(|part| part.segment(&sources)).collect();
+    let series = Content::new([Segment::Series(series(segments.clone(), whole.len() as u64))]);
+    let contents = [Content::new(segments), series];
+    for content in &contents {
+        assert_eq!((content.len(), content.is_empty()), (whole.len() as u64, whole.is_empty()));
+    }
     let check = |offset: u64, size: u32| {
         let from = whole.len().min(offset as usize);
         let to = whole.len().min(from + size as usize);
-        let read = content.read(offset..offset.saturating_add(size.into()), &Request::WAIT).unwrap();
-        assert!(read[..] == whole[from..to], "{size} bytes at offset {offset}");
+        for content in &contents {
+            let read = content.read(offset..offset.saturating_add(size.into()), &Request::WAIT).unwrap();
+            assert!(read[..] == whole[from..to], "{size} bytes at offset {offset}");
+        }
     };
     check(0, u32::MAX);
     check(u64::MAX, u32::MAX);

@@ -68,6 +68,38 @@ bytes! {
     f8_e5m2_fnuz E5M2_FNUZ "E5M2 without infinity and negative zero.";
 }
 
+/// Defines functions that look up the bfloat16 of each byte in a table. It represents all their values exactly.
+macro_rules! bytes_to_bf16 {
+    ($($name:ident $table:ident;)*) => {$(
+        #[doc = concat!("Elements of ", stringify!($table), " as bfloat16.")]
+        pub fn $name(input: &[u8], output: &mut [u8]) {
+            static UPPER: [[u8; 2]; 256] = upper(&$table);
+            for (code, output) in input.iter().zip(output.as_chunks_mut::<2>().0) {
+                *output = UPPER[usize::from(*code)];
+            }
+        }
+    )*};
+}
+
+bytes_to_bf16! {
+    f8_e5m2_to_bf16 E5M2;
+    f8_e4m3_to_bf16 E4M3;
+    f8_e8m0_to_bf16 E8M0;
+    f8_e4m3_fnuz_to_bf16 E4M3_FNUZ;
+    f8_e5m2_fnuz_to_bf16 E5M2_FNUZ;
+}
+
+/// The upper halves of float32, in little-endian order.
+const fn upper(values: &[f32; 256]) -> [[u8; 2]; 256] {
+    let mut halves = [[0; 2]; 256];
+    let mut code = 0;
+    while code < 256 {
+        halves[code] = ((values[code].to_bits() >> 16) as u16).to_le_bytes();
+        code += 1;
+    }
+    halves
+}
+
 /// OCP E2M3, four elements in three bytes.
 pub fn f6_e2m3(input: &[u8], output: &mut [u8]) {
     map_sixes(input, output, &E2M3);

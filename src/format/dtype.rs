@@ -1,5 +1,6 @@
 //! Element types: one table with the name, size and conversion of each.
 
+use crate::codec::bf16::{self, ToBf16};
 use crate::codec::elements::{self, ToF32};
 use crate::codec::ggml;
 use crate::text::quote;
@@ -188,6 +189,27 @@ impl<'a> Dtype<'a> {
     /// The NumPy name of the same type in little-endian order, if NumPy has that type.
     pub fn numpy(self) -> Option<&'static str> {
         self.row()?.numpy
+    }
+
+    /// The conversion of whole blocks to bfloat16, where there is one that does not convert them to float32 first.
+    pub fn to_bf16(self) -> Option<ToBf16> {
+        match self {
+            Self::F32 => Some(bf16::from_f32),
+            // Two steps would round twice.
+            Self::F64 => Some(bf16::from_f64),
+            Self::F8E5M2 => Some(elements::f8_e5m2_to_bf16),
+            Self::F8E4M3 => Some(elements::f8_e4m3_to_bf16),
+            Self::F8E8M0 => Some(elements::f8_e8m0_to_bf16),
+            Self::F8E4M3Fnuz => Some(elements::f8_e4m3_fnuz_to_bf16),
+            Self::F8E5M2Fnuz => Some(elements::f8_e5m2_fnuz_to_bf16),
+            _ => None,
+        }
+    }
+
+    /// Whether the elements are integers or booleans.
+    pub fn is_integer(self) -> bool {
+        use Dtype::{Bool, I8, I16, I32, I64, U8, U16, U32, U64};
+        matches!(self, Bool | U8 | I8 | U16 | I16 | U32 | I32 | U64 | I64)
     }
 
     /// The conversion of whole blocks to float32; `None` for C64, which is complex, and for an unknown dtype.

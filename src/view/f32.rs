@@ -1,7 +1,7 @@
 //! `f32/`: a tensor as little-endian float32.
 
-use super::values;
-use crate::content::{Content, Decoded, Segment};
+use super::values::{self, Float};
+use crate::content::Content;
 use crate::format::{Dtype, TensorInfo};
 use crate::model::{Model, Tensor};
 
@@ -17,6 +17,5 @@ pub fn is_stored(tensor: &TensorInfo) -> bool {
 
 /// The file of a tensor.
 pub fn content(model: &Model, tensor: &Tensor) -> Content {
-    let data = model.data(tensor);
-    Content::new(values::decoder(tensor.info.dtype).map(|decoder| Segment::Decoded(Decoded { data, decoder })))
+    Content::new(values::segment(model, tensor, Float::F32))
 }

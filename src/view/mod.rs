@@ -27,4 +27,5 @@ pub use index::write_tensor;
 pub use results::Results;
 pub use shards::Shards;
 pub use table::{File, Files, UnknownView, names, shown};
+pub use values::Float;
 pub use views::Views;

@@ -3,8 +3,8 @@
 //! Layout: magic, version, header length, a Python dict padded with spaces so that the data begins at a multiple of 64
 //! bytes, and a newline. Source: NumPy Enhancement Proposal 1 and `numpy/lib/format.py`.
 
-use super::values;
-use crate::content::{Content, Decoded, Segment};
+use super::values::{self, Float};
+use crate::content::{Content, Segment};
 use crate::format::TensorInfo;
 use crate::model::{Model, Tensor};
 use std::fmt::Write;
@@ -25,13 +25,12 @@ pub fn shows(tensor: &TensorInfo) -> bool {
 
 /// The array file of a tensor: a header, then the stored bytes if NumPy has the dtype, otherwise float32.
 pub fn content(model: &Model, tensor: &Tensor) -> Content {
-    let (dtype, shape, data) = (tensor.info.dtype, tensor.info.shape, model.data(tensor));
-    let (descr, data) = match (dtype.numpy(), values::decoder(dtype)) {
-        (Some(descr), _) => (descr, Segment::Data(data)),
-        (None, Some(decoder)) => ("<f4", Segment::Decoded(Decoded { data, decoder })),
-        (None, None) => return Content::new([]),
+    let (descr, data) = match tensor.info.dtype.numpy() {
+        Some(descr) => (descr, Some(Segment::Data(model.data(tensor)))),
+        None => ("<f4", values::segment(model, tensor, Float::F32)),
     };
-    Content::new([Segment::Literal(header(descr, shape).into()), data])
+    let Some(data) = data else { return Content::new([]) };
+    Content::new([Segment::Literal(header(descr, tensor.info.shape).into()), data])
 }
 
 /// Everything before the data. Arrays are in C order.

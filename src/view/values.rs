@@ -1,17 +1,64 @@
-//! Block-wise reading of tensor data, for views that process its values.
+//! The values of tensors: as a segment of a file, and read piece by piece.
 
-use crate::content::{Data, Decoder, Error, Request, reserve};
+use crate::codec::bf16;
+use crate::content::{Data, Decoded, Decoder, Error, Request, Segment, Then, reserve};
 use crate::format::Dtype;
+use crate::model::{Model, Tensor};
 use std::ops::Range;
 
 /// Approximate number of bytes that are read at a time.
 const AT_ONCE: u64 = 768 << 10;
 
-/// The decoder from a dtype to float32, if there is one.
-pub fn decoder(dtype: Dtype) -> Option<Decoder> {
-    let (block, decode) = (dtype.block()?, dtype.to_f32()?);
-    let block_out = block.elements as usize * size_of::<f32>();
-    Some(Decoder { block_in: block.bytes as usize, block_out, decode })
+/// A dtype that values are converted to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Float {
+    /// bfloat16.
+    Bf16,
+    /// float32.
+    F32,
+}
+
+impl Float {
+    /// The dtype.
+    pub fn dtype(self) -> Dtype<'static> {
+        match self {
+            Self::Bf16 => Dtype::BF16,
+            Self::F32 => Dtype::F32,
+        }
+    }
+
+    /// Size of an element in bytes.
+    pub fn size(self) -> usize {
+        match self {
+            Self::Bf16 => 2,
+            Self::F32 => 4,
+        }
+    }
+
+    /// The decoder from another dtype, if there is one.
+    pub fn decoder(self, from: Dtype) -> Option<Decoder> {
+        let (block, to_f32) = (from.block()?, from.to_f32()?);
+        let (block_in, elements) = (block.bytes as usize, block.elements as usize);
+        let block_out = elements * self.size();
+        let then = Then { block: elements * size_of::<f32>(), convert: bf16::from_f32 };
+        let (decode, then) = match (self, from.to_bf16()) {
+            (Self::F32, _) => (to_f32, None),
+            (Self::Bf16, Some(to_bf16)) => (to_bf16, None),
+            (Self::Bf16, None) => (to_f32, Some(then)),
+        };
+        Some(Decoder { block_in, block_out, decode, then })
+    }
+}
+
+/// The values of a tensor in another dtype, or its stored bytes if it already has that dtype. `None` if its values are
+/// not known.
+pub fn segment(model: &Model, tensor: &Tensor, float: Float) -> Option<Segment> {
+    let data = model.data(tensor);
+    if tensor.info.dtype == float.dtype() {
+        return Some(Segment::Data(data));
+    }
+    let decoder = float.decoder(tensor.info.dtype)?;
+    Some(Segment::Decoded(Decoded { data, decoder }))
 }
 
 /// The size in bytes of as many whole blocks as fit into [`AT_ONCE`], at least one.
