@@ -7,6 +7,7 @@ use safetensors::SafeTensors;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
+use weightfs::codec::bf16;
 use weightfs::content::Request;
 use weightfs::format::{Mode, Value};
 use weightfs::fs::{FileKind, Ino, Ownership, ROOT, Superblock};
@@ -183,6 +184,33 @@ fn check_whole(files: &Files, tensors: &[Tensor], metadata: &[(String, String)])
                 found.data() == tensor.data && found.shape().iter().map(|dim| *dim as u64).eq(tensor.shape.clone())
             );
             assert_eq!(found.dtype().to_string(), tensor.dtype);
+        }
+    }
+    check_converted(files, tensors);
+}
+
+/// Checks the files of the whole model that are converted to another dtype.
+fn check_converted(files: &Files, tensors: &[Tensor]) {
+    const KEPT: [&str; 10] = ["BOOL", "C64", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64"];
+    for (path, to) in [("/export/m-bf16.safetensors", "BF16"), ("/export/m-f32.safetensors", "F32")] {
+        let read = SafeTensors::deserialize(files[path].as_ref().unwrap()).unwrap();
+        assert_eq!(read.len(), tensors.len());
+        for tensor in tensors {
+            let found = read.tensor(&tensor.name).unwrap();
+            assert!(found.shape().iter().map(|dim| *dim as u64).eq(tensor.shape.clone()));
+            if KEPT.contains(&&tensor.dtype[..]) || tensor.dtype == to {
+                assert!(found.dtype().to_string() == tensor.dtype && found.data() == tensor.data);
+                continue;
+            }
+            assert_eq!(found.dtype().to_string(), to);
+            let floats = files[&format!("/f32/{}.f32", name::encode(&tensor.name))].as_ref().unwrap();
+            let mut expected = vec![0; floats.len() / 2];
+            match (to, &tensor.dtype[..]) {
+                ("F32", _) => expected.clone_from(floats),
+                (_, "F64") => bf16::from_f64(&tensor.data, &mut expected),
+                _ => bf16::from_f32(floats, &mut expected),
+            }
+            assert!(found.data() == expected, "{}", tensor.dtype);
         }
     }
 }

@@ -356,6 +356,11 @@ Examples:
   weightfs export --shard-size 5GB model.safetensors parts
   weightfs export --only '*.layers.0.*' model.safetensors layer0.safetensors
   weightfs export --clean model.safetensors - | ssh host 'cat >model.safetensors'
+  weightfs export --dtype bf16 model.gguf model.safetensors   dequantize
+  weightfs export model-00001-of-00003.gguf whole.gguf
+
+The format is that of the source, unless --format, --dtype or the suffix of OUT (.safetensors, .gguf)
+names another one. Quantized blocks of GGUF fit into a safetensors file only if --dtype converts them.
 
 The output gets its name only when it is complete and synced to disk, so an interrupted export
 leaves an existing file intact. A new file gets the permissions of the source, less the umask.
@@ -367,7 +372,7 @@ Exit status: 0 success, 1 failure, 2 usage error.";
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = EXPORT_HELP)]
 pub struct ExportArgs {
-    /// A .safetensors file, the index of a sharded model (.safetensors.index.json), a dataset manifest
+    /// A .safetensors or .gguf file, the index of a sharded model (.safetensors.index.json), a dataset manifest
     /// (dataset_manifest.json), or a directory with one or more models
     #[arg(value_parser = location(), value_hint = ValueHint::AnyPath)]
     pub source: Location,
@@ -380,6 +385,15 @@ pub struct ExportArgs {
     /// set; can be repeated
     #[arg(long, value_name = "PATTERN", value_parser = pattern::parse)]
     pub only: Vec<glob::Pattern>,
+
+    /// Convert floating-point and quantized tensors to bf16 or f32, rounded to nearest even, and write safetensors;
+    /// integers, booleans and complex numbers stay as they are
+    #[arg(long, value_name = "DTYPE", hide_possible_values = true)]
+    pub dtype: Option<Float>,
+
+    /// Write safetensors or gguf
+    #[arg(long, value_name = "FORMAT", hide_possible_values = true)]
+    pub format: Option<Format>,
 
     /// Omit the metadata
     #[arg(long)]
@@ -396,6 +410,34 @@ pub struct ExportArgs {
     /// Export the valid tensors of a damaged file and report the rest, instead of failing
     #[arg(long)]
     pub lenient: bool,
+}
+
+/// The dtypes of `export --dtype`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Float {
+    /// bfloat16.
+    Bf16,
+    /// float32.
+    F32,
+}
+
+/// The formats of `export --format`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// One or several safetensors files.
+    Safetensors,
+    /// A GGUF file.
+    Gguf,
+}
+
+impl Format {
+    /// The suffix of its files.
+    pub fn suffix(self) -> &'static str {
+        match self {
+            Self::Safetensors => ".safetensors",
+            Self::Gguf => ".gguf",
+        }
+    }
 }
 
 fn parse_size(text: &str) -> Result<ByteSize, String> {

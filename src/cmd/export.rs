@@ -1,7 +1,7 @@
 //! `weightfs export`: writes a model, some of its tensors, or a directory of models to files.
 
-use crate::cli::ExportArgs;
 use crate::cli::pattern::{Wanted, unmatched};
+use crate::cli::{self, ExportArgs, Format};
 use crate::models;
 use crate::process::logging::complain;
 use crate::process::signals::Interrupted;
@@ -17,10 +17,10 @@ use std::process::ExitCode;
 use std::slice;
 use std::sync::Arc;
 use weightfs::content::Content;
+use weightfs::format::gguf;
 use weightfs::model::{self, Catalog, Kind, Model, Opened, TensorId};
 use weightfs::source::Location;
-use weightfs::text::quote;
-use weightfs::view::{Export, Shards, Tensors};
+use weightfs::view::{Export, Float, Shards, Tensors, gguf_file};
 use weightfs::write::{Output, OutputDir, is_stdout};
 
 /// Permissions of the files of a model without source files, before the umask is applied.
@@ -52,25 +52,29 @@ struct Job<'a> {
 impl Job<'_> {
     fn one(self, model: &Arc<Model>) -> anyhow::Result<()> {
         let (source, out) = (&self.args.source, &self.args.out);
+        let is_dir = out.is_dir() && !is_stdout(out);
+        let named = if is_dir || self.args.shard_size.is_some() { None } else { named_format(out) };
+        let format = self.format(model, named, source)?;
+        self.warn_quantized(model, source);
         let tensors = self.choose(model);
         self.all_matched()?;
         if let Some(size) = self.args.shard_size {
             let dir = self.directory()?;
-            let progress = self.start(&dir, self.measure(model, &tensors, source)?)?;
+            let progress = self.start(&dir, self.measure(model, &tensors, format, source)?)?;
             self.write_shards(model, &tensors, size, source, (&dir, "".as_ref()), &progress)?;
             model.verify()?;
             self.interrupted.check()?;
             return Ok(progress.during(SYNCING, || dir.commit())?);
         }
-        let path = if out.is_dir() && !is_stdout(out) {
+        let path = if is_dir {
             let stem = model::stem(model.location()).context("the source has no name to write it under")?;
-            out.join(file_name(stem))
+            out.join(file_name(stem, format))
         } else {
             out.clone()
         };
         let output = Output::create(&path, mode(model))?;
-        self.spare_source(model, &tensors, &path, &output)?;
-        let content = self.content(model, tensors, source)?;
+        self.spare_source(model, &tensors, format, &path, &output)?;
+        let content = self.content(model, tensors, format, source)?;
         let progress = Progress::new(WRITING, content.len());
         let output = self.fill(output, &content, &progress)?;
         model.verify()?;
@@ -86,8 +90,58 @@ impl Job<'_> {
         }
     }
 
+    /// The format to write. `named` is the one that the name of the output gives, because a file should be what its
+    /// name says. Fails if the model cannot be written in it, or if options do not apply to it.
+    fn format(&self, model: &Model, named: Option<Format>, source: &Location) -> anyhow::Result<Format> {
+        let own = if model.format() == gguf::NAME { Format::Gguf } else { Format::Safetensors };
+        let args = self.args;
+        let converted = args.dtype.map(|_| Format::Safetensors);
+        let format = args.format.or(named).or(converted).unwrap_or(own);
+        if format == Format::Safetensors {
+            return Ok(format);
+        }
+        if own != format {
+            bail!("{source}: only GGUF models can be written as GGUF; name a file with another suffix than .gguf");
+        }
+        let given = [
+            ("--dtype", args.dtype.is_some()),
+            ("--shard-size", args.shard_size.is_some()),
+            ("--align", args.align.is_some()),
+            ("--clean", args.clean),
+        ];
+        match given.into_iter().find(|given| given.1) {
+            Some(("--dtype", _)) => bail!("--dtype writes safetensors files, not GGUF"),
+            Some((option, _)) => bail!("{option} is for safetensors files; add --dtype bf16 or --format safetensors"),
+            None => Ok(format),
+        }
+    }
+
+    /// Warns if the converted numbers are not the weights.
+    fn warn_quantized(&self, model: &Model, source: &Location) {
+        if self.args.dtype.is_some()
+            && let Some(note) = model.quantized().note()
+        {
+            log::warn!("{source}: {note}");
+        }
+    }
+
+    /// The dtype to convert to.
+    fn float(&self) -> Option<Float> {
+        self.args.dtype.map(|dtype| match dtype {
+            cli::Float::Bf16 => Float::Bf16,
+            cli::Float::F32 => Float::F32,
+        })
+    }
+
     /// Fails if the output at `path` would replace a file of the source and lose some of its content.
-    fn spare_source(&self, model: &Model, tensors: &Tensors, path: &Path, output: &Output) -> anyhow::Result<()> {
+    fn spare_source(
+        &self,
+        model: &Model,
+        tensors: &Tensors,
+        format: Format,
+        path: &Path,
+        output: &Output,
+    ) -> anyhow::Result<()> {
         let id = |path: &Path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
         let Some(replaced) = output.replaces() else { return Ok(()) };
         let is_part = model.sources().iter().any(|part| part.id() == Some(replaced));
@@ -97,6 +151,9 @@ impl Job<'_> {
         }
         if model.kind() != Kind::File {
             bail!("{}: part of the source {}; name another file", path.display(), self.args.source);
+        }
+        if self.args.dtype.is_some() || model.format() == gguf::NAME && format != Format::Gguf {
+            bail!("{}: the source itself, which would be converted; name another file", path.display());
         }
         let (all, tensors) = (model.logical().len(), tensors.len(model));
         if tensors < all || model.left_out() > 0 {
@@ -158,7 +215,9 @@ impl Job<'_> {
             };
             let tensors = self.choose(&model);
             if !is_empty(&tensors) {
-                sum = sum.saturating_add(self.measure(&model, &tensors, &self.args.source.join(&path))?);
+                let source = self.args.source.join(&path);
+                let format = self.format(&model, None, &source)?;
+                sum = sum.saturating_add(self.measure(&model, &tensors, format, &source)?);
             }
         }
         Ok(sum)
@@ -181,12 +240,14 @@ impl Job<'_> {
             if is_empty(&tensors) {
                 continue;
             }
+            self.warn_quantized(&model, &source);
             let (dir, name) = (path.parent().unwrap_or(&path), path.file_name().unwrap_or_default());
             if let Some(size) = self.args.shard_size {
                 self.write_shards(&model, &tensors, size, &source, (into, &path), progress)?;
             } else {
-                let content = self.content(&model, tensors, &source)?;
-                let output = into.file(&dir.join(file_name(name.to_owned())), mode(&model))?;
+                let format = self.format(&model, None, &source)?;
+                let content = self.content(&model, tensors, format, &source)?;
+                let output = into.file(&dir.join(file_name(name.to_owned(), format)), mode(&model))?;
                 self.finish(self.fill(output, &content, progress)?, progress)?;
             }
             model.verify()?;
@@ -198,10 +259,10 @@ impl Job<'_> {
     }
 
     /// The size of all files to write for a model. Fails if they are too large or too many.
-    fn measure(&self, model: &Arc<Model>, tensors: &Tensors, source: &Location) -> anyhow::Result<u64> {
-        let len = |tensors| Ok(self.content(model, tensors, source)?.len());
+    fn measure(&self, model: &Arc<Model>, tensors: &Tensors, format: Format, source: &Location) -> anyhow::Result<u64> {
+        let len = |tensors| Ok(self.content(model, tensors, format, source)?.len());
         let Some(size) = self.args.shard_size else { return len(tensors.clone()) };
-        let shards = Shards::new(model, tensors, size.as_u64());
+        let shards = Shards::new(model, tensors, self.float(), size.as_u64());
         if shards.count() > SHARDS_MAX {
             let count = shards.count();
             bail!("{source}: {count} files of {size} each; a mount accepts at most {SHARDS_MAX}");
@@ -211,19 +272,22 @@ impl Job<'_> {
     }
 
     /// The content of a file with these tensors.
-    fn content(&self, model: &Arc<Model>, tensors: Tensors, source: &Location) -> anyhow::Result<Content> {
-        let mut infos = (0..tensors.len(model)).map(|at| model.tensor(tensors.at(model, at)).info);
-        if let Some(tensor) = infos.find(|tensor| tensor.dtype.has_scales()) {
-            bail!(
-                "{source}: tensor {}: safetensors has no dtype {}; a mount has it as GGUF (gguf/, export/) and as float32 \
-                 (f32/, npy/)",
-                quote(tensor.name),
-                tensor.dtype
-            );
+    fn content(
+        &self,
+        model: &Arc<Model>,
+        tensors: Tensors,
+        format: Format,
+        source: &Location,
+    ) -> anyhow::Result<Content> {
+        if format == Format::Gguf {
+            return gguf_file(model, tensors).with_context(|| format!("{source}: no files"));
         }
-        let export = Export::new(model, tensors, self.args.align);
+        let export = Export::new(model, tensors, self.float(), self.args.align);
         match export.content(self.args.clean) {
             Some(content) => Ok(content.clone()),
+            None if export.needs_conversion() => {
+                bail!("{source}: {}; use --dtype bf16 or --dtype f32, or write a .gguf file", export.refusal())
+            }
             None => bail!("{source}: {}", export.refusal()),
         }
     }
@@ -238,9 +302,9 @@ impl Job<'_> {
         (into, dir): (&OutputDir, &Path),
         progress: &Progress,
     ) -> anyhow::Result<()> {
-        let shards = Shards::new(model, tensors, size.as_u64());
+        let shards = Shards::new(model, tensors, self.float(), size.as_u64());
         for (name, tensors) in shards.files() {
-            let content = self.content(model, Tensors::These(tensors.into()), source)?;
+            let content = self.content(model, Tensors::These(tensors.into()), Format::Safetensors, source)?;
             let output = into.file(&dir.join(name), mode(model))?;
             self.finish(self.fill(output, &content, progress)?, progress)?;
         }
@@ -280,7 +344,13 @@ fn mode(model: &Model) -> u32 {
     modes.reduce(|a, b| a & b).unwrap_or(MODE)
 }
 
-fn file_name(mut stem: OsString) -> OsString {
-    stem.push(".safetensors");
+/// The format that the name of an output file gives.
+fn named_format(out: &Path) -> Option<Format> {
+    let name = out.file_name()?.as_encoded_bytes();
+    [Format::Safetensors, Format::Gguf].into_iter().find(|format| name.ends_with(format.suffix().as_bytes()))
+}
+
+fn file_name(mut stem: OsString, format: Format) -> OsString {
+    stem.push(format.suffix());
     stem
 }

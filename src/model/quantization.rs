@@ -109,7 +109,8 @@ impl Quantized {
 }
 
 /// What a mount of a quantized model does not do.
-pub const NOT_DEQUANTIZED: &str = "npy/, f32/, stats/ and plots/ show the stored numbers, not the dequantized weights";
+pub const NOT_DEQUANTIZED: &str =
+    "npy/, f32/, stats/, plots/ and converted exports have the stored numbers, not the dequantized weights";
 
 /// Whether elements may be quantized values: integers, floats of at most 8 bits, and unknown dtypes such as I4.
 fn is_code(dtype: Dtype) -> bool {

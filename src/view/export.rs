@@ -1,18 +1,24 @@
-//! `export/`: a whole model, or some of its tensors, as one safetensors file.
+//! `export/`: a whole model, or some of its tensors, as one safetensors file, as stored or converted.
 //!
 //! Tensors keep the order of the source; the official writer would sort them by dtype and name. So the data of each
 //! source file is one run and is read as fast as a single tensor. Spaces after the header align the data to a page.
+//! If tensors are converted, those with larger elements come first, so that each tensor is aligned to its elements.
 
 use super::gguf;
-use super::lines::{Lines, Out, STRIDE, write_list};
+use super::lines::{Lines, Out, write_list};
 use super::metadata::Object;
-use crate::content::{Content, Data, Run, Segment};
-use crate::format::safetensors::MAX_HEADER;
-use crate::format::{TensorInfo, Value};
-use crate::model::{self, Model, Parts, ShardId, TensorId};
+use super::selection::Tensors;
+use super::values::{self, Float};
+use crate::content::{Content, Data, Run, Segment, Series};
+use crate::format::safetensors::{MAX_HEADER, NAME as SAFETENSORS};
+use crate::format::{Dtype, TensorInfo, Value};
+use crate::model::{self, Model, Parts, ShardId, Tensor, TensorId};
 use crate::name;
+use crate::text::quote;
+use std::borrow::Cow;
+use std::cmp::Reverse;
 use std::io;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -22,44 +28,25 @@ const PAGE: u64 = 4096;
 /// Largest size of the data in bytes. File sizes are signed 64-bit numbers, and the header needs space too.
 const DATA_MAX: u64 = (i64::MAX as u64) - 2 * MAX_HEADER;
 
-/// The tensors of an export, in the order of the data.
-#[derive(Debug, Clone)]
-pub enum Tensors {
-    /// All logical tensors of the model.
-    Whole,
-    /// These logical tensors only.
-    These(Arc<[TensorId]>),
-}
-
-impl Tensors {
-    /// Number of tensors.
-    pub fn len(&self, model: &Model) -> usize {
-        match self {
-            Self::Whole => model.logical().len(),
-            Self::These(tensors) => tensors.len(),
-        }
-    }
-
-    /// The tensor at a position.
-    ///
-    /// # Panics
-    /// If `position` is not below [`Tensors::len`].
-    pub fn at(&self, model: &Model, position: usize) -> TensorId {
-        match self {
-            Self::Whole => model.logical().at(position),
-            Self::These(tensors) => tensors[position],
-        }
-    }
-}
-
 /// A model as one file: with and without its metadata.
 #[derive(Debug)]
 pub struct Export {
     with_metadata: Option<Content>,
     clean: Option<Content>,
+    /// The first tensor that the file cannot hold.
+    unfit: Option<Unfit>,
     /// Length of all header entries in bytes.
     entries_len: u64,
     data_len: u64,
+}
+
+/// A tensor that a file cannot hold.
+#[derive(Debug)]
+struct Unfit {
+    name: String,
+    dtype: String,
+    /// Whether it would be if it were converted.
+    needs_conversion: bool,
 }
 
 /// The bytes of a header around its entries: length and metadata before them, padding after them.
@@ -83,49 +70,84 @@ impl Frame {
     }
 }
 
-/// The entries of a header. Their text is generated when it is read.
+/// The tensors of a file and where their data lies. The text of header entries is generated when it is read.
 struct Entries {
     model: Arc<Model>,
     tensors: Tensors,
-    /// The data offset of every [`STRIDE`]th tensor, in bytes from the start of the data.
+    float: Option<Float>,
+    /// The data offset of every [`MARKED`]th tensor, in bytes from the start of the data.
     offsets: Vec<u64>,
 }
 
+/// The offset of one in this many tensors is kept.
+const MARKED: usize = 32;
+
 impl Export {
     /// Measures the header; reads no data. The data begins at a multiple of `align` bytes, by default on a page.
-    pub fn new(model: &Arc<Model>, tensors: Tensors, align: Option<u64>) -> Self {
+    ///
+    /// With `float`, all floating-point numbers, including those of block types, are converted to that dtype. Integers,
+    /// booleans and complex numbers stay as they are.
+    pub fn new(model: &Arc<Model>, tensors: Tensors, float: Option<Float>, align: Option<u64>) -> Self {
         let count = tensors.len(model);
-        let (mut offsets, mut data_len, mut fits) = (Vec::new(), 0u64, true);
+        let info = |at| model.tensor(tensors.at(model, at)).info;
+        let unfit = (0..count).map(info).find(|info| written(info, float).is_none());
+        let unfit = unfit.map(|info| Unfit {
+            name: quote(info.name),
+            dtype: info.dtype.quoted(),
+            needs_conversion: float.is_none() && info.dtype.to_f32().is_some(),
+        });
+        let is_converted = |info: TensorInfo| written(&info, float).is_some_and(|to| to.dtype != info.dtype);
+        // If all tensors have the dtype already, the file has the data of the source in the same order.
+        let float = float.filter(|_| (0..count).any(|at| is_converted(info(at))));
+        let tensors = if float.is_some() { aligned(model, tensors, float) } else { tensors };
+        let (mut offsets, mut data_len, mut fits) = (Vec::new(), 0u64, unfit.is_none());
         let mut runs = Runs::default();
         for at in 0..count {
-            if at % STRIDE == 0 {
+            if at % MARKED == 0 {
                 offsets.push(data_len);
             }
             let tensor = model.tensor(tensors.at(model, at));
+            let nbytes = written(&tensor.info, float).map_or(0, |info| info.nbytes());
             match tensor.parts {
-                Parts::One(shard) => runs.push(data_len, shard.index(), tensor.info.range.clone()),
+                _ if float.is_some() => {}
+                Parts::One(shard) => runs.push(data_len, shard.index(), tensor.info.range),
                 Parts::Many(parts) => {
-                    for (part, len) in Run::with_lengths(parts, tensor.info.nbytes()) {
+                    for (part, len) in Run::with_lengths(parts, nbytes) {
                         runs.push(data_len + part.start, part.source, part.offset..part.offset + len);
                     }
                 }
             }
             // Tensors of a damaged file may overlap, so their sum may exceed any file size.
-            let sum = tensor.info.nbytes().checked_add(data_len).filter(|sum| *sum <= DATA_MAX);
+            let sum = nbytes.checked_add(data_len).filter(|sum| *sum <= DATA_MAX);
             fits &= sum.is_some();
             data_len = sum.unwrap_or(data_len);
         }
-        let metadata = match &metadata(model, &runs.runs, data_len)[..] {
+        let pairs = match gguf::has(model) {
+            true => gguf::texts(model).into_iter().map(Cow::Owned).collect(),
+            false if float.is_some() => stored_metadata(model, None),
+            false => stored_metadata(model, Some((&runs.runs, data_len))),
+        };
+        let metadata = match &pairs[..] {
             [] => String::new(),
             pairs => {
+                let pairs: Vec<&(String, Value)> = pairs.iter().map(|pair| &**pair).collect();
                 // Serializing strings cannot fail.
-                let json = serde_json::to_string(&Object(pairs)).unwrap_or_default();
+                let json = serde_json::to_string(&Object(&pairs)).unwrap_or_default();
                 format!("\"__metadata__\":{json}{}", if count == 0 { "" } else { "," })
             }
         };
-        let entries = Arc::new(Entries { model: model.clone(), tensors, offsets });
+        let entries = Arc::new(Entries { model: model.clone(), tensors, float, offsets });
         let lines = Arc::new(Lines::new(count, |positions, out| entries.write(positions, out)));
-        let data = Data::Extents(model.extents(runs.runs.into(), data_len));
+        let data = match float {
+            None => Segment::Data(Data::Extents(model.extents(runs.runs.into(), data_len))),
+            Some(_) => {
+                let entries = entries.clone();
+                Segment::Series(Series {
+                    len: data_len,
+                    visit: Arc::new(move |offset, take| entries.visit(offset, take)),
+                })
+            }
+        };
         let content = |metadata: &str| {
             let Frame { head, tail } = Frame::new(metadata, lines.len(), align).filter(|_| fits)?;
             let entries = entries.clone();
@@ -133,45 +155,88 @@ impl Export {
                 Segment::Literal(head.into()),
                 lines.segment(move |positions, out| entries.write(positions, out)),
                 Segment::Literal(tail.into()),
-                Segment::Data(data.clone()),
+                data.clone(),
             ]))
         };
-        Self { with_metadata: content(&metadata), clean: content(""), entries_len: lines.len(), data_len }
+        let (with_metadata, clean) = (content(&metadata), content(""));
+        Self { with_metadata, clean, unfit, entries_len: lines.len(), data_len }
     }
 
-    /// The file, or `None` if it would be too large. `clean` leaves out the metadata.
+    /// The file, or `None` if there cannot be one. `clean` leaves out the metadata.
     pub fn content(&self, clean: bool) -> Option<&Content> {
         if clean { self.clean.as_ref() } else { self.with_metadata.as_ref() }
     }
 
     /// Why the model cannot be exported as one file.
     pub fn refusal(&self) -> String {
-        let Self { entries_len, data_len, .. } = self;
+        let Self { unfit, entries_len, data_len, .. } = self;
+        if let Some(Unfit { name, dtype, needs_conversion }) = unfit {
+            return match needs_conversion {
+                true => format!("tensor {name}: safetensors has no dtype {dtype}"),
+                false => format!("tensor {name}: the values of {dtype} are not known"),
+            };
+        }
         format!(
             "too large for a safetensors file: {entries_len} bytes of header entries (at most {MAX_HEADER} bytes of \
              header with metadata and padding), {data_len} bytes of data"
         )
     }
+
+    /// Whether there is no file because the dtype of a tensor, which safetensors does not have, is not converted.
+    pub fn needs_conversion(&self) -> bool {
+        self.unfit.as_ref().is_some_and(|unfit| unfit.needs_conversion)
+    }
 }
 
-/// The metadata of a file whose data consists of `runs`, `len` bytes in total, sorted by key. Hashes of data are kept
-/// only if a source file has the same data; they are then those of that file.
-fn metadata<'m>(model: &'m Model, runs: &[Run], len: u64) -> Vec<&'m (String, Value)> {
+/// A tensor as a file has it that was converted to `float`; `None` if the file cannot hold it. The size of its range is
+/// that of its data there.
+pub fn written<'m>(tensor: &TensorInfo<'m>, float: Option<Float>) -> Option<TensorInfo<'m>> {
+    let dtype = tensor.dtype;
+    let Some(float) = float else { return Some(tensor.clone()).filter(|_| !dtype.has_scales()) };
+    if dtype.is_integer() || dtype == Dtype::C64 || dtype == float.dtype() {
+        return Some(tensor.clone());
+    }
+    dtype.to_f32()?;
+    let nbytes = tensor.elements().saturating_mul(float.size() as u64);
+    Some(TensorInfo { dtype: float.dtype(), range: 0..nbytes, ..tensor.clone() })
+}
+
+/// The same tensors, those with larger elements first.
+fn aligned(model: &Model, tensors: Tensors, float: Option<Float>) -> Tensors {
+    let size = |id: &TensorId| {
+        let dtype = written(&model.tensor(*id).info, float).map(|info| info.dtype);
+        Reverse(dtype.and_then(Dtype::bits).unwrap_or(0))
+    };
+    let ids = (0..tensors.len(model)).map(|at| tensors.at(model, at));
+    if ids.clone().is_sorted_by_key(|id| size(&id)) {
+        return tensors;
+    }
+    let mut ids: Vec<TensorId> = ids.collect();
+    // Stable, so that tensors of the same size keep their order.
+    ids.sort_by_key(size);
+    Tensors::These(ids.into())
+}
+
+/// The metadata of a safetensors model for a new file, sorted by key. `data` are the runs of its data and their total
+/// length in bytes, unless it is converted. Hashes of data are kept only if a source file has the same data; they are
+/// then those of that file.
+fn stored_metadata<'m>(model: &'m Model, data: Option<(&[Run], u64)>) -> Vec<Cow<'m, (String, Value)>> {
     let has_same_data = |shard: &ShardId| {
         let start = model.shard(*shard).header.data_start();
-        let is_all = model.source(*shard).len().checked_sub(start) == Some(len);
-        is_all && runs.iter().all(|run| (run.start, run.source, run.offset) == (0, shard.index(), start))
+        let is_all = |len| model.source(*shard).len().checked_sub(start) == Some(len);
+        let is_its = |run: &Run| (run.start, run.source, run.offset) == (0, shard.index(), start);
+        data.is_some_and(|(runs, len)| is_all(len) && runs.iter().all(is_its))
     };
     let same = model.shard_ids().find(has_same_data);
     let hashes = same.map_or(&[][..], |shard| model.shard(shard).header.metadata());
     let hashes = hashes.iter().filter(|(key, _)| model::is_data_hash(key));
-    let mut metadata: Vec<_> = model.metadata().iter().filter(|(key, _)| !model::is_data_hash(key)).collect();
-    metadata.extend(hashes);
-    metadata.sort_by_key(|(key, _)| key);
+    let others = model.metadata().iter().filter(|(key, _)| !model::is_data_hash(key));
+    let mut metadata: Vec<_> = others.chain(hashes).map(Cow::Borrowed).collect();
+    metadata.sort_by(|a, b| a.0.cmp(&b.0));
     metadata
 }
 
-/// The files in `export/` and their names. Logs a warning if the model is too large for one.
+/// The files in `export/` and their names. Logs a warning for each that cannot be made.
 pub fn files(model: &Arc<Model>) -> Vec<(String, Content)> {
     let stem = model::stem(model.location()).unwrap_or_default();
     // A copy in the directory of the model must not overwrite a file that the mount reads. The model itself, if it is
@@ -187,15 +252,25 @@ pub fn files(model: &Arc<Model>) -> Vec<(String, Content)> {
             }
         }
     };
+    let mut files = Vec::new();
     if gguf::has(model) {
-        return gguf::whole(model).map(|content| (name("-whole", "gguf"), content)).into_iter().collect();
+        files.extend(gguf::file(model, Tensors::Whole).map(|content| (name("-whole", "gguf"), content)));
+    } else {
+        let export = Export::new(model, Tensors::Whole, None, None);
+        if export.with_metadata.is_none() {
+            log::warn!("export/: left out: {}", export.refusal());
+        }
+        let kinds = [("-whole", export.with_metadata), ("-clean", export.clean)];
+        files.extend(kinds.into_iter().filter_map(|(suffix, content)| Some((name(suffix, SAFETENSORS), content?))));
     }
-    let export = Export::new(model, Tensors::Whole, None);
-    if export.with_metadata.is_none() {
-        log::warn!("export/: left out: {}", export.refusal());
+    for (suffix, float) in [("-bf16", Float::Bf16), ("-f32", Float::F32)] {
+        let export = Export::new(model, Tensors::Whole, Some(float), None);
+        match export.with_metadata {
+            Some(content) => files.push((name(suffix, SAFETENSORS), content)),
+            None => log::warn!("export/: {suffix} left out: {}", export.refusal()),
+        }
     }
-    let files = [("-whole", export.with_metadata), ("-clean", export.clean)];
-    files.into_iter().filter_map(|(suffix, content)| Some((name(suffix, "safetensors"), content?))).collect()
+    files
 }
 
 /// Runs of bytes. Adjacent runs are merged.
@@ -219,12 +294,21 @@ impl Runs {
 }
 
 impl Entries {
+    fn tensor(&self, at: usize) -> Tensor<'_> {
+        self.model.tensor(self.tensors.at(&self.model, at))
+    }
+
+    /// A tensor as the file has it. Without a file, there may be tensors that it could not hold.
+    fn written<'m>(&self, tensor: &TensorInfo<'m>) -> TensorInfo<'m> {
+        written(tensor, self.float).unwrap_or_else(|| tensor.clone())
+    }
+
     /// Writes the entries at `positions`. A comma precedes every entry except the one at position 0.
     fn write(&self, positions: Range<usize>, out: Out) -> io::Result<()> {
-        let info = |at| self.model.tensor(self.tensors.at(&self.model, at)).info;
-        let stride = positions.start / STRIDE;
-        let mut offset = self.offsets.get(stride).copied().unwrap_or(0);
-        for at in stride * STRIDE..positions.start {
+        let info = |at| self.written(&self.tensor(at).info);
+        let mark = positions.start / MARKED;
+        let mut offset = self.offsets.get(mark).copied().unwrap_or(0);
+        for at in mark * MARKED..positions.start {
             offset = offset.saturating_add(info(at).nbytes());
         }
         for at in positions {
@@ -237,6 +321,26 @@ impl Entries {
             offset = offset.saturating_add(tensor.nbytes());
         }
         Ok(())
+    }
+
+    /// Visits the data of the tensors from the one that contains the byte at `offset` on.
+    fn visit(&self, offset: u64, take: &mut dyn FnMut(&Segment, u64) -> ControlFlow<()>) {
+        let mark = self.offsets.partition_point(|begins| *begins <= offset).saturating_sub(1);
+        let mut begins = self.offsets.get(mark).copied().unwrap_or(0);
+        for at in mark * MARKED..self.tensors.len(&self.model) {
+            let tensor = self.tensor(at);
+            let written = self.written(&tensor.info);
+            let ends = begins + written.nbytes();
+            if ends > offset {
+                let converted = self.float.filter(|_| written.dtype != tensor.info.dtype);
+                let segment = converted.and_then(|float| values::segment(&self.model, &tensor, float));
+                let segment = segment.unwrap_or_else(|| Segment::Data(self.model.data(&tensor)));
+                if take(&segment, begins).is_break() {
+                    return;
+                }
+            }
+            begins = ends;
+        }
     }
 }
 

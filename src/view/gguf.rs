@@ -3,9 +3,10 @@
 //! The metadata is copied from the source byte for byte, in the same order.
 
 use super::lines::{Lines, Out};
+use super::selection::Tensors;
 use crate::content::{Content, Data, Extents, Run, Segment};
-use crate::format::gguf::{MAGIC, METADATA_START, NAME, alignment};
-use crate::format::{Header, TensorInfo};
+use crate::format::gguf::{ALIGNMENT_KEY, MAGIC, METADATA_START, NAME, alignment};
+use crate::format::{Header, TensorInfo, Value};
 use crate::model::{Model, Parts, Tensor, TensorId};
 use crate::source::{Memory, Source};
 use std::io;
@@ -35,24 +36,53 @@ pub fn content(model: &Model, tensor: &Tensor) -> Content {
     builder.finish(model, header, 1, info.len() as u64, Segment::Literal(info.into()))
 }
 
-/// All tensors of a model in one file, with the metadata of the first file except the keys that describe its part.
-/// `None` if there are no files.
-pub fn whole(model: &Arc<Model>) -> Option<Content> {
+/// Tensors of a model in one file, with the metadata of the first file except the keys that describe its part. `None`
+/// if there are no files.
+pub fn file(model: &Arc<Model>, tensors: Tensors) -> Option<Content> {
     let header = &model.shards().first()?.header;
     let pairs = header.pairs().iter().filter(|(key, _)| !key.starts_with("split."));
     let mut builder = Builder::new(model, 0, header, pairs.map(|(_, range)| range.clone()));
-    let tensors = model.logical();
-    let offsets: Arc<[u64]> = tensors.iter().map(|id| builder.tensor(model, id)).collect();
+    let count = tensors.len(model);
+    let offsets: Arc<[u64]> = (0..count).map(|at| builder.tensor(model, tensors.at(model, at))).collect();
     let of = model.clone();
     let write = move |positions: Range<usize>, out: Out| -> io::Result<()> {
         for at in positions {
-            write_info(&of.tensor(of.logical().at(at)).info, offsets[at], &mut *out)?;
+            write_info(&of.tensor(tensors.at(&of, at)).info, offsets[at], &mut *out)?;
         }
         Ok(())
     };
-    let lines = Arc::new(Lines::new(tensors.len(), &write));
-    Some(builder.finish(model, header, tensors.len() as u64, lines.len(), lines.segment(write)))
+    let lines = Arc::new(Lines::new(count, &write));
+    Some(builder.finish(model, header, count as u64, lines.len(), lines.segment(write)))
 }
+
+/// The metadata as a safetensors file can have it, which has only strings, sorted by key. Left out are the tokenizer,
+/// whose place is another file, long arrays, and what describes the layout or the quantization of the GGUF file.
+/// `format` is what readers of safetensors files such as transformers require.
+pub fn texts(model: &Model) -> Vec<(String, Value)> {
+    let is_left_out = |(key, value): &(String, Value)| {
+        ["tokenizer.", "split."].iter().any(|prefix| key.starts_with(prefix))
+            || LAYOUT.contains(&&key[..])
+            || value.is_array() && value.text().len() > ARRAY_MAX
+    };
+    let text = |value: &Value| {
+        if !value.is_array() {
+            return Value::string(value.text());
+        }
+        // Serializing to memory cannot fail.
+        Value::string(serde_json::to_string(value).unwrap_or_default())
+    };
+    let kept = model.metadata().iter().filter(|pair| !is_left_out(pair));
+    let mut texts: Vec<_> = kept.map(|(key, value)| (key.clone(), text(value))).collect();
+    texts.push(("format".to_owned(), "pt".into()));
+    texts.sort_by(|a, b| a.0.cmp(&b.0));
+    texts
+}
+
+/// Keys that describe the layout or the quantization of a GGUF file, and one that is added.
+const LAYOUT: [&str; 4] = [ALIGNMENT_KEY, "general.file_type", "general.quantization_version", "format"];
+
+/// Length of the longest array, as text, that is kept as metadata of a safetensors file, in bytes.
+const ARRAY_MAX: usize = 4 << 10;
 
 /// The parts of a file that is being composed.
 struct Builder {

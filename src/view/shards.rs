@@ -2,7 +2,9 @@
 //!
 //! Source: `huggingface_hub`, `serialization/_base.py` and `_torch.py`. The names are those of `save_pretrained`.
 
-use super::export::Tensors;
+use super::export::written;
+use super::selection::Tensors;
+use super::values::Float;
 use crate::format::TensorInfo;
 use crate::model::{Model, TensorId};
 use crate::text::escape_json;
@@ -14,16 +16,24 @@ const INDEX: &str = "model.safetensors.index.json";
 
 /// The tensors of each shard.
 #[derive(Debug)]
-pub struct Shards(Vec<Vec<TensorId>>);
+pub struct Shards {
+    files: Vec<Vec<TensorId>>,
+    float: Option<Float>,
+}
+
+/// Size of the data of a tensor in bytes, in a file that is converted to `float`.
+fn nbytes(tensor: &TensorInfo, float: Option<Float>) -> u64 {
+    written(tensor, float).map_or(tensor.nbytes(), |written| written.nbytes())
+}
 
 impl Shards {
     /// Splits tensors, in this order, into shards of at most `max` bytes of data each. A larger tensor gets a shard of
-    /// its own.
-    pub fn new(model: &Model, tensors: &Tensors, max: u64) -> Self {
+    /// its own. With `float`, the shards are converted to that dtype.
+    pub fn new(model: &Model, tensors: &Tensors, float: Option<Float>, max: u64) -> Self {
         let (mut files, mut held) = (vec![Vec::new()], 0u64);
         for position in 0..tensors.len(model) {
             let id = tensors.at(model, position);
-            let nbytes = model.tensor(id).info.nbytes();
+            let nbytes = nbytes(&model.tensor(id).info, float);
             held = held.saturating_add(nbytes);
             if held > max && files.last().is_some_and(|file| !file.is_empty()) {
                 files.push(Vec::new());
@@ -33,12 +43,12 @@ impl Shards {
                 file.push(id);
             }
         }
-        Self(files)
+        Self { files, float }
     }
 
     /// Number of shards, at least one.
     pub fn count(&self) -> usize {
-        self.0.len()
+        self.files.len()
     }
 
     /// The file name of each shard and its tensors.
@@ -47,7 +57,7 @@ impl Shards {
             1 => "model.safetensors".to_owned(),
             count => format!("model-{:05}-of-{count:05}.safetensors", at + 1),
         };
-        self.0.iter().enumerate().map(move |(at, tensors)| (name(at), &tensors[..]))
+        self.files.iter().enumerate().map(move |(at, tensors)| (name(at), &tensors[..]))
     }
 
     /// File name and text of the index. A single shard has none.
@@ -55,10 +65,10 @@ impl Shards {
         if self.count() == 1 {
             return None;
         }
-        let sum = |part: fn(&TensorInfo) -> u64| -> u64 {
-            self.0.iter().flatten().map(|id| part(&model.tensor(*id).info)).fold(0, u64::saturating_add)
+        let sum = |part: &dyn Fn(&TensorInfo) -> u64| -> u64 {
+            self.files.iter().flatten().map(|id| part(&model.tensor(*id).info)).fold(0, u64::saturating_add)
         };
-        let (parameters, nbytes) = (sum(|tensor| tensor.elements()), sum(|tensor| tensor.nbytes()));
+        let (parameters, nbytes) = (sum(&|tensor| tensor.elements()), sum(&|tensor| nbytes(tensor, self.float)));
         let files: Vec<_> = self.files().collect();
         let entries = files.iter().flat_map(|(file, tensors)| tensors.iter().map(move |id| (*id, file)));
         let weight_map: BTreeMap<&str, &String> = entries.map(|(id, file)| (model.name(id), file)).collect();

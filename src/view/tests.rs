@@ -1,6 +1,7 @@
 //! Compares the views with simple reference implementations and with the official reader.
 
 use super::*;
+use crate::codec::bf16;
 use crate::content::{Content, Error, Request};
 use crate::format::Mode;
 use crate::model::{Model, ShardId, TensorId};
@@ -178,6 +179,36 @@ fn same_f32(bytes: &[u8], expected: &[f32]) -> bool {
         })
 }
 
+/// The dtype that a converted export has for a tensor, if it is not that of the source.
+fn converted(from: safetensors::Dtype, to: Float) -> Option<safetensors::Dtype> {
+    use safetensors::Dtype::{BF16, BOOL, C64, F32, I8, I16, I32, I64, U8, U16, U32, U64};
+    let to = match to {
+        Float::Bf16 => BF16,
+        Float::F32 => F32,
+    };
+    let kept = [BOOL, C64, I8, I16, I32, I64, U8, U16, U32, U64];
+    (from != to && !kept.contains(&from)).then_some(to)
+}
+
+/// Whether bfloat16 values are `values` rounded. All NaNs are considered equal.
+fn same_bf16(found: &[u8], dtype: &str, stored: &[u8], values: &[f32]) -> bool {
+    let mut expected = vec![0; values.len() * 2];
+    if dtype == "F64" {
+        // The tests of this function compare it with exact distances.
+        bf16::from_f64(stored, &mut expected);
+    } else {
+        for (expected, value) in expected.as_chunks_mut::<2>().0.iter_mut().zip(values) {
+            *expected = half::bf16::from_f32(*value).to_le_bytes();
+        }
+    }
+    let numbers = |bytes: &[u8]| -> Vec<half::bf16> {
+        bytes.as_chunks().0.iter().map(|bytes| half::bf16::from_le_bytes(*bytes)).collect()
+    };
+    let (found, expected) = (numbers(found), numbers(&expected));
+    let same = |a: &half::bf16, b: &half::bf16| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+    found.len() == expected.len() && found.iter().zip(&expected).all(|(a, b)| same(a, b))
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1_000, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -225,6 +256,34 @@ proptest! {
             prop_assert_eq!(export.len(), official.len());
             for (name, tensor) in official.tensors() {
                 prop_assert_eq!(export.tensor(&name).unwrap(), tensor);
+            }
+        }
+        for (item, float) in [(2, Float::Bf16), (3, Float::F32)] {
+            let export = read(&views, "export", item);
+            let (header, metadata) = SafeTensors::read_metadata(&export).unwrap();
+            prop_assert_eq!((header + 8) % 4096, 0);
+            prop_assert_eq!(&metadata.metadata().as_ref().unwrap()["a"], "\"");
+            let export = SafeTensors::deserialize(&export).unwrap();
+            prop_assert_eq!(export.len(), official.len());
+            let is_converted = official.tensors().iter().any(|(_, tensor)| converted(tensor.dtype(), float).is_some());
+            for (name, dtype, _, shape) in &tensors {
+                let (found, stored) = (export.tensor(name).unwrap(), official.tensor(name).unwrap());
+                prop_assert_eq!(found.shape(), &shape[..]);
+                let Some(expected) = converted(stored.dtype(), float) else {
+                    prop_assert_eq!(found, stored);
+                    continue;
+                };
+                prop_assert_eq!(found.dtype(), expected);
+                let values = naive_f32(dtype, stored.data());
+                match float {
+                    Float::F32 => prop_assert!(same_f32(found.data(), &values), "{}", dtype),
+                    Float::Bf16 => prop_assert!(same_bf16(found.data(), dtype, stored.data(), &values), "{}", dtype),
+                }
+            }
+            // Each tensor begins at a multiple of the size of its elements.
+            for (_, info) in metadata.tensors() {
+                let size = (info.dtype.bitsize() / 8).max(1);
+                prop_assert!(!is_converted || info.data_offsets.0 % size == 0, "{:?}", info);
             }
         }
     }
@@ -299,7 +358,7 @@ fn nonexistent_files_have_no_content() {
         ("f32", 0),
         ("stats", 0),
         ("metadata", 2),
-        ("export", 2),
+        ("export", 4),
         ("index.json", 1),
         ("dataset_manifest.json", 0),
         ("tree", 0),
@@ -436,7 +495,7 @@ fn shards_are_filled_up_to_the_size_limit() {
         let tensors: Vec<Tensor> = sizes.iter().enumerate().map(|(at, len)| tensor(at, *len)).collect();
         let (views, _) = views(&tensors, &[7], "");
         let model = views.model();
-        let shards = Shards::new(model, &Tensors::Whole, max);
+        let shards = Shards::new(model, &Tensors::Whole, None, max);
         let size = |id: &TensorId| model.tensor(*id).info.nbytes() as usize;
         let found: Vec<Vec<usize>> = shards.files().map(|(_, tensors)| tensors.iter().map(size).collect()).collect();
         assert_eq!(found, expected);
@@ -454,7 +513,7 @@ fn export_of_reordered_subset_is_valid() {
     let whole = SafeTensors::deserialize(&whole).unwrap();
     for align in [8, 64, 1 << 20] {
         let numbers: Vec<TensorId> = (0..2000).rev().filter(|at| at % 3 > 0).map(TensorId::new).collect();
-        let export = Export::new(views.model(), Tensors::These(numbers.clone().into()), Some(align));
+        let export = Export::new(views.model(), Tensors::These(numbers.clone().into()), None, Some(align));
         let content = export.content(false).unwrap();
         let bytes = all_of(content);
         let (len, metadata) = SafeTensors::read_metadata(&bytes).unwrap();

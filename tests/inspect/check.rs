@@ -711,8 +711,8 @@ fn quantized_model_is_sound_and_has_a_note() {
         ("m.weight_scale_inv", Dtype::F32, &[1, 1][..], floats(&[1.0])),
     ];
     room.model("m.safetensors", &quantized, &[]);
-    let note = "1 tensor looks quantized: \"m.weight\", with scales in \"m.weight_scale_inv\": npy/, f32/, stats/ and \
-                plots/ show the stored numbers, not the dequantized weights";
+    let note = "1 tensor looks quantized: \"m.weight\", with scales in \"m.weight_scale_inv\": npy/, f32/, stats/, \
+                plots/ and converted exports have the stored numbers, not the dequantized weights";
     assert_eq!(found(&room, "--fail-on-warning m.safetensors"), (vec!["note quantized".into()], vec![note.into()]));
     let out = room.ok("weightfs check --fail-on-warning m.safetensors");
     assert!(

@@ -172,7 +172,7 @@ fn parameters_of_quantized_models_are_stored_elements() {
     let lines = "
   Parameters       68, counted as stored elements
   Quantization     1 tensor looks quantized: \"m.qweight\", with scales in \"m.scales\"
-                   npy/, f32/, stats/ and plots/ show the stored numbers, not the dequantized weights
+                   npy/, f32/, stats/, plots/ and converted exports have the stored numbers, not the dequantized weights
 ";
     assert!(out.contains(lines), "{out}");
     let object = &room.json("weightfs inspect --json awq.safetensors")[0];

@@ -27,6 +27,32 @@ def values(dtype, shape, raw):
     return codes(dtype, raw).view(PACKED[dtype][1]).astype("<f4").reshape(shape)
 
 
+KEPT = {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "C64"}
+
+
+def converted(dtype, shape, raw, to):
+    """Dtype and bytes of a tensor in an export that is converted to BF16 or F32."""
+    if dtype in KEPT or dtype == to:
+        return dtype, raw
+    found = values(dtype, shape, raw)
+    with np.errstate(all="ignore"):
+        floats = found.astype("<f4")
+        if to == "F32":
+            return to, floats.tobytes()
+        # ml_dtypes rounds float64 twice: first to float32. An inexact result with an odd last bit is never a tie.
+        if dtype == "F64":
+            back, bits = floats.astype("<f8"), floats.view("<u4").copy()
+            even = (back != found) & ~np.isnan(found) & (bits & 1 == 0)
+            bits += np.where(even, np.where(abs(back) > abs(found), -1, 1), 0).astype("<u4")
+            floats = bits.view("<f4")
+        return to, floats.astype(ml_dtypes.bfloat16).tobytes()
+
+
+def width(dtype):
+    """Bits of an element."""
+    return PACKED[dtype][0] if dtype in PACKED else 8 * np.dtype(NATIVE.get(dtype) or SMALL[dtype]).itemsize
+
+
 def codes(dtype, raw):
     """The raw elements: one row of bytes for each, or one code for each element of a packed dtype."""
     if dtype in PACKED:

@@ -56,7 +56,7 @@ fn exported_file_equals_file_in_mount() {
             "weightfs export {0} out && weightfs export --clean {0} clean && weightfs export {0} dir",
             source.display()
         ));
-        let whole = exports.iter().find(|name| !name.ends_with("-clean.safetensors")).unwrap();
+        let whole = exports.iter().find(|name| name.ends_with("-whole.safetensors")).unwrap();
         let clean = exports.iter().find(|name| name.ends_with("-clean.safetensors")).unwrap();
         assert!(
             std::fs::read(out.path("out")).unwrap() == mount.read(format!("export/{whole}")),
@@ -130,7 +130,7 @@ fn hashes_of_other_data_are_not_exported() {
     let index = r#"{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}"#;
     std::fs::write(scene.path("sharded/model.safetensors.index.json"), index).unwrap();
     let mount = scene.mount(&scene.path("sharded"), &[]);
-    let whole = mount.list("export").into_iter().find(|name| !name.contains("-clean")).unwrap();
+    let whole = mount.list("export").into_iter().find(|name| name.contains("-whole")).unwrap();
     std::fs::write(scene.path("whole.safetensors"), mount.read(format!("export/{whole}"))).unwrap();
     drop(mount);
     scene.ok("weightfs export sharded joined && cmp joined whole.safetensors");

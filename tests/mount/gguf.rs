@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 /// A scene with the files that `ggml.py` writes.
-fn scene() -> Scene {
+pub fn scene() -> Scene {
     let scene = Scene::new();
     gguf(["write".as_ref(), scene.dir.path().as_os_str()]);
     scene
@@ -131,10 +131,11 @@ fn metadata_keeps_exact_text_and_types() {
     assert_eq!(json["x.bool"], true);
     // The n-th line is the n-th token.
     assert_eq!(scene.ok(&format!("sed -n 4p {}", mount.path("metadata/tokenizer.ggml.tokens").display())), "\"é\"\n");
-    // There is no header as text, and no safetensors file of the whole model.
+    // There is no header as text, and no safetensors file of the stored blocks.
     assert!(!mount.path("header.json").exists() && mount.path("safetensors/plain.F32.safetensors").exists());
     assert!(!mount.path("safetensors/blocks.Q4_0.safetensors").exists());
-    assert_eq!(mount.list("export"), ["types-whole.gguf"]);
+    let exports = ["types-whole.gguf", "types-bf16.safetensors", "types-f32.safetensors"];
+    assert_eq!(mount.list("export"), exports);
 }
 
 #[test]

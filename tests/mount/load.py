@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dtypes import NATIVE, PACKED, SMALL, values
+from dtypes import NATIVE, PACKED, SMALL, converted, values, width
 from official import encode
 
 DTYPES = [*NATIVE, *SMALL, *PACKED]
@@ -29,18 +29,14 @@ LARGE = {
 }
 
 
-def bits(dtype):
-    return PACKED[dtype][0] if dtype in PACKED else 8 * np.dtype(NATIVE.get(dtype) or SMALL[dtype]).itemsize
-
-
 def random_bytes(rng, dtype, count):
     """Random elements without NaN, whose bits NumPy and the hardware convert differently."""
     if dtype == "BOOL":
         return rng.integers(0, 2, count, "u1").tobytes()
-    raw = rng.bytes(count * bits(dtype) // 8)
+    raw = rng.bytes(count * width(dtype) // 8)
     if dtype in PACKED or not np.isnan(found := values(dtype, [count], raw)).any():
         return raw
-    codes = np.frombuffer(raw, f"u{bits(dtype) // 8}").copy()
+    codes = np.frombuffer(raw, f"u{width(dtype) // 8}").copy()
     codes[np.isnan(found)] = 1
     return codes.tobytes()
 
@@ -104,6 +100,11 @@ def lay_out_tensors(to, tensors):
         write(to / "safetensors" / f"{file}.safetensors", file_of(header([tensor], None), [tensor], 8))
 
 
+def convert(tensor, to):
+    dtype, raw = converted(tensor.dtype, tensor.shape, tensor.raw, to)
+    return dtype, tensor.shape, raw
+
+
 def lay_out_metadata(to, metadata):
     write(to / "metadata.json", json.dumps(metadata, indent=2, ensure_ascii=False) + "\n")
     (to / "metadata").mkdir()
@@ -123,6 +124,13 @@ def lay_out(to, source, tensors, metadata):
     lay_out_metadata(to, metadata)
     for name, kept in [(f"{to.name}-whole", metadata), (f"{to.name}-clean", None)]:
         write(to / "export" / f"{name}.safetensors", file_of(header(tensors, kept), tensors, 4096))
+    for dtype in ("BF16", "F32"):
+        floats = [Tensor(t.name, *convert(t, dtype)) for t in tensors]
+        # Those with larger elements come first, if a tensor has to be converted.
+        if any(a.dtype != b.dtype for a, b in zip(floats, tensors)):
+            floats.sort(key=lambda tensor: -width(tensor.dtype))
+        name = f"{to.name}-{dtype.lower()}.safetensors"
+        write(to / "export" / name, file_of(header(floats, metadata), floats, 4096))
     lines = [tensor.facts() | {"file": f"tensors/{encode(tensor.name)}"} | tensor.location for tensor in tensors]
     head = f'{{"source": {json.dumps(str(source))}, "format": "safetensors", "tensors": [\n'
     write(to / "index.json", head + ",\n".join(json.dumps(line, ensure_ascii=False) for line in lines) + '\n], "skipped": []}\n')

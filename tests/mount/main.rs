@@ -5,6 +5,7 @@ mod access;
 mod clients;
 mod command;
 mod completion;
+mod converted;
 mod datasets;
 mod diff;
 mod export;

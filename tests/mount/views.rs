@@ -175,6 +175,7 @@ fn changed_source_is_an_error_in_every_view() {
         "f32/large.f32",
         "safetensors/large.safetensors",
         "export/zoo-whole.safetensors",
+        "export/zoo-f32.safetensors",
     ];
     for (cut, expected) in [(true, nix::libc::EIO), (false, nix::libc::ESTALE)] {
         let scene = Scene::new();
@@ -231,7 +232,9 @@ fn copying_exports_beside_the_source_overwrites_no_source() {
     std::fs::write(scene.path("model.safetensors.index.json"), index).unwrap();
     let before = shards.map(|shard| std::fs::read(scene.path(shard)).unwrap());
     let listed = scene.ok("weightfs model.safetensors.index.json && ls model/export && cp model/export/* .");
-    assert!(listed.ends_with("\nmodel-clean-clean.safetensors\nmodel-whole-whole.safetensors\n"), "{listed}");
+    let exports = ["model-bf16", "model-clean-clean", "model-f32", "model-whole-whole"];
+    let expected = exports.map(|name| format!("\n{name}.safetensors")).concat() + "\n";
+    assert!(listed.ends_with(&expected), "{listed}");
     scene.ok("weightfs umount model");
     assert_eq!(shards.map(|shard| std::fs::read(scene.path(shard)).unwrap()), before);
     scene.wait_for_end();
@@ -251,8 +254,8 @@ fn quantized_model_says_that_numbers_are_not_dequantized() {
         ],
         &[],
     );
-    let note = "1 tensor looks quantized: \"layers.0.qweight\", with scales in \"layers.0.scales\": npy/, f32/, stats/ and \
-                plots/ show the stored numbers, not the dequantized weights";
+    let note = "1 tensor looks quantized: \"layers.0.qweight\", with scales in \"layers.0.scales\": npy/, f32/, stats/, \
+                plots/ and converted exports have the stored numbers, not the dequantized weights";
     let mount = scene.mount(&source, &[]);
     assert_eq!(mount.log(), format!("weightfs: {}: {note}\n", source.display()));
     let index: serde_json::Value = serde_json::from_slice(&mount.read("index.json")).unwrap();
