@@ -2,6 +2,9 @@
 //! headers with random bytes changed. `verdicts.py` runs the package.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
+#[path = "../fuzz/src/gguf.rs"]
+mod target;
+
 use std::collections::HashMap;
 use std::path::Path;
 use std::process::Command;
@@ -148,6 +151,8 @@ fn verdicts_are_those_of_the_gguf_package_and_of_ggml() {
     for (at, file) in files.iter().enumerate() {
         let ours = read(file, Mode::Strict);
         accepted += usize::from(ours.is_ok());
+        // The checks of the fuzz target, on files with values of every type.
+        assert!(!file.starts_with(&gguf::MAGIC) || target::run(file) == ours.is_ok(), "{at}");
         // The package has another size for Q8_1 than ggml, does not have Q2_0, and fails for a scalar of type BF16.
         let is_exception = |header: &Header| {
             header.tensors().any(|tensor| match tensor.dtype {

@@ -2,7 +2,10 @@
 //! sound file lie in the file, aligned and one after the other, and the lenient parser finds the same ones.
 
 use std::collections::HashSet;
-use weightfs::format::{Header, Input, Mode, gguf};
+use weightfs::format::{Assignment, Edit, EditError, Header, Input, Mode, edit, gguf};
+
+/// A key that is added.
+const NEW: &str = "new.key";
 
 pub fn run(bytes: &[u8]) -> bool {
     let Ok(strict) = read(bytes, Mode::Strict) else {
@@ -29,7 +32,51 @@ pub fn run(bytes: &[u8]) -> bool {
         end = range.end;
     }
     assert_eq!(strict.pairs().len(), strict.metadata().len());
+    check_edits(bytes, &strict);
     true
+}
+
+/// Changes the metadata. Tensors, and all keys that do not change, keep their bytes.
+fn check_edits(bytes: &[u8], header: &Header) {
+    let input = Input::with_prefix(bytes.len() as u64, bytes.to_vec());
+    let assignment = |key: &str, text: &str| Assignment { key: key.into(), value_type: None, text: text.into() };
+    let pairs = |header: &Header, bytes: &[u8]| -> Vec<(String, Vec<u8>)> {
+        let bytes_of = |range: &std::ops::Range<u64>| bytes[range.start as usize..range.end as usize].to_vec();
+        header.pairs().iter().map(|(key, range)| (key.clone(), bytes_of(range))).collect()
+    };
+    let old = pairs(header, bytes);
+    let mut edits = vec![Edit::Clear];
+    if header.value(NEW).is_none() {
+        edits.push(Edit::Set(vec![assignment(NEW, "value")]));
+    }
+    for (key, value) in header.metadata() {
+        edits.push(Edit::Remove(vec![key.clone()]));
+        // Replacement characters in the text of a string are not its bytes.
+        if value.bytes() == value.text().as_bytes() {
+            edits.push(Edit::Set(vec![assignment(key, value.text())]));
+        }
+    }
+    for change in edits {
+        let edited = match edit(header, &input, &change) {
+            Ok(edited) => edited,
+            // The alignment cannot be removed.
+            Err(EditError::Alignment { .. }) => continue,
+            Err(error) => panic!("{change:?}: {error}"),
+        };
+        let (mut expected, mut found) = (old.clone(), pairs(&edited.header, &edited.head.bytes));
+        match &change {
+            Edit::Clear => expected
+                .retain(|(key, _)| key == gguf::ALIGNMENT_KEY && !header.is_empty() && gguf::alignment(header) != 32),
+            Edit::Remove(keys) => expected.retain(|(key, _)| !keys.contains(key)),
+            Edit::Set(set) if set[0].key == NEW => assert_eq!(found.pop().unwrap().0, NEW),
+            Edit::Set(_) => {}
+        }
+        assert!(found == expected, "{change:?}");
+        let head = edited.head.bytes.len() as u64;
+        for (old, new) in header.tensors().zip(edited.header.tensors()) {
+            assert_eq!(old.range.start - edited.head.data_start, new.range.start - head, "{change:?}");
+        }
+    }
 }
 
 /// Checks what holds in both modes.

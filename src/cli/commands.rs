@@ -257,10 +257,22 @@ Examples:
   weightfs metadata set model.safetensors notes <notes.txt
   weightfs metadata remove model.safetensors ss_dataset_dirs
   weightfs metadata clear model.safetensors -o clean.safetensors
+  weightfs metadata set model.gguf general.file_type=15 my.note=hello 'my.sizes:u32[]=[1, 2]'
+  weightfs metadata get model.gguf tokenizer.ggml.tokens | sed '3s/.*/\"<eos>\"/' |
+    weightfs metadata set model.gguf tokenizer.ggml.tokens
+
+In safetensors, all values are strings. In GGUF, an existing key keeps its type. A new key gets the
+type that ggml defines for it, otherwise string. KEY:TYPE=VALUE gives another type: u8, i8, u16,
+i16, u32, i32, u64, i64, f32, f64, bool or string, or an array of one of them, such as u32[]. A key
+that itself ends in a colon and a type is set with its type: KEY:u8:string=VALUE. An array is a JSON
+array, or one JSON value per line as `get` prints it. All other keys stay as they are, byte for
+byte. In a GGUF file, `clear` needs -o, because no program can load a model without its metadata.
 
 The changed file replaces the old one only when it is complete and synced to disk, so an interrupted
 change leaves the old file intact. Owner, permissions and extended attributes are kept. The data is
-shared with the old file, not copied, if the file system supports it (reflinks on Btrfs and XFS).
+shared with the old file, not copied, if the file system supports it (reflinks on Btrfs and XFS) and
+if the position of the data in the file allows it: always in safetensors files, and in GGUF files if
+the header keeps its size, which is rounded up to 32 bytes.
 
 Exit status: 0 success, 1 failure, 2 usage error.";
 
@@ -290,9 +302,9 @@ pub enum Action {
     },
     /// Set keys to values
     Set {
-        /// A .safetensors file
+        /// A .safetensors or .gguf file
         file: PathBuf,
-        /// Key and value; the value of a KEY without = is read from standard input
+        /// Key and value, in GGUF also with a type as KEY:TYPE=VALUE; without =, the value is read from standard input
         #[arg(value_name = "KEY[=VALUE]", required = true, value_parser = parse_pair)]
         pairs: Vec<Pair>,
         #[command(flatten)]
@@ -300,7 +312,7 @@ pub enum Action {
     },
     /// Remove keys
     Remove {
-        /// A .safetensors file
+        /// A .safetensors or .gguf file
         file: PathBuf,
         /// Keys to remove; all must exist
         #[arg(value_name = "KEY", required = true)]
@@ -308,9 +320,9 @@ pub enum Action {
         #[command(flatten)]
         options: EditOptions,
     },
-    /// Remove all metadata
+    /// Remove all metadata; of a .gguf file, only in a copy (-o)
     Clear {
-        /// A .safetensors file
+        /// A .safetensors or .gguf file
         file: PathBuf,
         #[command(flatten)]
         options: EditOptions,

@@ -9,17 +9,17 @@ use crate::terminal::progress::Progress;
 use anyhow::{Context, bail};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::mem;
-use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
-use weightfs::format::{self, Mode, Value};
+use weightfs::format::{self, Assignment, Edit, Edited, Header, Mode, NewHead, Value, ValueType};
 use weightfs::model::{self, Change, Kind, Model, Opened, changes};
 use weightfs::source::Location;
 use weightfs::text::{printable, quote};
@@ -36,22 +36,16 @@ pub fn run(args: &MetadataArgs) -> anyhow::Result<ExitCode> {
         Action::Get { source, keys, json } => get(source, keys, *json),
         Action::Set { file, pairs, options } => {
             let pairs = read_pairs(pairs)?;
-            edit(file, options, |metadata| {
-                metadata.extend(pairs);
-                Ok(())
-            })
+            edit(file, options, |model| Ok(Edit::Set(pairs.iter().map(|pair| assignment(model, pair)).collect())))
         }
-        Action::Remove { file, keys, options } => edit(file, options, |metadata| {
-            if let Some(absent) = keys.iter().find(|key| !metadata.contains_key(*key)) {
+        Action::Remove { file, keys, options } => edit(file, options, |model| {
+            let is_absent = |key: &&String| model.metadata().binary_search_by(|(other, _)| other.cmp(key)).is_err();
+            if let Some(absent) = keys.iter().find(is_absent) {
                 bail!("{}: no metadata key {}", file.display(), quote(absent));
             }
-            metadata.retain(|key, _| !keys.contains(key));
-            Ok(())
+            Ok(Edit::Remove(keys.clone()))
         }),
-        Action::Clear { file, options } => edit(file, options, |metadata| {
-            metadata.clear();
-            Ok(())
-        }),
+        Action::Clear { file, options } => edit(file, options, |_| Ok(Edit::Clear)),
     }
 }
 
@@ -90,54 +84,67 @@ fn get(source: &Location, keys: &[String], json: bool) -> anyhow::Result<ExitCod
     }
     let only = found.values().next().cloned().unwrap_or_default();
     let text = match (several, keys, json) {
-        (true, _, true) => pretty(&found)? + "\n",
-        (false, _, true) => pretty(&only)? + "\n",
-        (false, [key], false) => {
-            let value = only.get(key).map_or("", Value::text);
-            // Control characters must not reach a terminal.
-            let lines = || value.split('\n').map(printable).collect::<Vec<_>>().join("\n");
-            let value = if io::stdout().is_terminal() { lines() } else { value.to_owned() };
-            value + "\n"
-        }
-        (false, _, false) => only.iter().map(|(key, value)| pair(key, value.text())).collect(),
+        (true, _, true) => (pretty(&found)? + "\n").into(),
+        (false, _, true) => (pretty(&only)? + "\n").into(),
+        (false, [key], false) => only.get(key).map_or_else(Vec::new, whole),
+        (false, _, false) => only.iter().map(|(key, value)| pair(key, value)).collect::<String>().into(),
         (true, _, false) => {
             let lines = |(path, metadata): (&String, &Pairs)| -> String {
-                metadata
-                    .iter()
-                    .map(|(key, value)| format!("{}: {}", printable(path), pair(key, value.text())))
-                    .collect()
+                metadata.iter().map(|(key, value)| format!("{}: {}", printable(path), pair(key, value))).collect()
             };
-            found.iter().map(lines).collect()
+            found.iter().map(lines).collect::<String>().into()
         }
     };
     print(&text)?;
     Ok(if trouble { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn print(text: &str) -> anyhow::Result<ExitCode> {
+/// The value of a single key: its exact bytes and a newline. The lines of an array end with a newline already.
+fn whole(value: &Value) -> Vec<u8> {
+    let mut text = match io::stdout().is_terminal() {
+        // Control characters must not reach a terminal.
+        true => value.text().split('\n').map(printable).collect::<Vec<_>>().join("\n").into(),
+        false => value.bytes().to_vec(),
+    };
+    if !value.is_array() {
+        text.push(b'\n');
+    }
+    text
+}
+
+fn print(text: &[u8]) -> anyhow::Result<ExitCode> {
     to_stdout(|out| {
-        out.write_all(text.as_bytes())?;
+        out.write_all(text)?;
         Ok(ExitCode::SUCCESS)
     })
 }
 
-/// A key and its value as a line `KEY=VALUE`.
-fn pair(key: &str, value: &str) -> String {
-    format!("{}={}\n", printable(key), printable(value))
+/// A key and its value as a line `KEY=VALUE`. An array is a JSON array.
+fn pair(key: &str, value: &Value) -> String {
+    format!("{}={}\n", printable(key), printable(&text(value)))
 }
 
-/// The keys with their values. The value of a `KEY` alone is read from standard input.
-fn read_pairs(pairs: &[Pair]) -> anyhow::Result<Pairs> {
+/// A value on one line.
+fn text(value: &Value) -> Cow<'_, str> {
+    if !value.is_array() {
+        return value.text().into();
+    }
+    let mut json = Vec::new();
+    // Writing to a vector cannot fail.
+    let _ = value.write_json(&mut json);
+    String::from_utf8(json).unwrap_or_default().into()
+}
+
+/// The words before the first `=`, with their values. The value of a word alone is read from standard input.
+fn read_pairs(pairs: &[Pair]) -> anyhow::Result<Vec<(String, String)>> {
     let mut read = false;
     let value = |Pair { key, value }: &Pair| {
         let value = match value {
-            Some(value) => value[..].into(),
+            Some(value) => value.clone(),
             None if mem::replace(&mut read, true) => {
                 bail!("{}: only one value can be read from standard input", quote(key))
             }
-            None => Value::string(
-                read_value(key).with_context(|| format!("the value of {}, from standard input", quote(key)))?,
-            ),
+            None => read_value(key).with_context(|| format!("the value of {}, from standard input", quote(key)))?,
         };
         Ok((key.clone(), value))
     };
@@ -153,11 +160,21 @@ fn read_value(key: &str) -> io::Result<String> {
     io::read_to_string(io::stdin())
 }
 
+/// `KEY` and a value or, if metadata has types in the format of the model, also `KEY:TYPE` and a value.
+fn assignment(model: &Model, (word, text): &(String, String)) -> Assignment {
+    let typed = || {
+        let (key, name) = word.rsplit_once(':').filter(|_| format::has_types(model.format()))?;
+        Some((key, Some(ValueType::parse(name)?)))
+    };
+    let (key, value_type) = typed().unwrap_or((word, None));
+    Assignment { key: key.to_owned(), value_type, text: text.clone() }
+}
+
 /// Changes the metadata of `file`, in place or in a copy.
 fn edit(
     file: &Path,
     options: &EditOptions,
-    change: impl FnOnce(&mut Pairs) -> anyhow::Result<()>,
+    change: impl FnOnce(&Model) -> anyhow::Result<Edit>,
 ) -> anyhow::Result<ExitCode> {
     let interrupted = Interrupted::watch()?;
     // The lock is held until the file is replaced, so that no change of another process is lost.
@@ -180,20 +197,27 @@ fn edit(
             bail!("{}", replaced(file));
         }
     };
-    let old = model.metadata();
-    let mut metadata: Pairs = old.iter().cloned().collect();
-    change(&mut metadata)?;
-    let new: Vec<(String, Value)> = metadata.into_iter().collect();
-    let changes = changes(old, &new);
+    let edit = change(&model)?;
+    let is_typed = format::has_types(model.format());
+    if edit == Edit::Clear && is_typed && in_place && !options.dry_run && !model.metadata().is_empty() {
+        bail!(
+            "{}: the metadata of a GGUF file holds the architecture and the tokenizer, without which the model cannot \
+             be used; remove single keys, or write a copy without metadata with -o",
+            file.display()
+        );
+    }
+    let (old, edited) = apply(&model, file, &edit)?;
+    let changes = changes(old.metadata(), edited.header.metadata());
+    edited.head.remarks.iter().for_each(|remark| log::warn!("{}: {remark}", file.display()));
     if options.dry_run {
-        head(&model, file, &new)?;
-        return print(&changes.iter().map(line).collect::<String>());
+        let lines = |Change { key, .. }: &Change| lines(key, old.value(key), edited.header.value(key), is_typed);
+        return print(changes.iter().map(lines).collect::<String>().as_bytes());
     }
     if in_place && changes.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
     let out = options.out.as_deref().filter(|_| !in_place);
-    written(write(&model, file, &original, out, &new, &interrupted))
+    written(write(&model, file, &original, out, &edited.head, &interrupted))
 }
 
 /// Locks the file; waits if another process holds the lock. `file` is the path for messages. `None` if the file system
@@ -217,10 +241,36 @@ fn lock(file: &Path, original: &Original, interrupted: &Interrupted) -> anyhow::
     }
 }
 
-/// A change as lines: the old value with `-`, and the new value with `+`.
-fn line(change: &Change) -> String {
-    let signed = |sign, value: Option<&str>| value.map(|value| format!("{sign} {}", pair(change.key, value)));
-    [signed('-', change.old), signed('+', change.new)].into_iter().flatten().collect()
+/// A change as lines: the old value with `-`, and the new value with `+`. Of an array that keeps its type, only the
+/// elements that change.
+fn lines(key: &str, old: Option<&Value>, new: Option<&Value>, is_typed: bool) -> String {
+    let mut text = String::new();
+    let mut add = |sign, key: &str, value: &str| text += &format!("{sign} {}={}\n", printable(key), printable(value));
+    if let (Some(old), Some(new)) = (old, new)
+        && old.value_type() == new.value_type()
+        && old.is_array()
+    {
+        let (mut old, mut new) = (old.text().lines(), new.text().lines());
+        for at in 0.. {
+            let key = format!("{key}[{at}]");
+            match (old.next(), new.next()) {
+                (None, None) => break,
+                (old, new) if old == new => {}
+                (old, new) => {
+                    old.inspect(|old| add('-', &key, old));
+                    new.inspect(|new| add('+', &key, new));
+                }
+            }
+        }
+        return text;
+    }
+    for (sign, value) in [('-', old), ('+', new)] {
+        if let Some(value) = value {
+            let key = if is_typed { format!("{key}:{}", value.value_type()) } else { key.to_owned() };
+            add(sign, &key, &self::text(value));
+        }
+    }
+    text
 }
 
 /// Writes the model in `file` with other metadata to `out`. Without `out`, replaces the file.
@@ -229,19 +279,19 @@ fn write(
     file: &Path,
     original: &Original,
     out: Option<&Path>,
-    metadata: &[(String, Value)],
+    head: &NewHead,
     interrupted: &Interrupted,
 ) -> anyhow::Result<()> {
     if out.is_none() && !original.is_writable() {
         bail!("{}: is write-protected; -o writes a changed copy", file.display());
     }
     let stat = original.file().metadata().with_context(|| file.display().to_string())?;
-    let (head, data) = head(model, file, metadata)?;
     let mut output = match out {
         Some(out) => Output::create(out, stat.mode())?,
         None => original.replace()?,
     };
-    output.write(&head)?;
+    output.write(&head.bytes)?;
+    let data = head.data_start..model.sources().first().map_or(head.data_start, |source| source.len());
     let progress = Progress::new("copying", data.end - data.start);
     output.copy(original.file(), data, &mut |bytes| {
         progress.add(bytes);
@@ -264,11 +314,11 @@ fn replaced(file: &Path) -> String {
     format!("{}: replaced by another process meanwhile; nothing was written", file.display())
 }
 
-/// The header with other metadata, and the range of the data in the file.
-fn head(model: &Model, file: &Path, metadata: &[(String, Value)]) -> anyhow::Result<(Vec<u8>, Range<u64>)> {
+/// Applies a change to the header, and returns the old header with the result.
+fn apply(model: &Model, file: &Path, edit: &Edit) -> anyhow::Result<(Header, Edited)> {
     let Some(source) = model.sources().first() else { bail!("{}: a model without files", file.display()) };
     let (input, header) = model::load(&**source, Mode::Strict)?;
     let header = header.with_context(|| file.display().to_string())?;
-    let head = format::with_metadata(&header, &input, metadata).with_context(|| file.display().to_string())?;
-    Ok((head, header.data_start()..source.len()))
+    let edited = format::edit(&header, &input, edit).with_context(|| file.display().to_string())?;
+    Ok((header, edited))
 }

@@ -17,9 +17,6 @@ pub enum Error {
     /// The file breaks a rule of safetensors.
     #[error(transparent)]
     Safetensors(safetensors::Error),
-    /// The metadata of files of this format cannot be changed.
-    #[error("the metadata of GGUF files cannot be changed yet")]
-    NotEditable,
     /// The file breaks a rule of GGUF.
     #[error(transparent)]
     Gguf(gguf::Error),

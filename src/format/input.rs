@@ -57,6 +57,12 @@ impl Input {
         parts.max_by_key(|bytes| bytes.len()).unwrap_or_default()
     }
 
+    /// The longest part that begins at the start of the file.
+    pub fn into_prefix(self) -> Vec<u8> {
+        let parts = self.pieces.into_iter().filter(|piece| piece.start == 0).map(|piece| piece.bytes);
+        parts.max_by_key(Vec::len).unwrap_or_default()
+    }
+
     /// The bytes of `range`, limited to the end of the file. One part must hold all of them.
     pub fn get(&self, range: Range<u64>) -> Result<&[u8], Missing> {
         let range = range.start.min(self.len)..range.end.min(self.len);

@@ -3,6 +3,7 @@
 use crate::text::write_json_string;
 use serde::ser::{self, Serialize, Serializer};
 use serde_json::value::RawValue;
+use std::fmt;
 use std::io::{self, Write};
 
 /// The value of a metadata key: a text, and the type that it has in the file.
@@ -20,17 +21,72 @@ pub struct Value {
 
 /// A type of single values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names are those of Rust's types")]
 pub enum Scalar {
-    /// A string.
-    String,
-    /// `true` or `false`.
-    Bool,
-    /// A signed or unsigned integer of at most 64 bits.
-    Integer,
-    /// A float32 number.
+    U8,
+    I8,
+    U16,
+    I16,
+    U32,
+    I32,
     F32,
-    /// A float64 number.
+    Bool,
+    String,
+    U64,
+    I64,
     F64,
+}
+
+impl Scalar {
+    /// Every type with its name, and its name in the documentation of GGUF.
+    const NAMES: [(Self, &'static str, &'static str); 12] = [
+        (Self::U8, "u8", "uint8"),
+        (Self::I8, "i8", "int8"),
+        (Self::U16, "u16", "uint16"),
+        (Self::I16, "i16", "int16"),
+        (Self::U32, "u32", "uint32"),
+        (Self::I32, "i32", "int32"),
+        (Self::F32, "f32", "float32"),
+        (Self::Bool, "bool", "bool"),
+        (Self::String, "string", "string"),
+        (Self::U64, "u64", "uint64"),
+        (Self::I64, "i64", "int64"),
+        (Self::F64, "f64", "float64"),
+    ];
+
+    /// The name: `u32`.
+    pub fn name(self) -> &'static str {
+        Self::NAMES.iter().find(|(scalar, ..)| *scalar == self).map_or("", |(_, name, _)| name)
+    }
+
+    /// Whether it is a floating-point type.
+    pub fn is_float(self) -> bool {
+        matches!(self, Self::F32 | Self::F64)
+    }
+}
+
+/// The type of a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ValueType {
+    /// The type, or the type of an array's elements.
+    pub scalar: Scalar,
+    /// Whether it is an array.
+    pub is_array: bool,
+}
+
+impl ValueType {
+    /// Reads a type: `u32` or `uint32`, and `string[]` for an array of strings.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (name, is_array) = text.strip_suffix("[]").map_or((text, false), |name| (name, true));
+        let found = Scalar::NAMES.iter().find(|(_, short, long)| [*short, *long].contains(&name));
+        found.map(|(scalar, ..)| Self { scalar: *scalar, is_array })
+    }
+}
+
+impl fmt::Display for ValueType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.scalar.name(), if self.is_array { "[]" } else { "" })
+    }
 }
 
 impl Value {
@@ -71,6 +127,11 @@ impl Value {
         self.scalar
     }
 
+    /// The type.
+    pub fn value_type(&self) -> ValueType {
+        ValueType { scalar: self.scalar, is_array: self.is_array }
+    }
+
     /// Whether it is an array.
     pub fn is_array(&self) -> bool {
         self.is_array
@@ -89,7 +150,7 @@ impl Value {
             }
             Scalar::String => write_json_string(&self.text, out),
             // "nan", "inf" and "-inf".
-            Scalar::F32 | Scalar::F64 if self.text.contains('n') => out.write_all(b"null"),
+            scalar if scalar.is_float() && self.text.contains('n') => out.write_all(b"null"),
             _ => out.write_all(self.text.as_bytes()),
         }
     }

@@ -5,6 +5,7 @@
 
 mod detect;
 mod dtype;
+mod edit;
 mod error;
 pub mod gguf;
 mod header;
@@ -17,13 +18,14 @@ mod table;
 
 pub use detect::Foreign;
 pub use dtype::{Block, Dtype};
+pub use edit::{Assignment, Edit, EditError, Edited, NewHead, ValueFault};
 pub use error::Error;
 pub use header::{BuildError, Header, HeaderBuilder, KEPT_MAX, Mode, SkipList, Skipped, TensorInfo};
 pub use input::{Input, Missing};
 pub use lint::{Lint, LintKind};
-pub use metadata::{Scalar, Value};
+pub use metadata::{Scalar, Value, ValueType};
 pub use names::NameTable;
-pub use table::{damage, lint, parse, stem, suffixes, with_metadata};
+pub use table::{damage, edit, has_types, lint, parse, stem, suffixes};
 
 use serde::Deserialize;
 use std::borrow::Cow;

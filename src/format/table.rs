@@ -1,13 +1,14 @@
 //! The formats that weightfs reads, and the operations that depend on the format.
 
 use super::detect::{self, Foreign};
+use super::edit::{Edit, EditError, Edited, NewHead};
 use super::error::Error;
-use super::header::{Header, Mode};
+use super::header::{Header, Mode, TensorInfo};
 use super::input::{Input, Missing};
 use super::lint::Lint;
-use super::metadata::Value;
 use super::{gguf, safetensors};
 use std::ffi::OsStr;
+use std::mem;
 use std::os::unix::ffi::OsStrExt;
 
 /// A format.
@@ -24,13 +25,15 @@ struct Row {
     lint: Linter,
     /// Reports everything that is wrong with a file that the strict parser rejects.
     damage: Damage,
-    /// Returns the bytes before the data, with other metadata.
-    with_metadata: Editor,
+    /// Whether metadata values have types. Otherwise they are strings.
+    has_types: bool,
+    /// Returns the bytes before the data, with changed metadata.
+    edit: Editor,
 }
 
 type Linter = fn(&Header, &Input, &mut dyn FnMut(Lint)) -> Result<(), Missing>;
 type Damage = fn(&Header, &Error, u64, &mut dyn FnMut(Lint));
-type Editor = fn(&Header, &Input, &[(String, Value)]) -> Result<Vec<u8>, Error>;
+type Editor = fn(&Header, &Input, &Edit) -> Result<NewHead, EditError>;
 
 /// All formats. safetensors has no magic number, so it comes last and parses what no other format recognises.
 static FORMATS: [Row; 2] = [
@@ -41,7 +44,8 @@ static FORMATS: [Row; 2] = [
         parse: |input, mode| Ok(gguf::parse(input, mode)?),
         lint: gguf::lint,
         damage: gguf::damage,
-        with_metadata: |_, _, _| Err(Error::NotEditable),
+        has_types: true,
+        edit: gguf::edit,
     },
     Row {
         name: safetensors::NAME,
@@ -50,7 +54,8 @@ static FORMATS: [Row; 2] = [
         parse: |input, mode| Ok(safetensors::parse(input, mode)?),
         lint: safetensors::lint,
         damage: safetensors::damage,
-        with_metadata: |header, input, metadata| Ok(safetensors::with_metadata(header, input, metadata)?),
+        has_types: false,
+        edit: |header, input, edit| Ok(safetensors::edit(header, input, edit)?),
     },
 ];
 
@@ -95,11 +100,33 @@ pub fn damage(header: &Header, broken: &Error, len: u64, found: &mut dyn FnMut(L
     (row(header).damage)(header, broken, len, found);
 }
 
-/// The bytes of a file up to its data, with other metadata. `header` was parsed from `input` in strict mode.
+/// Whether the metadata values of the format with that name have types. Otherwise they are strings.
+pub fn has_types(format: &str) -> bool {
+    FORMATS.iter().any(|row| row.name == format && row.has_types)
+}
+
+/// Changes metadata. `header` was parsed from `input` in strict mode.
 ///
-/// The offset of the data changes by a multiple of 4096 bytes, unless that would exceed the size limit of headers.
-pub fn with_metadata(header: &Header, input: &Input, metadata: &[(String, Value)]) -> Result<Vec<u8>, Error> {
-    (row(header).with_metadata)(header, input, metadata)
+/// The result is a valid header of the same tensors with the same data. The strict parser has read it.
+pub fn edit(header: &Header, input: &Input, edit: &Edit) -> Result<Edited, EditError> {
+    let row = row(header);
+    let mut head = (row.edit)(header, input, edit)?;
+    let (new_start, old_start) = (head.bytes.len() as u64, head.data_start);
+    let len = new_start + input.len().saturating_sub(old_start);
+    // The parser takes the bytes and does not change them.
+    let changed = Input::with_prefix(len, mem::take(&mut head.bytes));
+    let new = (row.parse)(&changed, Mode::Strict)?;
+    let is_same = |(old, new): (TensorInfo, TensorInfo)| {
+        let moved = |at: u64| at.checked_sub(old_start).map(|offset| offset + new_start);
+        (old.name, old.dtype, old.shape) == (new.name, new.dtype, new.shape)
+            && moved(old.range.start) == Some(new.range.start)
+            && moved(old.range.end) == Some(new.range.end)
+    };
+    if header.len() != new.len() || !header.tensors().zip(new.tensors()).all(is_same) {
+        return Err(EditError::Tensors);
+    }
+    head.bytes = changed.into_prefix();
+    Ok(Edited { head, header: new })
 }
 
 fn row(header: &Header) -> &'static Row {

@@ -76,10 +76,10 @@ fn canonical(value: &Value) -> String {
     let one = |text: &str| match value.kind() {
         Scalar::String => string(text),
         Scalar::Bool => text.to_owned(),
-        // weight-inspect converts all integers to signed 64 bits.
-        Scalar::Integer => (text.parse::<i128>().unwrap_or_default() as i64).to_string(),
         Scalar::F32 => format!("f32:{}", f64::from(text.parse::<f32>().unwrap_or(f32::NAN)).to_bits()),
         Scalar::F64 => text.parse::<f64>().unwrap_or(f64::NAN).to_bits().to_string(),
+        // weight-inspect converts all integers to signed 64 bits.
+        _ => (text.parse::<i128>().unwrap_or_default() as i64).to_string(),
     };
     if !value.is_array() {
         return one(value.text());

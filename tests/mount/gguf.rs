@@ -19,19 +19,66 @@ fn gguf<const N: usize>(args: [&OsStr; N]) -> String {
     run_ok(crate::support::python().to_str().unwrap(), args)
 }
 
+fn string(text: &[u8]) -> Vec<u8> {
+    [&(text.len() as u64).to_le_bytes()[..], text].concat()
+}
+
+/// A metadata value: a string.
+pub fn text(text: &[u8]) -> Vec<u8> {
+    [&8u32.to_le_bytes()[..], &string(text)].concat()
+}
+
+/// A metadata value: a number of the type with that number.
+pub fn number(kind: u32, bytes: &[u8]) -> Vec<u8> {
+    [&kind.to_le_bytes()[..], bytes].concat()
+}
+
+/// A metadata value: an array of numbers of the type with that number.
+pub fn numbers<const N: usize>(kind: u32, elements: &[[u8; N]]) -> Vec<u8> {
+    let head = [9u32.to_le_bytes(), kind.to_le_bytes()].concat();
+    [&head[..], &(elements.len() as u64).to_le_bytes(), &elements.concat()].concat()
+}
+
+/// A metadata value: an array of strings.
+pub fn texts(elements: &[&[u8]]) -> Vec<u8> {
+    let head = [9u32.to_le_bytes(), 8u32.to_le_bytes()].concat();
+    let len = (elements.len() as u64).to_le_bytes();
+    let elements: Vec<u8> = elements.iter().flat_map(|element| string(element)).collect();
+    [&head[..], &len, &elements].concat()
+}
+
+/// A tensor to write: name, number of its type, dimensions with the innermost one first, bytes.
+pub type Tensor<'a> = (&'a str, u32, &'a [u64], Vec<u8>);
+
+/// A file with the default alignment.
+pub fn file(pairs: &[(&str, Vec<u8>)], tensors: &[Tensor]) -> Vec<u8> {
+    let number = |number: usize| (number as u64).to_le_bytes();
+    let mut file = [&b"GGUF\x03\0\0\0"[..], &number(tensors.len()), &number(pairs.len())].concat();
+    for (key, value) in pairs {
+        file.extend([&string(key.as_bytes())[..], value].concat());
+    }
+    let mut data = Vec::new();
+    for (name, kind, dims, bytes) in tensors {
+        file.extend(string(name.as_bytes()));
+        file.extend((dims.len() as u32).to_le_bytes());
+        dims.iter().for_each(|dim| file.extend(dim.to_le_bytes()));
+        file.extend(kind.to_le_bytes());
+        file.extend(number(data.len()));
+        data.extend(bytes);
+        data.resize(data.len().next_multiple_of(32), 0);
+    }
+    file.resize(file.len().next_multiple_of(32), 0);
+    [file, data].concat()
+}
+
 /// A GGUF file with 151,644 tokens, a tensor of type F16, and one of type Q4_0.
 pub fn tokens() -> Vec<u8> {
-    let string = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
-    let number = |number: u64| number.to_le_bytes().to_vec();
-    let kind = |kind: u32| kind.to_le_bytes().to_vec();
-    let mut file = [b"GGUF".to_vec(), kind(3), number(2), number(1)].concat();
-    file.extend([string("tokenizer.ggml.tokens"), kind(9), kind(8), number(151_644)].concat());
-    (0..151_643).for_each(|token| file.extend(string(&format!("t{token}"))));
-    file.extend(string("<|endoftext|>"));
-    file.extend([string("output_norm.weight"), kind(1), number(4), kind(1), number(0)].concat());
-    file.extend([string("blk.0.ffn_up.weight"), kind(1), number(32), kind(2), number(32)].concat());
-    file.resize(file.len().next_multiple_of(32) + 64, 0);
-    file
+    let mut tokens: Vec<String> = (0..151_643).map(|token| format!("t{token}")).collect();
+    tokens.push("<|endoftext|>".into());
+    let tokens: Vec<&[u8]> = tokens.iter().map(|token| token.as_bytes()).collect();
+    let tensors: [Tensor; 2] =
+        [("output_norm.weight", 1, &[4], vec![0; 8]), ("blk.0.ffn_up.weight", 2, &[32], vec![0; 18])];
+    file(&[("tokenizer.ggml.tokens", texts(&tokens))], &tensors)
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod faults;
 mod folders;
 mod gate;
 mod gguf;
+mod gguf_edit;
 mod hostile;
 mod lifecycle;
 mod limits;

@@ -18,6 +18,11 @@ impl<'i> Cursor<'i> {
         Self { bytes: input.prefix(), at: 0, len: input.len() }
     }
 
+    /// The byte at `offset` of a file. The bytes before it must be in `input`.
+    pub fn starting_at(input: &'i Input, offset: u64) -> Self {
+        Self { at: offset as usize, ..Self::new(input) }
+    }
+
     /// Offset in the file.
     pub fn offset(&self) -> u64 {
         self.at as u64

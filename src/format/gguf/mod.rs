@@ -6,10 +6,15 @@
 //! after the last tensor may be missing, and block types that are newer than the package are accepted.
 
 mod cursor;
+mod edit;
+mod encode;
 mod error;
+mod keys;
 mod lint;
 mod reader;
+mod types;
 
+pub use edit::edit;
 pub use error::{Error, Fault};
 pub use lint::{damage, lint};
 pub use reader::{alignment, is_gguf, parse};
@@ -32,6 +37,15 @@ const ALIGNMENT: u32 = 32;
 
 /// The key of the alignment.
 pub const ALIGNMENT_KEY: &str = "general.alignment";
+
+/// The key of the architecture.
+pub const ARCHITECTURE_KEY: &str = "general.architecture";
+
+/// The prefix of the keys that describe a part of a model in several files.
+pub const SPLIT_PREFIX: &str = "split.";
+
+/// Longest key in bytes. Source: `docs/gguf.md` of ggml, `gguf_metadata_kv_t`.
+const KEY_MAX: usize = 65_535;
 
 /// Longest name of a tensor in bytes. Source: `GGML_MAX_NAME`, which counts a terminator.
 const NAME_MAX: usize = 63;

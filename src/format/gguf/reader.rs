@@ -2,6 +2,7 @@
 
 use super::cursor::Cursor;
 use super::error::{Error, Fault};
+use super::types::{self, ARRAY};
 use super::{ALIGNMENT, ALIGNMENT_KEY, LENGTH_MAX, MAGIC, NAME, NAME_MAX, RANK_MAX};
 use crate::format::dtype::Dtype;
 use crate::format::header::{BuildError, Header, HeaderBuilder, Mode, NewTensor};
@@ -230,20 +231,20 @@ impl From<Error> for Broken {
     }
 }
 
-const STRING: u32 = 8;
-const ARRAY: u32 = 9;
-
 /// Reads a value of the type with that number.
 fn value(cursor: &mut Cursor, kind: u32) -> Result<Value, Broken> {
-    match kind {
-        STRING => Ok(Value::bytes_of(string(cursor)?)),
-        ARRAY => array(cursor),
-        _ => {
-            let (scalar, size) = number_type(kind)?;
-            let text = number(kind, cursor.take(size)?);
-            Ok(Value::scalar(scalar, text))
-        }
+    if kind == ARRAY {
+        return array(cursor);
     }
+    match scalar(kind)? {
+        (Scalar::String, _) => Ok(Value::bytes_of(string(cursor)?)),
+        (scalar, size) => Ok(Value::scalar(scalar, number(scalar, cursor.take(size)?))),
+    }
+}
+
+/// The type with that number, and its size in bytes.
+fn scalar(kind: u32) -> Result<(Scalar, u64), Broken> {
+    types::scalar(kind).ok_or(Broken::Fault(Fault::ValueType { kind }))
 }
 
 fn string<'i>(cursor: &mut Cursor<'i>) -> Result<&'i [u8], Broken> {
@@ -261,64 +262,51 @@ fn array(cursor: &mut Cursor) -> Result<Value, Broken> {
         line(&mut lines);
         lines.push(b'\n');
     };
-    let scalar = match kind {
-        ARRAY => return Err(Broken::Fault(Fault::Nested)),
-        STRING => {
-            for _ in 0..len {
-                let text = String::from_utf8_lossy(string(cursor)?);
-                add(&|lines| drop(write_json_string(&text, lines)));
-            }
-            Scalar::String
+    if kind == ARRAY {
+        return Err(Broken::Fault(Fault::Nested));
+    }
+    let (scalar, size) = scalar(kind)?;
+    if scalar == Scalar::String {
+        for _ in 0..len {
+            let text = String::from_utf8_lossy(string(cursor)?);
+            add(&|lines| drop(write_json_string(&text, lines)));
         }
-        _ => {
-            let (scalar, size) = number_type(kind)?;
-            for bytes in cursor.take(size * len)?.chunks_exact(size as usize) {
-                let text = number(kind, bytes);
-                let is_special = matches!(scalar, Scalar::F32 | Scalar::F64) && text.contains('n');
-                add(&|lines| lines.extend_from_slice(if is_special { b"null" } else { text.as_bytes() }));
-            }
-            scalar
+    } else {
+        for bytes in cursor.take(size * len)?.chunks_exact(size as usize) {
+            let text = element(scalar, bytes);
+            add(&|lines| lines.extend_from_slice(text.as_bytes()));
         }
-    };
+    }
     Ok(Value::array(scalar, String::from_utf8(lines).unwrap_or_default()))
 }
 
-/// The type of a number, and its size in bytes.
-fn number_type(kind: u32) -> Result<(Scalar, u64), Broken> {
-    match kind {
-        0 | 1 => Ok((Scalar::Integer, 1)),
-        2 | 3 => Ok((Scalar::Integer, 2)),
-        4 | 5 => Ok((Scalar::Integer, 4)),
-        6 => Ok((Scalar::F32, 4)),
-        7 => Ok((Scalar::Bool, 1)),
-        10 | 11 => Ok((Scalar::Integer, 8)),
-        12 => Ok((Scalar::F64, 8)),
-        _ => Err(Broken::Fault(Fault::ValueType { kind })),
-    }
+/// An element of an array, a number or a boolean, as JSON. JSON has no NaN and no infinity: they become `null`.
+pub fn element(scalar: Scalar, bytes: &[u8]) -> String {
+    let text = number(scalar, bytes);
+    if scalar.is_float() && text.contains('n') { "null".to_owned() } else { text }
 }
 
-/// The text of a number of a type that [`number_type`] accepts. Floating point has as many digits as are needed to read
-/// the same number again.
-fn number(kind: u32, bytes: &[u8]) -> String {
+/// The text of a number or a boolean. Floating point has as many digits as are needed to read the same number again.
+fn number(scalar: Scalar, bytes: &[u8]) -> String {
     let mut wide = [0; 8];
     wide[..bytes.len()].copy_from_slice(bytes);
     let bits = u64::from_le_bytes(wide);
     let json = |number: serde_json::Result<String>| number.unwrap_or_default();
-    match kind {
-        1 => (bits as i8).to_string(),
-        3 => (bits as i16).to_string(),
-        5 => (bits as i32).to_string(),
-        11 => (bits as i64).to_string(),
-        7 => (bits != 0).to_string(),
-        6 => match f32::from_bits(bits as u32) {
+    match scalar {
+        Scalar::I8 => (bits as i8).to_string(),
+        Scalar::I16 => (bits as i16).to_string(),
+        Scalar::I32 => (bits as i32).to_string(),
+        Scalar::I64 => (bits as i64).to_string(),
+        Scalar::Bool => (bits != 0).to_string(),
+        Scalar::F32 => match f32::from_bits(bits as u32) {
             number if number.is_finite() => json(serde_json::to_string(&number)),
             number => special(number.into()),
         },
-        12 => match f64::from_bits(bits) {
+        Scalar::F64 => match f64::from_bits(bits) {
             number if number.is_finite() => json(serde_json::to_string(&number)),
             number => special(number),
         },
-        _ => bits.to_string(),
+        Scalar::U8 | Scalar::U16 | Scalar::U32 | Scalar::U64 | Scalar::String => bits.to_string(),
     }
 }
 

@@ -3,31 +3,42 @@
 use super::error::Error;
 use super::{LENGTH, MAX_HEADER, METADATA};
 use crate::format::Text;
+use crate::format::edit::{Assignment, Edit, NewHead};
 use crate::format::header::Header;
 use crate::format::input::Input;
-use crate::format::metadata::Value;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// The offset of the data changes by a multiple of this many bytes, so that file systems can share the blocks of the
 /// old file.
 const BLOCK: u64 = 4096;
 
-/// The bytes of a file up to its data, with its metadata replaced by `metadata`. `header` was parsed from `input`.
+/// The bytes of a file up to its data, with changed metadata. `header` was parsed from `input`.
 ///
 /// Entries keep their order and the text of their values. The header is padded with spaces, so that the offset of the
 /// data changes by a multiple of 4096 bytes and keeps its alignment. Near the size limit of headers there is less
 /// padding.
-pub fn with_metadata(header: &Header, input: &Input, metadata: &[(String, Value)]) -> Result<Vec<u8>, Error> {
+pub fn edit(header: &Header, input: &Input, edit: &Edit) -> Result<NewHead, Error> {
+    let mut metadata: BTreeMap<&str, &str> =
+        header.metadata().iter().map(|(key, value)| (&key[..], value.text())).collect();
+    match edit {
+        Edit::Set(assignments) => {
+            metadata.extend(assignments.iter().map(|Assignment { key, text, .. }| (&key[..], &text[..])));
+        }
+        Edit::Remove(keys) => metadata.retain(|key, _| !keys.iter().any(|other| other == key)),
+        Edit::Clear => metadata.clear(),
+    }
     let text = input.get(header.text().unwrap_or_default())?;
     // The parser rejects text that is not UTF-8.
-    rewrite(str::from_utf8(text).unwrap_or_default(), header.data_start(), metadata)
+    let bytes = rewrite(str::from_utf8(text).unwrap_or_default(), header.data_start(), &metadata)?;
+    Ok(NewHead { bytes, data_start: header.data_start(), remarks: Vec::new() })
 }
 
-/// [`with_metadata`] for the text of a header and the offset of the data.
-fn rewrite(json: &str, data_start: u64, metadata: &[(String, Value)]) -> Result<Vec<u8>, Error> {
+/// [`edit`] for the text of a header, the offset of the data, and all of the new metadata.
+fn rewrite(json: &str, data_start: u64, metadata: &BTreeMap<&str, &str>) -> Result<Vec<u8>, Error> {
     let unreadable = |error: serde_json::Error| Error::Json { entry: None, reason: error.to_string() };
     let mut reader = serde_json::Deserializer::from_str(json);
     let entries = reader.deserialize_map(Entries).map_err(unreadable)?;
@@ -44,7 +55,7 @@ fn rewrite(json: &str, data_start: u64, metadata: &[(String, Value)]) -> Result<
             if at > 0 {
                 file.push(b',');
             }
-            write_member(&mut file, key, &serde_json::to_string(value.text()).map_err(unreadable)?)?;
+            write_member(&mut file, key, &serde_json::to_string(value).map_err(unreadable)?)?;
         }
         file.push(b'}');
     }
@@ -100,8 +111,12 @@ mod tests {
     use crate::format::{Mode, safetensors::parse};
     use proptest::prelude::*;
 
-    fn pairs(pairs: &[(&str, &str)]) -> Vec<(String, Value)> {
-        pairs.iter().map(|(key, value)| (key.to_string(), Value::from(*value))).collect()
+    fn pairs<'p>(pairs: &[(&'p str, &'p str)]) -> BTreeMap<&'p str, &'p str> {
+        pairs.iter().copied().collect()
+    }
+
+    fn metadata(header: &Header) -> BTreeMap<&str, &str> {
+        header.metadata().iter().map(|(key, value)| (&key[..], value.text())).collect()
     }
 
     /// Parses a file that consists of `head` and `len` bytes of data.
@@ -118,12 +133,12 @@ mod tests {
         let text = str::from_utf8(&head[8..]).unwrap().trim_end();
         assert_eq!(
             text,
-            "{\"__metadata__\":{\"new\":\"\\\"\\n\\u0001é\",\"\":\"\"},\
+            "{\"__metadata__\":{\"\":\"\",\"new\":\"\\\"\\n\\u0001é\"},\
              \"b\":{\"dtype\":\"U8\", \"shape\":[2],\"data_offsets\":[1,3], \"mine\":[1.50, {\"\\u0041\":null}]},\
              \"a/\\n\":[\"U8\",[1],[0,1]]}"
         );
-        assert_eq!(read(&head, 3).metadata(), pairs(&[("", ""), ("new", "\"\n\u{1}é")]));
-        let clean = rewrite(text, 4096, &[]).unwrap();
+        assert_eq!(metadata(&read(&head, 3)), pairs(&[("", ""), ("new", "\"\n\u{1}é")]));
+        let clean = rewrite(text, 4096, &pairs(&[])).unwrap();
         assert!(clean[8..].starts_with(b"{\"b\":"));
         assert_eq!(read(&clean, 3).metadata(), []);
     }
@@ -172,11 +187,11 @@ mod tests {
     proptest! {
         #[test]
         fn written_metadata_is_read_back(metadata in prop::collection::btree_map(any::<String>(), any::<String>(), 0..5), start in 8u64..10_000) {
-            let metadata: Vec<_> = metadata.into_iter().map(|(key, value)| (key, Value::string(value))).collect();
+            let pairs: BTreeMap<&str, &str> = metadata.iter().map(|(key, value)| (&key[..], &value[..])).collect();
             let json = r#"{"t":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"__metadata__":{"old":""}}"#;
-            let head = rewrite(json, start, &metadata).unwrap();
+            let head = rewrite(json, start, &pairs).unwrap();
             let header = read(&head, 1);
-            prop_assert_eq!(header.metadata(), metadata);
+            prop_assert_eq!(super::tests::metadata(&header), pairs);
             prop_assert_eq!(header.name(0), "t");
         }
     }

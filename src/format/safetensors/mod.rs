@@ -12,7 +12,7 @@ mod parser;
 mod reader;
 
 pub use damage::damage;
-pub use edit::with_metadata;
+pub use edit::edit;
 pub use error::{Error, Fault};
 pub use lint::lint;
 pub use reader::parse;
