@@ -168,7 +168,9 @@ download does, from the middle of a tensor on or in most of the model; data that
 
 Warnings: a tensor that is not aligned to its element size; deviations from the format that readers
 accept; dtypes and header sizes that some readers reject; an index with duplicate tensors or wrong
-totals; metadata that violates the rules of ModelSpec or sd-scripts; infinite values.
+totals; metadata that violates the rules of ModelSpec or sd-scripts; infinite values. In GGUF files
+also: metadata keys that llama.cpp and other programs need and that are missing or have another
+type; token lists of different lengths; missing padding, and bytes after the last tensor.
 
 Notes: tensors whose bytes are all zero, except single values. Many models have some: biases, and
 matrices that are zero before training. Notes do not change the exit status.

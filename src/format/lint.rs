@@ -16,6 +16,10 @@ pub struct Lint {
 pub enum LintKind {
     /// The parser accepts the header, but some readers reject it.
     Unusual,
+    /// Metadata keys are missing, or have values that programs do not expect.
+    Keys,
+    /// The padding after the data is missing or too long.
+    Padding,
     /// An entry breaks a rule.
     Entry,
     /// Bytes between the data of two tensors, or after the last tensor, belong to no tensor.

@@ -224,3 +224,98 @@ fn values_are_compared_with_those_of_safetensors_exactly() {
     let same = scene.sh("cp types.gguf copy.gguf && weightfs diff --data types.gguf copy.gguf");
     assert!(same.code == 0 && same.out.contains("data: 0 different, 33 equal\n"), "{same:?}");
 }
+
+#[test]
+fn check_reports_missing_and_contradictory_keys() {
+    let scene = Scene::new();
+    let integer = |value: u32| number(4, &value.to_le_bytes());
+    let tokens = || ("tokenizer.ggml.tokens", texts(&[b"<s>", b"</s>"]));
+    let complete = || {
+        vec![
+            ("general.architecture", text(b"llama")),
+            ("general.quantization_version", integer(2)),
+            ("llama.context_length", integer(4096)),
+            ("llama.embedding_length", integer(32)),
+            ("llama.block_count", integer(1)),
+            ("llama.feed_forward_length", numbers(4, &[[1, 0, 0, 0]])),
+            ("llama.attention.head_count", number(10, &[1, 0, 0, 0, 0, 0, 0, 0])),
+            ("llama.attention.layer_norm_rms_epsilon", number(6, &1e-5f32.to_le_bytes())),
+            ("tokenizer.ggml.model", text(b"llama")),
+            tokens(),
+            ("tokenizer.ggml.scores", numbers(6, &[[0; 4]; 2])),
+        ]
+    };
+    let other = |architecture: &str| {
+        let mut pairs = complete();
+        pairs[0].1 = text(architecture.as_bytes());
+        pairs
+    };
+    let quantized = || vec![("token_embd.weight", 2, &[32u64, 2][..], vec![1; 36])];
+    let check = |pairs: &[(&str, Vec<u8>)], tensors: &[Tensor]| -> Vec<String> {
+        fs::write(scene.path("m.gguf"), file(pairs, tensors)).unwrap();
+        let said = scene.sh("weightfs check --json m.gguf");
+        assert_eq!((said.code, &said.err[..]), (0, ""));
+        let report: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+        let findings = report["findings"].as_array().unwrap();
+        findings
+            .iter()
+            .map(|finding| {
+                assert_eq!((&finding["severity"], &finding["rule"]), (&"warning".into(), &"gguf-keys".into()));
+                finding["message"].as_str().unwrap().to_owned()
+            })
+            .collect()
+    };
+    assert_eq!(check(&complete(), &quantized()), [""; 0]);
+    // Each key that is left out is reported, except arrays that may be missing.
+    for at in 0..complete().len() {
+        let mut pairs = complete();
+        let (key, _) = pairs.remove(at);
+        let found = check(&pairs, &quantized());
+        match key {
+            "tokenizer.ggml.scores" => assert_eq!(found, [""; 0]),
+            _ => assert_eq!(found, [format!("metadata key {key:?} is missing")]),
+        }
+    }
+    let tensor = |name| vec![(name, 0, &[2u64][..], vec![1; 8])];
+    let mut typed = complete();
+    typed[4].1 = text(b"1");
+    typed[10].1 = numbers(6, &[[0; 4]; 3]);
+    let expected = [
+        "metadata key \"llama.block_count\" is string, not an integer",
+        "metadata key \"tokenizer.ggml.scores\" has 3 elements, but there are 2 tokens",
+    ];
+    assert_eq!(check(&typed, &quantized()), expected);
+    let missing = |keys: &[&str]| keys.iter().map(|key| format!("metadata key {key:?} is missing")).collect::<Vec<_>>();
+    // Of architectures without a list of their own, only the keys of every model are needed.
+    let keys = ["qwen3.context_length", "qwen3.embedding_length", "qwen3.block_count"];
+    assert_eq!(check(&other("qwen3"), &quantized()), missing(&keys));
+    // Files that are not language models: projectors, adapters, image models, vocabularies, later parts.
+    let architecture = |name: &str| ("general.architecture", text(name.as_bytes()));
+    assert_eq!(check(&[architecture("clip")], &tensor("token_embd.weight")), [""; 0]);
+    assert_eq!(check(&[architecture("flux")], &tensor("double_blocks.0.img_attn.qkv.weight")), [""; 0]);
+    assert_eq!(
+        check(&[architecture("llama"), ("general.type", text(b"adapter"))], &tensor("token_embd.weight")),
+        [""; 0]
+    );
+    assert_eq!(check(&[("general.type", text(b"imatrix"))], &tensor("blk.0.attn_q.weight.in_sum2")), [""; 0]);
+    assert_eq!(check(&[architecture("llama"), tokens()], &[]), [""; 0]);
+    assert_eq!(check(&[("split.no", number(2, &[1, 0]))], &quantized()), [""; 0]);
+    assert_eq!(check(&[("split.no", number(2, &[0, 0]))], &tensor("t")), missing(&["general.architecture"]));
+    let without_tokens = [architecture("llama"), ("tokenizer.ggml.model", text(b"no_vocab"))];
+    assert!(!check(&without_tokens, &quantized()).contains(&missing(&["tokenizer.ggml.tokens"])[0]));
+}
+
+#[test]
+fn check_has_nothing_to_say_about_real_files() {
+    let scene = Scene::new();
+    let models = [real_file("vocabularies"), real_file("gemma-3-270m.gguf")];
+    let models = models.map(|path| path.display().to_string()).join(" ");
+    let said = scene.sh(&format!("weightfs check --json {models}"));
+    assert_eq!((said.code, &said.err[..]), (0, ""));
+    let reports: Vec<serde_json::Value> =
+        serde_json::Deserializer::from_str(&said.out).into_iter().map(Result::unwrap).collect();
+    assert_eq!(reports.len(), 20);
+    for report in reports {
+        assert_eq!(report["findings"], serde_json::json!([]), "{}", report["source"]);
+    }
+}

@@ -43,6 +43,7 @@ fn vocabularies_of_llama_cpp_are_changed_and_restored() {
         scene.ok(&format!("weightfs metadata set {source} general.name=another -o m.gguf"));
         scene.ok(&format!("weightfs metadata get {source} tokenizer.ggml.tokens >tokens"));
         scene.ok("weightfs metadata set m.gguf 'tokenizer.ggml.tokens:string[]=[\"x\"]'");
+        assert!(scene.ok("weightfs check m.gguf").contains("elements, but there are 1 tokens"));
         scene.ok("weightfs metadata set m.gguf tokenizer.ggml.tokens <tokens");
         scene.ok(&format!(
             "weightfs metadata set m.gguf general.name=\"$(weightfs metadata get {source} general.name)\""

@@ -1,36 +1,156 @@
 //! Findings about a GGUF file beyond the verdict of the parser.
 
+use super::{ALIGNMENT_KEY, ARCHITECTURE_KEY, SPLIT_NUMBER_KEY};
 use crate::format::error::Error;
 use crate::format::header::Header;
 use crate::format::input::{Input, Missing};
 use crate::format::lint::{Lint, LintKind};
+use crate::format::metadata::{Scalar, Value};
 use crate::text::quote;
 
-/// The keys that every model should have. Source: `docs/gguf.md` of ggml, "Required".
-const REQUIRED: [&str; 1] = ["general.architecture"];
+/// What the value of a key has to be.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    String,
+    Strings,
+    /// Of any width, or an array with a number for each block.
+    Integer,
+    Float,
+    Bool,
+}
+
+/// A key with what its value has to be. The name of the architecture is in place of what is missing before a dot.
+type Key = (&'static str, Kind);
+
+/// The keys of every language model. Sources: `docs/gguf.md` of ggml, "LLM"; llama.cpp does not load a model without
+/// these.
+const MODEL: [Key; 3] =
+    [(".context_length", Kind::Integer), (".embedding_length", Kind::Integer), (".block_count", Kind::Integer)];
+
+const HEADS: Key = (".attention.head_count", Kind::Integer);
+const EPSILON: Key = (".attention.layer_norm_epsilon", Kind::Float);
+const RMS_EPSILON: Key = (".attention.layer_norm_rms_epsilon", Kind::Float);
+const FEED_FORWARD: Key = (".feed_forward_length", Kind::Integer);
+
+/// Further keys of an architecture. Source: `docs/gguf.md` of ggml, "Models", as far as llama.cpp needs the keys.
+const ARCHITECTURES: [(&str, &[Key]); 8] = [
+    ("llama", &[HEADS, RMS_EPSILON, FEED_FORWARD]),
+    ("mpt", &[HEADS, EPSILON]),
+    ("gptneox", &[HEADS, EPSILON, (".use_parallel_residual", Kind::Bool)]),
+    ("gptj", &[HEADS, EPSILON]),
+    ("gpt2", &[HEADS, EPSILON]),
+    ("bloom", &[HEADS, EPSILON, FEED_FORWARD]),
+    ("falcon", &[HEADS, EPSILON]),
+    (
+        "mamba",
+        &[
+            RMS_EPSILON,
+            (".ssm.conv_kernel", Kind::Integer),
+            (".ssm.inner_size", Kind::Integer),
+            (".ssm.state_size", Kind::Integer),
+            (".ssm.time_step_rank", Kind::Integer),
+        ],
+    ),
+];
+
+/// The tensor that every language model has, and no projector, adapter or image model.
+const EMBEDDING: &str = "token_embd.weight";
+
+/// Values of `general.type` of files that are no models by themselves.
+const NO_MODELS: [&str; 3] = ["adapter", "imatrix", "mmproj"];
+
+const TOKENS: &str = "tokenizer.ggml.tokens";
+
+/// Values of `tokenizer.ggml.model` of models without tokens.
+const NO_TOKENS: [&str; 2] = ["none", "no_vocab"];
 
 /// Reports what is unusual in a sound header.
 pub fn lint(header: &Header, input: &Input, found: &mut dyn FnMut(Lint)) -> Result<(), Missing> {
-    for key in REQUIRED {
-        if header.value(key).is_none() {
-            let message = format!("metadata key {} is missing", quote(key));
-            found(Lint { kind: LintKind::Unusual, subject: Some(key.to_owned()), message });
-        }
-    }
+    lint_keys(header, found);
     let end = header.tensors().map(|tensor| tensor.range.end).max().unwrap_or(header.data_start());
     let padded = end.next_multiple_of(super::alignment(header));
+    let mut report = |message| found(Lint { kind: LintKind::Padding, subject: None, message });
     if !header.is_empty() && input.len() < padded {
-        let message = format!(
+        report(format!(
             "the padding after the last tensor is missing: {} of {} bytes; ggml maps such a file but does not load it",
             padded - input.len(),
             padded - end
-        );
-        found(Lint { kind: LintKind::Unusual, subject: None, message });
+        ));
     } else if input.len() > padded {
-        let message = format!("{} bytes after the last tensor belong to no tensor", input.len() - padded);
-        found(Lint { kind: LintKind::Unusual, subject: None, message });
+        report(format!("{} bytes after the last tensor belong to no tensor", input.len() - padded));
     }
     Ok(())
+}
+
+/// Reports keys without which programs cannot load the model, and keys that contradict each other.
+fn lint_keys(header: &Header, found: &mut dyn FnMut(Lint)) {
+    let text = |key: &str| header.value(key).map_or("", Value::text);
+    let mut report = |key: &str, what: &str| {
+        let message = format!("metadata key {} {what}", quote(key));
+        found(Lint { kind: LintKind::Keys, subject: Some(key.to_owned()), message });
+    };
+    let mut need = |key: &str, kind: Kind| match header.value(key) {
+        None => report(key, "is missing"),
+        Some(value) if !kind.fits(value) => {
+            report(key, &format!("is {}, not {}", value.value_type(), kind.name()));
+        }
+        Some(_) => {}
+    };
+    // Only the first part of a model in several files has the keys of the model.
+    let is_later_part = !["", "0"].contains(&text(SPLIT_NUMBER_KEY));
+    let is_model = !is_later_part && !NO_MODELS.contains(&text("general.type"));
+    if is_model {
+        need(ARCHITECTURE_KEY, Kind::String);
+        if header.tensors().any(|tensor| tensor.dtype.has_scales()) {
+            need("general.quantization_version", Kind::Integer);
+        }
+    }
+    let architecture = text(ARCHITECTURE_KEY);
+    if is_model && !["", "clip"].contains(&architecture) && header.find(EMBEDDING).is_some() {
+        let further = ARCHITECTURES.iter().find(|(name, _)| *name == architecture).map_or(&[][..], |(_, keys)| keys);
+        for (key, kind) in MODEL.iter().chain(further) {
+            need(&format!("{architecture}{key}"), *kind);
+        }
+        need("tokenizer.ggml.model", Kind::String);
+        if !NO_TOKENS.contains(&text("tokenizer.ggml.model")) {
+            need(TOKENS, Kind::Strings);
+        }
+    }
+    let count =
+        |key: &str| header.value(key).filter(|value| value.is_array()).map(|value| value.text().lines().count());
+    for key in ["tokenizer.ggml.scores", "tokenizer.ggml.token_type"] {
+        if let (Some(found), Some(tokens)) = (count(key), count(TOKENS))
+            && found != tokens
+        {
+            report(key, &format!("has {found} elements, but there are {tokens} tokens"));
+        }
+    }
+    let alignment = super::alignment(header);
+    if !alignment.is_multiple_of(8) {
+        report(ALIGNMENT_KEY, &format!("is {alignment}, not a multiple of 8"));
+    }
+}
+
+impl Kind {
+    fn fits(self, value: &Value) -> bool {
+        use Scalar::{Bool, F32, F64, String};
+        match (self, value.kind(), value.is_array()) {
+            (Self::String, String, false) | (Self::Strings, String, true) => true,
+            (Self::Float, F32 | F64, false) | (Self::Bool, Bool, false) => true,
+            (Self::Integer, scalar, _) => !matches!(scalar, Bool | F32 | F64 | String),
+            _ => false,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::String => "a string",
+            Self::Strings => "an array of strings",
+            Self::Integer => "an integer",
+            Self::Float => "a floating-point number",
+            Self::Bool => "a boolean",
+        }
+    }
 }
 
 /// Reports everything that is wrong with a file that the strict parser rejects.

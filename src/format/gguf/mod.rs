@@ -44,6 +44,9 @@ pub const ARCHITECTURE_KEY: &str = "general.architecture";
 /// The prefix of the keys that describe a part of a model in several files.
 pub const SPLIT_PREFIX: &str = "split.";
 
+/// The key of the number of a part, counted from 0.
+const SPLIT_NUMBER_KEY: &str = "split.no";
+
 /// Longest key in bytes. Source: `docs/gguf.md` of ggml, `gguf_metadata_kv_t`.
 const KEY_MAX: usize = 65_535;
 

@@ -166,6 +166,8 @@ fn check_damaged(
 fn add(report: &mut Report, name: &str, lint: Lint) {
     let rule = match lint.kind {
         LintKind::Unusual => Rule::Json,
+        LintKind::Keys => Rule::GgufKeys,
+        LintKind::Padding => Rule::GgufPadding,
         LintKind::Entry => Rule::Entry,
         LintKind::Hole => Rule::Hole,
         LintKind::Overlap => Rule::Overlap,

@@ -34,6 +34,8 @@ pub enum Rule {
     IndexTwice,
     IndexTotals,
     Json,
+    GgufKeys,
+    GgufPadding,
     HeaderSize,
     DataStart,
     Unaligned,
@@ -78,6 +80,8 @@ impl Rule {
             Self::IndexTwice => ("index-twice", Warning, "readers may take the first entry, or none"),
             Self::IndexTotals => ("index-totals", Warning, "transformers and accelerate do not compare them"),
             Self::Json => ("json", Warning, "the official reader accepts it, others may not"),
+            Self::GgufKeys => ("gguf-keys", Warning, "llama.cpp and other programs need them to load the model"),
+            Self::GgufPadding => ("gguf-padding", Warning, ""),
             Self::HeaderSize => ("header-size", Warning, "huggingface_hub and huggingface.js reject such headers"),
             Self::DataStart => (
                 "data-start",
