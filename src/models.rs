@@ -3,6 +3,7 @@
 use crate::process::{limits, logging};
 use crate::terminal::output::Output;
 use anyhow::bail;
+use std::collections::HashSet;
 use std::process::ExitCode;
 use weightfs::format::Mode;
 use weightfs::model::{self, Catalog, Model, ModelId, Opened};
@@ -21,7 +22,12 @@ impl Models {
     pub fn find(sources: &[Location], out: &mut Output) -> anyhow::Result<Self> {
         prepare()?;
         let mut models = Self { files: Vec::new(), failed: false };
+        let mut split = HashSet::new();
         for source in sources {
+            // All splits of a model may be named, as by `*.gguf`.
+            if model::first_split(source).is_some_and(|first| !split.insert(first)) {
+                continue;
+            }
             let complaints = match model::files(source) {
                 Ok((files, unreadable)) => {
                     models.files.extend(files);

@@ -286,6 +286,7 @@ fn format(model: &Model) -> String {
         Kind::File => model.format().to_owned(),
         Kind::Sharded => format!("{}, {shards} by an index", model.format()),
         Kind::Dataset => format!("{}, a dataset of {shards}", model.format()),
+        Kind::Splits => format!("{}, {}", model.format(), plural(model.shards().len() as u64, "split")),
     }
 }
 
@@ -345,6 +346,7 @@ fn to_json(model: &Model, location: &Location, breakdown: &Breakdown) -> Value {
         Kind::File => "file",
         Kind::Sharded => "sharded",
         Kind::Dataset => "dataset",
+        Kind::Splits => "splits",
     };
     let files = model.shards().iter().zip(model.sources().iter()).map(|(shard, source)| {
         let Shard { name, header } = shard;

@@ -59,6 +59,16 @@ impl Scalar {
         Self::NAMES.iter().find(|(scalar, ..)| *scalar == self).map_or("", |(_, name, _)| name)
     }
 
+    /// Whether it is a type of strings.
+    pub fn is_string(self) -> bool {
+        self == Self::String
+    }
+
+    /// Whether it is an integer type.
+    pub fn is_integer(self) -> bool {
+        !matches!(self, Self::F32 | Self::F64 | Self::Bool | Self::String)
+    }
+
     /// Whether it is a floating-point type.
     pub fn is_float(self) -> bool {
         matches!(self, Self::F32 | Self::F64)

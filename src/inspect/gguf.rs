@@ -109,28 +109,28 @@ impl<'m> Gguf<'m> {
     /// The facts in the metadata, which is sorted by key. `None` if there are none.
     pub fn of(metadata: &'m [(String, Value)]) -> Option<Self> {
         let mut keys = HashSet::new();
-        let mut find = |key: &str, kind: Scalar, array: Array| {
+        let mut find = |key: &str, is_kind: fn(Scalar) -> bool, array: Array| {
             let value = find_value(metadata, key)?;
-            let fits = value.kind() == kind && array.allows(value.is_array());
+            let fits = is_kind(value.kind()) && array.allows(value.is_array());
             fits.then(|| keys.insert(key.to_owned())).map(|_| value)
         };
-        let mut facts = |prefix: &str, labels: &[Label], kind, array| {
+        let mut facts = |prefix: &str, labels: &[Label], is_kind: fn(Scalar) -> bool, array| {
             let fact = |(key, label, name): &Label| {
-                let value = find(&format!("{prefix}{key}"), kind, array)?;
+                let value = find(&format!("{prefix}{key}"), is_kind, array)?;
                 Some(Fact { label, name, value })
             };
             labels.iter().filter_map(fact).collect::<Vec<_>>()
         };
-        let general = facts("", &GENERAL, Scalar::String, Array::No);
+        let general = facts("", &GENERAL, Scalar::is_string, Array::No);
         let network = match general.first() {
             Some(Fact { name: "architecture", value, .. }) => {
-                facts(&format!("{}.", value.text()), &NETWORK, Scalar::Integer, Array::Either)
+                facts(&format!("{}.", value.text()), &NETWORK, Scalar::is_integer, Array::Either)
             }
             _ => Vec::new(),
         };
-        let tokenizer = facts("", &TOKENIZER, Scalar::String, Array::No);
-        let special = facts("", &SPECIAL, Scalar::Integer, Array::No);
-        let tokens = find(TOKENS, Scalar::String, Array::Yes).map(Value::text);
+        let tokenizer = facts("", &TOKENIZER, Scalar::is_string, Array::No);
+        let special = facts("", &SPECIAL, Scalar::is_integer, Array::No);
+        let tokens = find(TOKENS, Scalar::is_string, Array::Yes).map(Value::text);
         let token = |id: &Value| {
             let line = tokens?.lines().nth(id.text().parse().ok()?)?;
             serde_json::from_str(line).ok()
@@ -146,10 +146,10 @@ impl<'m> Gguf<'m> {
             tokens: tokens.map(|tokens| tokens.lines().count()),
             special: special.collect(),
         };
-        let file_type = find(FILE_TYPE, Scalar::Integer, Array::No).map(Value::text);
+        let file_type = find(FILE_TYPE, Scalar::is_integer, Array::No).map(Value::text);
         let file_type = file_type
             .map(|number| FileType { name: number.parse().ok().and_then(file_type_name), number: number.to_owned() });
-        let chat_template = find(CHAT_TEMPLATE, Scalar::String, Array::No).map(Value::text);
+        let chat_template = find(CHAT_TEMPLATE, Scalar::is_string, Array::No).map(Value::text);
         let is_empty = keys.is_empty();
         (!is_empty).then_some(Self { general, network, file_type, tokenizer, chat_template, keys })
     }
@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     fn number(number: i64) -> Value {
-        Value::scalar(Scalar::Integer, number.to_string())
+        Value::scalar(Scalar::U32, number.to_string())
     }
 
     fn sorted(pairs: Vec<(&str, Value)>) -> Vec<(String, Value)> {
@@ -242,7 +242,7 @@ mod tests {
             ("general.file_type", number(15)),
             ("llama.context_length", number(1)),
             ("qwen3.context_length", number(40960)),
-            ("qwen3.attention.head_count", Value::array(Scalar::Integer, "8\n16\n".into())),
+            ("qwen3.attention.head_count", Value::array(Scalar::U32, "8\n16\n".into())),
             ("tokenizer.ggml.tokens", Value::array(Scalar::String, "\"<s>\"\n\"a\\\"\\u001b\"\n".into())),
             ("tokenizer.ggml.bos_token_id", number(1)),
             ("tokenizer.ggml.eos_token_id", number(2)),

@@ -6,8 +6,9 @@
 use super::access::NOBODY;
 use super::error::Error;
 use super::ids::{FolderId, ModelId};
+use super::split::Split;
 use super::stem::{is_model, stem};
-use super::{dataset, index, set};
+use super::{dataset, index, parts};
 use crate::format::{self, Mode};
 use crate::name::harmless;
 use crate::source::{self, Directories, Entry, EntryKind, FileId, Location, Stat};
@@ -257,7 +258,7 @@ struct Scan {
     seen: usize,
     /// Maximum of `seen`.
     limit: usize,
-    /// Files that an index names. They are shards of a model, not models.
+    /// Files that an index names, and all but the first split of a model. They are shards of a model, not models.
     claimed: Marks<Location>,
     /// Number of folders that hold the current one.
     depth: usize,
@@ -331,8 +332,8 @@ impl Scan {
         if entries.iter().any(|entry| entry.name == dataset::MANIFEST) {
             entries.iter().for_each(|entry| self.add_bytes(entry));
             let manifest = location.join(dataset::MANIFEST);
-            let shards = dataset::shards(&manifest).unwrap_or_default();
-            let mut files: Vec<Location> = set::locations(&manifest, shards).filter(source::exists).collect();
+            let mut files = parts::others(&manifest);
+            files.retain(source::exists);
             files.push(manifest.clone());
             self.catalog.dirs.add_paths(location, &files);
             files.pop();
@@ -406,12 +407,19 @@ impl Scan {
     }
 
     fn entries(&mut self, dir: &Location, folder: FolderId, entries: &[Entry]) -> Result<Vec<Named>, TooMany> {
-        for entry in entries.iter().filter(|entry| index::stem(&entry.name).is_some()) {
-            // An index that cannot be read is a broken model, and claims no files.
-            let index = dir.join(&entry.name);
-            let shards = index::shards(&index).unwrap_or_default();
-            // An index may name ten thousand files that do not exist. It claims no files outside of its directory.
-            let files: Vec<Location> = set::locations(&index, shards).filter(source::exists).collect();
+        let later_splits = later_splits(entries);
+        for (at, entry) in entries.iter().enumerate() {
+            if later_splits.contains(&at) {
+                self.claimed.insert(dir.join(&entry.name));
+                self.catalog.reads.push(dir.join(&entry.name));
+            }
+            if index::stem(&entry.name).is_none() {
+                continue;
+            }
+            // An index may name ten thousand files that do not exist. It claims no files outside of its directory. An
+            // index that cannot be read is a broken model, and claims no files.
+            let mut files = parts::others(&dir.join(&entry.name));
+            files.retain(source::exists);
             // Their directories may be hidden, and are not scanned then.
             self.catalog.dirs.add_paths(dir, &files);
             for file in &files {
@@ -419,7 +427,7 @@ impl Scan {
             }
             self.catalog.reads.extend(files);
         }
-        let mut names = Names::new(entries);
+        let mut names = Names::new(entries, &later_splits);
         let mut listed = Vec::new();
         // Symlinks come last, so that their targets are shown at their real paths.
         let (links, real): (Vec<&Entry>, Vec<&Entry>) = entries.iter().partition(|entry| entry.is_link);
@@ -478,6 +486,15 @@ impl Scan {
     }
 }
 
+/// The indices of the splits that are not the first file of their model.
+fn later_splits(entries: &[Entry]) -> HashSet<usize> {
+    let splits = entries.iter().enumerate().filter(|(_, entry)| entry.kind == EntryKind::File);
+    let splits = splits.filter_map(|(at, entry)| Some((at, Split::parse(&entry.name)?)));
+    let mut models = HashSet::new();
+    // Entries are sorted by name. The numbers of the splits of a model have the same number of digits.
+    splits.filter(|(_, split)| split.is_in_range() && !models.insert(split.model())).map(|(at, _)| at).collect()
+}
+
 /// The names of a folder's entries.
 struct Names {
     /// The names of all files, and those that were assigned.
@@ -492,10 +509,12 @@ struct Names {
 const ERROR_STEM_MAX: usize = 230;
 
 impl Names {
-    fn new(entries: &[Entry]) -> Self {
+    /// `later_splits` are the indices of entries that get no name.
+    fn new(entries: &[Entry], later_splits: &HashSet<usize>) -> Self {
         let mut stems = HashSet::new();
         let stem = |entry: &Entry| stem_of(&entry.name).filter(|_| is_model(&entry.name));
-        let repeated = entries.iter().filter_map(stem).filter(|stem| !stems.insert(stem.clone())).collect();
+        let named = entries.iter().enumerate().filter(|(at, _)| !later_splits.contains(at)).map(|(_, entry)| entry);
+        let repeated = named.filter_map(stem).filter(|stem| !stems.insert(stem.clone())).collect();
         let taken = entries.iter().map(|entry| entry.name.clone()).collect();
         Self { taken, repeated, numbers: HashMap::new() }
     }

@@ -110,7 +110,8 @@ pub(super) fn open(location: &Location, mode: Mode) -> Result<Model, Error> {
     let mut skipped = SkipList::default();
     broken.iter().for_each(|broken| skipped.push(|| broken.skipped()));
     let mut model = Model::new(location, Kind::Dataset, files, Notes::default());
-    model.set_list(stat, unopened);
+    model.set_unopened(unopened);
+    model.need(stat);
     model.set_manifest(source::open(location)?);
     // Shards are numbered by name, and joined in the order of the manifest.
     let shards: Vec<ListedShard> = names.iter().map(|name| &name[..]).zip(homes).collect();

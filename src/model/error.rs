@@ -27,10 +27,10 @@ pub enum Error {
         /// What is wrong with it.
         error: SetError,
     },
-    /// The index or manifest and the shards do not match.
+    /// The index or manifest and the shards do not match, or the splits of a model do not.
     #[error("{location}: {mismatch}{} (--lenient mounts the rest)", and_more(*more))]
     Mismatch {
-        /// The index or manifest.
+        /// The index or manifest, or a split.
         location: Location,
         /// The first mismatch.
         mismatch: Mismatch,
@@ -58,6 +58,15 @@ fn and_more(more: usize) -> String {
     if more == 0 { String::new() } else { format!(", and {more} more") }
 }
 
+/// The first names of a list, quoted.
+fn list(names: &[String]) -> String {
+    const SHOWN: usize = 8;
+    let shown: Vec<_> = names.iter().take(SHOWN).map(|name| quote(name)).collect();
+    let more = names.len().saturating_sub(SHOWN);
+    let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+    format!("{}{more}", shown.join(", "))
+}
+
 /// Maximum size of an index or manifest, in bytes: five times the size of the index of half a million tensors.
 pub(super) const LIST_MAX: u64 = 300 << 20;
 
@@ -82,6 +91,8 @@ pub enum SetError {
     Repeated { shard: String },
     #[error("shards {} and {} are the same file", quote(a), quote(b))]
     SameFile { a: String, b: String },
+    #[error("is split {number} of {count} by its name; splits are numbered from 1 to {count}")]
+    SplitNumber { number: usize, count: usize },
     #[error("none of its shards can be mounted: {reason}")]
     Nothing { reason: String },
 }
@@ -94,12 +105,16 @@ impl SetError {
     }
 }
 
-/// A mismatch between an index or manifest and its shards.
+/// A mismatch between an index or manifest and its shards, or between splits.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages describe the variants")]
 pub enum Mismatch {
     #[error("a shard is missing or broken: {reason}")]
     Shard { shard: Arc<str>, reason: String },
+    #[error("{} of the {count} splits of the model {} missing: {}", names.len(), if names.len() == 1 { "is" } else { "are" }, list(names))]
+    Splits { names: Vec<String>, count: usize },
+    #[error("split {}: {reason}", quote(shard))]
+    Split { shard: Arc<str>, reason: String },
     #[error("tensor {} should be in {}, but no shard has it", quote(tensor), quote(shard))]
     Absent { tensor: String, shard: Arc<str> },
     #[error("tensor {} should be in {}, but is in {}", quote(tensor), quote(shard), quote(found))]
@@ -116,10 +131,11 @@ impl Mismatch {
         format::Skipped::new(self.subject(), self.to_string())
     }
 
-    /// The tensor or shard that is affected.
+    /// The tensor, or the shard or split, that is affected.
     pub(super) fn subject(&self) -> &str {
         match self {
-            Self::Shard { shard, .. } => shard,
+            Self::Shard { shard, .. } | Self::Split { shard, .. } => shard,
+            Self::Splits { names, .. } => names.first().map_or("", |name| name),
             Self::Absent { tensor, .. }
             | Self::Elsewhere { tensor, .. }
             | Self::Unnamed { tensor, .. }

@@ -5,7 +5,7 @@
 use super::error::{Error, Mismatch, SHARDS_MAX, SetError};
 use super::set::{self, File, Set};
 use super::table::{Kind, Model, Notes, Shard, Stated};
-use crate::format::{KEPT_MAX, Mode, SkipList, Text};
+use crate::format::{KEPT_MAX, Mode, Text};
 use crate::source::Location;
 use crate::threads;
 use hashbrown::DefaultHashBuilder;
@@ -139,22 +139,17 @@ pub(super) fn open(location: &Location, mode: Mode) -> Result<Model, Error> {
     let more = audit(&entries, &names, &homes, &mut shards, &mut mismatches);
     drop(entries);
     drop(text);
-    if mode != Mode::Lenient && !mismatches.is_empty() {
-        let more = mismatches.len() - 1 + more;
-        return Err(Error::Mismatch { location: location.clone(), mismatch: mismatches.swap_remove(0), more });
-    }
-    let mut skipped = SkipList::default();
-    mismatches.into_iter().for_each(|mismatch| skipped.push(|| mismatch.skipped()));
-    skipped.add(more);
+    let mismatches = set::settle(location, mode, mismatches, more)?;
     let mut remarks = Vec::new();
     if repeated > 0 {
         let occur = if repeated == 1 { "entry occurs" } else { "entries occur" };
         remarks.push(format!("{repeated} {occur} again later in the index; the last one is used"));
     }
     let files: Vec<File> = shards.into_iter().zip(sources).collect();
-    let notes = Notes { mismatches: skipped.finish(), remarks, stated, missing };
+    let notes = Notes { mismatches, remarks, stated, missing };
     let mut model = Model::new(location, Kind::Sharded, files, notes);
-    model.set_list(stat, unopened);
+    model.set_unopened(unopened);
+    model.need(stat);
     Ok(model)
 }
 
@@ -250,9 +245,6 @@ fn audit<'t>(
     for (tensor, shard) in absent {
         add(Mismatch::Absent { tensor: tensor.into_owned(), shard: names[shard as usize].clone() });
     }
-    // Missing shards come first, because they explain most of the others.
-    let order = |mismatch: &Mismatch| !matches!(mismatch, Mismatch::Shard { .. });
-    mismatches.sort_by(|a, b| order(a).cmp(&order(b)).then_with(|| a.subject().cmp(b.subject())));
     for (shard, dropped) in shards.iter_mut().zip(dropped) {
         if !dropped.is_empty() {
             shard.header.retain(|name| !dropped.contains(name));

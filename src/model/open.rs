@@ -4,6 +4,7 @@ use super::access::{NOBODY, restrict};
 use super::catalog::Catalog;
 use super::error::Error;
 use super::ids::ModelId;
+use super::split::{self, Split};
 use super::table::{Kind, Model};
 use super::{dataset, index};
 use crate::format::{self, Mode};
@@ -36,7 +37,7 @@ impl Opened {
 pub fn open(location: &Location, mode: Mode) -> Result<Opened, Error> {
     if !source::is_dir(location) {
         let mut model = open_model(location, mode)?;
-        // The directory that holds an index or manifest is not part of the source.
+        // The directory that holds an index, a manifest or splits is not part of the source.
         if model.kind() != Kind::File {
             restrict(&mut model, &location.parent(), &Directories::default());
         }
@@ -56,7 +57,7 @@ pub fn open(location: &Location, mode: Mode) -> Result<Opened, Error> {
     }
 }
 
-/// Opens one model: a file, the index of a sharded model, or the manifest of a dataset.
+/// Opens one model: a file, the index of a sharded model, the manifest of a dataset, or any split.
 pub fn open_model(location: &Location, mode: Mode) -> Result<Model, Error> {
     let name = location.file_name();
     if name == dataset::MANIFEST {
@@ -65,7 +66,13 @@ pub fn open_model(location: &Location, mode: Mode) -> Result<Model, Error> {
     if index::stem(name).is_some() {
         return index::open(location, mode);
     }
-    Model::from_source(location, source::open(location)?, mode)
+    if let Some(split) = Split::parse(name) {
+        return split::open(location, &split, mode);
+    }
+    let mut model = Model::from_source(location, source::open(location)?, mode)?;
+    let remark = model.shards().first().and_then(|shard| split::remark(&shard.header));
+    model.notes_mut().remarks.extend(remark);
+    Ok(model)
 }
 
 /// Opens a model of a catalog. Its permissions are at most those of its files and of the directories between the folder

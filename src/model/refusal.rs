@@ -2,10 +2,9 @@
 
 use super::access::{NOBODY, stat_of};
 use super::catalog::Catalog;
-use super::dataset::{self, MANIFEST};
 use super::error::Error;
 use super::ids::ModelId;
-use super::{index, set};
+use super::parts;
 use crate::source::{self, Stat};
 use std::io::ErrorKind;
 
@@ -25,17 +24,10 @@ impl Refusal {
     /// If no model has that number.
     pub fn new(catalog: &Catalog, model: ModelId, error: &Error) -> Self {
         let (location, dirs) = (catalog.model(model), catalog.directories());
-        let shards = match location.file_name() {
-            name if name == MANIFEST => dataset::shards(location),
-            name if index::stem(name).is_some() => index::shards(location),
-            _ => None,
-        };
-        // A name that is refused is not looked up: it may lead into the mount itself.
-        let parts = set::locations(location, shards.into_iter().flatten());
         let (mut found, mut is_inside): (Option<Stat>, bool) = (None, true);
         let mut add = |stat: Stat| found = Some(found.map_or(stat, |found| found.and(stat)));
         let (mut source, mut home) = (dirs.base(catalog.location()), dirs.base(catalog.home_location(model)));
-        for part in std::iter::once(location.clone()).chain(parts) {
+        for part in std::iter::once(location.clone()).chain(parts::others(location)) {
             is_inside &= match source.as_mut().map(|source| source.traverse(&part)) {
                 Ok(Ok(traversal)) => traversal.is_inside,
                 // Nothing of a shard that does not exist can be quoted.

@@ -3,7 +3,7 @@
 use super::error::{Error, LIST_MAX, Mismatch, SHARDS_MAX, SetError};
 use super::header;
 use super::table::Shard;
-use crate::format::Mode;
+use crate::format::{Mode, SkipList};
 use crate::source::{self, FileId, Location, Source, Stat};
 use crate::threads;
 use std::collections::HashMap;
@@ -28,9 +28,12 @@ pub(super) struct Set {
 
 /// Numbers the names of shards in the order of their first use, and starts to open each file at once.
 pub(super) struct Names<'a> {
-    open: &'a mut dyn FnMut(String),
+    open: &'a mut dyn FnMut((Location, String)),
+    /// The directory of the index or manifest.
+    dir: Location,
     numbers: HashMap<String, u32>,
     list: Vec<String>,
+    locations: Vec<Location>,
 }
 
 /// A shard and its bytes.
@@ -47,13 +50,20 @@ impl Names<'_> {
             return Ok(*number);
         }
         check(name)?;
+        let number = self.add(self.dir.join(name), name.to_owned())?;
+        self.numbers.insert(name.to_owned(), number);
+        Ok(number)
+    }
+
+    /// Adds the file at `location`, and returns its number. Nothing else has its name.
+    pub fn add(&mut self, location: Location, name: String) -> Result<u32, SetError> {
         let number = self.list.len();
         if number == SHARDS_MAX {
             return Err(SetError::TooManyShards);
         }
-        self.numbers.insert(name.to_owned(), number as u32);
-        self.list.push(name.to_owned());
-        (self.open)(name.to_owned());
+        self.list.push(name.clone());
+        self.locations.push(location.clone());
+        (self.open)((location, name));
         Ok(number as u32)
     }
 }
@@ -65,13 +75,13 @@ pub(super) fn open<R>(
     read: impl FnOnce(&mut Names) -> Result<R, SetError>,
 ) -> Result<(R, Set), Error> {
     let error = |error| Error::Set { location: location.clone(), error };
-    let dir = location.parent();
-    let read = |open: &mut dyn FnMut(String)| {
-        let (numbers, list) = Default::default();
-        let mut names = Names { open, numbers, list };
-        (read(&mut names), names.list)
+    let read = |open: &mut dyn FnMut((Location, String))| {
+        let (numbers, list, locations) = Default::default();
+        let mut names = Names { open, dir: location.parent(), numbers, list, locations };
+        (read(&mut names), names.list, names.locations)
     };
-    let ((read, names), opened) = threads::stream(read, |name: String| open_shard(&dir.join(&name), name, mode));
+    let ((read, names, locations), opened) =
+        threads::stream(read, |(location, name): (Location, String)| open_shard(&location, name, mode));
     let read = read.map_err(error)?;
     let (mut files, mut broken): (Vec<(usize, File)>, Vec<Mismatch>) = Default::default();
     let (mut ids, mut unopened): (HashMap<FileId, usize>, Vec<Location>) = Default::default();
@@ -87,7 +97,7 @@ pub(super) fn open<R>(
             Err(transient) if transient.is_transient() => return Err(transient),
             Err(error) => {
                 broken.push(Mismatch::Shard { shard: names[at][..].into(), reason: error.to_string() });
-                unopened.push(dir.join(&names[at]));
+                unopened.push(locations[at].clone());
             }
         }
     }
@@ -104,6 +114,26 @@ pub(super) fn open<R>(
         homes[*at] = Some(home);
     }
     Ok((read, Set { names, homes, files: files.into_iter().map(|file| file.1).collect(), broken, unopened }))
+}
+
+/// Fails with the first mismatch, unless the mode is lenient. `more` is the number of mismatches that are not listed.
+pub(super) fn settle(
+    location: &Location,
+    mode: Mode,
+    mut mismatches: Vec<Mismatch>,
+    more: usize,
+) -> Result<SkipList, Error> {
+    // Missing shards come first, because they explain most of the others.
+    let order = |mismatch: &Mismatch| !matches!(mismatch, Mismatch::Shard { .. });
+    mismatches.sort_by(|a, b| order(a).cmp(&order(b)).then_with(|| a.subject().cmp(b.subject())));
+    if mode != Mode::Lenient && !mismatches.is_empty() {
+        let more = mismatches.len() - 1 + more;
+        return Err(Error::Mismatch { location: location.clone(), mismatch: mismatches.swap_remove(0), more });
+    }
+    let mut skipped = SkipList::default();
+    mismatches.into_iter().for_each(|mismatch| skipped.push(|| mismatch.skipped()));
+    skipped.add(more);
+    Ok(skipped.finish())
 }
 
 /// Reads the whole index or manifest at `location`. Also returns its owner and permissions.

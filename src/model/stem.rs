@@ -1,18 +1,22 @@
 //! The name of a model from its file name, and whether the file is an index or a manifest.
 
+use super::split::{self, Split};
 use super::{dataset, index};
 use crate::format;
 use crate::source::Location;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-/// The name of the model in a file: the file name without the suffix of its format, or the name of the directory of a
-/// dataset.
+/// The name of the model in a file: the file name without the suffix of its format and the number of a split, or the
+/// name of the directory of a dataset.
 pub fn stem(location: &Location) -> Option<OsString> {
     let name = location.file_name();
     let is_named = |name: &OsStr| !name.is_empty();
     if name == dataset::MANIFEST {
         return Some(location.parent().file_name().to_owned()).filter(|name| is_named(name));
+    }
+    if let Some(split) = Split::parse(name) {
+        return Some(split.stem());
     }
     let single = format::stem(name).filter(|stem| is_named(stem)).or_else(|| Path::new(name).file_stem());
     index::stem(name).or_else(|| single.map(OsStr::to_owned))
@@ -23,7 +27,12 @@ pub(super) fn is_model(name: &OsStr) -> bool {
     format::stem(name).is_some() || index::stem(name).is_some()
 }
 
-/// Whether a file name is that of the index of a sharded model or the manifest of a dataset.
+/// Whether a file name is that of the index of a sharded model, the manifest of a dataset, or a split.
 pub fn is_set(name: &OsStr) -> bool {
-    name == dataset::MANIFEST || index::stem(name).is_some()
+    name == dataset::MANIFEST || index::stem(name).is_some() || Split::parse(name).is_some()
+}
+
+/// The first split that exists of the model whose split is at a location. `None` if the location is that of no split.
+pub fn first_split(location: &Location) -> Option<Location> {
+    split::first(location)
 }

@@ -6,6 +6,7 @@ use super::ids::{ShardId, TensorId};
 use super::population::Population;
 use super::quantization::Quantized;
 use crate::content::{Data, Extent, Extents, Run, Sources};
+use crate::format::gguf::SPLIT_PREFIX;
 use crate::format::{Header, Mode, NameTable, SkipList, Skipped, TensorInfo, Value};
 use crate::source::{self, Location, Source, Stat};
 use crate::text::quote;
@@ -47,9 +48,9 @@ pub struct Model {
     /// What users need besides access to the files: owner and permissions of the index or the manifest, and of the
     /// directories on the way to the files.
     needed: Vec<Stat>,
-    /// The files that the index or manifest names, but that could not be opened.
+    /// The files of the model that could not be opened.
     unopened: Vec<Location>,
-    /// The merged metadata, of a model of several files.
+    /// The metadata of the model, if it is not that of its only file.
     metadata: Vec<(String, Value)>,
     notes: Notes,
 }
@@ -63,6 +64,8 @@ pub enum Kind {
     Sharded,
     /// A manifest and the shards that it names.
     Dataset,
+    /// GGUF files that are splits of one model by their names.
+    Splits,
 }
 
 /// One file of a model.
@@ -143,7 +146,11 @@ impl Model {
         });
         let first = first.collect();
         let stored = shards.iter().map(|shard| shard.header.len()).sum();
-        let metadata = if shards.len() > 1 { merge_metadata(&shards) } else { Vec::new() };
+        let metadata = match &shards[..] {
+            [first, ..] if kind == Kind::Splits => whole_metadata(&first.header),
+            [_] => Vec::new(),
+            _ => merge_metadata(&shards),
+        };
         let location = location.absolute().unwrap_or_else(|_| location.clone());
         let (joined, aside, by_name, quantized, manifest) = Default::default();
         let (needed, unopened) = Default::default();
@@ -176,14 +183,12 @@ impl Model {
         self.manifest = Some(manifest);
     }
 
-    /// Sets owner and permissions of the index or the manifest, and the files that it names but that could not be
-    /// opened.
-    pub(super) fn set_list(&mut self, stat: Stat, unopened: Vec<Location>) {
-        self.needed.push(stat);
+    /// Sets the files of the model that could not be opened.
+    pub(super) fn set_unopened(&mut self, unopened: Vec<Location>) {
         self.unopened = unopened;
     }
 
-    /// Restricts [`Model::stat`] to the permissions that `needed` gives too.
+    /// Restricts [`Model::stat`] to the permissions that `needed` gives too, such as those of the index or manifest.
     pub(super) fn need(&mut self, needed: Stat) {
         self.needed.push(needed);
     }
@@ -194,7 +199,7 @@ impl Model {
         opened.chain(&self.unopened).cloned().collect()
     }
 
-    /// The files that the index or manifest names, but that could not be opened.
+    /// The files of the model that could not be opened.
     pub(super) fn unopened(&self) -> &[Location] {
         &self.unopened
     }
@@ -401,16 +406,17 @@ impl Model {
         self.sources.iter().try_for_each(|source| source.verify())
     }
 
-    /// The metadata of all files, sorted by key. If several files have a key, the value of the first file is kept.
+    /// The metadata of all files, sorted by key. If several files have a key, the value of the first file is kept. That
+    /// of a split model is the metadata of the first split, without the keys that describe the split.
     pub fn metadata(&self) -> &[(String, Value)] {
         match &self.shards[..] {
-            [one] => one.header.metadata(),
+            [one] if self.kind != Kind::Splits => one.header.metadata(),
             _ => &self.metadata,
         }
     }
 
-    /// Mismatches between the index or manifest and the files. Empty unless the model was opened leniently, or is a
-    /// dataset.
+    /// Mismatches between the index or manifest and the files, or between splits. Empty unless the model was opened
+    /// leniently, or is a dataset.
     pub fn mismatches(&self) -> &SkipList {
         &self.notes.mismatches
     }
@@ -425,7 +431,7 @@ impl Model {
         self.notes.stated
     }
 
-    /// How many shards of an index could not be opened.
+    /// How many shards of an index, or splits, could not be opened.
     pub fn missing(&self) -> usize {
         self.notes.missing
     }
@@ -488,6 +494,11 @@ fn merge_metadata(shards: &[Shard]) -> Vec<(String, Value)> {
     merged.sort_by(|a, b| a.0.cmp(&b.0));
     merged.dedup_by(|later, kept| later.0 == kept.0);
     merged
+}
+
+/// The metadata of a split without the keys that describe the split.
+fn whole_metadata(first: &Header) -> Vec<(String, Value)> {
+    first.metadata().iter().filter(|(key, _)| !key.starts_with(SPLIT_PREFIX)).cloned().collect()
 }
 
 /// The text of the value of a key in metadata, which is sorted by key.

@@ -5,9 +5,9 @@
 use super::lines::{Lines, Out};
 use super::selection::Tensors;
 use crate::content::{Content, Data, Extents, Run, Segment};
-use crate::format::gguf::{ALIGNMENT_KEY, MAGIC, METADATA_START, NAME, alignment};
+use crate::format::gguf::{ALIGNMENT_KEY, MAGIC, METADATA_START, NAME, SPLIT_PREFIX, alignment};
 use crate::format::{Header, TensorInfo, Value};
-use crate::model::{Model, Parts, Tensor, TensorId};
+use crate::model::{Model, Parts, Shard, Tensor, TensorId};
 use crate::source::{Memory, Source};
 use std::io;
 use std::ops::Range;
@@ -23,12 +23,11 @@ pub fn shows(tensor: &TensorInfo) -> bool {
     tensor.dtype.ggml().is_some()
 }
 
-/// A file that holds only this tensor, under its own name, with the `general.*` metadata of the source.
+/// A file that holds only this tensor, under its own name, with the `general.*` metadata of the first file.
 pub fn content(model: &Model, tensor: &Tensor) -> Content {
-    let Parts::One(shard) = tensor.parts else { return Content::new([]) };
-    let header = &model.shard(shard).header;
+    let Some(Shard { header, .. }) = model.shards().first() else { return Content::new([]) };
     let pairs = header.pairs().iter().filter(|(key, _)| key.starts_with("general."));
-    let mut builder = Builder::new(model, shard.index(), header, pairs.map(|(_, range)| range.clone()));
+    let mut builder = Builder::new(model, 0, header, pairs.map(|(_, range)| range.clone()));
     builder.tensor(model, tensor.id);
     let mut info = Vec::new();
     // Writing to a vector cannot fail.
@@ -40,7 +39,7 @@ pub fn content(model: &Model, tensor: &Tensor) -> Content {
 /// if there are no files.
 pub fn file(model: &Arc<Model>, tensors: Tensors) -> Option<Content> {
     let header = &model.shards().first()?.header;
-    let pairs = header.pairs().iter().filter(|(key, _)| !key.starts_with("split."));
+    let pairs = header.pairs().iter().filter(|(key, _)| !key.starts_with(SPLIT_PREFIX));
     let mut builder = Builder::new(model, 0, header, pairs.map(|(_, range)| range.clone()));
     let count = tensors.len(model);
     let offsets: Arc<[u64]> = (0..count).map(|at| builder.tensor(model, tensors.at(model, at))).collect();

@@ -30,6 +30,7 @@ mod reads;
 mod sandbox;
 mod scheduling;
 mod shards;
+mod splits;
 mod support;
 mod users;
 mod values;

@@ -96,9 +96,9 @@ fn lint_keys(header: &Header, found: &mut dyn FnMut(Lint)) {
         }
         Some(_) => {}
     };
-    // Only the first part of a model in several files has the keys of the model.
-    let is_later_part = !["", "0"].contains(&text(SPLIT_NUMBER_KEY));
-    let is_model = !is_later_part && !NO_MODELS.contains(&text("general.type"));
+    // Only the first split of a model has the keys of the model.
+    let is_later_split = !["", "0"].contains(&text(SPLIT_NUMBER_KEY));
+    let is_model = !is_later_split && !NO_MODELS.contains(&text("general.type"));
     if is_model {
         need(ARCHITECTURE_KEY, Kind::String);
         if header.tensors().any(|tensor| tensor.dtype.has_scales()) {

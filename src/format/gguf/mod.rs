@@ -41,10 +41,10 @@ pub const ALIGNMENT_KEY: &str = "general.alignment";
 /// The key of the architecture.
 pub const ARCHITECTURE_KEY: &str = "general.architecture";
 
-/// The prefix of the keys that describe a part of a model in several files.
+/// What the keys begin with that describe a file as a split of a model. Source: llama.cpp, `src/llama-arch.cpp`.
 pub const SPLIT_PREFIX: &str = "split.";
 
-/// The key of the number of a part, counted from 0.
+/// The key of the number of a split, counted from 0.
 const SPLIT_NUMBER_KEY: &str = "split.no";
 
 /// Longest key in bytes. Source: `docs/gguf.md` of ggml, `gguf_metadata_kv_t`.

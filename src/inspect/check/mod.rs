@@ -23,8 +23,8 @@ pub struct Check {
 }
 
 impl Check {
-    /// Checks the headers of a model: a file, the index of a sharded model, or the manifest of a dataset. Fails only if
-    /// something cannot be read. All other problems are in the report.
+    /// Checks the headers of a model: a file, the index of a sharded model, the manifest of a dataset, or a split.
+    /// Fails only if something cannot be read. All other problems are in the report.
     pub fn open(location: &Location) -> Result<Self, Error> {
         let mut report = Report::default();
         let is_set = model::is_set(location.file_name());
@@ -38,10 +38,13 @@ impl Check {
             report.merge(found);
             files.extend(file);
         }
-        if let Some(file) = files.first().filter(|_| !is_set)
-            && let Some(note) = Quantized::of(&file.header).note()
-        {
-            report.add(Rule::Quantized, &file.name, None, || note);
+        if let Some(file) = files.first().filter(|_| !is_set) {
+            if let Some(note) = Quantized::of(&file.header).note() {
+                report.add(Rule::Quantized, &file.name, None, || note);
+            }
+            if let Some(remark) = model::split_remark(&file.header) {
+                report.add(Rule::SplitName, &file.name, None, || remark);
+            }
         }
         Ok(Self { files, report })
     }

@@ -27,12 +27,14 @@ pub enum Rule {
     Hole,
     Overlap,
     Index,
+    Split,
     Hash,
     Nan,
     ZeroEnd,
     Manifest,
     IndexTwice,
     IndexTotals,
+    SplitName,
     Json,
     GgufKeys,
     GgufPadding,
@@ -71,6 +73,7 @@ impl Rule {
             Self::Hole => ("hole", Error, ""),
             Self::Overlap => ("overlap", Error, ""),
             Self::Index => ("index", Error, ""),
+            Self::Split => ("split", Error, ""),
             Self::Hash => {
                 ("hash", Error, "the data has changed since the hash was computed, or was written in another order")
             }
@@ -79,6 +82,7 @@ impl Rule {
             Self::Manifest => ("manifest", Warning, ""),
             Self::IndexTwice => ("index-twice", Warning, "readers may take the first entry, or none"),
             Self::IndexTotals => ("index-totals", Warning, "transformers and accelerate do not compare them"),
+            Self::SplitName => ("split-name", Warning, "llama.cpp finds the splits of a model by their names and keys"),
             Self::Json => ("json", Warning, "the official reader accepts it, others may not"),
             Self::GgufKeys => ("gguf-keys", Warning, "llama.cpp and other programs need them to load the model"),
             Self::GgufPadding => ("gguf-padding", Warning, ""),

@@ -1,4 +1,4 @@
-//! Checks an index or a manifest against its files.
+//! Checks an index or a manifest against its files, and splits against each other.
 
 use super::report::{Report, Rule};
 use crate::format::{Mode, Skipped};
@@ -7,7 +7,8 @@ use crate::model::{Error, Kind, Model, Shard, Stated, open_model};
 use crate::source::Location;
 use crate::text::quote;
 
-/// Checks the index or manifest at `location` against its files; returns the locations of the files.
+/// Checks the index or manifest at `location` against its files, or the split there against the other splits. Returns
+/// the locations of the files.
 pub(super) fn check(location: &Location, report: &mut Report) -> Result<Vec<Location>, Error> {
     let name = location.to_string();
     let model = match open_model(location, Mode::Lenient) {
@@ -16,19 +17,26 @@ pub(super) fn check(location: &Location, report: &mut Report) -> Result<Vec<Loca
             report.add(Rule::Format, &name, None, || error.to_string());
             return Ok(Vec::new());
         }
+        // A file that is called a split, but has no other splits.
+        Err(Error::Format { .. }) => return Ok(vec![location.clone()]),
         Err(error) => return Err(error),
     };
+    let rule = if model.kind() == Kind::Splits { Rule::Split } else { Rule::Index };
     let (mismatches, more) = model.mismatches().kept();
     for Skipped { name: subject, reason, .. } in mismatches {
-        report.add(Rule::Index, &name, Some(subject), || match model.kind() {
+        report.add(rule, &name, Some(subject), || match model.kind() {
             // The reason does not contain the subject.
             Kind::Dataset => format!("{}: {reason}", quote(subject)),
             _ => reason.clone(),
         });
     }
-    report.add_unseen(Rule::Index, more);
+    report.add_unseen(rule, more);
     for remark in model.remarks() {
-        let rule = if model.kind() == Kind::Dataset { Rule::Manifest } else { Rule::IndexTwice };
+        let rule = match model.kind() {
+            Kind::Dataset => Rule::Manifest,
+            Kind::Sharded => Rule::IndexTwice,
+            Kind::File | Kind::Splits => Rule::SplitName,
+        };
         report.add(rule, &name, None, || remark.clone());
     }
     if model.kind() == Kind::Sharded {
@@ -38,7 +46,12 @@ pub(super) fn check(location: &Location, report: &mut Report) -> Result<Vec<Loca
         report.add(Rule::Quantized, &name, None, || note);
     }
     let dir = location.parent();
-    Ok(model.shards().iter().map(|shard| dir.join(&shard.name)).collect())
+    let names = model.shards().iter().zip(model.sources().iter()).map(|(shard, source)| match source.location() {
+        // The name of a split need not be valid UTF-8.
+        Some(found) if model.kind() == Kind::Splits => dir.join(found.file_name()),
+        _ => dir.join(&shard.name),
+    });
+    Ok(names.collect())
 }
 
 /// Compares the totals of an index with the tensors, and the numbers in the names of shards with the number of shards.

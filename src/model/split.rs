@@ -1,0 +1,301 @@
+//! The splits of a GGUF model: the files `PREFIX-00001-of-00003.gguf` and so on in one directory.
+//!
+//! Source: llama.cpp, `llama_split_path` in `src/llama.cpp`, `src/llama-model-loader.cpp` and `tools/gguf-split`. The
+//! first split has the metadata of the model. Three more keys describe a split: `split.no` counts from 0,
+//! `split.count` is the number of splits, and `split.tensors.count` the number of tensors in all of them. llama.cpp
+//! needs `split.no` in every split, and the other two in the first.
+
+use super::error::{Error, Mismatch, SHARDS_MAX, SetError};
+use super::set::{self, File, Set};
+use super::table::{Kind, Model, Notes, Shard};
+use crate::format::{Header, KEPT_MAX, Mode};
+use crate::source::{self, Location};
+use crate::text::quote;
+use std::collections::{HashMap, HashSet};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::sync::Arc;
+
+/// Suffix of the file names.
+const SUFFIX: &[u8] = b".gguf";
+
+/// Minimum number of digits of a number in a file name.
+const DIGITS: usize = 5;
+
+/// The number of the split, from 0.
+const NO: &str = "split.no";
+
+/// The number of splits. It is 0 in a file to which all splits were merged.
+const COUNT: &str = "split.count";
+
+/// The number of tensors in all splits.
+const TENSORS: &str = "split.tensors.count";
+
+/// The parts of the file name of a split.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Split<'n> {
+    prefix: &'n [u8],
+    /// Counts from 1.
+    number: usize,
+    count: usize,
+}
+
+impl<'n> Split<'n> {
+    /// Parses a file name. `None` if it is not that of a split. The number may exceed the number of splits.
+    pub fn parse(name: &'n OsStr) -> Option<Self> {
+        let (rest, count) = last_number(name.as_bytes().strip_suffix(SUFFIX)?)?;
+        let (prefix, number) = last_number(rest.strip_suffix(b"-of")?)?;
+        (!prefix.is_empty() && count > 0).then_some(Self { prefix, number, count })
+    }
+
+    /// The name of the model.
+    pub fn stem(&self) -> OsString {
+        OsStr::from_bytes(self.prefix).to_owned()
+    }
+
+    /// What all splits of one model have in common.
+    pub fn model(&self) -> (&'n [u8], usize) {
+        (self.prefix, self.count)
+    }
+
+    /// Whether there is a split of that number.
+    pub fn is_in_range(&self) -> bool {
+        (1..=self.count).contains(&self.number)
+    }
+
+    /// The file names of all splits, in their order, at most as many as a model may have.
+    fn names(&self) -> impl Iterator<Item = OsString> {
+        let Self { prefix, count, .. } = *self;
+        (1..=count.min(SHARDS_MAX)).map(move |number| {
+            let end = format!("-{number:0DIGITS$}-of-{count:0DIGITS$}");
+            OsString::from_vec([prefix, end.as_bytes(), SUFFIX].concat())
+        })
+    }
+}
+
+/// The number after the last `-`, as `%05d` prints it, and the text before that.
+fn last_number(text: &[u8]) -> Option<(&[u8], usize)> {
+    let at = text.iter().rposition(|byte| *byte == b'-')?;
+    let digits = &text[at + 1..];
+    let is_number = digits.iter().all(u8::is_ascii_digit);
+    let is_padded = digits.len() == DIGITS || digits.len() > DIGITS && digits[0] != b'0';
+    let number = (is_number && is_padded).then(|| str::from_utf8(digits).ok()?.parse::<u32>().ok())??;
+    Some((&text[..at], number as usize))
+}
+
+/// The locations of the other splits of the model at `location`, whether they exist or not. None if it is no split.
+pub(super) fn others(location: &Location) -> impl Iterator<Item = Location> {
+    let split = Split::parse(location.file_name()).filter(Split::is_in_range);
+    let names: Vec<OsString> = split.iter().flat_map(Split::names).collect();
+    let own = location.file_name().to_owned();
+    let dir = location.parent();
+    names.into_iter().filter(move |name| *name != own).map(move |name| dir.join(name))
+}
+
+/// The first split that exists of the model whose split is at `location`; `None` if it is no split.
+pub(super) fn first(location: &Location) -> Option<Location> {
+    let split = Split::parse(location.file_name()).filter(Split::is_in_range)?;
+    split.names().map(|name| location.parent().join(name)).find(source::exists)
+}
+
+/// Opens all splits of the model whose split is at `location`, and compares their keys with their names.
+///
+/// A file that is called a split, but has no such keys, is a model of its own if there are no other splits.
+pub(super) fn open(location: &Location, split: &Split, mode: Mode) -> Result<Model, Error> {
+    let Split { number, count, .. } = *split;
+    let error = |error| Error::Set { location: location.clone(), error };
+    if !split.is_in_range() {
+        let refused = SetError::SplitNumber { number, count };
+        if mode != Mode::Lenient {
+            return Err(error(refused));
+        }
+        let mut model = Model::from_source(location, source::open(location)?, mode)?;
+        model.notes_mut().remarks.push(format!("{refused}; only its own tensors are shown"));
+        return Ok(model);
+    }
+    if !others(location).any(|other| source::exists(&other)) {
+        let mut model = Model::from_source(location, source::open(location)?, mode)?;
+        let stated = model.shards().first().map(|shard| integer(&shard.header, COUNT));
+        if let Some(Stated::Absent | Stated::Number(0 | 1)) = stated {
+            if count > 1 {
+                model.notes_mut().remarks.push(format!(
+                    "is split {number} of {count} by its name, but not by its keys; it is taken for a model of its own"
+                ));
+            }
+            return Ok(model);
+        }
+    }
+    if count > SHARDS_MAX {
+        return Err(error(SetError::TooManyShards));
+    }
+    let dir = location.parent();
+    let locations: Vec<(Location, String)> =
+        split.names().map(|name| (dir.join(&name), name.to_string_lossy().into_owned())).collect();
+    if mode != Mode::Lenient {
+        let missing = locations.iter().filter(|(location, _)| !source::exists(location));
+        let names: Vec<String> = missing.map(|(_, name)| name.clone()).collect();
+        if !names.is_empty() {
+            return Err(Error::Mismatch {
+                location: location.clone(),
+                mismatch: Mismatch::Splits { names, count },
+                more: 0,
+            });
+        }
+    }
+    let ((), Set { homes, files, broken, unopened, .. }) = set::open(location, mode, |names| {
+        locations.into_iter().try_for_each(|(location, name)| names.add(location, name).map(drop))
+    })?;
+    if number != 1 {
+        log::info!("{location}: split {number} of {count}; the whole model is opened");
+    }
+    let (mut shards, sources): (Vec<Shard>, Vec<_>) = files.into_iter().unzip();
+    let missing = broken.len();
+    let mut mismatches = broken;
+    let numbers: Vec<usize> = (1..).zip(&homes).filter_map(|(number, home)| home.map(|_| number)).collect();
+    audit_keys(&numbers, count, &shards, &mut mismatches);
+    let more = drop_duplicates(&mut shards, &mut mismatches);
+    let mismatches = set::settle(location, mode, mismatches, more)?;
+    let files: Vec<File> = shards.into_iter().zip(sources).collect();
+    let notes = Notes { mismatches, missing, ..Notes::default() };
+    let mut model = Model::new(location, Kind::Splits, files, notes);
+    model.set_unopened(unopened);
+    Ok(model)
+}
+
+/// A message about a file that is a split by its keys, but not by its name.
+pub fn remark(header: &Header) -> Option<String> {
+    let (Stated::Number(count @ 2..), no) = (integer(header, COUNT), integer(header, NO)) else { return None };
+    let number = match no {
+        Stated::Number(no) => format!("split {} of {count}", no.saturating_add(1)),
+        _ => format!("one of {count} splits"),
+    };
+    Some(format!(
+        "by its keys it is {number} of a model, but by its name it is not (PREFIX-00001-of-{count:0DIGITS$}.gguf); \
+         only its own tensors are shown"
+    ))
+}
+
+/// The value of a key of a split.
+#[derive(Debug, PartialEq, Eq)]
+enum Stated {
+    Absent,
+    Number(i128),
+    /// Not a whole number.
+    Other,
+}
+
+fn integer(header: &Header, key: &str) -> Stated {
+    match header.value(key) {
+        None => Stated::Absent,
+        Some(value) if value.kind().is_integer() && !value.is_array() => {
+            value.text().parse().map_or(Stated::Other, Stated::Number)
+        }
+        Some(_) => Stated::Other,
+    }
+}
+
+/// Compares the keys of the splits with the numbers in their names. `numbers` are those of `shards`.
+fn audit_keys(numbers: &[usize], count: usize, shards: &[Shard], mismatches: &mut Vec<Mismatch>) {
+    let mut total: Option<(i128, &str)> = None;
+    for (shard, number) in shards.iter().zip(numbers) {
+        let Shard { name, header } = shard;
+        let mut add = |reason: String| mismatches.push(Mismatch::Split { shard: name[..].into(), reason });
+        let is_first = *number == 1;
+        for (key, is_needed) in [(NO, true), (COUNT, is_first), (TENSORS, is_first)] {
+            match integer(header, key) {
+                Stated::Absent if is_needed => add(format!("it has no key {key}")),
+                Stated::Other => add(format!("its key {key} is not a whole number")),
+                Stated::Number(found) if key == NO && found != *number as i128 - 1 => {
+                    add(format!("{key} is {found}, but should be {} in split {number} of {count}", number - 1))
+                }
+                Stated::Number(found) if key == COUNT && found != count as i128 => {
+                    add(format!("{key} is {found}, but its name says {count}"));
+                }
+                Stated::Number(found) if key == TENSORS => match total {
+                    Some((total, other)) if total != found => {
+                        add(format!("{key} is {found}, but {total} in {}", quote(other)));
+                    }
+                    Some(_) => {}
+                    None => total = Some((found, name)),
+                },
+                Stated::Absent | Stated::Number(_) => {}
+            }
+        }
+    }
+    // If tensors are missing because of another fault, that is reported already.
+    let is_whole = shards.len() == count && shards.iter().all(|shard| shard.header.skipped().total() == 0);
+    let found: usize = shards.iter().map(|shard| shard.header.len()).sum();
+    if let Some((total, name)) = total.filter(|(total, _)| is_whole && *total != found as i128) {
+        let reason = format!("{TENSORS} is {total}, but the splits have {found} tensors");
+        mismatches.push(Mismatch::Split { shard: name.into(), reason });
+    }
+}
+
+/// Keeps each tensor only in the first split that has it. Returns how many mismatches there are in addition to those
+/// that are listed.
+fn drop_duplicates(shards: &mut [Shard], mismatches: &mut Vec<Mismatch>) -> usize {
+    let names: Vec<Arc<str>> = shards.iter().map(|shard| Arc::from(&shard.name[..])).collect();
+    let (mut more, mut dropped) = (0, vec![HashSet::new(); shards.len()]);
+    let mut homes: HashMap<&str, usize> = HashMap::new();
+    for (at, shard) in shards.iter().enumerate() {
+        for tensor in (0..shard.header.len()).map(|index| shard.header.name(index)) {
+            let kept = *homes.entry(tensor).or_insert(at);
+            if kept == at {
+                continue;
+            }
+            dropped[at].insert(tensor.to_owned());
+            if mismatches.len() < KEPT_MAX {
+                let (shard, other) = (names[kept].clone(), names[at].clone());
+                mismatches.push(Mismatch::Twice { tensor: tensor.to_owned(), shard, other, stated: false });
+            } else {
+                more += 1;
+            }
+        }
+    }
+    for (shard, dropped) in shards.iter_mut().zip(dropped) {
+        if !dropped.is_empty() {
+            shard.header.retain(|name| !dropped.contains(name));
+        }
+    }
+    more
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_names_of_splits_are_parsed() {
+        let parse = |name: &'static str| {
+            let split = Split::parse(name.as_ref())?;
+            Some((str::from_utf8(split.prefix).unwrap(), split.number, split.count))
+        };
+        let cases = [
+            ("a-00001-of-00003.gguf", Some(("a", 1, 3))),
+            ("a-b-00002-of-00002-00003-of-00003.gguf", Some(("a-b-00002-of-00002", 3, 3))),
+            ("a-00004-of-00003.gguf", Some(("a", 4, 3))),
+            ("a-00000-of-00003.gguf", Some(("a", 0, 3))),
+            ("a-100000-of-100000.gguf", Some(("a", 100_000, 100_000))),
+            ("a-00001-of-00000.gguf", None),
+            ("-00001-of-00003.gguf", None),
+            ("a-1-of-3.gguf", None),
+            ("a-000001-of-000003.gguf", None),
+            ("a-00001-of-99999999999.gguf", None),
+            ("a-00001-of-00003.safetensors", None),
+            ("a-0000x-of-00003.gguf", None),
+            ("a_00001-of-00003.gguf", None),
+            ("a-00001-00003.gguf", None),
+        ];
+        for (name, expected) in cases {
+            assert_eq!(parse(name), expected, "{name}");
+            let split = Split::parse(name.as_ref()).filter(Split::is_in_range);
+            let again = split.as_ref().and_then(|split| split.names().nth(split.number - 1));
+            assert!(again.is_none_or(|again| again == name), "{name}");
+        }
+        let others: Vec<Location> = others(&std::path::Path::new("dir/a-00002-of-00003.gguf").into()).collect();
+        assert_eq!(
+            others.iter().map(Location::to_string).collect::<Vec<_>>(),
+            ["dir/a-00001-of-00003.gguf", "dir/a-00003-of-00003.gguf"]
+        );
+    }
+}
