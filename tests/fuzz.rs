@@ -23,7 +23,7 @@ macro_rules! targets {
     };
 }
 
-targets! { commands content gguf header index manifest mount names options }
+targets! { commands content gguf header index manifest mount names ollama options }
 
 fn entries(dir: &str) -> Vec<PathBuf> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz").join(dir);

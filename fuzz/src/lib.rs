@@ -14,5 +14,6 @@ pub mod index;
 pub mod manifest;
 pub mod mount;
 pub mod names;
+pub mod ollama;
 pub mod options;
 mod shards;

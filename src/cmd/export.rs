@@ -18,7 +18,7 @@ use std::slice;
 use std::sync::Arc;
 use weightfs::content::Content;
 use weightfs::format::gguf;
-use weightfs::model::{self, Catalog, Kind, Model, Opened, TensorId};
+use weightfs::model::{self, Catalog, Model, Opened, TensorId};
 use weightfs::source::Location;
 use weightfs::view::{Export, Float, Shards, Tensors, gguf_file};
 use weightfs::write::{Output, OutputDir, is_stdout};
@@ -67,7 +67,7 @@ impl Job<'_> {
             return Ok(progress.during(SYNCING, || dir.commit())?);
         }
         let path = if is_dir {
-            let stem = model::stem(model.location()).context("the source has no name to write it under")?;
+            let stem = model::name_of(model).context("the source has no name to write it under")?;
             out.join(file_name(stem, format))
         } else {
             out.clone()
@@ -149,7 +149,7 @@ impl Job<'_> {
         if !is_part && model.location().path().and_then(id) != Some(replaced) {
             return Ok(());
         }
-        if model.kind() != Kind::File {
+        if !model.is_single() {
             bail!("{}: part of the source {}; name another file", path.display(), self.args.source);
         }
         if self.args.dtype.is_some() || model.format() == gguf::NAME && format != Format::Gguf {

@@ -57,7 +57,7 @@ impl Page<'_> {
     fn print(mut self, location: &Location, breakdown: &Breakdown) -> io::Result<()> {
         self.out.title(location, "")?;
         self.print_model(breakdown)?;
-        if self.model.kind() != Kind::File {
+        if !self.model.is_single() {
             self.print_shards()?;
         }
         if let Some(gguf) = self.gguf.take() {
@@ -284,6 +284,7 @@ fn format(model: &Model) -> String {
     let shards = plural(model.shards().len() as u64, "shard");
     match model.kind() {
         Kind::File => model.format().to_owned(),
+        Kind::Layer => format!("{}, a layer of an Ollama model", model.format()),
         Kind::Sharded => format!("{}, {shards} by an index", model.format()),
         Kind::Dataset => format!("{}, a dataset of {shards}", model.format()),
         Kind::Splits => format!("{}, {}", model.format(), plural(model.shards().len() as u64, "split")),
@@ -344,6 +345,7 @@ fn to_json(model: &Model, location: &Location, breakdown: &Breakdown) -> Value {
     let Identity { hash, .. } = Identity::of(model);
     let kind = match model.kind() {
         Kind::File => "file",
+        Kind::Layer => "layer",
         Kind::Sharded => "sharded",
         Kind::Dataset => "dataset",
         Kind::Splits => "splits",

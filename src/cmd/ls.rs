@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use unicode_width::UnicodeWidthStr;
 use weightfs::format::TensorInfo;
 use weightfs::inspect::Breakdown;
-use weightfs::model::{Kind, Model, Parts, TensorId};
+use weightfs::model::{Model, Parts, TensorId};
 use weightfs::source::Location;
 use weightfs::text::printable;
 use weightfs::{natural, threads, view};
@@ -98,7 +98,7 @@ const WIDEST: usize = 40;
 /// Prints one line for each tensor. It does not use a table printer: holding and measuring all cells as text takes
 /// longer than everything else for a million rows.
 fn print_tensors(model: &Model, tensors: &[TensorId], args: &LsArgs, out: &mut Output) -> io::Result<()> {
-    let mut row = Row { model, bytes: args.bytes, shards: model.kind() != Kind::File, name_max: usize::MAX };
+    let mut row = Row { model, bytes: args.bytes, shards: !model.is_single(), name_max: usize::MAX };
     let titles = COLUMNS.map(str::len);
     let wider = |a: [usize; 5], b: [usize; 5]| std::array::from_fn(|at| a[at].max(b[at]));
     let widest = |part: &[TensorId]| part.iter().map(|id| row.widths(*id)).fold([0; 5], wider);

@@ -182,7 +182,10 @@ fn edit(
     let (model, original, in_place, _lock) = loop {
         let model = models::one(&file.into(), Mode::Strict)?;
         let Some(path) = model.location().path().filter(|_| model.kind() == Kind::File) else {
-            bail!("{}: a model of several files; name one of them", file.display());
+            match model.kind() {
+                Kind::Layer => bail!("{}: a layer of an Ollama model, which is stored under its hash", file.display()),
+                _ => bail!("{}: a model of several files; name one of them", file.display()),
+            }
         };
         let original = Original::open(if file.is_dir() { path } else { file })?;
         let in_place = options.out.as_deref().is_none_or(|out| original.is_at(out));

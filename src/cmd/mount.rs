@@ -288,7 +288,9 @@ impl Mountpoint {
             let source = mount.source.to_string_lossy();
             bail!("{shown}: already mounted here: {source} (unmount: weightfs umount {})", shell_word(wanted));
         }
-        let source = args.source.canonical().with_context(|| args.source.to_string())?;
+        // A layer of an Ollama manifest has a location below that of the manifest, which is a file.
+        let source = args.source.canonical().or_else(|_| args.source.parent().canonical());
+        let source = source.with_context(|| args.source.to_string())?;
         let hides_source = source.path().is_some_and(|source| source.starts_with(&self.path));
         // Without a MOUNTPOINT, the user did not choose the directory that is in the way.
         let hint = args.mountpoint.is_none().then(|| {
@@ -324,7 +326,8 @@ fn default_mountpoint(source: &Location) -> anyhow::Result<PathBuf> {
         Some(source.canonical()?.file_name().to_owned()).filter(|name| !name.is_empty())
     } else {
         // The path of a file is not resolved: a link keeps its own name.
-        model::stem(&source.absolute()?)
+        let source = source.absolute()?;
+        model::manifest_stem(&source).or_else(|| model::stem(&source))
     };
     Ok(name.context("the source has no name to mount it under")?.into())
 }

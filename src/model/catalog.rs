@@ -1,11 +1,14 @@
 //! A directory of several models: finds which files below it are models. Does not open the models.
 //!
+//! The manifests of an Ollama store become folders with a model for each layer that is one.
+//!
 //! Hidden files are left out, as by `ls`. Symlinks are followed. Entries are named after their files; terminal control
 //! characters and bytes that are not UTF-8 are escaped.
 
 use super::access::NOBODY;
 use super::error::Error;
 use super::ids::{FolderId, ModelId};
+use super::ollama::{self, Manifest};
 use super::split::Split;
 use super::stem::{is_model, stem};
 use super::{dataset, index, parts};
@@ -13,7 +16,7 @@ use crate::format::{self, Mode};
 use crate::name::harmless;
 use crate::source::{self, Directories, Entry, EntryKind, FileId, Location, Stat};
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::hash::Hash;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -123,11 +126,7 @@ impl Catalog {
     pub fn scan(location: &Location, mode: Mode) -> Result<Self, Error> {
         let io = |error| source::Error::Io { path: location.path().unwrap_or(Path::new("")).to_owned(), error };
         let absolute = location.absolute().map_err(io)?;
-        let (folders, models, links, unreadable, dirs, reads) = Default::default();
-        let top = absolute.clone();
-        let catalog = Self { mode, folders, models, links, unreadable, dirs, top, reads, bytes: 0 };
-        let (seen, claimed, depth, shown) = Default::default();
-        let mut scan = Scan { catalog, seen, limit: ENTRIES_MAX, claimed, depth, shown };
+        let mut scan = Scan::new(&absolute, mode);
         let error = |found| Err(Error::Directory { location: location.clone(), found });
         match scan.directory(&absolute, FolderId::new(0)) {
             Ok(Item::Unreadable(_)) => {
@@ -136,6 +135,25 @@ impl Catalog {
             Ok(_) => Ok(scan.catalog),
             Err(TooMany) => error(format!("with more than {ENTRIES_MAX} files below it")),
         }
+    }
+
+    /// The models of a manifest of an Ollama store, and its other files. Their paths are those in the whole store.
+    pub(super) fn of_manifest(manifest: &Manifest, mode: Mode) -> Result<Self, Error> {
+        // In a store, a manifest that cannot be read becomes an error file.
+        manifest.read()?;
+        let path = || manifest.location.path().unwrap_or(Path::new("")).to_owned();
+        let io = |error| source::Error::Io { path: path(), error };
+        let manifest = manifest.absolute().map_err(io)?;
+        let stat = source::stat_at(&manifest.location).map_err(io)?;
+        let mut scan = Scan::new(&manifest.store, mode);
+        let device = source::device_at(&manifest.location);
+        let top = scan.folder(&manifest.location, FolderId::new(0), shown_as_folder(stat), device);
+        let error = |found| Err(Error::Directory { location: manifest.location.clone(), found });
+        match scan.manifests(vec![manifest.clone()], top, &mut Names::empty()) {
+            Ok(listed) => scan.fill(top, listed),
+            Err(TooMany) => return error(format!("with more than {ENTRIES_MAX} files below it")),
+        }
+        Ok(scan.catalog)
     }
 
     /// How the models are opened.
@@ -307,6 +325,31 @@ impl<T: Clone + Eq + Hash> Marks<T> {
 struct TooMany;
 
 impl Scan {
+    fn new(top: &Location, mode: Mode) -> Self {
+        let (folders, models, links, unreadable, dirs, reads) = Default::default();
+        let top = top.clone();
+        let catalog = Catalog { mode, folders, models, links, unreadable, dirs, top, reads, bytes: 0 };
+        let (seen, claimed, depth, shown) = Default::default();
+        Self { catalog, seen, limit: ENTRIES_MAX, claimed, depth, shown }
+    }
+
+    /// Adds an empty folder.
+    fn folder(&mut self, location: &Location, parent: FolderId, stat: Stat, device: u64) -> FolderId {
+        let number = FolderId::new(self.catalog.folders.len());
+        let (entries, errors, location) = (Vec::new(), Vec::new(), location.clone());
+        self.catalog.folders.push(Folder { location, parent, stat, device, entries, errors });
+        number
+    }
+
+    /// Sets the entries of a folder.
+    fn fill(&mut self, folder: FolderId, mut listed: Vec<Named>) {
+        listed.sort_by(|a, b| a.name.cmp(&b.name));
+        let mut errors: Vec<usize> = (0..listed.len()).collect();
+        errors.sort_by(|a, b| listed[*a].error.cmp(&listed[*b].error));
+        let folder = &mut self.catalog.folders[folder.index()];
+        (folder.entries, folder.errors) = (listed, errors);
+    }
+
     /// Scans a directory in the folder `parent` and returns its item.
     fn directory(&mut self, location: &Location, parent: FolderId) -> Result<Item, TooMany> {
         let source::Listing { id, stat, mut entries } = match source::list(location) {
@@ -340,25 +383,11 @@ impl Scan {
             self.catalog.reads.extend(files);
             return Ok(self.model(manifest, id.0, parent));
         }
-        let number = FolderId::new(self.catalog.folders.len());
-        let (listed, errors) = (Vec::new(), Vec::new());
-        self.catalog.folders.push(Folder {
-            location: location.clone(),
-            parent,
-            stat,
-            device: id.0,
-            entries: listed,
-            errors,
-        });
+        let number = self.folder(location, parent, stat, id.0);
         self.depth += 1;
         let listed = self.entries(location, number, &entries);
         self.depth -= 1;
-        let mut listed = listed?;
-        listed.sort_by(|a, b| a.name.cmp(&b.name));
-        let mut errors: Vec<usize> = (0..listed.len()).collect();
-        errors.sort_by(|a, b| listed[*a].error.cmp(&listed[*b].error));
-        let folder = &mut self.catalog.folders[number.index()];
-        (folder.entries, folder.errors) = (listed, errors);
+        self.fill(number, listed?);
         Ok(Item::Folder(number))
     }
 
@@ -429,9 +458,13 @@ impl Scan {
         }
         let mut names = Names::new(entries, &later_splits);
         let mut listed = Vec::new();
+        let is_store = ollama::is_store(entries);
         // Symlinks come last, so that their targets are shown at their real paths.
         let (links, real): (Vec<&Entry>, Vec<&Entry>) = entries.iter().partition(|entry| entry.is_link);
         for entry in real.into_iter().chain(links) {
+            if is_store && (entry.name == ollama::MANIFESTS || entry.name == ollama::BLOBS) {
+                continue;
+            }
             let (location, is_dir) = (dir.join(&entry.name), entry.kind == EntryKind::Dir);
             if format::stem(&entry.name).is_some() && !is_dir {
                 self.add_bytes(entry);
@@ -461,7 +494,179 @@ impl Scan {
             };
             listed.push(Named { name, error, item });
         }
+        if is_store {
+            listed.extend(self.store(dir, folder, &mut names)?);
+        }
         Ok(listed)
+    }
+
+    /// The models of an Ollama store, as entries of the folder that shows the store.
+    fn store(&mut self, store: &Location, folder: FolderId, names: &mut Names) -> Result<Vec<Named>, TooMany> {
+        let (mut found, mut listed, mut ahead) = (Vec::new(), Vec::new(), vec![Vec::new()]);
+        while let Some(parts) = ahead.pop() {
+            let dir = parts.iter().fold(store.join(ollama::MANIFESTS), |dir: Location, part: &OsString| dir.join(part));
+            let source::Listing { id, stat, entries } = match source::list(&dir) {
+                Ok(listing) => listing,
+                Err(error) => {
+                    let reason = match error {
+                        source::Error::Io { error, .. } => source::strerror(&error),
+                        error => error.to_string(),
+                    };
+                    let name = names.free(dir.file_name());
+                    let error = names.of_error(&name);
+                    listed.push(Named { name, error, item: self.unreadable(&dir, folder, &reason) });
+                    continue;
+                }
+            };
+            self.catalog.dirs.add(id, stat);
+            self.count(entries.len())?;
+            for entry in entries.into_iter().filter(|entry| !entry.name.as_bytes().starts_with(b".")) {
+                let is_dir = entry.kind == EntryKind::Dir;
+                let parts: Vec<OsString> = parts.iter().cloned().chain([entry.name]).collect();
+                match <[OsString; ollama::PARTS]>::try_from(parts) {
+                    Ok(parts) if !is_dir => found.push(Manifest::new(store, parts)),
+                    Err(parts) if is_dir => ahead.push(parts),
+                    // Ollama has no other files there.
+                    Ok(_) | Err(_) => {}
+                }
+            }
+        }
+        listed.extend(self.manifests(found, folder, names)?);
+        Ok(listed)
+    }
+
+    /// Counts entries that were found.
+    fn count(&mut self, entries: usize) -> Result<(), TooMany> {
+        self.seen += entries;
+        if self.seen > self.limit { Err(TooMany) } else { Ok(()) }
+    }
+
+    /// The models of manifests, as entries of a folder.
+    fn manifests(&mut self, found: Vec<Manifest>, folder: FolderId, names: &mut Names) -> Result<Vec<Named>, TooMany> {
+        let mut is_long = vec![false; found.len()];
+        let path = |at: usize, is_long: &[bool]| match is_long[at] {
+            true => found[at].long_path(),
+            false => found[at].short_path(),
+        };
+        // If a path leads through another model, both get their long paths, which have the same length.
+        loop {
+            let all: HashMap<&[OsString], usize> = (0..found.len()).map(|at| (path(at, &is_long), at)).collect();
+            let through = |at: usize| {
+                let path = path(at, &is_long);
+                (1..path.len()).filter_map(|len| all.get(&path[..len]).copied()).chain([at]).collect::<Vec<_>>()
+            };
+            let clashes = (0..found.len()).map(through).filter(|clash| clash.len() > 1).flatten();
+            let clashes: Vec<usize> = clashes.filter(|at| !is_long[*at]).collect();
+            if clashes.is_empty() {
+                break;
+            }
+            clashes.into_iter().for_each(|at| is_long[at] = true);
+        }
+        let mut sorted: Vec<(&[OsString], &Manifest)> =
+            found.iter().enumerate().map(|(at, manifest)| (path(at, &is_long), manifest)).collect();
+        sorted.sort_by(|a, b| a.0.cmp(b.0));
+        self.arrange(&sorted, 0, folder, names)
+    }
+
+    /// The entries of a folder that shows the paths of these manifests from the component at `depth` on.
+    fn arrange(
+        &mut self,
+        found: &[(&[OsString], &Manifest)],
+        depth: usize,
+        folder: FolderId,
+        names: &mut Names,
+    ) -> Result<Vec<Named>, TooMany> {
+        let mut listed = Vec::new();
+        for group in found.chunk_by(|a, b| a.0[depth] == b.0[depth]) {
+            let (path, manifest) = group[0];
+            let name = names.free(&path[depth]);
+            let item = if path.len() == depth + 1 {
+                self.tag(manifest, folder)?
+            } else {
+                // A folder may show several directories, of models of the same name in two namespaces.
+                let dirs = group.iter().map(|(path, manifest)| manifest.ancestor(path.len() - depth - 1));
+                let dirs: BTreeSet<Location> = dirs.collect();
+                let stats = dirs.iter().map(|dir| self.reached(&manifest.store, dir, None));
+                let stat = stats.reduce(Stat::and).unwrap_or(NOBODY);
+                // The group has at least one manifest.
+                let dir = dirs.into_iter().next().unwrap_or_else(|| manifest.location.clone());
+                let inner = self.folder(&dir, folder, stat, source::device_at(&dir));
+                let entries = self.arrange(group, depth + 1, inner, &mut Names::empty())?;
+                self.fill(inner, entries);
+                Item::Folder(inner)
+            };
+            let error = match item {
+                Item::Unreadable(_) => names.of_error(&name),
+                _ => OsString::new(),
+            };
+            listed.push(Named { name, error, item });
+        }
+        Ok(listed)
+    }
+
+    /// The permissions of a directory in a store, or `own`, for those who may search the directories between.
+    fn reached(&mut self, store: &Location, location: &Location, own: Option<Stat>) -> Stat {
+        let dirs = &mut self.catalog.dirs;
+        dirs.add_paths(store, [location]);
+        let own = own.or_else(|| dirs.base(location).and_then(|base| base.stat()).ok());
+        let traversal = dirs.base(store).and_then(|mut base| base.traverse(location));
+        match (own, traversal) {
+            (Some(own), Ok(traversal)) => traversal.stat.map_or(own, |needed| own.and(needed)),
+            (own, _) => own.map_or(NOBODY, |own| own.and(NOBODY)),
+        }
+    }
+
+    /// The folder with the layers of a manifest.
+    fn tag(&mut self, manifest: &Manifest, parent: FolderId) -> Result<Item, TooMany> {
+        let Manifest { location, store, .. } = manifest;
+        let stat = match source::stat_at(location) {
+            Ok(stat) => shown_as_folder(stat),
+            Err(error) => return Ok(self.unreadable(location, parent, &source::strerror(&error))),
+        };
+        let stat = self.reached(store, location, Some(stat));
+        let folder = self.folder(location, parent, stat, source::device_at(location));
+        self.catalog.reads.push(location.clone());
+        let layers = match manifest.read() {
+            Ok((layers, _)) => layers,
+            Err(error) => {
+                self.catalog.unreadable.push(Unreadable { message: error.to_string(), folder });
+                let item = Item::Unreadable(self.catalog.unreadable.len() - 1);
+                self.fill(folder, vec![Named { name: "manifest".into(), error: "manifest.error.txt".into(), item }]);
+                return Ok(Item::Folder(folder));
+            }
+        };
+        self.count(layers.len())?;
+        let (mut names, mut listed) = (Names::empty(), Vec::new());
+        for layer in layers {
+            let blob = layer.blob.as_ref().map(|file| store.join(ollama::BLOBS).join(file));
+            let len = blob.as_ref().and_then(source::len_at);
+            let item = match blob {
+                blob if layer.is_model => {
+                    if let (Some(blob), Some(len)) = (&blob, len) {
+                        self.catalog.dirs.add_paths(store, [blob]);
+                        self.catalog.reads.push(blob.clone());
+                        // Several models may have a layer in common.
+                        let is_new = self.claimed.insert(blob.clone());
+                        self.catalog.bytes = self.catalog.bytes.saturating_add(if is_new { len } else { 0 });
+                    }
+                    let device = blob.as_ref().map_or(0, source::device_at);
+                    self.catalog.models.push(Found { location: location.join(&layer.name), device, folder });
+                    Item::Model(ModelId::new(self.catalog.models.len() - 1))
+                }
+                Some(blob) if layer.fault(len).is_none() => self.link(&blob),
+                _ => {
+                    let reason = layer.fault(len).map(|fault| fault.to_string()).unwrap_or_default();
+                    self.unreadable(location, folder, &reason)
+                }
+            };
+            let name = names.free(OsStr::new(&layer.name));
+            let error = if matches!(item, Item::Link(_)) { OsString::new() } else { names.of_error(&name) };
+            listed.push(Named { name, error, item });
+        }
+        let (name, item) = (names.free("manifest.json".as_ref()), self.link(location));
+        listed.push(Named { name, error: OsString::new(), item });
+        self.fill(folder, listed);
+        Ok(Item::Folder(folder))
     }
 
     fn link(&mut self, location: &Location) -> Item {
@@ -484,6 +689,12 @@ impl Scan {
     fn add_bytes(&mut self, entry: &Entry) {
         self.catalog.bytes = self.catalog.bytes.saturating_add(entry.len);
     }
+}
+
+/// The permissions of a folder whose names are the content of a file with this `stat`.
+fn shown_as_folder(stat: Stat) -> Stat {
+    let readers = stat.mode & 0o444;
+    Stat { mode: readers | readers >> 2, ..stat }
 }
 
 /// The indices of the splits that are not the first file of their model.
@@ -509,6 +720,11 @@ struct Names {
 const ERROR_STEM_MAX: usize = 230;
 
 impl Names {
+    /// For a folder without other entries.
+    fn empty() -> Self {
+        Self::new(&[], &HashSet::new())
+    }
+
     /// `later_splits` are the indices of entries that get no name.
     fn new(entries: &[Entry], later_splits: &HashSet<usize>) -> Self {
         let mut stems = HashSet::new();
@@ -533,14 +749,20 @@ impl Names {
                 self.taken.insert(name.clone());
                 name
             }
-            Cow::Owned(name) => self.unused(|number| {
-                let mut name = name.clone();
-                if number > 1 {
-                    name.push(format!("~{number}"));
-                }
-                name
-            }),
+            Cow::Owned(name) => self.free(&name),
         }
+    }
+
+    /// As [`Names::shown`], for a name that something else may have.
+    fn free(&mut self, name: &OsStr) -> OsString {
+        let name = harmless(name).into_owned();
+        self.unused(|number| {
+            let mut name = name.clone();
+            if number > 1 {
+                name.push(format!("~{number}"));
+            }
+            name
+        })
     }
 
     fn of_error(&mut self, name: &OsStr) -> OsString {

@@ -4,8 +4,9 @@
 //! mode in which the dataset was written. It is inferred from the names of tensors: in batch mode every shard has the
 //! same names, in key-value mode no two shards have a name in common.
 
-use super::error::{Error, SHARDS_MAX, SetError};
+use super::error::{Error, LIST_MAX, SHARDS_MAX, SetError};
 use super::ids::{ShardId, TensorId};
+use super::quiet::Quiet;
 use super::set::{self, Set};
 use super::table::{Joined, Kind, Model, Notes};
 use crate::content::Run;
@@ -13,11 +14,7 @@ use crate::format::{Mode, NameTable, SkipList, Skipped, TensorInfo};
 use crate::source::{self, Location};
 use crate::text::{brackets, quote};
 use serde::Deserialize;
-use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
-use serde::de::{Deserializer, IntoDeserializer, MapAccess, SeqAccess, Visitor};
 use std::collections::BTreeSet;
-use std::fmt;
-use std::marker::PhantomData;
 
 /// File name of a manifest.
 pub const MANIFEST: &str = "dataset_manifest.json";
@@ -42,42 +39,6 @@ struct Listed {
     bytes: Quiet<u64>,
 }
 
-/// A value that must not be a string. If the file has a string there, the error does not quote it, because it may be as
-/// long as the file.
-struct Quiet<T>(T);
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Quiet<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(QuietVisitor(PhantomData)).map(Self)
-    }
-}
-
-struct QuietVisitor<T>(PhantomData<T>);
-
-impl<'de, T: Deserialize<'de>> Visitor<'de> for QuietVisitor<T> {
-    type Value = T;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a whole number, a list or an object")
-    }
-
-    fn visit_str<E: serde::de::Error>(self, _: &str) -> Result<T, E> {
-        Err(E::custom("unexpected string"))
-    }
-
-    fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<T, E> {
-        T::deserialize(value.into_deserializer())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<T, A::Error> {
-        T::deserialize(SeqAccessDeserializer::new(seq))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
-        T::deserialize(MapAccessDeserializer::new(map))
-    }
-}
-
 /// Reads a manifest.
 fn read(text: &[u8]) -> Result<Manifest, SetError> {
     let manifest: Result<Quiet<Manifest>, _> = serde_json::from_slice(text);
@@ -86,14 +47,14 @@ fn read(text: &[u8]) -> Result<Manifest, SetError> {
 
 /// The shards that the manifest at `location` names; `None` if it cannot be read.
 pub(super) fn shards(location: &Location) -> Option<BTreeSet<String>> {
-    let manifest = read(&set::read_list(location).ok()?.0).ok()?;
+    let manifest = read(&set::read_list(location, LIST_MAX).ok()?.0).ok()?;
     let shards = manifest.shards.0;
     (shards.len() <= SHARDS_MAX).then(|| shards.into_iter().map(|shard| shard.0.shard_path).collect())
 }
 
 /// Opens all shards that the manifest at `location` names, and joins their tensors to arrays.
 pub(super) fn open(location: &Location, mode: Mode) -> Result<Model, Error> {
-    let (text, stat) = set::read_list(location)?;
+    let (text, stat) = set::read_list(location, LIST_MAX)?;
     let (manifest, Set { names, homes, files, broken, unopened }) = set::open(location, mode, |names| {
         let manifest = read(&text)?;
         if manifest.format_version.split('.').next() != Some("1") {

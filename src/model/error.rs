@@ -77,8 +77,8 @@ pub(super) const SHARDS_MAX: usize = 10_000;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages describe the variants")]
 pub enum SetError {
-    #[error("{len} bytes long; at most {LIST_MAX} are read")]
-    TooLong { len: u64 },
+    #[error("{len} bytes long; at most {max} are read")]
+    TooLong { len: u64, max: u64 },
     #[error("not a valid {what}: {reason}")]
     Json { what: &'static str, reason: String },
     #[error("format version {}; weightfs supports 1", quote(found))]
@@ -93,6 +93,25 @@ pub enum SetError {
     SameFile { a: String, b: String },
     #[error("is split {number} of {count} by its name; splits are numbered from 1 to {count}")]
     SplitNumber { number: usize, count: usize },
+    #[error("names more than {max} layers, which is the maximum")]
+    TooManyLayers { max: usize },
+    #[error(
+        "refused: the digest {} of the layer {} is not sha256 and 64 hexadecimal digits",
+        quote(digest),
+        quote(layer)
+    )]
+    Digest { layer: String, digest: String },
+    #[error("the layer {} is missing: there is no blobs/{blob}", quote(layer))]
+    NoBlob { layer: String, blob: String },
+    #[error(
+        "the layer {} has the wrong size: blobs/{blob} has {found} bytes, but the manifest says {stated}",
+        quote(layer)
+    )]
+    BlobSize { layer: String, blob: String, found: u64, stated: u64 },
+    #[error("names no layer with a model")]
+    NoModel,
+    #[error("has no layer {} with a model", quote(layer))]
+    NoLayer { layer: String },
     #[error("none of its shards can be mounted: {reason}")]
     Nothing { reason: String },
 }

@@ -2,7 +2,7 @@
 //!
 //! Source: `huggingface_hub`, `serialization/_torch.py`: `{"metadata": {...}, "weight_map": {TENSOR: FILE}}`.
 
-use super::error::{Error, Mismatch, SHARDS_MAX, SetError};
+use super::error::{Error, LIST_MAX, Mismatch, SHARDS_MAX, SetError};
 use super::set::{self, File, Set};
 use super::table::{Kind, Model, Notes, Shard, Stated};
 use crate::format::{KEPT_MAX, Mode, Text};
@@ -111,7 +111,7 @@ pub(super) fn shards(location: &Location) -> Option<BTreeSet<String>> {
         }
         Ok(0)
     };
-    read(&set::read_list(location).ok()?.0, number).ok()?;
+    read(&set::read_list(location, LIST_MAX).ok()?.0, number).ok()?;
     Some(names)
 }
 
@@ -127,7 +127,7 @@ pub(super) fn stem(name: &OsStr) -> Option<OsString> {
 
 /// Opens all shards that the index at `location` names, and compares them with the index.
 pub(super) fn open(location: &Location, mode: Mode) -> Result<Model, Error> {
-    let (text, stat) = set::read_list(location)?;
+    let (text, stat) = set::read_list(location, LIST_MAX)?;
     let ((entries, stated), Set { names, homes, files, broken, unopened }) =
         set::open(location, mode, |names| read(&text, &mut |name| names.number(name)))?;
     let (mut shards, sources): (Vec<Shard>, Vec<_>) = files.into_iter().unzip();

@@ -2,8 +2,9 @@
 
 use super::access::{NOBODY, restrict};
 use super::catalog::Catalog;
-use super::error::Error;
+use super::error::{Error, SetError};
 use super::ids::ModelId;
+use super::ollama::{self, Manifest};
 use super::split::{self, Split};
 use super::table::{Kind, Model};
 use super::{dataset, index};
@@ -35,15 +36,15 @@ impl Opened {
 /// Opens a model, or a directory with models in it or below it. A directory whose only model lies directly in it is
 /// opened as that model.
 pub fn open(location: &Location, mode: Mode) -> Result<Opened, Error> {
-    if !source::is_dir(location) {
+    let Some(catalog) = catalog(location, mode)? else {
         let mut model = open_model(location, mode)?;
         // The directory that holds an index, a manifest or splits is not part of the source.
         if model.kind() != Kind::File {
-            restrict(&mut model, &location.parent(), &Directories::default());
+            let base = model.base().cloned().unwrap_or_else(|| location.parent());
+            restrict(&mut model, &base, &Directories::default());
         }
         return Ok(Opened::Model(model.into()));
-    }
-    let catalog = Catalog::scan(location, mode)?;
+    };
     match catalog.only().filter(|only| catalog.is_at_top(*only)) {
         Some(only) => {
             let mut model = open_model(&location.rename(catalog.model(only)), mode)?;
@@ -52,12 +53,24 @@ pub fn open(location: &Location, mode: Mode) -> Result<Opened, Error> {
             model.need(dir.map_or(NOBODY, Stat::search));
             Ok(Opened::Model(model.into()))
         }
-        None if catalog.models().len() == 0 => Err(no_model(location)),
+        None if catalog.models().len() == 0 => Err(no_model(location, &catalog)),
         None => Ok(Opened::Catalog(catalog)),
     }
 }
 
-/// Opens one model: a file, the index of a sharded model, the manifest of a dataset, or any split.
+/// The models at a location, if it is a directory or the manifest of an Ollama store.
+fn catalog(location: &Location, mode: Mode) -> Result<Option<Catalog>, Error> {
+    if source::is_dir(location) {
+        return Catalog::scan(location, mode).map(Some);
+    }
+    match Manifest::find(location) {
+        Some(manifest) => Catalog::of_manifest(&manifest, mode).map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Opens one model: a file, the index of a sharded model, the manifest of a dataset, any split, or
+/// a layer of an Ollama manifest.
 pub fn open_model(location: &Location, mode: Mode) -> Result<Model, Error> {
     let name = location.file_name();
     if name == dataset::MANIFEST {
@@ -68,6 +81,9 @@ pub fn open_model(location: &Location, mode: Mode) -> Result<Model, Error> {
     }
     if let Some(split) = Split::parse(name) {
         return split::open(location, &split, mode);
+    }
+    if let Some((manifest, layer)) = Manifest::of_layer(location) {
+        return ollama::open(location, &manifest, layer, mode);
     }
     let mut model = Model::from_source(location, source::open(location)?, mode)?;
     let remark = model.shards().first().and_then(|shard| split::remark(&shard.header));
@@ -82,25 +98,31 @@ pub fn open_model(location: &Location, mode: Mode) -> Result<Model, Error> {
 /// If no model has that number.
 pub fn open_in(catalog: &Catalog, model: ModelId) -> Result<Model, Error> {
     let mut opened = open_model(catalog.model(model), catalog.mode())?;
-    restrict(&mut opened, catalog.home_location(model), catalog.directories());
+    let base = opened.base().unwrap_or(catalog.home_location(model)).clone();
+    restrict(&mut opened, &base, catalog.directories());
     Ok(opened)
 }
 
 /// The files to open for the models at a location: the location itself, or the files below a directory, as paths that
 /// begin with the location. Also returns messages about directories that cannot be listed.
 pub fn files(location: &Location) -> Result<(Vec<Location>, Vec<String>), Error> {
-    if !source::is_dir(location) {
+    let Some(catalog) = catalog(location, Mode::Strict)? else {
         return Ok((vec![location.clone()], Vec::new()));
-    }
-    let catalog = Catalog::scan(location, Mode::Strict)?;
+    };
     let files: Vec<Location> = catalog.models().map(|model| location.rename(catalog.model(model))).collect();
     if files.is_empty() {
-        return Err(no_model(location));
+        return Err(no_model(location, &catalog));
     }
     Ok((files, catalog.unreadable().map(str::to_owned).collect()))
 }
 
-fn no_model(location: &Location) -> Error {
+/// The error for a catalog without models.
+fn no_model(location: &Location, catalog: &Catalog) -> Error {
+    if !source::is_dir(location) {
+        return Error::Set { location: location.clone(), error: SetError::NoModel };
+    }
     let suffixes: Vec<_> = format::suffixes().collect();
-    Error::Directory { location: location.clone(), found: format!("with no {} file in it", suffixes.join(" or ")) }
+    let unreadable = catalog.unreadable().next().map(|message| format!("; {message}")).unwrap_or_default();
+    let found = format!("with no {} file in it{unreadable}", suffixes.join(" or "));
+    Error::Directory { location: location.clone(), found }
 }

@@ -1,5 +1,6 @@
 //! The files of a model, as far as they are known before the model is opened.
 
+use super::ollama::{self, Manifest};
 use super::{dataset, index, set, split};
 use crate::source::Location;
 
@@ -12,4 +13,27 @@ pub(super) fn others(location: &Location) -> Vec<Location> {
         _ => return split::others(location).collect(),
     };
     set::locations(location, shards.into_iter().flatten()).collect()
+}
+
+/// The files of a model, and the directory that holds all of them, unless links lead out of it.
+pub(super) struct Parts {
+    /// The file that is read first.
+    pub main: Location,
+    /// The others, which need not exist.
+    pub others: Vec<Location>,
+    /// `None` if it is that of the main file or one above it.
+    pub base: Option<Location>,
+}
+
+impl Parts {
+    /// The files of the model at a location.
+    pub fn of(location: &Location) -> Self {
+        match Manifest::of_layer(location) {
+            Some((manifest, layer)) => {
+                let others = ollama::blob_of(&manifest, layer).into_iter().collect();
+                Self { main: manifest.location, others, base: Some(manifest.store) }
+            }
+            None => Self { main: location.clone(), others: others(location), base: None },
+        }
+    }
 }

@@ -4,7 +4,7 @@ use super::access::{NOBODY, stat_of};
 use super::catalog::Catalog;
 use super::error::Error;
 use super::ids::ModelId;
-use super::parts;
+use super::parts::Parts;
 use crate::source::{self, Stat};
 use std::io::ErrorKind;
 
@@ -24,20 +24,22 @@ impl Refusal {
     /// If no model has that number.
     pub fn new(catalog: &Catalog, model: ModelId, error: &Error) -> Self {
         let (location, dirs) = (catalog.model(model), catalog.directories());
+        let Parts { main, others, base } = Parts::of(location);
         let (mut found, mut is_inside): (Option<Stat>, bool) = (None, true);
         let mut add = |stat: Stat| found = Some(found.map_or(stat, |found| found.and(stat)));
-        let (mut source, mut home) = (dirs.base(catalog.location()), dirs.base(catalog.home_location(model)));
-        for part in std::iter::once(location.clone()).chain(parts::others(location)) {
-            is_inside &= match source.as_mut().map(|source| source.traverse(&part)) {
+        let (mut source, mut home) =
+            (dirs.base(catalog.location()), dirs.base(base.as_ref().unwrap_or(catalog.home_location(model))));
+        for part in std::iter::once(&main).chain(&others) {
+            is_inside &= match source.as_mut().map(|source| source.traverse(part)) {
                 Ok(Ok(traversal)) => traversal.is_inside,
                 // Nothing of a shard that does not exist can be quoted.
-                Ok(Err(error)) => error.kind() == ErrorKind::NotFound && part != *location,
+                Ok(Err(error)) => error.kind() == ErrorKind::NotFound && *part != main,
                 Err(_) => false,
             };
             // If a file cannot be opened, the reason says nothing about its content.
-            if let Some(stat) = stat_of(&part) {
+            if let Some(stat) = stat_of(part) {
                 add(stat);
-                match home.as_mut().map(|home| home.traverse(&part)) {
+                match home.as_mut().map(|home| home.traverse(part)) {
                     Ok(Ok(traversal)) => traversal.stat.into_iter().for_each(&mut add),
                     _ => add(NOBODY),
                 }

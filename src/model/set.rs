@@ -1,6 +1,6 @@
 //! The files of a model of several files: checks their names, and opens them while the index or manifest is still read.
 
-use super::error::{Error, LIST_MAX, Mismatch, SHARDS_MAX, SetError};
+use super::error::{Error, Mismatch, SHARDS_MAX, SetError};
 use super::header;
 use super::table::Shard;
 use crate::format::{Mode, SkipList};
@@ -136,11 +136,11 @@ pub(super) fn settle(
     Ok(skipped.finish())
 }
 
-/// Reads the whole index or manifest at `location`. Also returns its owner and permissions.
-pub(super) fn read_list(location: &Location) -> Result<(Vec<u8>, Stat), Error> {
+/// Reads the whole index or manifest at `location`, which may have `max` bytes. Also returns its owner and permissions.
+pub(super) fn read_list(location: &Location, max: u64) -> Result<(Vec<u8>, Stat), Error> {
     let source = source::open(location)?;
-    if source.len() > LIST_MAX {
-        return Err(Error::Set { location: location.clone(), error: SetError::TooLong { len: source.len() } });
+    if source.len() > max {
+        return Err(Error::Set { location: location.clone(), error: SetError::TooLong { len: source.len(), max } });
     }
     let mut text = vec![0; source.len() as usize];
     source.read_exact_at(&mut text, 0)?;

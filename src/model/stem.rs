@@ -1,6 +1,7 @@
 //! The name of a model from its file name, and whether the file is an index or a manifest.
 
 use super::split::{self, Split};
+use super::table::Model;
 use super::{dataset, index};
 use crate::format;
 use crate::source::Location;
@@ -20,6 +21,11 @@ pub fn stem(location: &Location) -> Option<OsString> {
     }
     let single = format::stem(name).filter(|stem| is_named(stem)).or_else(|| Path::new(name).file_stem());
     index::stem(name).or_else(|| single.map(OsStr::to_owned))
+}
+
+/// The name of an open model.
+pub fn name_of(model: &Model) -> Option<OsString> {
+    model.own_name().map_or_else(|| stem(model.location()), |name| Some(name.to_owned()))
 }
 
 /// Whether a file of that name is a model, or should be one.

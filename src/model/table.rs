@@ -12,6 +12,7 @@ use crate::source::{self, Location, Source, Stat};
 use crate::text::quote;
 use serde::Deserialize;
 use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
@@ -50,6 +51,7 @@ pub struct Model {
     needed: Vec<Stat>,
     /// The files of the model that could not be opened.
     unopened: Vec<Location>,
+    list: Option<List>,
     /// The metadata of the model, if it is not that of its only file.
     metadata: Vec<(String, Value)>,
     notes: Notes,
@@ -66,6 +68,17 @@ pub enum Kind {
     Dataset,
     /// GGUF files that are splits of one model by their names.
     Splits,
+    /// A file that the manifest of an Ollama store names.
+    Layer,
+}
+
+/// The manifest of an Ollama store that names a layer.
+#[derive(Debug)]
+struct List {
+    location: Location,
+    store: Location,
+    /// The name of the model.
+    stem: OsString,
 }
 
 /// One file of a model.
@@ -137,6 +150,18 @@ impl Model {
         Ok(Self::new(location, Kind::File, vec![(Shard { name, header }, source)], Notes::default()))
     }
 
+    /// Reads the header of the layer at `location`, whose bytes are in the file `blob`.
+    pub(super) fn from_layer(
+        location: &Location,
+        blob: &Location,
+        source: Arc<dyn Source>,
+        mode: Mode,
+    ) -> Result<Self, Error> {
+        let name = blob.file_name().to_string_lossy().into_owned();
+        let header = header::read(location, &*source, mode)?;
+        Ok(Self::new(location, Kind::Layer, vec![(Shard { name, header }, source)], Notes::default()))
+    }
+
     pub(super) fn new(location: &Location, kind: Kind, files: Vec<(Shard, Arc<dyn Source>)>, notes: Notes) -> Self {
         let (shards, sources): (Vec<Shard>, Vec<_>) = files.into_iter().unzip();
         let first = shards.iter().scan(0, |next, shard| {
@@ -153,7 +178,7 @@ impl Model {
         };
         let location = location.absolute().unwrap_or_else(|_| location.clone());
         let (joined, aside, by_name, quantized, manifest) = Default::default();
-        let (needed, unopened) = Default::default();
+        let (needed, unopened, list) = Default::default();
         let (sources, len) = (sources.into(), stored);
         Self {
             location,
@@ -170,6 +195,7 @@ impl Model {
             manifest,
             needed,
             unopened,
+            list,
             metadata,
             notes,
         }
@@ -188,6 +214,26 @@ impl Model {
         self.unopened = unopened;
     }
 
+    /// Sets the manifest that names the model, its store, and the name of the model.
+    pub(super) fn set_list(&mut self, location: Location, store: Location, stem: OsString) {
+        self.list = Some(List { location, store, stem });
+    }
+
+    /// The name of the model, if it does not follow from its location.
+    pub(super) fn own_name(&self) -> Option<&OsStr> {
+        self.list.as_ref().map(|list| &*list.stem)
+    }
+
+    /// The directory that holds everything that the model is made of, if that is known from the model itself.
+    pub(super) fn base(&self) -> Option<&Location> {
+        self.list.as_ref().map(|list| &list.store)
+    }
+
+    /// Whether the model is always one file.
+    pub fn is_single(&self) -> bool {
+        matches!(self.kind, Kind::File | Kind::Layer)
+    }
+
     /// Restricts [`Model::stat`] to the permissions that `needed` gives too, such as those of the index or manifest.
     pub(super) fn need(&mut self, needed: Stat) {
         self.needed.push(needed);
@@ -195,7 +241,8 @@ impl Model {
 
     /// The locations of all its files, including those that could not be opened.
     pub(super) fn locations(&self) -> Vec<Location> {
-        let opened = self.sources.iter().filter_map(|source| source.location()).chain([&self.location]);
+        let opened = self.sources.iter().filter_map(|source| source.location());
+        let opened = opened.chain([self.list.as_ref().map_or(&self.location, |list| &list.location)]);
         opened.chain(&self.unopened).cloned().collect()
     }
 
@@ -330,7 +377,7 @@ impl Model {
 
     /// The logical tensor called `name`.
     pub fn find(&self, name: &str) -> Option<TensorId> {
-        if let (Kind::File, [one]) = (self.kind, &self.shards[..]) {
+        if let (true, [one]) = (self.is_single(), &self.shards[..]) {
             return one.header.find(name).map(TensorId::new);
         }
         let name_at = |index| self.name(TensorId::new(index));
@@ -348,7 +395,7 @@ impl Model {
     /// Whether [`Model::find`] returns at once. The first lookup in a model of several files builds a table of all
     /// names.
     pub fn can_find(&self) -> bool {
-        self.kind == Kind::File || self.by_name.get().is_some()
+        self.is_single() || self.by_name.get().is_some()
     }
 
     /// The logical tensors that look quantized. The first call goes through all names.

@@ -28,6 +28,18 @@ pub fn exists(location: &Location) -> bool {
     path.symlink_metadata().is_ok()
 }
 
+/// Size in bytes of the regular file at a location, if there is one; symlinks are followed.
+pub fn len_at(location: &Location) -> Option<u64> {
+    let Location::Local(path) = location;
+    std::fs::metadata(path).ok().filter(Metadata::is_file).map(|found| found.len())
+}
+
+/// The number of the device or file system of what is at a location; symlinks are followed. 0 if nothing exists there.
+pub fn device_at(location: &Location) -> u64 {
+    let Location::Local(path) = location;
+    std::fs::metadata(path).map_or(0, |found| found.dev())
+}
+
 /// A directory and its entries.
 #[derive(Debug)]
 pub struct Listing {

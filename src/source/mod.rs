@@ -23,7 +23,7 @@ use std::time::SystemTime;
 pub use bytes::Bytes;
 pub use error::{Cause, Error, strerror};
 pub use file::{MappedFile, limit_open_files};
-pub use local::{Entry, EntryKind, Listing, exists, is_dir, list, modified_at, open, stat_at};
+pub use local::{Entry, EntryKind, Listing, device_at, exists, is_dir, len_at, list, modified_at, open, stat_at};
 pub use location::Location;
 pub use map::limit_maps;
 pub use memory::Memory;

@@ -238,7 +238,7 @@ fn stored_metadata<'m>(model: &'m Model, data: Option<(&[Run], u64)>) -> Vec<Cow
 
 /// The files in `export/` and their names. Logs a warning for each that cannot be made.
 pub fn files(model: &Arc<Model>) -> Vec<(String, Content)> {
-    let stem = model::stem(model.location()).unwrap_or_default();
+    let stem = model::name_of(model).unwrap_or_default();
     // A copy in the directory of the model must not overwrite a file that the mount reads. The model itself, if it is
     // one file, has the name without suffix.
     let is_source = |file: &str| model.shards().iter().any(|shard| Path::new(&shard.name).ends_with(file));

@@ -147,7 +147,7 @@ pub const VIEWS: &[Row] = &[
     Row {
         name: "header",
         file: "header.json",
-        in_root: |model| model.kind() == Kind::File && has_text(model),
+        in_root: |model| model.is_single() && has_text(model),
         in_shards: InShards::IfText,
         files: Files::One {
             kept: false,
@@ -234,7 +234,7 @@ pub const VIEWS: &[Row] = &[
     Row {
         name: "shards",
         file: "shards",
-        in_root: |model| model.kind() != Kind::File,
+        in_root: |model| !model.is_single(),
         in_shards: InShards::Never,
         files: Files::Shards,
     },

@@ -21,6 +21,7 @@ mod limits;
 mod load;
 mod memory;
 mod metadata;
+mod ollama;
 mod opening;
 mod panics;
 mod races;

@@ -30,10 +30,11 @@ pub struct File {
 }
 
 impl File {
-    /// Checks one file. The file is `None` if nothing of its header can be used.
-    pub fn check(location: &Location) -> Result<(Option<Self>, Report), source::Error> {
+    /// Checks the file at a location. Findings call it `shown`. The file is `None` if nothing of its header can be
+    /// used.
+    pub fn check(shown: &Location, location: &Location) -> Result<(Option<Self>, Report), source::Error> {
         let source = source::open(location)?;
-        let name = location.to_string();
+        let name = shown.to_string();
         let mut report = Report::of_one_file();
         let (mut input, header) = model::load(&*source, Mode::Strict)?;
         let header = match header {

@@ -30,10 +30,19 @@ impl Check {
         let is_set = model::is_set(location.file_name());
         let locations: Vec<Location> = match is_set {
             true => set::check(location, &mut report)?,
-            false => vec![location.clone()],
+            false => match model::file_of(location) {
+                Ok(file) => vec![file],
+                Err(Error::Set { error, .. }) => {
+                    report.add(Rule::Format, &location.to_string(), None, || error.to_string());
+                    Vec::new()
+                }
+                Err(error) => return Err(error),
+            },
         };
         let mut files = Vec::new();
-        for result in threads::map(locations.len(), |at| File::check(&locations[at])) {
+        for result in threads::map(locations.len(), |at| {
+            File::check(if is_set { &locations[at] } else { location }, &locations[at])
+        }) {
             let (file, found) = result?;
             report.merge(found);
             files.extend(file);

@@ -35,7 +35,7 @@ pub(super) fn check(location: &Location, report: &mut Report) -> Result<Vec<Loca
         let rule = match model.kind() {
             Kind::Dataset => Rule::Manifest,
             Kind::Sharded => Rule::IndexTwice,
-            Kind::File | Kind::Splits => Rule::SplitName,
+            Kind::File | Kind::Splits | Kind::Layer => Rule::SplitName,
         };
         report.add(rule, &name, None, || remark.clone());
     }

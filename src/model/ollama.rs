@@ -1,0 +1,355 @@
+//! The manifests of an Ollama store: the files that each names, and the layers that are models.
+//!
+//! A store has the directories `manifests` and `blobs`. The manifest of a model is the JSON file
+//! `manifests/HOST/NAMESPACE/NAME/TAG`. It names the layers by their SHA-256, and `blobs/sha256-HEX` has their bytes.
+//!
+//! A layer that is a model has the location `manifests/HOST/NAMESPACE/NAME/TAG/LAYER`, at which no file exists.
+//!
+//! Source: `github.com/ollama/ollama`, `manifest/`, `types/model/name.go` and `server/images.go`.
+
+use super::error::{Error, SetError};
+use super::quiet::Quiet;
+use super::set;
+use super::table::Model;
+use crate::format::Mode;
+use crate::name;
+use crate::source::{self, Entry, EntryKind, Location, Stat};
+use serde::Deserialize;
+use std::collections::HashSet;
+use std::ffi::{OsStr, OsString};
+use std::io;
+
+/// The directory of manifests in a store.
+pub(super) const MANIFESTS: &str = "manifests";
+
+/// The directory of blobs in a store.
+pub(super) const BLOBS: &str = "blobs";
+
+/// Number of directories in [`MANIFESTS`] above a manifest, and its file name.
+pub(super) const PARTS: usize = 4;
+
+/// The host and the namespace that Ollama leaves out of names.
+const DEFAULTS: [&str; 2] = ["registry.ollama.ai", "library"];
+
+/// Maximum size of a manifest in bytes. Manifests of models have a few hundred bytes, and a hundred for each layer.
+const MANIFEST_MAX: u64 = 16 << 20;
+
+/// Maximum number of layers of a manifest.
+const LAYERS_MAX: usize = 10_000;
+
+/// What the media types of layers begin with.
+const MEDIA_TYPE: &str = "application/vnd.ollama.image.";
+
+/// Whether a directory with these entries is a store.
+pub(super) fn is_store(entries: &[Entry]) -> bool {
+    let has = |name| entries.iter().any(|entry| entry.name == name && entry.kind == EntryKind::Dir);
+    has(MANIFESTS) && has(BLOBS)
+}
+
+/// The location of a manifest.
+#[derive(Debug, Clone)]
+pub(super) struct Manifest {
+    pub store: Location,
+    pub location: Location,
+    /// Host, namespace, name and tag.
+    parts: [OsString; PARTS],
+}
+
+impl Manifest {
+    /// The manifest in the store at `store` with these parts.
+    pub fn new(store: &Location, parts: [OsString; PARTS]) -> Self {
+        let location = parts.iter().fold(store.join(MANIFESTS), |dir, part| dir.join(part));
+        Self { store: store.clone(), location, parts }
+    }
+
+    /// The manifest at a location; `None` if there is none.
+    pub fn find(location: &Location) -> Option<Self> {
+        if location.file_name().is_empty() || source::is_dir(location) || !source::exists(location) {
+            return None;
+        }
+        // The path may be too short, or have a symlink in it.
+        let absolute = || Self::at(&location.absolute().ok()?);
+        let canonical = || Self::at(&location.canonical().ok()?);
+        Self::at(location).or_else(absolute).or_else(canonical)
+    }
+
+    /// The same manifest, independent of the current directory.
+    pub fn absolute(&self) -> io::Result<Self> {
+        let (store, location) = (self.store.absolute()?, self.location.absolute()?);
+        Ok(Self { store, location, parts: self.parts.clone() })
+    }
+
+    /// The manifest at a location whose path has all parts.
+    fn at(location: &Location) -> Option<Self> {
+        let (mut parts, mut dir): ([OsString; PARTS], _) = (Default::default(), location.clone());
+        for part in parts.iter_mut().rev() {
+            *part = Some(dir.file_name()).filter(|name| !name.is_empty())?.to_owned();
+            dir = dir.parent();
+        }
+        let store = dir.parent();
+        let is_there = dir.file_name() == MANIFESTS && source::is_dir(&store.join(BLOBS));
+        is_there.then(|| Self { store, location: location.clone(), parts })
+    }
+
+    /// The manifest and the name of the layer at a location; `None` if it is not that of a layer.
+    pub fn of_layer(location: &Location) -> Option<(Self, &OsStr)> {
+        // In most cases the file exists, and is no layer.
+        if source::exists(location) {
+            return None;
+        }
+        Some((Self::find(&location.parent())?, location.file_name()))
+    }
+
+    /// The path of the model in a mount, as Ollama shortens names: without the default host and namespace.
+    pub fn short_path(&self) -> &[OsString] {
+        let [host, namespace, ..] = &self.parts;
+        match (host == DEFAULTS[0], namespace == DEFAULTS[1]) {
+            (true, true) => &self.parts[2..],
+            (true, false) => &self.parts[1..],
+            (false, _) => &self.parts,
+        }
+    }
+
+    /// The path of the model in a mount, if the short one is that of another model or leads through one.
+    pub fn long_path(&self) -> &[OsString] {
+        &self.parts
+    }
+
+    /// The directory or file of a component of the path in a mount. `len` counts the components that follow.
+    pub fn ancestor(&self, len: usize) -> Location {
+        (0..len).fold(self.location.clone(), |location, _| location.parent())
+    }
+
+    /// A name for a directory with this model in it.
+    pub fn stem(&self) -> OsString {
+        let [.., name, tag] = &self.parts;
+        [name, tag].map(OsString::as_os_str).join("-".as_ref())
+    }
+
+    /// The layers of the manifest, and its permissions.
+    pub fn read(&self) -> Result<(Vec<Layer>, Stat), Error> {
+        let (text, stat) = set::read_list(&self.location, MANIFEST_MAX)?;
+        let layers = layers(&text).map_err(|error| Error::Set { location: self.location.clone(), error })?;
+        Ok((layers, stat))
+    }
+
+    /// The blob of a layer, after checking that it has the right size.
+    fn blob(&self, layer: &Layer) -> Result<Location, Error> {
+        let error = |error| Error::Set { location: self.location.clone(), error };
+        let Some(file) = &layer.blob else {
+            return Err(error(SetError::Digest { layer: layer.name.clone(), digest: layer.digest.clone() }));
+        };
+        let blob = self.store.join(BLOBS).join(file);
+        if !source::exists(&blob) {
+            return Err(error(SetError::NoBlob { layer: layer.name.clone(), blob: file.clone() }));
+        }
+        Ok(blob)
+    }
+
+    /// The layer of that name, if it is a model.
+    fn layer(&self, name: &OsStr) -> Result<(Layer, Stat), Error> {
+        let (layers, stat) = self.read()?;
+        let layer = layers.into_iter().find(|layer| layer.is_model && *layer.name == *name);
+        let error = || SetError::NoLayer { layer: name.to_string_lossy().into_owned() };
+        let layer = layer.ok_or_else(|| Error::Set { location: self.location.clone(), error: error() })?;
+        Ok((layer, stat))
+    }
+}
+
+/// A file that a manifest names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Layer {
+    /// Its name in a mount, which no other layer has.
+    pub name: String,
+    /// Whether it should be a model.
+    pub is_model: bool,
+    /// The file name of its blob; `None` if the digest is refused.
+    pub blob: Option<String>,
+    pub digest: String,
+    /// In bytes.
+    size: Option<u64>,
+}
+
+impl Layer {
+    /// What is wrong with the blob of the layer, if its size is `found`, or `None` if it does not exist.
+    pub fn fault(&self, found: Option<u64>) -> Option<SetError> {
+        let Self { name, blob, digest, size, .. } = self;
+        let layer = name.clone();
+        let Some(blob) = blob.clone() else { return Some(SetError::Digest { layer, digest: digest.clone() }) };
+        let Some(found) = found else { return Some(SetError::NoBlob { layer, blob }) };
+        let stated = size.filter(|size| *size != found)?;
+        Some(SetError::BlobSize { layer, blob, found, stated })
+    }
+}
+
+#[derive(Deserialize)]
+struct Listed {
+    config: Option<Quiet<ListedLayer>>,
+    layers: Option<Quiet<Vec<Quiet<ListedLayer>>>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[derive(Default)]
+struct ListedLayer {
+    media_type: String,
+    digest: String,
+    size: Option<Quiet<u64>>,
+    /// The path of a file, of layers of the type `json`.
+    name: Option<String>,
+}
+
+/// Reads a manifest.
+fn layers(text: &[u8]) -> Result<Vec<Layer>, SetError> {
+    let listed: Result<Quiet<Listed>, _> = serde_json::from_slice(text);
+    let Quiet(Listed { config, layers }) = listed.map_err(|error| SetError::json("manifest of Ollama", &error))?;
+    let listed = layers.map(|Quiet(layers)| layers).unwrap_or_default();
+    if listed.len() > LAYERS_MAX {
+        return Err(SetError::TooManyLayers { max: LAYERS_MAX });
+    }
+    // Ollama writes an empty digest if a model has no configuration.
+    let config = config.filter(|Quiet(config)| !config.digest.is_empty());
+    let config = config.map(|Quiet(config)| layer(config, ("config".into(), ".json", false)));
+    let all = listed.into_iter().map(|Quiet(listed)| {
+        let named = named(&listed);
+        layer(listed, named)
+    });
+    let mut taken = HashSet::new();
+    let mut layers: Vec<Layer> = Vec::new();
+    for (mut layer, stem, ending) in all.chain(config) {
+        for number in 2.. {
+            if taken.insert(layer.name.clone()) {
+                break;
+            }
+            layer.name = format!("{stem}-{number}{ending}");
+        }
+        layers.push(layer);
+    }
+    Ok(layers)
+}
+
+/// The name of a layer without and with the ending of its file name, and whether it should be a model.
+fn named(listed: &ListedLayer) -> (String, &'static str, bool) {
+    let kind = listed.media_type.strip_prefix(MEDIA_TYPE);
+    match kind {
+        Some(kind @ ("model" | "adapter" | "projector" | "draft")) => (kind.to_owned(), "", true),
+        Some(kind @ ("params" | "messages")) => (kind.to_owned(), ".json", false),
+        // The name before Ollama 0.1.
+        Some("prompt") => ("template".to_owned(), "", false),
+        Some("json" | "tensor") if listed.name.is_some() => {
+            (name::encode(listed.name.as_deref().unwrap_or_default()).into_owned(), "", false)
+        }
+        _ => (name::encode(kind.unwrap_or(&listed.media_type)).into_owned(), "", false),
+    }
+}
+
+fn layer(listed: ListedLayer, named: (String, &'static str, bool)) -> (Layer, String, &'static str) {
+    let ((stem, ending, is_model), ListedLayer { digest, size, .. }) = (named, listed);
+    let layer = Layer {
+        name: format!("{stem}{ending}"),
+        is_model,
+        blob: blob_name(&digest),
+        digest,
+        size: size.map(|size| size.0),
+    };
+    (layer, stem, ending)
+}
+
+/// The file name of the blob with a digest; `None` for a digest that Ollama does not accept either.
+fn blob_name(digest: &str) -> Option<String> {
+    let hex = digest.strip_prefix("sha256").and_then(|rest| rest.strip_prefix([':', '-']))?;
+    let is_hash = hex.len() == 64 && hex.bytes().all(|digit| digit.is_ascii_hexdigit());
+    is_hash.then(|| format!("sha256-{hex}"))
+}
+
+/// Opens the layer called `name`.
+pub(super) fn open(location: &Location, manifest: &Manifest, name: &OsStr, mode: Mode) -> Result<Model, Error> {
+    let (layer, stat) = manifest.layer(name)?;
+    let blob = manifest.blob(&layer)?;
+    let source = source::open(&blob)?;
+    check_size(manifest, &layer, source.len())?;
+    let mut model = Model::from_layer(location, &blob, source, mode)?;
+    let stem = manifest.stem();
+    let stem = if name == "model" { stem } else { [&stem, name].join("-".as_ref()) };
+    model.set_list(manifest.location.clone(), manifest.store.clone(), stem);
+    model.need(stat);
+    Ok(model)
+}
+
+fn check_size(manifest: &Manifest, layer: &Layer, len: u64) -> Result<(), Error> {
+    let fault = layer.fault(Some(len));
+    fault.map_or(Ok(()), |error| Err(Error::Set { location: manifest.location.clone(), error }))
+}
+
+/// The file that has the bytes of the model at a location: the blob of a layer, or the location itself.
+pub fn file_of(location: &Location) -> Result<Location, Error> {
+    let Some((manifest, name)) = Manifest::of_layer(location) else { return Ok(location.clone()) };
+    let (layer, _) = manifest.layer(name)?;
+    let blob = manifest.blob(&layer)?;
+    check_size(&manifest, &layer, source::open(&blob)?.len())?;
+    Ok(blob)
+}
+
+/// The blob of a layer, whether it exists or not. `None` if the manifest does not name it.
+pub(super) fn blob_of(manifest: &Manifest, name: &OsStr) -> Option<Location> {
+    let (layer, _) = manifest.layer(name).ok()?;
+    Some(manifest.store.join(BLOBS).join(layer.blob?))
+}
+
+/// A name for a directory with the model at a location, if it is a manifest or one of its layers.
+pub fn manifest_stem(location: &Location) -> Option<OsString> {
+    let layer = || Manifest::of_layer(location).map(|(manifest, _)| manifest);
+    Some(Manifest::find(location).or_else(layer)?.stem())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_have_names_and_refused_digests_have_no_blob() {
+        let hex = "0123456789abcdefABCDEF0123456789abcdef0123456789abcdef0123456789";
+        let layer = |kind: &str, digest: &str| serde_json::json!({"mediaType": format!("{MEDIA_TYPE}{kind}"), "digest": digest, "size": 3});
+        let digest = format!("sha256:{hex}");
+        let kinds = ["model", "projector", "projector", "license", "license", "params", "prompt", "x/../y", "model"];
+        let mut listed: Vec<_> = kinds.iter().map(|kind| layer(kind, &digest)).collect();
+        listed.push(serde_json::json!({"mediaType": "text/html", "digest": ""}));
+        listed
+            .push(serde_json::json!({"mediaType": format!("{MEDIA_TYPE}json"), "name": "a/b.json", "digest": digest}));
+        let text = serde_json::json!({"config": layer("x", &digest), "layers": listed, "schemaVersion": 2}).to_string();
+        let found = layers(text.as_bytes()).unwrap();
+        let names: Vec<&str> = found.iter().map(|layer| &layer.name[..]).collect();
+        assert_eq!(
+            names,
+            [
+                "model",
+                "projector",
+                "projector-2",
+                "license",
+                "license-2",
+                "params.json",
+                "template",
+                "x%2F..%2Fy",
+                "model-2",
+                "text%2Fhtml",
+                "a%2Fb.json",
+                "config.json"
+            ]
+        );
+        assert_eq!(found.iter().filter(|layer| layer.is_model).count(), 4);
+        assert_eq!(found[0].blob.as_deref(), Some(&*format!("sha256-{hex}")));
+        assert_eq!((found[0].fault(Some(3)), &found[9].blob), (None, &None));
+        for digest in
+            ["", "sha256:../../x", "sha256:", "md5:00", &format!("sha256:{}", &hex[1..]), &format!("sha256:{hex}0")]
+        {
+            assert_eq!(blob_name(digest), None, "{digest}");
+        }
+        assert!(blob_name(&format!("sha256-{hex}")).is_some());
+        for text in
+            ["", "[]", "3", "\"text\"", r#"{"layers": {}}"#, r#"{"layers": [3]}"#, r#"{"layers": [{"size": "1"}]}"#]
+        {
+            assert!(layers(text.as_bytes()).is_err(), "{text}");
+        }
+        assert_eq!(layers(b"{}").unwrap(), []);
+    }
+}
