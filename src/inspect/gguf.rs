@@ -1,7 +1,7 @@
 //! What the metadata of a GGUF file says about the network, its quantization and its tokenizer.
 //!
-//! Keys that are missing or have another type are left out. Sources: `docs/gguf.md` of ggml; `llama_model_ftype_name` in
-//! `llama-model-loader.cpp` of llama.cpp.
+//! Keys that are missing or have another type are left out. Sources: `docs/gguf.md` of ggml; `llama_model_ftype_name`
+//! in `llama-model-loader.cpp` of llama.cpp.
 
 use crate::format::{Scalar, Value};
 use crate::model::find_value;

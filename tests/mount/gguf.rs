@@ -216,7 +216,7 @@ fn last_tensor_may_lack_padding() {
 fn values_are_compared_with_those_of_safetensors_exactly() {
     let scene = Scene::new();
     let said = gguf(["diff".as_ref(), WEIGHTFS.as_ref(), scene.dir.path().as_os_str()]);
-    // The tensors without and with a difference, and the one with another shape. Integers and float64 are equal as such.
+    // The tensors without and with a difference, and the one with another shape.
     assert_eq!(said.trim(), r#"1 29 [{"name": "plain.F16", "reason": "the shapes differ"}]"#);
     let text = scene.sh("weightfs diff --data types.gguf values.safetensors").out;
     assert!(text.contains("blocks.Q4_0") && text.contains("8 of 3,264 elements; "), "{text}");
