@@ -284,7 +284,8 @@ fn dataset_is_one_folder() {
     let mount = scene.mount(&scene.path("repo"), &[]);
     assert_eq!(names(&mount, ""), ["nested", "train"]);
     assert_eq!(mount.read("train/tensors/x"), [pattern(4), pattern(4)].concat());
-    assert_eq!(names(&mount, "train/export"), ["train-clean.safetensors", "train-whole.safetensors"]);
+    let exports = ["bf16", "clean", "f32", "whole"].map(|kind| format!("train-{kind}.safetensors"));
+    assert_eq!(names(&mount, "train/export"), exports);
     assert_eq!(mount.read("nested/only/tensors/w"), pattern(3));
 }
 
