@@ -1,5 +1,6 @@
 //! Ollama stores: the models of each manifest under its name and tag, and its other layers as files.
 
+use crate::gguf::{file, texts};
 use crate::support::{Detached, Mount, Scene, pattern, require_fuse, without_remark};
 use safetensors::Dtype;
 use serde_json::{Value, json};
@@ -9,6 +10,12 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 
 const LIBRARY: &str = "registry.ollama.ai/library";
+
+/// A GGUF file with three tokens and a tensor.
+fn gguf() -> Vec<u8> {
+    let tokens = texts(&[b"<s>", b"</s>", b"the"]);
+    file(&[("tokenizer.ggml.tokens", tokens)], &[("output_norm.weight", 1, &[4], vec![0; 8])])
+}
 
 /// Writes a blob. Returns its digest and its size.
 fn blob(scene: &Scene, bytes: &[u8]) -> (String, usize) {
@@ -48,7 +55,7 @@ fn scene() -> (Scene, Vec<u8>) {
 
 /// A model with a layer of each kind.
 fn llava(scene: &Scene, adapter: &[u8]) -> PathBuf {
-    let model = crate::gguf::tokens();
+    let model = gguf();
     let layers = [
         layer(scene, "model", &model),
         layer(scene, "projector", &[&model[..], &[0; 32]].concat()),
@@ -94,8 +101,10 @@ fn assert_llava(mount: &Mount) {
     assert_eq!(mount.read("llava/7b/adapter/tensors/lora"), pattern(5));
     assert_eq!(mount.read("llava/7b/model/metadata/tokenizer.ggml.tokens"), b"\"<s>\"\n\"</s>\"\n\"the\"\n");
     assert!(mount.path("llava/7b/adapter/header.json").exists() && !mount.path("llava/7b/model/shards").exists());
-    assert_eq!(mount.list("llava/7b/model/export"), ["llava-7b-whole.gguf"]);
-    assert_eq!(mount.list("llava/7b/projector/export"), ["llava-7b-projector-whole.gguf"]);
+    for (layer, stem) in [("model", "llava-7b"), ("projector", "llava-7b-projector")] {
+        let exports = ["bf16.safetensors", "f32.safetensors", "whole.gguf"].map(|kind| format!("{stem}-{kind}"));
+        assert_eq!(names(mount, &format!("llava/7b/{layer}/export")), exports);
+    }
     let index: Value = serde_json::from_slice(&mount.read("llava/7b/model/index.json")).unwrap();
     let shard = index["tensors"][0]["shard"].as_str().unwrap();
     assert!(shard.starts_with("sha256-") && index["source"].as_str().unwrap().ends_with("/llava/7b/model"), "{index}");
@@ -107,7 +116,7 @@ fn store_shows_models_by_name_and_tag() {
     require_fuse!();
     let (scene, adapter) = scene();
     let path = llava(&scene, &adapter);
-    let model = [layer(&scene, "model", &crate::gguf::tokens())];
+    let model = [layer(&scene, "model", &gguf())];
     for path in [
         "registry.ollama.ai/mannix/llama3/q4",
         "hf.co/bartowski/X-GGUF/Q4_K_M",
@@ -152,7 +161,7 @@ fn store_shows_models_by_name_and_tag() {
 fn commands_take_a_store_a_manifest_or_a_layer() {
     let (scene, adapter) = scene();
     llava(&scene, &adapter);
-    fs::write(scene.path("one.gguf"), crate::gguf::tokens()).unwrap();
+    fs::write(scene.path("one.gguf"), gguf()).unwrap();
     let path = format!("store/manifests/{LIBRARY}/llava/7b");
     let all = scene.ok("weightfs ls --no-headings store");
     for layer in ["adapter", "model", "projector"] {
@@ -189,9 +198,9 @@ fn commands_take_a_store_a_manifest_or_a_layer() {
 fn missing_blobs_wrong_sizes_and_hostile_manifests_become_error_files() {
     require_fuse!();
     let (scene, _) = scene();
-    let model = layer(&scene, "model", &crate::gguf::tokens());
+    let model = layer(&scene, "model", &gguf());
     let template = layer(&scene, "template", b"text");
-    fs::write(scene.path("secret"), crate::gguf::tokens()).unwrap();
+    fs::write(scene.path("secret"), gguf()).unwrap();
     let changed = |layer: &Value, key: &str, value: Value| {
         let mut layer = layer.clone();
         layer[key] = value;
@@ -275,7 +284,7 @@ fn other_users_read_a_layer_only_if_they_may_read_its_manifest_and_its_blob() {
     let (scene, adapter) = scene();
     let path = llava(&scene, &adapter);
     let mut blobs = fs::read_dir(scene.path("store/blobs")).unwrap().map(|entry| entry.unwrap().path());
-    let model = blobs.find(|path| fs::read(path).unwrap() == crate::gguf::tokens()).unwrap();
+    let model = blobs.find(|path| fs::read(path).unwrap() == gguf()).unwrap();
     fs::set_permissions(scene.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let above: Vec<PathBuf> = path.ancestors().skip(1).take(4).map(PathBuf::from).collect();
     assert!(above[3].ends_with("manifests"));

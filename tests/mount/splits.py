@@ -23,7 +23,10 @@ TENSORS = [
 def writer(path, **options):
     writer = GGUFWriter(path, "llama", **options)
     writer.add_name("Split Model")
-    writer.add_uint32("llama.context_length", 4096)
+    writer.add_uint32("general.quantization_version", 2)
+    for key in ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count"):
+        writer.add_uint32(f"llama.{key}", 32)
+    writer.add_string("tokenizer.ggml.model", "llama")
     writer.add_array("tokenizer.ggml.tokens", ["<s>", "</s>", "é"])
     writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
     for name, data, type in TENSORS:
