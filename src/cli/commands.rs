@@ -169,14 +169,14 @@ download does, from the middle of a tensor on or in most of the model; data that
 Warnings: a tensor that is not aligned to its element size; deviations from the format that readers
 accept; dtypes and header sizes that some readers reject; an index with duplicate tensors or wrong
 totals; metadata that violates the rules of ModelSpec or sd-scripts; infinite values. In GGUF files
-also: metadata keys that llama.cpp and other programs need and that are missing or have another
+also: metadata keys that llama.cpp and other programs need but that are missing or have another
 type; token lists of different lengths; missing padding, and bytes after the last tensor.
 
 Notes: tensors whose bytes are all zero, except single values. Many models have some: biases, and
 matrices that are zero before training. Notes do not change the exit status.
 
-If the metadata contains a hash, all data is read to verify it. --values reads all data and looks for
-NaN, infinite values and zeros.
+If the metadata contains a hash, all data is read to verify it. --values reads all data and looks
+for NaN, infinite values and zeros.
 
 Exit status: 0 no errors, 1 errors, 2 usage error, or a file that cannot be read or changed during
 the check, or output that cannot be printed.";
@@ -266,15 +266,16 @@ Examples:
 In safetensors, all values are strings. In GGUF, an existing key keeps its type. A new key gets the
 type that ggml defines for it, otherwise string. KEY:TYPE=VALUE gives another type: u8, i8, u16,
 i16, u32, i32, u64, i64, f32, f64, bool or string, or an array of one of them, such as u32[]. A key
-that itself ends in a colon and a type is set with its type: KEY:u8:string=VALUE. An array is a JSON
-array, or one JSON value per line as `get` prints it. All other keys stay as they are, byte for
-byte. In a GGUF file, `clear` needs -o, because no program can load a model without its metadata.
+that itself ends in a colon and a type, such as KEY:u8, needs its type after that:
+KEY:u8:string=VALUE. An array is a JSON array, or one JSON value per line as `get` prints it. All
+other keys stay as they are, byte for byte. In a GGUF file, `clear` needs -o, because no program can
+load a model without its metadata.
 
 The changed file replaces the old one only when it is complete and synced to disk, so an interrupted
 change leaves the old file intact. Owner, permissions and extended attributes are kept. The data is
 shared with the old file, not copied, if the file system supports it (reflinks on Btrfs and XFS) and
 if the position of the data in the file allows it: always in safetensors files, and in GGUF files if
-the header keeps its size, which is rounded up to 32 bytes.
+the size of the header, rounded up to a multiple of 32 bytes, does not change.
 
 Exit status: 0 success, 1 failure, 2 usage error.";
 
@@ -322,7 +323,7 @@ pub enum Action {
         #[command(flatten)]
         options: EditOptions,
     },
-    /// Remove all metadata; of a .gguf file, only in a copy (-o)
+    /// Remove all metadata; with a .gguf file, only in a copy (-o)
     Clear {
         /// A .safetensors or .gguf file
         file: PathBuf,
@@ -373,8 +374,9 @@ Examples:
   weightfs export --dtype bf16 model.gguf model.safetensors   dequantize
   weightfs export model-00001-of-00003.gguf whole.gguf
 
-The format is that of the source, unless --format, --dtype or the suffix of OUT (.safetensors, .gguf)
-names another one. Quantized blocks of GGUF fit into a safetensors file only if --dtype converts them.
+The format is that of the source, unless --format, --dtype or the suffix of OUT (.safetensors or
+.gguf) names another one. A safetensors file can hold quantized tensors of GGUF only if --dtype
+converts them.
 
 The output gets its name only when it is complete and synced to disk, so an interrupted export
 leaves an existing file intact. A new file gets the permissions of the source, less the umask.
@@ -405,7 +407,7 @@ pub struct ExportArgs {
     #[arg(long, value_name = "DTYPE", hide_possible_values = true)]
     pub dtype: Option<Float>,
 
-    /// Write safetensors or gguf
+    /// Write this format: safetensors or gguf
     #[arg(long, value_name = "FORMAT", hide_possible_values = true)]
     pub format: Option<Format>,
 

@@ -101,7 +101,7 @@ pub enum Command {
     Diff(DiffArgs),
     /// Read or change the metadata of a file
     Metadata(MetadataArgs),
-    /// Write a model to one or more .safetensors files
+    /// Write a model to one or more files, in its own format or as safetensors
     Export(ExportArgs),
     /// Write the manual page and shell completions below DIR
     #[command(hide = true)]
@@ -121,8 +121,8 @@ pub enum Command {
 /// The arguments of `mount`.
 #[derive(Args, Debug, PartialEq)]
 pub struct MountArgs {
-    /// A .safetensors file, the index of a sharded model (.safetensors.index.json), a dataset manifest
-    /// (dataset_manifest.json), or a directory with one or more models
+    /// A .safetensors or .gguf file, the index of a sharded model (.safetensors.index.json), a dataset manifest
+    /// (dataset_manifest.json), or a directory with one or more models, such as an Ollama store
     #[arg(value_parser = location(), value_hint = ValueHint::AnyPath)]
     pub source: Location,
 
