@@ -27,7 +27,7 @@ pub enum Segment {
     Decoded(Decoded),
     /// Text of known length that is generated when it is read.
     Generated(Generated),
-    /// Many segments that are made when they are read.
+    /// Many segments, each of which is created when it is read.
     Series(Series),
 }
 
@@ -107,14 +107,14 @@ pub struct Decoder {
 /// The second step of a [`Decoder`].
 #[derive(Debug, Clone, Copy)]
 pub struct Then {
-    /// Size in bytes of the block between the two steps.
+    /// Size in bytes of a block after the first step.
     pub block: usize,
     /// Converts whole blocks to blocks of [`Decoder::block_out`] bytes.
     pub convert: fn(&[u8], &mut [u8]),
 }
 
-/// Number of encoded bytes that are decoded at a time, and of bytes between two steps. They and their decoded form fit
-/// into the cache of a core.
+/// Maximum number of encoded bytes that are decoded at a time, and of bytes between the two steps of a decoder. They
+/// and their decoded form fit into the cache of a core.
 const DECODED_AT_ONCE: usize = 32 << 10;
 
 /// Text that is not kept in memory.
@@ -139,7 +139,7 @@ impl Generated {
     }
 }
 
-/// Segments, one after the other, that are not kept in memory.
+/// Consecutive segments that are not kept in memory.
 #[derive(Clone)]
 pub struct Series {
     /// Total length in bytes.
@@ -148,8 +148,8 @@ pub struct Series {
     pub visit: Arc<Visit>,
 }
 
-/// Calls a function with the segments from the one that contains the byte at an offset on, and with the offset at which
-/// each begins, until the function breaks. No segment is a [`Segment::Series`].
+/// Calls a function for each segment and the offset at which it begins, until the function breaks. The first segment is
+/// the one that contains the byte at the given offset. No segment is a [`Segment::Series`].
 pub type Visit = dyn Fn(u64, &mut dyn FnMut(&Segment, u64) -> ControlFlow<()>) + Send + Sync;
 
 impl fmt::Debug for Series {

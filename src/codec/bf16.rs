@@ -39,8 +39,8 @@ rounding! {
     from_f64 8 |bytes| to_odd(f64::from_le_bytes(bytes))
 }
 
-/// Rounds each element. `bits` returns those of a float32. Inlined, so that it is compiled for the vectors of its
-/// caller.
+/// Rounds each element. `bits` converts an element to the bits of a float32. Inlined, so that it is compiled for the
+/// vectors of its caller.
 #[inline(always)]
 fn map<const N: usize>(input: &[u8], output: &mut [u8], bits: impl Fn([u8; N]) -> u32) {
     let (output, _) = output.as_chunks_mut::<2>();
@@ -52,15 +52,15 @@ fn map<const N: usize>(input: &[u8], output: &mut [u8], bits: impl Fn([u8; N]) -
 /// Rounds the bits of a float32. Has no branches, so that the compiler vectorises it.
 #[inline(always)]
 fn round(bits: u32) -> u16 {
-    // The upper half, plus one if the lower half is more than a half, or exactly a half beside an odd upper half.
+    // Adds one to the upper 16 bits if the lower 16 bits are above the middle, or at the middle and the upper bits odd.
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
     let quiet = bits & 0x8000_0000 | 0x7fc0_0000;
     let kept = if f32::from_bits(bits).is_nan() { quiet } else { rounded };
     (kept >> 16) as u16
 }
 
-/// Rounds to one of the two nearest float32: to the one whose last bit is set, unless the value is exact. Such a value
-/// is never halfway between two bfloat16, so rounding it again gives the same result as rounding the original once.
+/// Rounds to odd: a value between two float32 numbers becomes the one whose last bit is set. The result is halfway
+/// between two bfloat16 numbers only if the value is, so rounding it again gives the same as rounding the value once.
 /// Returns the bits.
 ///
 /// Source: S. Boldo and G. Melquiond, "Emulation of FMA and Correctly Rounded Sums: Proved Algorithms Using Rounding to
@@ -84,8 +84,8 @@ mod tests {
         output.as_chunks().0.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect()
     }
 
-    /// The value of a bfloat16. The code of infinity stands for the next power of two, which decides whether a number
-    /// rounds to infinity.
+    /// The value of a bfloat16. The code of infinity has the next power of two as its value: numbers that are nearer to
+    /// that than to the largest finite bfloat16 round to infinity.
     fn value(code: u16) -> f64 {
         match code {
             0x7f80 => 2f64.powi(128),
@@ -106,7 +106,7 @@ mod tests {
             let middle = low + (high - low) / 2;
             if value(middle) <= magnitude { low = middle } else { high = middle }
         }
-        // The differences are exact or, for numbers that are far apart, differ by far.
+        // The differences are exact, or so unequal that rounding them does not change which one is smaller.
         let (below, above) = (magnitude - value(low), value(high) - magnitude);
         let is_even = low & 1 == 0;
         sign | if below < above || below == above && is_even { low } else { high }

@@ -68,7 +68,7 @@ bytes! {
     f8_e5m2_fnuz E5M2_FNUZ "E5M2 without infinity and negative zero.";
 }
 
-/// Defines functions that look up the bfloat16 of each byte in a table. It represents all their values exactly.
+/// Defines functions that look up the bfloat16 of each byte in a table. bfloat16 represents all these values exactly.
 macro_rules! bytes_to_bf16 {
     ($($name:ident $table:ident;)*) => {$(
         #[doc = concat!("Elements of ", stringify!($table), " as bfloat16.")]

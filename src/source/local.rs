@@ -34,7 +34,7 @@ pub fn len_at(location: &Location) -> Option<u64> {
     std::fs::metadata(path).ok().filter(Metadata::is_file).map(|found| found.len())
 }
 
-/// The number of the device or file system of what is at a location; symlinks are followed. 0 if nothing exists there.
+/// The device number of the file at a location; symlinks are followed. 0 if there is no file.
 pub fn device_at(location: &Location) -> u64 {
     let Location::Local(path) = location;
     std::fs::metadata(path).map_or(0, |found| found.dev())
