@@ -36,7 +36,7 @@ pub struct NewHead {
     pub bytes: Vec<u8>,
     /// Where the data begins in the unchanged file, in bytes.
     pub data_start: u64,
-    /// What users should know about the change, each one line.
+    /// Messages for the user about the change, one line each.
     pub remarks: Vec<String>,
 }
 
@@ -56,7 +56,7 @@ pub enum EditError {
     #[error(transparent)]
     Format(#[from] Error),
     /// A text is not a value of its type.
-    #[error("{} is {value_type}: {}{fault}", quote(key), of_element(value_type, *element))]
+    #[error("{} has the type {value_type}: {}{fault}", quote(key), of_element(value_type, *element))]
     Value {
         /// The key.
         key: String,
@@ -68,7 +68,7 @@ pub enum EditError {
         fault: ValueFault,
     },
     /// A key is too long.
-    #[error("{}: a key of {len} bytes, and at most {most} are allowed", quote(key))]
+    #[error("the key {} has {len} bytes, and at most {most} are allowed", quote(key))]
     LongKey {
         /// The key.
         key: String,
@@ -87,7 +87,7 @@ pub enum EditError {
         /// The alignment that the key would give.
         new: u64,
     },
-    /// The changed header does not describe the tensors of the file. This does not happen.
+    /// The changed header does not describe the tensors of the file. Only a bug in an editor causes this.
     #[error("the changed header does not describe the same tensors")]
     Tensors,
 }
@@ -115,7 +115,7 @@ fn of_element(value_type: &ValueType, element: Option<u64>) -> String {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ValueFault {
     /// Not an integer, or out of range.
-    #[error("{} is not a number from {min} to {max}", quote(text))]
+    #[error("{} is not a whole number from {min} to {max}", quote(text))]
     Integer {
         /// The text.
         text: String,

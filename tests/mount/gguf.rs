@@ -281,7 +281,7 @@ fn check_reports_missing_and_contradictory_keys() {
     typed[4].1 = text(b"1");
     typed[10].1 = numbers(6, &[[0; 4]; 3]);
     let expected = [
-        "metadata key \"llama.block_count\" is string, not an integer",
+        "metadata key \"llama.block_count\" has the type string, but must be an integer",
         "metadata key \"tokenizer.ggml.scores\" has 3 elements, but there are 2 tokens",
     ];
     assert_eq!(check(&typed, &quantized()), expected);
@@ -289,7 +289,7 @@ fn check_reports_missing_and_contradictory_keys() {
     // Of architectures without a list of their own, only the keys of every model are needed.
     let keys = ["qwen3.context_length", "qwen3.embedding_length", "qwen3.block_count"];
     assert_eq!(check(&other("qwen3"), &quantized()), missing(&keys));
-    // Files that are not language models: projectors, adapters, image models, vocabularies, later parts.
+    // Files that are not language models: projectors, adapters, image models, vocabularies, later splits.
     let architecture = |name: &str| ("general.architecture", text(name.as_bytes()));
     assert_eq!(check(&[architecture("clip")], &tensor("token_embd.weight")), [""; 0]);
     assert_eq!(check(&[architecture("flux")], &tensor("double_blocks.0.img_attn.qkv.weight")), [""; 0]);
@@ -306,7 +306,7 @@ fn check_reports_missing_and_contradictory_keys() {
 }
 
 #[test]
-fn check_has_nothing_to_say_about_real_files() {
+fn check_finds_nothing_in_real_files() {
     let scene = Scene::new();
     let models = [real_file("vocabularies"), real_file("gemma-3-270m.gguf")];
     let models = models.map(|path| path.display().to_string()).join(" ");

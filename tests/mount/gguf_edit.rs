@@ -105,7 +105,7 @@ fn types_are_kept_checked_and_printed() {
         ("set m.gguf tokenizer.ggml.eos_token_id=2", "+ tokenizer.ggml.eos_token_id:u32=2\n"),
         ("set m.gguf 'general.tags=[\"a\"]'", "+ general.tags:string[]=[\"a\"]\n"),
         ("set m.gguf general.alignment=32", "+ general.alignment:u32=32\n"),
-        // Of an array, the elements that change.
+        // For an array, only the elements that change are printed.
         (
             "set m.gguf 'tokenizer.ggml.tokens=[\"<s>\", \"x\", \"a\\\"b\\n\"]'",
             "- tokenizer.ggml.tokens[1]=\"\u{fffd}\u{fffd}\"\n+ tokenizer.ggml.tokens[1]=\"x\"\n- tokenizer.ggml.tokens[3]=\"é\"\n",
@@ -139,23 +139,26 @@ fn changes_that_break_the_file_are_refused() {
     let table = [
         (
             "set m.gguf general.file_type=abc",
-            "\"general.file_type\" is u32: \"abc\" is not a number from 0 to 4294967295",
+            "\"general.file_type\" has the type u32: \"abc\" is not a whole number from 0 to 4294967295",
         ),
-        ("set m.gguf general.file_type=4294967296", "is u32: \"4294967296\" is not a number from 0 to 4294967295"),
-        ("set m.gguf x.i8=-129", "\"x.i8\" is i8: \"-129\" is not a number from -128 to 127"),
-        ("set m.gguf new:u64=-1", "\"new\" is u64: \"-1\" is not a number from 0 to 18446744073709551615"),
-        ("set m.gguf x.bool=1", "\"x.bool\" is bool: \"1\" is neither true nor false"),
-        ("set m.gguf x.nan=1e39", "\"x.nan\" is f32: \"1e39\" is too large"),
-        ("set m.gguf x.f64=x", "\"x.f64\" is f64: \"x\" is not a number"),
-        ("set m.gguf x.floats=[1,null,null]", "\"x.floats\" is f32[]: element 2: \"null\" is not a number"),
-        ("set m.gguf x.bools=[1]", "\"x.bools\" is bool[]: element 0: \"1\" is neither true nor false"),
-        ("set m.gguf x.empty='[1, 2.5]'", "\"x.empty\" is i32[]: element 1: \"2.5\" is not a number from"),
-        ("set m.gguf x.empty=[[1]]", "\"x.empty\" is i32[]: element 0: \"[1]\" is not a number from"),
+        ("set m.gguf general.file_type=4294967296", "\"4294967296\" is not a whole number from 0 to 4294967295"),
+        ("set m.gguf x.i8=-129", "\"x.i8\" has the type i8: \"-129\" is not a whole number from -128 to 127"),
+        ("set m.gguf new:u64=-1", "type u64: \"-1\" is not a whole number from 0 to 18446744073709551615"),
+        ("set m.gguf x.bool=1", "\"x.bool\" has the type bool: \"1\" is neither true nor false"),
+        ("set m.gguf x.nan=1e39", "\"x.nan\" has the type f32: \"1e39\" is too large"),
+        ("set m.gguf x.f64=x", "\"x.f64\" has the type f64: \"x\" is not a number"),
+        ("set m.gguf x.floats=[1,null,null]", "\"x.floats\" has the type f32[]: element 2: \"null\" is not a number"),
+        ("set m.gguf x.bools=[1]", "\"x.bools\" has the type bool[]: element 0: \"1\" is neither true nor false"),
+        (
+            "set m.gguf x.empty='[1, 2.5]'",
+            "\"x.empty\" has the type i32[]: element 1: \"2.5\" is not a whole number from",
+        ),
+        ("set m.gguf x.empty=[[1]]", "\"x.empty\" has the type i32[]: element 0: \"[1]\" is not a whole number from"),
         (
             "set m.gguf tokenizer.ggml.tokens=x",
-            "\"tokenizer.ggml.tokens\" is string[]: element 0: \"x\" is not a JSON string",
+            "\"tokenizer.ggml.tokens\" has the type string[]: element 0: \"x\" is not a JSON string",
         ),
-        ("set m.gguf tokenizer.ggml.tokens='[\"x\"'", "\"tokenizer.ggml.tokens\" is string[]: not a JSON array: EOF"),
+        ("set m.gguf tokenizer.ggml.tokens='[\"x\"'", "has the type string[]: not a JSON array: EOF"),
         (
             "set m.gguf general.alignment=64",
             "\"general.alignment\" cannot change from 32 to 64: the tensors are stored",
@@ -163,7 +166,7 @@ fn changes_that_break_the_file_are_refused() {
         ("set m.gguf general.alignment=24", "metadata key \"general.alignment\": 24 is not a power of two"),
         ("set m.gguf general.alignment:i32=32", "value type 5; general.alignment must be a uint32 (type 4)"),
         ("set m.gguf :u32=1", "metadata key \"\": the key is empty"),
-        (&format!("set m.gguf {long}=1"), "a key of 65536 bytes, and at most 65535 are allowed"),
+        (&format!("set m.gguf {long}=1"), " has 65536 bytes, and at most 65535 are allowed"),
         ("remove m.gguf general.name", "no metadata key \"general.name\""),
         ("clear m.gguf", "holds the architecture and the tokenizer, without which the model cannot be used"),
     ];
@@ -193,12 +196,12 @@ fn keys_that_a_model_needs_are_removed_with_a_warning() {
     assert_eq!(scene.ok("weightfs metadata get out"), "");
     scene.sh("weightfs diff --data --json m.gguf out >diff.json");
     assert_eq!(scene.ok("jq -c '.data.different' diff.json"), "[]\n");
-    // A part of a model of several files.
-    let part = [("split.no", number(2, &[0, 0])), ("split.count", number(2, &[2, 0]))];
-    fs::write(scene.path("part.gguf"), file(&part, &[("t", 24, &[1], vec![9])])).unwrap();
-    let said = scene.sh("weightfs metadata remove part.gguf split.count");
-    assert!(said.code == 0 && said.err.contains("without \"split.count\", the parts of the model do not"), "{said:?}");
-    assert_eq!(scene.ok("weightfs metadata get part.gguf"), "split.no=0\n");
+    // One split of a model.
+    let split = [("split.no", number(2, &[0, 0])), ("split.count", number(2, &[2, 0]))];
+    fs::write(scene.path("split.gguf"), file(&split, &[("t", 24, &[1], vec![9])])).unwrap();
+    let said = scene.sh("weightfs metadata remove split.gguf split.count");
+    assert!(said.code == 0 && said.err.contains("without \"split.count\", programs cannot load"), "{said:?}");
+    assert_eq!(scene.ok("weightfs metadata get split.gguf"), "split.no=0\n");
     // The alignment of the data stays.
     let aligned = [("general.alignment", number(4, &64u32.to_le_bytes())), ("a", text(b"b"))];
     let mut bytes = file(&aligned, &[("t", 24, &[1], vec![9])]);

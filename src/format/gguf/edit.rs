@@ -29,8 +29,8 @@ struct Pair<'i> {
 
 /// The bytes of a file up to its data, with changed metadata. `header` was parsed from `input` in strict mode.
 ///
-/// New keys come last. The data begins at the first multiple of the alignment after the header, as GGUF requires, so
-/// it moves unless the header needs less padding instead.
+/// New keys come last. As GGUF requires, the data begins at the first multiple of the alignment after the header. So
+/// the data moves, unless the padding before it can take up the change.
 pub fn edit(header: &Header, input: &Input, edit: &Edit) -> Result<NewHead, EditError> {
     let mut pairs = Vec::with_capacity(header.pairs().len());
     for (key, range) in header.pairs() {
@@ -148,7 +148,7 @@ fn elements<'i>(input: &'i Input, range: &Range<u64>) -> Result<Vec<Element<'i>>
     Ok(elements)
 }
 
-/// Where the descriptions of the tensors end.
+/// The offset at which the descriptions of the tensors end.
 fn infos_end(input: &Input, tensors_at: u64) -> Result<u64, Error> {
     let mut count = [0; 8];
     count.copy_from_slice(input.get(8..COUNT_AT as u64)?);
@@ -181,6 +181,6 @@ fn remark(header: &Header, pairs: &[Pair], remarks: &mut Vec<String>) {
     }
     let old = header.pairs().iter().filter(|(key, _)| key.starts_with(SPLIT_PREFIX));
     for (key, _) in old.filter(|(key, _)| bytes_of(key).is_none()) {
-        remarks.push(format!("without {}, the parts of the model do not fit together", quote(key)));
+        remarks.push(format!("without {}, programs cannot load the splits as one model", quote(key)));
     }
 }

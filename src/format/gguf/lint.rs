@@ -8,22 +8,22 @@ use crate::format::lint::{Lint, LintKind};
 use crate::format::metadata::{Scalar, Value};
 use crate::text::quote;
 
-/// What the value of a key has to be.
+/// The kind of value that a key must have.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     String,
     Strings,
-    /// Of any width, or an array with a number for each block.
+    /// An integer of any width, or an array with an integer for each block.
     Integer,
     Float,
     Bool,
 }
 
-/// A key with what its value has to be. The name of the architecture is in place of what is missing before a dot.
+/// A key and the kind of its value. If the key begins with a dot, the name of the architecture precedes it.
 type Key = (&'static str, Kind);
 
-/// The keys of every language model. Sources: `docs/gguf.md` of ggml, "LLM"; llama.cpp does not load a model without
-/// these.
+/// Keys that every language model must have. Source: `docs/gguf.md` of ggml, "LLM". llama.cpp loads no model without
+/// them.
 const MODEL: [Key; 3] =
     [(".context_length", Kind::Integer), (".embedding_length", Kind::Integer), (".block_count", Kind::Integer)];
 
@@ -32,7 +32,7 @@ const EPSILON: Key = (".attention.layer_norm_epsilon", Kind::Float);
 const RMS_EPSILON: Key = (".attention.layer_norm_rms_epsilon", Kind::Float);
 const FEED_FORWARD: Key = (".feed_forward_length", Kind::Integer);
 
-/// Further keys of an architecture. Source: `docs/gguf.md` of ggml, "Models", as far as llama.cpp needs the keys.
+/// Further keys that an architecture must have: those in `docs/gguf.md` of ggml, "Models", that llama.cpp needs.
 const ARCHITECTURES: [(&str, &[Key]); 8] = [
     ("llama", &[HEADS, RMS_EPSILON, FEED_FORWARD]),
     ("mpt", &[HEADS, EPSILON]),
@@ -53,10 +53,10 @@ const ARCHITECTURES: [(&str, &[Key]); 8] = [
     ),
 ];
 
-/// The tensor that every language model has, and no projector, adapter or image model.
+/// A tensor that every language model has, but no projector, adapter or image model.
 const EMBEDDING: &str = "token_embd.weight";
 
-/// Values of `general.type` of files that are no models by themselves.
+/// Values of `general.type` of files that are not models by themselves.
 const NO_MODELS: [&str; 3] = ["adapter", "imatrix", "mmproj"];
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
@@ -92,7 +92,7 @@ fn lint_keys(header: &Header, found: &mut dyn FnMut(Lint)) {
     let mut need = |key: &str, kind: Kind| match header.value(key) {
         None => report(key, "is missing"),
         Some(value) if !kind.fits(value) => {
-            report(key, &format!("is {}, not {}", value.value_type(), kind.name()));
+            report(key, &format!("has the type {}, but must be {}", value.value_type(), kind.name()));
         }
         Some(_) => {}
     };
