@@ -59,7 +59,7 @@ impl Scalar {
         Self::NAMES.iter().find(|(scalar, ..)| *scalar == self).map_or("", |(_, name, _)| name)
     }
 
-    /// Whether it is a type of strings.
+    /// Whether it is the string type.
     pub fn is_string(self) -> bool {
         self == Self::String
     }

@@ -1,4 +1,4 @@
-//! What the metadata of a GGUF file says about the network, its quantization and its tokenizer.
+//! Facts from the metadata of a GGUF file about the network, its quantization and its tokenizer.
 //!
 //! Keys that are missing or have another type are left out. Sources: `docs/gguf.md` of ggml; `llama_model_ftype_name`
 //! in `llama-model-loader.cpp` of llama.cpp.
@@ -18,7 +18,7 @@ pub struct Gguf<'m> {
     pub file_type: Option<FileType>,
     /// The tokenizer.
     pub tokenizer: Tokenizer<'m>,
-    /// The Jinja template that makes a prompt of messages.
+    /// The Jinja template that turns messages into a prompt.
     pub chat_template: Option<&'m str>,
     /// The keys of all these facts.
     pub keys: HashSet<String>,
@@ -27,9 +27,9 @@ pub struct Gguf<'m> {
 /// The value of a metadata key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fact<'m> {
-    /// What it is, for people.
+    /// A label for the value, for people.
     pub label: &'static str,
-    /// What it is, for programs.
+    /// A name for the value, for programs.
     pub name: &'static str,
     /// The value.
     pub value: &'m Value,

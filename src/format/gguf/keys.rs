@@ -6,10 +6,10 @@
 use crate::format::metadata::{Scalar, ValueType};
 use Scalar::{Bool, F32, I32, String, U8, U32};
 
-/// A key, or its end if it begins with a dot: the name of an architecture is in place of what is missing.
+/// A key. If it begins with a dot, the name of an architecture precedes it.
 type Key = &'static str;
 
-/// Keys whose values are single. All other keys that ggml defines, except arrays, are strings.
+/// Keys whose values are single numbers or booleans. All other keys that ggml defines are arrays or strings.
 const SCALARS: [(Scalar, &[Key]); 4] = [
     (
         U32,
@@ -97,7 +97,7 @@ const ARRAYS: [(Scalar, &[Key]); 4] = [
     (U8, &["tokenizer.ggml.precompiled_charsmap"]),
 ];
 
-/// The type that a key usually has.
+/// The type that ggml defines for a key. Unknown keys are strings.
 pub fn value_type(key: &str) -> ValueType {
     let is_token_id = key.starts_with("tokenizer.ggml.") && key.ends_with("_token_id");
     let of_architecture = key.split_once('.').filter(|(first, _)| !["general", "tokenizer", "split"].contains(first));

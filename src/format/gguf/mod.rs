@@ -41,7 +41,7 @@ pub const ALIGNMENT_KEY: &str = "general.alignment";
 /// The key of the architecture.
 pub const ARCHITECTURE_KEY: &str = "general.architecture";
 
-/// What the keys begin with that describe a file as a split of a model. Source: llama.cpp, `src/llama-arch.cpp`.
+/// Prefix of the keys that describe a split of a model. Source: llama.cpp, `src/llama-arch.cpp`.
 pub const SPLIT_PREFIX: &str = "split.";
 
 /// The key of the number of a split, counted from 0.

@@ -4,7 +4,7 @@
 
 use crate::format::metadata::Scalar;
 
-/// The number of arrays.
+/// The number of the array type.
 pub const ARRAY: u32 = 9;
 
 /// A type, its number, and its size in bytes; 0 for strings, which have a length.
