@@ -91,12 +91,12 @@ pub enum SetError {
     Repeated { shard: String },
     #[error("shards {} and {} are the same file", quote(a), quote(b))]
     SameFile { a: String, b: String },
-    #[error("is split {number} of {count} by its name; splits are numbered from 1 to {count}")]
+    #[error("its name says split {number} of {count}, but splits are numbered from 1 to {count}")]
     SplitNumber { number: usize, count: usize },
     #[error("names more than {max} layers, which is the maximum")]
     TooManyLayers { max: usize },
     #[error(
-        "refused: the digest {} of the layer {} is not sha256 and 64 hexadecimal digits",
+        "refused: the digest {} of the layer {} is not sha256: and 64 hexadecimal digits",
         quote(digest),
         quote(layer)
     )]

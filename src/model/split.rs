@@ -25,7 +25,7 @@ const DIGITS: usize = 5;
 /// The number of the split, from 0.
 const NO: &str = "split.no";
 
-/// The number of splits. It is 0 in a file to which all splits were merged.
+/// The number of splits. It is 0 in a file into which all splits were merged.
 const COUNT: &str = "split.count";
 
 /// The number of tensors in all splits.
@@ -83,7 +83,8 @@ fn last_number(text: &[u8]) -> Option<(&[u8], usize)> {
     Some((&text[..at], number as usize))
 }
 
-/// The locations of the other splits of the model at `location`, whether they exist or not. None if it is no split.
+/// The locations of the other splits of the model at `location`, whether they exist or not. Empty if `location` is not
+/// that of a split.
 pub(super) fn others(location: &Location) -> impl Iterator<Item = Location> {
     let split = Split::parse(location.file_name()).filter(Split::is_in_range);
     let names: Vec<OsString> = split.iter().flat_map(Split::names).collect();
@@ -92,7 +93,7 @@ pub(super) fn others(location: &Location) -> impl Iterator<Item = Location> {
     names.into_iter().filter(move |name| *name != own).map(move |name| dir.join(name))
 }
 
-/// The first split that exists of the model whose split is at `location`; `None` if it is no split.
+/// The first split that exists of the model whose split is at `location`; `None` if it is not a split.
 pub(super) fn first(location: &Location) -> Option<Location> {
     let split = Split::parse(location.file_name()).filter(Split::is_in_range)?;
     split.names().map(|name| location.parent().join(name)).find(source::exists)
@@ -100,7 +101,7 @@ pub(super) fn first(location: &Location) -> Option<Location> {
 
 /// Opens all splits of the model whose split is at `location`, and compares their keys with their names.
 ///
-/// A file that is called a split, but has no such keys, is a model of its own if there are no other splits.
+/// A file that has the name but not the keys of a split is a model of its own if there are no other splits.
 pub(super) fn open(location: &Location, split: &Split, mode: Mode) -> Result<Model, Error> {
     let Split { number, count, .. } = *split;
     let error = |error| Error::Set { location: location.clone(), error };
@@ -119,7 +120,7 @@ pub(super) fn open(location: &Location, split: &Split, mode: Mode) -> Result<Mod
         if let Some(Stated::Absent | Stated::Number(0 | 1)) = stated {
             if count > 1 {
                 model.notes_mut().remarks.push(format!(
-                    "is split {number} of {count} by its name, but not by its keys; it is taken for a model of its own"
+                    "its name says split {number} of {count}, but its keys do not; it is treated as a model of its own"
                 ));
             }
             return Ok(model);
@@ -162,7 +163,7 @@ pub(super) fn open(location: &Location, split: &Split, mode: Mode) -> Result<Mod
     Ok(model)
 }
 
-/// A message about a file that is a split by its keys, but not by its name.
+/// A message about a file that has the keys but not the name of a split.
 pub fn remark(header: &Header) -> Option<String> {
     let (Stated::Number(count @ 2..), no) = (integer(header, COUNT), integer(header, NO)) else { return None };
     let number = match no {
@@ -170,7 +171,7 @@ pub fn remark(header: &Header) -> Option<String> {
         _ => format!("one of {count} splits"),
     };
     Some(format!(
-        "by its keys it is {number} of a model, but by its name it is not (PREFIX-00001-of-{count:0DIGITS$}.gguf); \
+        "its keys say that it is {number}, but its name does not (PREFIX-00001-of-{count:0DIGITS$}.gguf); \
          only its own tensors are shown"
     ))
 }

@@ -144,15 +144,15 @@ fn first_split_without_tensors_and_a_split_that_is_alone_are_read() {
     // The only split of one, as llama-gguf-split writes it.
     scene.mkdir("m");
     write(&scene, "n-00001-of-00001.gguf", &split(0, 1, 1), &["a"]);
-    // Without keys, the name alone does not make it a split.
+    // A file with the name of a split, but without the keys.
     write(&scene, "k-00002-of-00003.gguf", &[], &["a"]);
-    // A file to which splits were merged.
+    // A file into which splits were merged.
     write(&scene, "merged.gguf", &split(0, 0, 7), &["a"]);
     // A renamed split.
     write(&scene, "renamed.gguf", &split(1, 3, 7), &["a"]);
-    let remark = "weightfs: m/k-00002-of-00003.gguf: is split 2 of 3 by its name, but not by its keys; it is taken \
-                  for a model of its own\n";
-    let renamed = "weightfs: m/renamed.gguf: by its keys it is split 2 of 3 of a model, but by its name it is not \
+    let remark = "weightfs: m/k-00002-of-00003.gguf: its name says split 2 of 3, but its keys do not; it is treated \
+                  as a model of its own\n";
+    let renamed = "weightfs: m/renamed.gguf: its keys say that it is split 2 of 3, but its name does not \
                    (PREFIX-00001-of-00003.gguf); only its own tensors are shown\n";
     for (file, said) in [("n-00001-of-00001", ""), ("k-00002-of-00003", remark), ("merged", ""), ("renamed", renamed)] {
         let listed = scene.sh(&format!("weightfs ls --no-headings m/{file}.gguf"));
@@ -220,7 +220,7 @@ fn splits_beside_other_models_are_one_folder() {
     let missing = "1 of the 2 splits of the model is missing: \"m-00002-of-00002.gguf\"";
     assert!(said.contains(missing) && said.lines().count() == 1, "{said}");
     let said = String::from_utf8(mount.read(expected[2])).unwrap();
-    assert!(said.contains("is split 4 of 3 by its name; splits are numbered from 1 to 3"), "{said}");
+    assert!(said.contains("its name says split 4 of 3, but splits are numbered from 1 to 3"), "{said}");
     drop(mount);
     // Only users who can read every split can read the model.
     let mode = |mount: &crate::support::Mount| {
