@@ -183,7 +183,10 @@ fn edit(
         let model = models::one(&file.into(), Mode::Strict)?;
         let Some(path) = model.location().path().filter(|_| model.kind() == Kind::File) else {
             match model.kind() {
-                Kind::Layer => bail!("{}: a layer of an Ollama model, which is stored under its hash", file.display()),
+                Kind::Layer => bail!(
+                    "{}: a layer of an Ollama model cannot be changed, because its file is named after its SHA-256",
+                    file.display()
+                ),
                 _ => bail!("{}: a model of several files; name one of them", file.display()),
             }
         };
@@ -244,8 +247,8 @@ fn lock(file: &Path, original: &Original, interrupted: &Interrupted) -> anyhow::
     }
 }
 
-/// A change as lines: the old value with `-`, and the new value with `+`. Of an array that keeps its type, only the
-/// elements that change.
+/// A change as lines: the old value with `-`, and the new value with `+`. For an array that keeps its type,
+/// only the elements that change are listed.
 fn lines(key: &str, old: Option<&Value>, new: Option<&Value>, is_typed: bool) -> String {
     let mut text = String::new();
     let mut add = |sign, key: &str, value: &str| text += &format!("{sign} {}={}\n", printable(key), printable(value));

@@ -31,13 +31,13 @@ pub(super) const PARTS: usize = 4;
 /// The host and the namespace that Ollama leaves out of names.
 const DEFAULTS: [&str; 2] = ["registry.ollama.ai", "library"];
 
-/// Maximum size of a manifest in bytes. Manifests of models have a few hundred bytes, and a hundred for each layer.
+/// Maximum size of a manifest in bytes. Manifests usually have a few hundred bytes, and about a hundred per layer.
 const MANIFEST_MAX: u64 = 16 << 20;
 
 /// Maximum number of layers of a manifest.
 const LAYERS_MAX: usize = 10_000;
 
-/// What the media types of layers begin with.
+/// Prefix of the media types of layers.
 const MEDIA_TYPE: &str = "application/vnd.ollama.image.";
 
 /// Whether a directory with these entries is a store.
@@ -91,9 +91,9 @@ impl Manifest {
         is_there.then(|| Self { store, location: location.clone(), parts })
     }
 
-    /// The manifest and the name of the layer at a location; `None` if it is not that of a layer.
+    /// The manifest and the name of the layer at a location; `None` if the location is not that of a layer.
     pub fn of_layer(location: &Location) -> Option<(Self, &OsStr)> {
-        // In most cases the file exists, and is no layer.
+        // In most cases the file exists, and is not a layer.
         if source::exists(location) {
             return None;
         }
@@ -202,7 +202,7 @@ struct ListedLayer {
 /// Reads a manifest.
 fn layers(text: &[u8]) -> Result<Vec<Layer>, SetError> {
     let listed: Result<Quiet<Listed>, _> = serde_json::from_slice(text);
-    let Quiet(Listed { config, layers }) = listed.map_err(|error| SetError::json("manifest of Ollama", &error))?;
+    let Quiet(Listed { config, layers }) = listed.map_err(|error| SetError::json("Ollama manifest", &error))?;
     let listed = layers.map(|Quiet(layers)| layers).unwrap_or_default();
     if listed.len() > LAYERS_MAX {
         return Err(SetError::TooManyLayers { max: LAYERS_MAX });

@@ -179,7 +179,7 @@ fn commands_take_a_store_a_manifest_or_a_layer() {
     assert_eq!((said.code, said.err), (1, expected));
     let before = scene.ok("find store -type f -exec sha256sum {} + | sort");
     let said = scene.sh(&format!("weightfs metadata set {path}/adapter key=value"));
-    assert!(said.code == 1 && said.err.contains("a layer of an Ollama model"), "{said:?}");
+    assert!(said.code == 1 && said.err.contains("a layer of an Ollama model cannot be changed"), "{said:?}");
     assert_eq!(scene.ok("find store -type f -exec sha256sum {} + | sort"), before);
     // From the directory of a manifest, whose path is then too short.
     let short = scene.sh(&format!("cd store/manifests/{LIBRARY}/llava && weightfs ls --no-headings 7b"));
@@ -225,8 +225,8 @@ fn missing_blobs_wrong_sizes_and_hostile_manifests_become_error_files() {
         manifest(&scene, &format!("{LIBRARY}/{name}/latest"), std::slice::from_ref(layer));
     }
     let texts = [
-        ("j-text", "{\"layers\": \"\\u001b[2J\"}".to_owned(), "not a valid manifest of Ollama: unexpected string"),
-        ("j-cut", "{\"layers\": [".to_owned(), "not a valid manifest of Ollama: EOF"),
+        ("j-text", "{\"layers\": \"\\u001b[2J\"}".to_owned(), "not a valid Ollama manifest: unexpected string"),
+        ("j-cut", "{\"layers\": [".to_owned(), "not a valid Ollama manifest: EOF"),
         ("j-many", json!({"layers": vec![json!({}); 10_001]}).to_string(), "names more than 10000 layers"),
         ("j-long", " ".repeat((16 << 20) + 1), "16777217 bytes long; at most 16777216 are read"),
     ];
@@ -265,9 +265,7 @@ fn missing_blobs_wrong_sizes_and_hostile_manifests_become_error_files() {
     assert!(everything.lines().all(|target| target.starts_with(&store) && !target.contains("..")), "{everything}");
     drop(mount);
     // A single manifest that cannot be read, or has no model.
-    for (name, expected) in
-        [("j-cut", "not a valid manifest of Ollama: EOF"), ("t-size", "names no layer with a model")]
-    {
+    for (name, expected) in [("j-cut", "not a valid Ollama manifest: EOF"), ("t-size", "names no layer with a model")] {
         let path = format!("store/manifests/{LIBRARY}/{name}/latest");
         let said = scene.sh(&format!("weightfs -f {path} ."));
         assert!(said.code == 1 && said.err.starts_with(&format!("weightfs: {path}: {expected}")), "{said:?}");
