@@ -16,16 +16,16 @@ pub(super) fn others(location: &Location) -> Vec<Location> {
 }
 
 /// The files of a model, and the directory that holds all of them, unless links lead out of it.
-pub(super) struct Parts {
+pub(super) struct KnownFiles {
     /// The file that is read first.
     pub main: Location,
     /// The others, which need not exist.
     pub others: Vec<Location>,
-    /// `None` if it is that of the main file or one above it.
+    /// `None` if that is the directory of the main file, or one above it.
     pub base: Option<Location>,
 }
 
-impl Parts {
+impl KnownFiles {
     /// The files of the model at a location.
     pub fn of(location: &Location) -> Self {
         match Manifest::of_layer(location) {

@@ -4,7 +4,7 @@ use super::access::{NOBODY, stat_of};
 use super::catalog::Catalog;
 use super::error::Error;
 use super::ids::ModelId;
-use super::parts::Parts;
+use super::parts::KnownFiles;
 use crate::source::{self, Stat};
 use std::io::ErrorKind;
 
@@ -24,7 +24,7 @@ impl Refusal {
     /// If no model has that number.
     pub fn new(catalog: &Catalog, model: ModelId, error: &Error) -> Self {
         let (location, dirs) = (catalog.model(model), catalog.directories());
-        let Parts { main, others, base } = Parts::of(location);
+        let KnownFiles { main, others, base } = KnownFiles::of(location);
         let (mut found, mut is_inside): (Option<Stat>, bool) = (None, true);
         let mut add = |stat: Stat| found = Some(found.map_or(stat, |found| found.and(stat)));
         let (mut source, mut home) =
