@@ -1,6 +1,6 @@
 //! A directory of several models: finds which files below it are models. Does not open the models.
 //!
-//! The manifests of an Ollama store become folders with a model for each layer that is one.
+//! Each manifest of an Ollama store becomes a folder, with a model for each layer that holds weights.
 //!
 //! Hidden files are left out, as by `ls`. Symlinks are followed. Entries are named after their files; terminal control
 //! characters and bytes that are not UTF-8 are escaped.
@@ -604,7 +604,8 @@ impl Scan {
         Ok(listed)
     }
 
-    /// The permissions of a directory in a store, or `own`, for those who may search the directories between.
+    /// The permissions of a directory in a store, or `own` if it is given, restricted to users who can search the
+    /// directories between the store and `location`.
     fn reached(&mut self, store: &Location, location: &Location, own: Option<Stat>) -> Stat {
         let dirs = &mut self.catalog.dirs;
         dirs.add_paths(store, [location]);
@@ -753,7 +754,7 @@ impl Names {
         }
     }
 
-    /// As [`Names::shown`], for a name that something else may have.
+    /// As [`Names::shown`], for a name that may be taken.
     fn free(&mut self, name: &OsStr) -> OsString {
         let name = harmless(name).into_owned();
         self.unused(|number| {

@@ -1,4 +1,4 @@
-//! Values of untrusted JSON whose errors quote no text of any length.
+//! Values of untrusted JSON. Errors do not quote strings, which may be as long as the file.
 
 use serde::Deserialize;
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};

@@ -55,7 +55,7 @@ impl Names<'_> {
         Ok(number)
     }
 
-    /// Adds the file at `location`, and returns its number. Nothing else has its name.
+    /// Adds the file at `location`, and returns its number. No other file has its name.
     pub fn add(&mut self, location: Location, name: String) -> Result<u32, SetError> {
         let number = self.list.len();
         if number == SHARDS_MAX {
@@ -136,7 +136,7 @@ pub(super) fn settle(
     Ok(skipped.finish())
 }
 
-/// Reads the whole index or manifest at `location`, which may have `max` bytes. Also returns its owner and permissions.
+/// Reads the whole index or manifest at `location`, of at most `max` bytes. Also returns its owner and permissions.
 pub(super) fn read_list(location: &Location, max: u64) -> Result<(Vec<u8>, Stat), Error> {
     let source = source::open(location)?;
     if source.len() > max {

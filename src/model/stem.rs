@@ -38,7 +38,8 @@ pub fn is_set(name: &OsStr) -> bool {
     name == dataset::MANIFEST || index::stem(name).is_some() || Split::parse(name).is_some()
 }
 
-/// The first split that exists of the model whose split is at a location. `None` if the location is that of no split.
+/// The first split that exists of the model whose split is at a location. `None` if the location is not that of a
+/// split.
 pub fn first_split(location: &Location) -> Option<Location> {
     split::first(location)
 }

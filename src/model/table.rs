@@ -66,7 +66,7 @@ pub enum Kind {
     Sharded,
     /// A manifest and the shards that it names.
     Dataset,
-    /// GGUF files that are splits of one model by their names.
+    /// GGUF files whose names say that they are splits of one model.
     Splits,
     /// A file that the manifest of an Ollama store names.
     Layer,
@@ -224,12 +224,12 @@ impl Model {
         self.list.as_ref().map(|list| &*list.stem)
     }
 
-    /// The directory that holds everything that the model is made of, if that is known from the model itself.
+    /// The Ollama store that holds the model; `None` for other models.
     pub(super) fn base(&self) -> Option<&Location> {
         self.list.as_ref().map(|list| &list.store)
     }
 
-    /// Whether the model is always one file.
+    /// Whether a model of this kind is always one file.
     pub fn is_single(&self) -> bool {
         matches!(self.kind, Kind::File | Kind::Layer)
     }
