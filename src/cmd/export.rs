@@ -101,7 +101,7 @@ impl Job<'_> {
             return Ok(format);
         }
         if own != format {
-            bail!("{source}: only GGUF models can be written as GGUF; name a file with another suffix than .gguf");
+            bail!("{source}: only GGUF models can be written as GGUF; write a .safetensors file");
         }
         let given = [
             ("--dtype", args.dtype.is_some()),

@@ -168,7 +168,7 @@ impl Page<'_> {
                 .dtypes
                 .iter()
                 .chain([&("total", breakdown.all)])
-                .map(|row| mix(row, &breakdown.all))
+                .map(|row| type_row(row, &breakdown.all))
                 .collect();
             table(self.out, &["  TYPE", "TENSORS", "PARAMETERS", "SIZE", "SHARE", "BITS PER WEIGHT"], &rows)?;
         }
@@ -302,8 +302,8 @@ fn groups(name: &str, groups: &[(&str, Totals)], shown: usize) -> Vec<(String, S
     texts.enumerate().map(|(at, text)| (if at == 0 { name } else { "" }.to_owned(), text)).collect()
 }
 
-/// A row of the table of types: tensors, parameters, size, share of the size, and bits for each weight.
-fn mix((name, totals): &(&str, Totals), all: &Totals) -> Vec<String> {
+/// A row of the table of types: tensors, parameters, size, share of the size, and bits per weight.
+fn type_row((name, totals): &(&str, Totals), all: &Totals) -> Vec<String> {
     let Totals { tensors, parameters, nbytes } = *totals;
     let share = if all.nbytes == 0 { 0.0 } else { 100.0 * nbytes as f64 / all.nbytes as f64 };
     let bits = bits_per_weight(totals).map_or(String::new(), |bits| format!("{bits:.2}"));
@@ -317,7 +317,7 @@ fn mix((name, totals): &(&str, Totals), all: &Totals) -> Vec<String> {
     ]
 }
 
-/// Mean number of bits that a weight takes. `None` if there are no weights.
+/// Mean number of bits per weight. `None` if there are no weights.
 fn bits_per_weight(totals: &Totals) -> Option<f64> {
     (totals.parameters > 0).then(|| 8.0 * totals.nbytes as f64 / totals.parameters as f64)
 }

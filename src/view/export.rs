@@ -45,7 +45,7 @@ pub struct Export {
 struct Unfit {
     name: String,
     dtype: String,
-    /// Whether it would be if it were converted.
+    /// Whether the file could hold the tensor if it were converted.
     needs_conversion: bool,
 }
 
@@ -79,7 +79,7 @@ struct Entries {
     offsets: Vec<u64>,
 }
 
-/// The offset of one in this many tensors is kept.
+/// Distance between tensors whose offsets are kept.
 const MARKED: usize = 32;
 
 impl Export {
@@ -182,14 +182,14 @@ impl Export {
         )
     }
 
-    /// Whether there is no file because the dtype of a tensor, which safetensors does not have, is not converted.
+    /// Whether there is no file only because safetensors lacks the dtype of a tensor, which could be converted.
     pub fn needs_conversion(&self) -> bool {
         self.unfit.as_ref().is_some_and(|unfit| unfit.needs_conversion)
     }
 }
 
-/// A tensor as a file has it that was converted to `float`; `None` if the file cannot hold it. The size of its range is
-/// that of its data there.
+/// A tensor as it appears in a file that is converted to `float`; `None` if the file cannot hold it. The length of
+/// `range` is the size of the data in that file.
 pub fn written<'m>(tensor: &TensorInfo<'m>, float: Option<Float>) -> Option<TensorInfo<'m>> {
     let dtype = tensor.dtype;
     let Some(float) = float else { return Some(tensor.clone()).filter(|_| !dtype.has_scales()) };
@@ -298,7 +298,7 @@ impl Entries {
         self.model.tensor(self.tensors.at(&self.model, at))
     }
 
-    /// A tensor as the file has it. Without a file, there may be tensors that it could not hold.
+    /// A tensor as it appears in the file, or as stored if the file could not hold it. In that case there is no file.
     fn written<'m>(&self, tensor: &TensorInfo<'m>) -> TensorInfo<'m> {
         written(tensor, self.float).unwrap_or_else(|| tensor.clone())
     }

@@ -35,7 +35,7 @@ pub fn content(model: &Model, tensor: &Tensor) -> Content {
     builder.finish(model, header, 1, info.len() as u64, Segment::Literal(info.into()))
 }
 
-/// Tensors of a model in one file, with the metadata of the first file except the keys that describe its part. `None`
+/// Tensors of a model in one file, with the metadata of the first file except the keys that describe a split. `None`
 /// if there are no files.
 pub fn file(model: &Arc<Model>, tensors: Tensors) -> Option<Content> {
     let header = &model.shards().first()?.header;
@@ -54,9 +54,9 @@ pub fn file(model: &Arc<Model>, tensors: Tensors) -> Option<Content> {
     Some(builder.finish(model, header, count as u64, lines.len(), lines.segment(write)))
 }
 
-/// The metadata as a safetensors file can have it, which has only strings, sorted by key. Left out are the tokenizer,
-/// whose place is another file, long arrays, and what describes the layout or the quantization of the GGUF file.
-/// `format` is what readers of safetensors files such as transformers require.
+/// The metadata for a safetensors file, which has only strings, sorted by key. The tokenizer, long arrays, and keys
+/// that describe the layout or the quantization of the GGUF file are left out. The key `format` is added, because
+/// readers of safetensors files such as transformers require it.
 pub fn texts(model: &Model) -> Vec<(String, Value)> {
     let is_left_out = |(key, value): &(String, Value)| {
         ["tokenizer.", "split."].iter().any(|prefix| key.starts_with(prefix))
@@ -77,7 +77,8 @@ pub fn texts(model: &Model) -> Vec<(String, Value)> {
     texts
 }
 
-/// Keys that describe the layout or the quantization of a GGUF file, and one that is added.
+/// Keys that are left out: those that describe the layout or the quantization of a GGUF file, and `format`, which is
+/// replaced.
 const LAYOUT: [&str; 4] = [ALIGNMENT_KEY, "general.file_type", "general.quantization_version", "format"];
 
 /// Length of the longest array, as text, that is kept as metadata of a safetensors file, in bytes.

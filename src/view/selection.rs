@@ -1,4 +1,4 @@
-//! The tensors of a written file.
+//! The tensors of an exported file.
 
 use crate::model::{Model, TensorId};
 use std::sync::Arc;
