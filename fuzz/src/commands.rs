@@ -1,5 +1,5 @@
-//! Target `commands`: an option of any command means the same wherever it stands and however it is written, and no
-//! unfinished command line makes its completion panic.
+//! Target `commands`: the position and the form of an option do not change its meaning, and completion does not panic
+//! on any unfinished command line.
 
 use super::headers::once_in;
 use super::options::cli;

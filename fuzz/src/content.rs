@@ -153,7 +153,7 @@ impl Part {
     }
 }
 
-/// The same segments, made when they are read.
+/// The same segments, each of which is created when it is read.
 fn series(segments: Vec<Segment>, len: u64) -> Series {
     let visit = move |offset: u64, take: &mut dyn FnMut(&Segment, u64) -> ControlFlow<()>| {
         let mut begins = 0;

@@ -1,5 +1,5 @@
-//! Target `ollama`: whatever a manifest of Ollama says, a mount shows each of its layers, or why it cannot, and no link
-//! and no model leads out of the directory of blobs.
+//! Target `ollama`: for every Ollama manifest, a mount shows each layer or an error file, and no link and no model
+//! leads out of the directory of blobs.
 
 use super::headers::once_in;
 use super::shards::{self, Meaning};
