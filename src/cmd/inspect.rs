@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use unicode_width::UnicodeWidthStr;
-use weightfs::format::{self, TensorInfo};
+use weightfs::format::{self, TensorInfo, gguf};
 use weightfs::inspect::{
     Breakdown, Fact, FileType, Gguf, Identity, ImageFolder, KOHYA, Label, MODELSPEC, MODELSPEC_PREFIX, SpecialToken,
     Totals, Training, is_kohya,
@@ -38,10 +38,15 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
                 writeln!(out, "{}", pretty(&to_json(model, location, &breakdown))?)?;
                 return Ok(());
             }
-            let (gguf, shown) = (Gguf::of(model.metadata()), if args.all { usize::MAX } else { SHOWN });
+            let (gguf, shown) = (gguf_of(model), if args.all { usize::MAX } else { SHOWN });
             Ok(Page { model, gguf, shown, out }.print(location, &breakdown)?)
         })
     })
+}
+
+/// The facts that only GGUF files have. A safetensors file converted from one has some of the keys, but all as strings.
+fn gguf_of(model: &Model) -> Option<Gguf<'_>> {
+    Gguf::of(model.metadata()).filter(|_| model.format() == gguf::NAME)
 }
 
 /// The page about a model.
@@ -158,10 +163,10 @@ impl Page<'_> {
         let named = |fact: &Fact| (fact.label.to_owned(), metadata_text(fact.value));
         let mut architecture: Vec<_> = gguf.general.iter().chain(&gguf.network).map(named).collect();
         if let Some(FileType { number, name }) = &gguf.file_type {
-            let unknown = || format!("{number}, which has no known name");
+            let unknown = || format!("{number} (unknown)");
             architecture.push(("Quantization".to_owned(), name.map_or_else(unknown, str::to_owned)));
         }
-        self.section("Architecture", &architecture)?;
+        self.section("Network", &architecture)?;
         if breakdown.all.tensors > 0 {
             self.heading("Types")?;
             let rows: Vec<_> = breakdown
@@ -362,7 +367,7 @@ fn to_json(model: &Model, location: &Location, breakdown: &Breakdown) -> Value {
         "quantization": model.quantized().note().map(|note| json!({"tensors": model.quantized().len(), "note": note})),
         "left_out": model.left_out(), "metadata": metadata,
         "training": Training::of(model.metadata()),
-        "gguf": Gguf::of(model.metadata()).map(|gguf| gguf_to_json(&gguf, breakdown)),
+        "gguf": gguf_of(model).map(|gguf| gguf_to_json(&gguf, breakdown)),
     })
 }
 

@@ -92,7 +92,7 @@ const NETWORK: [Label; 8] = [
 ];
 
 const TOKENIZER: [Label; 2] =
-    [("tokenizer.ggml.model", "Tokenizer", "model"), ("tokenizer.ggml.pre", "Pre-tokenizer", "pre")];
+    [("tokenizer.ggml.model", "Model", "model"), ("tokenizer.ggml.pre", "Pre-tokenizer", "pre")];
 
 const SPECIAL: [Label; 4] = [
     ("tokenizer.ggml.bos_token_id", "BOS", "bos"),

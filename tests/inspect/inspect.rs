@@ -256,7 +256,7 @@ fn gguf_page_shows_architecture_types_and_tokenizer() {
                    output_norm 8 B in 1 tensor
   Largest          blk.0.ffn_up.weight  Q8_0 [64]  68 B
   Structural hash  {hash}
-Architecture
+Network
   Architecture      qwen3moe
   Name              Tiny\u{{1b}}[31m
   Size label        66
@@ -275,7 +275,7 @@ Types
   F32          1           2   8 B   10.5 %            32.00
   total        2          66  76 B  100.0 %             9.21
 Tokenizer
-  Tokenizer      gpt2
+  Model          gpt2
   Pre-tokenizer  qwen2
   Tokens         3
   BOS            9
@@ -320,7 +320,7 @@ fn gguf_keys_that_are_missing_or_of_another_type_are_left_out() {
     std::fs::write(room.path("bare.gguf"), gguf(&[("x", U32, number(1))])).unwrap();
     let out = room.ok("weightfs inspect bare.gguf");
     assert!(out.contains("  Dtypes           Q8_0 68 B in 1 tensor\n") && out.ends_with("Metadata\n  x  1\n"), "{out}");
-    assert!(!out.contains("Architecture") && !out.contains("Tokenizer"), "{out}");
+    assert!(!out.contains("Network") && !out.contains("Tokenizer"), "{out}");
     assert!(room.json("weightfs inspect --json bare.gguf")[0]["gguf"].is_null());
     let wrong = gguf(&[
         ("general.architecture", STRING, text("llama")),
@@ -332,8 +332,13 @@ fn gguf_keys_that_are_missing_or_of_another_type_are_left_out() {
         ("tokenizer.chat_template", ARRAY, texts(&["a"])),
     ]);
     std::fs::write(room.path("wrong.gguf"), wrong).unwrap();
+    // A safetensors file that was made of a GGUF file has some of its keys.
+    room.ok("weightfs export --dtype bf16 wrong.gguf made.safetensors");
+    let made = &room.json("weightfs inspect --json made.safetensors")[0];
+    assert!(made["gguf"].is_null() && made["metadata"]["general.architecture"] == "llama", "{made}");
+    assert!(!room.ok("weightfs inspect made.safetensors").contains("Network"));
     let out = room.ok("weightfs inspect wrong.gguf");
-    let section = "Architecture\n  Architecture  llama\n  Quantization  1000, which has no known name\nTypes\n";
+    let section = "Network\n  Architecture  llama\n  Quantization  1000 (unknown)\nTypes\n";
     assert!(out.contains(section) && out.contains("Tokenizer\n  EOS  0\nMetadata\n  general.name"), "{out}");
     let object = &room.json("weightfs inspect --json wrong.gguf")[0]["gguf"];
     assert_eq!(object["file_type"], json!({"number": 1000, "name": null}));

@@ -84,7 +84,7 @@ impl Rule {
             Self::IndexTotals => ("index-totals", Warning, "transformers and accelerate do not compare them"),
             Self::SplitName => ("split-name", Warning, "llama.cpp finds the splits of a model by their names and keys"),
             Self::Json => ("json", Warning, "the official reader accepts it, others may not"),
-            Self::GgufKeys => ("gguf-keys", Warning, "llama.cpp and other programs need these keys to load the model"),
+            Self::GgufKeys => ("gguf-keys", Warning, "programs such as llama.cpp may fail to load the model"),
             Self::GgufPadding => ("gguf-padding", Warning, ""),
             Self::HeaderSize => ("header-size", Warning, "huggingface_hub and huggingface.js reject such headers"),
             Self::DataStart => (
