@@ -81,16 +81,13 @@ const DELTA: f32 = 0.125;
 #[inline(always)]
 pub fn iq1_s(block: &[u8; 50], out: &mut [F32; 256]) {
     let d = half(block, 0);
-    let (parts, _) = out.as_chunks_mut::<32>();
-    for (at, part) in parts.iter_mut().enumerate() {
-        let codes: [u8; 4] = field(block, 2 + at * 4);
-        let rest = u16::from_le_bytes(field(block, 34 + at * 2));
+    let (groups, _) = out.as_chunks_mut::<8>();
+    for (at, out) in groups.iter_mut().enumerate() {
+        let rest = u16::from_le_bytes(field(block, 34 + at / 4 * 2));
         let scale = d * f32::from(2 * (rest >> 12 & 7) + 1);
         let delta = if rest & 0x8000 == 0 { DELTA } else { -DELTA };
-        for (group, (code, out)) in codes.iter().zip(part.as_chunks_mut::<8>().0).enumerate() {
-            let high = usize::from(rest >> (3 * group) & 7) << 8;
-            shifted(grids::IQ1[usize::from(*code) | high], delta, scale, out);
-        }
+        let high = usize::from(rest >> (at % 4 * 3) & 7) << 8;
+        shifted(grids::IQ1[usize::from(block[2 + at]) | high], delta, scale, out);
     }
 }
 
