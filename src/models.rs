@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::process::ExitCode;
 use weightfs::format::Mode;
 use weightfs::model::{self, Catalog, Model, ModelId, Opened};
-use weightfs::source::Location;
+use weightfs::source::{Location, is_dir};
 
 /// The models to open, each by its file.
 pub struct Models {
@@ -102,6 +102,17 @@ pub fn one(source: &Location, mode: Mode) -> anyhow::Result<Model> {
         Opened::Model(model) => Ok(*model),
         Opened::Catalog(catalog) => bail!("{}", several(source, &catalog)),
     }
+}
+
+/// Opens the one model at `source`, or a split as a model of its own.
+pub fn file(source: &Location, mode: Mode) -> anyhow::Result<Model> {
+    if is_dir(source) || model::first_split(source).is_none() {
+        return one(source, mode);
+    }
+    prepare()?;
+    let model = model::open_alone(source, mode)?;
+    model.report(source);
+    Ok(model)
 }
 
 /// The error for a directory of several models where one model is expected.

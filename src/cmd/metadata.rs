@@ -180,7 +180,7 @@ fn edit(
     // The lock is held until the file is replaced, so that no change of another process is lost.
     let mut tries = 0;
     let (model, original, in_place, _lock) = loop {
-        let model = models::one(&file.into(), Mode::Strict)?;
+        let model = models::file(&file.into(), Mode::Strict)?;
         let Some(path) = model.location().path().filter(|_| model.kind() == Kind::File) else {
             match model.kind() {
                 Kind::Layer => bail!(

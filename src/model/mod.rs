@@ -27,7 +27,7 @@ pub use error::{Error, Mismatch, SetError};
 pub use header::{load, load_more};
 pub use ids::{FolderId, ModelId, ShardId, TensorId};
 pub use ollama::{file_of, manifest_stem};
-pub use open::{Opened, files, open, open_in, open_model};
+pub use open::{Opened, files, open, open_alone, open_in, open_model};
 pub use population::Population;
 pub use quantization::{NOT_DEQUANTIZED, Quantized};
 pub use refusal::Refusal;

@@ -91,6 +91,11 @@ pub fn open_model(location: &Location, mode: Mode) -> Result<Model, Error> {
     Ok(model)
 }
 
+/// Opens a file as a model of its own, even if it is a split of one.
+pub fn open_alone(location: &Location, mode: Mode) -> Result<Model, Error> {
+    Model::from_source(location, source::open(location)?, mode)
+}
+
 /// Opens a model of a catalog. Its permissions are at most those of its files and of the directories between the folder
 /// that holds it and the files. The permissions of the folder and of those above it are left out.
 ///

@@ -202,6 +202,16 @@ fn keys_that_a_model_needs_are_removed_with_a_warning() {
     let said = scene.sh("weightfs metadata remove split.gguf split.count");
     assert!(said.code == 0 && said.err.contains("without \"split.count\", programs cannot load"), "{said:?}");
     assert_eq!(scene.ok("weightfs metadata get split.gguf"), "split.no=0\n");
+    // A split is changed alone, whether the others exist or not.
+    for (no, name) in [(0, "s-00001-of-00002.gguf"), (1, "s-00002-of-00002.gguf")] {
+        let keys = [("split.no", [no, 0]), ("split.count", [2, 0]), ("split.tensors.count", [2, 0])];
+        let part = keys.map(|(key, value)| (key, number(2, &value)));
+        fs::write(scene.path(name), file(&part, &[(name, 24, &[1], vec![9])])).unwrap();
+        scene.ok(&format!("weightfs metadata set {name} general.name=new"));
+        let said = scene.sh(&format!("weightfs metadata remove {name} split.count --dry-run"));
+        assert!(said.code == 0 && said.err.contains("without \"split.count\""), "{said:?}");
+    }
+    assert_eq!(scene.ok("weightfs metadata get s-00002-of-00002.gguf"), "general.name=new\n");
     // The alignment of the data stays.
     let aligned = [("general.alignment", number(4, &64u32.to_le_bytes())), ("a", text(b"b"))];
     let mut bytes = file(&aligned, &[("t", 24, &[1], vec![9])]);
