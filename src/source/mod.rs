@@ -1,4 +1,4 @@
-//! Sources of bytes: local files and memory. Does not depend on what the bytes mean.
+//! Sources of bytes: local files, memory and zeros. Does not depend on what the bytes mean.
 
 mod bytes;
 mod error;
@@ -15,6 +15,7 @@ mod stat;
 mod storage;
 mod traversal;
 mod version;
+mod zeros;
 
 use std::fmt;
 use std::ops::Range;
@@ -30,6 +31,7 @@ pub use memory::Memory;
 pub use resolve::put_off_limits;
 pub use traversal::{Base, Directories, Traversal};
 pub use version::FileId;
+pub use zeros::Zeros;
 
 /// A sequence of bytes. Reads return bytes of the version that was opened, or fail.
 pub trait Source: Send + Sync + fmt::Debug {
@@ -147,6 +149,7 @@ mod tests {
             let mut file = tempfile::NamedTempFile::new().unwrap();
             file.write_all(content).unwrap();
             check_contract(&*open(&file.path().into()).unwrap(), content);
+            check_contract(&Zeros::new(content.len() as u64), &vec![0; content.len()]);
         }
     }
 

@@ -4,11 +4,11 @@
 
 use super::lines::{Lines, Out};
 use super::selection::Tensors;
-use crate::content::{Content, Data, Extents, Run, Segment};
+use crate::content::{Content, Data, Extent, Extents, Run, Segment};
 use crate::format::gguf::{ALIGNMENT_KEY, MAGIC, METADATA_START, NAME, SPLIT_PREFIX, alignment};
 use crate::format::{Header, TensorInfo, Value};
 use crate::model::{Model, Parts, Shard, Tensor, TensorId};
-use crate::source::{Memory, Source};
+use crate::source::{Source, Zeros};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -140,8 +140,9 @@ impl Builder {
         head.extend(tensors.to_le_bytes());
         head.extend(self.pair_count.to_le_bytes());
         let end = METADATA_START + self.pairs_len + infos_len;
-        let padding = vec![0; (end.next_multiple_of(self.alignment) - end) as usize];
-        let zeros: Arc<dyn Source> = Arc::new(Memory::new(vec![0; self.alignment as usize]));
+        // The alignment can be up to 2^31 bytes.
+        let zeros: Arc<dyn Source> = Arc::new(Zeros::new(self.alignment));
+        let padding = Extent { source: zeros.clone(), range: 0..end.next_multiple_of(self.alignment) - end };
         let sources = model.sources().iter().cloned().chain([zeros]).collect();
         let data =
             |sources, runs: Vec<Run>, len| Segment::Data(Data::Extents(Extents { sources, runs: runs.into(), len }));
@@ -149,7 +150,7 @@ impl Builder {
             Segment::Literal(head.into()),
             data(model.sources().clone(), self.pairs, self.pairs_len),
             infos,
-            Segment::Literal(padding.into()),
+            Segment::Data(Data::Extent(padding)),
             data(sources, self.data, self.data_len),
         ])
     }

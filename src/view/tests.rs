@@ -462,6 +462,32 @@ impl Source for Huge {
 }
 
 #[test]
+fn padding_of_any_alignment_takes_no_memory() {
+    /// The largest amount of memory that the process has used, in KiB.
+    fn most() -> u64 {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse().unwrap()
+    }
+    let string = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+    let alignment = 1u64 << 31;
+    let numbers = [&3u32.to_le_bytes()[..], &1u64.to_le_bytes(), &1u64.to_le_bytes()].concat();
+    let key = [&string("general.alignment")[..], &4u32.to_le_bytes(), &(alignment as u32).to_le_bytes()].concat();
+    // One dimension of 5 elements of the type 24 (I8), at offset 0.
+    let info = [&string("t")[..], &[1, 0, 0, 0], &5u64.to_le_bytes(), &24u32.to_le_bytes(), &[0; 8]].concat();
+    let file = [&b"GGUF"[..], &numbers, &key, &info].concat();
+    let before = most();
+    let views = views_of(Huge(file.clone()), Mode::Strict);
+    let whole = &views.exports()[0].1;
+    for content in [&content(&views, "gguf", 0), whole] {
+        assert_eq!(content.len(), 2 * alignment);
+        assert_eq!(content.read(0..file.len() as u64, &Request::NOWAIT).unwrap()[..], file);
+        assert_eq!(content.read(2 * alignment - 3..u64::MAX, &Request::NOWAIT).unwrap()[..], [0; 3]);
+    }
+    assert!(most() - before < 1 << 20, "{} KiB", most() - before);
+}
+
+#[test]
 fn huge_total_size_does_not_overflow() {
     // 300 overlapping tensors of 2^62 bytes each.
     let entries = (0..300).map(|at| format!(r#""{at}":{{"dtype":"Z","shape":[1],"data_offsets":[0,{}]}}"#, 1u64 << 62));
