@@ -148,6 +148,16 @@ pub enum ValueFault {
         /// The text.
         text: String,
     },
+    /// A string that is not valid UTF-8 has moved, and others have the same text.
+    #[error(
+        "{} stands for several different strings that are not valid UTF-8; they are kept only if no element before \
+         them changes, or if the array keeps its length",
+        quote(text)
+    )]
+    Alike {
+        /// The text.
+        text: String,
+    },
     /// The array is not valid JSON.
     #[error("not a JSON array: {reason}")]
     Array {

@@ -186,6 +186,45 @@ fn changes_that_break_the_file_are_refused() {
 }
 
 #[test]
+fn strings_that_are_not_utf8_keep_their_bytes_when_they_move() {
+    let scene = Scene::new();
+    let edit = |tokens: &[&[u8]], script: &str| {
+        let pairs = [("t.tokens", texts(tokens))];
+        fs::write(scene.path("m.gguf"), file(&pairs, &[("t", 24, &[1], vec![9])])).unwrap();
+        let line =
+            format!("weightfs metadata get m.gguf t.tokens | sed '{script}' | weightfs metadata set m.gguf t.tokens");
+        (scene.sh(&line), fs::read(scene.path("m.gguf")).unwrap())
+    };
+    let has = |bytes: &[u8], tokens: &[&[u8]]| {
+        let expected = texts(tokens);
+        bytes.windows(expected.len()).any(|window| window == expected)
+    };
+    let tokens: [&[u8]; 4] = [b"a", b"\xff", b"b", b"\xff\xfe"];
+    for (script, expected) in [
+        ("1d", &[&b"\xff"[..], b"b", b"\xff\xfe"][..]),
+        ("2d", &[b"a", b"b", b"\xff\xfe"]),
+        ("1s/.*/\"new\"\\n&/", &[b"new", b"a", b"\xff", b"b", b"\xff\xfe"]),
+        ("1s/a/c/", &[b"c", b"\xff", b"b", b"\xff\xfe"]),
+    ] {
+        let (said, bytes) = edit(&tokens, script);
+        assert!(said.code == 0 && has(&bytes, expected), "{script}: {said:?}");
+    }
+    // Several strings look alike: the text does not say which one has moved.
+    for alike in [&b"\xfe"[..], "\u{fffd}".as_bytes()] {
+        let tokens: [&[u8]; 3] = [b"a", b"\xff", alike];
+        let (said, bytes) = edit(&tokens, "1d");
+        assert!(said.code == 1 && said.err.contains("stands for several different strings"), "{said:?}");
+        assert!(has(&bytes, &tokens));
+        for (script, expected) in
+            [("1s/a/c/", &[b"c", b"\xff", alike][..]), ("$s/$/\\n\"end\"/", &[b"a", b"\xff", alike, b"end"])]
+        {
+            let (said, bytes) = edit(&tokens, script);
+            assert!(said.code == 0 && has(&bytes, expected), "{script}: {said:?}");
+        }
+    }
+}
+
+#[test]
 fn keys_that_a_model_needs_are_removed_with_a_warning() {
     let scene = scene();
     let said = scene.sh("weightfs metadata remove m.gguf general.architecture -o out");

@@ -5,6 +5,7 @@ use crate::format::edit::ValueFault;
 use crate::format::metadata::{Scalar, ValueType};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
+use std::collections::HashMap;
 
 /// An element of an array in a file.
 pub struct Element<'i> {
@@ -19,8 +20,8 @@ type Failure = (Option<u64>, ValueFault);
 
 /// Adds a value and the number of its type to `out`.
 ///
-/// An element of an array keeps its bytes if the old array `old` has the same text at the same position. The text does
-/// not show all bytes: strings may be invalid UTF-8, and NaN and infinity are `null`.
+/// Elements that stay in an array keep their bytes, which are those in the old array `old`. Their text does not show
+/// all bytes: strings may be invalid UTF-8, and NaN and infinity are `null`.
 pub fn encode(value_type: ValueType, text: &str, old: &[Element], out: &mut Vec<u8>) -> Result<(), Failure> {
     let number = types::number(value_type.scalar);
     if !value_type.is_array {
@@ -31,31 +32,52 @@ pub fn encode(value_type: ValueType, text: &str, old: &[Element], out: &mut Vec<
         }
         .map_err(|fault| (None, fault));
     }
-    out.extend(ARRAY.to_le_bytes());
-    out.extend(number.to_le_bytes());
-    let count_at = out.len();
-    out.extend([0; 8]);
-    let mut count: u64 = 0;
-    let mut add = |json: &str| {
-        let old = old.get(count as usize);
-        element(value_type.scalar, json, old, out).map_err(|fault| (Some(count), fault))?;
-        count += 1;
-        Ok(())
-    };
     // No element begins with a bracket, because GGUF has no arrays of arrays.
-    if text.trim_ascii_start().starts_with('[') {
+    let elements: Vec<&str> = if text.trim_ascii_start().starts_with('[') {
         let failed = |error: serde_json::Error| (None, ValueFault::Array { reason: error.to_string() });
         let elements: Vec<&RawValue> = serde_json::from_str(text).map_err(failed)?;
-        elements.iter().try_for_each(|json| add(json.get()))?;
+        elements.into_iter().map(RawValue::get).collect()
     } else {
-        text.lines().try_for_each(add)?;
+        text.lines().collect()
+    };
+    out.extend(ARRAY.to_le_bytes());
+    out.extend(number.to_le_bytes());
+    out.extend((elements.len() as u64).to_le_bytes());
+    let inexact = if value_type.scalar == Scalar::String { inexact(old) } else { HashMap::new() };
+    // An element that follows one that was added or removed has another position than before.
+    let mut is_in_place = true;
+    for (at, json) in elements.iter().enumerate() {
+        let there = old.get(at).filter(|_| is_in_place || elements.len() == old.len());
+        let kept = element(value_type.scalar, json, there, &inexact, out);
+        is_in_place &= kept.map_err(|fault| (Some(at as u64), fault))?;
     }
-    out[count_at..count_at + 8].copy_from_slice(&count.to_le_bytes());
     Ok(())
 }
 
-/// Adds an element of an array, which `json` gives as JSON.
-fn element(scalar: Scalar, json: &str, old: Option<&Element>, out: &mut Vec<u8>) -> Result<(), ValueFault> {
+/// The texts of those strings that are not valid UTF-8, and their bytes; `None` for a text that several different
+/// strings have.
+fn inexact<'o>(old: &'o [Element]) -> HashMap<&'o str, Option<&'o [u8]>> {
+    let is_exact = |old: &&Element| matches!(old.text, Cow::Borrowed(_));
+    let mut found = HashMap::new();
+    for Element { text, bytes } in old.iter().filter(|old| !is_exact(old)) {
+        let same = found.entry(&**text).or_insert(Some(*bytes));
+        *same = same.filter(|other| other == bytes);
+    }
+    for Element { text, .. } in old.iter().filter(is_exact) {
+        found.entry(text).and_modify(|same| *same = None);
+    }
+    found
+}
+
+/// Adds an element of an array, which `json` gives as JSON. `there` is the old element at the same position. Returns
+/// whether they are the same.
+fn element(
+    scalar: Scalar,
+    json: &str,
+    there: Option<&Element>,
+    inexact: &HashMap<&str, Option<&[u8]>>,
+    out: &mut Vec<u8>,
+) -> Result<bool, ValueFault> {
     let json = json.trim_ascii();
     let text: Cow<str> = match scalar {
         Scalar::String => {
@@ -64,12 +86,17 @@ fn element(scalar: Scalar, json: &str, old: Option<&Element>, out: &mut Vec<u8>)
         }
         _ => Cow::Borrowed(json),
     };
-    match old.filter(|old| old.text == text) {
-        Some(old) => out.extend(old.bytes),
+    if let Some(old) = there.filter(|old| old.text == text) {
+        out.extend(old.bytes);
+        return Ok(true);
+    }
+    match inexact.get(&*text) {
+        Some(Some(bytes)) => out.extend(*bytes),
+        Some(None) => return Err(ValueFault::Alike { text: text.into_owned() }),
         None if scalar == Scalar::String => string(&text, out)?,
         None => single(scalar, &text, out)?,
     }
-    Ok(())
+    Ok(false)
 }
 
 fn string(text: &str, out: &mut Vec<u8>) -> Result<(), ValueFault> {
