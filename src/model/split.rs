@@ -8,7 +8,7 @@
 use super::error::{Error, Mismatch, SHARDS_MAX, SetError};
 use super::set::{self, File, Set};
 use super::table::{Kind, Model, Notes, Shard};
-use crate::format::{Header, KEPT_MAX, Mode};
+use crate::format::{Header, KEPT_MAX, Mode, gguf};
 use crate::source::{self, Location};
 use crate::text::quote;
 use std::collections::{HashMap, HashSet};
@@ -143,18 +143,33 @@ pub(super) fn open(location: &Location, split: &Split, mode: Mode) -> Result<Mod
             });
         }
     }
-    let ((), Set { homes, files, broken, unopened, .. }) = set::open(location, mode, |names| {
+    let ((), Set { homes, files, broken, mut unopened, .. }) = set::open(location, mode, |names| {
         locations.into_iter().try_for_each(|(location, name)| names.add(location, name).map(drop))
     })?;
     if number != 1 {
         log::info!("{location}: split {number} of {count}; the whole model is opened");
     }
-    let (mut shards, sources): (Vec<Shard>, Vec<_>) = files.into_iter().unzip();
-    let missing = broken.len();
     let mut mismatches = broken;
-    let numbers: Vec<usize> = (1..).zip(&homes).filter_map(|(number, home)| home.map(|_| number)).collect();
-    audit_keys(&numbers, count, &shards, &mut mismatches);
+    let numbers = (1..).zip(&homes).filter_map(|(number, home)| home.map(|_| number));
+    let (mut kept, mut shards, mut sources): (Vec<usize>, Vec<Shard>, Vec<_>) = Default::default();
+    for (number, (shard, source)) in numbers.zip(files) {
+        let format = shard.header.format();
+        if format == gguf::NAME {
+            kept.push(number);
+            shards.push(shard);
+            sources.push(source);
+        } else {
+            let reason = format!("it is a {format} file, not GGUF");
+            mismatches.push(Mismatch::Split { shard: shard.name.into(), reason });
+            unopened.extend(source.location().cloned());
+        }
+    }
+    let missing = count - shards.len();
+    audit_keys(&kept, count, &shards, &mut mismatches);
     let more = drop_duplicates(&mut shards, &mut mismatches);
+    if let (true, Some(first)) = (shards.is_empty(), mismatches.first()) {
+        return Err(error(SetError::Nothing { reason: first.to_string() }));
+    }
     let mismatches = set::settle(location, mode, mismatches, more)?;
     let files: Vec<File> = shards.into_iter().zip(sources).collect();
     let notes = Notes { mismatches, missing, ..Notes::default() };
