@@ -280,7 +280,7 @@ impl Job<'_> {
         source: &Location,
     ) -> anyhow::Result<Content> {
         if format == Format::Gguf {
-            return gguf_file(model, tensors).with_context(|| format!("{source}: no files"));
+            return gguf_file(model, tensors).with_context(|| format!("{source}: too large for a file"));
         }
         let export = Export::new(model, tensors, self.float(), self.args.align);
         match export.content(self.args.clean) {

@@ -254,7 +254,10 @@ pub fn files(model: &Arc<Model>) -> Vec<(String, Content)> {
     };
     let mut files = Vec::new();
     if gguf::has(model) {
-        files.extend(gguf::file(model, Tensors::Whole).map(|content| (name("-whole", "gguf"), content)));
+        match gguf::file(model, Tensors::Whole) {
+            Some(content) => files.push((name("-whole", "gguf"), content)),
+            None => log::warn!("export/: -whole left out: too large for a file"),
+        }
     } else {
         let export = Export::new(model, Tensors::Whole, None, None);
         if export.with_metadata.is_none() {

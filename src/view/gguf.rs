@@ -36,13 +36,14 @@ pub fn content(model: &Model, tensor: &Tensor) -> Content {
 }
 
 /// Tensors of a model in one file, with the metadata of the first file except the keys that describe a split. `None`
-/// if there are no files.
+/// if it would be too large for a file: tensors of damaged files may overlap.
 pub fn file(model: &Arc<Model>, tensors: Tensors) -> Option<Content> {
     let header = &model.shards().first()?.header;
     let pairs = header.pairs().iter().filter(|(key, _)| !key.starts_with(SPLIT_PREFIX));
     let mut builder = Builder::new(model, 0, header, pairs.map(|(_, range)| range.clone()));
     let count = tensors.len(model);
-    let offsets: Arc<[u64]> = (0..count).map(|at| builder.tensor(model, tensors.at(model, at))).collect();
+    let offsets: Option<Arc<[u64]>> = (0..count).map(|at| builder.tensor(model, tensors.at(model, at))).collect();
+    let offsets = offsets?;
     let of = model.clone();
     let write = move |positions: Range<usize>, out: Out| -> io::Result<()> {
         for at in positions {
@@ -51,7 +52,8 @@ pub fn file(model: &Arc<Model>, tensors: Tensors) -> Option<Content> {
         Ok(())
     };
     let lines = Arc::new(Lines::new(count, &write));
-    Some(builder.finish(model, header, count as u64, lines.len(), lines.segment(write)))
+    let content = builder.finish(model, header, count as u64, lines.len(), lines.segment(write));
+    Some(content).filter(|content| content.len() <= LEN_MAX)
 }
 
 /// The metadata for a safetensors file, which has only strings, sorted by key. The tokenizer, long arrays, and keys
@@ -83,6 +85,9 @@ const LAYOUT: [&str; 4] = [ALIGNMENT_KEY, "general.file_type", "general.quantiza
 
 /// Length of the longest array, as text, that is kept as metadata of a safetensors file, in bytes.
 const ARRAY_MAX: usize = 4 << 10;
+
+/// Largest size of a file in bytes.
+const LEN_MAX: u64 = i64::MAX as u64;
 
 /// The parts of a file that is being composed.
 struct Builder {
@@ -117,20 +122,17 @@ impl Builder {
         }
     }
 
-    /// Adds the data of a tensor and its padding. Returns its offset, in bytes from the beginning of the data.
-    fn tensor(&mut self, model: &Model, id: TensorId) -> u64 {
+    /// Adds the data of a tensor and its padding. Returns its offset, in bytes from the beginning of the data. `None`
+    /// if the data would be too large.
+    fn tensor(&mut self, model: &Model, id: TensorId) -> Option<u64> {
         let (tensor, offset) = (model.tensor(id), self.data_len);
         if let Parts::One(shard) = tensor.parts {
-            let nbytes = tensor.info.nbytes();
+            let end = offset.checked_add(tensor.info.nbytes())?;
+            self.data_len = end.checked_next_multiple_of(self.alignment).filter(|len| *len <= LEN_MAX)?;
             push(&mut self.data, offset, shard.index(), tensor.info.range);
-            self.pad(offset + nbytes);
+            push(&mut self.data, end, self.zeros, 0..self.data_len - end);
         }
-        offset
-    }
-
-    fn pad(&mut self, end: u64) {
-        self.data_len = end.next_multiple_of(self.alignment);
-        push(&mut self.data, end, self.zeros, 0..self.data_len - end);
+        Some(offset)
     }
 
     /// The file: `infos` describes its tensors.

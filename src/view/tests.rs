@@ -461,6 +461,30 @@ impl Source for Huge {
     }
 }
 
+/// The header of a GGUF file whose tensors are vectors of `len` elements of the type I8, all at offset 0.
+fn gguf(alignment: u32, names: &[&str], len: u64) -> Vec<u8> {
+    let string = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+    let numbers = [&3u32.to_le_bytes()[..], &(names.len() as u64).to_le_bytes(), &1u64.to_le_bytes()].concat();
+    let key = [&string("general.alignment")[..], &4u32.to_le_bytes(), &alignment.to_le_bytes()].concat();
+    let info = |name: &&str| [&string(name)[..], &[1, 0, 0, 0], &len.to_le_bytes(), &[24, 0, 0, 0], &[0; 8]].concat();
+    [&b"GGUF"[..], &numbers, &key, &names.iter().flat_map(info).collect::<Vec<u8>>()].concat()
+}
+
+#[test]
+fn whole_gguf_file_is_left_out_if_it_is_too_large() {
+    for (names, len, count) in [
+        (&["a", "b", "c", "d", "e"][..], 1u64 << 62, 0),
+        (&["a", "b"], 1 << 62, 0),
+        (&["a", "b"], 1 << 61, 3),
+        (&["a"], i64::MAX as u64 - 4096, 1),
+        (&["a"], i64::MAX as u64 - 100, 0),
+    ] {
+        let views = views_of(Huge(gguf(32, names, len)), Mode::Lenient);
+        assert_eq!(views.exports().len(), count, "{names:?} {len}");
+        assert!(content(&views, "gguf", names.len() - 1).len() > len);
+    }
+}
+
 #[test]
 fn padding_of_any_alignment_takes_no_memory() {
     /// The largest amount of memory that the process has used, in KiB.
@@ -469,13 +493,8 @@ fn padding_of_any_alignment_takes_no_memory() {
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
         line.trim().trim_end_matches(" kB").parse().unwrap()
     }
-    let string = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
     let alignment = 1u64 << 31;
-    let numbers = [&3u32.to_le_bytes()[..], &1u64.to_le_bytes(), &1u64.to_le_bytes()].concat();
-    let key = [&string("general.alignment")[..], &4u32.to_le_bytes(), &(alignment as u32).to_le_bytes()].concat();
-    // One dimension of 5 elements of the type 24 (I8), at offset 0.
-    let info = [&string("t")[..], &[1, 0, 0, 0], &5u64.to_le_bytes(), &24u32.to_le_bytes(), &[0; 8]].concat();
-    let file = [&b"GGUF"[..], &numbers, &key, &info].concat();
+    let file = gguf(alignment as u32, &["t"], 5);
     let before = most();
     let views = views_of(Huge(file.clone()), Mode::Strict);
     let whole = &views.exports()[0].1;
