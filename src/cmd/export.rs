@@ -267,8 +267,9 @@ impl Job<'_> {
             let count = shards.count();
             bail!("{source}: {count} files of {size} each; a mount accepts at most {SHARDS_MAX}");
         }
-        let sizes = shards.files().map(|(_, tensors)| len(Tensors::These(tensors.into())));
-        sizes.sum::<anyhow::Result<u64>>()
+        // Tensors of damaged files may overlap.
+        let mut sizes = shards.files().map(|(_, tensors)| len(Tensors::These(tensors.into())));
+        sizes.try_fold(0u64, |sum, size| Ok(sum.saturating_add(size?)))
     }
 
     /// The content of a file with these tensors.
