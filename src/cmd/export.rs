@@ -18,7 +18,7 @@ use std::slice;
 use std::sync::Arc;
 use weightfs::content::Content;
 use weightfs::format::gguf;
-use weightfs::model::{self, Catalog, Model, Opened, TensorId};
+use weightfs::model::{self, Catalog, Kind, Model, Opened, TensorId};
 use weightfs::source::Location;
 use weightfs::view::{Export, Float, Shards, Tensors, gguf_file};
 use weightfs::write::{Output, OutputDir, is_stdout};
@@ -145,11 +145,11 @@ impl Job<'_> {
         let id = |path: &Path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
         let Some(replaced) = output.replaces() else { return Ok(()) };
         let is_part = model.sources().iter().any(|part| part.id() == Some(replaced));
-        // The location of a model of several files is the index or the manifest.
-        if !is_part && model.location().path().and_then(id) != Some(replaced) {
+        if !is_part && model.main_file().path().and_then(id) != Some(replaced) {
             return Ok(());
         }
-        if !model.is_single() {
+        // A layer of an Ollama model is stored under its hash, and an export may have another one.
+        if model.kind() != Kind::File {
             bail!("{}: part of the source {}; name another file", path.display(), self.args.source);
         }
         if self.args.dtype.is_some() || model.format() == gguf::NAME && format != Format::Gguf {

@@ -229,6 +229,11 @@ impl Model {
         self.list.as_ref().map(|list| &list.store)
     }
 
+    /// The index or the manifest that names the files of the model, or else its only or first file.
+    pub fn main_file(&self) -> &Location {
+        self.list.as_ref().map_or(&self.location, |list| &list.location)
+    }
+
     /// Whether a model of this kind is always one file.
     pub fn is_single(&self) -> bool {
         matches!(self.kind, Kind::File | Kind::Layer)
@@ -242,8 +247,7 @@ impl Model {
     /// The locations of all its files, including those that could not be opened.
     pub(super) fn locations(&self) -> Vec<Location> {
         let opened = self.sources.iter().filter_map(|source| source.location());
-        let opened = opened.chain([self.list.as_ref().map_or(&self.location, |list| &list.location)]);
-        opened.chain(&self.unopened).cloned().collect()
+        opened.chain([self.main_file()]).chain(&self.unopened).cloned().collect()
     }
 
     /// The files of the model that could not be opened.

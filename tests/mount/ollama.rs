@@ -312,3 +312,19 @@ fn other_users_read_a_layer_only_if_they_may_read_its_manifest_and_its_blob() {
         }
     }
 }
+
+#[test]
+fn export_replaces_no_file_of_its_source() {
+    let (scene, adapter) = scene();
+    let path = llava(&scene, &adapter);
+    let manifest = fs::read(&path).unwrap();
+    let (digest, _) = blob(&scene, &adapter);
+    let blob = scene.path("store/blobs").join(digest.replace(':', "-"));
+    let layer = path.join("adapter");
+    for out in [&path, &blob] {
+        let said = scene.sh(&format!("weightfs export {} {}", layer.display(), out.display()));
+        assert!(said.code == 1 && said.err.contains("part of the source"), "{said:?}");
+    }
+    assert!(fs::read(&path).unwrap() == manifest && fs::read(&blob).unwrap() == adapter);
+    scene.ok(&format!("weightfs export {} copy.safetensors", layer.display()));
+}
