@@ -265,12 +265,11 @@ Examples:
 
 In safetensors, all values are strings. In GGUF, an existing key keeps its type. A new key gets the
 type that ggml defines for it, otherwise string. KEY:TYPE=VALUE gives another type: u8, i8, u16,
-i16, u32, i32, u64, i64, f32, f64, bool or string, or an array of one of them, such as u32[]. A key
-that itself ends in a colon and a type, such as KEY:u8, needs its type after that:
-KEY:u8:string=VALUE. An array is a JSON array, or one JSON value per line as `get` prints it. All
-other keys stay as they are, byte for byte. In a GGUF file, `clear` needs -o, because no program can
-load a model without its metadata. A split of a GGUF model is changed alone: the first one has the
-metadata of the model.
+i16, u32, i32, u64, i64, f32, f64, bool or string, or an array of one of them, such as u32[]. A new
+key that contains a colon needs its type after that: a:b:string=VALUE. An array is a JSON array, or
+one JSON value per line as `get` prints it. All other keys stay as they are, byte for byte. In a
+GGUF file, `clear` needs -o, because no program can load a model without its metadata. A split of a
+GGUF model is changed alone: the first one has the metadata of the model.
 
 The changed file replaces the old one only when it is complete and synced to disk, so an interrupted
 change leaves the old file intact. Owner, permissions and extended attributes are kept. The data is

@@ -20,7 +20,7 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 use weightfs::format::{self, Assignment, Edit, Edited, Header, Mode, NewHead, Value, ValueType};
-use weightfs::model::{self, Change, Kind, Model, Opened, changes};
+use weightfs::model::{self, Change, Kind, Model, Opened, changes, find_value};
 use weightfs::source::Location;
 use weightfs::text::{printable, quote};
 use weightfs::write::{Original, Output};
@@ -36,7 +36,10 @@ pub fn run(args: &MetadataArgs) -> anyhow::Result<ExitCode> {
         Action::Get { source, keys, json } => get(source, keys, *json),
         Action::Set { file, pairs, options } => {
             let pairs = read_pairs(pairs)?;
-            edit(file, options, |model| Ok(Edit::Set(pairs.iter().map(|pair| assignment(model, pair)).collect())))
+            edit(file, options, |model| {
+                let assignments: anyhow::Result<_> = pairs.iter().map(|pair| assignment(model, pair)).collect();
+                Ok(Edit::Set(assignments.with_context(|| file.display().to_string())?))
+            })
         }
         Action::Remove { file, keys, options } => edit(file, options, |model| {
             let is_absent = |key: &&String| model.metadata().binary_search_by(|(other, _)| other.cmp(key)).is_err();
@@ -160,14 +163,23 @@ fn read_value(key: &str) -> io::Result<String> {
     io::read_to_string(io::stdin())
 }
 
-/// `KEY` and a value or, if metadata has types in the format of the model, also `KEY:TYPE` and a value.
-fn assignment(model: &Model, (word, text): &(String, String)) -> Assignment {
-    let typed = || {
-        let (key, name) = word.rsplit_once(':').filter(|_| format::has_types(model.format()))?;
-        Some((key, Some(ValueType::parse(name)?)))
+/// `KEY` and a value or, if metadata has types in the format of the model, also `KEY:TYPE` and a value. Fails if what
+/// follows the last colon of a new key is no type: it is more likely mistyped than a part of the key.
+fn assignment(model: &Model, (word, text): &(String, String)) -> anyhow::Result<Assignment> {
+    let of = |key: &str, value_type| Assignment { key: key.to_owned(), value_type, text: text.clone() };
+    let Some((key, name)) = word.rsplit_once(':').filter(|_| format::has_types(model.format())) else {
+        return Ok(of(word, None));
     };
-    let (key, value_type) = typed().unwrap_or((word, None));
-    Assignment { key: key.to_owned(), value_type, text: text.clone() }
+    match ValueType::parse(name) {
+        Some(value_type) => Ok(of(key, Some(value_type))),
+        None if find_value(model.metadata(), word).is_some() => Ok(of(word, None)),
+        None => bail!(
+            "{}: {} is not a type; types are u8, i8, u16, i16, u32, i32, u64, i64, f32, f64, bool and string, and \
+             string[] is an array (a key with a colon needs its type: KEY:string=VALUE)",
+            quote(word),
+            quote(name)
+        ),
+    }
 }
 
 /// Changes the metadata of `file`, in place or in a copy.

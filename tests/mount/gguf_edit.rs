@@ -92,8 +92,8 @@ fn types_are_kept_checked_and_printed() {
         ("set m.gguf new=7", "+ new:string=7\n"),
         ("set m.gguf new:uint16=7", "+ new:u16=7\n"),
         ("set m.gguf new:string=7", "+ new:string=7\n"),
-        // The text after the last colon is not a type, so it is part of the key.
-        ("set m.gguf new:x=7", "+ new:x:string=7\n"),
+        // A colon in a key.
+        ("set m.gguf new:x:string=7", "+ new:x:string=7\n"),
         ("set m.gguf new:u8:string=7", "+ new:u8:string=7\n"),
         ("set m.gguf 'new:i16[]=[1, -2]'", "+ new:i16[]=[1, -2]\n"),
         ("set m.gguf 'new:string[]=[\"a\", \"b\"]'", "+ new:string[]=[\"a\", \"b\"]\n"),
@@ -142,12 +142,13 @@ fn changes_that_break_the_file_are_refused() {
             "\"general.file_type\" has the type u32: \"abc\" is not a whole number from 0 to 4294967295",
         ),
         ("set m.gguf general.file_type=4294967296", "\"4294967296\" is not a whole number from 0 to 4294967295"),
+        ("set m.gguf general.file_type:uint=15", "\"general.file_type:uint\": \"uint\" is not a type; types are u8, "),
         ("set m.gguf x.i8=-129", "\"x.i8\" has the type i8: \"-129\" is not a whole number from -128 to 127"),
         ("set m.gguf new:u64=-1", "type u64: \"-1\" is not a whole number from 0 to 18446744073709551615"),
         ("set m.gguf x.bool=1", "\"x.bool\" has the type bool: \"1\" is neither true nor false"),
         ("set m.gguf x.nan=1e39", "\"x.nan\" has the type f32: \"1e39\" is too large"),
         ("set m.gguf x.f64=x", "\"x.f64\" has the type f64: \"x\" is not a number"),
-        ("set m.gguf x.floats=[1,null,null]", "\"x.floats\" has the type f32[]: element 2: \"null\" is not a number"),
+        ("set m.gguf x.floats=[1,null,null]", "\"x.floats\" has the type f32[]: element 1: \"null\" is not a number"),
         ("set m.gguf x.bools=[1]", "\"x.bools\" has the type bool[]: element 0: \"1\" is neither true nor false"),
         (
             "set m.gguf x.empty='[1, 2.5]'",

@@ -348,16 +348,17 @@ fn faulty_splits_are_errors_and_lenient_mounts_the_rest() {
 #[test]
 fn splits_of_another_format_are_left_out() {
     let scene = Scene::new();
+    let dir = scene.mkdir("m");
     write(&scene, "a-00001-of-00002.gguf", &split(0, 2, 2), &["one"]);
     let header = br#"{"f":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]}}"#;
     let other = [&(header.len() as u64).to_le_bytes()[..], header, &[1, 2, 3, 4]].concat();
-    fs::write(scene.path("a-00002-of-00002.gguf"), &other).unwrap();
-    let said = scene.sh("weightfs ls a-00001-of-00002.gguf");
+    fs::write(dir.join("a-00002-of-00002.gguf"), &other).unwrap();
+    let said = scene.sh("weightfs ls m/a-00001-of-00002.gguf");
     let expected = "split \"a-00002-of-00002.gguf\": it is a safetensors file, not GGUF (--lenient mounts the rest)";
     assert!(said.code == 1 && said.err.contains(expected), "{said:?}");
-    let list = "weightfs ls --lenient --json a-00001-of-00002.gguf 2>/dev/null | jq -c '[.tensors[].name]'";
+    let list = "weightfs ls --lenient --json m/a-00001-of-00002.gguf 2>/dev/null | jq -c '[.tensors[].name]'";
     assert_eq!(scene.ok(list), "[\"one\"]\n");
-    fs::write(scene.path("a-00001-of-00002.gguf"), other).unwrap();
-    let said = scene.sh("weightfs ls --lenient a-00001-of-00002.gguf");
+    fs::write(dir.join("a-00001-of-00002.gguf"), other).unwrap();
+    let said = scene.sh("weightfs ls --lenient m/a-00001-of-00002.gguf");
     assert!(said.code == 1 && said.err.contains("it is a safetensors file"), "{said:?}");
 }
