@@ -84,7 +84,7 @@ pub fn shorten(text: &str, most: usize) -> Cow<'_, str> {
 /// Maximum number of characters of a quoted name, counted after escaping.
 const QUOTED_MAX: usize = 120;
 
-/// A name for display: in quotes, with control characters escaped, and of limited length.
+/// A name for display: in quotes, [`printable`], and of limited length.
 pub fn quote(name: &str) -> String {
     let mut room = QUOTED_MAX;
     let too_long = |(_, char): &(usize, char)| {
@@ -92,10 +92,12 @@ pub fn quote(name: &str) -> String {
         room = left.unwrap_or(0);
         left.is_none()
     };
-    match name.char_indices().find(too_long) {
+    let quoted = match name.char_indices().find(too_long) {
         Some((end, _)) => format!("{:?}... ({} bytes)", &name[..end], name.len()),
         None => format!("{name:?}"),
-    }
+    };
+    // Rust does not escape every invisible character, such as U+FFA0.
+    printable(&quoted).into_owned()
 }
 
 /// `path` as a word of a shell command: quoted if necessary, and with `./` before a leading dash, which would begin an
