@@ -11,6 +11,7 @@ use super::ids::{FolderId, ModelId};
 use super::ollama::{self, Manifest};
 use super::split::Split;
 use super::stem::{is_model, stem};
+use super::unused::Unused;
 use super::{dataset, index, parts};
 use crate::format::{self, Mode};
 use crate::name::harmless;
@@ -639,7 +640,7 @@ impl Scan {
         self.count(layers.len())?;
         let (mut names, mut listed) = (Names::empty(), Vec::new());
         for layer in layers {
-            let blob = layer.blob.as_ref().map(|file| store.join(ollama::BLOBS).join(file));
+            let blob = layer.path(store);
             let len = blob.as_ref().and_then(source::len_at);
             let item = match blob {
                 blob if layer.is_model => {
@@ -710,11 +711,9 @@ fn later_splits(entries: &[Entry]) -> HashSet<usize> {
 /// The names of a folder's entries.
 struct Names {
     /// The names of all files, and those that were assigned.
-    taken: HashSet<OsString>,
+    unused: Unused<OsString>,
     /// The stems that several models have.
     repeated: HashSet<OsString>,
-    /// The last number that was appended to each taken name.
-    numbers: HashMap<OsString, u32>,
 }
 
 /// Maximum length of the part of a name that is kept in the name of its error file, in bytes.
@@ -732,13 +731,12 @@ impl Names {
         let stem = |entry: &Entry| stem_of(&entry.name).filter(|_| is_model(&entry.name));
         let named = entries.iter().enumerate().filter(|(at, _)| !later_splits.contains(at)).map(|(_, entry)| entry);
         let repeated = named.filter_map(stem).filter(|stem| !stems.insert(stem.clone())).collect();
-        let taken = entries.iter().map(|entry| entry.name.clone()).collect();
-        Self { taken, repeated, numbers: HashMap::new() }
+        Self { unused: Unused::new(entries.iter().map(|entry| entry.name.clone())), repeated }
     }
 
     /// The name of a model: its stem, or the name of its file if something else has the stem as its name.
     fn of_model(&mut self, file: OsString) -> OsString {
-        let free = |stem: &OsString| !self.repeated.contains(stem) && !self.taken.contains(stem);
+        let free = |stem: &OsString| !self.repeated.contains(stem) && !self.unused.is_taken(stem);
         let name = stem_of(&file).filter(free).unwrap_or(file);
         self.shown(name)
     }
@@ -747,7 +745,7 @@ impl Names {
     fn shown(&mut self, name: OsString) -> OsString {
         match harmless(&name) {
             Cow::Borrowed(_) => {
-                self.taken.insert(name.clone());
+                self.unused.insert(name.clone());
                 name
             }
             Cow::Owned(name) => self.free(&name),
@@ -757,7 +755,7 @@ impl Names {
     /// As [`Names::shown`], for a name that may be taken.
     fn free(&mut self, name: &OsStr) -> OsString {
         let name = harmless(name).into_owned();
-        self.unused(|number| {
+        self.unused.take(|number| {
             let mut name = name.clone();
             if number > 1 {
                 name.push(format!("~{number}"));
@@ -771,25 +769,10 @@ impl Names {
         while name.to_str().is_some_and(|name| !name.is_char_boundary(end)) {
             end -= 1;
         }
-        self.unused(|number| {
+        self.unused.take(|number| {
             let ending = if number == 1 { ".error.txt".to_owned() } else { format!(".error{number}.txt") };
             OsString::from_vec([&name.as_bytes()[..end], ending.as_bytes()].concat())
         })
-    }
-
-    /// Takes the first unused name of `name(1)`, `name(2)` and so on.
-    fn unused(&mut self, name: impl Fn(u32) -> OsString) -> OsString {
-        let mut unused = name(1);
-        if self.taken.contains(&unused) {
-            // The search continues after the last number: a million names may have the same prefix.
-            let number = self.numbers.entry(unused.clone()).or_insert(1);
-            while self.taken.contains(&unused) {
-                *number += 1;
-                unused = name(*number);
-            }
-        }
-        self.taken.insert(unused.clone());
-        unused
     }
 }
 

@@ -19,6 +19,7 @@ mod set;
 mod split;
 mod stem;
 mod table;
+mod unused;
 
 pub use catalog::{Catalog, Folder, Item, Named};
 pub use dataset::MANIFEST;
