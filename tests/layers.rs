@@ -51,8 +51,7 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     (
         "#[allow(unsafe_code)]",
         &[
-            "src/codec/bf16.rs",
-            "src/codec/ggml/mod.rs",
+            "src/codec/mod.rs",
             "src/source/map.rs",
             "src/source/page_cache.rs",
             "src/schedule/mod.rs",

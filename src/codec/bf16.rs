@@ -6,37 +6,14 @@
 /// Rounds whole blocks of elements to bfloat16. The output must have exactly 2 bytes per element.
 pub type ToBf16 = fn(&[u8], &mut [u8]);
 
-/// Defines a function that rounds each element of `$bytes` bytes.
-macro_rules! rounding {
-    ($(#[$doc:meta])* $name:ident $bytes:literal $bits:expr) => {
-        $(#[$doc])*
-        pub fn $name(input: &[u8], output: &mut [u8]) {
-            // The same code, compiled for vectors of twice the size.
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2")]
-            fn avx2(input: &[u8], output: &mut [u8]) {
-                map::<$bytes>(input, output, $bits);
-            }
-
-            #[cfg(target_arch = "x86_64")]
-            if is_x86_feature_detected!("avx2") {
-                // SAFETY: the processor has AVX2, which is all that the function requires.
-                #[allow(unsafe_code)]
-                return unsafe { avx2(input, output) };
-            }
-            map::<$bytes>(input, output, $bits);
-        }
-    };
-}
-
-rounding! {
+vectorised! {
     /// Rounds little-endian float32. The output must have exactly 2 bytes per element.
-    from_f32 4 u32::from_le_bytes
+    from_f32(input, output) map(input, output, u32::from_le_bytes)
 }
 
-rounding! {
+vectorised! {
     /// Rounds little-endian float64. The output must have exactly 2 bytes per element.
-    from_f64 8 |bytes| to_odd(f64::from_le_bytes(bytes))
+    from_f64(input, output) map(input, output, |bytes| to_odd(f64::from_le_bytes(bytes)))
 }
 
 /// Rounds each element. `bits` converts an element to the bits of a float32. Inlined, so that it is compiled for the

@@ -13,22 +13,9 @@ mod small;
 /// Defines functions that decode whole blocks with the function of the same name for one block.
 macro_rules! decoders {
     ($($room:ident: $($name:ident)*;)*) => {$($(
-        #[doc = concat!("Decodes blocks of ", stringify!($name), ".")]
-        pub fn $name(input: &[u8], output: &mut [u8]) {
-            // The same code, compiled for vectors of twice the size.
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2")]
-            fn avx2(input: &[u8], output: &mut [u8]) {
-                packed::map(input, output, |block, out| $room::$name(block, out));
-            }
-
-            #[cfg(target_arch = "x86_64")]
-            if is_x86_feature_detected!("avx2") {
-                // SAFETY: the processor has AVX2, which is all that the function requires.
-                #[allow(unsafe_code)]
-                return unsafe { avx2(input, output) };
-            }
-            packed::map(input, output, |block, out| $room::$name(block, out));
+        vectorised! {
+            #[doc = concat!("Decodes blocks of ", stringify!($name), ".")]
+            $name(input, output) packed::map(input, output, |block, out| $room::$name(block, out))
         }
     )*)*};
 }
