@@ -8,7 +8,8 @@
 use super::error::{Error, Mismatch, SHARDS_MAX, SetError};
 use super::set::{self, File, Set};
 use super::table::{Kind, Model, Notes, Shard};
-use crate::format::{Header, KEPT_MAX, Mode, gguf};
+use crate::format::gguf::{self, SPLIT_NUMBER_KEY as NO};
+use crate::format::{Header, KEPT_MAX, Mode};
 use crate::source::{self, Location};
 use crate::text::quote;
 use std::collections::{HashMap, HashSet};
@@ -21,9 +22,6 @@ const SUFFIX: &[u8] = b".gguf";
 
 /// Minimum number of digits of a number in a file name.
 const DIGITS: usize = 5;
-
-/// The number of the split, from 0.
-const NO: &str = "split.no";
 
 /// The number of splits. It is 0 in a file into which all splits were merged.
 const COUNT: &str = "split.count";

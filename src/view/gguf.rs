@@ -61,7 +61,7 @@ pub fn file(model: &Arc<Model>, tensors: Tensors) -> Option<Content> {
 /// readers of safetensors files such as transformers require it.
 pub fn texts(model: &Model) -> Vec<(String, Value)> {
     let is_left_out = |(key, value): &(String, Value)| {
-        ["tokenizer.", "split."].iter().any(|prefix| key.starts_with(prefix))
+        ["tokenizer.", SPLIT_PREFIX].iter().any(|prefix| key.starts_with(prefix))
             || LAYOUT.contains(&&key[..])
             || value.is_array() && value.text().len() > ARRAY_MAX
     };

@@ -137,7 +137,7 @@ impl Kind {
         match (self, value.kind(), value.is_array()) {
             (Self::String, String, false) | (Self::Strings, String, true) => true,
             (Self::Float, F32 | F64, false) | (Self::Bool, Bool, false) => true,
-            (Self::Integer, scalar, _) => !matches!(scalar, Bool | F32 | F64 | String),
+            (Self::Integer, scalar, _) => scalar.is_integer(),
             _ => false,
         }
     }

@@ -45,7 +45,7 @@ pub const ARCHITECTURE_KEY: &str = "general.architecture";
 pub const SPLIT_PREFIX: &str = "split.";
 
 /// The key of the number of a split, counted from 0.
-const SPLIT_NUMBER_KEY: &str = "split.no";
+pub const SPLIT_NUMBER_KEY: &str = "split.no";
 
 /// Longest key in bytes. Source: `docs/gguf.md` of ggml, `gguf_metadata_kv_t`.
 const KEY_MAX: usize = 65_535;
