@@ -206,8 +206,7 @@ fn open(args: &MountArgs) -> anyhow::Result<(Superblock, Option<Sandbox>)> {
         }
     }
     let device = (threads(args) > 1).then_some(Path::new(DEVICE));
-    let reads: Vec<PathBuf> = opened.reads().iter().filter_map(|read| Some(read.path()?.to_owned())).collect();
-    let sandbox = (!args.no_sandbox).then(|| Sandbox::new(&reads, device));
+    let sandbox = (!args.no_sandbox).then(|| Sandbox::new(&opened.reads(), device));
     let ownership = Ownership { uid: args.uid, gid: args.gid, umask: args.umask.unwrap_or(0) };
     let superblock = Superblock::new(opened, args.views.unwrap_or_default(), ownership)
         .with_context(|| format!("{}: a model without files", args.source))?;

@@ -259,7 +259,8 @@ impl Folders {
         }
         let Folder { location, stat, device, .. } = folder;
         request.wait(Wait { need: Need::Device(*device), key: None })?;
-        if source::modified_at(location).is_ok_and(|time| time != stat.mtime) && self.changed().insert(number) {
+        let modified = source::modified_at(location).ok().flatten();
+        if modified.is_some_and(|time| time != stat.mtime) && self.changed().insert(number) {
             log::warn!(
                 "{location}: files were added, removed or renamed since it was mounted; the mount shows what was there \
                  before (mount it again to see the changes)"

@@ -6,7 +6,7 @@ use crate::content::{self, Need, Request, Wait};
 use crate::fs::{self, Attr, FileKind, Superblock};
 use crate::model;
 use crate::schedule::{Job, Scheduler};
-use crate::source::{self, Bytes};
+use crate::source::{self, Bytes, Failure};
 use crate::threads::cores;
 use fuser::{
     BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
@@ -158,6 +158,8 @@ fn errno(error: &fs::Error) -> Errno {
 fn source_errno(error: &source::Error) -> Errno {
     match error {
         source::Error::Changed { .. } | source::Error::Replaced { .. } => Errno::ESTALE,
+        source::Error::Remote { failure: Failure::Changed, .. } => Errno::ESTALE,
+        source::Error::Remote { .. } => Errno::EIO,
         source::Error::Outside { .. } => Errno::EACCES,
         source::Error::Cut { .. } | source::Error::OutOfRange { .. } | source::Error::NotAFile { .. } => Errno::EIO,
         source::Error::Io { error, .. } => match error.raw_os_error() {

@@ -10,6 +10,7 @@ use super::table::{Kind, Model};
 use super::{dataset, index};
 use crate::format::{self, Mode};
 use crate::source::{self, Directories, Location, Stat};
+use std::path::PathBuf;
 
 /// What a location names.
 #[derive(Debug)]
@@ -21,14 +22,14 @@ pub enum Opened {
 }
 
 impl Opened {
-    /// The files that may be opened later.
-    pub fn reads(&self) -> Vec<Location> {
+    /// The files of this machine that may be opened later.
+    pub fn reads(&self) -> Vec<PathBuf> {
         match self {
             Self::Model(model) => {
                 let sources = model.sources().iter().chain(model.manifest());
-                sources.filter_map(|source| source.location().cloned()).collect()
+                sources.filter_map(|source| source.path().map(PathBuf::from)).collect()
             }
-            Self::Catalog(catalog) => catalog.reads().to_vec(),
+            Self::Catalog(catalog) => catalog.reads().iter().filter_map(|read| Some(read.path()?.to_owned())).collect(),
         }
     }
 }

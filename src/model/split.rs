@@ -159,7 +159,7 @@ pub(super) fn open(location: &Location, split: &Split, mode: Mode) -> Result<Mod
         } else {
             let reason = format!("it is a {format} file, not GGUF");
             mismatches.push(Mismatch::Split { shard: shard.name.into(), reason });
-            unopened.extend(source.location().cloned());
+            unopened.extend(source.path().map(Location::from));
         }
     }
     let missing = count - shards.len();

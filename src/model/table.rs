@@ -246,8 +246,8 @@ impl Model {
 
     /// The locations of all its files, including those that could not be opened.
     pub(super) fn locations(&self) -> Vec<Location> {
-        let opened = self.sources.iter().filter_map(|source| source.location());
-        opened.chain([self.main_file()]).chain(&self.unopened).cloned().collect()
+        let opened = self.sources.iter().filter_map(|source| source.path().map(Location::from));
+        opened.chain([self.main_file()].into_iter().chain(&self.unopened).cloned()).collect()
     }
 
     /// The files of the model that could not be opened.

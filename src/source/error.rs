@@ -53,6 +53,16 @@ pub enum Error {
         /// What is at the path, with its article: "a directory".
         kind: &'static str,
     },
+    /// A file that is not on this machine cannot be read.
+    #[error("{}: {reason}", name.display())]
+    Remote {
+        /// Where the file is, as the user wrote it, without secrets.
+        name: PathBuf,
+        /// What happened, with the numbers, and a remedy where there is one.
+        reason: String,
+        /// What a reader may expect of another attempt.
+        failure: Failure,
+    },
     /// An error of the operating system.
     #[error("{}: {}", path.display(), strerror(error))]
     Io {
@@ -61,6 +71,17 @@ pub enum Error {
         /// The error.
         error: io::Error,
     },
+}
+
+/// What a reader may expect of another attempt after a file that is not on this machine could not be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failure {
+    /// The file has changed: the version that was opened is gone.
+    Changed,
+    /// The network or the server failed; another attempt may succeed.
+    Transient,
+    /// Another attempt fails too.
+    Lasting,
 }
 
 /// The cause of an error. One cause can give several errors: a truncated file gives one error for the missing bytes and
@@ -84,6 +105,8 @@ impl Error {
             | Self::Replaced { path }
             | Self::Outside { path }
             | Self::NotAFile { path, .. } => Some((path, Cause::Version)),
+            Self::Remote { name, failure: Failure::Changed, .. } => Some((name, Cause::Version)),
+            Self::Remote { name, .. } => Some((name, Cause::Io)),
             Self::Io { path, error } if is_shortage(error) => Some((path, Cause::Shortage)),
             Self::Io { path, .. } => Some((path, Cause::Io)),
             Self::OutOfRange { .. } => None,
@@ -95,6 +118,7 @@ impl Error {
     pub fn is_transient(&self) -> bool {
         use nix::libc::{EACCES, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENXIO, EPERM};
         match self {
+            Self::Remote { failure, .. } => *failure == Failure::Transient,
             Self::Io { error, .. } => {
                 let lasting = [EACCES, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENXIO, EPERM];
                 error.raw_os_error().is_some_and(|errno| !lasting.contains(&errno))

@@ -3,10 +3,10 @@
 use super::map::{Mapped, OpenFile};
 use super::pool::{Pool, Slot};
 use super::version::{FileId, Version};
-use super::{Block, Bytes, Error, Location, Source, Stat, indices};
+use super::{Block, Bytes, Error, Source, Stat, indices};
 use fiemap::{Fiemap, FiemapExtent, FiemapExtentFlags, FiemapFlags};
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The open files of this process. There is one pool, because the file descriptor limit applies to the process.
@@ -30,7 +30,7 @@ pub fn limit_open_files(limit: usize) {
 #[derive(Debug)]
 pub struct MappedFile {
     /// Absolute, so that the file can be opened again.
-    location: Location,
+    path: PathBuf,
     version: Arc<Version>,
     stat: Stat,
     slot: Arc<Slot<OpenFile>>,
@@ -50,7 +50,7 @@ impl MappedFile {
         let first = || Ok(Arc::new(OpenFile::open(&absolute, path, None, pool)?));
         let open = pool.get(&slot, first)?;
         let stat = Stat::of(&open.file).map_err(io)?;
-        Ok(Self { location: Location::Local(absolute), version: open.version.clone(), stat, slot, pool })
+        Ok(Self { path: absolute, version: open.version.clone(), stat, slot, pool })
     }
 
     /// The open file. Fails if it had to be opened again and is not the same file.
@@ -117,8 +117,8 @@ impl Source for MappedFile {
         self.stat
     }
 
-    fn location(&self) -> Option<&Location> {
-        Some(&self.location)
+    fn path(&self) -> Option<&Path> {
+        Some(&self.path)
     }
 
     fn id(&self) -> Option<FileId> {

@@ -1,8 +1,7 @@
 //! Opens the file or lists the directory at a location.
 
 use super::resolve::resolve;
-use super::{Error, FileId, Location, MappedFile, Source, Stat};
-use std::ffi::OsString;
+use super::{Entry, EntryKind, Error, Listing, Location, MappedFile, Source, Stat};
 use std::fs::{Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -12,79 +11,53 @@ use std::time::SystemTime;
 
 /// Opens the file at a location; symlinks are followed.
 pub fn open(location: &Location) -> Result<Arc<dyn Source>, Error> {
-    let Location::Local(path) = location;
-    Ok(Arc::new(MappedFile::open(path)?))
+    match location {
+        Location::Local(path) => Ok(Arc::new(MappedFile::open(path)?)),
+        Location::Remote(remote) => remote.tree().open(remote.path()),
+    }
 }
 
 /// Whether a location is a directory; symlinks are followed.
 pub fn is_dir(location: &Location) -> bool {
-    let Location::Local(path) = location;
-    path.is_dir()
+    match location {
+        Location::Local(path) => path.is_dir(),
+        Location::Remote(remote) => remote.tree().is_dir(remote.path()),
+    }
 }
 
 /// Whether anything exists at a location, even a broken symlink.
 pub fn exists(location: &Location) -> bool {
-    let Location::Local(path) = location;
-    path.symlink_metadata().is_ok()
+    match location {
+        Location::Local(path) => path.symlink_metadata().is_ok(),
+        Location::Remote(remote) => remote.tree().exists(remote.path()),
+    }
 }
 
 /// Size in bytes of the regular file at a location, if there is one; symlinks are followed.
 pub fn len_at(location: &Location) -> Option<u64> {
-    let Location::Local(path) = location;
-    std::fs::metadata(path).ok().filter(Metadata::is_file).map(|found| found.len())
+    let found = std::fs::metadata(location.path()?).ok()?;
+    found.is_file().then(|| found.len())
 }
 
 /// The device number of the file at a location; symlinks are followed. 0 if there is no file.
 pub fn device_at(location: &Location) -> u64 {
-    let Location::Local(path) = location;
-    std::fs::metadata(path).map_or(0, |found| found.dev())
+    location.path().and_then(|path| std::fs::metadata(path).ok()).map_or(0, |found| found.dev())
 }
 
-/// A directory and its entries.
-#[derive(Debug)]
-pub struct Listing {
-    /// Identifies the directory, whatever path leads to it.
-    pub id: FileId,
-    /// Its owner, permissions and modification time.
-    pub stat: Stat,
-    /// The entries, in no particular order.
-    pub entries: Vec<Entry>,
-}
-
-/// An entry of a directory.
-#[derive(Debug, Clone)]
-pub struct Entry {
-    /// The file name.
-    pub name: OsString,
-    /// What it is; symlinks are followed.
-    pub kind: EntryKind,
-    /// Whether it is a symlink.
-    pub is_link: bool,
-    /// Size in bytes; symlinks are followed. 0 for a broken symlink.
-    pub len: u64,
-    /// The number of its device or file system; symlinks are followed. 0 for a broken symlink.
-    pub device: u64,
-}
-
-/// What an entry of a directory leads to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EntryKind {
-    /// A directory.
-    Dir,
-    /// Anything else.
-    File,
-}
-
-/// When something at a location was last modified. Fails inside the directory that is off limits.
-pub fn modified_at(location: &Location) -> io::Result<SystemTime> {
-    let Location::Local(path) = location;
+/// When something at a location was last modified; `None` if it cannot change, because the location is in a tree.
+/// Fails inside the directory that is off limits.
+pub fn modified_at(location: &Location) -> io::Result<Option<SystemTime>> {
+    let Some(path) = location.path() else { return Ok(None) };
     let resolved = resolve(path, None).transpose()?;
-    std::fs::metadata(resolved.as_deref().unwrap_or(path))?.modified()
+    std::fs::metadata(resolved.as_deref().unwrap_or(path))?.modified().map(Some)
 }
 
 /// Owner, permissions and modification time of the file at a location, which must be readable; symlinks are followed.
 pub fn stat_at(location: &Location) -> io::Result<Stat> {
-    let Location::Local(path) = location;
+    let path = match location {
+        Location::Local(path) => path,
+        Location::Remote(remote) => return Ok(remote.tree().stat()),
+    };
     let resolved = resolve(path, None).transpose()?;
     let path = resolved.as_deref().unwrap_or(path);
     // Without O_NONBLOCK, opening a named pipe would wait for a writer.
@@ -104,7 +77,10 @@ pub(super) fn directory_stat(path: &Path, metadata: &Metadata) -> Stat {
 
 /// Lists the directory at a location.
 pub fn list(location: &Location) -> Result<Listing, Error> {
-    let Location::Local(path) = location;
+    let path = match location {
+        Location::Local(path) => path,
+        Location::Remote(remote) => return remote.tree().list(remote.path()),
+    };
     let io = |error| Error::Io { path: path.clone(), error };
     let metadata = std::fs::metadata(path).map_err(io)?;
     let mut entries = Vec::new();

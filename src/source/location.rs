@@ -1,15 +1,19 @@
 //! The location of a source.
 
+use super::tree::{Remote, Tree};
 use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The location of a file or a directory of models. Errors print it as the user wrote it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Location {
     /// A path on this machine.
     Local(PathBuf),
+    /// A path in a tree of files elsewhere.
+    Remote(Remote),
 }
 
 impl From<&Path> for Location {
@@ -28,15 +32,22 @@ impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Local(path) => path.display().fmt(f),
+            Self::Remote(remote) => remote.fmt(f),
         }
     }
 }
 
 impl Location {
+    /// The relative path `path` in a tree of files elsewhere.
+    pub fn in_tree(tree: Arc<dyn Tree>, path: &str) -> Self {
+        Self::Remote(Remote::new(tree, path))
+    }
+
     /// The path, if it is on this machine.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Local(path) => Some(path),
+            Self::Remote(_) => None,
         }
     }
 
@@ -44,6 +55,7 @@ impl Location {
     pub fn file_name(&self) -> &OsStr {
         match self {
             Self::Local(path) => path.file_name().unwrap_or_default(),
+            Self::Remote(remote) => remote.file_name().as_ref(),
         }
     }
 
@@ -51,6 +63,7 @@ impl Location {
     pub fn parent(&self) -> Self {
         match self {
             Self::Local(path) => Self::Local(path.parent().unwrap_or(Path::new("")).to_owned()),
+            Self::Remote(remote) => Self::Remote(remote.parent()),
         }
     }
 
@@ -58,6 +71,7 @@ impl Location {
     pub fn join(&self, name: impl AsRef<Path>) -> Self {
         match self {
             Self::Local(path) => Self::Local(path.join(name)),
+            Self::Remote(remote) => Self::Remote(remote.join(name.as_ref())),
         }
     }
 
@@ -65,6 +79,7 @@ impl Location {
     pub fn absolute(&self) -> io::Result<Self> {
         match self {
             Self::Local(path) => std::path::absolute(path).map(Self::Local),
+            Self::Remote(_) => Ok(self.clone()),
         }
     }
 
@@ -72,12 +87,13 @@ impl Location {
     pub fn canonical(&self) -> io::Result<Self> {
         match self {
             Self::Local(path) => path.canonicalize().map(Self::Local),
+            Self::Remote(_) => Ok(self.clone()),
         }
     }
 
     /// `inner`, an absolute location below this one, rewritten to begin with this location as the user wrote it.
     pub fn rename(&self, inner: &Self) -> Self {
-        let (Self::Local(path), Self::Local(below)) = (self, inner);
+        let (Self::Local(path), Self::Local(below)) = (self, inner) else { return inner.clone() };
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.clone());
         below.strip_prefix(absolute).map_or_else(|_| inner.clone(), |relative| self.join(relative))
     }

@@ -1,8 +1,9 @@
-//! Sources of bytes: local files, memory and zeros. Does not depend on what the bytes mean.
+//! Sources of bytes: local files, memory, zeros, and files of trees elsewhere. Does not depend on what the bytes mean.
 
 mod bytes;
 mod error;
 mod file;
+mod listing;
 mod local;
 mod location;
 mod map;
@@ -14,22 +15,26 @@ mod resolve;
 mod stat;
 mod storage;
 mod traversal;
+mod tree;
 mod version;
 mod zeros;
 
 use std::fmt;
 use std::ops::Range;
+use std::path::Path;
 use std::time::SystemTime;
 
 pub use bytes::Bytes;
-pub use error::{Cause, Error, strerror};
+pub use error::{Cause, Error, Failure, strerror};
 pub use file::{MappedFile, limit_open_files};
-pub use local::{Entry, EntryKind, Listing, device_at, exists, is_dir, len_at, list, modified_at, open, stat_at};
+pub use listing::{Entry, EntryKind, Listing};
+pub use local::{device_at, exists, is_dir, len_at, list, modified_at, open, stat_at};
 pub use location::Location;
 pub use map::limit_maps;
 pub use memory::Memory;
 pub use resolve::put_off_limits;
 pub use traversal::{Base, Directories, Traversal};
+pub use tree::{Remote, Tree};
 pub use version::FileId;
 pub use zeros::Zeros;
 
@@ -61,8 +66,8 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// Owner, permissions and modification time.
     fn stat(&self) -> Stat;
 
-    /// The location where the same bytes can be opened again, if they are in a file.
-    fn location(&self) -> Option<&Location> {
+    /// The absolute path where the same bytes can be opened again, if they are in a file of this machine.
+    fn path(&self) -> Option<&Path> {
         None
     }
 

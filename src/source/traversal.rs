@@ -15,7 +15,17 @@ pub struct Directories(HashMap<FileId, Stat>);
 
 /// A directory from which paths start. They lead to files below it, or through symlinks to files elsewhere.
 #[derive(Debug)]
-pub struct Base<'d> {
+pub struct Base<'d>(Start<'d>);
+
+#[derive(Debug)]
+enum Start<'d> {
+    Local(LocalBase<'d>),
+    /// A directory in a tree. Permissions are those of the whole tree.
+    Remote(Stat),
+}
+
+#[derive(Debug)]
+struct LocalBase<'d> {
     dirs: &'d Directories,
     /// The absolute path of the directory.
     path: PathBuf,
@@ -42,9 +52,9 @@ impl Directories {
 
     /// Adds the directories on the paths from the directory `from` to each of `to`.
     pub fn add_paths<'l>(&mut self, from: &Location, to: impl IntoIterator<Item = &'l Location>) {
-        let Ok(base) = self.base(from) else { return };
+        let Some(Ok(base)) = from.path().map(|from| self.local_base(from)) else { return };
         let walked: BTreeSet<PathBuf> =
-            to.into_iter().filter_map(|to| base.walk(to).ok()).flat_map(|traversed| traversed.0).collect();
+            to.into_iter().filter_map(|to| base.walk(to.path()?).ok()).flat_map(|traversed| traversed.0).collect();
         for dir in walked {
             if let Ok(metadata) = std::fs::metadata(&dir) {
                 let id = (metadata.dev(), metadata.ino());
@@ -55,10 +65,16 @@ impl Directories {
 
     /// Resolves the directory from which paths start.
     pub fn base(&self, from: &Location) -> io::Result<Base<'_>> {
-        let Location::Local(path) = from;
+        match from {
+            Location::Local(path) => Ok(Base(Start::Local(self.local_base(path)?))),
+            Location::Remote(remote) => Ok(Base(Start::Remote(remote.tree().stat()))),
+        }
+    }
+
+    fn local_base(&self, path: &Path) -> io::Result<LocalBase<'_>> {
         let path = std::path::absolute(path)?;
         let real = follow_from(Path::new("/"), &path, &mut |_| ())?;
-        Ok(Base { dirs: self, path, real, found: HashMap::new() })
+        Ok(LocalBase { dirs: self, path, real, found: HashMap::new() })
     }
 
     fn stat(&self, dir: &Path) -> io::Result<Stat> {
@@ -71,11 +87,24 @@ impl Directories {
 impl Base<'_> {
     /// The permissions of the directory itself.
     pub fn stat(&self) -> io::Result<Stat> {
-        self.dirs.stat(&self.real)
+        match &self.0 {
+            Start::Local(base) => base.dirs.stat(&base.real),
+            Start::Remote(stat) => Ok(*stat),
+        }
     }
 
     /// The directories on the path to a file, without the starting directory and those above it.
     pub fn traverse(&mut self, to: &Location) -> io::Result<Traversal> {
+        match (&mut self.0, to) {
+            (Start::Local(base), Location::Local(to)) => base.traverse(to),
+            (Start::Remote(stat), Location::Remote(_)) => Ok(Traversal { stat: Some(stat.search()), is_inside: true }),
+            _ => Err(io::Error::other("no path leads there")),
+        }
+    }
+}
+
+impl LocalBase<'_> {
+    fn traverse(&mut self, to: &Path) -> io::Result<Traversal> {
         let (dirs, target) = self.walk(to)?;
         let mut combined: Option<Stat> = None;
         for dir in dirs.into_iter().filter(|dir| !self.real.starts_with(dir)) {
@@ -90,8 +119,7 @@ impl Base<'_> {
     }
 
     /// The real paths of the directories on the path to `to`, and of `to` itself.
-    fn walk(&self, to: &Location) -> io::Result<(BTreeSet<PathBuf>, PathBuf)> {
-        let Location::Local(to) = to;
+    fn walk(&self, to: &Path) -> io::Result<(BTreeSet<PathBuf>, PathBuf)> {
         let to = std::path::absolute(to)?;
         let below = to.strip_prefix(&self.path).map_err(io::Error::other)?;
         let mut dirs = BTreeSet::new();

@@ -46,9 +46,9 @@ pub(super) fn check(location: &Location, report: &mut Report) -> Result<Vec<Loca
         report.add(Rule::Quantized, &name, None, || note);
     }
     let dir = location.parent();
-    let names = model.shards().iter().zip(model.sources().iter()).map(|(shard, source)| match source.location() {
+    let names = model.shards().iter().zip(model.sources().iter()).map(|(shard, source)| match source.path() {
         // The name of a split need not be valid UTF-8.
-        Some(found) if model.kind() == Kind::Splits => dir.join(found.file_name()),
+        Some(found) if model.kind() == Kind::Splits => dir.join(found.file_name().unwrap_or_default()),
         _ => dir.join(&shard.name),
     });
     Ok(names.collect())

@@ -1,0 +1,39 @@
+//! The entries of a directory.
+
+use super::{FileId, Stat};
+use std::ffi::OsString;
+
+/// A directory and its entries.
+#[derive(Debug)]
+pub struct Listing {
+    /// Identifies the directory, whatever path leads to it.
+    pub id: FileId,
+    /// Its owner, permissions and modification time.
+    pub stat: Stat,
+    /// The entries, in no particular order.
+    pub entries: Vec<Entry>,
+}
+
+/// An entry of a directory.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// The file name.
+    pub name: OsString,
+    /// What it is; symlinks are followed.
+    pub kind: EntryKind,
+    /// Whether it is a symlink.
+    pub is_link: bool,
+    /// Size in bytes; symlinks are followed. 0 for a broken symlink.
+    pub len: u64,
+    /// The number of its device or file system; symlinks are followed. 0 for a broken symlink.
+    pub device: u64,
+}
+
+/// What an entry of a directory leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EntryKind {
+    /// A directory.
+    Dir,
+    /// Anything else.
+    File,
+}

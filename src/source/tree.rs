@@ -1,0 +1,118 @@
+//! Files that are not on this machine, such as those of a repository on a server, and paths to them.
+
+use super::{Error, Listing, Source, Stat};
+use std::cmp::Ordering;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Files that are not on this machine, in the version that was found first. Paths are relative to the tree, with `/`
+/// between components; the path of the tree itself is empty.
+pub trait Tree: Send + Sync + fmt::Debug {
+    /// Where the tree is, as the user wrote it, without secrets such as a signature. It identifies the tree.
+    fn url(&self) -> &str;
+
+    /// Opens a file.
+    fn open(&self, path: &str) -> Result<Arc<dyn Source>, Error>;
+
+    /// Lists a directory. An error if the tree cannot be listed, as most HTTP servers cannot.
+    fn list(&self, path: &str) -> Result<Listing, Error>;
+
+    /// Owner, permissions and modification time of all directories.
+    fn stat(&self) -> Stat;
+
+    /// Whether there is a directory at a path.
+    fn is_dir(&self, path: &str) -> bool;
+
+    /// Whether there is anything at a path.
+    fn exists(&self, path: &str) -> bool;
+}
+
+/// A path in a tree. One pointer, because errors contain locations.
+#[derive(Debug, Clone)]
+pub struct Remote(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    tree: Arc<dyn Tree>,
+    path: String,
+}
+
+impl Remote {
+    pub(super) fn new(tree: Arc<dyn Tree>, path: &str) -> Self {
+        Self(Arc::new(Inner { tree, path: path.into() }))
+    }
+
+    /// The tree.
+    pub fn tree(&self) -> &dyn Tree {
+        &*self.0.tree
+    }
+
+    /// The path, relative to the tree.
+    pub fn path(&self) -> &str {
+        &self.0.path
+    }
+
+    /// The last component, or that of the URL for the tree itself.
+    pub(super) fn file_name(&self) -> &str {
+        let path = if self.path().is_empty() { self.tree().url().trim_end_matches('/') } else { self.path() };
+        path.rsplit('/').next().unwrap_or_default()
+    }
+
+    /// The directory that holds it; the tree itself if there is none.
+    pub(super) fn parent(&self) -> Self {
+        self.at(self.path().rsplit_once('/').map_or("", |(dir, _)| dir))
+    }
+
+    pub(super) fn join(&self, name: &Path) -> Self {
+        let name = name.to_string_lossy();
+        match self.path() {
+            "" => self.at(&name),
+            path => self.at(&format!("{path}/{name}")),
+        }
+    }
+
+    fn at(&self, path: &str) -> Self {
+        Self::new(self.0.tree.clone(), path)
+    }
+
+    fn key(&self) -> (&str, &str) {
+        (self.tree().url(), self.path())
+    }
+}
+
+impl fmt::Display for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.key() {
+            (url, "") => f.write_str(url),
+            (url, path) => write!(f, "{}/{path}", url.trim_end_matches('/')),
+        }
+    }
+}
+
+impl PartialEq for Remote {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Remote {}
+
+impl PartialOrd for Remote {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Remote {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+impl Hash for Remote {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.key().hash(state);
+    }
+}
