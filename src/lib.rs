@@ -17,6 +17,7 @@
 //! - [`fs`] arranges them as directories with inode numbers; [`fuse`] connects that to the kernel.
 //! - [`schedule`] continues operations that have to wait for a device or a computation.
 //! - Commands that do not mount use [`inspect`], [`compare`] and [`write`](mod@write).
+//! - [`remote`] makes sources of files on servers: local files that are filled when they are read.
 //! - Everything may use [`text`], [`name`], [`natural`] and [`threads`].
 //!
 //! `tests/layers.rs` checks that the code keeps to these layers.
@@ -32,6 +33,8 @@ pub mod model;
 pub mod name;
 pub mod natural;
 pub mod plot;
+#[cfg(feature = "remote")]
+pub mod remote;
 pub mod schedule;
 pub mod source;
 pub mod stats;

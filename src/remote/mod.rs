@@ -1,0 +1,4 @@
+//! Remote sources: files on the Hugging Face Hub, on HTTP servers and in object stores.
+
+pub mod location;
+pub mod transport;

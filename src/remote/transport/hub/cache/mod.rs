@@ -1,0 +1,139 @@
+//! The cache that the Hub's own client fills, read only: which commit a branch was, which files a commit has, and
+//! complete local files. Both layouts are read: links into `blobs`, and plain files in `snapshots`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::entry::{Entry, content_from_hash, is_commit};
+use crate::remote::location::{HubLocation, check_path};
+
+/// The largest listing that is read, in bytes.
+const LISTING: u64 = 1 << 30;
+
+/// How deep, and how many files, an unlisted snapshot is walked.
+const DEPTH: usize = 32;
+const FILES: usize = 1_000_000;
+
+/// A directory of repositories.
+#[derive(Debug)]
+pub(super) struct Cache {
+    folder: PathBuf,
+}
+
+/// A complete local file.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct LocalFile {
+    /// Where it is, without links.
+    pub(super) path: PathBuf,
+    /// `sha256:...` or `git:...`, if the layout has the hash.
+    pub(super) content: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Listing {
+    format_version: u32,
+    files: std::collections::BTreeMap<String, Listed>,
+}
+
+#[derive(Deserialize)]
+struct Listed {
+    size: u64,
+    blob_id: String,
+    lfs_sha256: Option<String>,
+    lfs_size: Option<u64>,
+}
+
+impl Cache {
+    pub(super) fn new(folder: PathBuf) -> Cache {
+        Cache { folder }
+    }
+
+    fn repository(&self, place: &HubLocation) -> PathBuf {
+        self.folder.join(format!("{}--{}", place.kind.plural(), place.repo.replace('/', "--")))
+    }
+
+    /// The commit that a branch or tag was when it was downloaded last.
+    pub(super) fn commit(&self, place: &HubLocation, revision: &str) -> Option<String> {
+        // Names of refs have no component that starts with a dot, see `location`.
+        let text = fs::read_to_string(self.repository(place).join("refs").join(revision)).ok()?;
+        Some(text.trim().to_string()).filter(|commit| is_commit(commit))
+    }
+
+    /// All files of a commit, if a download of the whole repository left the list.
+    pub(super) fn listing(&self, place: &HubLocation, commit: &str) -> Option<Vec<Entry>> {
+        let path = self.repository(place).join("trees").join(format!("{commit}.json"));
+        if fs::metadata(&path).ok()?.len() > LISTING {
+            return None;
+        }
+        let listing: Listing = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+        if listing.format_version != 1 {
+            return None;
+        }
+        let files = listing.files.into_iter().filter(|(path, _)| !path.is_empty() && check_path(path).is_ok());
+        Some(
+            files
+                .map(|(path, listed)| {
+                    let hash = listed.lfs_sha256.unwrap_or(listed.blob_id);
+                    let len = listed.lfs_size.unwrap_or(listed.size);
+                    Entry { path, len, content: content_from_hash(&hash) }
+                })
+                .collect(),
+        )
+    }
+
+    /// The files of a commit that are there.
+    pub(super) fn walk(&self, place: &HubLocation, commit: &str) -> Vec<Entry> {
+        let mut entries = Vec::new();
+        let root = self.repository(place).join("snapshots").join(commit);
+        let mut folders = vec![(root, String::new(), 0)];
+        while let Some((folder, prefix, depth)) = folders.pop() {
+            for item in fs::read_dir(&folder).into_iter().flatten().flatten() {
+                let Ok(name) = item.file_name().into_string() else { continue };
+                let path = format!("{prefix}{name}");
+                if check_path(&path).is_err() || entries.len() >= FILES {
+                    continue;
+                }
+                if item.file_type().is_ok_and(|kind| kind.is_dir()) {
+                    if depth < DEPTH {
+                        folders.push((item.path(), format!("{path}/"), depth + 1));
+                    }
+                } else if let Some(local) =
+                    self.file(&HubLocation { path: path.clone(), ..place.clone() }, commit, None, None)
+                    && let Ok(about) = fs::metadata(&local.path)
+                {
+                    entries.push(Entry { path, len: about.len(), content: local.content });
+                }
+            }
+        }
+        entries
+    }
+
+    /// The local file of a commit, if it is complete: downloads are renamed into place. Its length and content must be
+    /// those in the listing, as far as both are known.
+    pub(super) fn file(
+        &self,
+        place: &HubLocation,
+        commit: &str,
+        len: Option<u64>,
+        content: Option<&str>,
+    ) -> Option<LocalFile> {
+        let snapshot = self.repository(place).join("snapshots").join(commit).join(&place.path);
+        // The first link names the blob by its hash. A blob may link on to a store by another hash.
+        let link = fs::read_link(&snapshot).ok();
+        let hash = link.as_deref().and_then(Path::file_name).and_then(|name| name.to_str());
+        let found = hash.and_then(content_from_hash);
+        let path = fs::canonicalize(&snapshot).ok()?;
+        let about = fs::metadata(&path).ok()?;
+        let inside = fs::canonicalize(&self.folder).is_ok_and(|folder| path.starts_with(folder));
+        let differs = matches!((content, found.as_deref()), (Some(wanted), Some(found)) if wanted != found);
+        if !inside || !about.is_file() || differs || len.is_some_and(|len| len != about.len()) {
+            return None;
+        }
+        Some(LocalFile { path, content: found })
+    }
+}
+
+#[cfg(test)]
+mod tests;

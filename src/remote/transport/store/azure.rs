@@ -1,0 +1,63 @@
+//! Azure Blob Storage: configured by the variables of `object_store` (`AZURE_*`) and by those of Azure's own tools,
+//! `AZURE_STORAGE_ACCOUNT` and `AZURE_STORAGE_KEY`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use object_store::RetryConfig;
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+
+use super::super::environment::Environment;
+use super::super::error::{Error, Kind};
+use super::bucket::Opened;
+use super::connector::Connector;
+use super::failure::translate;
+use crate::remote::location::StoreKind;
+
+pub(super) fn open(
+    environment: &Environment,
+    anonymous: bool,
+    container: &str,
+    connector: Connector,
+) -> Result<Opened, Error> {
+    let mut builder = MicrosoftAzureBuilder::new();
+    let tools =
+        [("AZURE_STORAGE_ACCOUNT", AzureConfigKey::AccountName), ("AZURE_STORAGE_KEY", AzureConfigKey::AccessKey)];
+    for (name, key) in tools {
+        if let Some(value) = environment.get(name) {
+            builder = builder.with_config(key, value);
+        }
+    }
+    for (name, value) in environment.starting_with("AZURE_").filter(|(_, value)| !value.is_empty()) {
+        if let Ok(key) = name.to_ascii_lowercase().parse::<AzureConfigKey>() {
+            builder = builder.with_config(key, value);
+        }
+    }
+    let anonymous = anonymous || environment.flag("AZURE_SKIP_SIGNATURE");
+    let account = builder.get_config_value(&AzureConfigKey::AccountName);
+    let emulator = builder.get_config_value(&AzureConfigKey::UseEmulator).is_some_and(|value| value == "true");
+    if account.is_none() && !emulator {
+        return Err(Error::new(Kind::Credentials, "az:// needs the storage account: set AZURE_STORAGE_ACCOUNT"));
+    }
+    let endpoint = builder.get_config_value(&AzureConfigKey::Endpoint).or(account);
+    let builder = builder
+        .with_container_name(container)
+        .with_skip_signature(anonymous)
+        .with_retry(RetryConfig { max_retries: 0, ..RetryConfig::default() })
+        .with_http_connector(connector);
+    let store = builder.build().map_err(|error| translate(error, StoreKind::Azure))?;
+    Ok(Opened { store: Arc::new(store), anonymous, endpoint })
+}
+
+/// Why a program must be run to get credentials, if so.
+pub(super) fn program(environment: &Environment) -> Option<String> {
+    let cli = ["AZURE_USE_AZURE_CLI", "AZURE_USE_CLI"].iter().any(|name| environment.flag(name));
+    let cli =
+        cli || environment.get("AZURE_CREDENTIAL_TYPE").is_some_and(|kind| kind.eq_ignore_ascii_case("azure_cli"));
+    cli.then(|| "the Azure command line gives the credentials".to_owned())
+}
+
+/// The files and directories that are read for credentials.
+pub(super) fn reads(environment: &Environment) -> Vec<PathBuf> {
+    environment.token_place("AZURE_FEDERATED_TOKEN_FILE").into_iter().collect()
+}

@@ -1,0 +1,116 @@
+//! What identifies one version of a remote file, and how sure that is.
+
+use std::fmt;
+
+use reqwest::header::{ETAG, HeaderMap, IF_MATCH, IF_UNMODIFIED_SINCE, LAST_MODIFIED};
+
+use super::error::{Error, Kind};
+
+/// The version of a file, as its server states it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Validator {
+    /// A hash of the content: `sha256:...` or the object id of git, `git:...`.
+    pub(super) content: Option<String>,
+    /// The entity tag with its quotes, and with `W/` if it is weak.
+    pub(super) etag: Option<String>,
+    /// The date as the server wrote it.
+    pub(super) modified: Option<String>,
+    /// The version id of an object store.
+    pub(super) version: Option<String>,
+}
+
+/// How surely a change of a file is noticed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Certainty {
+    /// Only a change of the length is noticed.
+    Length,
+    /// A change within the same second, or one that keeps the date, may go unnoticed.
+    Date,
+    /// Every change is noticed, as far as the server keeps its promises.
+    Exact,
+}
+
+impl Validator {
+    /// The validator in the headers of an answer.
+    pub(super) fn of(headers: &HeaderMap) -> Validator {
+        let text = |name| {
+            let value = headers.get(name)?.to_str().ok()?.trim();
+            (!value.is_empty() && value.len() <= 1024).then(|| value.to_string())
+        };
+        Validator { etag: text(ETAG), modified: text(LAST_MODIFIED), ..Validator::default() }
+    }
+
+    /// The entity tag if it is a strong one, which changes with every byte of the file.
+    pub(super) fn strong(&self) -> Option<&str> {
+        self.etag.as_deref().filter(|etag| etag.starts_with('"') && etag.ends_with('"') && etag.len() > 2)
+    }
+
+    /// The date in seconds since 1970; 0 if there is none.
+    pub(super) fn modified(&self) -> i64 {
+        let parse = |date: &str| {
+            let date = jiff::fmt::rfc2822::parse(date).map(|date| date.timestamp()).or_else(|_| date.parse());
+            Some(date.ok()?.as_second())
+        };
+        self.modified.as_deref().and_then(parse).unwrap_or_default()
+    }
+
+    /// How surely a change is noticed.
+    pub(super) fn certainty(&self) -> Certainty {
+        if self.content.is_some() || self.version.is_some() || self.strong().is_some() {
+            Certainty::Exact
+        } else if self.etag.is_some() || self.modified.is_some() {
+            Certainty::Date
+        } else {
+            Certainty::Length
+        }
+    }
+
+    /// Adds the condition that the file still has this version.
+    pub(super) fn set_conditions(&self, headers: &mut HeaderMap) {
+        if let Some(etag) = self.strong().and_then(|etag| etag.parse().ok()) {
+            headers.insert(IF_MATCH, etag);
+        } else if let Some(date) = self.modified.as_deref().and_then(|date| date.parse().ok()) {
+            headers.insert(IF_UNMODIFIED_SINCE, date);
+        }
+    }
+
+    /// Compares with the validator of a later answer.
+    ///
+    /// # Errors
+    /// `Changed` if they differ, `Protocol` if the answer no longer says which version it is.
+    pub(super) fn check(&self, later: &Validator) -> Result<(), Error> {
+        let (name, ours, theirs) = if self.strong().is_some() {
+            ("ETag", &self.etag, &later.etag)
+        } else if self.modified.is_some() {
+            ("Last-Modified", &self.modified, &later.modified)
+        } else {
+            ("ETag", &self.etag, &later.etag)
+        };
+        match (ours, theirs) {
+            (None, _) => Ok(()),
+            (Some(ours), Some(theirs)) if ours == theirs => Ok(()),
+            (Some(_), Some(_)) => Err(Error::new(Kind::Changed, format!("it changed on the server ({name} differs)"))),
+            (Some(_), None) => {
+                Err(Error::protocol(format!("the server no longer says which version it sends: no {name}")))
+            }
+        }
+    }
+}
+
+/// The text form, for the key of a cache. Different versions have different texts.
+impl fmt::Display for Validator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(content) = &self.content {
+            return f.write_str(content);
+        }
+        if let Some(etag) = self.strong() {
+            return write!(f, "etag:{etag}");
+        }
+        match (&self.etag, &self.modified) {
+            (None, None) => f.write_str("none"),
+            (etag, modified) => {
+                write!(f, "weak:{} {}", etag.as_deref().unwrap_or("-"), modified.as_deref().unwrap_or("-"))
+            }
+        }
+    }
+}

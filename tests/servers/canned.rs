@@ -1,0 +1,104 @@
+//! A server that sends given bytes to whoever connects, for answers that no real server gives.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Barrier;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+/// What happens after the answer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Then {
+    /// The connection ends in order.
+    Close,
+    /// The connection is reset.
+    Reset,
+    /// Nothing more comes.
+    Stall,
+}
+
+/// Answers every connection, one request each. The thread ends with the test process.
+pub fn serve(bytes: Vec<u8>, then: Then) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(stream) = stream else { return };
+            answer(stream, &bytes, then);
+        }
+    });
+    address
+}
+
+/// Answers one connection after the other, with one answer each. Sends on the heads of the requests.
+pub fn in_turn(answers: &[&str], then: Then) -> (SocketAddr, Receiver<String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let answers: Vec<String> = answers.iter().map(|answer| answer.to_string()).collect();
+    let (sender, requests) = channel();
+    std::thread::spawn(move || {
+        let last = answers.len() - 1;
+        for (turn, bytes) in answers.into_iter().enumerate() {
+            let Ok((stream, _)) = listener.accept() else { return };
+            let then = if turn == last { then } else { Then::Close };
+            answer_and(stream, bytes.as_bytes(), then, |request| drop(sender.send(request)));
+        }
+    });
+    (address, requests)
+}
+
+/// Answers one connection with `first`. Then answers two with `second` each, once both have sent a request.
+pub fn two_at_once(first: &str, second: &str) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (first, second) = (first.to_string(), second.to_string());
+    std::thread::spawn(move || {
+        let Ok((stream, _)) = listener.accept() else { return };
+        answer(stream, first.as_bytes(), Then::Close);
+        let (both, second) = (&Barrier::new(2), second.as_bytes());
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                let Ok((stream, _)) = listener.accept() else { return };
+                scope.spawn(move || answer_and(stream, second, Then::Close, |_| _ = both.wait()));
+            }
+        });
+    });
+    address
+}
+
+fn answer(stream: TcpStream, bytes: &[u8], then: Then) {
+    answer_and(stream, bytes, then, drop);
+}
+
+/// Reads a request, shows its head and answers it.
+fn answer_and(mut stream: TcpStream, bytes: &[u8], then: Then, show: impl FnOnce(String)) {
+    let mut request = Vec::new();
+    let mut piece = [0; 4096];
+    while !is_whole(&request) {
+        match stream.read(&mut piece) {
+            Ok(0) | Err(_) => break,
+            Ok(n) => request.extend_from_slice(&piece[..n]),
+        }
+    }
+    show(String::from_utf8_lossy(&request).into_owned());
+    let _ = stream.write_all(bytes);
+    match then {
+        Then::Close => {}
+        // The descriptor stays open until the process ends.
+        Then::Stall => std::mem::forget(stream),
+        Then::Reset => {
+            // What was sent must arrive before the reset, which discards it otherwise.
+            std::thread::sleep(Duration::from_millis(100));
+            let socket = socket2::Socket::from(stream);
+            let _ = socket.set_linger(Some(Duration::ZERO));
+        }
+    }
+}
+
+/// Whether a request has come with its body. A connection that ends with bytes unread is reset.
+fn is_whole(request: &[u8]) -> bool {
+    let Some(end) = request.windows(4).position(|end| end == b"\r\n\r\n") else { return false };
+    let head = String::from_utf8_lossy(&request[..end]).to_ascii_lowercase();
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse().ok());
+    request.len() - end - 4 >= length.unwrap_or(0)
+}

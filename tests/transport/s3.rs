@@ -1,0 +1,304 @@
+//! S3, against moto with signatures and policies enforced.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use serde_json::json;
+use weightfs::remote::transport::{Certainty, Client, Kind, Options};
+
+use crate::servers::canned::{Then, in_turn, serve};
+use crate::servers::content;
+use crate::servers::python::Python;
+use crate::support::*;
+
+struct S3 {
+    python: Python,
+    url: String,
+}
+
+impl S3 {
+    fn start() -> S3 {
+        let python = Python::start("s3.py");
+        let url = python.text("url");
+        S3 { python, url }
+    }
+
+    fn put(&mut self, bucket: &str, key: &str, bytes: &[u8]) {
+        let data = base64::prelude::BASE64_STANDARD.encode(bytes);
+        assert_eq!(self.python.ask(json!({"do": "put", "bucket": bucket, "key": key, "data": data})), json!({}));
+    }
+
+    fn user(&self, name: &str) -> (String, String) {
+        let user = &self.python.hello["users"][name];
+        (user["id"].as_str().unwrap().to_string(), user["secret"].as_str().unwrap().to_string())
+    }
+
+    fn client(&self, name: &str) -> Client {
+        let (id, secret) = self.user(name);
+        client(&[
+            ("AWS_ENDPOINT_URL_S3", &self.url),
+            ("AWS_ACCESS_KEY_ID", &id),
+            ("AWS_SECRET_ACCESS_KEY", &secret),
+            ("AWS_REGION", "us-east-1"),
+        ])
+    }
+}
+
+#[tokio::test]
+async fn keys_and_prefixes_are_pinned_listed_and_read() {
+    let mut s3 = S3::start();
+    let big = content(300_000, 1);
+    s3.put("models", "llama/model.safetensors", &big);
+    s3.put("models", "llama/a b+?#%ü.gguf", b"odd");
+    s3.put("models", "llama/sub/x.gguf", b"deep");
+    s3.put("models", "llama/sub/", b"");
+    s3.put("models", "llama-2/x.gguf", b"other");
+    s3.put("models", "empty", b"");
+    let client = s3.client("reader");
+
+    let tree = resolve(&client, "s3://models/llama").await.unwrap();
+    let listed: Vec<_> = tree.files().iter().map(|file| (file.path.as_str(), file.len.unwrap())).collect();
+    assert_eq!(listed, [("a b+?#%ü.gguf", 3), ("model.safetensors", 300_000), ("sub/x.gguf", 4)]);
+    assert!(tree.is_complete());
+    let object = tree.file("model.safetensors").unwrap().object.clone().unwrap();
+    assert_eq!((object.certainty(), object.is_public()), (Certainty::Exact, false));
+    for range in [0..1, 1000..200_000, 0..300_000] {
+        assert!(fetch(&client, &object, range.clone()).await.unwrap() == big[range.start as usize..range.end as usize]);
+    }
+    let (_, head) = client.probe(&tree, "a b+?#%ü.gguf", 100).await.unwrap();
+    assert_eq!(head, b"odd");
+    failure(client.probe(&tree, "missing", 100).await, Kind::Missing, &[]);
+    assert_eq!(resolve(&client, "s3://models/llama/").await.unwrap().files().len(), 3);
+    assert_eq!(resolve(&client, "s3://models").await.unwrap().files().len(), 5);
+
+    let tree = resolve(&client, "s3://models/llama/model.safetensors").await.unwrap();
+    assert_eq!(tree.named(), Some("model.safetensors"));
+    let same = tree.file("model.safetensors").unwrap().object.clone().unwrap();
+    assert_eq!((same.identity(), same.validator()), (object.identity(), object.validator()));
+    let (_, head) = client.probe(&tree, "sub/x.gguf", 2).await.unwrap();
+    assert_eq!(head, b"de");
+    failure(client.probe(&tree, "missing", 100).await, Kind::Missing, &[]);
+    let (empty, head) = open(&client, "s3://models/empty", 100).await.unwrap();
+    assert_eq!((empty.len(), head.len()), (0, 0));
+    failure(resolve(&client, "s3://models/nothing").await, Kind::Missing, &[]);
+    failure(resolve(&client, "s3://no-such-bucket/x").await, Kind::Missing, &[]);
+    let mut got = 0;
+    let mut stop = |piece: &[u8]| {
+        got += piece.len() as u64;
+        ControlFlow::Break(())
+    };
+    let delivered = client.fetch(&object, 0..300_000, &mut stop).await.unwrap();
+    assert!(delivered == got && got > 0);
+}
+
+#[tokio::test]
+async fn an_overwritten_key_is_noticed_and_its_version_kept() {
+    let mut s3 = S3::start();
+    let client = s3.client("reader");
+    for bucket in ["models", "versioned"] {
+        s3.put(bucket, "m", &content(5000, 1));
+        let (object, _) = open(&client, &format!("s3://{bucket}/m"), 10).await.unwrap();
+        s3.put(bucket, "m", &content(5000, 2));
+        let got = fetch(&client, &object, 100..200).await;
+        if bucket == "versioned" {
+            assert_eq!(got.unwrap(), content(5000, 1)[100..200], "the pinned version is still there");
+            assert_eq!(fetch(&client, &object, 0..5000).await.unwrap(), content(5000, 1));
+        } else {
+            failure(got, Kind::Changed, &[]);
+        }
+        s3.python.ask(json!({"do": "delete", "bucket": bucket, "key": "m"}));
+        let got = fetch(&client, &object, 100..200).await;
+        if bucket == "versioned" {
+            assert_eq!(got.unwrap(), content(5000, 1)[100..200]);
+        } else {
+            failure(got, Kind::Missing, &[]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn credentials_are_found_and_wrong_ones_refused_without_showing_them() {
+    let mut s3 = S3::start();
+    s3.put("models", "m", b"bytes");
+    let (id, secret) = s3.user("reader");
+    let wrong = "WRONG-SECRET-8d0f2a";
+    let secrets = [secret.as_str(), wrong, "Signature="];
+    let base = [("AWS_ENDPOINT_URL", s3.url.as_str()), ("AWS_REGION", "us-east-1")];
+    let with = |more: &[(&str, &str)]| client(&[&base, more].concat());
+
+    let refused = with(&[("AWS_ACCESS_KEY_ID", &id), ("AWS_SECRET_ACCESS_KEY", wrong)]);
+    let error = failure(resolve(&refused, "s3://models/m").await, Kind::Forbidden, &secrets);
+    assert!(error.to_string().contains("SignatureDoesNotMatch"), "{error}");
+    let error = failure(resolve(&refused, "s3://models/").await, Kind::Forbidden, &secrets);
+    assert!(error.to_string().contains("SignatureDoesNotMatch"), "{error}");
+    let unknown = with(&[("AWS_ACCESS_KEY_ID", "AKIAUNKNOWN"), ("AWS_SECRET_ACCESS_KEY", wrong)]);
+    failure(resolve(&unknown, "s3://models/m").await, Kind::Forbidden, &secrets);
+    let stranger = s3.client("stranger");
+    let error = failure(resolve(&stranger, "s3://models/m").await, Kind::Forbidden, &secrets);
+    assert!(error.to_string().contains("AccessDenied"), "{error}");
+    assert!(error.to_string().contains("missing keys"), "{error}");
+
+    let home = tempfile::tempdir().unwrap();
+    std::fs::create_dir(home.path().join(".aws")).unwrap();
+    let process = format!("echo '{{\"Version\":1,\"AccessKeyId\":\"{id}\",\"SecretAccessKey\":\"{secret}\"}}'");
+    let config = format!(
+        "[profile keys]\nregion = us-east-1\nendpoint_url = {}\n[profile process]\nendpoint_url = {}\ncredential_process = {process}\n",
+        s3.url, s3.url
+    );
+    std::fs::write(home.path().join(".aws/config"), config).unwrap();
+    let keys = format!("[keys]\naws_access_key_id = {id}\naws_secret_access_key = {secret}\n");
+    std::fs::write(home.path().join(".aws/credentials"), keys).unwrap();
+    let home = home.path().to_str().unwrap();
+    for profile in ["keys", "process"] {
+        let client = client(&[("HOME", home), ("AWS_PROFILE", profile)]);
+        let (object, head) = open(&client, "s3://models/m", 10).await.unwrap();
+        assert_eq!(head, b"bytes", "{profile}");
+        shows_no(&format!("{client:?} {object:?} {} {}", object.identity(), object.validator()), &secrets);
+    }
+    let missing = client(&[("HOME", home), ("AWS_PROFILE", "missing")]);
+    failure(resolve(&missing, "s3://models/m").await, Kind::Credentials, &secrets);
+
+    // Without the permission to read for everybody, a request without credentials is refused too.
+    let anonymous = with(&[("AWS_SKIP_SIGNATURE", "true")]);
+    assert!(resolve(&anonymous, "s3://models/m").await.is_err());
+    let anonymous = Client::new(Options { anonymous: true, ..options(&base) }).unwrap();
+    assert!(resolve(&anonymous, "s3://models/m").await.is_err());
+}
+
+#[tokio::test]
+async fn a_machine_without_credentials_says_so_soon() {
+    let s3 = S3::start();
+    let start = Instant::now();
+    let off = client(&[("AWS_ENDPOINT_URL", &s3.url), ("AWS_EC2_METADATA_DISABLED", "true")]);
+    failure(resolve(&off, "s3://models/m").await, Kind::Credentials, &[]);
+    // Nobody answers at the address of the metadata service here.
+    let absent = client(&[("AWS_ENDPOINT_URL", &s3.url)]);
+    let error = failure(resolve(&absent, "s3://models/m").await, Kind::Credentials, &[]);
+    assert!(error.to_string().contains("AWS_ACCESS_KEY_ID"), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn keys_come_from_the_services_of_a_cloud() {
+    let secrets = ["SECRET-KEY-1", "SESSION-TOKEN-1", "IDENTITY-TOKEN-1", "IMDS-TOKEN-1"];
+    let answer =
+        |body: &str| format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len());
+    let json = answer(
+        r#"{"Code": "Success", "AccessKeyId": "AKIA1", "SecretAccessKey": "SECRET-KEY-1", "Token": "SESSION-TOKEN-1",
+        "Expiration": "2999-01-01T00:00:00Z", "LastUpdated": "2026-01-01T00:00:00Z"}"#,
+    );
+    let xml = answer(
+        "<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials>\
+        <SessionToken>SESSION-TOKEN-1</SessionToken><SecretAccessKey>SECRET-KEY-1</SecretAccessKey>\
+        <Expiration>2999-01-01T00:00:00Z</Expiration><AccessKeyId>AKIA1</AccessKeyId>\
+        </Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>",
+    );
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("identity");
+    std::fs::write(&file, "IDENTITY-TOKEN-1").unwrap();
+    let file = file.to_str().unwrap();
+    let role = ("AWS_ROLE_ARN", "arn:aws:iam::1:role/x");
+    let rows = [
+        ("AWS_METADATA_ENDPOINT", vec![answer("IMDS-TOKEN-1"), answer("role"), json.clone()], vec![]),
+        ("AWS_CONTAINER_CREDENTIALS_FULL_URI", vec![json], vec![("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", file)]),
+        ("AWS_ENDPOINT_URL_STS", vec![xml], vec![("AWS_WEB_IDENTITY_TOKEN_FILE", file), role]),
+    ];
+    for (name, answers, variables) in rows {
+        let answers: Vec<_> = answers.iter().map(String::as_str).collect();
+        let (service, asked) = in_turn(&answers, Then::Close);
+        let (store, requests) = in_turn(&[HEAD, PART], Then::Close);
+        let (service, store) = (format!("http://{service}"), format!("http://{store}"));
+        let mut all = vec![(name, service.as_str()), ("AWS_ENDPOINT_URL_S3", &store)];
+        all.extend(variables);
+        let client = client(&all);
+        let tree = resolve(&client, "s3://models/m").await.unwrap_or_else(|error| panic!("{name}: {error}"));
+        let object = tree.file("m").unwrap().object.clone().unwrap();
+        assert_eq!(fetch(&client, &object, 10..20).await.unwrap(), b"0123456789");
+        assert_eq!(asked.try_iter().count(), answers.len(), "{name}: the keys are kept");
+        for request in requests.try_iter() {
+            assert!(request.contains("Credential=AKIA1/") && request.contains("SESSION-TOKEN-1"), "{name}: {request}");
+        }
+        shows_no(&format!("{client:?} {object:?}"), &secrets);
+
+        // A service that refuses, and repeats what it got.
+        if name == "AWS_METADATA_ENDPOINT" {
+            continue;
+        }
+        let no = "HTTP/1.1 403 No\r\nConnection: close\r\n\r\n<Error><Message>said IDENTITY-TOKEN-1</Message></Error>";
+        let service = format!("http://{}", serve(no.as_bytes().to_vec(), Then::Close));
+        all[0].1 = &service;
+        // At its own address, a refusal of the container's service has this kind too.
+        let kind = if name.contains("CONTAINER") { Kind::Forbidden } else { Kind::Credentials };
+        let refused = failure(resolve(&super::support::client(&all), "s3://models/m").await, kind, &secrets);
+        assert!(refused.to_string().contains("said ***"), "{refused}");
+    }
+    log_shows_no(&secrets);
+}
+
+/// A client of a server that gives these answers in turn, and the requests that it got.
+fn canned(answers: &[&str]) -> (Client, std::sync::mpsc::Receiver<String>) {
+    let (address, requests) = in_turn(answers, Then::Close);
+    let client = client(&[
+        ("AWS_ENDPOINT_URL", &format!("http://{address}")),
+        ("AWS_ACCESS_KEY_ID", "id"),
+        ("AWS_SECRET_ACCESS_KEY", "WRONG-SECRET"),
+        ("AWS_SESSION_TOKEN", "SESSION-TOKEN-1"),
+    ]);
+    (client, requests)
+}
+
+const HEAD: &str = "HTTP/1.1 200 OK\r\nETag: \"v1\"\r\nLast-Modified: Sun, 06 Nov 1994 08:49:37 GMT\r\nContent-Length: 100\r\n\
+    Connection: close\r\n\r\n";
+
+const PART: &str = "HTTP/1.1 206 Partial\r\nETag: \"v1\"\r\nLast-Modified: Sun, 06 Nov 1994 08:49:37 GMT\r\n\
+    Content-Range: bytes 10-19/100\r\nContent-Length: 10\r\nConnection: close\r\n\r\n0123456789";
+
+#[tokio::test]
+async fn a_bucket_in_another_region_is_asked_there() {
+    // moto knows no regions.
+    let elsewhere = "HTTP/1.1 400 Bad Request\r\nx-amz-bucket-region: eu-west-3\r\nContent-Length: 0\r\n\
+        Connection: close\r\n\r\n";
+    let (client, requests) = canned(&[elsewhere, HEAD]);
+    let tree = resolve(&client, "s3://models/m").await.unwrap();
+    assert_eq!(tree.file("m").unwrap().len, Some(100));
+    let seen: Vec<_> = requests.try_iter().collect();
+    assert!(seen[0].contains("/us-east-1/s3/") && seen[1].contains("/eu-west-3/s3/"), "{seen:?}");
+}
+
+#[tokio::test]
+async fn answers_of_stores_are_checked_like_all_others() {
+    let slow = "HTTP/1.1 503 Slow Down\r\nRetry-After: 9\r\nConnection: close\r\n\r\n<Error><Code>SlowDown</Code>\
+        <Message>Reduce your rate, SESSION-TOKEN-1, https://h/?WRONG-SECRET</Message></Error>";
+    let rows = [
+        (PART.to_string(), Ok(())),
+        (PART.replace("v1", "v2"), Err((Kind::Changed, 0))),
+        (PART.replace("/100", "/101"), Err((Kind::Changed, 0))),
+        (PART.replace("10-19", "11-20"), Err((Kind::Protocol, 0))),
+        (PART.replace("0123456789", "0123"), Err((TRANSIENT, 4))),
+        (PART.replace("206 Partial", "200 OK"), Err((Kind::NoRanges, 0))),
+        (PART.replace("206 Partial", "412 No"), Err((Kind::Changed, 0))),
+        (PART.replace("206 Partial", "404 No"), Err((Kind::Missing, 0))),
+        (slow.to_string(), Err((Kind::Transient { retry_after: Some(Duration::from_secs(9)) }, 0))),
+    ];
+    let secrets = ["WRONG-SECRET", "SESSION-TOKEN-1"];
+    for (answer, expected) in rows {
+        let (client, requests) = canned(&[HEAD, &answer]);
+        let tree = resolve(&client, "s3://models/m").await.unwrap();
+        let object = tree.file("m").unwrap().object.clone().unwrap();
+        let got = fetch(&client, &object, 10..20).await;
+        match expected {
+            Ok(()) => assert_eq!(got.unwrap(), b"0123456789"),
+            Err((kind, delivered)) => {
+                let error = failure(got, kind, &secrets);
+                assert_eq!(error.delivered(), delivered, "{answer}");
+            }
+        }
+        let seen = requests.try_iter().last().unwrap().to_ascii_lowercase();
+        for header in ["if-match: \"v1\"", "range: bytes=10-19", "accept-encoding: identity"] {
+            assert!(seen.contains(header), "{seen}");
+        }
+        shows_no(&format!("{client:?} {object:?}"), &secrets);
+    }
+    log_shows_no(&secrets);
+}

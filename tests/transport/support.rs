@@ -1,0 +1,102 @@
+//! What the tests share: a client without the environment of whoever runs them, and reading through it.
+
+use std::ops::{ControlFlow, Range};
+use std::time::Duration;
+
+use weightfs::remote::location::Location;
+use weightfs::remote::transport::{Client, Environment, Error, Kind, Object, Options, Tree};
+
+/// Options that see only the given variables.
+pub fn options(variables: &[(&str, &str)]) -> Options {
+    record_log();
+    Options {
+        environment: variables.iter().copied().collect::<Environment>(),
+        connect_timeout: Duration::from_secs(20),
+        idle_timeout: Duration::from_secs(20),
+        ..Options::default()
+    }
+}
+
+pub fn client(variables: &[(&str, &str)]) -> Client {
+    Client::new(options(variables)).unwrap()
+}
+
+pub fn location(text: &str) -> Location {
+    Location::parse(text).unwrap().unwrap_or_else(|| panic!("{text} is local"))
+}
+
+pub async fn resolve(client: &Client, text: &str) -> Result<Tree, Error> {
+    client.resolve(&location(text)).await
+}
+
+/// Resolves a location of a file and probes it.
+pub async fn open(client: &Client, text: &str, first: u64) -> Result<(Object, Vec<u8>), Error> {
+    let tree = resolve(client, text).await?;
+    client.probe(&tree, tree.named().unwrap_or_else(|| panic!("{text} is a folder")), first).await
+}
+
+/// Fetches a range into memory.
+pub async fn fetch(client: &Client, object: &Object, range: Range<u64>) -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::new();
+    let delivered = client
+        .fetch(object, range, &mut |piece| {
+            bytes.extend_from_slice(piece);
+            ControlFlow::Continue(())
+        })
+        .await;
+    match &delivered {
+        Ok(delivered) => assert_eq!(*delivered, bytes.len() as u64),
+        Err(error) => assert_eq!(error.delivered(), bytes.len() as u64, "{error}"),
+    }
+    delivered.map(|_| bytes)
+}
+
+/// The error of something that must fail, after a look that it shows none of the secrets.
+#[track_caller]
+pub fn failure<T>(result: Result<T, Error>, kind: Kind, secrets: &[&str]) -> Error {
+    let Err(error) = result else { panic!("this must fail with {kind:?}") };
+    assert_eq!(error.kind(), kind, "{error}");
+    shows_no(&format!("{error} {error:?} {error:#?}"), secrets);
+    error
+}
+
+#[track_caller]
+pub fn shows_no(text: &str, secrets: &[&str]) {
+    for secret in secrets {
+        assert!(!text.contains(secret), "{secret} shows in: {text}");
+    }
+}
+
+pub const TRANSIENT: Kind = Kind::Transient { retry_after: None };
+
+/// All that libraries and weightfs log, at every level.
+static LOG: std::sync::Mutex<String> = std::sync::Mutex::new(String::new());
+
+struct Recorder;
+
+impl log::Log for Recorder {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        use std::fmt::Write;
+        let _ = writeln!(LOG.lock().unwrap(), "{} {}", record.target(), record.args());
+    }
+
+    fn flush(&self) {}
+}
+
+pub fn record_log() {
+    if log::set_logger(&Recorder).is_ok() {
+        log::set_max_level(log::LevelFilter::Trace);
+    }
+}
+
+/// Checks what was logged so far, by any test.
+#[track_caller]
+pub fn log_shows_no(secrets: &[&str]) {
+    let log = LOG.lock().unwrap().clone();
+    assert!(!log.is_empty(), "something is logged");
+    shows_no(&log, secrets);
+}
