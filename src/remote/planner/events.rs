@@ -1,0 +1,199 @@
+//! Takes in events of the reader and of the store: tickets, reads and present blocks.
+
+use super::runs::{Read, RunKey};
+use super::{Action, BLOCK, Event, ObjectId, Planner, Ticket, TicketId, Timer, Why};
+use super::{Host, Object};
+use std::ops::Range;
+use std::time::Duration;
+
+impl Planner {
+    /// Takes an event in. Times never decrease.
+    pub fn handle(&mut self, now: Duration, event: Event) {
+        match event {
+            Event::Opened { object, len, host } => {
+                self.hosts.entry(host).or_insert_with(Host::new);
+                self.objects.entry(object).or_insert_with(|| Object::new(len, host));
+            }
+            Event::Closed { object } => self.close(object),
+            Event::Need { ticket, object, range, within } => self.need(now, ticket, object, &range, &within),
+            Event::Cancel { ticket } => self.cancel(ticket),
+            Event::Touched { object, at, within } => {
+                let Some(found) = self.objects.get(&object) else { return };
+                let blocks = found.blocks_of(&(at..at.saturating_add(1)));
+                let within = found.blocks_of(&within);
+                if !blocks.is_empty() {
+                    self.read(now, Read { object, blocks, within, is_lost: false });
+                }
+            }
+            Event::Present { object, blocks } => {
+                let Some(found) = self.objects.get_mut(&object) else { return };
+                let blocks = blocks.start..blocks.end.min(found.blocks());
+                if !blocks.is_empty() {
+                    found.present.insert(blocks.clone());
+                    self.arrived(object, &blocks);
+                }
+            }
+            Event::Evicted { object, blocks } => {
+                let Some(found) = self.objects.get_mut(&object) else { return };
+                found.present.remove(blocks.clone());
+                self.enqueue(object, &blocks);
+            }
+            Event::Received { part, bytes } => self.received(now, part, bytes, true),
+            Event::Skipped { part, bytes } => self.received(now, part, bytes, false),
+            Event::Finished { part } => self.finished(now, part),
+            Event::Failed { part, failure } => self.failed(now, part, failure),
+        }
+    }
+
+    fn need(&mut self, now: Duration, ticket: TicketId, object: ObjectId, range: &Range<u64>, within: &Range<u64>) {
+        if self.tickets.contains_key(&ticket) {
+            return;
+        }
+        let Some(found) = self.objects.get_mut(&object) else {
+            return self.actions.push_back(Action::Fail { ticket, why: Why::NotOpen });
+        };
+        let is_single = within.is_empty();
+        let (blocks, within) = (found.blocks_of(range), found.blocks_of(within));
+        if blocks.is_empty() {
+            return self.actions.push_back(Action::Ready { ticket });
+        }
+        let is_free = found.first_free(blocks.clone()).is_some();
+        if found.present.first_absent(blocks.clone()).is_none() {
+            self.actions.push_back(Action::Ready { ticket });
+        } else if self.tickets.len() >= self.limits.tickets {
+            return self.actions.push_back(Action::Fail { ticket, why: Why::TooMany });
+        } else {
+            found.add_ticket(&blocks, ticket);
+            let (age, timer) = (self.number(), now.saturating_add(self.limits.timeout));
+            self.tickets.insert(ticket, Ticket { object, blocks: blocks.clone(), is_single, age, since: now, timer });
+            self.timers.insert((timer, Timer::Ticket(ticket)));
+            if is_free {
+                self.enqueue(object, &blocks);
+            }
+        }
+        if !is_single {
+            self.read(now, Read { object, blocks, within, is_lost: is_free });
+        }
+    }
+
+    /// Registers a read, and extends the read-ahead of its run.
+    fn read(&mut self, now: Duration, read: Read) {
+        let object = read.object;
+        let Some(found) = self.objects.get(&object) else { return };
+        let Some(key) = self.runs.read(read, &found.present, now) else { return };
+        let (window, total) = (self.limits.ahead_max / BLOCK, self.limits.ahead_total / BLOCK);
+        while let Some(idle) = self.runs.idle(now, total).filter(|idle| *idle != key) {
+            self.forget(idle);
+        }
+        let random = self.random();
+        let Some(ahead) = self.runs.extend(key, window, total, random) else { return };
+        let Some(found) = self.objects.get(&object) else { return };
+        if let Some(host) = self.hosts.get_mut(&found.host) {
+            host.ahead.insert(key);
+        }
+        for range in found.present.ranges_in(&ahead) {
+            self.set_triggers(object, &range);
+        }
+    }
+
+    /// Answers tickets after blocks became present.
+    pub(super) fn arrived(&mut self, object: ObjectId, blocks: &Range<u64>) {
+        // Before the reader continues.
+        self.set_triggers(object, blocks);
+        let Some(found) = self.objects.get(&object) else { return };
+        let waiting = found.tickets_in(blocks);
+        let ready = waiting.filter(|(_, range)| found.present.first_absent(range.clone()).is_none());
+        for ticket in ready.map(|(ticket, _)| ticket).collect::<Vec<_>>() {
+            self.answer(ticket, Action::Ready { ticket });
+        }
+    }
+
+    fn set_triggers(&mut self, object: ObjectId, present: &Range<u64>) {
+        let triggers = self.runs.set_triggers(object, present).into_iter();
+        self.actions.extend(triggers.map(|block| Action::Trigger { object, block }));
+    }
+
+    /// Makes the tickets that wait for blocks of a range wait for a part.
+    pub(super) fn enqueue(&mut self, object: ObjectId, blocks: &Range<u64>) {
+        let Some(found) = self.objects.get(&object) else { return };
+        let Some(host) = self.hosts.get_mut(&found.host) else { return };
+        let ages = found.tickets_in(blocks).filter_map(|(id, _)| Some((self.tickets.get(&id)?.age, id)));
+        host.queue.extend(ages);
+    }
+
+    /// Ends a ticket. Returns its object and blocks.
+    fn take_ticket(&mut self, id: TicketId) -> Option<(ObjectId, Range<u64>)> {
+        let ticket = self.tickets.remove(&id)?;
+        self.timers.remove(&(ticket.timer, Timer::Ticket(id)));
+        if let Some(object) = self.objects.get_mut(&ticket.object) {
+            object.remove_ticket(&ticket.blocks, id);
+            if let Some(host) = self.hosts.get_mut(&object.host) {
+                host.queue.remove(&(ticket.age, id));
+            }
+        }
+        Some((ticket.object, ticket.blocks))
+    }
+
+    pub(super) fn answer(&mut self, ticket: TicketId, answer: Action) {
+        if self.take_ticket(ticket).is_some() {
+            self.actions.push_back(answer);
+        }
+    }
+
+    /// The reader of a ticket has gone, so its run ends too.
+    fn cancel(&mut self, ticket: TicketId) {
+        let Some((object, blocks)) = self.take_ticket(ticket) else { return };
+        if let Some((key, _)) = self.runs.before((object, blocks.start)).filter(|(_, run)| blocks.start < run.end) {
+            self.forget(key);
+        }
+        self.abort_unwanted(object, &blocks);
+    }
+
+    /// Ends a run and its read-ahead.
+    fn forget(&mut self, key: RunKey) {
+        if let Some(ahead) = self.runs.forget(key) {
+            let host = self.objects.get(&key.0).map(|object| object.host);
+            if let Some(host) = host.and_then(|host| self.hosts.get_mut(&host)) {
+                host.ahead.remove(&key);
+            }
+            self.abort_unwanted(key.0, &ahead);
+        }
+    }
+
+    /// Fails a ticket if it has timed out.
+    pub(super) fn check_ticket(&mut self, id: TicketId, now: Duration) {
+        let Some(ticket) = self.tickets.get(&id) else { return };
+        let Some(object) = self.objects.get(&ticket.object) else { return };
+        let Some(host) = self.hosts.get(&object.host) else { return };
+        let part = object.present.first_absent(ticket.blocks.clone()).and_then(|block| object.part_at(block));
+        let (progress_at, last) = match part.and_then(|(_, part)| self.parts.get(&part)) {
+            Some(part) => (part.progress_at, part.last.or(host.last_failed)),
+            // It waits for a connection, so what counts is whether the others receive anything.
+            None => (host.progress_at, host.last_failed),
+        };
+        let timer = progress_at.max(ticket.since).saturating_add(self.limits.timeout);
+        if timer <= now {
+            let Some((object, blocks)) = self.take_ticket(id) else { return };
+            self.actions.push_back(Action::Fail { ticket: id, why: Why::TimedOut { last } });
+            self.abort_unwanted(object, &blocks);
+        } else if let Some(ticket) = self.tickets.get_mut(&id) {
+            ticket.timer = timer;
+            self.timers.insert((timer, Timer::Ticket(id)));
+        }
+    }
+
+    fn close(&mut self, object: ObjectId) {
+        let Some(found) = self.objects.get(&object) else { return };
+        let all = 0..found.blocks();
+        let tickets: Vec<TicketId> = found.tickets_in(&all).map(|(ticket, _)| ticket).collect();
+        let parts = found.parts_in(&all);
+        for ticket in tickets {
+            self.answer(ticket, Action::Fail { ticket, why: Why::NotOpen });
+        }
+        for part in parts {
+            self.abort(part);
+        }
+        self.runs.close(object);
+        self.objects.remove(&object);
+    }
+}

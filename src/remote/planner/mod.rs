@@ -1,0 +1,116 @@
+//! Plans which byte ranges of remote objects to fetch next. Has no network, files, clock or threads: the caller
+//! reports events with their time, and carries out actions.
+//!
+//! A reader that finds absent blocks sends [`Event::Need`] with a ticket, and the planner answers each ticket once,
+//! with [`Action::Ready`] or [`Action::Fail`]. Blocks are fetched in *parts*, one request each. No block is in two
+//! parts at a time. A part is chosen only when a connection is free, so whatever was asked for in the meantime and
+//! lies near is in the same part. Tickets go first, by age. Read-ahead gets most of the connections that they leave.
+
+mod dispatch;
+mod events;
+mod exchange;
+mod host;
+mod object;
+mod part;
+mod parts;
+mod ranges;
+mod runs;
+#[cfg(test)]
+mod tests;
+
+pub use exchange::{Action, BLOCK, Event, Failure, HostId, Limits, ObjectId, PartId, TicketId, Why};
+use host::Host;
+use object::Object;
+use part::Part;
+use runs::Runs;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+use std::time::Duration;
+
+/// The planner of one session. Each call takes O(log n) time in the number of tickets, parts and runs, plus the number
+/// of actions that it causes. Memory is bounded by what tickets wait for, by what is in flight, and by the number of
+/// gaps between present blocks.
+#[derive(Debug)]
+pub struct Planner {
+    limits: Limits,
+    /// State of the generator of random numbers.
+    random: u64,
+    objects: BTreeMap<ObjectId, Object>,
+    hosts: BTreeMap<HostId, Host>,
+    tickets: BTreeMap<TicketId, Ticket>,
+    parts: BTreeMap<PartId, Part>,
+    runs: Runs,
+    timers: BTreeSet<(Duration, Timer)>,
+    /// What the caller has to do, apart from the parts that it starts.
+    actions: VecDeque<Action>,
+    /// The number of the next part, or the age of the next ticket.
+    next: u64,
+}
+
+/// A request of the reader that was not answered.
+#[derive(Debug)]
+struct Ticket {
+    object: ObjectId,
+    blocks: Range<u64>,
+    /// Whether its blocks are fetched by one request.
+    is_single: bool,
+    /// Its place in the queue: older tickets have lower numbers.
+    age: u64,
+    since: Duration,
+    timer: Duration,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Timer {
+    /// Check whether the ticket has timed out.
+    Ticket(TicketId),
+    /// Check whether a running part has stalled, or retry a failed one.
+    Part(PartId),
+    /// The pause of the host ends.
+    Host(HostId),
+}
+
+impl Planner {
+    /// Changes [`Limits::ahead_total`].
+    pub fn limit_ahead(&mut self, total: u64) {
+        self.limits.ahead_total = total;
+    }
+
+    /// A planner without objects. The seed makes the delays before retries differ between sessions.
+    pub fn new(limits: Limits, seed: u64) -> Self {
+        let limits = Limits { connections: limits.connections.max(1), ..limits };
+        let (objects, hosts, tickets, parts, runs, timers, actions) = Default::default();
+        Self { limits, random: seed, objects, hosts, tickets, parts, runs, timers, actions, next: 0 }
+    }
+
+    /// The next action. Call it until it returns `None`, after all events that are at hand were taken in.
+    pub fn poll(&mut self, now: Duration) -> Option<Action> {
+        while let Some((_, timer)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
+            self.timers.pop_first();
+            match timer {
+                Timer::Ticket(ticket) => self.check_ticket(ticket, now),
+                Timer::Part(part) => self.check_part(part, now),
+                Timer::Host(_) => {}
+            }
+        }
+        self.actions.pop_front().or_else(|| self.next_part(now))
+    }
+
+    /// When [`Self::poll`] must be called again if there is no event before.
+    pub fn wake_at(&self) -> Option<Duration> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// A random number (SplitMix64).
+    fn random(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.random ^ (self.random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+}

@@ -1,0 +1,243 @@
+//! Read-ahead: which ranges were read without a gap, and how far ahead of each one to fetch. Does not fetch.
+//!
+//! A run is a maximal range of an object that was read without a gap. Reads that arrive out of order, several readers
+//! of one object, and one descriptor that is used at many offsets all end in the right runs, because a run belongs to
+//! a position and not to a file handle. A run that is read at its end, or from the start of a tensor, is sequential.
+//! What is fetched ahead of it is at most the larger of [`AHEAD`] times its length and [`AHEAD_MIN`], so the bytes
+//! that are wasted when a reader stops are bounded by the bytes that it has read. Reads that stride or go backward do
+//! not extend the end of a run, so nothing is fetched ahead of them.
+//!
+//! Reads of present blocks are not reported, except those of triggers: some blocks ahead of each run. A reader that
+//! touches them is followed, and one that appears behind a trigger without having touched it starts a new run.
+
+use super::ranges::Ranges;
+use super::{BLOCK, ObjectId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::time::Duration;
+
+/// The blocks fetched ahead of a run are at most this multiple of its length.
+const AHEAD: u64 = 3;
+
+/// The blocks fetched ahead of a sequential run, if its length does not allow more: 4 MiB.
+const AHEAD_MIN: u64 = (4 << 20) / BLOCK;
+
+/// Nothing is fetched ahead of fewer blocks, so that a look at the first bytes of a tensor costs one block.
+const SEQUENTIAL: u64 = 2;
+
+/// Triggers in a window. A reader that skips one of them is not sequential.
+const TRIGGERS: u64 = 7;
+
+/// Maximum number of runs. The one that has been idle for longest is forgotten first.
+const RUNS_MAX: usize = 1024;
+
+/// A run that was not read for this time loses its share of the budget when another run needs it.
+const IDLE: Duration = Duration::from_secs(2);
+
+/// Identifies a run by a block at or before which it starts. A key stays valid when runs merge.
+pub(super) type RunKey = (ObjectId, u64);
+
+#[derive(Debug)]
+pub(super) struct Run {
+    /// The end of what was read.
+    pub end: u64,
+    /// The end of what is to be fetched ahead, at least `end`.
+    pub ahead: u64,
+    /// The end of what was given to parts. What lies before is not fetched ahead again, even if it is evicted.
+    pub issued: u64,
+    /// Read-ahead ends here: the end of the tensor.
+    limit: u64,
+    /// Whether it was read at its end at least twice, or from the start of a tensor.
+    sequential: bool,
+    used: Duration,
+}
+
+impl Run {
+    /// Takes over a run that starts in this one, or at its end.
+    fn absorb(&mut self, next: Run) {
+        if next.end > self.end {
+            (self.end, self.limit) = (next.end, next.limit);
+        }
+        self.ahead = self.ahead.max(next.ahead);
+        self.issued = self.issued.max(next.issued);
+        self.sequential |= next.sequential;
+    }
+}
+
+/// A read of an object.
+#[derive(Debug)]
+pub(super) struct Read {
+    pub object: ObjectId,
+    pub blocks: Range<u64>,
+    pub within: Range<u64>,
+    /// Whether some of its blocks are neither present nor being fetched.
+    pub is_lost: bool,
+}
+
+/// All runs of a planner.
+#[derive(Debug, Default)]
+pub(super) struct Runs {
+    map: BTreeMap<RunKey, Run>,
+    /// The runs by the time of their last read.
+    by_use: BTreeSet<(Duration, RunKey)>,
+    /// Blocks ahead of runs whose read is to be reported, and whether they are present, so that it will be.
+    triggers: BTreeMap<RunKey, bool>,
+    /// Blocks that are to be fetched ahead and were not read yet.
+    ahead: u64,
+}
+
+impl Runs {
+    /// The last run that starts at or before a block.
+    pub fn before(&self, (object, block): RunKey) -> Option<(RunKey, &Run)> {
+        self.map.range((object, 0)..=(object, block)).next_back().map(|(key, run)| (*key, run))
+    }
+
+    /// The run that has read a block, or is to read it next because the blocks from the end of the run are present and
+    /// no trigger among them was skipped.
+    fn reaching(&self, key: RunKey, present: &Ranges) -> Option<RunKey> {
+        let (found, run) = self.before(key)?;
+        let is_near = key.1 <= present.end_at(run.end).unwrap_or(run.end);
+        let is_skipped = || self.triggers.range((key.0, run.end)..key.max((key.0, run.end))).any(|(_, is_set)| *is_set);
+        (key.1 <= run.end || is_near && !is_skipped()).then_some(found)
+    }
+
+    /// Registers a read. Returns its run if it was read at its end.
+    pub fn read(&mut self, read: Read, present: &Ranges, now: Duration) -> Option<RunKey> {
+        let Read { object, blocks, within, is_lost } = read;
+        let mut key = (object, blocks.start);
+        let end = blocks.end;
+        let limit = if within.start <= end { within.end.max(end) } else { end };
+        let sequential = blocks.start == within.start;
+        let mut run = Run { end, ahead: end, issued: end, limit, sequential, used: now };
+        let mut is_at_end = true;
+        if let Some(found) = self.reaching(key, present)
+            && let Some(old) = self.remove(found)
+        {
+            is_at_end = end > old.end;
+            if is_at_end {
+                (key, run) = (found, Run { end, limit, sequential: true, used: now, ..old });
+            } else if !is_lost {
+                (key, run) = (found, Run { used: now, ..old });
+            }
+            // Otherwise a reader started again and what it read before was evicted. The old run is forgotten.
+        }
+        while let Some((&next, _)) = self.map.range((object, key.1)..=(object, run.end)).next() {
+            let Some(next) = self.remove(next) else { break };
+            is_at_end &= next.end <= run.end;
+            run.absorb(next);
+        }
+        // Reads that arrive out of order start a run of their own until the blocks before them are there.
+        while let Some(before) = self.reaching(key, present)
+            && let Some(mut before_run) = self.remove(before)
+        {
+            before_run.absorb(run);
+            (key, run) = (before, Run { sequential: true, used: now, ..before_run });
+        }
+        run.ahead = run.ahead.max(run.end);
+        run.issued = run.issued.max(run.end);
+        self.drop_triggers(object, key.1..run.end);
+        self.insert(key, run);
+        is_at_end.then_some(key)
+    }
+
+    /// Moves the end of the read-ahead of a run, unless more than half of its window is still ahead of the reader.
+    /// `window_max` limits the blocks ahead of this run, `total_max` those ahead of all runs. Returns the blocks ahead.
+    pub fn extend(&mut self, key: RunKey, window_max: u64, total_max: u64, random: u64) -> Option<Range<u64>> {
+        let run = self.map.get_mut(&key).filter(|run| run.sequential && run.end - key.1 >= SEQUENTIAL)?;
+        let own = run.ahead - run.end;
+        let budget = total_max.saturating_sub(self.ahead - own);
+        let len = run.end - key.1;
+        let window = len.saturating_mul(AHEAD).max(AHEAD_MIN).min(window_max).min(budget);
+        let ahead = run.limit.min(run.end.saturating_add(window));
+        if ahead <= run.ahead || own * 2 > window {
+            return None;
+        }
+        self.ahead += ahead - run.ahead;
+        run.ahead = ahead;
+        let (blocks, is_last) = (run.end..ahead, ahead == run.limit);
+        self.drop_triggers(key.0, blocks.clone());
+        if !is_last {
+            // At places that no stride hits again and again.
+            let step = (ahead - blocks.start) / (TRIGGERS + 1);
+            let places = (1..=TRIGGERS).map(|at| blocks.start + at * step - (random >> (8 * at)) % (step / 2).max(1));
+            self.triggers.extend(places.map(|block| ((key.0, block), false)));
+        }
+        Some(blocks)
+    }
+
+    /// The run that has been idle for long enough to lose its read-ahead, if the budget is short.
+    pub fn idle(&self, now: Duration, total_max: u64) -> Option<RunKey> {
+        if self.map.len() <= RUNS_MAX && self.ahead * 4 < total_max * 3 {
+            return None;
+        }
+        let (used, key) = self.by_use.first()?;
+        (self.map.len() > RUNS_MAX || *used + IDLE <= now).then_some(*key)
+    }
+
+    /// The triggers in `blocks`, which are present. Each is returned once.
+    pub fn set_triggers(&mut self, object: ObjectId, blocks: &Range<u64>) -> Vec<u64> {
+        let found = self.triggers.range_mut((object, blocks.start)..(object, blocks.end.max(blocks.start)));
+        let new = found.filter_map(|((_, block), is_set)| (!std::mem::replace(is_set, true)).then_some(*block));
+        new.collect()
+    }
+
+    fn drop_triggers(&mut self, object: ObjectId, blocks: Range<u64>) {
+        let found = self.triggers.range((object, blocks.start)..(object, blocks.end.max(blocks.start)));
+        for key in found.map(|(key, _)| *key).collect::<Vec<_>>() {
+            self.triggers.remove(&key);
+        }
+    }
+
+    /// Marks the blocks up to `end` as given to parts.
+    pub fn issue(&mut self, key: RunKey, end: u64) {
+        if let Some(run) = self.map.get_mut(&key) {
+            run.issued = run.issued.max(end.min(run.ahead));
+        }
+    }
+
+    /// Ends the read-ahead at a block, because the block cannot be fetched now.
+    pub fn cut(&mut self, object: ObjectId, block: u64) {
+        let cut = self.before((object, block)).filter(|(_, run)| run.end <= block && block < run.ahead);
+        if let Some(key) = cut.map(|(key, _)| key)
+            && let Some(mut run) = self.remove(key)
+        {
+            run.ahead = block;
+            run.issued = run.issued.min(block);
+            self.insert(key, run);
+        }
+    }
+
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.map.is_empty() && self.by_use.is_empty() && self.triggers.is_empty() && self.ahead == 0
+    }
+
+    /// Forgets all runs of an object.
+    pub fn close(&mut self, object: ObjectId) {
+        let keys: Vec<_> = self.map.range((object, 0)..=(object, u64::MAX)).map(|(key, _)| *key).collect();
+        for key in keys {
+            self.remove(key);
+        }
+        self.drop_triggers(object, 0..u64::MAX);
+    }
+
+    /// Forgets a run.
+    pub fn forget(&mut self, key: RunKey) -> Option<Range<u64>> {
+        let run = self.remove(key)?;
+        self.drop_triggers(key.0, run.end..run.ahead);
+        Some(run.end..run.ahead)
+    }
+
+    fn remove(&mut self, key: RunKey) -> Option<Run> {
+        let run = self.map.remove(&key)?;
+        self.by_use.remove(&(run.used, key));
+        self.ahead -= run.ahead - run.end;
+        Some(run)
+    }
+
+    fn insert(&mut self, key: RunKey, run: Run) {
+        self.by_use.insert((run.used, key));
+        self.ahead += run.ahead - run.end;
+        self.map.insert(key, run);
+    }
+}
