@@ -9,6 +9,7 @@ mod location;
 mod map;
 mod memory;
 mod page_cache;
+pub mod pins;
 mod pool;
 mod resident;
 mod resolve;

@@ -1,0 +1,271 @@
+//! An object, as its users see it.
+
+use super::ages::SEGMENT;
+use super::error::{Error, is_full};
+use super::evict::Sole;
+use super::key::{Id, Key};
+use super::session::Cache;
+use super::store::Store;
+use crate::source::pins::{BLOCK, PRESENT, TRIGGER};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, PoisonError, Weak};
+
+/// One version of one remote file, in the cache. Clones are the same object.
+#[derive(Debug, Clone)]
+pub struct Object {
+    pub(super) cache: Cache,
+    pub(super) store: Arc<Store>,
+}
+
+impl PartialEq for Object {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.store, &other.store)
+    }
+}
+
+impl Eq for Object {}
+
+/// What a reader needs: see [`crate::source::pins::Reader`].
+#[derive(Debug)]
+pub struct Descriptors {
+    /// The data file, read-only.
+    pub data: OwnedFd,
+    /// Which blocks are present. The receiver cannot write to it.
+    pub present: OwnedFd,
+    /// The reader's pins.
+    pub marks: OwnedFd,
+    /// Keeps the object in use until the reader closes it.
+    pub lock: OwnedFd,
+}
+
+/// What was evicted from an object that is in use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Evicted {
+    /// The object.
+    pub object: Object,
+    /// The blocks, some of which may have been absent.
+    pub blocks: Range<u64>,
+}
+
+/// What [`Object::write`] has done.
+#[derive(Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub struct Written {
+    /// The blocks that the bytes completed. They are present.
+    pub blocks: Range<u64>,
+    /// What was evicted because the disk was full.
+    pub evicted: Vec<Evicted>,
+}
+
+/// Blocks that are not evicted as long as this exists.
+#[derive(Debug)]
+#[must_use = "the blocks may be evicted as soon as this is dropped"]
+pub struct Held {
+    store: Arc<Store>,
+    blocks: Range<u64>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.store.marks.unpin(self.blocks.clone());
+    }
+}
+
+impl Cache {
+    /// Opens an object, and creates it if it does not exist. It is in use until all clones are dropped and all readers
+    /// have closed their descriptors.
+    ///
+    /// The time that this takes does not depend on the size of the object: its block table is read when it is used.
+    pub fn object(&self, key: &Key) -> Result<Object, Error> {
+        key.check()?;
+        let id = Id::of(key);
+        let known = |open: &HashMap<Id, Weak<Store>>| open.get(&id).and_then(Weak::upgrade);
+        if let Some(store) = known(&self.open_stores()) {
+            return Ok(Object { cache: self.clone(), store });
+        }
+        let new = Arc::new(Store::open(&self.0.dir, id, key, &self.0.boot, &self.0.clock)?);
+        let mut open = self.open_stores();
+        // Another thread may have opened it in the meantime.
+        let store = known(&open).unwrap_or_else(|| {
+            open.insert(id, Arc::downgrade(&new));
+            new
+        });
+        drop(open);
+        Ok(Object { cache: self.clone(), store })
+    }
+}
+
+/// How often a write to a full disk is tried again after blocks were evicted.
+const TRIES_MAX: usize = 8;
+
+/// How many blocks are added at once: 1 MiB.
+const ADD_MAX: u64 = 16;
+
+impl Object {
+    /// Size in bytes.
+    pub fn len(&self) -> u64 {
+        self.store.len
+    }
+
+    /// Whether there are no bytes at all.
+    pub fn is_empty(&self) -> bool {
+        self.store.len == 0
+    }
+
+    /// The number of blocks.
+    pub fn blocks(&self) -> u64 {
+        self.store.blocks
+    }
+
+    /// The data file, read-only. Its size is that of the object, with holes where blocks are absent.
+    pub fn data(&self) -> &File {
+        &self.store.files.view
+    }
+
+    /// Duplicates the descriptors for the reader.
+    pub fn descriptors(&self) -> Result<Descriptors, Error> {
+        let store = &self.store;
+        let duplicate = |descriptor: &dyn AsFd| descriptor.as_fd().try_clone_to_owned().map_err(Error::io(&store.path));
+        Ok(Descriptors {
+            data: duplicate(&store.files.view)?,
+            present: duplicate(&store.areas.0)?,
+            marks: duplicate(&store.areas.1)?,
+            lock: duplicate(&store.files.users)?,
+        })
+    }
+
+    /// The runs of present blocks among `blocks`, in order. Also finds blocks that another process has fetched.
+    ///
+    /// Blocks that were written before the system was last started are compared with their checksums here, which reads
+    /// them from the disk. If they differ, they are absent.
+    pub fn has(&self, blocks: Range<u64>) -> Result<Vec<Range<u64>>, Error> {
+        self.store.has(blocks)
+    }
+
+    /// Whether all blocks are in the block table. Those of an earlier start of the system are not verified.
+    pub fn complete(&self) -> Result<bool, Error> {
+        self.store.is_complete()
+    }
+
+    /// Adds bytes that were fetched. Each block becomes present when all of its bytes are there.
+    ///
+    /// Parts of blocks are kept in memory, 8 MiB at most over all objects; beyond that, the oldest part is dropped.
+    /// [`Object::has`] says what is there in the end. If the disk is full, other blocks are evicted first. After an
+    /// error, blocks of these bytes are absent unless [`Object::has`] reports them.
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<Written, Error> {
+        let range = offset..offset.saturating_add(bytes.len() as u64);
+        if range.end > self.store.len {
+            return Err(Error::OutOfRange { name: self.store.name.clone(), range, len: self.store.len });
+        }
+        let mut written = Written::default();
+        let mut rest = bytes;
+        let mut at = offset;
+        while !rest.is_empty() {
+            let (block, within) = (at / BLOCK, (at % BLOCK) as usize);
+            let size = self.store.size_of(block);
+            let (first, step) = if within == 0 && rest.len() >= size {
+                let step = self.whole_blocks(at, rest.len());
+                self.add(block, &rest[..step], &mut written.evicted)?;
+                (block, step)
+            } else {
+                let step = rest.len().min(size - within);
+                let mut partials = self.cache.0.partials.lock().unwrap_or_else(PoisonError::into_inner);
+                let complete = partials.add(self.store.id, block, size, within, &rest[..step]);
+                drop(partials);
+                let Some(complete) = complete else {
+                    (at, rest) = (at + step as u64, &rest[step..]);
+                    continue;
+                };
+                self.add(block, &complete, &mut written.evicted)?;
+                (block, step)
+            };
+            (at, rest) = (at + step as u64, &rest[step..]);
+            if written.blocks.is_empty() {
+                written.blocks.start = first;
+            }
+            written.blocks.end = at.div_ceil(BLOCK);
+        }
+        Ok(written)
+    }
+
+    /// The size of the whole blocks at the start of `len` bytes from `at` on, 1 MiB at most.
+    fn whole_blocks(&self, at: u64, len: usize) -> usize {
+        let len = (len as u64).min(ADD_MAX * BLOCK);
+        let is_end = at + len == self.store.len;
+        (if is_end { len } else { len / BLOCK * BLOCK }) as usize
+    }
+
+    /// Adds whole blocks. Evicts others if the disk is full.
+    fn add(&self, first: u64, bytes: &[u8], evicted: &mut Vec<Evicted>) -> Result<(), Error> {
+        let blocks = first..first + (bytes.len() as u64).div_ceil(BLOCK);
+        // The blocks just added must not be what is evicted next.
+        let _held = self.hold(blocks.clone());
+        let mut tries = 0;
+        loop {
+            let error = match self.store.add(first, bytes) {
+                Ok(()) => {
+                    self.cache.note_added(bytes.len() as u64);
+                    return Ok(());
+                }
+                Err(error) if is_full(&error) => error,
+                Err(error) => return Err(Error::io(&self.store.path)(error)),
+            };
+            let discarded =
+                Sole::of(&self.store).and_then(|sole| sole.map_or(Ok(()), |sole| sole.discard(blocks.clone())));
+            if let Err(error) = discarded {
+                log::debug!("{}: cannot free what was written: {error}", self.store.path.display());
+            }
+            let room = self.cache.evict((SEGMENT * BLOCK).max(bytes.len() as u64))?;
+            evicted.extend(room.evicted);
+            tries += 1;
+            if room.freed == 0 || tries > TRIES_MAX {
+                return Err(Error::Full { path: self.store.path.clone(), error });
+            }
+        }
+    }
+
+    /// Keeps blocks from being evicted, whether they are present now or not. The reader's pins do the same for its
+    /// pending reads, so this is only for reads of this process itself.
+    pub fn hold(&self, blocks: Range<u64>) -> Held {
+        let blocks = blocks.start.min(self.store.blocks)..blocks.end.min(self.store.blocks);
+        // It is refused if a block has 32,767 pins. Such a block is not evicted now.
+        let blocks = if self.store.marks.pin(blocks.clone()) { blocks } else { 0..0 };
+        Held { store: self.store.clone(), blocks }
+    }
+
+    /// Reads bytes of blocks that are present, for this process itself. Fails if some are absent.
+    pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<(), Error> {
+        let end = offset.saturating_add(buffer.len() as u64);
+        let blocks = offset / BLOCK..end.div_ceil(BLOCK);
+        if end > self.store.len {
+            let (name, len) = (self.store.name.clone(), self.store.len);
+            return Err(Error::OutOfRange { name, range: offset..end, len });
+        }
+        let _held = self.hold(blocks.clone());
+        self.has(blocks.clone())?;
+        if !self.store.present.has(blocks) {
+            return Err(Error::io(&self.store.path)(io::Error::new(io::ErrorKind::NotFound, "not in the cache")));
+        }
+        self.data().read_exact_at(buffer, offset).map_err(Error::io(&self.store.path))
+    }
+
+    /// Makes a block a trigger: the reader reports when it reads the block. The block need not be present yet.
+    pub fn set_trigger(&self, block: u64) {
+        self.store.present.set(block, TRIGGER);
+    }
+
+    /// Undoes [`Object::set_trigger`], when the report has come.
+    pub fn clear_trigger(&self, block: u64) {
+        self.store.present.clear(block, TRIGGER);
+    }
+
+    /// Whether a block is known to be present, without looking into the block table.
+    pub fn is_present(&self, block: u64) -> bool {
+        self.store.present.state(block) & PRESENT != 0
+    }
+}

@@ -1,0 +1,82 @@
+//! Parts of blocks, until the rest of each block arrives. Bounded: the oldest part is dropped to make room.
+
+use super::key::Id;
+use crate::source::pins::BLOCK;
+use std::ops::Range;
+
+/// Maximum number of incomplete blocks: 8 MiB. Each stream has one at a time.
+const PARTS_MAX: usize = 128;
+
+/// Incomplete blocks, the one that was added to last at the end. An object that is opened again finds its parts,
+/// because its id is that of the same bytes.
+#[derive(Debug, Default)]
+pub(super) struct Partials(Vec<Partial>);
+
+#[derive(Debug)]
+struct Partial {
+    id: Id,
+    block: u64,
+    bytes: Vec<u8>,
+    /// What is there of the block.
+    filled: Range<usize>,
+}
+
+impl Partials {
+    /// Adds bytes that begin at `at` in a block of `size` bytes. Returns the block if it is complete now.
+    pub fn add(&mut self, id: Id, block: u64, size: usize, at: usize, bytes: &[u8]) -> Option<Vec<u8>> {
+        let found = self.0.iter().position(|part| part.id == id && part.block == block);
+        let mut part = match found {
+            Some(found) => self.0.remove(found),
+            None => Partial { id, block, bytes: vec![0; size.min(BLOCK as usize)], filled: at..at },
+        };
+        let end = at + bytes.len();
+        part.bytes.get_mut(at..end)?.copy_from_slice(bytes);
+        let touches = at <= part.filled.end && end >= part.filled.start;
+        part.filled = match touches {
+            true => part.filled.start.min(at)..part.filled.end.max(end),
+            // Bytes between the two are missing. Streams go on where they have stopped, so the old bytes are given up.
+            false => at..end,
+        };
+        if part.filled == (0..part.bytes.len()) {
+            return Some(part.bytes);
+        }
+        if self.0.len() >= PARTS_MAX {
+            self.0.remove(0);
+        }
+        self.0.push(part);
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::key::Key;
+    use super::*;
+
+    fn id(text: &str) -> Id {
+        Id::of(&Key { identity: text.into(), validator: String::new(), len: 0, name: String::new() })
+    }
+
+    #[test]
+    fn block_is_complete_when_its_parts_meet() {
+        let mut parts = Partials::default();
+        assert_eq!(parts.add(id("a"), 0, 6, 0, b"ab"), None);
+        assert_eq!(parts.add(id("b"), 0, 6, 2, b"XXXX"), None);
+        assert_eq!(parts.add(id("a"), 1, 6, 2, b"YYYY"), None);
+        assert_eq!(parts.add(id("a"), 0, 6, 4, b"ef"), None, "there is a gap");
+        assert_eq!(parts.add(id("a"), 0, 6, 2, b"cd"), None, "the first part was given up");
+        assert_eq!(parts.add(id("a"), 0, 6, 0, b"abc").as_deref(), Some(&b"abcdef"[..]));
+        assert_eq!(parts.add(id("a"), 0, 6, 0, b"abc"), None, "complete blocks are not kept");
+    }
+
+    #[test]
+    fn number_of_parts_is_bounded() {
+        let mut parts = Partials::default();
+        for block in 0..1000 {
+            assert_eq!(parts.add(id("a"), block, 2, 0, b"a"), None);
+        }
+        assert_eq!(parts.0.len(), PARTS_MAX);
+        assert_eq!(parts.add(id("a"), 999, 2, 1, b"b").as_deref(), Some(&b"ab"[..]));
+        assert_eq!(parts.add(id("a"), 0, 2, 1, b"b"), None, "the oldest was dropped");
+    }
+}

@@ -1,0 +1,148 @@
+//! The size of the cache: limiting it over all objects and processes.
+
+use super::contents::{Size, sizes_of_all, total};
+use super::error::Error;
+use super::evict::{Outcome, Sole, evict_unused};
+use super::lock::Gate;
+use super::object::{Evicted, Object};
+use super::session::Cache;
+use super::store::Store;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+/// The result of making room.
+#[derive(Debug, Default)]
+pub struct Room {
+    /// The number of bytes that were freed.
+    pub freed: u64,
+    /// The number of bytes that could not be freed, because they are being read or used by other processes.
+    pub lacking: u64,
+    /// What was evicted from the objects of this process.
+    pub evicted: Vec<Evicted>,
+}
+
+impl Cache {
+    /// Evicts what was used least recently, so that `bytes` more can be added without exceeding the limit. `bytes` is
+    /// the sum of all that is still to be written, of parts in progress too.
+    ///
+    /// Objects that nobody uses are evicted first, then blocks of the objects of this process that nobody else uses.
+    /// Blocks that are being read, or were fetched for a pending read, are kept. If [`Room::lacking`] is not 0, the
+    /// limit will be exceeded; pending reads may go on nevertheless, read-ahead should not.
+    pub fn make_room(&self, bytes: u64) -> Result<Room, Error> {
+        let Some(limit) = self.0.limit else { return Ok(Room::default()) };
+        if bytes < self.0.budget.load(Ordering::Relaxed) {
+            return Ok(Room::default());
+        }
+        let excess = |sizes: &[Size]| total(sizes).saturating_add(bytes).saturating_sub(limit);
+        let sizes = sizes_of_all(&self.0.dir)?;
+        // Three more processes may add as much at the same time.
+        self.0.budget.store(limit.saturating_sub(total(&sizes)) / 4, Ordering::Relaxed);
+        if excess(&sizes) == 0 {
+            return Ok(Room::default());
+        }
+        // More than needed, because the objects of a large cache should not be looked at for each part that is fetched.
+        self.evicting(excess, limit / 64)
+    }
+
+    /// Evicts at least `bytes` bytes if possible, as [`Cache::make_room`] does.
+    pub fn evict(&self, bytes: u64) -> Result<Room, Error> {
+        self.evicting(|_| bytes, 0)
+    }
+
+    /// How many bytes are in the cache.
+    pub fn size(&self) -> Result<u64, Error> {
+        Ok(total(&sizes_of_all(&self.0.dir)?))
+    }
+
+    /// The limit of the size in bytes.
+    pub fn limit(&self) -> Option<u64> {
+        self.0.limit
+    }
+
+    /// Counts bytes that were added to the cache, which is the time by which the last use is measured.
+    pub(super) fn note_added(&self, bytes: u64) {
+        let less = |budget: u64| Some(budget.saturating_sub(bytes));
+        _ = self.0.budget.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        if self.0.clock.add(bytes) {
+            self.stores().iter().for_each(|store| store.collect_uses());
+            self.0.clock.advance();
+        }
+    }
+
+    fn evicting(&self, needed: impl Fn(&[Size]) -> u64, at_least: u64) -> Result<Room, Error> {
+        let shared = &*self.0;
+        let _evicting = shared.evicting.lock().unwrap_or_else(PoisonError::into_inner);
+        // Two processes that need room at the same time must not both make it. One that was stopped by a signal must
+        // not stop others.
+        let _gate = Gate::lock(&shared.lock, Duration::from_secs(1)).map_err(Error::io(&shared.dir.path))?;
+        let mut sizes = sizes_of_all(&shared.dir)?;
+        let needed = needed(&sizes);
+        // Another process may have made room in the meantime.
+        let wanted = if needed == 0 { 0 } else { needed.max(at_least) };
+        let mut room = Room::default();
+        sizes.sort_by_key(|size| size.last_use);
+        let stores = self.stores();
+        for size in sizes {
+            if room.freed >= wanted {
+                break;
+            }
+            if stores.iter().any(|store| store.id == size.id) {
+                continue;
+            }
+            match evict_unused(&shared.dir, size.id, wanted - room.freed, false) {
+                Ok(Outcome::Shortened(bytes) | Outcome::Removed(bytes)) => room.freed += bytes,
+                Ok(Outcome::InUse | Outcome::Gone) => {}
+                // Others may make room instead.
+                Err(error) => log::warn!("cannot evict: {error}"),
+            }
+        }
+        if room.freed < wanted {
+            self.evict_used(&stores, wanted, &mut room);
+        }
+        room.lacking = needed.saturating_sub(room.freed);
+        if room.lacking > 0 && shared.limit.is_some() && !shared.has_warned.swap(true, Ordering::Relaxed) {
+            log::warn!(
+                "{}: the limit of the cache cannot be kept: {} bytes cannot be evicted, because they are being read or used \
+                 by other processes; a larger --cache-size helps",
+                shared.dir.path.display(),
+                room.lacking
+            );
+        }
+        Ok(room)
+    }
+
+    /// Evicts segments of the objects of this process, the least recently used first.
+    fn evict_used(&self, stores: &[Arc<Store>], wanted: u64, room: &mut Room) {
+        let mut soles = Vec::new();
+        let mut segments = Vec::new();
+        for store in stores {
+            let found = Sole::of(store).and_then(|sole| sole.map(|sole| Ok((sole.segments()?, sole))).transpose());
+            match found {
+                Ok(Some((found, sole))) => {
+                    store.collect_uses();
+                    let age = |segment| (store.ages.get(segment), soles.len(), segment);
+                    segments.extend(found.into_iter().map(age));
+                    soles.push((store, sole));
+                }
+                Ok(None) => {}
+                Err(error) => log::warn!("cannot evict: {}: {error}", store.path.display()),
+            }
+        }
+        segments.sort_unstable();
+        for (_, index, segment) in segments {
+            if room.freed >= wanted {
+                break;
+            }
+            let Some((store, sole)) = soles.get(index) else { break };
+            let mut runs = Vec::new();
+            let freed = sole.evict(segment, &mut runs);
+            let object = Object { cache: self.clone(), store: Arc::clone(store) };
+            room.evicted.extend(runs.into_iter().map(|blocks| Evicted { object: object.clone(), blocks }));
+            match freed {
+                Ok(freed) => room.freed += freed,
+                Err(error) => log::warn!("cannot evict: {}: {error}", store.path.display()),
+            }
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Adding blocks and finding them again.
+
+use crate::support::*;
+use std::fs;
+use weightfs::remote::cache::{Cache, Error, Key};
+use weightfs::source::pins::BLOCK;
+
+#[test]
+fn block_is_present_once_all_of_its_bytes_were_written() {
+    let dir = tempdir();
+    let len = 3 * BLOCK + 1000;
+    let object = open(dir.path()).object(&key(1, len)).unwrap();
+    assert_eq!((object.len(), object.blocks()), (len, 4));
+    assert!(all(&object).is_empty());
+    assert_eq!(object.data().metadata().unwrap().len(), len);
+
+    // Pieces of all sizes, as they come from a network.
+    let (mut at, mut random, mut complete) = (0, Random(5), 0);
+    while at < len {
+        let end = (at + 1 + random.below(20_000)).min(len);
+        let written = object.write(at, &content(1, at..end)).unwrap();
+        at = end;
+        if !written.blocks.is_empty() {
+            assert_eq!(written.blocks.start, complete);
+            complete = written.blocks.end;
+        }
+        assert_eq!(complete, if at == len { 4 } else { at / BLOCK });
+        assert_eq!(all(&object).iter().map(|run| run.end - run.start).sum::<u64>(), complete);
+    }
+    assert_eq!(verify(&object, 1), 4);
+    assert!(object.complete().unwrap());
+}
+
+#[test]
+fn large_write_adds_all_whole_blocks_and_keeps_the_rest() {
+    let dir = tempdir();
+    let len = 100 * BLOCK + 1;
+    let object = open(dir.path()).object(&key(1, len)).unwrap();
+    let written = object.write(BLOCK / 2, &content(1, BLOCK / 2..60 * BLOCK + 7)).unwrap();
+    assert_eq!(written.blocks, 1..60);
+    assert_eq!(object.write(60 * BLOCK + 7, &content(1, 60 * BLOCK + 7..len)).unwrap().blocks, 60..101);
+    assert_eq!(all(&object), [1..101]);
+    assert!(!object.complete().unwrap());
+    assert_eq!(object.write(0, &content(1, 0..BLOCK / 2)).unwrap().blocks, 0..1);
+    assert_eq!(verify(&object, 1), 101);
+    assert!(object.complete().unwrap());
+}
+
+#[test]
+fn bytes_past_the_end_are_refused() {
+    let dir = tempdir();
+    let object = open(dir.path()).object(&key(1, 10)).unwrap();
+    for offset in [0, 10, u64::MAX] {
+        let error = object.write(offset, &[1; 11]).unwrap_err();
+        assert!(matches!(error, Error::OutOfRange { len: 10, .. }), "{error}");
+    }
+    assert!(all(&object).is_empty());
+    assert!(object.has(7..u64::MAX).unwrap().is_empty());
+}
+
+#[test]
+fn empty_object_is_complete() {
+    let dir = tempdir();
+    let object = open(dir.path()).object(&key(1, 0)).unwrap();
+    assert!(object.is_empty() && object.complete().unwrap() && all(&object).is_empty());
+    assert!(reader(&object).pin(0..0).is_ok());
+    assert!(object.write(0, &[]).unwrap().blocks.is_empty());
+}
+
+#[test]
+fn blocks_are_found_by_later_sessions_and_by_others() {
+    let dir = tempdir();
+    let len = 200 * BLOCK;
+    let (one, two) = (open(dir.path()), open(dir.path()));
+    let first = one.object(&key(1, len)).unwrap();
+    let second = two.object(&key(1, len)).unwrap();
+    assert_ne!(first, second);
+    fill(&first, 1, 3..5);
+    assert_eq!(all(&second), [3..5]);
+    fill(&second, 1, 100..200);
+    assert_eq!(all(&first), [3..5, 100..200]);
+    drop((first, second, one, two));
+    let again = open(dir.path()).object(&key(1, len)).unwrap();
+    // One look finds all blocks of 64 MiB.
+    assert_eq!(again.has(100..101).unwrap(), [100..101]);
+    assert!(again.is_present(199));
+    assert_eq!(verify(&again, 1), 102);
+}
+
+#[test]
+fn versions_and_files_are_separate_objects() {
+    let dir = tempdir();
+    let cache = open(dir.path());
+    let old = cache.object(&key(1, BLOCK)).unwrap();
+    fill(&old, 1, 0..1);
+    assert_eq!(cache.object(&key(1, BLOCK)).unwrap(), old, "opened once");
+    let mut new = key(1, BLOCK);
+    new.validator = "\"other\"".into();
+    for key in [new.clone(), key(1, BLOCK + 1), key(2, BLOCK)] {
+        assert!(all(&cache.object(&key).unwrap()).is_empty());
+    }
+    let mut versions = cache.versions(&new.identity).unwrap();
+    versions.sort_by_key(|entry| (entry.len, entry.validator.clone()));
+    let found: Vec<_> = versions.iter().map(|entry| (entry.validator.as_deref().unwrap(), entry.len)).collect();
+    assert_eq!(found, [("\"etag-1\"", BLOCK), ("\"other\"", BLOCK), ("\"etag-1\"", BLOCK + 1)]);
+    assert!(cache.versions("https://host/other").unwrap().is_empty());
+}
+
+#[test]
+fn version_that_was_used_last_comes_first() {
+    let dir = tempdir();
+    let cache = open(dir.path());
+    let version = |number: u64| Key { validator: format!("{number}"), ..key(1, 3 * BLOCK) };
+    for number in [0, 1, 2] {
+        let object = cache.object(&version(number)).unwrap();
+        if number != 1 {
+            fill(&object, 1, 0..number + 1);
+        }
+        drop(object);
+        set_last_use(
+            dir.path(),
+            |entry| entry.validator == Some(version(number).validator),
+            [50, 70, 60][number as usize],
+        );
+    }
+    drop(cache.object(&key(2, BLOCK)).unwrap());
+    let found = |cache: &Cache| -> Vec<(String, u64)> {
+        let versions = cache.versions(&key(1, 0).identity).unwrap().into_iter();
+        versions.map(|entry| (entry.validator.unwrap(), entry.present / BLOCK)).collect()
+    };
+    assert_eq!(found(&cache), [("0".into(), 1), ("2".into(), 3), ("1".into(), 0)]);
+    // Opening is a use.
+    drop(cache.object(&version(1)).unwrap());
+    assert_eq!(found(&open(dir.path())), [("1".into(), 0), ("0".into(), 1), ("2".into(), 3)]);
+}
+
+#[test]
+fn list_shows_objects_and_not_their_identity() {
+    let dir = tempdir();
+    assert!(Cache::list(&dir.path().join("missing")).unwrap().entries.is_empty());
+    let cache = open(dir.path());
+    assert!(Cache::list(dir.path()).unwrap().entries.is_empty());
+    let object = cache.object(&key(7, 10 * BLOCK)).unwrap();
+    fill(&object, 7, 2..5);
+    let list = Cache::list(dir.path()).unwrap().entries;
+    assert_eq!(list.len(), 1);
+    let entry = &list[0];
+    assert_eq!((entry.name.as_deref(), entry.validator.as_deref()), (Some("object 7"), Some("\"etag-7\"")));
+    assert_eq!((entry.len, entry.present, entry.in_use), (10 * BLOCK, 3 * BLOCK, true));
+    assert!(entry.last_use.elapsed().unwrap().as_secs() < 60);
+    drop(object);
+    assert!(!Cache::list(dir.path()).unwrap().entries[0].in_use);
+    for name in ["data", "table", "about.json", "lock"] {
+        let bytes = fs::read(file(dir.path(), name)).unwrap();
+        assert!(!bytes.windows(8).any(|part| part == b"identity"), "{name}");
+    }
+}
+
+#[test]
+fn url_with_query_is_refused() {
+    let dir = tempdir();
+    let mut secret = key(1, 1);
+    secret.identity += "?X-Amz-Signature=123";
+    assert!(matches!(open(dir.path()).object(&secret), Err(Error::Secret { field: "identity" })));
+    assert_eq!(fs::read_dir(dir.path().join("objects")).unwrap().count(), 0);
+}
+
+#[test]
+fn reader_sees_blocks_and_triggers() {
+    let dir = tempdir();
+    let object = open(dir.path()).object(&key(1, 10 * BLOCK - 5)).unwrap();
+    let reader = reader(&object);
+    object.set_trigger(4);
+    let missing = reader.pin(3 * BLOCK + 1..5 * BLOCK + 1).unwrap_err();
+    assert_eq!(missing.blocks(), 3..6);
+    fill(&object, 1, 3..5);
+    assert_eq!(missing.absent().collect::<Vec<_>>(), [5]);
+    let missing = missing.retry().unwrap_err();
+    fill(&object, 1, 5..6);
+    let pinned = missing.retry().unwrap();
+    assert_eq!(pinned.trigger(), Some(4));
+    object.clear_trigger(4);
+    assert_eq!(pinned.trigger(), None);
+    assert!(reader.pin(3 * BLOCK..6 * BLOCK).is_ok());
+    assert!(reader.pin(3 * BLOCK..6 * BLOCK + 1).is_err());
+    fill(&object, 1, 9..10);
+    assert!(reader.pin(9 * BLOCK..u64::MAX).is_ok(), "what is past the end is ignored");
+    assert!(reader.pin(u64::MAX..u64::MAX).is_ok());
+}
+
+#[test]
+fn wrong_descriptors_are_refused() {
+    use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+    use std::os::fd::OwnedFd;
+    use weightfs::source::pins::{self, Error, Reader};
+    let dir = tempdir();
+    let cache = open(dir.path());
+    let (small, large) = (cache.object(&key(1, BLOCK)).unwrap(), cache.object(&key(1, 1000 * BLOCK)).unwrap());
+    let (from, other) = (small.descriptors().unwrap(), large.descriptors().unwrap());
+    let short = Reader::open(1000 * BLOCK, from.present, other.marks, from.lock).unwrap_err();
+    assert!(matches!(short, Error::Short { found: 1, expected: 1000, .. }), "{short}");
+    // A file that can be truncated would raise SIGBUS in the reader.
+    let file: OwnedFd = tempfile::tempfile().unwrap().into();
+    let unsealed = Reader::open(BLOCK, file, from.marks, other.lock).unwrap_err();
+    assert!(matches!(unsealed, Error::Unsealed { area: "present" }), "{unsealed}");
+    // So could huge pages, which may all be in use when they are read.
+    let flags = MFdFlags::MFD_ALLOW_SEALING | MFdFlags::MFD_HUGETLB;
+    if let Ok(huge) = memfd_create("huge", flags) {
+        fcntl(&huge, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).unwrap();
+        let parts = large.descriptors().unwrap();
+        let refused = Reader::open(BLOCK, huge, parts.marks, parts.lock).unwrap_err();
+        assert!(matches!(refused, Error::NotMemory { area: "present" }), "{refused}");
+    }
+    // The data must be a file that is as long as was said.
+    let data = || large.descriptors().unwrap().data;
+    assert!(pins::data(data(), 1000 * BLOCK).is_ok());
+    let dir = std::fs::File::open(dir.path()).unwrap();
+    for (wrong, len) in [(data(), 1000 * BLOCK + 1), (std::io::pipe().unwrap().0.into(), 0), (dir.into(), 0)] {
+        let refused = pins::data(wrong, len).unwrap_err();
+        assert!(matches!(refused, Error::NotTheData { expected } if expected == len), "{refused}");
+    }
+    // The reader cannot write to what the owner says.
+    let present = std::fs::File::from(large.descriptors().unwrap().present);
+    assert!(std::os::unix::fs::FileExt::write_all_at(&present, &[1], 0).is_err());
+    assert!(present.set_len(0).is_err() && present.set_len(5000).is_err());
+    for descriptor in [large.descriptors().unwrap().data, large.descriptors().unwrap().lock] {
+        assert!(std::fs::File::from(descriptor).set_len(0).is_err());
+    }
+    assert!(!large.is_present(0));
+}
+
+#[test]
+fn object_that_is_opened_by_many_threads_is_the_same() {
+    let dir = tempdir();
+    let cache = open(dir.path());
+    let objects: Vec<_> = std::thread::scope(|scope| {
+        let open = || scope.spawn(|| cache.object(&key(1, BLOCK)).unwrap());
+        let threads: Vec<_> = (0..8).map(|_| open()).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(objects.iter().all(|object| *object == objects[0]));
+    fill(&objects[3], 1, 0..1);
+    assert_eq!(cache.evict(1).unwrap().freed, BLOCK, "no second description of the lock is left");
+}
