@@ -10,6 +10,9 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::time::Instant;
 
+/// Called with runs of stored bytes and their sources, until it returns something.
+type Find<'a, T> = dyn FnMut(&dyn Source, Range<u64>) -> Option<T> + 'a;
+
 /// A file as a sequence of segments.
 #[derive(Debug, Clone)]
 pub struct Content {
@@ -188,6 +191,12 @@ pub enum Need {
     },
 }
 
+/// Maximum number of operations that wait for a device at a time: enough requests in flight for an NVMe disk or a
+/// network file system. More for remote files, because their requests take longer.
+pub fn running_max(device: u64) -> usize {
+    if source::is_tree(device) { 64 } else { 16 }
+}
+
 /// Identifies a result that several operations may wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Key {
@@ -267,6 +276,13 @@ impl<'r> Request<'r> {
             _ => Ok(()),
         }
     }
+
+    /// Waits until `range` of `source` can be read without waiting, or the operation should end.
+    fn prepare(&self, source: &dyn Source, range: Range<u64>) -> Result<(), Error> {
+        let prepared = source.prepare(range, &|| self.check().is_err());
+        self.check()?;
+        Ok(prepared?)
+    }
 }
 
 impl fmt::Debug for Request<'_> {
@@ -326,6 +342,13 @@ impl Content {
         Some(Wait { need: Need::Device(device), key: None })
     }
 
+    /// Waits until the stored bytes of `range` can be read without waiting for a network.
+    fn prepare(&self, range: &Range<u64>, request: &Request) -> Result<(), Error> {
+        self.parts(range).try_for_each(|(segment, part)| {
+            segment.find_run(&part, &mut |source, range| request.prepare(source, range).err()).map_or(Ok(()), Err)
+        })
+    }
+
     /// The bytes of `range`, cut at the end of the file. The result is never shorter for another reason, because the
     /// kernel treats a short reply as the end of the file.
     ///
@@ -337,6 +360,7 @@ impl Content {
         let wait = self.waits_for(&range);
         if let Some(wait) = wait {
             request.wait(wait)?;
+            self.prepare(&range, request)?;
         }
         let mut joined = Vec::new();
         for (segment, part) in self.parts(&range) {
@@ -375,15 +399,21 @@ impl Segment {
 
     /// The device of the first source for which reading `part` may wait.
     fn blocking(&self, part: &Range<u64>) -> Option<u64> {
+        self.find_run(part, &mut |source, range| source.may_block(&range).then(|| device(source)))
+    }
+
+    /// Passes the stored runs that are needed for `part` to `find`, until it returns something. Those of generated text
+    /// are not known.
+    fn find_run<T>(&self, part: &Range<u64>, find: &mut Find<T>) -> Option<T> {
         match self {
             Self::Literal(_) | Self::Generated(_) => None,
-            Self::Data(data) => data.blocking(part).map(device),
+            Self::Data(data) => data.find_run(part, find),
             Self::Decoded(decoded) => {
                 let blocks = decoded.blocks(part);
                 let block_in = decoded.decoder.block_in as u64;
-                decoded.data.blocking(&(blocks.start * block_in..blocks.end * block_in)).map(device)
+                decoded.data.find_run(&(blocks.start * block_in..blocks.end * block_in), find)
             }
-            Self::Series(series) => series.find(part, |segment, part| segment.blocking(&part)),
+            Self::Series(series) => series.find(part, |segment, part| segment.find_run(&part, find)),
         }
     }
 
@@ -490,13 +520,16 @@ impl Data {
         }
     }
 
-    /// The first source for which reading `part` may wait.
-    fn blocking(&self, part: &Range<u64>) -> Option<&dyn Source> {
+    /// Waits until `part` can be read without waiting for a network.
+    pub fn prepare(&self, part: &Range<u64>, request: &Request) -> Result<(), Error> {
+        self.find_run(part, &mut |source, range| request.prepare(source, range).err()).map_or(Ok(()), Err)
+    }
+
+    /// Passes the runs of `part` to `find`, each with its source, until it returns something.
+    fn find_run<T>(&self, part: &Range<u64>, find: &mut Find<T>) -> Option<T> {
         match self {
-            Self::Extent(Extent { source, range }) => {
-                source.may_block(&(range.start + part.start..range.start + part.end)).then_some(&**source)
-            }
-            Self::Extents(extents) => extents.blocking(part),
+            Self::Extent(Extent { source, range }) => find(&**source, range.start + part.start..range.start + part.end),
+            Self::Extents(extents) => extents.find_run(part, find),
         }
     }
 
@@ -519,13 +552,12 @@ impl Extents {
         (part.end <= self.end(at)).then(|| (&*self.sources[run.source], from..from + part.end - part.start))
     }
 
-    fn blocking(&self, part: &Range<u64>) -> Option<&dyn Source> {
+    fn find_run<T>(&self, part: &Range<u64>, find: &mut Find<T>) -> Option<T> {
         let touched = (self.run_at(part.start)..self.runs.len()).take_while(|at| self.runs[*at].start < part.end);
         touched.into_iter().find_map(|at| {
             let Run { start, source, offset } = self.runs[at];
             let (from, to) = (part.start.max(start), part.end.min(self.end(at)));
-            let source = &*self.sources[source];
-            source.may_block(&(offset + from - start..offset + to - start)).then_some(source)
+            find(&*self.sources[source], offset + from - start..offset + to - start)
         })
     }
 

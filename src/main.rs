@@ -16,13 +16,22 @@ compile_error!(
 
 fn main() -> ExitCode {
     process::logging::report_panics();
+    #[cfg(feature = "remote")]
+    if process::fetcher::is_this() {
+        return process::fetcher::run();
+    }
     let Invocation { command, codes } = match cli::parse(std::env::args_os()) {
         Ok(invocation) => invocation,
         Err(code) => return code,
     };
+    let hidden = process::arguments::hide(command.sources().into_iter().flat_map(cli::SourceArg::secrets));
+    if let Err(error) = hidden {
+        process::logging::complain(&anyhow::Error::new(error).context("cannot hide the secrets of a URL from ps(1)"));
+    }
     let done = match command {
         cli::Command::Mount(args) => cmd::mount::run(&args),
         cli::Command::Umount(args) => cmd::umount::run(&args),
+        cli::Command::Status(args) => cmd::status::run(&args),
         cli::Command::Ls(args) => cmd::ls::run(&args),
         cli::Command::Inspect(args) => cmd::inspect::run(&args),
         cli::Command::Id(args) => cmd::id::run(&args),
@@ -31,6 +40,12 @@ fn main() -> ExitCode {
         cli::Command::Diff(args) => cmd::diff::run(&args),
         cli::Command::Metadata(args) => cmd::metadata::run(&args),
         cli::Command::Export(args) => cmd::export::run(&args),
+        #[cfg(feature = "remote")]
+        cli::Command::Cache(args) => cmd::cache::run(&args),
+        #[cfg(not(feature = "remote"))]
+        cli::Command::Cache(_) => {
+            Err(anyhow::anyhow!("this weightfs was built without remote sources, so it has no cache"))
+        }
         cli::Command::CompleteWords { words } => cmd::complete_words::run(&words),
         cli::Command::WriteDocs { dir } => cmd::write_docs::run(&dir),
     };

@@ -1,12 +1,23 @@
 //! Opens the models that a command line names.
 
+use crate::cli::{RemoteArgs, SourceArg};
+#[cfg(feature = "remote")]
+use crate::process::fetcher;
+use crate::process::logging::reason;
 use crate::process::{limits, logging};
 use crate::terminal::output::Output;
+#[cfg(feature = "remote")]
+use anyhow::Context;
 use anyhow::bail;
 use std::collections::HashSet;
 use std::process::ExitCode;
 use weightfs::format::Mode;
+use weightfs::fs::Superblock;
 use weightfs::model::{self, Catalog, Model, ModelId, Opened};
+#[cfg(feature = "remote")]
+use weightfs::remote::Client;
+#[cfg(feature = "remote")]
+use weightfs::remote::protocol::{Start, VERSION};
 use weightfs::source::{Location, is_dir};
 
 /// The models to open, each by its file.
@@ -19,11 +30,20 @@ pub struct Models {
 
 impl Models {
     /// Finds the models at `sources`: files, indexes, manifests, and directories of one model or several.
-    pub fn find(sources: &[Location], out: &mut Output) -> anyhow::Result<Self> {
+    pub fn find(sources: &[SourceArg], remote: &RemoteArgs, out: &mut Output) -> anyhow::Result<Self> {
         prepare()?;
         let mut models = Self { files: Vec::new(), failed: false };
         let mut split = HashSet::new();
+        let mut locator = Locator::new(remote);
         for source in sources {
+            let source = &match locator.locate(source) {
+                Ok(source) => source,
+                Err(error) => {
+                    models.failed = true;
+                    out.complain(&reason(&error))?;
+                    continue;
+                }
+            };
             // All splits of a model may be named, as by `*.gguf`.
             if model::first_split(source).is_some_and(|first| !split.insert(first)) {
                 continue;
@@ -66,6 +86,113 @@ impl Models {
         }
         Ok(ExitCode::from(u8::from(failed)))
     }
+}
+
+/// Finds what SOURCE arguments name. The process that fetches is started for the first URL.
+pub struct Locator<'a> {
+    #[cfg_attr(not(feature = "remote"), expect(dead_code, reason = "there are no remote sources"))]
+    remote: &'a RemoteArgs,
+    #[cfg_attr(not(feature = "remote"), expect(dead_code, reason = "there are no remote sources"))]
+    no_sandbox: bool,
+    #[cfg(feature = "remote")]
+    client: Option<Client>,
+}
+
+impl<'a> Locator<'a> {
+    /// Starts no process yet.
+    pub fn new(remote: &'a RemoteArgs) -> Self {
+        Self {
+            remote,
+            no_sandbox: false,
+            #[cfg(feature = "remote")]
+            client: None,
+        }
+    }
+
+    /// With `no_sandbox`, the process that fetches enters no sandbox.
+    pub fn without_sandbox(self, no_sandbox: bool) -> Self {
+        Self { no_sandbox, ..self }
+    }
+
+    /// The location of a SOURCE.
+    #[cfg(feature = "remote")]
+    pub fn locate(&mut self, source: &SourceArg) -> anyhow::Result<Location> {
+        match source {
+            SourceArg::Path(path) => Ok(path.clone().into()),
+            SourceArg::Url(url) => {
+                let client = match self.client.take() {
+                    Some(client) => client,
+                    None => fetcher::start(start(self.remote, self.no_sandbox)?)?,
+                };
+                Ok(self.client.insert(client).resolve(url)?)
+            }
+        }
+    }
+
+    /// The location of a SOURCE.
+    #[cfg(not(feature = "remote"))]
+    pub fn locate(&mut self, source: &SourceArg) -> anyhow::Result<Location> {
+        match source {
+            SourceArg::Path(path) => Ok(path.clone().into()),
+            SourceArg::Url(_) => bail!("this weightfs was built without remote sources"),
+        }
+    }
+
+    /// Adds what is read and fetched to the attributes of a file system, if the process that fetches was started.
+    pub fn show_traffic(&self, superblock: Superblock) -> Superblock {
+        #[cfg(feature = "remote")]
+        if let Some(client) = self.client.clone() {
+            return superblock.with_traffic(move || client.traffic().to_json());
+        }
+        superblock
+    }
+
+    /// A function that logs what was read and fetched, if the process that fetches was started.
+    pub fn log_traffic(&self, source: &Location) -> impl Fn() + Send + Clone + use<> {
+        #[cfg(feature = "remote")]
+        let (client, source) = (self.client.clone(), source.clone());
+        #[cfg(not(feature = "remote"))]
+        let _ = source;
+        move || {
+            #[cfg(feature = "remote")]
+            if let Some(client) = &client {
+                log::info!("{source}: {}", client.traffic());
+            }
+        }
+    }
+
+    /// Calls `enter`, which enters the sandbox, while no thread of this process runs for remote sources.
+    pub fn enter(&self, enter: impl FnOnce()) -> anyhow::Result<()> {
+        #[cfg(feature = "remote")]
+        if let Some(client) = &self.client {
+            client.rest();
+            enter();
+            return client.resume().context("cannot start a thread");
+        }
+        enter();
+        Ok(())
+    }
+}
+
+/// The options of the process that fetches.
+#[cfg(feature = "remote")]
+fn start(remote: &RemoteArgs, no_sandbox: bool) -> anyhow::Result<Start> {
+    // The process may have another current directory.
+    let token_file = remote.token_file.as_deref().map(std::path::absolute).transpose()?;
+    Ok(Start {
+        version: VERSION,
+        offline: remote.offline,
+        timeout: remote.timeout.map(|seconds| u64::from(seconds) * 1000),
+        cache_size: remote.cache_size.map(|size| size.0),
+        token_file: token_file.map(|path| path.to_string_lossy().into_owned()),
+        no_sandbox,
+    })
+}
+
+/// The location of the only SOURCE of a command.
+pub fn locate(source: &SourceArg, remote: &RemoteArgs) -> anyhow::Result<Location> {
+    prepare()?;
+    Locator::new(remote).locate(source)
 }
 
 /// The mode that `--lenient` selects.

@@ -1,4 +1,5 @@
-//! A raw read does not allocate memory, unless it is short: it returns a slice of the memory map.
+//! A raw read does not allocate memory, unless it is short: it returns a slice of the memory map. A message between
+//! processes takes memory for what its packet holds, and not for what it claims.
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 #![allow(unsafe_code, reason = "GlobalAlloc is an unsafe trait")]
 
@@ -13,6 +14,8 @@ use weightfs::view::Shown;
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+    /// In bytes. Memory that was freed is counted too.
+    static ALLOCATED: Cell<usize> = const { Cell::new(0) };
 }
 
 struct Counting;
@@ -21,6 +24,7 @@ struct Counting;
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        ALLOCATED.set(ALLOCATED.get() + layout.size());
         // SAFETY: the caller upholds the contract of `GlobalAlloc::alloc`.
         unsafe { System.alloc(layout) }
     }
@@ -59,4 +63,40 @@ fn raw_read_does_not_allocate() {
     // The counter counts allocations at all.
     drop(Box::new(1));
     assert!(ALLOCATIONS.get() > after);
+}
+
+#[cfg(feature = "remote")]
+#[test]
+fn packets_cost_no_memory_for_lengths_that_they_only_claim() {
+    use weightfs::remote::protocol::{PACKET_MAX, Reply, decode, encode};
+    let mut whole = encode(&Reply::Entries { tree: 1, entries: vec![("a".into(), 1); 1000] }).unwrap();
+    // The kind, the tree, and the number of entries in two bytes.
+    let entries = whole.split_off(2).split_off(2);
+    let claims = |len: u64| {
+        let mut packet = whole.clone();
+        let mut left = len;
+        while left >= 0x80 {
+            packet.push(left as u8 | 0x80);
+            left >>= 7;
+        }
+        packet.push(left as u8);
+        packet
+    };
+    let filled = |len: u64| [claims(len), entries.repeat(PACKET_MAX / entries.len() - 1)].concat();
+    let allocated = |packet: &[u8]| {
+        let before = ALLOCATED.get();
+        let is_read = decode::<Reply>(packet).is_ok();
+        (ALLOCATED.get() - before, is_read)
+    };
+    let (needed, is_read) = allocated(&filled(20_000));
+    assert!(is_read && needed >= 20_000 * 24, "{needed}");
+    for len in [20_001, 60_000, 1 << 20, 1 << 32, 1 << 62, u64::MAX] {
+        for packet in [claims(len), filled(len)] {
+            let (needed, is_read) = allocated(&packet);
+            assert!(!is_read && needed < 8 << 20, "{len}: {needed}");
+        }
+    }
+    // A name that claims to be long.
+    let (needed, is_read) = allocated(&[claims(1), b"\xff\xff\xff\xff\xff\xff\xff\x7f".to_vec()].concat());
+    assert!(!is_read && needed < 1 << 20, "{needed}");
 }

@@ -1,4 +1,5 @@
 //! Runs the fuzz targets without a fuzzer: on the corpus that `scripts/fuzz` has saved, and on random inputs.
+#![cfg(feature = "remote")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 #[path = "../fuzz/src/lib.rs"]
@@ -23,7 +24,7 @@ macro_rules! targets {
     };
 }
 
-targets! { commands content gguf header index manifest mount names ollama options }
+targets! { commands content gguf header index location manifest mount names ollama options protocol }
 
 fn entries(dir: &str) -> Vec<PathBuf> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz").join(dir);

@@ -2,15 +2,18 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 use nix::errno::Errno;
-use nix::libc::{self, c_long};
+use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
+use nix::libc::{self, c_int, c_long};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::resource::Resource;
 use nix::sys::signal;
+use nix::sys::stat::Mode;
 use nix::unistd::Pid;
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::fs::{self, File, Permissions};
 use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::net::{TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
@@ -24,14 +27,17 @@ mod sandbox;
 
 use sandbox::Sandbox;
 
-/// The environment variable that tells [`inside`] the directory of its attempts.
+/// The environment variable that tells [`inside`] and [`inside_fetching`] the directory of their attempts.
 const DIR: &str = "WEIGHTFS_TEST_SANDBOX";
+
+/// The environment variable that tells [`inside_fetching`] a port of this machine.
+const PORT: &str = "WEIGHTFS_TEST_PORT";
 
 /// The result of each attempt.
 type Attempts = BTreeMap<&'static str, Result<(), Errno>>;
 
 #[test]
-#[ignore = "run by the other test in a separate process"]
+#[ignore = "run by another test in a separate process"]
 fn inside() {
     let dir = PathBuf::from(std::env::var_os(DIR).unwrap());
     let open = Open::new(&dir);
@@ -44,23 +50,52 @@ fn inside() {
     // New threads inherit the sandbox.
     let there = std::thread::scope(|scope| scope.spawn(|| attempts(&dir, &open)).join().unwrap());
     assert_eq!(here, there);
+    // A thread logs refused calls.
+    wait_for_log(&mut log, enforced.missing().len() < 2, libc::SYS_vhangup);
+    // The log was opened before the sandbox was entered.
+    (&open.log).write_all(report(&enforced, here).as_bytes()).unwrap();
+}
+
+/// What a process in the sandbox tells the test that started it.
+fn report(enforced: &sandbox::Enforced, attempts: Attempts) -> String {
     let mut report = format!("in force: {enforced}\n");
     for missing in enforced.missing() {
         report += &format!("missing: {missing}\n");
     }
-    for (name, result) in here {
+    for (name, result) in attempts {
         let result = result.map_or_else(|errno| format!("{errno:?}"), |()| "done".into());
         report += &format!("{name}: {result}\n");
     }
-    // A thread logs refused calls.
+    report
+}
+
+/// Waits until the log says that a call was refused, if it `is_refused`.
+fn wait_for_log(log: &mut File, is_refused: bool, call: c_long) {
     let deadline = Instant::now() + Duration::from_secs(60);
     let mut logged = String::new();
-    while enforced.missing().len() < 2 && !logged.contains(&format!("system call {} ", libc::SYS_vhangup)) {
+    while is_refused && !logged.contains(&format!("system call {call} ")) {
         assert!(Instant::now() < deadline, "{logged}");
         log.read_to_string(&mut logged).unwrap();
     }
-    // The log was opened before the sandbox was entered.
-    (&open.log).write_all(report.as_bytes()).unwrap();
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn inside_fetching() {
+    let dir = PathBuf::from(std::env::var_os(DIR).unwrap());
+    let port = std::env::var(PORT).unwrap().parse().unwrap();
+    let mut reads = sandbox::system::reads();
+    reads.extend(["token", "certs", "absent"].map(|name| dir.join(name)));
+    let out = File::options().append(true).open(dir.join("log")).unwrap();
+    let mut log = File::open(dir.join("log")).unwrap();
+    log::set_boxed_logger(Box::new(ToLog(out.try_clone().unwrap()))).unwrap();
+    log::set_max_level(log::LevelFilter::Warn);
+    let enforced = Sandbox::for_fetching(&dir.join("cache"), &reads).enter();
+    let here = attempts_fetching(&dir, port);
+    let there = std::thread::scope(|scope| scope.spawn(|| attempts_fetching(&dir, port)).join().unwrap());
+    assert_eq!(here, there);
+    wait_for_log(&mut log, enforced.missing().len() < 2, libc::SYS_vhangup);
+    (&out).write_all(report(&enforced, here).as_bytes()).unwrap();
 }
 
 /// Writes messages to a file.
@@ -234,6 +269,179 @@ fn attempts(dir: &Path, open: &Open) -> Attempts {
     attempts
 }
 
+/// Runs one of the ignored tests in another process, and returns its report; `None` if the kernel lacks a part of the
+/// sandbox.
+fn run_inside(test: &str, dir: &Path, port: u16) -> Option<String> {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--ignored", "--nocapture"])
+        .env(DIR, dir)
+        .env(PORT, port.to_string())
+        .output()
+        .unwrap();
+    let report = fs::read_to_string(dir.join("log")).unwrap();
+    assert!(output.status.success(), "{output:?}\n{report}");
+    let lines = |prefix: &str| -> Vec<&str> { report.lines().filter_map(|line| line.strip_prefix(prefix)).collect() };
+    // The thread of the test harness runs before the sandbox is entered.
+    let missing = lines("missing: ");
+    let without = missing.iter().find(|missing| !missing.starts_with("1 other threads run already"));
+    if let Some(without) = without {
+        assert!(std::env::var_os("REQUIRE_FUSE").is_none_or(|value| value != "1"), "REQUIRE_FUSE=1, but {without}");
+        let _ = writeln!(io::stderr(), "skipped: {without}");
+        return None;
+    }
+    let in_force = lines("in force: ").pop().unwrap();
+    let (landlock, rest) = in_force.split_once("), ").unwrap();
+    assert!(landlock.starts_with("Landlock (ABI "), "{in_force}");
+    assert_eq!(rest, "no new privileges, no capabilities, seccomp");
+    Some(report)
+}
+
+/// What a process that fetches tries. The names of those that must succeed begin with `may`.
+fn attempts_fetching(dir: &Path, port: u16) -> Attempts {
+    let path = |name: &str| dir.join(name);
+    let read = |path: PathBuf| File::open(path)?.read_to_end(&mut Vec::new()).map(drop);
+    let write = |path: PathBuf| File::options().write(true).open(path).map(drop);
+    let socket = |family: c_int, kind: c_int| call(libc::SYS_socket, [family.into(), kind.into(), 0, 0, 0, 0]);
+    let parent = parent_id() as i32;
+    let mut attempts = Attempts::new();
+    let mut attempt = |name: &'static str, result: io::Result<()>| {
+        let result = result.map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or_else(|| panic!("{error}"))));
+        assert!(attempts.insert(name, result).is_none(), "{name} is attempted twice");
+    };
+    attempt("may read credentials", read(path("token")));
+    attempt("may read below a directory", read(path("certs/ca.pem")));
+    attempt("may read random numbers", File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut [0; 9])));
+    attempt("may list a directory", fs::read_dir(path("certs")).map(drop));
+    attempt("may read the cache", read(path("cache/old")));
+    attempt("may list the cache", fs::read_dir(path("cache")).map(drop));
+    attempt("may write into the cache", {
+        let fill = || {
+            fs::create_dir_all(path("cache/objects"))?;
+            let file = File::options().create(true).truncate(true).write(true).open(path("cache/objects/new"))?;
+            file.set_len(1 << 20)?;
+            file.write_all_at(b"bytes", 9)?;
+            let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+            fallocate(&file, punch, 0, 65536)?;
+            // SAFETY: a lock of zeros is valid, and covers the whole file.
+            #[allow(unsafe_code)]
+            let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+            lock.l_type = libc::F_WRLCK as libc::c_short;
+            fcntl(&file, FcntlArg::F_OFD_SETLK(&lock))?;
+            file.sync_data()?;
+            fs::rename(path("cache/objects/new"), path("cache/objects/renamed"))?;
+            fs::remove_file(path("cache/objects/renamed"))?;
+            fs::remove_dir(path("cache/objects"))
+        };
+        fill()
+    });
+    attempt("may share sealed memory", {
+        let memory = memfd_create("test", MFdFlags::MFD_ALLOW_SEALING).map_err(io::Error::from);
+        memory.and_then(|memory| Ok(fcntl(&memory, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).map(drop)?))
+    });
+    attempt("may resolve a name", ("localhost", port).to_socket_addrs().map(drop));
+    attempt("may connect by TCP", TcpStream::connect(("localhost", port)).map(drop));
+    attempt("may send by UDP", {
+        let sent = UdpSocket::bind("127.0.0.1:0").and_then(|socket| socket.send_to(b"x", ("127.0.0.1", port)));
+        sent.map(drop)
+    });
+    attempt("may start a thread", std::thread::Builder::new().spawn(|| ()).map(|thread| thread.join().unwrap()));
+
+    attempt("open the FUSE device", File::options().read(true).write(true).open("/dev/fuse").map(drop));
+    attempt("read the FUSE device", read("/dev/fuse".into()));
+    attempt("read another device", read("/dev/null".into()));
+    attempt("read the passwords", read("/etc/shadow".into()));
+    attempt("read the users", read("/etc/passwd".into()));
+    attempt("read another file", read(path("outside")));
+    attempt("list another directory", fs::read_dir(dir).map(drop));
+    attempt("read behind a link in the cache", read(path("cache/link")));
+    attempt("read its own environment", read("/proc/self/environ".into()));
+    attempt("write to another file", write(path("outside")));
+    attempt("write to the credentials", write(path("token")));
+    attempt("write to the log", write(path("log")));
+    attempt("make a file", File::create(path("new")).map(drop));
+    attempt("make a file beside a certificate", File::create(path("certs/new")).map(drop));
+    attempt("move a file out of the cache", fs::rename(path("cache/old"), path("new")));
+    attempt("move a file into the cache", fs::rename(path("outside"), path("cache/new")));
+    attempt("make a hard link", fs::hard_link(path("outside"), path("cache/new")));
+    attempt("make a link", symlink("/etc/shadow", path("cache/new")));
+    attempt("remove a file", fs::remove_file(path("outside")));
+    attempt("make a pipe with a name", nix::unistd::mkfifo(&path("cache/new"), Mode::S_IRWXU).map_err(io::Error::from));
+    attempt("change an owner", std::os::unix::fs::chown(path("outside"), Some(1), None));
+    attempt("change permissions", fs::set_permissions(path("outside"), Permissions::from_mode(0o777)));
+
+    attempt("listen on TCP", TcpListener::bind("127.0.0.1:0").map(drop));
+    attempt("connect to a local socket", UnixStream::connect(path("socket")).map(drop));
+    attempt(
+        "send to a local socket",
+        UnixDatagram::unbound().and_then(|from| from.send_to(b"x", path("socket"))).map(drop),
+    );
+    attempt("make a raw socket", socket(libc::AF_INET, libc::SOCK_RAW));
+    attempt("make a packet socket", socket(libc::AF_PACKET, libc::SOCK_RAW));
+    attempt("make a virtual machine socket", socket(libc::AF_VSOCK, libc::SOCK_STREAM));
+    attempt("make a socket for cryptography", socket(libc::AF_ALG, libc::SOCK_SEQPACKET));
+
+    attempt("run a program", Command::new("/bin/true").spawn().map(drop));
+    attempt("execute a program", Err(Command::new("/bin/true").exec()));
+    attempt("execute a file of the cache", Err(Command::new(path("cache/program")).exec()));
+    attempt("start a process", call(libc::SYS_clone, [libc::SIGCHLD.into(), 0, 0, 0, 0, 0]));
+    attempt("signal another process", signal::kill(Pid::from_raw(parent), None).map_err(io::Error::from));
+    attempt("signal another thread", call(libc::SYS_tgkill, [parent.into(), parent.into(), 0, 0, 0, 0]));
+    attempt("trace another process", call(libc::SYS_ptrace, [libc::PTRACE_SEIZE.into(), parent.into(), 0, 0, 0, 0]));
+    attempt("read another process", call(libc::SYS_process_vm_readv, [parent.into(), 0, 0, 0, 0, 0]));
+    attempt("limit another process", call(libc::SYS_prlimit64, [parent.into(), 7, 0, 0, 0, 0]));
+    attempt("get signals for a descriptor", call(libc::SYS_fcntl, [0, libc::F_SETOWN.into(), parent.into(), 0, 0, 0]));
+    let anonymous = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS).into();
+    let executable = (libc::PROT_READ | libc::PROT_EXEC).into();
+    attempt("map executable memory", call(libc::SYS_mmap, [0, 4096, executable, anonymous, -1, 0]));
+    attempt("make memory executable", call(libc::SYS_mprotect, [0, 0, executable, 0, 0, 0]));
+    let changing = (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC).into();
+    attempt("map code that can be changed", call(libc::SYS_mmap, [0, 4096, changing, libc::MAP_PRIVATE.into(), -1, 0]));
+    attempt("simulate terminal input", call(libc::SYS_ioctl, [0, libc::TIOCSTI as c_long, 0, 0, 0, 0]));
+    attempt("mount", call(libc::SYS_mount, [0; 6]));
+    attempt("unmount", call(libc::SYS_umount2, [0; 6]));
+    attempt("enter a namespace", call(libc::SYS_unshare, [libc::CLONE_NEWUSER.into(), 0, 0, 0, 0, 0]));
+    attempt("open by handle", call(libc::SYS_open_by_handle_at, [0; 6]));
+    attempt("change the root", nix::unistd::chroot(dir).map_err(io::Error::from));
+    attempt("use io_uring", call(libc::SYS_io_uring_setup, [1, 0, 0, 0, 0, 0]));
+    attempt("use bpf", call(libc::SYS_bpf, [0; 6]));
+    attempt("use kernel keys", call(libc::SYS_keyctl, [0; 6]));
+    attempt("open performance counters", call(libc::SYS_perf_event_open, [0; 6]));
+    attempt("hang up the terminal", call(libc::SYS_vhangup, [0; 6]));
+    attempts
+}
+
+#[test]
+fn only_what_fetching_needs_is_allowed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    fs::create_dir(path("cache")).unwrap();
+    fs::create_dir(path("certs")).unwrap();
+    for file in ["token", "certs/ca.pem", "outside", "log", "cache/old"] {
+        fs::write(path(file), if file == "log" { "" } else { "bytes" }).unwrap();
+    }
+    fs::copy("/bin/true", path("cache/program")).unwrap();
+    symlink("../outside", path("cache/link")).unwrap();
+    let _socket = UnixDatagram::bind(path("socket")).unwrap();
+    let listening = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listening.local_addr().unwrap().port();
+    let Some(report) = run_inside("inside_fetching", dir.path(), port) else { return };
+    let attempts: Vec<(&str, &str)> = report.lines().filter_map(|line| line.split_once(": ")).collect();
+    let attempts: Vec<_> =
+        attempts.into_iter().filter(|(name, _)| !["missing", "in force", "logged"].contains(name)).collect();
+    assert!(attempts.len() > 60, "{report}");
+    for (name, result) in attempts {
+        let is_refused = ["EACCES", "EPERM", "ENOSYS", "EXDEV", "EAFNOSUPPORT"].contains(&result);
+        assert!(if name.starts_with("may ") { result == "done" } else { is_refused }, "{name}: {result}");
+    }
+    // Looking for services of this machine, as libc does, is no reason for a message.
+    let logged: Vec<&str> = report.lines().filter(|line| line.starts_with("logged: ")).collect();
+    let said = |call: c_long| logged.iter().filter(|line| line.contains(&format!("system call {call} "))).count();
+    assert_eq!([libc::SYS_ptrace, libc::SYS_socket, libc::SYS_openat].map(said), [1, 1, 0], "{logged:#?}");
+    assert_eq!(fs::read(path("outside")).unwrap(), b"bytes");
+    let left: Vec<_> = fs::read_dir(path("cache")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left.len(), 3, "{left:?}");
+}
+
 #[test]
 fn only_what_the_daemon_needs_is_allowed() {
     let dir = tempfile::tempdir().unwrap();
@@ -252,28 +460,7 @@ fn only_what_the_daemon_needs_is_allowed() {
     fs::set_permissions(path("secret"), Permissions::from_mode(0o600)).unwrap();
     let _socket = UnixDatagram::bind(path("socket")).unwrap();
     let _listening = TcpListener::bind("127.0.0.1:0").unwrap();
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "inside", "--ignored", "--nocapture"])
-        .env(DIR, dir.path())
-        .output()
-        .unwrap();
-    let report = fs::read_to_string(path("log")).unwrap();
-    assert!(output.status.success(), "{output:?}\n{report}");
-    let lines = |prefix: &str| -> Vec<String> {
-        report.lines().filter_map(|line| line.strip_prefix(prefix).map(str::to_owned)).collect()
-    };
-    // The thread of the test harness runs before the sandbox is entered.
-    let missing = lines("missing: ");
-    let without = missing.iter().find(|missing| !missing.starts_with("1 other threads run already"));
-    if let Some(without) = without {
-        assert!(std::env::var_os("REQUIRE_FUSE").is_none_or(|value| value != "1"), "REQUIRE_FUSE=1, but {without}");
-        let _ = writeln!(io::stderr(), "skipped: {without}");
-        return;
-    }
-    let in_force = lines("in force: ").pop().unwrap();
-    let (landlock, rest) = in_force.split_once("), ").unwrap();
-    assert!(landlock.starts_with("Landlock (ABI "), "{in_force}");
-    assert_eq!(rest, "no new privileges, no capabilities, seccomp");
+    let Some(report) = run_inside("inside", dir.path(), 0) else { return };
     let allowed = [
         "read the source",
         "read behind a link",
@@ -305,7 +492,7 @@ fn only_what_the_daemon_needs_is_allowed() {
         assert!(expected.contains(&result), "{name}: {result}");
     }
     // Each refused call is logged once, although it was made by two threads.
-    let logged = lines("logged: ");
+    let logged: Vec<&str> = report.lines().filter_map(|line| line.strip_prefix("logged: ")).collect();
     for (call, times) in [
         (libc::SYS_execve, 1),
         (libc::SYS_prlimit64, 1),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 use weightfs::format::Mode;
 use weightfs::model::{self, Opened};
-use weightfs::source::{self, Entry, EntryKind, Failure, Listing, Location, Memory, Source, Stat, Tree};
+use weightfs::source::{self, Entry, EntryKind, FIRST_TREE, Failure, Listing, Location, Memory, Source, Stat, Tree};
 
 /// Files by their path, and whether they can be listed.
 #[derive(Debug)]
@@ -28,6 +28,14 @@ impl Files {
 impl Tree for Files {
     fn url(&self) -> &str {
         "hf://org/name"
+    }
+
+    fn device(&self) -> u64 {
+        FIRST_TREE
+    }
+
+    fn len(&self, path: &str) -> Option<u64> {
+        Some(self.0.get(path)?.len() as u64)
     }
 
     fn stat(&self) -> Stat {

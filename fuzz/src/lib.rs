@@ -11,9 +11,11 @@ pub mod header;
 #[path = "../../tests/headers/mod.rs"]
 mod headers;
 pub mod index;
+pub mod location;
 pub mod manifest;
 pub mod mount;
 pub mod names;
 pub mod ollama;
 pub mod options;
+pub mod protocol;
 mod shards;

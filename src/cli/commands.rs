@@ -1,12 +1,12 @@
 //! The arguments and help text of the commands that do not mount.
 
-use super::{location, number, pattern};
+use super::value::{number, parse_size};
+use super::{RemoteArgs, SourceArg, pattern, source};
 use bytesize::ByteSize;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
-use weightfs::source::Location;
 
 const LS_HELP: &str = "\
 Examples:
@@ -29,9 +29,9 @@ Exit status: 0 success, 1 failure or a PATTERN that matches no tensor, 2 usage e
 #[command(after_help = LS_HELP)]
 pub struct LsArgs {
     /// A .safetensors or .gguf file, the index of a sharded model (.safetensors.index.json), a dataset manifest
-    /// (dataset_manifest.json), or a directory with one or more models
-    #[arg(value_parser = location(), value_hint = ValueHint::AnyPath)]
-    pub source: Location,
+    /// (dataset_manifest.json), a directory with one or more models, or a URL as for `weightfs mount`
+    #[arg(value_parser = source(), value_hint = ValueHint::AnyPath)]
+    pub source: SourceArg,
 
     /// More sources, and patterns: if there are any, only tensors whose full name matches one of these globs are
     /// listed: * matches any characters, ? one character, [a-z] one of a set
@@ -69,21 +69,26 @@ pub struct LsArgs {
     /// List the valid tensors of a damaged file and report the rest, instead of failing
     #[arg(long)]
     pub lenient: bool,
+
+    #[command(flatten)]
+    pub remote: RemoteArgs,
 }
 
 /// An argument of `ls` after the first.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Operand {
     /// An existing file or directory.
-    Source(Location),
+    Source(SourceArg),
     /// A pattern for tensor names.
     Pattern(glob::Pattern),
 }
 
 fn operand() -> impl TypedValueParser<Value = Operand> {
     OsStringValueParser::new().try_map(|word| match word.to_str() {
-        Some(pattern) if Path::new(&word).symlink_metadata().is_err() => pattern::parse(pattern).map(Operand::Pattern),
-        _ => Ok(Operand::Source(PathBuf::from(word).into())),
+        Some(pattern) if !pattern.contains("://") && Path::new(&word).symlink_metadata().is_err() => {
+            pattern::parse(pattern).map(Operand::Pattern)
+        }
+        _ => SourceArg::parse(word).map(Operand::Source),
     })
 }
 
@@ -107,9 +112,9 @@ Exit status: 0 success, 1 failure, 2 usage error.";
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = INSPECT_HELP)]
 pub struct InspectArgs {
-    /// .safetensors or .gguf files, indexes, dataset manifests, or directories with one or more models
-    #[arg(required = true, value_name = "SOURCE", value_parser = location(), value_hint = ValueHint::AnyPath)]
-    pub sources: Vec<Location>,
+    /// .safetensors or .gguf files, indexes, dataset manifests, directories with one or more models, or URLs
+    #[arg(required = true, value_name = "SOURCE", value_parser = source(), value_hint = ValueHint::AnyPath)]
+    pub sources: Vec<SourceArg>,
 
     /// Show all shards, modules and metadata keys
     #[arg(short, long)]
@@ -122,6 +127,9 @@ pub struct InspectArgs {
     /// Describe the valid part of a damaged file and report the rest, instead of failing
     #[arg(long)]
     pub lenient: bool,
+
+    #[command(flatten)]
+    pub remote: RemoteArgs,
 }
 
 const ID_HELP: &str = "\
@@ -135,13 +143,16 @@ Exit status: 0 success, 1 failure, 2 usage error.";
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = ID_HELP)]
 pub struct IdArgs {
-    /// .safetensors or .gguf files, indexes, dataset manifests, or directories with one or more models
-    #[arg(required = true, value_name = "SOURCE", value_parser = location(), value_hint = ValueHint::AnyPath)]
-    pub sources: Vec<Location>,
+    /// .safetensors or .gguf files, indexes, dataset manifests, directories with one or more models, or URLs
+    #[arg(required = true, value_name = "SOURCE", value_parser = source(), value_hint = ValueHint::AnyPath)]
+    pub sources: Vec<SourceArg>,
 
     /// Print one JSON object per model
     #[arg(long)]
     pub json: bool,
+
+    #[command(flatten)]
+    pub remote: RemoteArgs,
 }
 
 const SUMMARY_HELP: &str = "\
@@ -155,9 +166,12 @@ Exit status: 0 success, 1 failure, 2 usage error.";
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = SUMMARY_HELP)]
 pub struct SummaryArgs {
-    /// .safetensors or .gguf files, indexes, dataset manifests, or directories with one or more models
-    #[arg(required = true, value_name = "SOURCE", value_parser = location(), value_hint = ValueHint::AnyPath)]
-    pub sources: Vec<Location>,
+    /// .safetensors or .gguf files, indexes, dataset manifests, directories with one or more models, or URLs
+    #[arg(required = true, value_name = "SOURCE", value_parser = source(), value_hint = ValueHint::AnyPath)]
+    pub sources: Vec<SourceArg>,
+
+    #[command(flatten)]
+    pub remote: RemoteArgs,
 }
 
 const CHECK_HELP: &str = "\
@@ -185,9 +199,9 @@ the check, or output that cannot be printed.";
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = CHECK_HELP)]
 pub struct CheckArgs {
-    /// .safetensors or .gguf files, indexes, dataset manifests, or directories with one or more models
-    #[arg(required = true, value_name = "SOURCE", value_parser = location(), value_hint = ValueHint::AnyPath)]
-    pub sources: Vec<Location>,
+    /// .safetensors or .gguf files, indexes, dataset manifests, directories with one or more models, or URLs
+    #[arg(required = true, value_name = "SOURCE", value_parser = source(), value_hint = ValueHint::AnyPath)]
+    pub sources: Vec<SourceArg>,
 
     /// Read all data and look for NaN, infinite values, and zeros in place of data
     #[arg(long)]
@@ -208,6 +222,9 @@ pub struct CheckArgs {
     /// Print one JSON object per model
     #[arg(long)]
     pub json: bool,
+
+    #[command(flatten)]
+    pub remote: RemoteArgs,
 }
 
 const DIFF_HELP: &str = "\
@@ -228,12 +245,12 @@ Exit status: 0 no differences, 1 differences, 2 failure or usage error.";
 #[command(after_help = DIFF_HELP)]
 pub struct DiffArgs {
     /// Old model, or directory of models; any SOURCE that `weightfs mount` accepts
-    #[arg(value_parser = location(), value_hint = ValueHint::AnyPath)]
-    pub a: Location,
+    #[arg(value_parser = source(), value_hint = ValueHint::AnyPath)]
+    pub a: SourceArg,
 
     /// New model, or directory of models
-    #[arg(value_parser = location(), value_hint = ValueHint::AnyPath)]
-    pub b: Location,
+    #[arg(value_parser = source(), value_hint = ValueHint::AnyPath)]
+    pub b: SourceArg,
 
     /// Compare the data too: report which tensors differ, in how many bits, and by how much
     #[arg(long)]
@@ -250,6 +267,9 @@ pub struct DiffArgs {
     /// Compare the valid tensors of damaged files and report the rest, instead of failing
     #[arg(long)]
     pub lenient: bool,
+
+    #[command(flatten)]
+    pub remote: RemoteArgs,
 }
 
 const METADATA_HELP: &str = "\
@@ -294,14 +314,16 @@ pub enum Action {
     /// Print the value of one KEY, or KEY=VALUE lines; lines begin with the path if there are several models
     Get {
         /// Any SOURCE that `weightfs mount` accepts
-        #[arg(value_parser = location(), value_hint = ValueHint::AnyPath)]
-        source: Location,
+        #[arg(value_parser = source(), value_hint = ValueHint::AnyPath)]
+        source: SourceArg,
         /// Keys to print [default: all]
         #[arg(value_name = "KEY")]
         keys: Vec<String>,
         /// Print a JSON object
         #[arg(long)]
         json: bool,
+        #[command(flatten)]
+        remote: RemoteArgs,
     },
     /// Set keys to values
     Set {
@@ -389,9 +411,9 @@ Exit status: 0 success, 1 failure, 2 usage error.";
 #[command(after_help = EXPORT_HELP)]
 pub struct ExportArgs {
     /// A .safetensors or .gguf file, the index of a sharded model (.safetensors.index.json), a dataset manifest
-    /// (dataset_manifest.json), or a directory with one or more models
-    #[arg(value_parser = location(), value_hint = ValueHint::AnyPath)]
-    pub source: Location,
+    /// (dataset_manifest.json), a directory with one or more models, or a URL as for `weightfs mount`
+    #[arg(value_parser = source(), value_hint = ValueHint::AnyPath)]
+    pub source: SourceArg,
 
     /// File to write, existing directory to write it to, or - for standard output; for several models or --shard-size,
     /// a new or empty directory
@@ -426,6 +448,9 @@ pub struct ExportArgs {
     /// Export the valid tensors of a damaged file and report the rest, instead of failing
     #[arg(long)]
     pub lenient: bool,
+
+    #[command(flatten)]
+    pub remote: RemoteArgs,
 }
 
 /// The dtypes of `export --dtype`.
@@ -456,17 +481,25 @@ impl Format {
     }
 }
 
-fn parse_size(text: &str) -> Result<ByteSize, String> {
-    match text.parse() {
-        Ok(ByteSize(0)) => Err("must be more than 0 bytes".into()),
-        size => size,
-    }
-}
-
 /// The allowed alignments in bytes: from 8, which the official writer uses, to 64 MiB, more than a huge page of 2 MiB.
 const ALIGN: RangeInclusive<u64> = 8..=1 << 26;
 
 fn parse_align(text: &str) -> Result<u64, String> {
     let align = text.parse().ok().filter(|align: &u64| align.is_power_of_two() && ALIGN.contains(align));
     align.ok_or_else(|| format!("not a power of two from {} to {}", ALIGN.start(), ALIGN.end()))
+}
+
+const STATUS_HELP: &str = "\
+FETCHED, REQUESTS and SPEED are what a mount of a URL has fetched since it was mounted. HITS is the
+share of the bytes that were read for which nobody had to wait.
+
+Exit status: 0 success, 1 failure, 2 usage error.";
+
+/// The arguments of `status`.
+#[derive(Args, Debug, PartialEq)]
+#[command(after_help = STATUS_HELP)]
+pub struct StatusArgs {
+    /// Print a JSON object with exact numbers
+    #[arg(long)]
+    pub json: bool,
 }

@@ -257,10 +257,12 @@ mod tests {
         for line in ["a ", "mount a ", "-v a ", "--uid 5 a ", "-fo ro a "] {
             assert_eq!(of(line).2, Others::Directories, "{line:?}");
         }
-        for line in ["a b ", "ls --depth ", "metadata get a ", "diff a b ", "--nosuch="] {
+        for line in ["a b ", "ls --depth ", "metadata get a ", "diff a b ", "cache list ", "--nosuch="] {
             assert_eq!(of(line), (String::new(), vec![], Others::Nothing), "{line:?}");
         }
         assert_eq!(of("metadata ").1, ["get", "set", "remove", "clear", "help"]);
+        assert_eq!(of("cache ").1, ["list", "prune", "clear", "help"]);
+        assert_eq!(of("cache prune --").1, ["--dry-run", "--help", "--json", "--older-than", "--size"]);
         assert!(of("help ").1.contains(&"metadata".to_owned()));
     }
 

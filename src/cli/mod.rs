@@ -1,23 +1,27 @@
 //! The command line: its options and help text. Also translates `-o` options, as in fstab, and the arguments that
 //! mount(8) passes to its helpers.
 
+mod cache;
 mod commands;
 pub mod complete;
 pub mod pattern;
+mod source;
+mod value;
 
-use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
-use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use weightfs::source::Location;
+use value::number;
 use weightfs::text;
 use weightfs::view::{self, Shown};
 
+pub use cache::*;
 pub use commands::*;
+use source::source;
+pub use source::{RemoteArgs, SourceArg};
 
 /// A parsed command line.
 pub struct Invocation {
@@ -57,6 +61,7 @@ const AFTER_HELP: &str = "\
 Examples:
   weightfs model.safetensors            mount on ./model, which is created
   weightfs model.safetensors /mnt       mount on /mnt
+  weightfs hf://org/model /mnt          mount a model of the Hugging Face Hub without downloading it
   ls -l model/tensors                   every tensor is a file
   weightfs umount model                 unmount; removes ./model if it was created
   weightfs umount --all                 unmount all models
@@ -87,6 +92,8 @@ pub enum Command {
     Mount(MountArgs),
     /// Unmount a model
     Umount(UmountArgs),
+    /// List the mounts, and what those of remote sources have fetched
+    Status(StatusArgs),
     /// List tensors
     Ls(LsArgs),
     /// Describe models: format, size, dtypes, modules, shards and metadata
@@ -103,6 +110,8 @@ pub enum Command {
     Metadata(MetadataArgs),
     /// Write a model to one or more files, in its own format or as safetensors
     Export(ExportArgs),
+    /// List or remove what was fetched from remote sources
+    Cache(CacheArgs),
     /// Write the manual page and shell completions below DIR
     #[command(hide = true)]
     WriteDocs {
@@ -118,13 +127,56 @@ pub enum Command {
     },
 }
 
+impl Command {
+    /// The arguments that are paths of this machine: mount points, and files that are written.
+    fn paths(&self) -> Vec<&Path> {
+        match self {
+            Self::Mount(args) => args.mountpoint.iter().map(PathBuf::as_path).collect(),
+            Self::Umount(args) => args.mountpoints.iter().map(PathBuf::as_path).collect(),
+            Self::Export(args) => vec![&args.out],
+            Self::Metadata(MetadataArgs { action }) => match action {
+                Action::Get { .. } => Vec::new(),
+                Action::Set { file, options, .. }
+                | Action::Remove { file, options, .. }
+                | Action::Clear { file, options } => {
+                    std::iter::once(file).chain(&options.out).map(PathBuf::as_path).collect()
+                }
+            },
+            _ => Vec::new(),
+        }
+    }
+
+    /// The SOURCE arguments.
+    pub fn sources(&self) -> Vec<&SourceArg> {
+        match self {
+            Self::Mount(args) => vec![&args.source],
+            Self::Ls(args) => {
+                let more = args.more.iter().filter_map(|operand| match operand {
+                    Operand::Source(source) => Some(source),
+                    Operand::Pattern(_) => None,
+                });
+                std::iter::once(&args.source).chain(more).collect()
+            }
+            Self::Inspect(args) => args.sources.iter().collect(),
+            Self::Id(args) => args.sources.iter().collect(),
+            Self::Summary(args) => args.sources.iter().collect(),
+            Self::Check(args) => args.sources.iter().collect(),
+            Self::Diff(args) => vec![&args.a, &args.b],
+            Self::Metadata(MetadataArgs { action: Action::Get { source, .. } }) => vec![source],
+            Self::Export(args) => vec![&args.source],
+            _ => Vec::new(),
+        }
+    }
+}
+
 /// The arguments of `mount`.
 #[derive(Args, Debug, PartialEq)]
 pub struct MountArgs {
     /// A .safetensors or .gguf file, the index of a sharded model (.safetensors.index.json), a dataset manifest
-    /// (dataset_manifest.json), or a directory with one or more models, such as an Ollama store
-    #[arg(value_parser = location(), value_hint = ValueHint::AnyPath)]
-    pub source: Location,
+    /// (dataset_manifest.json), a directory with one or more models, such as an Ollama store, or a URL: hf://,
+    /// https://, s3://, gs:// or az://
+    #[arg(value_parser = source(), value_hint = ValueHint::AnyPath)]
+    pub source: SourceArg,
 
     /// Empty directory to mount on [default: ./NAME, named after SOURCE; created if missing, then removed at unmount]
     #[arg(value_hint = ValueHint::DirPath)]
@@ -211,6 +263,9 @@ pub struct MountArgs {
     /// mount
     #[arg(long, hide = true, value_name = "OPTIONS", requires = "mountpoint")]
     pub remount: Option<String>,
+
+    #[command(flatten)]
+    pub remote: RemoteArgs,
 }
 
 /// The arguments of `umount`.
@@ -317,10 +372,17 @@ pub fn read(mut args: Vec<OsString>, helper: bool, from_mount: bool) -> Result<C
         let missing = || Cli::command().error(ErrorKind::MissingRequiredArgument, "name a SOURCE to mount");
         cli.command.or(cli.mount.map(Command::Mount)).ok_or_else(missing)
     });
-    command.map_err(|error| match error.use_stderr() {
-        true => NoCommand::Usage(one_line(&error.to_string())),
+    let command = command.map_err(|error| match error.use_stderr() {
+        true => NoCommand::Usage(source::without_secrets(&one_line(&error.to_string()))),
         false => NoCommand::Text(error),
-    })
+    })?;
+    match command.paths().into_iter().find(|path| path.to_str().is_some_and(source::is_url)) {
+        Some(url) => {
+            let message = format!("{}: a path is needed here; only sources can be URLs", url.display());
+            Err(NoCommand::Usage(source::without_secrets(&message)))
+        }
+        None => Ok(command),
+    }
 }
 
 /// The first paragraph of a clap error in one line, without the prefix `error:`. Usage and tips follow in other
@@ -381,9 +443,10 @@ fn is_command(word: &OsStr) -> bool {
 const HELP: &str = "help";
 
 /// Each command, and words that may be meant for it.
-const MISTAKEN: [(&str, &[&str]); 12] = [
+const MISTAKEN: [(&str, &[&str]); 14] = [
     ("mount", &[]),
     ("umount", &["unmount", "eject", "detach"]),
+    ("status", &["mounts", "mounted"]),
     ("ls", &["list", "tensors", "names"]),
     ("inspect", &["info", "show", "describe", "view", "stat"]),
     ("id", &["hash", "fingerprint"]),
@@ -392,6 +455,7 @@ const MISTAKEN: [(&str, &[&str]); 12] = [
     ("diff", &["compare", "cmp"]),
     ("metadata", &["meta", "get", "set", "remove", "clear"]),
     ("export", &["convert", "save", "copy", "cp", "extract", "merge"]),
+    ("cache", &["prune", "purge"]),
     (HELP, &["man", "usage"]),
     ("--version", &["version"]),
 ];
@@ -527,11 +591,6 @@ fn run_by_mount() -> bool {
     [parent, grandparent].iter().any(|status| field(status, "Name:").as_deref() == Some("mount"))
 }
 
-/// Parses the path of a model.
-fn location() -> impl TypedValueParser<Value = Location> {
-    PathBufValueParser::new().map(Location::from)
-}
-
 fn views_help() -> String {
     let mut names = view::names();
     names.sort_unstable();
@@ -542,15 +601,6 @@ fn views_help() -> String {
 /// `-o views=tensors:tree`.
 fn parse_views(names: &str) -> Result<Shown, String> {
     view::shown(names.split([',', ':'])).map_err(|error| error.to_string())
-}
-
-/// Parses a whole number in `range`.
-fn number<T: TryFrom<u64>>(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<T, String> + Clone {
-    move |text| {
-        let number = text.parse().ok().filter(|number| range.contains(number));
-        let number = number.and_then(|number| T::try_from(number).ok());
-        number.ok_or_else(|| format!("not a whole number from {} to {}", range.start(), range.end()))
-    }
 }
 
 fn parse_umask(mask: &str) -> Result<u16, String> {

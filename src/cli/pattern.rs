@@ -1,8 +1,8 @@
 //! Glob patterns for tensor names. A name is not a path, so `*` matches dots and slashes too.
 
 use glob::Pattern;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use weightfs::source::Location;
 use weightfs::text::quote;
 
 /// Parses a pattern of the command line.
@@ -53,8 +53,8 @@ impl<'a> Wanted<'a> {
 }
 
 /// The error for a pattern that has matched nothing in `sources`.
-pub fn unmatched(sources: &[Location], pattern: &str) -> String {
-    let first = sources.first().map(Location::to_string).unwrap_or_default();
+pub fn unmatched<S: fmt::Display>(sources: &[S], pattern: &str) -> String {
+    let first = sources.first().map(S::to_string).unwrap_or_default();
     let more = if sources.len() > 1 { format!(" and {} more", sources.len() - 1) } else { String::new() };
     format!("{first}{more}: no tensor matches {}", quote(pattern))
 }

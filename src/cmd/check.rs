@@ -21,7 +21,7 @@ const TROUBLE: u8 = 2;
 /// read.
 pub fn run(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     let done = to_stdout(|out| {
-        let models = Models::find(&args.sources, out)?;
+        let models = Models::find(&args.sources, &args.remote, out)?;
         let mut code = if models.failed { TROUBLE } else { 0 };
         for location in &models.files {
             match check(location, args) {

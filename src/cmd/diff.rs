@@ -1,7 +1,7 @@
 //! `weightfs diff`: compares two models, or two directories of models.
 
 use crate::cli::DiffArgs;
-use crate::models;
+use crate::models::{self, Locator};
 use crate::process::logging::complain;
 use crate::terminal::comparison::{self, Compared, Comparison};
 use crate::terminal::output::{Output, pretty, to_stdout};
@@ -43,13 +43,16 @@ pub fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
 /// Whether nothing differs, and the text of the report.
 fn compare(args: &DiffArgs, out: &Output) -> anyhow::Result<(bool, String)> {
     let mode = models::mode(args.lenient);
-    match (models::any(&args.a, mode)?, models::any(&args.b, mode)?) {
+    models::prepare()?;
+    let mut locator = Locator::new(&args.remote);
+    let (at_a, at_b) = (&locator.locate(&args.a)?, &locator.locate(&args.b)?);
+    match (models::any(at_a, mode)?, models::any(at_b, mode)?) {
         (Opened::Model(a), Opened::Model(b)) => {
-            compare_models((&args.a, &a), (&args.b, &b), args, |report| render(report, args, out))
+            compare_models((at_a, &a), (at_b, &b), args, |report| render(report, args, out))
         }
-        (Opened::Catalog(a), Opened::Catalog(b)) => compare_catalogs(&a, &b, args, out),
-        (Opened::Catalog(catalog), _) => bail!("{}", models::several(&args.a, &catalog)),
-        (_, Opened::Catalog(catalog)) => bail!("{}", models::several(&args.b, &catalog)),
+        (Opened::Catalog(a), Opened::Catalog(b)) => compare_catalogs((at_a, &a), (at_b, &b), args, out),
+        (Opened::Catalog(catalog), _) => bail!("{}", models::several(at_a, &catalog)),
+        (_, Opened::Catalog(catalog)) => bail!("{}", models::several(at_b, &catalog)),
     }
 }
 
@@ -75,7 +78,12 @@ fn compare_models<T>(
 }
 
 /// Compares two directories of models: each model with the one that has the same path in a mount.
-fn compare_catalogs(a: &Catalog, b: &Catalog, args: &DiffArgs, out: &Output) -> anyhow::Result<(bool, String)> {
+fn compare_catalogs(
+    (at_a, a): (&Location, &Catalog),
+    (at_b, b): (&Location, &Catalog),
+    args: &DiffArgs,
+    out: &Output,
+) -> anyhow::Result<(bool, String)> {
     let (paths_a, paths_b) = (a.paths(), b.paths());
     let only = |some: &BTreeMap<PathBuf, ModelId>, other: &BTreeMap<PathBuf, ModelId>| -> Vec<String> {
         let paths = some.keys().filter(|path| !other.contains_key(*path));
@@ -85,7 +93,7 @@ fn compare_catalogs(a: &Catalog, b: &Catalog, args: &DiffArgs, out: &Output) -> 
     let (mut alike, mut texts, mut reports) = (0, Vec::new(), BTreeMap::new());
     for (path, id_a) in &paths_a {
         let Some(id_b) = paths_b.get(path) else { continue };
-        let (path_a, path_b) = (args.a.join(path), args.b.join(path));
+        let (path_a, path_b) = (at_a.join(path), at_b.join(path));
         let (model_a, model_b) = (models::in_catalog(a, *id_a, &path_a)?, models::in_catalog(b, *id_b, &path_b)?);
         let render_one = |report: &Comparison| match args.json {
             true => Ok((String::new(), serde_json::to_value(report)?)),

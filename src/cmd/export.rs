@@ -35,8 +35,10 @@ const SHARDS_MAX: usize = 10_000;
 
 /// Writes a model as one file or as several.
 pub fn run(args: &ExportArgs) -> anyhow::Result<ExitCode> {
-    let job = Job { args, wanted: Wanted::new(&args.only), interrupted: Interrupted::watch()? };
-    written(match models::any(&args.source, models::mode(args.lenient))? {
+    let source = models::locate(&args.source, &args.remote)?;
+    let opened = models::any(&source, models::mode(args.lenient))?;
+    let job = Job { args, source, wanted: Wanted::new(&args.only), interrupted: Interrupted::watch()? };
+    written(match opened {
         Opened::Model(model) => job.one(&Arc::new(*model)),
         Opened::Catalog(catalog) => job.several(&catalog),
     })
@@ -45,13 +47,14 @@ pub fn run(args: &ExportArgs) -> anyhow::Result<ExitCode> {
 /// An export in progress.
 struct Job<'a> {
     args: &'a ExportArgs,
+    source: Location,
     wanted: Wanted<'a>,
     interrupted: Interrupted,
 }
 
 impl Job<'_> {
     fn one(self, model: &Arc<Model>) -> anyhow::Result<()> {
-        let (source, out) = (&self.args.source, &self.args.out);
+        let (source, out) = (&self.source, &self.args.out);
         let is_dir = out.is_dir() && !is_stdout(out);
         let named = if is_dir || self.args.shard_size.is_some() { None } else { named_format(out) };
         let format = self.format(model, named, source)?;
@@ -150,7 +153,7 @@ impl Job<'_> {
         }
         // A layer of an Ollama model is stored under its hash, and an export may have another one.
         if model.kind() != Kind::File {
-            bail!("{}: part of the source {}; name another file", path.display(), self.args.source);
+            bail!("{}: part of the source {}; name another file", path.display(), self.source);
         }
         if self.args.dtype.is_some() || model.format() == gguf::NAME && format != Format::Gguf {
             bail!("{}: the source itself, which would be converted; name another file", path.display());
@@ -172,7 +175,7 @@ impl Job<'_> {
     /// Fails if a pattern has matched no tensor.
     fn all_matched(&self) -> anyhow::Result<()> {
         match self.wanted.unmatched().first() {
-            Some(pattern) => bail!("{}", unmatched(slice::from_ref(&self.args.source), pattern)),
+            Some(pattern) => bail!("{}", unmatched(slice::from_ref(&self.source), pattern)),
             None => Ok(()),
         }
     }
@@ -215,7 +218,7 @@ impl Job<'_> {
             };
             let tensors = self.choose(&model);
             if !is_empty(&tensors) {
-                let source = self.args.source.join(&path);
+                let source = self.source.join(&path);
                 let format = self.format(&model, None, &source)?;
                 sum = sum.saturating_add(self.measure(&model, &tensors, format, &source)?);
             }
@@ -226,7 +229,7 @@ impl Job<'_> {
     fn write_each(&self, catalog: &Catalog, into: &OutputDir, progress: &Progress) -> anyhow::Result<()> {
         let mut readable = false;
         for (path, id) in catalog.paths() {
-            let source = self.args.source.join(&path);
+            let source = self.source.join(&path);
             let model = match models::in_catalog(catalog, id, &source) {
                 // The other models are still written.
                 Err(error) if self.args.lenient => {
@@ -253,7 +256,7 @@ impl Job<'_> {
             model.verify()?;
         }
         if !readable {
-            bail!("{}: no model in it can be read", self.args.source);
+            bail!("{}: no model in it can be read", self.source);
         }
         Ok(())
     }

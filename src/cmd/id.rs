@@ -13,7 +13,7 @@ use weightfs::model::Model;
 /// Prints the identity of each model.
 pub fn run(args: &IdArgs) -> anyhow::Result<ExitCode> {
     to_stdout(|out| {
-        let models = Models::find(&args.sources, out)?;
+        let models = Models::find(&args.sources, &args.remote, out)?;
         let several = models.files.len() > 1;
         models.each(Mode::Header, out, |model, location, out| {
             let Identity { hash, tensors, metadata } = Identity::of(model);

@@ -31,7 +31,7 @@ const KEY_MAX: usize = 40;
 /// Describes each model.
 pub fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
     to_stdout(|out| {
-        let models = Models::find(&args.sources, out)?;
+        let models = Models::find(&args.sources, &args.remote, out)?;
         models.each(mode(args.lenient), out, |model, location, out| {
             let breakdown = Breakdown::of(model, model.listed().iter(), 1);
             if args.json {

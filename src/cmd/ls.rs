@@ -28,7 +28,7 @@ pub fn run(args: &LsArgs) -> Result<ExitCode> {
                 Operand::Pattern(pattern) => patterns.push(pattern.clone()),
             }
         }
-        let models = Models::find(&sources, out)?;
+        let models = Models::find(&sources, &args.remote, out)?;
         let several = models.files.len() > 1 || sources.len() > 1;
         let wanted = Wanted::new(&patterns);
         let mut opened = false;

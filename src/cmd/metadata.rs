@@ -33,7 +33,7 @@ type Pairs = BTreeMap<String, Value>;
 /// Reads or changes metadata.
 pub fn run(args: &MetadataArgs) -> anyhow::Result<ExitCode> {
     match &args.action {
-        Action::Get { source, keys, json } => get(source, keys, *json),
+        Action::Get { source, keys, json, remote } => get(&models::locate(source, remote)?, keys, *json),
         Action::Set { file, pairs, options } => {
             let pairs = read_pairs(pairs)?;
             edit(file, options, |model| {

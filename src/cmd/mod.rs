@@ -1,5 +1,7 @@
 //! The commands, one per file.
 
+#[cfg(feature = "remote")]
+pub mod cache;
 pub mod check;
 pub mod complete_words;
 pub mod diff;
@@ -9,6 +11,7 @@ pub mod inspect;
 pub mod ls;
 pub mod metadata;
 pub mod mount;
+pub mod status;
 pub mod summary;
 pub mod umount;
 pub mod write_docs;

@@ -1,7 +1,7 @@
 //! `weightfs mount`: the steps of mounting and unmounting a model, in their order.
 
 use crate::cli::MountArgs;
-use crate::models;
+use crate::models::{self, Locator};
 use crate::process::daemon::{self, Forked};
 use crate::process::logging::{self, reason};
 use crate::process::mounts::{self, Mount, MountRequest};
@@ -117,12 +117,15 @@ fn serve(args: &MountArgs, signals: SigSet, readiness: Option<daemon::Readiness>
     limits::limit_arenas();
     // The sandbox allows no access to the control group.
     let memory = limits::memory();
-    let (superblock, sandbox) = open(args)?;
-    let source = args.source.absolute()?;
+    let mut locator = Locator::new(&args.remote).without_sandbox(args.no_sandbox);
+    let located = locator.locate(&args.source)?;
+    let (superblock, sandbox) = open(args, &located)?;
+    let superblock = locator.show_traffic(superblock);
+    let source = located.absolute()?;
     let fsname = args.fsname.clone().unwrap_or_else(|| source.to_string());
     // The kernel does not escape control characters in /proc/mounts, except white space.
     let fsname = printable(&fsname);
-    let mountpoint = Mountpoint::prepare(args, &mut at_once)?;
+    let mountpoint = Mountpoint::prepare(args, &located, &mut at_once)?;
     if args.fake {
         return Ok(ExitCode::SUCCESS);
     }
@@ -151,13 +154,14 @@ fn serve(args: &MountArgs, signals: SigSet, readiness: Option<daemon::Readiness>
         true => keep_messages(&recent, &mounted_line),
         false => String::new(),
     };
-    enter(sandbox);
+    locator.enter(|| enter(sandbox))?;
     // All threads that keep running are started after this, so they are in the sandbox.
     let session = Session::new(superblock, device, serving, watch).context("the handshake with the kernel failed")?;
     if let Some(file) = read_ahead {
         set_read_ahead(file);
     }
-    unmount_on_signal(signals, mounted.0.clone())?;
+    let log_traffic = locator.log_traffic(&source);
+    unmount_on_signal(signals, mounted.0.clone(), log_traffic.clone())?;
     let path = mounted.0.path.display();
     log::info!("{mounted_line}");
     match readiness {
@@ -166,10 +170,11 @@ fn serve(args: &MountArgs, signals: SigSet, readiness: Option<daemon::Readiness>
             logging::leave_terminal();
         }
         None => {
-            say(&printable(&format!("{} is mounted on {path}; Ctrl-C unmounts it", args.source)));
+            say(&printable(&format!("{} is mounted on {path}; Ctrl-C unmounts it", located)));
         }
     }
     session.run().context("lost the connection to the kernel")?;
+    log_traffic();
     log::info!("{path}: unmounted");
     Ok(ExitCode::SUCCESS)
 }
@@ -196,12 +201,12 @@ fn enter(sandbox: Option<Sandbox>) {
 
 /// Opens the model or models, and prepares the sandbox. Preparing it opens all paths that may be read later. This must
 /// happen before the mount exists, because a link to a model may lead into the mount.
-fn open(args: &MountArgs) -> anyhow::Result<(Superblock, Option<Sandbox>)> {
-    let opened = model::open(&args.source, models::mode(args.lenient))?;
+fn open(args: &MountArgs, source: &Location) -> anyhow::Result<(Superblock, Option<Sandbox>)> {
+    let opened = model::open(source, models::mode(args.lenient))?;
     match &opened {
-        Opened::Model(model) => model.report_mount(&args.source),
+        Opened::Model(model) => model.report_mount(source),
         Opened::Catalog(catalog) => {
-            let (source, models) = (&args.source, catalog.models().len());
+            let models = catalog.models().len();
             log::info!("{source}: a snapshot of the directory, models: {models}; files added later will not appear");
         }
     }
@@ -209,7 +214,10 @@ fn open(args: &MountArgs) -> anyhow::Result<(Superblock, Option<Sandbox>)> {
     let sandbox = (!args.no_sandbox).then(|| Sandbox::new(&opened.reads(), device));
     let ownership = Ownership { uid: args.uid, gid: args.gid, umask: args.umask.unwrap_or(0) };
     let superblock = Superblock::new(opened, args.views.unwrap_or_default(), ownership)
-        .with_context(|| format!("{}: a model without files", args.source))?;
+        .with_context(|| format!("{source}: a model without files"))?;
+    if source.path().is_none() {
+        superblock.open_all();
+    }
     Ok((superblock, sandbox))
 }
 
@@ -243,10 +251,10 @@ struct Mountpoint {
 
 impl Mountpoint {
     /// Finds or creates the directory. Stops `at_once` before it creates one. Fails if a mount there would hide files.
-    fn prepare(args: &MountArgs, at_once: &mut EndAtOnce) -> anyhow::Result<Self> {
+    fn prepare(args: &MountArgs, source: &Location, at_once: &mut EndAtOnce) -> anyhow::Result<Self> {
         let wanted = match &args.mountpoint {
             Some(path) => path.clone(),
-            None => default_mountpoint(&args.source)?,
+            None => default_mountpoint(source)?,
         };
         while mounts::is_dead(&wanted) {
             let path = mounts::resolve(&wanted)?;
@@ -275,11 +283,11 @@ impl Mountpoint {
             path => path.with_context(|| wanted.display().to_string())?,
         };
         let mountpoint = Self { path, made };
-        mountpoint.check(args, &wanted)?;
+        mountpoint.check(args, source, &wanted)?;
         Ok(mountpoint)
     }
 
-    fn check(&self, args: &MountArgs, wanted: &Path) -> anyhow::Result<()> {
+    fn check(&self, args: &MountArgs, source: &Location, wanted: &Path) -> anyhow::Result<()> {
         let shown = wanted.display();
         if !args.nonempty
             && let Some(mount) = mounts::mounted_at(&self.path)?.filter(|mount| mount.fstype == mounts::TYPE)
@@ -288,17 +296,17 @@ impl Mountpoint {
             bail!("{shown}: already mounted here: {source} (unmount: weightfs umount {})", shell_word(wanted));
         }
         // A layer of an Ollama manifest has a location below that of the manifest, which is a file.
-        let source = args.source.canonical().or_else(|_| args.source.parent().canonical());
-        let source = source.with_context(|| args.source.to_string())?;
-        let hides_source = source.path().is_some_and(|source| source.starts_with(&self.path));
+        let real = source.canonical().or_else(|_| source.parent().canonical());
+        let real = real.with_context(|| source.to_string())?;
+        let hides_source = real.path().is_some_and(|real| real.starts_with(&self.path));
         // Without a MOUNTPOINT, the user did not choose the directory that is in the way.
         let hint = args.mountpoint.is_none().then(|| {
-            let source = args.source.path().map_or_else(|| args.source.to_string(), shell_word);
+            let source = source.path().map_or_else(|| source.to_string(), shell_word);
             format!("give an empty directory as MOUNTPOINT (`weightfs {source} MOUNTPOINT`)")
         });
         match (&hint, hides_source) {
-            (Some(hint), true) => bail!("{}: {hint}: the default, ./{shown}, would hide the source", args.source),
-            (None, true) => bail!("{}: lies inside the mount point {shown}, which would hide it", args.source),
+            (Some(hint), true) => bail!("{source}: {hint}: the default, ./{shown}, would hide the source"),
+            (None, true) => bail!("{source}: lies inside the mount point {shown}, which would hide it"),
             (_, false) => {}
         }
         let entries = std::fs::read_dir(&self.path);
@@ -411,8 +419,13 @@ impl Connection {
 }
 
 /// Starts a thread that waits for one of `signals`, unmounts and ends the program. The session does not always end by
-/// itself: the mount may be detached but in use, or may also exist in another mount namespace.
-fn unmount_on_signal(signals: SigSet, mount: Arc<Connection>) -> anyhow::Result<()> {
+/// itself: the mount may be detached but in use, or may also exist in another mount namespace. `at_end` is called
+/// before the program ends.
+fn unmount_on_signal(
+    signals: SigSet,
+    mount: Arc<Connection>,
+    at_end: impl Fn() + Send + 'static,
+) -> anyhow::Result<()> {
     let wait = move || {
         let path = mount.path.display();
         while let Ok(signal) = signals.wait() {
@@ -422,6 +435,7 @@ fn unmount_on_signal(signals: SigSet, mount: Arc<Connection>) -> anyhow::Result<
                     if in_use {
                         log::warn!("{path}: was in use and is detached; its users get errors from now on");
                     }
+                    at_end();
                     std::process::exit(0);
                 }
                 // The daemon keeps serving, because the mount would be dead otherwise. The next signal tries again.

@@ -13,7 +13,7 @@ use weightfs::text::printable;
 /// Prints one line for each model.
 pub fn run(args: &SummaryArgs) -> anyhow::Result<ExitCode> {
     to_stdout(|out| {
-        let models = Models::find(&args.sources, out)?;
+        let models = Models::find(&args.sources, &args.remote, out)?;
         let several = models.files.len() > 1;
         models.each(Mode::Header, out, |model, location, out| {
             let Identity { hash, tensors, metadata } = Identity::of(model);

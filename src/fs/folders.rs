@@ -3,15 +3,16 @@
 use super::attr::{Attr, DOTS, Dentry, Error, FileKind, Ino, Owner, Ownership, ROOT, SECTOR, Statfs};
 use super::ino;
 use super::volume::{self, Volume};
-use crate::content::{Content, Key, Need, Request, Wait};
+use crate::content::{Content, Data, Extent, Generated, Key, Need, Request, Segment, Wait};
 use crate::model::{self, Catalog, Folder, FolderId, Item, ModelId, Refusal};
-use crate::source::{self, Location};
+use crate::source::{self, Location, Source};
 use crate::text::message;
 use crate::threads;
 use crate::view::{Results, Shown};
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsStr;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -31,6 +32,8 @@ pub(super) struct Folders {
     ownership: Ownership,
     models: Vec<Slot>,
     results: Arc<Results>,
+    /// The files that are not models, by their number as links. Empty until they are read.
+    others: Vec<Arc<OnceLock<Arc<dyn Source>>>>,
     /// The folders whose changes were logged, or are not to be logged.
     changed: Mutex<HashSet<FolderId>>,
 }
@@ -67,6 +70,8 @@ enum Node<'f> {
     Folder(FolderId, &'f Folder),
     /// A link to a file that is not a model.
     Link(usize),
+    /// A file that is not a model, and not on this machine: its number as a link, and its size in bytes.
+    Remote(usize, u64),
     /// An error file: its text and its owner.
     Error(Cow<'f, str>, Owner),
 }
@@ -74,8 +79,17 @@ enum Node<'f> {
 impl Folders {
     pub fn new(catalog: Catalog, shown: Shown, ownership: Ownership) -> Self {
         let models = catalog.models().map(|_| Slot::default()).collect();
+        let others = catalog.links().iter().map(|_| Arc::default()).collect();
         let (results, changed) = Default::default();
-        Self { catalog, shown, ownership, models, results, changed }
+        Self { catalog, shown, ownership, models, results, others, changed }
+    }
+
+    /// Reads the headers of all models, so that no reader has to wait for them later. If one cannot be read, it is
+    /// tried again when it is needed.
+    pub fn open_all(&self) {
+        let models: Vec<ModelId> = self.catalog.models().collect();
+        models.iter().for_each(|model| source::announce(self.catalog.model(*model)));
+        threads::map(models.len(), |at| self.check(models[at], &Request::WAIT).is_ok());
     }
 
     /// The model whose root has this complete inode number, if it is the root of a model.
@@ -182,6 +196,7 @@ impl Folders {
                 let root = self.owner(FolderId::new(0))?;
                 Ok(Attr { kind: FileKind::Link, perm: 0o777, ..root.file(ino, size, 0) })
             }
+            Node::Remote(_, size) => Ok(self.owner(FolderId::new(0))?.file(ino, size, size.div_ceil(SECTOR))),
             Node::Error(text, owner) => Ok(owner.file(ino, text.len() as u64 + 1, 1)),
         }
     }
@@ -273,8 +288,33 @@ impl Folders {
         match self.node(ino)? {
             Node::Folder(..) => Err(Error::IsADirectory),
             Node::Link(_) => Err(Error::NoEntry),
+            Node::Remote(number, len) => Ok(self.other(number, len)),
             Node::Error(text, _) => Ok(Content::literal(format!("{text}\n").into_bytes())),
         }
+    }
+
+    /// The content of a file that is not a model. It is opened when it is read.
+    fn other(&self, number: usize, len: u64) -> Content {
+        let (opened, location) = (self.others[number].clone(), self.catalog.links()[number].clone());
+        let write = move |range: Range<u64>, request: &Request, out: &mut Vec<u8>| {
+            let source = match opened.get() {
+                Some(source) => source,
+                None => {
+                    request.wait(Wait { need: Need::Device(source::device_at(&location)), key: None })?;
+                    let source = source::open(&location)?;
+                    opened.get_or_init(|| source)
+                }
+            };
+            let extent = Extent { source: source.clone(), range: 0..source.len() };
+            let bytes = Content::new([Segment::Data(Data::Extent(extent))]).read(range.clone(), request)?;
+            // The size that the listing gave is not that of the file.
+            if bytes.len() as u64 != range.end - range.start {
+                return Err(source::Error::OutOfRange { range, len: source.len() }.into());
+            }
+            out.extend_from_slice(&bytes);
+            Ok(())
+        };
+        Content::new([Segment::Generated(Generated::new(len, write))])
     }
 
     pub fn readlink(&self, ino: Ino) -> Result<&[u8], Error> {
@@ -292,7 +332,13 @@ impl Folders {
     fn item(&self, item: Item) -> (Ino, FileKind) {
         match item {
             Item::Folder(folder) => (folder_ino(folder), FileKind::Dir),
-            Item::Link(link) => (ino::pack(LINKS, link as u32), FileKind::Link),
+            Item::Link(link) => {
+                let kind = match self.catalog.links().get(link) {
+                    Some(Location::Remote(_)) => FileKind::File,
+                    _ => FileKind::Link,
+                };
+                (ino::pack(LINKS, link as u32), kind)
+            }
             Item::Unreadable(number) => (ino::pack(UNREADABLE, number as u32), FileKind::File),
             Item::Model(model) => match self.models[model.index()].verdict.get() {
                 Some(Verdict::Broken(..)) => (ino::pack(BROKEN, model.into()), FileKind::File),
@@ -309,7 +355,10 @@ impl Folders {
                 let found = self.catalog.folder(folder)?;
                 Some(Node::Folder(folder, found))
             }),
-            LINKS => Some(number as usize).filter(|link| *link < self.catalog.links().len()).map(Node::Link),
+            LINKS => self.catalog.links().get(number as usize).map(|location| match location {
+                Location::Local(_) => Node::Link(number as usize),
+                Location::Remote(_) => Node::Remote(number as usize, source::len_at(location).unwrap_or_default()),
+            }),
             BROKEN => match self.models.get(number as usize).and_then(|slot| slot.verdict.get()) {
                 Some(Verdict::Broken(reason, owner)) => Some(Node::Error(reason[..].into(), *owner)),
                 _ => None,

@@ -12,4 +12,4 @@ mod volume;
 pub use attr::{
     Attr, BLOCK_SIZE, DIR_BLOCK_SIZE, Dentry, Error, FileKind, Ino, NAME_MAX, Owner, Ownership, ROOT, SECTOR, Statfs,
 };
-pub use superblock::Superblock;
+pub use superblock::{Superblock, TRAFFIC};

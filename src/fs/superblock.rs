@@ -8,6 +8,7 @@ use crate::content::{Content, Request};
 use crate::model::{ModelId, Opened};
 use crate::source::Location;
 use crate::view::Shown;
+use std::fmt;
 use std::sync::Arc;
 
 /// A mounted file system. It is immutable: there are no lookup counts, and no state is stored per file, because the
@@ -18,6 +19,19 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Superblock {
     root: Root,
+    traffic: Option<Traffic>,
+}
+
+/// The extended attribute of the root of a mount with a remote source: what was read and fetched so far, as JSON.
+pub const TRAFFIC: &str = "user.weightfs.traffic";
+
+/// Writes the value of [`TRAFFIC`]. Does not wait.
+struct Traffic(Box<dyn Fn() -> String + Send + Sync>);
+
+impl fmt::Debug for Traffic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Traffic")
+    }
 }
 
 #[derive(Debug)]
@@ -42,7 +56,19 @@ impl Superblock {
             }
             Opened::Catalog(catalog) => Root::Folders(Folders::new(catalog, shown, ownership).into()),
         };
-        Some(Self { root })
+        Some(Self { root, traffic: None })
+    }
+
+    /// Adds the attribute [`TRAFFIC`], with the values that `traffic` returns.
+    pub fn with_traffic(self, traffic: impl Fn() -> String + Send + Sync + 'static) -> Self {
+        Self { traffic: Some(Traffic(Box::new(traffic))), ..self }
+    }
+
+    /// Reads the headers of all models in a directory. Later requests then wait for no header.
+    pub fn open_all(&self) {
+        if let Root::Folders(folders) = &self.root {
+            folders.open_all();
+        }
     }
 
     /// Does not log changes of a directory of models. Call this if the mount point was created in `dir`, whose path has
@@ -107,6 +133,9 @@ impl Superblock {
 
     /// The value of an extended attribute.
     pub fn getxattr(&self, ino: Ino, name: &[u8], request: &Request) -> Result<Vec<u8>, Error> {
+        if ino == ROOT && name == TRAFFIC.as_bytes() {
+            return self.traffic.as_ref().map(|traffic| (traffic.0)().into_bytes()).ok_or(Error::NoAttribute);
+        }
         if self.model_root(ino).is_some() {
             return Err(Error::NoAttribute);
         }
@@ -118,6 +147,9 @@ impl Superblock {
 
     /// The names of the extended attributes of an inode, each followed by NUL.
     pub fn listxattr(&self, ino: Ino, request: &Request) -> Result<Vec<u8>, Error> {
+        if ino == ROOT && self.traffic.is_some() {
+            return Ok([TRAFFIC.as_bytes(), b"\0"].concat());
+        }
         if self.model_root(ino).is_some() {
             return Ok(Vec::new());
         }

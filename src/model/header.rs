@@ -8,10 +8,17 @@ use std::ops::Range;
 /// Size of the first read, in bytes. Most headers are shorter.
 const FIRST_READ: u64 = 64 << 10;
 
+/// Maximum size of a fetch that ends when the header is complete, in bytes. The longest header of a GGUF file of a
+/// common model has 15.8 MB, nearly all of it vocabulary.
+const STREAM_MAX: u64 = 16 << 20;
+
 /// Reads the header of `source`. Errors name it `location`.
 pub(super) fn read(location: &Location, source: &dyn Source, mode: Mode) -> Result<Header, Error> {
     let (_, header) = load(source, mode)?;
-    header.map_err(|error| Error::Format { location: location.clone(), error })
+    let header = header.map_err(|error| Error::Format { location: location.clone(), error })?;
+    let ends = header.tensors().map(|tensor| tensor.range.end);
+    source.set_ends(&mut std::iter::once(header.data_start()).chain(ends));
+    Ok(header)
 }
 
 /// Reads the header of `source`, and returns it with the parts of the file that the parser needed.
@@ -28,9 +35,16 @@ pub fn load_more(
     source: &dyn Source,
     mode: Mode,
 ) -> Result<Result<Header, format::Error>, source::Error> {
+    let mut stream = None;
     loop {
         match format::parse(input, mode) {
-            Err(format::Error::Missing(format::Missing(range))) => add(input, source, range)?,
+            Err(format::Error::Missing(format::Missing(range))) => {
+                // The parser does not know yet where the header ends. One request is enough, which ends here.
+                if range.start == 0 && range.end <= STREAM_MAX {
+                    stream = stream.or_else(|| source.stream(0..STREAM_MAX));
+                }
+                add(input, source, range)?;
+            }
             parsed => return Ok(parsed),
         }
     }

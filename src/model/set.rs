@@ -61,6 +61,7 @@ impl Names<'_> {
         if number == SHARDS_MAX {
             return Err(SetError::TooManyShards);
         }
+        source::announce(&location);
         self.list.push(name.clone());
         self.locations.push(location.clone());
         (self.open)((location, name));

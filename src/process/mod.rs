@@ -1,7 +1,10 @@
 //! Process-level services: daemon, helper process, signals, descriptors, limits, log, mount table and sandbox.
 
+pub mod arguments;
 pub mod daemon;
 pub mod descriptors;
+#[cfg(feature = "remote")]
+pub mod fetcher;
 pub mod limits;
 pub mod logging;
 pub mod mounts;

@@ -330,7 +330,7 @@ fn lower_priority() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::content::{Error, Key, Need};
+    use crate::content::{self, Error, Key, Need};
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     /// The state of a job that runs until `go` is set.
@@ -468,15 +468,15 @@ mod tests {
             }
             Ok(())
         };
-        let hung: Vec<_> = (0..plan::LANE_MAX + 5).map(|_| park(&scheduler, read, hang)).collect();
-        wait_until(|| hung.iter().filter(|held| runs(held) == 1).count() == plan::LANE_MAX);
+        let hung: Vec<_> = (0..content::running_max(0) + 5).map(|_| park(&scheduler, read, hang)).collect();
+        wait_until(|| hung.iter().filter(|held| runs(held) == 1).count() == content::running_max(0));
         let other = park(&scheduler, Wait { need: Need::Device(2), key: None }, |_, _| Ok(()));
         wait_until(|| is_done(&other));
         hung.iter().for_each(|held| held.left.store(true, Ordering::SeqCst));
         wait_until(|| hung.iter().all(|held| held.cancels.load(Ordering::SeqCst) > 0));
         hung.iter().for_each(|held| held.go.store(true, Ordering::SeqCst));
         wait_until(|| scheduler.0.lock().plan.is_empty());
-        assert_eq!(hung.iter().filter(|held| runs(held) == 1).count(), plan::LANE_MAX);
+        assert_eq!(hung.iter().filter(|held| runs(held) == 1).count(), content::running_max(0));
     }
 
     #[test]

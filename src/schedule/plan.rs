@@ -5,14 +5,11 @@
 //! a computation of a higher class pauses for it. Every [`OLDEST_EVERY`]th turn goes to the computation that has waited
 //! longest, so that none starves. Of the jobs with the same key, one continues and the others follow it.
 
-use crate::content::{Key, Need, Wait};
+use crate::content::{self, Key, Need, Wait};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-
-/// Maximum number of running jobs of a lane: enough requests in flight for an NVMe disk or a network file system.
-pub(super) const LANE_MAX: usize = 16;
 
 /// The first class costs at most this many bytes, and each following class eight times as many.
 const FIRST_CLASS: u64 = 1 << 20;
@@ -154,7 +151,10 @@ impl<J: Clone> Plan<J> {
 
     /// The next job that waits for a device, if its lane has room.
     pub fn next_read(&mut self) -> Option<Start<J>> {
-        let lane = self.lanes.values_mut().find(|lane| !lane.waiting.is_empty() && lane.running.len() < LANE_MAX)?;
+        let has_room = |device: &u64, lane: &Lane<J>| {
+            !lane.waiting.is_empty() && lane.running.len() < content::running_max(*device)
+        };
+        let lane = self.lanes.iter_mut().find_map(|(device, lane)| has_room(device, lane).then_some(lane))?;
         let (number, task) = lane.waiting.pop_front()?;
         lane.running.insert(number, task.job.clone());
         Some(Start { number, task, ticket: None })
@@ -527,12 +527,12 @@ mod tests {
         let mut plan = Plan::new(1, 8);
         (0..100).for_each(|job| add(&mut plan, job, read(1)));
         let hung: Vec<_> = std::iter::from_fn(|| plan.next_read()).collect();
-        assert_eq!(hung.len(), LANE_MAX);
+        assert_eq!(hung.len(), content::running_max(0));
         (100..103).for_each(|job| add(&mut plan, job, read(2)));
         let other: Vec<_> = std::iter::from_fn(|| plan.next_read()).collect();
         assert_eq!(other.iter().map(|start| start.task.job).collect::<Vec<_>>(), [100, 101, 102]);
         plan.end(hung[3].number, hung[3].task.wait);
-        assert_eq!(plan.next_read().unwrap().task.job, LANE_MAX as u32);
+        assert_eq!(plan.next_read().unwrap().task.job, content::running_max(0) as u32);
     }
 
     #[test]

@@ -17,7 +17,7 @@ const DEFAULT_LIMIT: usize = 512;
 
 /// Bytes up to this number are copied, and not sent from the map: a page fault, and releasing its pages later, takes
 /// longer than a copy.
-const COPIED_MAX: usize = 32 << 10;
+pub(super) const COPIED_MAX: usize = 32 << 10;
 
 /// Limits the number of open files. To read a closed file, it is opened again and another one is closed.
 pub fn limit_open_files(limit: usize) {

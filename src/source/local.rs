@@ -17,6 +17,13 @@ pub fn open(location: &Location) -> Result<Arc<dyn Source>, Error> {
     }
 }
 
+/// Starts to open a file that will be opened soon, if opening it takes time for which others need not wait.
+pub fn announce(location: &Location) {
+    if let Location::Remote(remote) = location {
+        remote.tree().announce(remote.path());
+    }
+}
+
 /// Whether a location is a directory; symlinks are followed.
 pub fn is_dir(location: &Location) -> bool {
     match location {
@@ -35,13 +42,18 @@ pub fn exists(location: &Location) -> bool {
 
 /// Size in bytes of the regular file at a location, if there is one; symlinks are followed.
 pub fn len_at(location: &Location) -> Option<u64> {
-    let found = std::fs::metadata(location.path()?).ok()?;
-    found.is_file().then(|| found.len())
+    match location {
+        Location::Local(path) => std::fs::metadata(path).ok().filter(Metadata::is_file).map(|found| found.len()),
+        Location::Remote(remote) => remote.tree().len(remote.path()),
+    }
 }
 
 /// The device number of the file at a location; symlinks are followed. 0 if there is no file.
 pub fn device_at(location: &Location) -> u64 {
-    location.path().and_then(|path| std::fs::metadata(path).ok()).map_or(0, |found| found.dev())
+    match location {
+        Location::Local(path) => std::fs::metadata(path).map_or(0, |found| found.dev()),
+        Location::Remote(remote) => remote.tree().device(),
+    }
 }
 
 /// When something at a location was last modified; `None` if it cannot change, because the location is in a tree.

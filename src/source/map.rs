@@ -133,14 +133,14 @@ pub(super) struct Map {
 impl Map {
     /// Maps a file. `None` if it cannot be mapped; it is then read without a map. No other files are closed to make
     /// room for it, because it may be larger than the whole address space.
-    fn new(file: &File, len: u64, path: &Path) -> Option<Self> {
+    pub fn new(file: &File, len: u64, path: &Path) -> Option<Self> {
         let Some(room) = Room::take(len) else {
             log::debug!("{}: not mapped: there is no room in the address space", path.display());
             return None;
         };
         // SAFETY: the map is read-only, and this process never writes to the file. Another process may truncate or
-        // write it. `Mapped` is the only access to the map, and its users pass the slice to the kernel without reading
-        // it; the kernel checks each page as it copies.
+        // write it. `Mapped` and `Filled` are the only access to the map, and their users pass the slice to the kernel
+        // without reading it; the kernel checks each page as it copies.
         #[allow(unsafe_code)]
         let map = unsafe { memmap2::Mmap::map(file) };
         let map = map.inspect_err(|error| log::debug!("{}: not mapped: {error}", path.display())).ok()?;
@@ -153,8 +153,18 @@ impl Map {
         self.map.len()
     }
 
+    /// A part of the map, or nothing if it is outside. See [`super::Source::bytes`] for what may be done with it.
+    pub fn get(&self, range: Range<usize>) -> &[u8] {
+        self.map.get(range).unwrap_or_default()
+    }
+
+    /// Notes that a part was served.
+    pub fn mark(&self, range: &Range<usize>) {
+        self.resident.mark(range.start.saturating_sub(FAULT_AROUND)..range.end.saturating_add(FAULT_AROUND));
+    }
+
     /// Removes the map's pages from the page table of this process. They stay in the page cache.
-    fn release(&self, path: &Path) {
+    pub fn release(&self, path: &Path) {
         self.resident.take(|range| {
             // SAFETY: the next access to a page of a read-only file map loads it from the file again.
             #[allow(unsafe_code)]
@@ -207,11 +217,11 @@ impl Drop for Room {
 static SERVED: AtomicU64 = AtomicU64::new(0);
 
 /// After this many bytes the pages of all maps are released, so that the resident memory of the process stays small.
-const RELEASE_EVERY: u64 = 16 << 20;
+pub(super) const RELEASE_EVERY: u64 = 16 << 20;
 
 /// A page fault also maps the neighbouring pages that are in the page cache: `fault_around_bytes` of the kernel, 64 KiB
 /// by default.
-const FAULT_AROUND: usize = 64 << 10;
+pub(super) const FAULT_AROUND: usize = 64 << 10;
 
 /// Releases the pages of all maps in a pool. A separate thread does this, because it takes about 4 % of the time of
 /// serving. If that thread cannot keep up, the calling thread releases pages itself.
@@ -260,15 +270,14 @@ impl Deref for Mapped {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        self.open.map.as_ref().and_then(|map| map.map.get(self.range.clone())).unwrap_or_default()
+        self.open.map.as_ref().map_or(&[], |map| map.get(self.range.clone()))
     }
 }
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        let Range { start, end } = self.range;
         if let Some(map) = &self.open.map {
-            map.resident.mark(start.saturating_sub(FAULT_AROUND)..end.saturating_add(FAULT_AROUND));
+            map.mark(&self.range);
         }
         let mapped = self.range.len().max(FAULT_AROUND) as u64;
         // Only the thread that resets the count starts the release.

@@ -3,6 +3,7 @@
 mod bytes;
 mod error;
 mod file;
+mod filled;
 mod listing;
 mod local;
 mod location;
@@ -13,11 +14,13 @@ pub mod pins;
 mod pool;
 mod resident;
 mod resolve;
+mod sparse;
 mod stat;
 mod storage;
 mod traversal;
 mod tree;
 mod version;
+mod whole;
 mod zeros;
 
 use std::fmt;
@@ -29,14 +32,16 @@ pub use bytes::Bytes;
 pub use error::{Cause, Error, Failure, strerror};
 pub use file::{MappedFile, limit_open_files};
 pub use listing::{Entry, EntryKind, Listing};
-pub use local::{device_at, exists, is_dir, len_at, list, modified_at, open, stat_at};
+pub use local::{announce, device_at, exists, is_dir, len_at, list, modified_at, open, stat_at};
 pub use location::Location;
 pub use map::limit_maps;
 pub use memory::Memory;
 pub use resolve::put_off_limits;
+pub use sparse::{Fill, Sparse, SparseParts};
 pub use traversal::{Base, Directories, Traversal};
-pub use tree::{Remote, Tree};
+pub use tree::{FIRST_TREE, Remote, Tree, is_tree};
 pub use version::FileId;
+pub use whole::Whole;
 pub use zeros::Zeros;
 
 /// A sequence of bytes. Reads return bytes of the version that was opened, or fail.
@@ -63,6 +68,21 @@ pub trait Source: Send + Sync + fmt::Debug {
 
     /// Whether reading `range` may wait for a device or a network.
     fn may_block(&self, range: &Range<u64>) -> bool;
+
+    /// Waits until `range` can be read without waiting, or `is_cancelled` is true. Sources that only wait for a device
+    /// do not wait here.
+    fn prepare(&self, _range: Range<u64>, _is_cancelled: &dyn Fn() -> bool) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Starts to fetch a range from its start on, until the result is dropped. Reads of a part of it wait for that part
+    /// only. `None` if nothing has to be fetched.
+    fn stream(&self, _range: Range<u64>) -> Option<Box<dyn Send>> {
+        None
+    }
+
+    /// Offsets in bytes where tensors end. Sources that read ahead do not read over them.
+    fn set_ends(&self, _ends: &mut dyn Iterator<Item = u64>) {}
 
     /// Owner, permissions and modification time.
     fn stat(&self) -> Stat;

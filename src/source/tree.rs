@@ -13,11 +13,25 @@ pub trait Tree: Send + Sync + fmt::Debug {
     /// Where the tree is, as the user wrote it, without secrets such as a signature. It identifies the tree.
     fn url(&self) -> &str;
 
+    /// The name of the tree, such as that of a repository: the last component of its URL, without a revision.
+    fn name(&self) -> &str {
+        self.url().trim_end_matches('/').rsplit('/').next().unwrap_or_default()
+    }
+
     /// Opens a file.
     fn open(&self, path: &str) -> Result<Arc<dyn Source>, Error>;
 
+    /// Starts to open a file that will be opened soon, without waiting for it.
+    fn announce(&self, _path: &str) {}
+
     /// Lists a directory. An error if the tree cannot be listed, as most HTTP servers cannot.
     fn list(&self, path: &str) -> Result<Listing, Error>;
+
+    /// Its number, like that of a device: [`FIRST_TREE`] or above.
+    fn device(&self) -> u64;
+
+    /// Size in bytes of the file at a path, if it is known.
+    fn len(&self, path: &str) -> Option<u64>;
 
     /// Owner, permissions and modification time of all directories.
     fn stat(&self) -> Stat;
@@ -27,6 +41,14 @@ pub trait Tree: Send + Sync + fmt::Debug {
 
     /// Whether there is anything at a path.
     fn exists(&self, path: &str) -> bool;
+}
+
+/// Trees have numbers like devices, from this one on. Numbers of devices are below 2^32 in Linux.
+pub const FIRST_TREE: u64 = 1 << 32;
+
+/// Whether the number of a device is that of a tree.
+pub fn is_tree(device: u64) -> bool {
+    (FIRST_TREE..FIRST_TREE << 1).contains(&device)
 }
 
 /// A path in a tree. One pointer, because errors contain locations.
@@ -54,10 +76,12 @@ impl Remote {
         &self.0.path
     }
 
-    /// The last component, or that of the URL for the tree itself.
+    /// The last component, or the name of the tree itself.
     pub(super) fn file_name(&self) -> &str {
-        let path = if self.path().is_empty() { self.tree().url().trim_end_matches('/') } else { self.path() };
-        path.rsplit('/').next().unwrap_or_default()
+        match self.path() {
+            "" => self.tree().name(),
+            path => path.rsplit('/').next().unwrap_or_default(),
+        }
     }
 
     /// The directory that holds it; the tree itself if there is none.

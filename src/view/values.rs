@@ -82,6 +82,7 @@ pub fn each(
     while part.start < part.end {
         request.check()?;
         let piece = &mut buf[..step.min(part.end - part.start) as usize];
+        data.prepare(&(part.start..part.start + piece.len() as u64), request)?;
         data.read_exact_at(piece, part.start)?;
         take(piece);
         part.start += piece.len() as u64;

@@ -1,6 +1,8 @@
 //! Commands that do not mount: their output for models written by the official crate, and their exit codes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
+#[cfg(feature = "remote")]
+mod cache;
 mod check;
 mod hostile;
 mod identity;

@@ -70,7 +70,7 @@ fn pipe_as_source_is_refused() {
 }
 
 /// The output of a command on a terminal of this width, including standard error, without colours.
-fn on_terminal(room: &Room, columns: u16, command: &str) -> String {
+pub fn on_terminal(room: &Room, columns: u16, command: &str) -> String {
     let output = room.sh(&format!("script -qc 'stty rows 25 cols {columns}; weightfs {command}' /dev/null"));
     let styles = ["\u{1b}[0m", "\u{1b}[1m", "\u{1b}[31m", "\u{1b}[32m", "\u{1b}[33m"];
     styles.iter().fold(output.out.replace("\r\n", "\n"), |text, style| text.replace(style, ""))

@@ -28,8 +28,13 @@ mod races;
 mod readers;
 mod readme;
 mod reads;
+#[cfg(feature = "remote")]
+mod remote;
 mod sandbox;
 mod scheduling;
+#[cfg(feature = "remote")]
+#[path = "../servers/mod.rs"]
+mod servers;
 mod shards;
 mod splits;
 mod support;

@@ -1,5 +1,7 @@
 //! The commands of the README work: every line that begins with `$` in a `console` block is run.
 
+#[cfg(feature = "remote")]
+use crate::servers::python::Python;
 use crate::support::{Detached, Scene, WEIGHTFS, require_fuse, wait_until};
 use safetensors::Dtype;
 use std::path::Path;
@@ -38,15 +40,31 @@ fn readme_commands_work() {
         serde_json::json!({"format_version": "1.0", "shards": [listed("a.safetensors"), listed("b.safetensors")]});
     std::fs::write(scene.path("train/dataset_manifest.json"), manifest.to_string()).unwrap();
     std::fs::write(scene.path("model.gguf"), crate::gguf::tokens()).unwrap();
-    let _mounts = ["model", "mnt", "rescued", "whole", "all", "data", "gg"].map(|name| Detached(scene.path(name)));
+    std::fs::copy(scene.path("model.safetensors"), scene.mkdir("repository").join("model.safetensors")).unwrap();
+    let _mounts =
+        ["model", "mnt", "rescued", "whole", "all", "data", "gg", "hub"].map(|name| Detached(scene.path(name)));
     let path = format!("{}:{}", Path::new(WEIGHTFS).parent().unwrap().display(), std::env::var("PATH").unwrap());
-    let commands = commands();
+    // A stub of the Hugging Face Hub, whose repositories all have the files of that directory.
+    #[cfg(feature = "remote")]
+    let hub = {
+        let mut hub = Python::start("hub.py");
+        hub.ask(serde_json::json!({"do": "serve", "folder": scene.path("repository")}));
+        hub
+    };
+    #[cfg(feature = "remote")]
+    let endpoint = hub.text("url");
+    #[cfg(not(feature = "remote"))]
+    let endpoint = String::new();
+    let mut commands = commands();
+    commands.retain(|command| cfg!(feature = "remote") || !command.contains("hub"));
     assert!(commands.len() > 20, "{}", commands.len());
     for command in commands {
         let output = Command::new("bash")
             .args(["-c", command])
             .current_dir(scene.dir.path())
             .env("PATH", &path)
+            .env("HF_ENDPOINT", &endpoint)
+            .env("XDG_CACHE_HOME", scene.path("bin/cache"))
             .output()
             .unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

@@ -69,15 +69,21 @@ impl Scene {
         scene
     }
 
-    /// A command that runs in the scene's directory, with `weightfs` in `PATH` and the ids of the scene's processes in
-    /// `DAEMON`.
+    /// A command that runs in the scene's directory, with `weightfs` in `PATH`, the ids of the scene's processes in
+    /// `DAEMON`, caches of its own, and without the proxies and credentials of whoever runs the tests.
     pub fn command(&self, program: &str) -> Command {
         // Tests that a script runs in the background ignore SIGINT, and their children would inherit that.
         let mut command = Command::new("env");
         let path = [self.path("bin").into_os_string(), std::env::var_os("PATH").unwrap_or_default()].join(":".as_ref());
         let daemons: Vec<_> = self.processes().iter().map(Pid::to_string).collect();
         command.arg("--default-signal=HUP,INT,TERM").arg(program).current_dir(self.dir.path());
+        for (name, _) in std::env::vars_os() {
+            if is_personal(&name.to_string_lossy()) {
+                command.env_remove(name);
+            }
+        }
         command.env(MARK, self.dir.path()).env("PATH", path).env("LC_ALL", "C").env("DAEMON", daemons.join(" "));
+        command.env("XDG_CACHE_HOME", self.path("bin/cache"));
         command.stdin(Stdio::null());
         command
     }
@@ -112,6 +118,12 @@ impl Scene {
     /// The helper processes of this scene that unmount for a daemon.
     pub fn unmounters(&self) -> Vec<Pid> {
         self.named("weightfs-umount")
+    }
+
+    /// The processes of this scene that fetch remote files.
+    #[cfg(feature = "remote")]
+    pub fn fetchers(&self) -> Vec<Pid> {
+        self.named("weightfs-fetch")
     }
 
     fn named(&self, name: &str) -> Vec<Pid> {
@@ -180,16 +192,28 @@ impl Scene {
 
     /// Mounts `source` on a new directory `mntN`, served in the foreground by a child process.
     pub fn mount(&self, source: &Path, args: &[&str]) -> Mount {
+        Mount::new(source, &self.mount_point(), args)
+    }
+
+    /// Creates a directory `mntN`.
+    pub fn mount_point(&self) -> PathBuf {
         let mut number = 0;
-        let point = loop {
+        loop {
             let point = self.path(format!("mnt{number}"));
             match std::fs::create_dir(&point) {
-                Ok(()) => break point,
+                Ok(()) => return point,
                 Err(_) => number += 1,
             }
-        };
-        Mount::new(source, &point, args)
+        }
     }
+}
+
+/// Whether an environment variable is a proxy, or is for the Hub or an object store.
+fn is_personal(name: &str) -> bool {
+    const PREFIXES: [&str; 7] = ["AWS_", "AZURE_", "CLOUDSDK_", "GOOGLE_", "HF_", "HUGGING_FACE_", "STORAGE_EMULATOR_"];
+    PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+        || name.to_ascii_lowercase().ends_with("_proxy")
+        || ["NETRC", "TRANSFORMERS_OFFLINE"].contains(&name)
 }
 
 impl Drop for Scene {
@@ -325,16 +349,14 @@ pub struct Mount {
 
 impl Mount {
     pub fn new(source: &Path, point: &Path, args: &[&str]) -> Self {
+        Self::start(Command::new(WEIGHTFS).arg("-f").args(args).arg(source), point)
+    }
+
+    /// Starts a command that mounts something in the foreground. `point` becomes its last argument.
+    pub fn start(command: &mut Command, point: &Path) -> Self {
         let log = point.with_extension("log");
-        let mut child = Command::new(WEIGHTFS)
-            .arg("-f")
-            .args(args)
-            .arg(source)
-            .arg(point)
-            .stdout(Stdio::piped())
-            .stderr(File::create(&log).unwrap())
-            .spawn()
-            .unwrap();
+        command.arg(point).stdout(Stdio::piped()).stderr(File::create(&log).unwrap());
+        let mut child = command.spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let mount = Self { point: point.to_owned(), child, log };

@@ -1,4 +1,6 @@
-//! The sandbox of the daemon: restricts it permanently to the files and system calls that serving a mount needs.
+//! The sandboxes of the daemon and of the process that fetches: each is restricted permanently to the files and system
+//! calls that its task needs. The daemon has no network. The other process has no FUSE device, and no file but those of
+//! the cache and of its credentials.
 //!
 //! Landlock, seccomp and dropped privileges overlap, so that an older kernel still refuses most accesses. Missing
 //! kernel support is reported, but is not an error: a mount without a sandbox is better than no mount.
@@ -6,6 +8,8 @@
 mod calls;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64"))]
 mod refused;
+pub mod system;
+mod task;
 
 use caps::{CapSet, Capability, CapsHashSet};
 use landlock::{
@@ -19,6 +23,7 @@ use nix::unistd::{AccessFlags, faccessat};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use task::Task;
 
 /// The newest Landlock ABI that was tested. An older kernel enforces the rights that its own ABI has.
 const TESTED: ABI = ABI::V7;
@@ -28,6 +33,7 @@ const TESTED: ABI = ABI::V7;
 pub struct Sandbox {
     files: Result<RulesetCreated, RulesetError>,
     capability: Result<Option<Capability>, String>,
+    task: Task,
 }
 
 impl Sandbox {
@@ -36,7 +42,16 @@ impl Sandbox {
     /// calling thread for a moment.
     pub fn new(reads: &[PathBuf], device: Option<&Path>) -> Self {
         let capability = needed_capability(reads).map_err(|error| format!("cannot drop capabilities: {error}"));
-        Self { files: rules(reads, device), capability }
+        Self { files: rules(reads, device), capability, task: Task::Serving }
+    }
+
+    /// Allows connections to other hosts, everything but executing files and making devices below the directory
+    /// `cache`, and reading `reads`: files, and directories with all that is below them. Opens all paths, as
+    /// [`Self::new`] does.
+    #[cfg_attr(not(feature = "remote"), allow(dead_code, reason = "nothing is fetched"))]
+    pub fn for_fetching(cache: &Path, reads: &[PathBuf]) -> Self {
+        let capability = needed_capability(reads).map_err(|error| format!("cannot drop capabilities: {error}"));
+        Self { files: rules_for_fetching(cache, reads), capability, task: Task::Fetching }
     }
 
     /// Restricts the calling thread and all threads that it starts later. Call this while there is only one thread:
@@ -45,7 +60,7 @@ impl Sandbox {
         let mut enforced = Enforced::default();
         let capabilities = self.capability.and_then(drop_capabilities);
         // The filter comes last, because it refuses the calls of the other steps.
-        for step in [alone(), files(self.files), no_new_privileges(), capabilities, calls()] {
+        for step in [alone(), files(self.files), no_new_privileges(), capabilities, calls(self.task)] {
             match step {
                 Ok(restriction) => enforced.restrictions.extend(restriction),
                 Err(reason) => enforced.missing.push(reason),
@@ -90,8 +105,8 @@ fn alone() -> Step {
     Err(format!("{} other threads run already and are not restricted", others()))
 }
 
-fn calls() -> Step {
-    calls::restrict().map(|()| Some("seccomp".into()))
+fn calls(task: Task) -> Step {
+    calls::restrict(task).map(|()| Some("seccomp".into()))
 }
 
 fn no_new_privileges() -> Step {
@@ -117,6 +132,37 @@ fn rules(reads: &[PathBuf], device: Option<&Path>) -> Result<RulesetCreated, Rul
         {
             rules = rules.add_rule(PathBeneath::new(file, rights))?;
         }
+    }
+    Ok(rules)
+}
+
+/// The Landlock rules of the process that fetches. It cannot listen, and can connect to all ports.
+fn rules_for_fetching(cache: &Path, reads: &[PathBuf]) -> Result<RulesetCreated, RulesetError> {
+    let mut rules = Ruleset::default()
+        .handle_access(AccessFs::from_all(TESTED))?
+        .handle_access(AccessNet::BindTcp)?
+        .scope(Scope::from_all(TESTED))?
+        .create()?;
+    let special = AccessFs::Execute
+        | AccessFs::IoctlDev
+        | AccessFs::MakeBlock
+        | AccessFs::MakeChar
+        | AccessFs::MakeFifo
+        | AccessFs::MakeSock
+        | AccessFs::MakeSym;
+    if let Ok(dir) = PathFd::new(cache) {
+        rules = rules.add_rule(PathBeneath::new(dir, AccessFs::from_all(TESTED) & !special))?;
+    }
+    for path in reads {
+        let Ok(file) = PathFd::new(path) else { continue };
+        let Ok(stat) = fstat(&file) else { continue };
+        let rights = match SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits()) {
+            SFlag::S_IFREG => AccessFs::ReadFile.into(),
+            SFlag::S_IFCHR if stat.st_rdev == system::RANDOM => AccessFs::ReadFile.into(),
+            SFlag::S_IFDIR => AccessFs::ReadFile | AccessFs::ReadDir,
+            _ => continue,
+        };
+        rules = rules.add_rule(PathBeneath::new(file, rights))?;
     }
     Ok(rules)
 }

@@ -1,0 +1,54 @@
+//! Target `protocol`: packets of the process that fetches remote files, and of the process that reads them, give a
+//! message or an error. A message that was decoded is decoded to the same one after it was encoded, and its paths,
+//! sizes and spans are safe to use.
+
+use serde::{Serialize, de::DeserializeOwned};
+use weightfs::remote::protocol::{Reply, Request, Span, decode, encode};
+
+pub fn run(bytes: &[u8]) -> bool {
+    let (request, reply) = (message::<Request>(bytes), message::<Reply>(bytes));
+    match &request {
+        Some(Request::Open { path, .. }) => check_path(path),
+        Some(Request::Need { range, within, .. }) => [range, within].into_iter().for_each(check_span),
+        Some(Request::Touched { within, .. }) => check_span(within),
+        _ => {}
+    }
+    match &reply {
+        Some(Reply::Tree { about, .. }) => check_path(&about.path),
+        Some(Reply::Entries { entries, .. }) => {
+            // Each entry has at least two bytes.
+            assert!(entries.len() <= bytes.len() / 2);
+            for (path, len) in entries {
+                assert!(!path.is_empty());
+                check_path(path);
+                check_size(*len);
+            }
+        }
+        Some(Reply::Object { len, .. } | Reply::Whole { len, .. }) => check_size(*len),
+        _ => {}
+    }
+    request.is_some() || reply.is_some()
+}
+
+fn message<M: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(packet: &[u8]) -> Option<M> {
+    let message = decode::<M>(packet).ok()?;
+    let again = encode(&message).unwrap();
+    // A number can also be written with more bytes than it needs.
+    assert!(again.len() <= packet.len());
+    assert_eq!(decode::<M>(&again).unwrap(), message);
+    Some(message)
+}
+
+/// The path stays below the directory to which it is joined.
+fn check_path(path: &str) {
+    let is_safe = |part: &str| !matches!(part, "" | "." | "..") && !part.contains(char::is_control);
+    assert!(path.len() <= 4096 && (path.is_empty() || path.split('/').all(is_safe)), "{path:?}");
+}
+
+fn check_size(len: u64) {
+    assert!(i64::try_from(len).is_ok());
+}
+
+fn check_span(span: &Span) {
+    assert!(span.start <= span.end);
+}

@@ -1,0 +1,21 @@
+//! Values of options: whole numbers and sizes.
+
+use bytesize::ByteSize;
+use std::ops::RangeInclusive;
+
+/// Parses a whole number in `range`.
+pub(super) fn number<T: TryFrom<u64>>(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<T, String> + Clone {
+    move |text| {
+        let number = text.parse().ok().filter(|number| range.contains(number));
+        let number = number.and_then(|number| T::try_from(number).ok());
+        number.ok_or_else(|| format!("not a whole number from {} to {}", range.start(), range.end()))
+    }
+}
+
+/// Parses a size, such as 50GB.
+pub(super) fn parse_size(text: &str) -> Result<ByteSize, String> {
+    match text.parse() {
+        Ok(ByteSize(0)) => Err("must be more than 0 bytes".into()),
+        size => size,
+    }
+}

@@ -1,0 +1,519 @@
+//! The reading process's end of the connection to the process that fetches.
+
+use super::location;
+use super::planner::Limits;
+use super::protocol::{About, Channel, Counts, Failed, Reply, Request, Span, Start};
+use crate::source::{Error, Failure, Fill, Source, Sparse, SparseParts, Whole};
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How often a waiting thread checks whether its reader is gone.
+const CHECK_EVERY: Duration = Duration::from_millis(50);
+
+/// Maximum number of messages that wait to be written to the log.
+const LOG_MAX: usize = 256;
+
+/// How much longer than twice the timeout of a read a reader waits if nothing is heard of the other process.
+const PATIENCE_MORE: Duration = Duration::from_secs(30);
+
+/// How long to wait before a message is sent again.
+const SEND_AGAIN: Duration = Duration::from_millis(5);
+
+/// Maximum size of all paths of a tree, in bytes.
+const PATHS_MAX: usize = 256 << 20;
+
+/// Maximum number of files in a tree: as many as in a scan of a local directory.
+const ENTRIES_MAX: u64 = 1_000_000;
+
+/// Maximum number of files that are opened before anyone waits for them. Each one takes four descriptors.
+const EARLY_MAX: usize = 200;
+
+/// The connection. Clones are the same connection.
+#[derive(Debug, Clone)]
+pub struct Client(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    channel: Channel,
+    state: Mutex<State>,
+    /// Notified when a reply has arrived, or the connection has ended.
+    replied: Condvar,
+    /// The thread that receives replies.
+    receiver: Mutex<Option<JoinHandle<()>>>,
+    /// How long a reader waits although nothing is heard of the other process. That process reports progress and ends
+    /// requests that make none, unless it is stopped or its disk hangs.
+    patience: Duration,
+    /// Bytes that were read from files.
+    served: AtomicU64,
+    /// Bytes among them for which a reader had to wait.
+    waited: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The number of the last request.
+    last: u64,
+    /// The requests without a reply, and the replies that nobody has taken yet.
+    waiting: HashMap<u64, Option<Answer>>,
+    /// The requests for files that were announced, by tree and path.
+    early: HashMap<(u32, String), u64>,
+    /// The trees whose entries are still arriving.
+    listing: HashMap<u32, Listing>,
+    /// What was fetched so far.
+    counts: Counts,
+    /// When the last reply came.
+    heard: Option<Instant>,
+    /// Whether the connection has ended.
+    ended: bool,
+}
+
+#[derive(Debug)]
+struct Listing {
+    id: u64,
+    about: About,
+    missing: u64,
+    /// Size of the paths in bytes.
+    size: usize,
+    entries: Vec<(String, u64)>,
+}
+
+#[derive(Debug)]
+enum Answer {
+    Tree(u32, About, Vec<(String, u64)>),
+    Object(u32, u64, Attributes, Vec<OwnedFd>),
+    Whole(u64, Attributes, Vec<OwnedFd>),
+    Ready,
+    Failed(Failed, String),
+}
+
+/// What is known of a file besides its size.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Attributes {
+    /// Whether everyone may read it.
+    pub is_public: bool,
+    /// When it was last modified, in seconds since 1970.
+    pub mtime: i64,
+}
+
+/// What is at a URL.
+pub(super) struct Found {
+    /// The number of the tree.
+    pub number: u32,
+    pub about: About,
+    /// The paths of its files, and their sizes in bytes.
+    pub entries: Vec<(String, u64)>,
+}
+
+/// What a client has read and fetched so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Traffic {
+    /// What was fetched.
+    pub fetched: Counts,
+    /// Bytes that were read from files.
+    pub served: u64,
+    /// Bytes among them for which a reader had to wait.
+    pub waited: u64,
+}
+
+impl Traffic {
+    /// As a JSON object.
+    pub fn to_json(&self) -> String {
+        let Self { fetched: Counts { requests, bytes, busy }, served, waited } = self;
+        format!(
+            r#"{{"requests":{requests},"fetched_bytes":{bytes},"busy_ms":{busy},"read_bytes":{served},"waited_bytes":{waited}}}"#
+        )
+    }
+}
+
+impl fmt::Display for Traffic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { fetched: Counts { requests, bytes, busy }, served, waited } = self;
+        write!(
+            f,
+            "fetched {bytes} bytes in {requests} requests and {:.1} s; {served} bytes were read, {waited} of them after \
+             waiting",
+            *busy as f64 / 1000.0
+        )
+    }
+}
+
+impl Client {
+    /// Connects to the process at the other end of `channel`.
+    pub fn new(channel: Channel, start: Start) -> io::Result<Self> {
+        let timeout = start.timeout.map_or(Limits::default().timeout, Duration::from_millis);
+        let patience = timeout.saturating_mul(2) + PATIENCE_MORE;
+        channel.send(&Request::Start(start), &[])?;
+        let (state, replied, receiver, served, waited) = Default::default();
+        let client = Self(Arc::new(Shared { channel, state, replied, receiver, patience, served, waited }));
+        client.resume()?;
+        Ok(client)
+    }
+
+    /// Starts the thread that receives replies.
+    pub fn resume(&self) -> io::Result<()> {
+        let shared = self.0.clone();
+        let receiver = std::thread::Builder::new().name("remote".into()).spawn(move || shared.receive())?;
+        *self.0.receiver.lock().unwrap_or_else(PoisonError::into_inner) = Some(receiver);
+        Ok(())
+    }
+
+    /// Ends the thread that receives replies. Nobody may wait for a reply until [`Client::resume`].
+    pub fn rest(&self) {
+        // If the connection has ended, so does the thread.
+        let _ = self.0.channel.send(&Request::Rest, &[]);
+        let receiver = self.0.receiver.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // The thread does not panic: a panic ends the program.
+        let _ = receiver.map(JoinHandle::join);
+    }
+
+    /// What is at a URL, in its current version.
+    pub(super) fn find(&self, url: &str) -> Result<Found, Error> {
+        let answer = self.0.call(|id| Request::Resolve { id, url: url.to_owned() }, &|| false);
+        // The URL may contain secrets, which a location does not print.
+        let shown = location::Location::parse(url).ok().flatten().map_or_else(String::new, |at| at.to_string());
+        match answer.map_err(|why| why.error(&shown))? {
+            Answer::Tree(number, about, entries) => Ok(Found { number, about, entries }),
+            _ => Err(unexpected(&shown)),
+        }
+    }
+
+    /// What was read and fetched so far.
+    pub fn traffic(&self) -> Traffic {
+        let fetched = self.0.lock().counts;
+        Traffic { fetched, served: self.0.served.load(Relaxed), waited: self.0.waited.load(Relaxed) }
+    }
+
+    /// Starts to open a file of a tree, without waiting for it.
+    pub(super) fn announce(&self, tree: u32, path: &str) {
+        let key = (tree, path.to_owned());
+        let state = self.0.lock();
+        if state.early.len() < EARLY_MAX && !state.early.contains_key(&key) {
+            drop(state);
+            if let Ok(id) = self.0.send(|id| Request::Open { id, tree, path: path.to_owned() }, &|| true) {
+                self.0.lock().early.insert(key, id);
+            }
+        }
+    }
+
+    /// Opens a file of a tree. Messages call it `name`.
+    pub(super) fn open(
+        &self,
+        tree: u32,
+        path: &str,
+        name: &str,
+        parts: impl FnOnce(Attributes) -> SparseParts,
+    ) -> Result<Arc<dyn Source>, Error> {
+        let early = self.0.lock().early.remove(&(tree, path.to_owned()));
+        let request = |id| Request::Open { id, tree, path: path.to_owned() };
+        let id = early.map_or_else(|| self.0.send(request, &|| false), Ok);
+        match id.and_then(|id| self.0.wait(id, &|| false)).map_err(|why| why.error(name))? {
+            Answer::Object(object, len, attributes, descriptors) => {
+                let fill = Object { client: self.clone(), object, name: name.to_owned() };
+                Ok(Arc::new(Sparse::new(name, len, descriptors, Arc::new(fill), parts(attributes))?))
+            }
+            Answer::Whole(len, attributes, descriptors) => match <[OwnedFd; 1]>::try_from(descriptors) {
+                Ok([data]) => Ok(Arc::new(Whole::new(name, len, data, parts(attributes))?)),
+                Err(_) => Err(unexpected(name)),
+            },
+            _ => Err(unexpected(name)),
+        }
+    }
+}
+
+/// Why a request has no reply.
+enum Why {
+    Failed(Failed, String),
+    /// Nothing was heard of the other process for this time.
+    Silent(Duration),
+    Ended,
+    Cancelled,
+}
+
+impl Why {
+    fn error(self, name: &str) -> Error {
+        let name = name.into();
+        match self {
+            Self::Failed(failed, reason) => {
+                let failure = match failed {
+                    Failed::Changed => Failure::Changed,
+                    Failed::Transient => Failure::Transient,
+                    Failed::Lasting => Failure::Lasting,
+                };
+                Error::Remote { name, reason, failure }
+            }
+            Self::Silent(time) => {
+                let reason = format!("weightfs-fetch has said nothing for {} s; is it stopped?", time.as_secs());
+                Error::Remote { name, reason, failure: Failure::Transient }
+            }
+            Self::Cancelled => Error::Remote { name, reason: "interrupted".into(), failure: Failure::Transient },
+            Self::Ended => {
+                let reason = "weightfs-fetch has ended; mount it again".into();
+                Error::Remote { name, reason, failure: Failure::Lasting }
+            }
+        }
+    }
+}
+
+fn unexpected(name: &str) -> Error {
+    let reason = "weightfs-fetch sent another reply than was asked for".into();
+    Error::Remote { name: name.into(), reason, failure: Failure::Lasting }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a request and waits for its reply, for as long as `is_cancelled` is false.
+    fn call(&self, request: impl FnOnce(u64) -> Request, is_cancelled: &dyn Fn() -> bool) -> Result<Answer, Why> {
+        self.wait(self.send(request, is_cancelled)?, is_cancelled)
+    }
+
+    /// Sends a request, and returns its number. If the other process is so slow that this would wait, tries again for
+    /// as long as `is_cancelled` is false.
+    fn send(&self, request: impl FnOnce(u64) -> Request, is_cancelled: &dyn Fn() -> bool) -> Result<u64, Why> {
+        let mut state = self.lock();
+        if state.ended {
+            return Err(Why::Ended);
+        }
+        state.last += 1;
+        let id = state.last;
+        state.waiting.insert(id, None);
+        drop(state);
+        let request = request(id);
+        loop {
+            match self.channel.try_send(&request) {
+                Ok(true) => return Ok(id),
+                Ok(false) if is_cancelled() => {
+                    self.lock().waiting.remove(&id);
+                    return Err(Why::Cancelled);
+                }
+                Ok(false) => std::thread::sleep(SEND_AGAIN),
+                Err(_) => {
+                    self.end();
+                    return Err(Why::Ended);
+                }
+            }
+        }
+    }
+
+    /// Sends a message without a reply. It is dropped if the other process is slow or has ended.
+    fn hint(&self, request: &Request) {
+        let _ = self.channel.try_send(request);
+    }
+
+    /// Waits for the reply to a request, for as long as `is_cancelled` is false.
+    fn wait(&self, id: u64, is_cancelled: &dyn Fn() -> bool) -> Result<Answer, Why> {
+        let started = Instant::now();
+        let mut state = self.lock();
+        loop {
+            if state.waiting.get(&id).is_some_and(Option::is_some) {
+                return match state.waiting.remove(&id).flatten() {
+                    Some(Answer::Failed(failed, reason)) => Err(Why::Failed(failed, reason)),
+                    Some(answer) => Ok(answer),
+                    None => Err(Why::Ended),
+                };
+            }
+            if state.ended {
+                return Err(Why::Ended);
+            }
+            if is_cancelled() {
+                drop(state);
+                self.cancel(id);
+                return Err(Why::Cancelled);
+            }
+            if state.heard.map_or(started, |heard| heard.max(started)).elapsed() > self.patience {
+                drop(state);
+                self.cancel(id);
+                return Err(Why::Silent(self.patience));
+            }
+            state = self.replied.wait_timeout(state, CHECK_EVERY).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Ends a request. Its reply is dropped.
+    fn cancel(&self, id: u64) {
+        self.lock().waiting.remove(&id);
+        self.hint(&Request::Cancel { id });
+    }
+
+    /// Receives replies until the connection ends, or until [`Reply::Rested`].
+    fn receive(&self) {
+        // Writing a message may wait for a terminal. Replies do not wait for that; messages that are too many are lost.
+        let (sender, messages) = sync_channel::<(u8, String)>(LOG_MAX);
+        let write = move || messages.iter().for_each(|(level, text)| write_log(level, &text));
+        let logger = std::thread::Builder::new().name("remote log".into()).spawn(write);
+        self.receive_all(&sender);
+        drop(sender);
+        // The thread does not panic: a panic ends the program.
+        let _ = logger.map(JoinHandle::join);
+    }
+
+    fn receive_all(&self, log: &SyncSender<(u8, String)>) {
+        loop {
+            match self.channel.receive::<Reply>() {
+                Ok(Some((Reply::Rested, _))) => return,
+                Ok(Some((Reply::Log { level, text }, _))) => {
+                    self.lock().heard = Some(Instant::now());
+                    let _ = log.try_send((level, text));
+                }
+                Ok(Some((reply, descriptors))) => {
+                    if !self.take(reply, descriptors) {
+                        log::error!("weightfs-fetch sent a list of files that is too long, or that nobody asked for");
+                        break;
+                    }
+                }
+                Ok(None) => {
+                    log::error!("weightfs-fetch has ended; what was not fetched yet cannot be read any more");
+                    break;
+                }
+                Err(error) => {
+                    log::error!("weightfs-fetch: {error}");
+                    break;
+                }
+            }
+        }
+        self.end();
+    }
+
+    /// Takes a reply in. Returns false if it breaks the protocol.
+    fn take(&self, reply: Reply, descriptors: Vec<OwnedFd>) -> bool {
+        let mut state = self.lock();
+        state.heard = Some(Instant::now());
+        match reply {
+            Reply::Tree { id, tree, about, entries } => {
+                if entries > ENTRIES_MAX || !state.waiting.contains_key(&id) {
+                    return false;
+                }
+                state.listing.insert(tree, Listing { id, about, missing: entries, size: 0, entries: Vec::new() });
+                state.finish_listing(tree);
+            }
+            Reply::Entries { tree, entries } => {
+                if let Some(listing) = state.listing.get_mut(&tree) {
+                    let Some(missing) = listing.missing.checked_sub(entries.len() as u64) else { return false };
+                    listing.missing = missing;
+                    listing.size += entries.iter().map(|(path, _)| path.len()).sum::<usize>();
+                    if listing.size > PATHS_MAX {
+                        return false;
+                    }
+                    listing.entries.extend(entries);
+                    state.finish_listing(tree);
+                }
+            }
+            Reply::Object { id, object, len, is_public, mtime } => {
+                state.answer(id, Answer::Object(object, len, Attributes { is_public, mtime }, descriptors));
+            }
+            Reply::Whole { id, len, is_public, mtime } => {
+                state.answer(id, Answer::Whole(len, Attributes { is_public, mtime }, descriptors));
+            }
+            Reply::Ready { id } => state.answer(id, Answer::Ready),
+            Reply::Failed { id, failure, reason } => state.answer(id, Answer::Failed(failure, reason)),
+            Reply::Counts(counts) => state.counts = counts,
+            Reply::Log { .. } | Reply::Rested => {}
+        }
+        drop(state);
+        self.replied.notify_all();
+        true
+    }
+
+    fn end(&self) {
+        self.lock().ended = true;
+        self.replied.notify_all();
+    }
+}
+
+/// Logs a message of the other process.
+fn write_log(level: u8, text: &str) {
+    let level = match level {
+        1 => log::Level::Error,
+        2 => log::Level::Warn,
+        3 => log::Level::Info,
+        _ => log::Level::Debug,
+    };
+    log::log!(target: "weightfs", level, "{text}");
+}
+
+impl State {
+    /// Keeps an answer for the thread that waits for it. The answer to a cancelled request is dropped.
+    fn answer(&mut self, id: u64, answer: Answer) {
+        if let Some(waiting) = self.waiting.get_mut(&id) {
+            *waiting = Some(answer);
+        }
+    }
+
+    fn finish_listing(&mut self, tree: u32) {
+        if self.listing.get(&tree).is_some_and(|listing| listing.missing == 0)
+            && let Some(Listing { id, about, entries, .. }) = self.listing.remove(&tree)
+        {
+            self.answer(id, Answer::Tree(tree, about, entries));
+        }
+    }
+}
+
+/// An open file of the other process.
+#[derive(Debug)]
+struct Object {
+    client: Client,
+    object: u32,
+    name: String,
+}
+
+impl Fill for Object {
+    fn fill(&self, range: Range<u64>, within: Range<u64>, is_cancelled: &dyn Fn() -> bool) -> Result<(), Error> {
+        let Self { client, object, name } = self;
+        client.0.waited.fetch_add(range.end - range.start, Relaxed);
+        let request = |id| Request::Need { id, object: *object, range: span(&range), within: span(&within) };
+        match client.0.call(request, is_cancelled).map_err(|why| why.error(name))? {
+            Answer::Ready => Ok(()),
+            _ => Err(unexpected(name)),
+        }
+    }
+
+    fn touched(&self, at: u64, within: Range<u64>) {
+        // If the connection has ended, nothing is fetched any more.
+        self.client.0.hint(&Request::Touched { object: self.object, at, within: span(&within) });
+    }
+
+    fn stream(&self, range: Range<u64>) -> Box<dyn Send> {
+        let Self { client, object, .. } = self;
+        let request = |id| Request::Need { id, object: *object, range: span(&range), within: span(&(0..0)) };
+        Box::new(Stream { client: client.clone(), id: client.0.send(request, &|| true).ok() })
+    }
+
+    fn served(&self, bytes: u64) {
+        self.client.0.served.fetch_add(bytes, Relaxed);
+    }
+}
+
+/// A request whose reply nobody waits for. It is cancelled on drop.
+struct Stream {
+    client: Client,
+    /// `None` if the connection has ended.
+    id: Option<u64>,
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            self.client.0.cancel(id);
+        }
+    }
+}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        self.client.0.hint(&Request::Close { object: self.object });
+    }
+}
+
+fn span(range: &Range<u64>) -> Span {
+    Span { start: range.start, end: range.end }
+}

@@ -1,0 +1,117 @@
+//! What a location led to when it was last resolved. It is kept in the cache, so that its files are found offline.
+
+use super::super::cache::{Cache, Key};
+use super::super::location::{Location, check_path};
+use super::super::transport::{Client, Object, Tree};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// A tree without what is needed to fetch it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Kept {
+    /// The URL of the tree without secrets.
+    pub url: String,
+    /// The path in the tree that the location leads to; empty for the tree itself.
+    pub path: String,
+    /// Whether all files of the tree are known.
+    pub is_listed: bool,
+    /// By their path.
+    pub files: BTreeMap<String, KeptFile>,
+}
+
+/// A file of a tree.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct KeptFile {
+    /// Size in bytes.
+    pub len: u64,
+    /// `None` if it was not found out.
+    pub version: Option<Version>,
+}
+
+/// A version of a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Version {
+    pub identity: String,
+    pub validator: String,
+    pub name: String,
+    pub is_public: bool,
+    /// When it was last modified, in seconds since 1970.
+    pub mtime: i64,
+}
+
+impl Version {
+    /// The version of an object.
+    pub fn of(object: &Object) -> Self {
+        let Key { identity, validator, name, .. } = key_of(object);
+        Self { identity, validator, name, is_public: object.is_public(), mtime: object.modified() }
+    }
+}
+
+impl KeptFile {
+    /// What identifies the file in the cache, if its version is known.
+    pub fn key(&self) -> Option<Key> {
+        let Version { identity, validator, name, .. } = self.version.clone()?;
+        Some(Key { identity, validator, len: self.len, name })
+    }
+}
+
+impl Kept {
+    /// What is known of a tree.
+    pub fn of(tree: &Tree) -> Self {
+        let file = |file: &super::super::transport::File| {
+            let len = file.len.or(file.object.as_ref().map(Object::len)).unwrap_or_default();
+            (file.path.clone(), KeptFile { len, version: file.object.as_ref().map(Version::of) })
+        };
+        Self {
+            url: tree.folder().to_string(),
+            path: tree.named().unwrap_or_default().to_owned(),
+            is_listed: tree.is_complete(),
+            // The reading process refuses other paths.
+            files: tree.files().iter().filter(|file| check_path(&file.path).is_ok()).map(file).collect(),
+        }
+    }
+
+    /// Whether everyone may read all files.
+    pub fn is_public(&self) -> bool {
+        self.files.values().all(|file| file.version.as_ref().is_some_and(|version| version.is_public))
+    }
+
+    /// When a file was last modified, in seconds since 1970.
+    pub fn mtime(&self) -> i64 {
+        self.files.values().filter_map(|file| Some(file.version.as_ref()?.mtime)).max().unwrap_or_default()
+    }
+
+    /// Adds a file that was opened. Returns whether anything has changed.
+    pub fn add(&mut self, path: &str, object: &Object) -> bool {
+        let file = KeptFile { len: object.len(), version: Some(Version::of(object)) };
+        self.files.insert(path.to_owned(), file.clone()).is_none_or(|before| before != file)
+    }
+
+    /// Keeps it in the cache under a name. If that fails, `--offline` does not find it.
+    pub fn keep(&self, cache: &Cache, name: &str) {
+        let kept = serde_json::to_vec(self).map_err(|error| error.to_string());
+        if let Err(error) = kept.and_then(|text| cache.keep_listing(name, &text).map_err(|error| error.to_string())) {
+            log::info!("{}: not kept for --offline: {error}", self.url);
+        }
+    }
+
+    /// What is kept under a name.
+    pub fn find(cache: &Cache, name: &str) -> Option<Self> {
+        serde_json::from_slice(&cache.kept_listing(name)?).ok()
+    }
+}
+
+/// The name under which the cache keeps what a location led to. URLs that differ only in a signature share it.
+pub(super) fn name_of(client: &Client, location: &Location) -> String {
+    format!("{location} {}", client.identity(location).unwrap_or_default())
+}
+
+/// What identifies a file in the cache.
+pub(super) fn key_of(object: &Object) -> Key {
+    Key {
+        identity: object.identity().to_owned(),
+        validator: object.validator(),
+        len: object.len(),
+        name: object.name().to_owned(),
+    }
+}

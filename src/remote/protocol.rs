@@ -1,0 +1,450 @@
+//! The messages between a process that reads sources and its process that fetches them.
+//!
+//! Each message is one packet of a sequenced packet socket, encoded by postcard. Descriptors travel beside the message
+//! that announces them. Neither side trusts the other: a packet that is not a message ends the connection. The types of
+//! the fields check what does not depend on earlier messages: paths, sizes and spans.
+//!
+//! Decoding takes memory in proportion to the packet, and at most 1 MiB for a list before its items are there: postcard
+//! and serde bound both. Therefore no message has a list whose items can be empty.
+
+use super::location::check_path;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, send, sendmsg, socketpair,
+};
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer, Serialize};
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+
+/// The version of the messages. Both processes run the same program, so a difference means that the program file
+/// was replaced in between.
+pub const VERSION: u32 = 1;
+
+/// Maximum size of a packet in bytes. Longer lists are sent in parts.
+pub const PACKET_MAX: usize = 64 << 10;
+
+/// Maximum number of descriptors beside a message.
+const DESCRIPTORS_MAX: usize = 4;
+
+/// What the reading process sends. `id` identifies the reply.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the fields mean the same in all messages")]
+pub enum Request {
+    /// The first message.
+    Start(Start),
+    /// Finds out what is at a URL, in its current version. The URL may contain secrets.
+    Resolve { id: u64, url: String },
+    /// Opens a file of a tree.
+    Open {
+        id: u64,
+        tree: u32,
+        #[serde(deserialize_with = "path")]
+        path: String,
+    },
+    /// Makes a range of an object present. Read-ahead may add bytes of `within` after it, usually those of a tensor. If
+    /// `within` is empty, the range is fetched by as few requests as possible, and nothing after it.
+    Need { id: u64, object: u32, range: Span, within: Span },
+    /// A reader has read a block at which read-ahead is to be extended.
+    Touched { object: u32, at: u64, within: Span },
+    /// Nobody waits for the reply to a request any more.
+    Cancel { id: u64 },
+    /// An object is not read any more.
+    Close { object: u32 },
+    /// Asks for [`Reply::Rested`]. From then on, the fetching process resolves no URL, and opens only files of
+    /// its listings.
+    Rest,
+}
+
+/// Bytes from `start` up to `end`, which is not included and not smaller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "(u64, u64)")]
+pub struct Span {
+    /// In bytes from the start of the object.
+    pub start: u64,
+    /// In bytes from the start of the object.
+    pub end: u64,
+}
+
+impl TryFrom<(u64, u64)> for Span {
+    type Error = &'static str;
+
+    fn try_from((start, end): (u64, u64)) -> Result<Self, Self::Error> {
+        if start <= end { Ok(Self { start, end }) } else { Err("a span that ends before it starts") }
+    }
+}
+
+/// How to fetch.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Start {
+    /// [`VERSION`].
+    pub version: u32,
+    /// Whether only what was fetched before may be used.
+    pub offline: bool,
+    /// After this time without success a read fails, in milliseconds.
+    pub timeout: Option<u64>,
+    /// Limit of the cache in bytes.
+    pub cache_size: Option<u64>,
+    /// The file with a bearer token.
+    pub token_file: Option<String>,
+    /// Whether the process enters no sandbox.
+    pub no_sandbox: bool,
+}
+
+/// What the process that fetches sends.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the fields mean the same in all messages")]
+pub enum Reply {
+    /// What is at a URL. `entries` entries follow.
+    Tree { id: u64, tree: u32, about: About, entries: u64 },
+    /// Some files of a tree: their paths and sizes in bytes.
+    Entries {
+        tree: u32,
+        #[serde(deserialize_with = "entries")]
+        entries: Vec<(String, u64)>,
+    },
+    /// An open file. Its data, the map of present blocks, the marks of readers and the lock are beside it.
+    Object {
+        id: u64,
+        object: u32,
+        #[serde(deserialize_with = "size")]
+        len: u64,
+        /// Whether everyone may read it.
+        is_public: bool,
+        /// When it was last modified, in seconds since 1970.
+        mtime: i64,
+    },
+    /// A file of which all bytes are on this machine. Only its data is beside it.
+    Whole {
+        id: u64,
+        #[serde(deserialize_with = "size")]
+        len: u64,
+        /// As in [`Reply::Object`].
+        is_public: bool,
+        /// As in [`Reply::Object`].
+        mtime: i64,
+    },
+    /// The range is present.
+    Ready { id: u64 },
+    /// A request has failed.
+    Failed { id: u64, failure: Failed, reason: String },
+    /// A message for the log.
+    Log { level: u8, text: String },
+    /// What was fetched so far.
+    Counts(Counts),
+    /// The answer to [`Request::Rest`]. The receiver may stop receiving after it.
+    Rested,
+}
+
+/// What was fetched since the process was started.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Requests to servers.
+    pub requests: u64,
+    /// Bytes of files that were received.
+    pub bytes: u64,
+    /// The time in which at least one transfer was running, in milliseconds.
+    pub busy: u64,
+}
+
+/// What is at a URL.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct About {
+    /// The URL of the tree without secrets.
+    pub url: String,
+    /// The path in the tree that the URL leads to; empty for the tree itself.
+    #[serde(deserialize_with = "path")]
+    pub path: String,
+    /// Whether the tree can be listed.
+    pub is_listed: bool,
+    /// Whether everyone can fetch it, without credentials.
+    pub is_public: bool,
+    /// When it was last modified, in seconds since 1970.
+    pub mtime: i64,
+}
+
+/// Why a request has failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Failed {
+    /// The version that was opened is gone.
+    Changed,
+    /// Another attempt may succeed.
+    Transient,
+    /// Another attempt fails too.
+    Lasting,
+}
+
+fn path<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let path = String::deserialize(from)?;
+    check_path(&path).map_err(D::Error::custom)?;
+    Ok(path)
+}
+
+/// Sizes of files fit into `off_t`.
+fn size<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+    let size = u64::deserialize(from)?;
+    if i64::try_from(size).is_ok() { Ok(size) } else { Err(D::Error::custom("a size that no file has")) }
+}
+
+fn entries<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<(String, u64)>, D::Error> {
+    #[derive(Deserialize)]
+    struct Entry(#[serde(deserialize_with = "path")] String, #[serde(deserialize_with = "size")] u64);
+
+    let entries: Vec<Entry> = Vec::deserialize(from)?;
+    if entries.iter().any(|entry| entry.0.is_empty()) {
+        return Err(D::Error::custom("a file without a path"));
+    }
+    Ok(entries.into_iter().map(|Entry(path, len)| (path, len)).collect())
+}
+
+/// One end of the connection.
+#[derive(Debug)]
+pub struct Channel(OwnedFd);
+
+impl Channel {
+    /// Both ends of a new connection.
+    pub fn pair() -> io::Result<(Self, Self)> {
+        let (a, b) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        Ok((Self(a), Self(b)))
+    }
+
+    /// The end that this process has inherited.
+    pub fn inherited(socket: OwnedFd) -> Self {
+        Self(socket)
+    }
+
+    /// Sends a message and descriptors. Waits while the other side is slow to receive.
+    pub fn send(&self, message: &impl Serialize, descriptors: &[BorrowedFd]) -> io::Result<()> {
+        let packet = encode(message)?;
+        if descriptors.len() > DESCRIPTORS_MAX {
+            return Err(io::Error::new(ErrorKind::InvalidInput, "too many descriptors"));
+        }
+        loop {
+            // The sandbox of a reader does not allow sendmsg(2), which could name another receiver.
+            let sent = match descriptors {
+                [] => send(&self.0, &packet, SendFlags::NOSIGNAL),
+                _ => self.send_with(&packet, descriptors),
+            };
+            match sent {
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+                Ok(_) => return Ok(()),
+            }
+        }
+    }
+
+    /// Sends a message, unless the other side is so slow to receive that this would wait. Returns whether it was sent.
+    pub fn try_send(&self, message: &impl Serialize) -> io::Result<bool> {
+        let packet = encode(message)?;
+        loop {
+            match send(&self.0, &packet, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => return Ok(false),
+                Err(error) => return Err(error.into()),
+                Ok(_) => return Ok(true),
+            }
+        }
+    }
+
+    fn send_with(&self, packet: &[u8], descriptors: &[BorrowedFd]) -> rustix::io::Result<usize> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
+            return Err(rustix::io::Errno::INVAL);
+        }
+        sendmsg(&self.0, &[IoSlice::new(packet)], &mut ancillary, SendFlags::NOSIGNAL)
+    }
+
+    /// Waits for a message. `None` if the other side has closed the connection.
+    pub fn receive<M: DeserializeOwned>(&self) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
+        let mut packet = vec![0; PACKET_MAX];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let received = loop {
+            let mut parts = [IoSliceMut::new(&mut packet)];
+            match recvmsg(&self.0, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+                Err(rustix::io::Errno::INTR) => {}
+                received => break received?,
+            }
+        };
+        let mut descriptors = Vec::new();
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(received) = message {
+                descriptors.extend(received);
+            }
+        }
+        if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+            return Err(io::Error::new(ErrorKind::InvalidData, format!("a packet of more than {PACKET_MAX} bytes")));
+        }
+        if received.bytes == 0 {
+            return Ok(None);
+        }
+        Ok(Some((decode(&packet[..received.bytes])?, descriptors)))
+    }
+}
+
+impl From<OwnedFd> for Channel {
+    /// One end of a socket of [`Channel::pair`].
+    fn from(socket: OwnedFd) -> Self {
+        Self(socket)
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// The packet of a message.
+pub fn encode(message: &impl Serialize) -> io::Result<Vec<u8>> {
+    let packet = postcard::to_stdvec(message).map_err(io::Error::other)?;
+    if packet.len() > PACKET_MAX {
+        return Err(io::Error::new(ErrorKind::InvalidInput, format!("a message of more than {PACKET_MAX} bytes")));
+    }
+    Ok(packet)
+}
+
+/// The message in a packet, which must have no bytes after it.
+pub fn decode<M: DeserializeOwned>(packet: &[u8]) -> io::Result<M> {
+    match postcard::take_from_bytes(packet) {
+        Ok((message, [])) => Ok(message),
+        _ => Err(io::Error::new(ErrorKind::InvalidData, "a packet that is not a message")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::fs::File;
+    use std::io::{Read, Write};
+
+    fn any_request() -> impl Strategy<Value = Request> {
+        let span = || {
+            let ends = (any::<u64>(), any::<u64>());
+            ends.prop_map(|(one, other)| Span { start: one.min(other), end: one.max(other) })
+        };
+        let path = || prop::collection::vec("[^/\\.\\p{Cc}]{1,8}", 0..4).prop_map(|parts| parts.join("/"));
+        prop_oneof![
+            (any::<u64>(), ".*").prop_map(|(id, url)| Request::Resolve { id, url }),
+            (any::<u64>(), any::<u32>(), path()).prop_map(|(id, tree, path)| Request::Open { id, tree, path }),
+            (any::<u64>(), any::<u32>(), span(), span()).prop_map(|(id, object, range, within)| Request::Need {
+                id,
+                object,
+                range,
+                within
+            }),
+            (any::<u32>(), any::<u64>(), span()).prop_map(|(object, at, within)| Request::Touched {
+                object,
+                at,
+                within
+            }),
+            any::<u64>().prop_map(|id| Request::Cancel { id }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn messages_arrive_as_they_were_sent(requests in prop::collection::vec(any_request(), 1..20)) {
+            let (a, b) = Channel::pair().unwrap();
+            for request in &requests {
+                a.send(request, &[]).unwrap();
+                let (received, descriptors) = b.receive::<Request>().unwrap().unwrap();
+                prop_assert_eq!((&received, descriptors.len()), (request, 0));
+            }
+            drop(a);
+            prop_assert!(b.receive::<Request>().unwrap().is_none());
+        }
+
+        #[test]
+        fn random_bytes_give_an_error_or_a_message(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = decode::<Request>(&bytes);
+            let _ = decode::<Reply>(&bytes);
+        }
+    }
+
+    #[test]
+    fn descriptors_travel_with_their_message() {
+        let (a, b) = Channel::pair().unwrap();
+        let (mut reader, mut writer) = io::pipe().unwrap();
+        a.send(&Reply::Object { id: 1, object: 2, len: 3, is_public: true, mtime: 4 }, &[writer.as_fd()]).unwrap();
+        writer.write_all(b"one").unwrap();
+        drop(writer);
+        let (_, mut descriptors) = b.receive::<Reply>().unwrap().unwrap();
+        let mut other = File::from(descriptors.pop().unwrap());
+        other.write_all(b"two").unwrap();
+        drop(other);
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "onetwo");
+    }
+
+    #[test]
+    fn packets_that_are_no_messages_are_errors() {
+        let (a, b) = Channel::pair().unwrap();
+        assert!(a.send(&"x".repeat(PACKET_MAX), &[]).is_err());
+        a.send(&(77u8, 1u8), &[]).unwrap();
+        assert!(b.receive::<Request>().is_err());
+        // A message with a byte after it.
+        a.send(&(Request::Cancel { id: 5 }, 0u8), &[]).unwrap();
+        assert!(b.receive::<Request>().is_err());
+    }
+
+    #[test]
+    fn hostile_paths_sizes_and_spans_are_errors() {
+        let entry =
+            |path: &str, len: u64| Reply::Entries { tree: 1, entries: vec![("x".into(), 1), (path.into(), len)] };
+        let open = |path: &str| Request::Open { id: 1, tree: 2, path: path.into() };
+        let about = |path: &str| About { path: path.into(), url: "hf://a/b".into(), ..ABOUT };
+        let tree = |path: &str| Reply::Tree { id: 1, tree: 2, about: about(path), entries: u64::MAX };
+        let is_read = |message: &Reply| decode::<Reply>(&encode(message).unwrap()).is_ok_and(|read| read == *message);
+        let is_asked =
+            |message: &Request| decode::<Request>(&encode(message).unwrap()).is_ok_and(|read| read == *message);
+        let longest = "x".repeat(4096);
+        for path in ["a", "a/b c", "..a/b..", "é%2F", &longest] {
+            assert!(is_read(&entry(path, 0)) && is_read(&tree(path)) && is_asked(&open(path)), "{path:?}");
+        }
+        for path in ["/a", "a/", "a//b", ".", "..", "a/../b", "./a", "a\0", "a\n", "a\u{9b}", &format!("{longest}x")] {
+            assert!(!is_read(&entry(path, 0)) && !is_read(&tree(path)) && !is_asked(&open(path)), "{path:?}");
+        }
+        assert!(is_read(&tree("")) && is_asked(&open("")) && !is_read(&entry("", 0)));
+        for (len, is_valid) in [(0, true), (i64::MAX as u64, true), (1 << 63, false), (u64::MAX, false)] {
+            for message in [
+                entry("a", len),
+                Reply::Object { id: 1, object: 2, len, is_public: true, mtime: 4 },
+                Reply::Whole { id: 1, len, is_public: true, mtime: 4 },
+            ] {
+                assert_eq!(is_read(&message), is_valid, "{len}");
+            }
+        }
+        for (start, end) in [(0, 0), (5, 5), (0, u64::MAX), (1, 0), (u64::MAX, 0)] {
+            let span = Span { start, end };
+            let whole = Span { start: 0, end: 9 };
+            for (range, within) in [(span, whole), (whole, span)] {
+                let need = Request::Need { id: 1, object: 2, range, within };
+                assert_eq!(is_asked(&need), start <= end, "{start} {end}");
+            }
+        }
+    }
+
+    const ABOUT: About = About { url: String::new(), path: String::new(), is_listed: true, is_public: true, mtime: 0 };
+
+    #[test]
+    fn sender_that_does_not_wait_notices_a_full_connection() {
+        let (a, b) = Channel::pair().unwrap();
+        let mut sent = 0u64;
+        while a.try_send(&Request::Cancel { id: sent }).unwrap() {
+            sent += 1;
+        }
+        assert!(sent > 0);
+        for expected in 0..sent {
+            let (received, _) = b.receive::<Request>().unwrap().unwrap();
+            assert_eq!(received, Request::Cancel { id: expected });
+        }
+        assert!(a.try_send(&Request::Cancel { id: 0 }).unwrap());
+        drop(b);
+        assert!(a.try_send(&Request::Cancel { id: 0 }).is_err());
+    }
+}

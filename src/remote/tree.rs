@@ -1,0 +1,198 @@
+//! The files at a URL.
+
+use super::client::{Attributes, Client, Found};
+use super::location;
+use super::protocol::About;
+use crate::source::{Entry, EntryKind, Error, FIRST_TREE, Failure, Listing, Location, Source, SparseParts, Stat, Tree};
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::ops::Bound;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, UNIX_EPOCH};
+
+impl Client {
+    /// What is at a URL, pinned to its current version: if a file changes later, reading it is an error.
+    pub fn resolve(&self, url: &str) -> Result<Location, Error> {
+        let Found { number, about, entries } = self.find(url)?;
+        let path = about.path.clone();
+        Ok(Location::in_tree(Arc::new(RemoteTree::new(self.clone(), number, about, entries)), &path))
+    }
+}
+
+/// A tree of a [`Client`].
+struct RemoteTree {
+    client: Client,
+    number: u32,
+    about: About,
+    name: String,
+    /// The size of each file in bytes, by its path.
+    files: BTreeMap<String, u64>,
+    /// The files that were opened to find out whether they exist, by their path; `None` if they do not. The server of
+    /// the tree lists no files then.
+    tried: Mutex<HashMap<String, Option<Arc<dyn Source>>>>,
+    /// The number of the device of its files: each tree has its own lane in the scheduler.
+    device: u64,
+}
+
+fn next_device() -> u64 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    FIRST_TREE + u64::from(NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+impl RemoteTree {
+    fn new(client: Client, number: u32, about: About, entries: Vec<(String, u64)>) -> Self {
+        let files = entries.into_iter().collect();
+        let name = name_of(&about.url);
+        Self { client, number, about, name, files, tried: Mutex::default(), device: next_device() }
+    }
+
+    /// The entries of a directory, sorted: name, kind, and size in bytes.
+    fn entries(&self, dir: &str) -> impl Iterator<Item = (&str, EntryKind, u64)> {
+        let prefix = if dir.is_empty() { String::new() } else { format!("{dir}/") };
+        let mut from = prefix.clone();
+        std::iter::from_fn(move || {
+            loop {
+                let (path, len) = self.files.range::<str, _>((Bound::Included(&from[..]), Bound::Unbounded)).next()?;
+                let below = path.strip_prefix(&prefix)?;
+                let Some((name, _)) = below.split_once('/') else {
+                    from = format!("{path}\0");
+                    return Some((below, EntryKind::File, *len));
+                };
+                // The paths in a directory are followed by those that go on with the character after the slash.
+                from = format!("{prefix}{name}0");
+                // In an object store, a file and the prefix of others may have the same name.
+                if !self.files.contains_key(&path[..prefix.len() + name.len()]) {
+                    return Some((name, EntryKind::Dir, 0));
+                }
+            }
+        })
+    }
+
+    fn tried(&self) -> MutexGuard<'_, HashMap<String, Option<Arc<dyn Source>>>> {
+        self.tried.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn open_now(&self, path: &str) -> Result<Arc<dyn Source>, Error> {
+        // The names of shards come from indexes. weightfs-fetch ends the connection if a path is not allowed.
+        location::check_path(path).map_err(|error| {
+            let name = self.url_of(path).into();
+            Error::Remote { name, reason: error.to_string(), failure: Failure::Lasting }
+        })?;
+        let parts = |attributes| SparseParts { id: (self.device, number_of(path)), stat: stat(attributes) };
+        self.client.open(self.number, path, &self.url_of(path), parts)
+    }
+
+    /// Opens a file that is not listed, to find out whether it exists. If that fails for a reason that may pass, the
+    /// file may exist, and opening it again gives the reason.
+    fn can_open(&self, path: &str) -> bool {
+        if let Some(tried) = self.tried().get(path) {
+            return tried.is_some();
+        }
+        let tried = match self.open_now(path) {
+            Ok(source) => Some(source),
+            Err(Error::Remote { failure: Failure::Lasting, .. }) => None,
+            Err(_) => return true,
+        };
+        let exists = tried.is_some();
+        self.tried().insert(path.to_owned(), tried);
+        exists
+    }
+
+    fn url_of(&self, path: &str) -> String {
+        match path {
+            "" => self.about.url.clone(),
+            path => format!("{}/{path}", self.about.url.trim_end_matches('/')),
+        }
+    }
+}
+
+/// The name of the tree at a URL: that of its repository, or else the last component.
+fn name_of(url: &str) -> String {
+    let path = match location::Location::parse(url) {
+        Ok(Some(location::Location::Hub(hub))) if hub.path.is_empty() => hub.repo,
+        _ => url.trim_end_matches('/').to_owned(),
+    };
+    path.rsplit('/').next().unwrap_or_default().to_owned()
+}
+
+/// The number of a path in a tree, in place of an inode number: its hash (FNV-1a).
+fn number_of(path: &str) -> u64 {
+    let add = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    path.bytes().fold(0xcbf2_9ce4_8422_2325, add)
+}
+
+/// The attributes of a file. It belongs to the user who reads it.
+fn stat(attributes: Attributes) -> Stat {
+    let (uid, gid) = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
+    let mtime = u64::try_from(attributes.mtime).ok().and_then(|at| UNIX_EPOCH.checked_add(Duration::from_secs(at)));
+    let mode = if attributes.is_public { 0o444 } else { 0o400 };
+    Stat { uid, gid, mode, mtime: mtime.unwrap_or(UNIX_EPOCH) }
+}
+
+impl fmt::Debug for RemoteTree {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RemoteTree({}, {} files)", self.about.url, self.files.len())
+    }
+}
+
+impl Tree for RemoteTree {
+    fn url(&self) -> &str {
+        &self.about.url
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn open(&self, path: &str) -> Result<Arc<dyn Source>, Error> {
+        let tried = self.tried().get(path).cloned().flatten();
+        tried.map_or_else(|| self.open_now(path), Ok)
+    }
+
+    fn announce(&self, path: &str) {
+        if location::check_path(path).is_ok() {
+            self.client.announce(self.number, path);
+        }
+    }
+
+    fn list(&self, path: &str) -> Result<Listing, Error> {
+        if !self.about.is_listed {
+            let reason = "the server does not list files; name a file or the index of a sharded model".into();
+            return Err(Error::Remote { name: self.url_of(path).into(), reason, failure: Failure::Lasting });
+        }
+        let entry = |(name, kind, len): (&str, EntryKind, u64)| Entry {
+            name: name.into(),
+            kind,
+            is_link: false,
+            len,
+            device: self.device,
+        };
+        let entries = self.entries(path).map(entry).collect();
+        Ok(Listing { id: (self.device, number_of(&format!("{path}/"))), stat: self.stat(), entries })
+    }
+
+    fn device(&self) -> u64 {
+        self.device
+    }
+
+    fn len(&self, path: &str) -> Option<u64> {
+        self.files.get(path).copied()
+    }
+
+    fn stat(&self) -> Stat {
+        // Without a listing, there is no directory that could be private: only its files are.
+        let is_public = self.about.is_public || !self.about.is_listed;
+        let file = stat(Attributes { is_public, mtime: self.about.mtime });
+        // Everyone who may read a directory may search it.
+        Stat { mode: file.mode | file.mode >> 2, ..file }
+    }
+
+    fn is_dir(&self, path: &str) -> bool {
+        self.about.is_listed && !self.files.contains_key(path) && self.entries(path).next().is_some()
+    }
+
+    fn exists(&self, path: &str) -> bool {
+        self.files.contains_key(path) || if self.about.is_listed { self.is_dir(path) } else { self.can_open(path) }
+    }
+}
