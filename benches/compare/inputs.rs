@@ -10,9 +10,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// Free disk space that making the inputs requires, in bytes, by [`Size::quick`].
-const NEED: [(bool, u64); 2] = [(false, 9_000_000_000), (true, 1_500_000_000)];
-
 /// The sizes of the inputs.
 #[derive(Clone, Copy)]
 pub struct Size {
@@ -78,18 +75,22 @@ impl Input {
 
     /// Reads the source once, so that it is in the page cache.
     pub fn warm(&self, system: System) -> anyhow::Result<()> {
-        let source = self.source(system);
-        let mut buffer = vec![0; 1 << 20];
-        let mut read = |path: &Path| -> anyhow::Result<()> {
-            let mut file = File::open(path)?;
-            while file.read(&mut buffer)? > 0 {}
-            Ok(())
-        };
-        if source.is_dir() {
-            return std::fs::read_dir(source)?.try_for_each(|entry| read(&entry?.path()));
-        }
-        read(&source)
+        warm(&self.source(system))
     }
+}
+
+/// Reads a file, or all files of a directory, so that they are in the page cache.
+pub fn warm(source: &Path) -> anyhow::Result<()> {
+    let mut buffer = vec![0; 1 << 20];
+    let mut read = |path: &Path| -> anyhow::Result<()> {
+        let mut file = File::open(path)?;
+        while file.read(&mut buffer)? > 0 {}
+        Ok(())
+    };
+    if source.is_dir() {
+        return std::fs::read_dir(source)?.try_for_each(|entry| read(&entry?.path()));
+    }
+    read(source)
 }
 
 pub struct Inputs {
@@ -109,42 +110,51 @@ impl Inputs {
         let dir = cache.join(if size.quick { "quick-1" } else { "full-1" });
         let [model, half, tiny] = ["model", "half", "tiny"].map(|name| Input(dir.join(name)));
         let header = dir.join("header.safetensors");
-        if !dir.exists() {
-            // Renamed when complete, so that an interrupted run leaves no partial inputs.
-            let partial = cache.join("partial");
-            if partial.exists() {
-                std::fs::remove_dir_all(&partial)?;
-            }
-            std::fs::create_dir_all(&partial)?;
-            let free = nix::sys::statvfs::statvfs(&partial)?;
-            let free = free.blocks_available() as u64 * free.fragment_size() as u64;
-            let need = NEED.iter().find(|(quick, _)| *quick == size.quick).map_or(0, |(_, need)| *need);
-            let gb = |bytes| bytes as f64 / 1e9;
-            if free < need {
-                bail!("{}: the inputs need {:.1} GB, only {:.1} GB are free", cache.display(), gb(need), gb(free));
-            }
-            eprintln!("making inputs of about {:.1} GB in {}", gb(need), dir.display());
+        let need = if size.quick { 1_500_000_000 } else { 9_000_000_000 };
+        make_once(&dir, need, |partial| {
             make(&Input(partial.join("model")), &llama(size, "BF16"), site)?;
             std::fs::create_dir(partial.join("half"))?;
             write_model(&Input(partial.join("half")).model(), &llama(size, "F16"), None)?;
             make(&Input(partial.join("tiny")), &tiny_tensors(size.tiny), site)?;
-            write_model(&partial.join("header.safetensors"), &tiny_tensors(size.header), None)?;
-            // Otherwise the disk would still be writing during the first round.
-            nix::unistd::sync();
-            std::fs::rename(&partial, &dir)?;
-        }
+            write_model(&partial.join("header.safetensors"), &tiny_tensors(size.header), None)
+        })?;
         Ok(Self { model, half, tiny, header })
     }
 }
 
-struct Tensor {
-    name: String,
-    dtype: &'static str,
-    shape: Vec<u64>,
-    bytes: u64,
+/// Makes the directory `dir` with `make`, which needs `need` bytes of disk space, unless it exists.
+pub fn make_once(dir: &Path, need: u64, make: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    if dir.exists() {
+        return Ok(());
+    }
+    // Renamed when complete, so that an interrupted run leaves no partial inputs.
+    let cache = dir.parent().context("no directory for the inputs")?;
+    let partial = cache.join("partial");
+    if partial.exists() {
+        std::fs::remove_dir_all(&partial)?;
+    }
+    std::fs::create_dir_all(&partial)?;
+    let free = nix::sys::statvfs::statvfs(&partial)?;
+    let free = free.blocks_available() as u64 * free.fragment_size() as u64;
+    let gb = |bytes| bytes as f64 / 1e9;
+    if free < need {
+        bail!("{}: the inputs need {:.1} GB, only {:.1} GB are free", cache.display(), gb(need), gb(free));
+    }
+    eprintln!("making inputs of about {:.1} GB in {}", gb(need), dir.display());
+    make(&partial)?;
+    // Otherwise the disk would still be writing during the first round.
+    nix::unistd::sync();
+    Ok(std::fs::rename(&partial, dir)?)
 }
 
-fn tensor(name: String, dtype: &'static str, width: u64, shape: &[u64]) -> Tensor {
+pub struct Tensor {
+    pub name: String,
+    dtype: &'static str,
+    shape: Vec<u64>,
+    pub bytes: u64,
+}
+
+pub fn tensor(name: String, dtype: &'static str, width: u64, shape: &[u64]) -> Tensor {
     Tensor { name, dtype, shape: shape.to_vec(), bytes: width * shape.iter().product::<u64>() }
 }
 
@@ -205,7 +215,7 @@ fn make(input: &Input, tensors: &[Tensor], site: &Site) -> anyhow::Result<()> {
 }
 
 /// Writes a model, and each tensor as a file in `native`, if given.
-fn write_model(path: &Path, tensors: &[Tensor], native: Option<&Path>) -> anyhow::Result<()> {
+pub fn write_model(path: &Path, tensors: &[Tensor], native: Option<&Path>) -> anyhow::Result<()> {
     let mut header = String::from("{\"__metadata__\":{\"format\":\"pt\"}");
     let mut at = 0;
     for Tensor { name, dtype, shape, bytes } in tensors {

@@ -2,11 +2,13 @@
 //!
 //! Each round runs every pattern on every system, on a fresh mount; the order of the systems changes from round to
 //! round. Results are medians over rounds. `inputs.rs` makes the inputs, `systems.rs` mounts each system, `patterns.rs`
-//! has the workloads and the targets of weightfs, and `report.rs` prints the results.
+//! has the workloads and the targets of weightfs, and `report.rs` prints the results. `remote/` does the same for
+//! remote sources.
 #![allow(missing_docs, reason = "a benchmark has no API to document")]
 
 mod inputs;
 mod patterns;
+mod remote;
 mod report;
 mod systems;
 
@@ -21,10 +23,13 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 use systems::{Site, System, WEIGHTFS};
 
-/// Compare weightfs with native files and other FUSE file systems.
+/// Compare weightfs with native files and other FUSE file systems; or, on remote sources, with rclone and curl.
 #[derive(Parser)]
 #[command(name = "scripts/bench")]
 struct Args {
+    /// Measure remote sources, at a server of this machine, with and without added latency
+    #[arg(long)]
+    remote: bool,
     /// Smaller inputs, fewer rounds
     #[arg(long)]
     quick: bool,
@@ -60,8 +65,12 @@ fn main() -> anyhow::Result<ExitCode> {
     let size = Size::new(args.quick);
     let rounds = args.rounds.map_or(if args.quick { 3 } else { 7 }, usize::from);
     let limit = Duration::from_secs(if args.quick { 10 } else { 20 });
-    let site = Site::new(root.join(".venv/bin/ratarmount"))?;
-    let inputs = Inputs::ready(&root.join(".cache/bench"), size, &site)?;
+    let cache = root.join(".cache/bench");
+    let site = Site::new(&cache, root.join(".venv/bin/ratarmount"))?;
+    if args.remote {
+        return remote::run(&args, &cache, &site, rounds, machine());
+    }
+    let inputs = Inputs::ready(&cache, size, &site)?;
 
     let help = Command::new(WEIGHTFS).arg("--help").output().context("weightfs --help")?;
     let help = String::from_utf8_lossy(&help.stdout).into_owned();

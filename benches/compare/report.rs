@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// The fraction of a target that `--check` requires.
-const MARGIN: f64 = 0.75;
+pub const MARGIN: f64 = 0.75;
 
 /// The programs that open a header, in the order of the results.
 const OPENERS: [&str; 4] =
@@ -34,7 +34,7 @@ pub struct Report {
     pub absent: Vec<(&'static str, &'static str)>,
 }
 
-fn median(mut values: Vec<f64>) -> Option<f64> {
+pub fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let upper = *values.get(values.len() / 2)?;
     Some(if values.len() % 2 == 1 { upper } else { (values[values.len() / 2 - 1] + upper) / 2.0 })

@@ -22,9 +22,6 @@ pub const WEIGHTFS: &str = env!("CARGO_BIN_EXE_weightfs");
 /// Another build of weightfs to compare with.
 pub static BEFORE: OnceLock<PathBuf> = OnceLock::new();
 
-/// The file with the messages of the last daemon, in the directory of the site.
-const LOG: &str = "log";
-
 /// The second user: the user ID of `nobody`, which exists on every system and owns nothing.
 const NOBODY: u32 = 65534;
 
@@ -132,55 +129,75 @@ impl System {
 /// A temporary directory for mount points. Daemons are found by its path, which is in the command line of each.
 pub struct Site {
     dir: PathBuf,
+    /// A temporary directory on the disk of the inputs. It is removed with all that it contains, so nothing is mounted
+    /// in it.
+    pub scratch: PathBuf,
     pub ratarmount: PathBuf,
 }
 
 impl Site {
-    /// Makes the directory, and a thread that cleans it up on SIGINT, SIGTERM and SIGHUP. Must be called before any
-    /// thread is started, because threads inherit the signal mask.
-    pub fn new(ratarmount: PathBuf) -> anyhow::Result<Self> {
+    /// Makes the directories, one of them in `cache`, and a thread that cleans them up on SIGINT, SIGTERM and SIGHUP.
+    /// Must be called before any thread is started, because threads inherit the signal mask.
+    pub fn new(cache: &Path, ratarmount: PathBuf) -> anyhow::Result<Self> {
         let mut signals = SigSet::empty();
         [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().for_each(|signal| signals.add(signal));
         signals.thread_block()?;
         let dir = tempfile::Builder::new().prefix("weightfs-bench-").tempdir()?.keep();
         std::fs::set_permissions(&dir, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
-        let doomed = dir.clone();
+        std::fs::create_dir_all(cache)?;
+        let scratch = tempfile::Builder::new().prefix("scratch-").tempdir_in(cache)?.keep();
+        let doomed = (dir.clone(), scratch.clone());
         thread::spawn(move || {
             let _ = signals.wait();
             // A daemon that was killed by the first pass may have mounted before it died.
-            sweep(&doomed);
-            sweep(&doomed);
+            sweep(&doomed.0, &doomed.1);
+            sweep(&doomed.0, &doomed.1);
             std::process::exit(130);
         });
-        Ok(Self { dir, ratarmount })
+        Ok(Self { dir, scratch, ratarmount })
     }
 
     /// The mount point of a system; made if missing.
     pub fn point(&self, system: System) -> anyhow::Result<PathBuf> {
-        let point = self.dir.join(format!("{system:?}").to_lowercase());
-        if !point.exists() {
-            std::fs::create_dir(&point)?;
-            if system == System::User {
-                std::os::unix::fs::chown(&point, Some(NOBODY), Some(NOBODY))?;
-            }
+        let name = format!("{system:?}").to_lowercase();
+        let is_new = !self.dir.join(&name).exists();
+        let point = self.named(&name)?;
+        if is_new && system == System::User {
+            std::os::unix::fs::chown(&point, Some(NOBODY), Some(NOBODY))?;
         }
         Ok(point)
+    }
+
+    /// The mount point with this name; made if missing.
+    pub fn named(&self, name: &str) -> anyhow::Result<PathBuf> {
+        let point = self.dir.join(name);
+        if !point.exists() {
+            std::fs::create_dir(&point)?;
+        }
+        Ok(point)
+    }
+
+    /// The file with the messages of the last daemon.
+    pub fn log(&self) -> PathBuf {
+        self.dir.join("log")
     }
 }
 
 impl Drop for Site {
     fn drop(&mut self) {
-        sweep(&self.dir);
+        sweep(&self.dir, &self.scratch);
     }
 }
 
-/// Unmounts everything under `dir`, kills all processes with `dir` in their command line, and removes `dir`.
-fn sweep(dir: &Path) {
+/// Unmounts everything under `dir`, kills all processes with `dir` or `scratch` in their command line, and removes
+/// both.
+fn sweep(dir: &Path, scratch: &Path) {
     for point in mounts().filter(|point| point.starts_with(dir)) {
         unmount(&point);
     }
-    processes(dir).into_iter().for_each(end);
-    let _ = std::fs::remove_file(dir.join(LOG));
+    processes(dir).into_iter().chain(processes(scratch)).for_each(end);
+    let _ = std::fs::remove_dir_all(scratch);
+    let _ = std::fs::remove_file(dir.join("log"));
     // Not recursively: the entries are mount points, and empty when they are unmounted.
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         let _ = std::fs::remove_dir(entry.path());
@@ -189,7 +206,7 @@ fn sweep(dir: &Path) {
 }
 
 /// All mount points, in the order of the mount table.
-fn mounts() -> impl Iterator<Item = PathBuf> {
+pub fn mounts() -> impl Iterator<Item = PathBuf> {
     let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let points: Vec<_> = table.lines().filter_map(|line| Some(line.split(' ').nth(4)?.into())).collect();
     points.into_iter()
@@ -204,7 +221,7 @@ pub fn processes(path: &Path) -> Vec<u32> {
     pids.filter(|pid| std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(has_path)).collect()
 }
 
-fn unmount(point: &Path) {
+pub fn unmount(point: &Path) {
     if geteuid().is_root() {
         if umount2(point, MntFlags::empty()).is_err() {
             let _ = umount2(point, MntFlags::MNT_DETACH);
@@ -240,7 +257,7 @@ impl Mounted {
         let Some(mut command) = system.command(site, input, &point, args, true) else {
             return Ok(Self { point: input.native(), child: None });
         };
-        let log = site.dir.join(LOG);
+        let log = site.log();
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?).process_group(0);
         let child = command.spawn().with_context(|| command.get_program().display().to_string())?;
         let mut mounted = Self { point, child: Some(child) };
