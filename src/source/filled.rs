@@ -1,13 +1,13 @@
 //! Parts of the map of a file that another process fills.
 
 use super::error::Error;
-use super::map::{FAULT_AROUND, Map, RELEASE_EVERY};
+use super::map::{Map, Served};
 use super::pins::Pinned;
 use std::fs::File;
 use std::ops::{Deref, Range};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// The data file, and its map.
@@ -23,7 +23,7 @@ pub(super) struct Filling {
 static ALL: Mutex<Vec<Weak<Filling>>> = Mutex::new(Vec::new());
 
 /// Bytes served from maps since pages were last released, over all data files.
-static SERVED: AtomicU64 = AtomicU64::new(0);
+static SERVED: Served = Served(AtomicU64::new(0));
 
 impl Filling {
     /// Maps the file if possible. Messages call it `name`.
@@ -86,11 +86,7 @@ impl Drop for Filled {
         if let Some(map) = &self.filling.map {
             map.mark(&self.range);
         }
-        let mapped = self.range.len().max(FAULT_AROUND) as u64;
-        // Only the thread that resets the count releases.
-        if SERVED.fetch_add(mapped, Ordering::Relaxed) + mapped >= RELEASE_EVERY
-            && SERVED.swap(0, Ordering::Relaxed) >= RELEASE_EVERY
-        {
+        if SERVED.add(self.range.len()) {
             release_all();
         }
     }

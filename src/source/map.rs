@@ -213,15 +213,29 @@ impl Drop for Room {
     }
 }
 
-/// Bytes served from maps since pages were last released, over all files.
-static SERVED: AtomicU64 = AtomicU64::new(0);
+/// Bytes served from the maps of files of this machine.
+static SERVED: Served = Served(AtomicU64::new(0));
 
 /// After this many bytes the pages of all maps are released, so that the resident memory of the process stays small.
-pub(super) const RELEASE_EVERY: u64 = 16 << 20;
+const RELEASE_EVERY: u64 = 16 << 20;
+
+/// Bytes served from maps since their pages were last released.
+#[derive(Debug)]
+pub(super) struct Served(pub AtomicU64);
+
+impl Served {
+    /// Counts a part of a map that was served. Returns whether the caller has to release pages now: only the thread
+    /// that resets the count does.
+    pub fn add(&self, len: usize) -> bool {
+        let mapped = len.max(FAULT_AROUND) as u64;
+        self.0.fetch_add(mapped, Ordering::Relaxed) + mapped >= RELEASE_EVERY
+            && self.0.swap(0, Ordering::Relaxed) >= RELEASE_EVERY
+    }
+}
 
 /// A page fault also maps the neighbouring pages that are in the page cache: `fault_around_bytes` of the kernel, 64 KiB
 /// by default.
-pub(super) const FAULT_AROUND: usize = 64 << 10;
+const FAULT_AROUND: usize = 64 << 10;
 
 /// Releases the pages of all maps in a pool. A separate thread does this, because it takes about 4 % of the time of
 /// serving. If that thread cannot keep up, the calling thread releases pages itself.
@@ -279,11 +293,7 @@ impl Drop for Mapped {
         if let Some(map) = &self.open.map {
             map.mark(&self.range);
         }
-        let mapped = self.range.len().max(FAULT_AROUND) as u64;
-        // Only the thread that resets the count starts the release.
-        if SERVED.fetch_add(mapped, Ordering::Relaxed) + mapped >= RELEASE_EVERY
-            && SERVED.swap(0, Ordering::Relaxed) >= RELEASE_EVERY
-        {
+        if SERVED.add(self.range.len()) {
             release_all(self.open.pool);
         }
     }
