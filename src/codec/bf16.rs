@@ -8,12 +8,16 @@ pub type ToBf16 = fn(&[u8], &mut [u8]);
 
 vectorised! {
     /// Rounds little-endian float32. The output must have exactly 2 bytes per element.
-    from_f32(input, output) map(input, output, u32::from_le_bytes)
+    pub fn from_f32(input: &[u8], output: &mut [u8]) {
+        map(input, output, u32::from_le_bytes);
+    }
 }
 
 vectorised! {
     /// Rounds little-endian float64. The output must have exactly 2 bytes per element.
-    from_f64(input, output) map(input, output, |bytes| to_odd(f64::from_le_bytes(bytes)))
+    pub fn from_f64(input: &[u8], output: &mut [u8]) {
+        map(input, output, |bytes| to_odd(f64::from_le_bytes(bytes)));
+    }
 }
 
 /// Rounds each element. `bits` converts an element to the bits of a float32. Inlined, so that it is compiled for the
@@ -28,7 +32,7 @@ fn map<const N: usize>(input: &[u8], output: &mut [u8], bits: impl Fn([u8; N]) -
 
 /// Rounds the bits of a float32. Has no branches, so that the compiler vectorises it.
 #[inline(always)]
-fn round(bits: u32) -> u16 {
+pub(super) fn round(bits: u32) -> u16 {
     // Adds one to the upper 16 bits if the lower 16 bits are above the middle, or at the middle and the upper bits odd.
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
     let quiet = bits & 0x8000_0000 | 0x7fc0_0000;

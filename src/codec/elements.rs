@@ -167,13 +167,13 @@ enum Special {
 }
 
 static E5M2: [f32; 256] = table(2, 15, 7, Special::Ieee);
-static E4M3: [f32; 256] = table(3, 7, 7, Special::AllOnes);
-static E5M2_FNUZ: [f32; 256] = table(2, 16, 7, Special::MinusZero);
-static E4M3_FNUZ: [f32; 256] = table(3, 8, 7, Special::MinusZero);
+pub(super) static E4M3: [f32; 256] = table(3, 7, 7, Special::AllOnes);
+pub(super) static E5M2_FNUZ: [f32; 256] = table(2, 16, 7, Special::MinusZero);
+pub(super) static E4M3_FNUZ: [f32; 256] = table(3, 8, 7, Special::MinusZero);
 static E2M3: [f32; 64] = table(3, 1, 5, Special::Finite);
 static E3M2: [f32; 64] = table(2, 3, 5, Special::Finite);
-static E2M1: [f32; 16] = table(1, 1, 3, Special::Finite);
-static E8M0: [f32; 256] = {
+pub(super) static E2M1: [f32; 16] = table(1, 1, 3, Special::Finite);
+pub(super) static E8M0: [f32; 256] = {
     let mut values = [f32::NAN; 256];
     let mut code = 0;
     while code < 255 {

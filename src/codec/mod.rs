@@ -1,24 +1,21 @@
-//! Conversions of numbers: pure functions over slices, which neither allocate nor do I/O.
+//! Conversions of numbers: pure functions over slices, without I/O. Only `quantized` allocates memory.
 
-/// Defines a function that converts bytes to bytes, and compiles its body twice: for any processor, and for vectors of
-/// twice the size.
+/// Defines a function over slices, and compiles its body twice: for any processor, and for vectors of twice the size.
 macro_rules! vectorised {
-    ($(#[$doc:meta])* $name:ident($input:ident, $output:ident) $body:expr) => {
+    ($(#[$doc:meta])* $visible:vis fn $name:ident($($input:ident: $type:ty),* $(,)?) $body:block) => {
         $(#[$doc])*
-        pub fn $name($input: &[u8], $output: &mut [u8]) {
+        $visible fn $name($($input: $type),*) {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2")]
-            fn avx2($input: &[u8], $output: &mut [u8]) {
-                $body;
-            }
+            fn avx2($($input: $type),*) $body
 
             #[cfg(target_arch = "x86_64")]
             if is_x86_feature_detected!("avx2") {
                 // SAFETY: the processor has AVX2, which is all that the function requires.
                 #[allow(unsafe_code)]
-                return unsafe { avx2($input, $output) };
+                return unsafe { avx2($($input),*) };
             }
-            $body;
+            $body
         }
     };
 }
@@ -26,3 +23,4 @@ macro_rules! vectorised {
 pub mod bf16;
 pub mod elements;
 pub mod ggml;
+pub mod quantized;

@@ -15,7 +15,9 @@ macro_rules! decoders {
     ($($room:ident: $($name:ident)*;)*) => {$($(
         vectorised! {
             #[doc = concat!("Decodes blocks of ", stringify!($name), ".")]
-            $name(input, output) packed::map(input, output, |block, out| $room::$name(block, out))
+            pub fn $name(input: &[u8], output: &mut [u8]) {
+                packed::map(input, output, |block, out| $room::$name(block, out));
+            }
         }
     )*)*};
 }

@@ -1,0 +1,480 @@
+//! The decoder: any range of elements from the bytes that it needs.
+
+use super::groups::{Group, Operands, combine, combine_by_index};
+use super::layout::{Formula, Global, Grid, INTERLEAVED, Layout, Number, Packing, Part, Parts, Real, Zeros};
+use super::needs::Runs;
+use super::numbers::Codes;
+use super::{Bf16, F32, fp8};
+use crate::codec::bf16;
+use crate::codec::elements::{E4M3, E8M0, widen_f16};
+use std::fmt;
+use std::ops::Range;
+
+/// A quantized tensor whose parts have been found to be large enough.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Decoder {
+    layout: Layout,
+}
+
+/// The slices that were given to a decoder do not have the sizes that the range needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mismatch {
+    /// The part whose size is wrong; `None` for the output or the range.
+    pub part: Option<Part>,
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.part {
+            Some(part) => write!(f, "the {} of a quantized tensor have another size than needed", part.name()),
+            None => f.write_str("the range or the output of a quantized tensor has a wrong size"),
+        }
+    }
+}
+
+impl std::error::Error for Mismatch {}
+
+/// Where elements are written.
+#[derive(Debug)]
+pub enum Output<'o> {
+    /// As float32.
+    F32(&'o mut [F32]),
+    /// Rounded from float32 to bfloat16, to nearest even.
+    Bf16(&'o mut [Bf16]),
+}
+
+impl Output<'_> {
+    /// Number of elements.
+    fn len(&self) -> usize {
+        match self {
+            Self::F32(out) => out.len(),
+            Self::Bf16(out) => out.len(),
+        }
+    }
+
+    /// A part of it.
+    fn part(&mut self, range: Range<usize>) -> Output<'_> {
+        match self {
+            Self::F32(out) => Output::F32(&mut out[range]),
+            Self::Bf16(out) => Output::Bf16(&mut out[range]),
+        }
+    }
+}
+
+/// Maximum number of groups, and of elements, that are decoded before they are scaled. The elements stay in the cache
+/// of a core.
+const GROUPS_AT_ONCE: usize = 256;
+const COLUMNS_AT_ONCE: u64 = 2048;
+
+/// Rows of a transposed matrix that are copied at once: those whose words share a line of the cache.
+const ROWS_AT_ONCE: u64 = 16;
+
+impl Decoder {
+    /// A decoder for parts of these sizes in bytes. Fails with a reason if the description is inconsistent or a part is
+    /// too small.
+    pub fn new(layout: Layout, sizes: &Parts<u64>) -> Result<Self, String> {
+        layout.check(sizes)?;
+        Ok(Self { layout })
+    }
+
+    /// The description.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The bytes of each part that the elements of `range` need, in row-major order.
+    pub fn needs(&self, range: &Range<u64>) -> Parts<Runs> {
+        self.layout.needs(range)
+    }
+
+    /// Writes the elements of `range`. Each slice of `parts` has the bytes that [`Decoder::needs`] names for `held`, one
+    /// run after the other. `held` contains `range`.
+    pub fn decode(
+        &self,
+        held: &Range<u64>,
+        parts: &Parts<&[u8]>,
+        range: &Range<u64>,
+        out: Output,
+    ) -> Result<(), Mismatch> {
+        let is_inside = held.start <= range.start && range.end <= held.end && held.end <= self.layout.elements();
+        if range.start > range.end || !is_inside || out.len() as u64 != range.end - range.start {
+            return Err(Mismatch { part: None });
+        }
+        let needs = self.needs(held);
+        for ((part, needs), bytes) in Part::ALL.into_iter().zip(&needs).zip(parts) {
+            if needs.bytes() != bytes.len() as u64 {
+                return Err(Mismatch { part: Some(part) });
+            }
+        }
+        if !range.is_empty() {
+            Pass::new(&self.layout, needs, parts, range).decode(out);
+        }
+        Ok(())
+    }
+}
+
+/// One call of [`Decoder::decode`].
+struct Pass<'p> {
+    layout: &'p Layout,
+    needs: Parts<Runs>,
+    parts: &'p Parts<&'p [u8]>,
+    range: &'p Range<u64>,
+    codes: Codes,
+    /// The group of each column, if the columns are not in the order of the groups.
+    groups: Option<&'p [Group]>,
+    /// Rows of a transposed matrix, as they would be stored if it were not transposed.
+    copied: Copied,
+    /// Elements of a row before they are rounded to bfloat16.
+    rounded: Vec<F32>,
+    /// The operands of all groups of a row, if there is a group index, and the row.
+    operands: Vec<Operands>,
+    row: Option<u64>,
+}
+
+/// Rows of a transposed matrix, copied.
+#[derive(Default)]
+struct Copied {
+    rows: Range<u64>,
+    /// The words of each row.
+    words: Range<u64>,
+    /// Distance of the rows in bytes.
+    row_bytes: usize,
+    bytes: Vec<u8>,
+}
+
+impl<'p> Pass<'p> {
+    fn new(layout: &'p Layout, needs: Parts<Runs>, parts: &'p Parts<&'p [u8]>, range: &'p Range<u64>) -> Self {
+        let codes = Codes::new(layout.packing, layout.number, parts[Part::Map as usize]);
+        let mut groups = layout.group_index.then(|| parts[Part::GroupIndex as usize].as_chunks::<4>().0);
+        if let (Some(index), Grid::Blocks { block, .. }) = (groups, layout.grid) {
+            let expected = |column: usize| (column as u64 / block[1]) as u32;
+            let is_in_order =
+                index.iter().enumerate().all(|(column, group)| u32::from_le_bytes(*group) == expected(column));
+            // compressed-tensors ignores an index that has -1.
+            if is_in_order || index.contains(&(-1i32).to_le_bytes()) {
+                groups = None;
+            }
+        }
+        Self {
+            layout,
+            needs,
+            parts,
+            range,
+            codes,
+            groups,
+            copied: Copied::default(),
+            rounded: Vec::new(),
+            operands: Vec::new(),
+            row: None,
+        }
+    }
+
+    fn decode(&mut self, mut out: Output) {
+        let cols = self.layout.cols;
+        let mut at = self.range.start;
+        while at < self.range.end {
+            let (row, start) = (at / cols, at % cols);
+            let end = cols.min(start + (self.range.end - at));
+            let from = (at - self.range.start) as usize;
+            self.decode_row(row, start..end, out.part(from..from + (end - start) as usize));
+            at += end - start;
+        }
+    }
+
+    fn decode_row(&mut self, row: u64, cols: Range<u64>, mut out: Output) {
+        let width = match self.layout.grid {
+            Grid::Blocks { block, .. } => block[1],
+            Grid::Tiled { block, .. } => block,
+        };
+        if self.groups.is_some() {
+            self.index_operands(row);
+        }
+        let mut start = cols.start;
+        while start < cols.end {
+            let end = ((start / COLUMNS_AT_ONCE + 1) * COLUMNS_AT_ONCE).min(cols.end);
+            let end = end.min((start / width + GROUPS_AT_ONCE as u64).saturating_mul(width));
+            match out.part((start - cols.start) as usize..(end - cols.start) as usize) {
+                Output::F32(out) => self.decode_part(row, start..end, width, out),
+                Output::Bf16(out) if self.is_fp8() => {
+                    let mut operands = [Operands::default(); GROUPS_AT_ONCE];
+                    let (first, operands) = self.operands_of(row, &(start..end), width, &mut operands);
+                    fp8::to_bf16(self.bytes(row, &(start..end)), out, first, width as usize, operands);
+                }
+                Output::Bf16(out) => {
+                    let mut rounded = std::mem::take(&mut self.rounded);
+                    rounded.resize(out.len(), [0; 4]);
+                    self.decode_part(row, start..end, width, &mut rounded);
+                    bf16::from_f32(rounded.as_flattened(), out.as_flattened_mut());
+                    self.rounded = rounded;
+                }
+            }
+            start = end;
+        }
+    }
+
+    /// Whether the elements are E4M3 codes times scales.
+    fn is_fp8(&self) -> bool {
+        let Layout { packing, number, formula, zeros, .. } = *self.layout;
+        let is_plain = (formula, zeros) == (Formula::Scale, Zeros::None) && self.groups.is_none();
+        is_plain && number == Number::E4M3 && matches!(packing, Packing::Stream { .. })
+    }
+
+    /// Decodes some columns of a row. A group has `width` columns.
+    fn decode_part(&mut self, row: u64, cols: Range<u64>, width: u64, out: &mut [F32]) {
+        let has_zeros = self.layout.zeros != Zeros::None;
+        self.numbers(row, cols.clone(), out);
+        if let Some(groups) = self.groups {
+            combine_by_index(has_zeros, out, &groups[cols.start as usize..cols.end as usize], &self.operands);
+            return;
+        }
+        let mut operands = [Operands::default(); GROUPS_AT_ONCE];
+        let (first, operands) = self.operands_of(row, &cols, width, &mut operands);
+        combine(self.layout.formula, has_zeros, out, first, width.min(COLUMNS_AT_ONCE) as usize, operands);
+    }
+
+    /// The operands of the groups of some columns of a row, and the number of these columns in the first group.
+    fn operands_of<'o>(
+        &self,
+        row: u64,
+        cols: &Range<u64>,
+        width: u64,
+        operands: &'o mut [Operands; GROUPS_AT_ONCE],
+    ) -> (usize, &'o [Operands]) {
+        let operands = &mut operands[..(cols.end.div_ceil(width) - cols.start / width) as usize];
+        self.operands(row, cols.start / width, operands);
+        ((width - cols.start % width).min(cols.end - cols.start) as usize, operands)
+    }
+
+    /// The bytes with the codes of some columns of a row that is not transposed.
+    fn bytes(&self, row: u64, cols: &Range<u64>) -> &'p [u8] {
+        let (values, runs) = (self.parts[Part::Values as usize], &self.needs[Part::Values as usize]);
+        let (codes, bytes) = self.layout.packing.unit();
+        let row_bytes = match self.layout.packing {
+            Packing::Stream { row_bytes, .. } | Packing::Words { row_bytes, .. } | Packing::HighFirst { row_bytes } => {
+                row_bytes
+            }
+            Packing::RowPairs | Packing::Down { .. } | Packing::Across => 0,
+        };
+        let start = row * row_bytes + cols.start / codes * bytes;
+        let end = row * row_bytes + (cols.end.div_ceil(codes) * bytes).min(row_bytes);
+        let from = runs.place(start);
+        &values[from..from + (end - start) as usize]
+    }
+
+    /// The numbers that the codes mean.
+    fn numbers(&mut self, row: u64, cols: Range<u64>, out: &mut [F32]) {
+        let packing = self.layout.packing;
+        let (values, runs) = (self.parts[Part::Values as usize], &self.needs[Part::Values as usize]);
+        let (codes, bytes) = packing.unit();
+        let skipped = (cols.start % codes) as usize;
+        match packing {
+            Packing::Stream { .. } | Packing::Words { .. } | Packing::HighFirst { .. } => {
+                self.codes.decode_from(packing, self.bytes(row, &cols), skipped, out);
+            }
+            Packing::RowPairs => {
+                let from = runs.place(row / 2 * self.layout.cols + cols.start);
+                self.codes.nibbles_of_bytes(&values[from..from + out.len()], row as u32 % 2 * 4, out);
+            }
+            Packing::Down { .. } => {
+                if !self.copied.rows.contains(&row) {
+                    self.copy_down(row);
+                }
+                let copied = &self.copied;
+                let from = (row - copied.rows.start) as usize * copied.row_bytes;
+                let words = &copied.bytes[from..from + (copied.words.end - copied.words.start) as usize * 4];
+                let from = (cols.start / codes * bytes - copied.words.start * 4) as usize;
+                self.codes.decode_from(packing, &words[from..], skipped, out);
+            }
+            Packing::Across => {
+                if !self.copied.rows.contains(&row) {
+                    self.copy_across(row);
+                }
+                let from = (cols.start - self.copied.words.start) as usize * 4;
+                let words = &self.copied.bytes[from..from + out.len() * 4];
+                self.codes.nibbles_of_words(words, INTERLEAVED[row as usize % 8] * 4, out);
+            }
+        }
+    }
+
+    /// The columns that the range touches: all of them if it touches several rows.
+    fn touched(&self) -> Range<u64> {
+        let cols = self.layout.cols;
+        let (first, last) = (self.range.start / cols, (self.range.end - 1) / cols);
+        if first == last { self.range.start - first * cols..self.range.end - last * cols } else { 0..cols }
+    }
+
+    /// Copies the words of some rows, from `row` on, of a matrix that is packed as [`Packing::Down`].
+    fn copy_down(&mut self, row: u64) {
+        let Layout { rows, cols, packing, .. } = *self.layout;
+        let (values, runs) = (self.parts[Part::Values as usize], &self.needs[Part::Values as usize]);
+        let words = packing.words(&self.touched(), cols);
+        let end = ((self.range.end - 1) / cols + 1).min((row / ROWS_AT_ONCE + 1) * ROWS_AT_ONCE);
+        // The bytes between the rows keep them apart in the cache, whose sets are chosen by the low bits of addresses.
+        let row_bytes = (words.end - words.start) as usize * 4 + 64;
+        let count = (end - row) as usize;
+        self.copied.bytes.resize(count * row_bytes, 0);
+        let from = runs.place((words.start * rows + row) * 4);
+        let stored =
+            (0..(words.end - words.start) as usize).map(|word| &values[from + word * runs.step()..][..count * 4]);
+        transpose(stored, row_bytes, &mut self.copied.bytes);
+        (self.copied.rows, self.copied.words, self.copied.row_bytes) = (row..end, words, row_bytes);
+    }
+
+    /// Copies the words that contain `row` of a matrix that is packed as [`Packing::Across`].
+    fn copy_across(&mut self, row: u64) {
+        let (values, runs) = (self.parts[Part::Values as usize], &self.needs[Part::Values as usize]);
+        let cols = self.touched();
+        let from = runs.place((cols.start * (self.layout.rows / 8) + row / 8) * 4);
+        self.copied.bytes.resize((cols.end - cols.start) as usize * 4, 0);
+        let stored = (0..(cols.end - cols.start) as usize).map(|word| &values[from + word * runs.step()..][..4]);
+        for (word, copy) in stored.zip(self.copied.bytes.as_chunks_mut::<4>().0) {
+            copy.copy_from_slice(word);
+        }
+        (self.copied.rows, self.copied.words) = (row / 8 * 8..row / 8 * 8 + 8, cols);
+    }
+
+    /// Computes the operands of all groups of a row.
+    fn index_operands(&mut self, row: u64) {
+        if let Grid::Blocks { groups, .. } = self.layout.grid
+            && self.row != Some(row)
+        {
+            let mut operands = std::mem::take(&mut self.operands);
+            operands.resize(groups as usize, Operands::default());
+            self.operands(row, 0, &mut operands);
+            (self.operands, self.row) = (operands, Some(row));
+        }
+    }
+
+    /// The operands of consecutive groups of a row, from `group` on.
+    fn operands(&self, row: u64, group: u64, operands: &mut [Operands]) {
+        let Layout { rows, scale, .. } = *self.layout;
+        let (matrix, below) = (row / rows, row % rows);
+        let scales = self.strided(Part::Scales, scale.bytes(), matrix, below, group);
+        match self.layout.grid {
+            Grid::Blocks { .. } => self.scales(scales, operands),
+            Grid::Tiled { groups, .. } => {
+                let (scales, runs) = (self.parts[Part::Scales as usize], &self.needs[Part::Scales as usize]);
+                let table = if scale == Real::E8M0 { &E8M0 } else { &E4M3 };
+                for (group, operands) in (group..).zip(&mut *operands) {
+                    let tile = below / 128 * (groups / 4) + group / 4;
+                    let at = tile * 512 + below % 32 * 16 + below % 128 / 32 * 4 + group % 4;
+                    operands.scale = table[usize::from(scales[runs.place(at)])];
+                }
+            }
+        }
+        let global = |each: bool| {
+            let at = self.needs[Part::Global as usize].place(if each { matrix * 4 } else { 0 });
+            self.parts[Part::Global as usize][at..].first_chunk().map_or(f32::NAN, |bytes| f32::from_le_bytes(*bytes))
+        };
+        match self.layout.global {
+            Global::None => {}
+            Global::Times { each } => {
+                let global = global(each);
+                operands.iter_mut().for_each(|operands| operands.scale *= global);
+            }
+            Global::Over { each } => {
+                let global = global(each);
+                operands.iter_mut().for_each(|operands| operands.scale /= global);
+            }
+        }
+        if self.layout.formula == Formula::ScaleThenAdd {
+            let bias = self.layout.bias;
+            let (bytes, step, _) = self.strided(Part::Biases, bias.bytes(), matrix, below, group);
+            let count = operands.len();
+            widen(bias, bytes, step, |at, value| operands[at].other = value, count);
+        }
+        self.zeros(matrix, below, group, operands);
+    }
+
+    /// The bytes of a part that has an element for each scale, from the element for a group of a row on; the distance
+    /// of the elements in bytes; and the index of the first one.
+    fn strided(&self, part: Part, width: u64, matrix: u64, row: u64, group: u64) -> (&'p [u8], usize, u64) {
+        let Grid::Blocks { block, groups, strides: [matrices, down, beside] } = self.layout.grid else {
+            return (&[], 0, 0);
+        };
+        // The distance of the groups of a row can be any number if there is only one.
+        let beside = if groups > 1 { beside } else { 1 };
+        let runs = &self.needs[part as usize];
+        let index = matrix * matrices + row / block[0] * down + group * beside;
+        let step = if runs.count > 1 { runs.step() } else { (beside * width) as usize };
+        (&self.parts[part as usize][runs.place(index * width)..], step, index)
+    }
+
+    fn scales(&self, (bytes, step, index): (&[u8], usize, u64), operands: &mut [Operands]) {
+        let count = operands.len();
+        let Real::Nested { block, offset } = self.layout.scale else {
+            widen(self.layout.scale, bytes, step, |at, value| operands[at].scale = value, count);
+            return;
+        };
+        let float = |part: Part, at: u64| {
+            let at = self.needs[part as usize].place(at * 4);
+            let bytes = self.parts[part as usize][at..].first_chunk().copied();
+            f32::from_le_bytes(bytes.unwrap_or_default())
+        };
+        let step = step.max(1);
+        for (at, operands) in operands.iter_mut().enumerate() {
+            let code = bytes[at * step];
+            let scale = float(Part::NestedScales, (index + (at * step) as u64) / block);
+            operands.scale = float(Part::NestedMap, u64::from(code)) * scale + offset;
+        }
+    }
+
+    fn zeros(&self, matrix: u64, row: u64, group: u64, operands: &mut [Operands]) {
+        let (zeros, runs) = (self.parts[Part::Zeros as usize], &self.needs[Part::Zeros as usize]);
+        match self.layout.zeros {
+            Zeros::None => {}
+            Zeros::Bytes => {
+                let (bytes, step, _) = self.strided(Part::Zeros, 1, matrix, row, group);
+                for (at, operands) in operands.iter_mut().enumerate() {
+                    operands.other = f32::from(bytes[at * step] as i8);
+                }
+            }
+            Zeros::Packed { bits, along, across, interleaved, add, offset } => {
+                let row = if interleaved { row / 8 * 8 + u64::from(INTERLEAVED[row as usize % 8]) } else { row };
+                let (word, shift) = (row * u64::from(bits) / 32, row * u64::from(bits) % 32);
+                let from = runs.place((word * along + group * across) * 4);
+                let step = if runs.count > 1 { runs.step() } else { across as usize * 4 };
+                let next = along as usize * 4;
+                let crosses = shift + u64::from(bits) > 32;
+                let read = |at: usize| zeros[at..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
+                for (at, operands) in operands.iter_mut().enumerate() {
+                    let at = from + at * step;
+                    let high = if crosses { read(at + next) } else { 0 };
+                    let field = ((u64::from(high) << 32 | u64::from(read(at))) >> shift) as u32;
+                    let zero = field.wrapping_add(add) & ((1 << bits) - 1);
+                    operands.other = zero as f32 - offset as f32;
+                }
+            }
+        }
+    }
+}
+
+/// Writes the words of each slice to consecutive rows.
+fn transpose<'s>(stored: impl Iterator<Item = &'s [u8]>, row_bytes: usize, rows: &mut [u8]) {
+    for (at, words) in stored.enumerate() {
+        for (row, word) in words.as_chunks::<4>().0.iter().enumerate() {
+            rows[row * row_bytes + at * 4..][..4].copy_from_slice(word);
+        }
+    }
+}
+
+/// Passes `count` numbers to `take`. They are `step` bytes apart.
+#[inline(always)]
+pub(super) fn widen(real: Real, bytes: &[u8], step: usize, mut take: impl FnMut(usize, f32), count: usize) {
+    macro_rules! each {
+        ($width:literal, $widen:expr) => {
+            for at in 0..count {
+                let Some(bytes) = bytes[at * step..].first_chunk::<$width>() else { return };
+                take(at, $widen(*bytes));
+            }
+        };
+    }
+    match real {
+        Real::F32 => each!(4, f32::from_le_bytes),
+        Real::F16 => each!(2, |bytes| widen_f16(u16::from_le_bytes(bytes))),
+        Real::Bf16 => each!(2, |bytes| f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)),
+        Real::E8M0 => each!(1, |[code]: [u8; 1]| E8M0[usize::from(code)]),
+        Real::E4M3 => each!(1, |[code]: [u8; 1]| E4M3[usize::from(code)]),
+        Real::Nested { .. } => {}
+    }
+}

@@ -1,0 +1,105 @@
+//! The bytes that a range of elements needs, read and kept, so that several reads can share them.
+
+use super::decode::{Decoder, Mismatch, Output};
+use super::layout::{Part, Parts};
+use super::needs::Runs;
+use std::ops::Range;
+
+/// The bytes of all parts that a range of elements needs.
+#[derive(Debug, Clone, Default)]
+pub struct Gathered {
+    held: Range<u64>,
+    parts: Parts<Vec<u8>>,
+}
+
+/// Runs that are no further apart than this multiple of their length are read together with the bytes between them.
+const READ_FACTOR: u64 = 4;
+
+/// Maximum number of bytes that are read together.
+const READ_MAX: u64 = 1 << 20;
+
+impl Gathered {
+    /// Reads what `held` needs. `read` reads the bytes at an offset of a part, and fills the slice.
+    pub fn new<E>(
+        decoder: &Decoder,
+        held: Range<u64>,
+        mut read: impl FnMut(Part, u64, &mut [u8]) -> Result<(), E>,
+    ) -> Result<Self, E> {
+        let needs = decoder.needs(&held);
+        let mut parts: Parts<Vec<u8>> = Parts::default();
+        for ((part, runs), bytes) in Part::ALL.into_iter().zip(needs).zip(&mut parts) {
+            gather(runs, bytes, |offset, bytes| read(part, offset, bytes))?;
+        }
+        Ok(Self { held, parts })
+    }
+
+    /// Whether the elements of `range` can be decoded.
+    pub fn covers(&self, range: &Range<u64>) -> bool {
+        self.held.start <= range.start && range.end <= self.held.end
+    }
+
+    /// Size of the bytes that are kept.
+    pub fn bytes(&self) -> usize {
+        self.parts.iter().map(Vec::len).sum()
+    }
+
+    /// Decodes the elements of `range`.
+    pub fn decode(&self, decoder: &Decoder, range: &Range<u64>, out: Output) -> Result<(), Mismatch> {
+        decoder.decode(&self.held, &self.parts.each_ref().map(Vec::as_slice), range, out)
+    }
+}
+
+/// Reads runs one after the other into `bytes`.
+fn gather<E>(runs: Runs, bytes: &mut Vec<u8>, mut read: impl FnMut(u64, &mut [u8]) -> Result<(), E>) -> Result<(), E> {
+    bytes.resize(runs.bytes() as usize, 0);
+    let is_sparse = runs.stride > runs.len.saturating_mul(READ_FACTOR);
+    if runs.len == runs.stride || is_sparse {
+        let len = if is_sparse { runs.len } else { runs.bytes() };
+        let chunks = bytes.chunks_exact_mut(len.max(1) as usize);
+        return (0..).zip(chunks).try_for_each(|(at, bytes)| read(runs.start + at * runs.stride, bytes));
+    }
+    let at_once = (READ_MAX / runs.stride).max(1);
+    let mut span = Vec::new();
+    for (at, bytes) in (0..).zip(bytes.chunks_mut((at_once * runs.len) as usize)) {
+        let count = bytes.len() as u64 / runs.len;
+        span.resize(((count - 1) * runs.stride + runs.len) as usize, 0);
+        read(runs.start + at * at_once * runs.stride, &mut span)?;
+        for (run, bytes) in span.chunks(runs.stride as usize).zip(bytes.chunks_exact_mut(runs.len as usize)) {
+            bytes.copy_from_slice(&run[..bytes.len()]);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_read_together_if_little_lies_between() {
+        let data: Vec<u8> = (0..4_000_000u32).map(|at| (at.wrapping_mul(0x9e37_79b1) >> 24) as u8).collect();
+        let cases = [
+            // Length, distance and number of the runs, and how many reads they take.
+            (200_000, 300_000, 9, 3),
+            (4, 8, 300_000, 3),
+            (4, 16, 1000, 1),
+            (4, 17, 1000, 1000),
+            (4, 4, 1000, 1),
+            (2_000_000, 2_000_000, 1, 1),
+            (0, 0, 0, 0),
+        ];
+        for (len, stride, count, expected) in cases {
+            let runs = Runs { start: 5, len, stride, count };
+            let (mut found, mut reads) = (Vec::new(), 0);
+            let read = |offset: u64, bytes: &mut [u8]| {
+                reads += 1;
+                bytes.copy_from_slice(&data[offset as usize..offset as usize + bytes.len()]);
+                Ok::<_, ()>(())
+            };
+            gather(runs, &mut found, read).unwrap();
+            let wanted: Vec<u8> =
+                runs.ranges().flat_map(|run| data[run.start as usize..run.end as usize].to_vec()).collect();
+            assert!(found == wanted && reads == expected, "{len} {stride} {count}: {reads}");
+        }
+    }
+}

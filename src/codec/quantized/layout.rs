@@ -1,0 +1,452 @@
+//! The description of a quantized matrix as data: which numbers are stored where, and how they are combined.
+
+/// A stored tensor that takes part in the values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// The codes.
+    Values,
+    /// A scale for each group of codes.
+    Scales,
+    /// A zero point for each group of codes.
+    Zeros,
+    /// A number that is added to each group.
+    Biases,
+    /// The group of each column (GPTQ, "act-order").
+    GroupIndex,
+    /// A scale of the scales.
+    Global,
+    /// The value of each code.
+    Map,
+    /// The scales of quantized scales.
+    NestedScales,
+    /// The value of each code of quantized scales.
+    NestedMap,
+}
+
+impl Part {
+    /// Number of parts.
+    pub const COUNT: usize = 9;
+
+    /// All parts, in the order of [`Parts`].
+    pub const ALL: [Self; Self::COUNT] = [
+        Self::Values,
+        Self::Scales,
+        Self::Zeros,
+        Self::Biases,
+        Self::GroupIndex,
+        Self::Global,
+        Self::Map,
+        Self::NestedScales,
+        Self::NestedMap,
+    ];
+
+    /// The name for users.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Values => "values",
+            Self::Scales => "scales",
+            Self::Zeros => "zero points",
+            Self::Biases => "biases",
+            Self::GroupIndex => "group index",
+            Self::Global => "global scale",
+            Self::Map => "map",
+            Self::NestedScales => "nested scales",
+            Self::NestedMap => "nested map",
+        }
+    }
+}
+
+/// Something for each part, by the number of the part.
+pub type Parts<T> = [T; Part::COUNT];
+
+/// A quantized matrix, or several of the same shape one after the other.
+///
+/// The element in row `r` and column `c` of a matrix is computed from its code, the scale of its group, and what else
+/// there is, as [`Layout::formula`] says.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Layout {
+    /// Number of matrices.
+    pub batch: u64,
+    /// Rows of a matrix.
+    pub rows: u64,
+    /// Columns of a matrix.
+    pub cols: u64,
+    /// Where the codes lie.
+    pub packing: Packing,
+    /// What a code means.
+    pub number: Number,
+    /// Where the scale of an element lies. Biases lie at the same places.
+    pub grid: Grid,
+    /// The type of the scales.
+    pub scale: Real,
+    /// The type of the biases; only used by [`Formula::ScaleThenAdd`].
+    pub bias: Real,
+    /// What is done to the scales.
+    pub global: Global,
+    /// The zero points.
+    pub zeros: Zeros,
+    /// Whether there is a group index. Otherwise the columns are in the order of the groups.
+    pub group_index: bool,
+    /// How code and scale are combined.
+    pub formula: Formula,
+}
+
+/// How codes are packed into the bytes of a row. Bits are counted from the lowest one, and words are little-endian.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Packing {
+    /// The codes of a row are a stream of bits. A row takes `row_bytes` bytes.
+    Stream {
+        /// Width of a code, from 1 to 8.
+        bits: u32,
+        /// Distance of the rows in bytes.
+        row_bytes: u64,
+    },
+    /// The codes of a row are in 32-bit words, as many as fit into one. The top bits may be unused.
+    Words {
+        /// Width of a code, from 1 to 8.
+        bits: u32,
+        /// Distance of the rows in bytes.
+        row_bytes: u64,
+    },
+    /// Two codes of a row in a byte, the first one in the high bits.
+    HighFirst {
+        /// Distance of the rows in bytes.
+        row_bytes: u64,
+    },
+    /// Two codes of a column in a byte: an even row in the low bits, and the next row in the high bits.
+    RowPairs,
+    /// The matrix is transposed: the codes of a row are a stream of bits down a column of a matrix of 32-bit words.
+    /// There is one matrix only.
+    Down {
+        /// Width of a code, from 1 to 8.
+        bits: u32,
+    },
+    /// The matrix is transposed: a 32-bit word has a 4-bit code of each of eight rows, in the order 0, 2, 4, 6, 1, 3,
+    /// 5, 7. The words of a column are a row of the stored matrix. There is one matrix only.
+    Across,
+}
+
+impl Packing {
+    /// Width of a code in bits.
+    pub fn bits(self) -> u32 {
+        match self {
+            Self::Stream { bits, .. } | Self::Words { bits, .. } | Self::Down { bits } => bits,
+            Self::HighFirst { .. } | Self::RowPairs | Self::Across => 4,
+        }
+    }
+
+    /// Whether a row of the matrix is spread over the whole tensor.
+    pub fn is_transposed(self) -> bool {
+        matches!(self, Self::Down { .. } | Self::Across)
+    }
+}
+
+/// What a code means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Number {
+    /// A non-negative integer.
+    Unsigned,
+    /// An integer in two's complement.
+    Signed,
+    /// An integer, less half of the number of codes.
+    Offset,
+    /// OCP E2M1. The codes have 4 bits.
+    E2M1,
+    /// OCP E4M3. The codes have 8 bits.
+    E4M3,
+    /// OCP E5M2. The codes have 8 bits.
+    E5M2,
+    /// E4M3 without infinity and negative zero. The codes have 8 bits.
+    E4M3Fnuz,
+    /// E5M2 without infinity and negative zero. The codes have 8 bits.
+    E5M2Fnuz,
+    /// An index into [`Part::Map`], 16 float32 numbers. The codes have 4 bits.
+    Map,
+}
+
+/// Where the scale of an element lies, in scales from the start of the tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Grid {
+    /// Every block of elements has a scale.
+    Blocks {
+        /// Rows and columns of a block. Blocks at the end of a matrix may be smaller.
+        block: [u64; 2],
+        /// Number of blocks beside each other.
+        groups: u64,
+        /// Distance of the scales of two matrices, of two blocks below each other, and of two blocks beside each other.
+        /// 0 where they share the scale.
+        strides: [u64; 3],
+    },
+    /// The layout of cuBLAS: scales of one byte in tiles of 128 rows and 4 columns. There is one matrix only.
+    Tiled {
+        /// Columns of a group.
+        block: u64,
+        /// Number of groups of a row, rounded up to a multiple of 4.
+        groups: u64,
+    },
+}
+
+impl Grid {
+    /// Whether the scales of consecutive rows are next to each other, and those of the groups of a row are not.
+    pub(super) fn is_transposed(&self) -> bool {
+        matches!(*self, Self::Blocks { groups, strides: [_, down, beside], .. } if groups > 1 && 0 < down && down < beside)
+    }
+}
+
+/// The type of a scale.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Real {
+    /// float32.
+    F32,
+    /// IEEE 754 half precision.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// OCP E8M0: powers of two and NaN.
+    E8M0,
+    /// OCP E4M3.
+    E4M3,
+    /// A byte that is an index into [`Part::NestedMap`], 256 float32 numbers. The number there is multiplied by the
+    /// element of [`Part::NestedScales`] (float32) for the block, and `offset` is added.
+    Nested {
+        /// Scales of a block.
+        block: u64,
+        /// Is added.
+        offset: f32,
+    },
+}
+
+impl Real {
+    /// Size in bytes.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+            Self::E8M0 | Self::E4M3 | Self::Nested { .. } => 1,
+        }
+    }
+}
+
+/// What is done to each scale before it is used. [`Part::Global`] is float32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Global {
+    /// Nothing.
+    None,
+    /// The scale is multiplied by the global scale.
+    Times {
+        /// Whether every matrix has a global scale.
+        each: bool,
+    },
+    /// The scale is divided by the global scale.
+    Over {
+        /// Whether every matrix has a global scale.
+        each: bool,
+    },
+}
+
+/// The zero points: numbers that are subtracted from the codes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Zeros {
+    /// There are none.
+    None,
+    /// A signed byte for each scale, at the same place as the scale.
+    Bytes,
+    /// Those of a group are a stream of bits along the rows of the matrix, in 32-bit words.
+    Packed {
+        /// Width of a zero point, from 1 to 8.
+        bits: u32,
+        /// Distance of two words of a stream, in words.
+        along: u64,
+        /// Distance of two groups, in words. Either this or `along` is 1.
+        across: u64,
+        /// Whether the zero points in a word are in the order of [`Packing::Across`].
+        interleaved: bool,
+        /// Is added to the stored number, modulo the number of codes.
+        add: u32,
+        /// Is subtracted from the sum.
+        offset: u32,
+    },
+}
+
+/// How the number that a code means (less the zero point, if there is one) and the scale are combined.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Formula {
+    /// The number times the scale.
+    Scale,
+    /// The number divided by the scale.
+    Divide,
+    /// The number times the scale, plus the bias.
+    ScaleThenAdd,
+    /// The number times the scale, times a constant.
+    ScaleTwice(f32),
+}
+
+/// Maximum number of columns of a transposed matrix. The codes of eight rows, which are next to each other, are read at
+/// once. The largest models have 2^16 columns.
+const TRANSPOSED_MAX: u64 = 1 << 20;
+
+/// Maximum number of columns with a group index, which is read as a whole.
+const INDEX_MAX: u64 = 1 << 21;
+
+/// The position of a code of each of eight rows in a word of [`Packing::Across`].
+pub(super) const INTERLEAVED: [u32; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
+
+impl Layout {
+    /// Number of elements. [`Layout::required`] has checked that it fits into 64 bits.
+    pub fn elements(&self) -> u64 {
+        self.batch.saturating_mul(self.rows).saturating_mul(self.cols)
+    }
+
+    /// Checks parts of these sizes in bytes. Fails with a reason if the description is inconsistent or a part is too
+    /// small.
+    pub fn check(&self, sizes: &Parts<u64>) -> Result<(), String> {
+        for ((part, required), size) in Part::ALL.into_iter().zip(self.required()?).zip(sizes) {
+            if required > *size {
+                return Err(format!("{}: {size} bytes instead of at least {required}", part.name()));
+            }
+        }
+        Ok(())
+    }
+
+    /// The number of bytes that each part must have at least. Fails with a reason if the description is inconsistent.
+    pub fn required(&self) -> Result<Parts<u64>, &'static str> {
+        let Self { batch, rows, cols, .. } = *self;
+        let all_rows = batch.checked_mul(rows).ok_or(TOO_LARGE)?;
+        let elements = all_rows.checked_mul(cols).ok_or(TOO_LARGE)?;
+        elements.checked_mul(8).ok_or(TOO_LARGE)?;
+        if elements == 0 {
+            return Ok([0; Part::COUNT]);
+        }
+        let mut required = [0; Part::COUNT];
+        ensure(!self.packing.is_transposed() || cols <= TRANSPOSED_MAX, "a transposed matrix with too many columns")?;
+        ensure(!self.group_index || cols <= INDEX_MAX, "a group index of too many columns")?;
+        required[Part::Values as usize] = self.required_values(all_rows)?;
+        let scales = self.required_scales()?;
+        required[Part::Scales as usize] = scales.checked_mul(self.scale.bytes()).ok_or(TOO_LARGE)?;
+        let is_scaled = self.formula == Formula::Scale;
+        ensure(is_scaled || self.zeros == Zeros::None && !self.group_index, "a formula without zero points or index")?;
+        if self.formula == Formula::ScaleThenAdd {
+            let is_plain = !matches!(self.bias, Real::Nested { .. });
+            ensure(is_plain, "biases that are quantized")?;
+            required[Part::Biases as usize] = scales.checked_mul(self.bias.bytes()).ok_or(TOO_LARGE)?;
+        }
+        if let Real::Nested { block, .. } = self.scale {
+            let is_dense = matches!(self.grid, Grid::Blocks { strides: [_, _, 0 | 1], .. });
+            ensure(block > 0 && is_dense, "quantized scales that are not in blocks")?;
+            required[Part::NestedScales as usize] = scales.div_ceil(block).checked_mul(4).ok_or(TOO_LARGE)?;
+            required[Part::NestedMap as usize] = 256 * 4;
+        }
+        required[Part::Zeros as usize] = self.required_zeros(scales)?;
+        if self.group_index {
+            ensure(batch == 1, "a group index for several matrices")?;
+            required[Part::GroupIndex as usize] = cols.checked_mul(4).ok_or(TOO_LARGE)?;
+        }
+        required[Part::Global as usize] = match self.global {
+            Global::None => 0,
+            Global::Times { each } | Global::Over { each } => 4 * if each { batch } else { 1 },
+        };
+        if self.number == Number::Map {
+            required[Part::Map as usize] = 16 * 4;
+        }
+        Ok(required)
+    }
+
+    fn required_values(&self, all_rows: u64) -> Result<u64, &'static str> {
+        let Self { batch, rows, cols, packing, .. } = *self;
+        let bits = packing.bits();
+        ensure((1..=8).contains(&bits), "codes that are not 1 to 8 bits wide")?;
+        let width = match self.number {
+            Number::Unsigned | Number::Signed | Number::Offset => bits,
+            Number::E2M1 | Number::Map => 4,
+            Number::E4M3 | Number::E5M2 | Number::E4M3Fnuz | Number::E5M2Fnuz => 8,
+        };
+        ensure(bits == width, "codes of another width than their numbers")?;
+        let row = |needed: u64, row_bytes: u64| {
+            ensure(needed <= row_bytes, "rows that overlap")?;
+            (all_rows - 1).checked_mul(row_bytes).and_then(|last| last.checked_add(row_bytes)).ok_or(TOO_LARGE)
+        };
+        match packing {
+            Packing::Stream { row_bytes, .. } => row((cols * u64::from(bits)).div_ceil(8), row_bytes),
+            Packing::Words { row_bytes, .. } => {
+                row(cols.div_ceil(u64::from(32 / bits)).checked_mul(4).ok_or(TOO_LARGE)?, row_bytes)
+            }
+            Packing::HighFirst { row_bytes } => row(cols.div_ceil(2), row_bytes),
+            Packing::RowPairs => {
+                ensure(rows % 2 == 0, "pairs of an odd number of rows")?;
+                Ok(all_rows / 2 * cols)
+            }
+            Packing::Down { bits } => {
+                ensure(batch == 1, "several transposed matrices")?;
+                (cols * u64::from(bits))
+                    .div_ceil(32)
+                    .checked_mul(rows)
+                    .and_then(|words| words.checked_mul(4))
+                    .ok_or(TOO_LARGE)
+            }
+            Packing::Across => {
+                ensure(batch == 1 && rows % 8 == 0, "several transposed matrices, or rows that fill no words")?;
+                Ok(rows / 8 * cols * 4)
+            }
+        }
+    }
+
+    /// Number of scales.
+    fn required_scales(&self) -> Result<u64, &'static str> {
+        match self.grid {
+            Grid::Blocks { block, groups, strides: [matrix, down, beside] } => {
+                ensure(block[0] > 0 && block[1] > 0, "empty blocks")?;
+                ensure(groups == self.cols.div_ceil(block[1]), "a wrong number of groups")?;
+                ensure(!self.group_index || groups == 1 || beside > 0, "groups that share a scale")?;
+                // Scales of consecutive rows must be next to each other, or else all scales must be transposed.
+                let below = self.rows.div_ceil(block[0]);
+                let is_transposed = self.grid.is_transposed();
+                ensure(!is_transposed || self.batch == 1 && down <= 1, "several transposed grids")?;
+                let last = |count: u64, stride: u64| (count - 1).checked_mul(stride);
+                let last = last(self.batch, matrix)
+                    .zip(last(below, down).zip(last(groups, beside)))
+                    .and_then(|(matrix, (down, beside))| matrix.checked_add(down)?.checked_add(beside));
+                if !is_transposed {
+                    let row = if groups > 1 { groups.saturating_mul(beside) } else { 1 };
+                    ensure(below == 1 || down == 0 || down >= row, "grids whose rows overlap")?;
+                }
+                let one = if is_transposed { 0 } else { below.saturating_mul(down) };
+                ensure(self.batch == 1 || matrix == 0 || matrix >= one, "grids that overlap")?;
+                last.and_then(|last| last.checked_add(1)).ok_or(TOO_LARGE)
+            }
+            Grid::Tiled { block, groups } => {
+                ensure(self.batch == 1 && !self.group_index, "several tiled grids")?;
+                ensure(self.scale.bytes() == 1 && !matches!(self.scale, Real::Nested { .. }), "tiles of wide scales")?;
+                ensure(block > 0 && groups % 4 == 0 && groups >= self.cols.div_ceil(block), "tiles that are too few")?;
+                self.rows.div_ceil(128).checked_mul(128).and_then(|rows| rows.checked_mul(groups)).ok_or(TOO_LARGE)
+            }
+        }
+    }
+
+    fn required_zeros(&self, scales: u64) -> Result<u64, &'static str> {
+        match (self.zeros, self.grid) {
+            (Zeros::None, _) => Ok(0),
+            (Zeros::Bytes, Grid::Blocks { .. }) => Ok(scales),
+            (Zeros::Packed { bits, along, across, interleaved, .. }, Grid::Blocks { groups, .. }) => {
+                ensure((1..=8).contains(&bits) && self.batch == 1, "zero points that are not 1 to 8 bits wide")?;
+                ensure(
+                    !interleaved || bits == 4 && self.rows.is_multiple_of(8),
+                    "interleaved zero points that fill no words",
+                )?;
+                let words = (self.rows.checked_mul(u64::from(bits)).ok_or(TOO_LARGE)?).div_ceil(32);
+                let is_dense = along == 1 && across >= words || across == 1 && along >= groups;
+                ensure(is_dense, "zero points that overlap")?;
+                let last = |count: u64, stride: u64| (count - 1).checked_mul(stride);
+                let last =
+                    last(words, along).zip(last(groups, across)).and_then(|(a, b)| a.checked_add(b)?.checked_add(1));
+                last.and_then(|words| words.checked_mul(4)).ok_or(TOO_LARGE)
+            }
+            (_, Grid::Tiled { .. }) => Err("zero points in tiles"),
+        }
+    }
+}
+
+const TOO_LARGE: &str = "more elements or bytes than 64 bits can count";
+
+fn ensure(holds: bool, otherwise: &'static str) -> Result<(), &'static str> {
+    if holds { Ok(()) } else { Err(otherwise) }
+}

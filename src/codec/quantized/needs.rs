@@ -1,0 +1,254 @@
+//! Which bytes of the stored tensors a range of elements needs.
+
+use super::layout::{Global, Grid, Layout, Number, Packing, Part, Parts, Real, Zeros};
+use std::ops::Range;
+
+/// Runs of bytes of equal length, at equal distances.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Runs {
+    /// Where the first run begins, in bytes from the start of the tensor.
+    pub start: u64,
+    /// Length of a run in bytes.
+    pub len: u64,
+    /// Distance of the starts of two runs in bytes, at least `len`.
+    pub stride: u64,
+    /// Number of runs.
+    pub count: u64,
+}
+
+impl Runs {
+    /// One run.
+    pub(super) fn one(range: Range<u64>) -> Self {
+        let len = range.end.saturating_sub(range.start);
+        Self { start: range.start, len, stride: len, count: u64::from(len > 0) }
+    }
+
+    /// Number of bytes of all runs.
+    pub fn bytes(&self) -> u64 {
+        self.len * self.count
+    }
+
+    /// The ranges, in bytes from the start of the tensor.
+    pub fn ranges(self) -> impl Iterator<Item = Range<u64>> {
+        (0..self.count).map(move |at| self.start + at * self.stride..self.start + at * self.stride + self.len)
+    }
+
+    /// Where the byte at `offset` of the tensor is, if the runs are stored one after the other. It must be in a run.
+    #[inline(always)]
+    pub(super) fn place(&self, offset: u64) -> usize {
+        let from = offset - self.start;
+        if self.count == 1 {
+            return from as usize;
+        }
+        (from / self.stride * self.len + from % self.stride) as usize
+    }
+
+    /// Distance of two runs that are stored one after the other.
+    pub(super) fn step(&self) -> usize {
+        self.len as usize
+    }
+}
+
+/// A non-empty range of elements, in rows and columns.
+#[derive(Debug, Clone)]
+struct Span {
+    /// The first and the last row, over all matrices.
+    first: u64,
+    last: u64,
+    /// The columns if the range lies in a row, otherwise all columns.
+    cols: Range<u64>,
+    /// The column of the first element, and the column behind the last element.
+    start: u64,
+    end: u64,
+}
+
+/// Approximate number of packed bytes that are read of each stored row of a transposed matrix: a page.
+const STRIP: u64 = 4096;
+
+/// Maximum number of packed bytes of a strip.
+const STRIP_MAX: u64 = 4 << 20;
+
+impl Layout {
+    /// A range of elements around `range` that is best read at once, because reading it touches no more pages than
+    /// reading `range`. Only a transposed matrix has a larger one: some rows, whose codes and scales are at most 4 MiB,
+    /// or eight rows.
+    pub fn window(&self, range: Range<u64>) -> Range<u64> {
+        if !self.packing.is_transposed() || range.is_empty() {
+            return range;
+        }
+        let bits = u64::from(self.packing.bits());
+        let groups = match self.grid {
+            Grid::Blocks { groups, .. } | Grid::Tiled { groups, .. } => groups,
+        };
+        let row_bytes = (self.cols * bits).div_ceil(8).max(1) + groups * (self.scale.bytes() + 1);
+        let rows = match self.packing {
+            Packing::Across => STRIP * 2,
+            _ => STRIP / 4,
+        };
+        let rows = rows.min(STRIP_MAX / row_bytes / 8 * 8).max(8);
+        let first = range.start / self.cols / rows * rows;
+        let last = ((range.end - 1) / self.cols / rows + 1) * rows;
+        first * self.cols..last.min(self.rows) * self.cols
+    }
+
+    /// The bytes of each part that `range` needs. `range` must lie inside the elements.
+    pub(super) fn needs(&self, range: &Range<u64>) -> Parts<Runs> {
+        let mut needs = [Runs::default(); Part::COUNT];
+        if range.is_empty() || range.end > self.elements() {
+            return needs;
+        }
+        let span = self.span(range);
+        needs[Part::Values as usize] = self.values(&span);
+        let (scales, indices) = self.scales(&span, self.scale.bytes());
+        needs[Part::Scales as usize] = scales;
+        if self.formula == super::Formula::ScaleThenAdd {
+            needs[Part::Biases as usize] = self.scales(&span, self.bias.bytes()).0;
+        }
+        needs[Part::Zeros as usize] = match self.zeros {
+            Zeros::None => Runs::default(),
+            Zeros::Bytes => self.scales(&span, 1).0,
+            Zeros::Packed { .. } => self.zeros(&span),
+        };
+        if let Real::Nested { block, .. } = self.scale {
+            needs[Part::NestedScales as usize] = Runs::one(indices.start / block * 4..indices.end.div_ceil(block) * 4);
+            needs[Part::NestedMap as usize] = Runs::one(0..256 * 4);
+        }
+        if self.group_index {
+            needs[Part::GroupIndex as usize] = Runs::one(0..self.cols * 4);
+        }
+        needs[Part::Global as usize] = match self.global {
+            Global::None => Runs::default(),
+            Global::Times { each: false } | Global::Over { each: false } => Runs::one(0..4),
+            Global::Times { each: true } | Global::Over { each: true } => {
+                Runs::one(span.first / self.rows * 4..(span.last / self.rows + 1) * 4)
+            }
+        };
+        if self.number == Number::Map {
+            needs[Part::Map as usize] = Runs::one(0..16 * 4);
+        }
+        needs
+    }
+
+    /// The end of the longest range from `start` on that has at most `count` elements and needs memory in proportion to
+    /// them. A range over several rows needs the scales of whole rows, and one over several matrices those of whole
+    /// matrices.
+    pub fn step(&self, start: u64, count: u64) -> u64 {
+        let end = |size: u64| (start / size + 1).saturating_mul(size);
+        let matrix = self.rows.saturating_mul(self.cols);
+        let most = start.saturating_add(count).min(self.elements());
+        match () {
+            () if matrix == 0 || matrix <= count => most,
+            () if self.cols <= count => most.min(end(matrix)),
+            () => most.min(end(self.cols)),
+        }
+    }
+
+    fn span(&self, range: &Range<u64>) -> Span {
+        let (first, last) = (range.start / self.cols, (range.end - 1) / self.cols);
+        let (start, end) = (range.start - first * self.cols, range.end - last * self.cols);
+        Span { first, last, cols: if first == last { start..end } else { 0..self.cols }, start, end }
+    }
+
+    fn values(&self, span: &Span) -> Runs {
+        match self.packing {
+            Packing::Stream { row_bytes, .. } | Packing::Words { row_bytes, .. } | Packing::HighFirst { row_bytes } => {
+                let (codes, bytes) = self.packing.unit();
+                let start = span.first * row_bytes + span.start / codes * bytes;
+                Runs::one(start..span.last * row_bytes + (span.end.div_ceil(codes) * bytes).min(row_bytes))
+            }
+            Packing::RowPairs if span.first / 2 == span.last / 2 => {
+                let row = span.first / 2 * self.cols;
+                Runs::one(row + span.cols.start..row + span.cols.end)
+            }
+            Packing::RowPairs => Runs::one(span.first / 2 * self.cols..(span.last / 2 + 1) * self.cols),
+            Packing::Down { .. } => {
+                let words = self.packing.words(&span.cols, self.cols);
+                let (start, len) = ((words.start * self.rows + span.first) * 4, (span.last - span.first + 1) * 4);
+                Runs { start, len, stride: self.rows * 4, count: words.end - words.start }
+            }
+            Packing::Across => {
+                let (words, first, last) = (self.rows / 8, span.first / 8, span.last / 8);
+                let start = (span.cols.start * words + first) * 4;
+                let count = span.cols.end - span.cols.start;
+                Runs { start, len: (last - first + 1) * 4, stride: words * 4, count }
+            }
+        }
+    }
+
+    /// The scales, `width` bytes each, and a range of the indices of scales that contains all of them.
+    fn scales(&self, span: &Span, width: u64) -> (Runs, Range<u64>) {
+        match self.grid {
+            Grid::Blocks { block, groups, strides: [matrix, down, beside] } => {
+                let across = self.groups(span, block[1], groups);
+                let row = |row: u64| (row / self.rows, row % self.rows / block[0]);
+                let ((first_matrix, first), (last_matrix, last)) = (row(span.first), row(span.last));
+                if self.grid.is_transposed() {
+                    let start = across.start * beside + first * down;
+                    let len = (last - first) * down + 1;
+                    let count = across.end - across.start;
+                    let runs = Runs { start: start * width, len: len * width, stride: beside * width, count };
+                    return (runs, start..start + (count - 1) * beside + len);
+                }
+                let is_one_matrix = first_matrix == last_matrix;
+                let (first, last) = if is_one_matrix { (first, last) } else { (0, (self.rows - 1) / block[0]) };
+                let across = if is_one_matrix && first == last { across } else { 0..groups };
+                let start = first_matrix * matrix + first * down + across.start * beside;
+                let end = last_matrix * matrix + last * down + (across.end - 1) * beside + 1;
+                (Runs::one(start * width..end * width), start..end)
+            }
+            Grid::Tiled { groups, .. } => {
+                let tiles = span.first / 128 * 128 * groups..(span.last / 128 + 1) * 128 * groups;
+                (Runs::one(tiles.clone()), tiles)
+            }
+        }
+    }
+
+    fn zeros(&self, span: &Span) -> Runs {
+        let (Zeros::Packed { bits, along, across, .. }, Grid::Blocks { block, groups, .. }) = (self.zeros, self.grid)
+        else {
+            return Runs::default();
+        };
+        let words = zero_words(bits, span.first, span.last);
+        if along == 1 && groups > 1 {
+            let beside = self.groups(span, block[1], groups);
+            let start = (beside.start * across + words.start) * 4;
+            let len = (words.end - words.start) * 4;
+            return Runs { start, len, stride: across * 4, count: beside.end - beside.start };
+        }
+        Runs::one(words.start * along * 4..((words.end - 1) * along + (groups - 1) * across + 1) * 4)
+    }
+
+    /// The groups of the columns.
+    fn groups(&self, span: &Span, block: u64, groups: u64) -> Range<u64> {
+        if self.group_index { 0..groups } else { span.cols.start / block..span.cols.end.div_ceil(block) }
+    }
+}
+
+/// The words of a stream that have the zero points of some rows. Zero points of 4 bits are in the same words if they
+/// are interleaved.
+fn zero_words(bits: u32, first: u64, last: u64) -> Range<u64> {
+    let bits = u64::from(bits);
+    first * bits / 32..((last + 1) * bits).div_ceil(32)
+}
+
+impl Packing {
+    /// The smallest number of consecutive codes that take whole bytes, and these bytes.
+    pub(super) fn unit(self) -> (u64, u64) {
+        match self {
+            Self::Words { bits, .. } => (u64::from(32 / bits), 4),
+            _ => match self.bits() {
+                8 => (1, 1),
+                4 => (2, 1),
+                2 => (4, 1),
+                bits => (8, u64::from(bits)),
+            },
+        }
+    }
+
+    /// The words of a column that have the codes of some columns of the matrix, in whole units.
+    pub(super) fn words(self, cols: &Range<u64>, all: u64) -> Range<u64> {
+        let (codes, bytes) = self.unit();
+        let end = (all * u64::from(self.bits())).div_ceil(32);
+        cols.start / codes * bytes / 4..(cols.end.div_ceil(codes) * bytes).div_ceil(4).min(end)
+    }
+}

@@ -1,0 +1,295 @@
+//! Codes to numbers: what a code means, before it is scaled.
+
+use super::F32;
+use super::layout::{Number, Packing};
+use crate::codec::elements::{self, E2M1, E4M3_FNUZ, E5M2_FNUZ, widen_f16};
+
+/// The numbers of two codes in a byte.
+type Pairs = [[F32; 2]; 256];
+
+/// The numbers of all codes of at most 4 bits.
+type Table = [f32; 16];
+
+/// Decodes the codes of a row.
+#[derive(Debug)]
+pub enum Codes {
+    /// 8 bits wide.
+    Bytes(fn(&[u8], &mut [F32])),
+    /// Two codes in a byte.
+    Pairs(Box<Pairs>),
+    /// Integers of any width: codes, bytes of a unit of codes, and how they are decoded.
+    Integers(Integer),
+    /// Integers that are in words, as many as fit.
+    Words(Integer),
+    /// 4-bit codes, one of which is at a given place in each byte or word.
+    Nibbles(Table),
+}
+
+/// An integer of a code: its bits, flipped by `flip`, less `minus`.
+#[derive(Debug, Clone, Copy)]
+pub struct Integer {
+    bits: u32,
+    flip: u8,
+    minus: u8,
+}
+
+impl Integer {
+    fn new(number: Number, bits: u32) -> Self {
+        let half = 1 << (bits - 1);
+        let (flip, minus) = match number {
+            Number::Signed => (half, half),
+            Number::Offset => (0, half),
+            _ => (0, 0),
+        };
+        Self { bits, flip, minus }
+    }
+
+    #[inline(always)]
+    fn value(self, code: u8) -> f32 {
+        f32::from(i16::from(code ^ self.flip) - i16::from(self.minus))
+    }
+}
+
+impl Codes {
+    /// The decoder for codes that are packed like this. `map` is [`super::Part::Map`].
+    pub fn new(packing: Packing, number: Number, map: &[u8]) -> Self {
+        let integer = Integer::new(number, packing.bits());
+        match packing {
+            Packing::Words { .. } => Self::Words(integer),
+            Packing::RowPairs | Packing::Across => Self::Nibbles(table(number, map)),
+            Packing::HighFirst { .. } => Self::Pairs(pairs(&table(number, map), true)),
+            Packing::Stream { bits: 4, .. } | Packing::Down { bits: 4 } => {
+                Self::Pairs(pairs(&table(number, map), false))
+            }
+            Packing::Stream { bits: 8, .. } | Packing::Down { bits: 8 } => Self::Bytes(match number {
+                Number::E4M3 => e4m3,
+                Number::E5M2 => e5m2,
+                Number::E4M3Fnuz => e4m3_fnuz,
+                Number::E5M2Fnuz => e5m2_fnuz,
+                Number::Signed => signed,
+                Number::Offset => offset,
+                Number::Unsigned | Number::E2M1 | Number::Map => unsigned,
+            }),
+            Packing::Stream { .. } | Packing::Down { .. } => Self::Integers(integer),
+        }
+    }
+
+    /// Decodes whole units of codes.
+    fn decode(&self, bytes: &[u8], out: &mut [F32]) {
+        match self {
+            Self::Bytes(decode) => decode(bytes, out),
+            Self::Pairs(table) => expand(table, bytes, out),
+            Self::Integers(integer) => match integer.bits {
+                1 => stream::<1>(*integer, bytes, out),
+                2 => stream::<2>(*integer, bytes, out),
+                3 => stream::<3>(*integer, bytes, out),
+                5 => stream::<5>(*integer, bytes, out),
+                6 => stream::<6>(*integer, bytes, out),
+                _ => stream::<7>(*integer, bytes, out),
+            },
+            Self::Words(integer) => words(*integer, bytes, out),
+            Self::Nibbles(_) => {}
+        }
+    }
+
+    /// Decodes codes from the `skipped`-th code of a unit on. `bytes` begins with that unit; bytes after the last code
+    /// may be missing.
+    pub fn decode_from(&self, packing: Packing, bytes: &[u8], skipped: usize, out: &mut [F32]) {
+        let (codes, size) = packing.unit();
+        let (codes, size) = (codes as usize, size as usize);
+        let (mut bytes, mut out) = (bytes, out);
+        let mut unit = [[0; 4]; 32];
+        if skipped > 0 {
+            let head = (codes - skipped).min(out.len());
+            self.one(&bytes[..size.min(bytes.len())], &mut unit[..codes]);
+            out[..head].copy_from_slice(&unit[skipped..skipped + head]);
+            (bytes, out) = (&bytes[size.min(bytes.len())..], &mut out[head..]);
+        }
+        let whole = (out.len() / codes).min(bytes.len() / size);
+        let (body, tail) = out.split_at_mut(whole * codes);
+        self.decode(&bytes[..whole * size], body);
+        // At most two units are left: one that is cut in the bytes of the row, and one that is cut in the range.
+        for (bytes, tail) in bytes[whole * size..].chunks(size).zip(tail.chunks_mut(codes)) {
+            self.one(bytes, &mut unit[..codes]);
+            tail.copy_from_slice(&unit[..tail.len()]);
+        }
+    }
+
+    fn one(&self, bytes: &[u8], out: &mut [F32]) {
+        let mut padded = [0; 8];
+        let size = match self {
+            Self::Bytes(_) | Self::Pairs(_) | Self::Nibbles(_) => 1,
+            Self::Words(_) => 4,
+            Self::Integers(Integer { bits: 2, .. }) => 1,
+            Self::Integers(integer) => integer.bits as usize,
+        };
+        padded[..bytes.len()].copy_from_slice(bytes);
+        self.decode(&padded[..size], out);
+    }
+
+    /// Decodes the code at bit `shift` of each byte.
+    pub fn nibbles_of_bytes(&self, bytes: &[u8], shift: u32, out: &mut [F32]) {
+        if let Self::Nibbles(table) = self {
+            for (byte, out) in bytes.iter().zip(out) {
+                *out = table[usize::from(byte >> shift & 15)].to_le_bytes();
+            }
+        }
+    }
+
+    /// Decodes the code at bit `shift` of each word. The codes are integers without a sign.
+    pub fn nibbles_of_words(&self, bytes: &[u8], shift: u32, out: &mut [F32]) {
+        nibbles(bytes, shift, out);
+        if let Self::Nibbles(table) = self
+            && table[1..] != UNSIGNED[1..]
+        {
+            for (word, out) in bytes.as_chunks::<4>().0.iter().zip(out) {
+                *out = table[(u32::from_le_bytes(*word) >> shift & 15) as usize].to_le_bytes();
+            }
+        }
+    }
+}
+
+const UNSIGNED: Table = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
+
+/// The numbers of 4-bit codes.
+fn table(number: Number, map: &[u8]) -> Table {
+    let mut table = [0.0; 16];
+    match number {
+        Number::E2M1 => table = E2M1,
+        Number::Map => {
+            for (number, bytes) in table.iter_mut().zip(map.as_chunks::<4>().0) {
+                *number = f32::from_le_bytes(*bytes);
+            }
+        }
+        _ => {
+            let integer = Integer::new(number, 4);
+            for (code, number) in (0..).zip(&mut table) {
+                *number = integer.value(code);
+            }
+        }
+    }
+    table
+}
+
+fn pairs(table: &Table, high_first: bool) -> Box<Pairs> {
+    let table = table.map(f32::to_le_bytes);
+    let mut pairs = Box::new([[[0; 4]; 2]; 256]);
+    for (byte, pair) in pairs.iter_mut().enumerate() {
+        let (low, high) = (table[byte & 15], table[byte >> 4]);
+        *pair = if high_first { [high, low] } else { [low, high] };
+    }
+    pairs
+}
+
+fn expand(table: &Pairs, bytes: &[u8], out: &mut [F32]) {
+    for (byte, pair) in bytes.iter().zip(out.as_chunks_mut::<2>().0) {
+        *pair = table[usize::from(*byte)];
+    }
+}
+
+/// Eight codes in `BITS` bytes, or four codes of 2 bits in a byte.
+fn stream<const BITS: usize>(integer: Integer, bytes: &[u8], out: &mut [F32]) {
+    if BITS == 2 {
+        for (byte, four) in bytes.iter().zip(out.as_chunks_mut::<4>().0) {
+            for (at, out) in four.iter_mut().enumerate() {
+                *out = integer.value(byte >> (2 * at) & 3).to_le_bytes();
+            }
+        }
+        return;
+    }
+    for (bytes, eight) in bytes.as_chunks::<BITS>().0.iter().zip(out.as_chunks_mut::<8>().0) {
+        let mut padded = [0; 8];
+        padded[..BITS].copy_from_slice(bytes);
+        let word = u64::from_le_bytes(padded);
+        for (at, out) in eight.iter_mut().enumerate() {
+            *out = integer.value((word >> (BITS * at)) as u8 & ((1 << BITS) - 1)).to_le_bytes();
+        }
+    }
+}
+
+/// As many codes in a word as fit.
+fn words(integer: Integer, bytes: &[u8], out: &mut [F32]) {
+    let bits = integer.bits;
+    for (word, codes) in bytes.as_chunks::<4>().0.iter().zip(out.chunks_mut(32 / bits as usize)) {
+        let mut word = u32::from_le_bytes(*word);
+        for out in codes {
+            *out = integer.value((word & ((1 << bits) - 1)) as u8).to_le_bytes();
+            word >>= bits;
+        }
+    }
+}
+
+vectorised! {
+    /// The 4 bits at `shift` of each word.
+    fn nibbles(bytes: &[u8], shift: u32, out: &mut [F32]) {
+        for (word, out) in bytes.as_chunks::<4>().0.iter().zip(out) {
+            *out = ((u32::from_le_bytes(*word) >> shift & 15) as f32).to_le_bytes();
+        }
+    }
+}
+
+vectorised! {
+    /// OCP E4M3.
+    pub fn e4m3(bytes: &[u8], out: &mut [F32]) {
+        for (code, out) in bytes.iter().zip(out) {
+            *out = widen_e4m3(*code).to_le_bytes();
+        }
+    }
+}
+
+/// Widens E4M3. Has no branches, so that the compiler vectorises it, and computes with no subnormal float32.
+#[inline(always)]
+pub(super) fn widen_e4m3(code: u8) -> f32 {
+    let code = u32::from(code);
+    let sign = (code & 0x80) << 24;
+    let rest = (code & 0x7f) << 20;
+    // The bias of the exponent changes from 7 to 127.
+    let normal = rest + (120 << 23);
+    // A subnormal is built as a normal float32 that is too large by the smallest normal E4M3.
+    let subnormal = (f32::from_bits(rest + (121 << 23)) - f32::from_bits(121 << 23)).to_bits();
+    let value = if rest < 8 << 20 { subnormal } else { normal };
+    f32::from_bits(sign | if rest == 0x7f << 20 { 0x7fc0_0000 } else { value })
+}
+
+vectorised! {
+    /// OCP E5M2, the upper half of float16.
+    fn e5m2(bytes: &[u8], out: &mut [F32]) {
+        for (code, out) in bytes.iter().zip(out) {
+            *out = widen_f16(u16::from(*code) << 8).to_le_bytes();
+        }
+    }
+}
+
+fn e4m3_fnuz(bytes: &[u8], out: &mut [F32]) {
+    lookup(&E4M3_FNUZ, bytes, out);
+}
+
+fn e5m2_fnuz(bytes: &[u8], out: &mut [F32]) {
+    lookup(&E5M2_FNUZ, bytes, out);
+}
+
+fn lookup(table: &[f32; 256], bytes: &[u8], out: &mut [F32]) {
+    for (code, out) in bytes.iter().zip(out) {
+        *out = table[usize::from(*code)].to_le_bytes();
+    }
+}
+
+vectorised! {
+    fn signed(bytes: &[u8], out: &mut [F32]) {
+        elements::i8(bytes, out.as_flattened_mut());
+    }
+}
+
+vectorised! {
+    fn unsigned(bytes: &[u8], out: &mut [F32]) {
+        elements::u8(bytes, out.as_flattened_mut());
+    }
+}
+
+vectorised! {
+    fn offset(bytes: &[u8], out: &mut [F32]) {
+        for (code, out) in bytes.iter().zip(out) {
+            *out = f32::from((*code ^ 0x80) as i8).to_le_bytes();
+        }
+    }
+}
