@@ -18,7 +18,7 @@
 //! - [`schedule`] continues operations that have to wait for a device or a computation.
 //! - Commands that do not mount use [`inspect`], [`compare`] and [`write`](mod@write).
 //! - [`remote`] makes sources of files on servers: local files that are filled when they are read.
-//! - Everything may use [`text`], [`name`], [`natural`] and [`threads`].
+//! - Everything may use [`text`], [`name`], [`natural`], [`kept`] and [`threads`].
 //!
 //! `tests/layers.rs` checks that the code keeps to these layers.
 
@@ -29,6 +29,7 @@ pub mod format;
 pub mod fs;
 pub mod fuse;
 pub mod inspect;
+pub mod kept;
 pub mod model;
 pub mod name;
 pub mod natural;

@@ -18,4 +18,5 @@ pub mod names;
 pub mod ollama;
 pub mod options;
 pub mod protocol;
+pub mod quantized;
 mod shards;

@@ -394,6 +394,7 @@ Examples:
   weightfs export --only '*.layers.0.*' model.safetensors layer0.safetensors
   weightfs export --clean model.safetensors - | ssh host 'cat >model.safetensors'
   weightfs export --dtype bf16 model.gguf model.safetensors   dequantize
+  weightfs export --dtype bf16 DeepSeek-V3 bf16.safetensors   also FP8, MXFP4, NVFP4, GPTQ, AWQ, ...
   weightfs export model-00001-of-00003.gguf whole.gguf
 
 The format is that of the source, unless --format, --dtype or the suffix of OUT (.safetensors or
@@ -428,6 +429,10 @@ pub struct ExportArgs {
     /// integers, booleans and complex numbers stay as they are
     #[arg(long, value_name = "DTYPE", hide_possible_values = true)]
     pub dtype: Option<Float>,
+
+    /// With --dtype, convert the stored numbers of quantized weights instead of dequantizing them
+    #[arg(long, requires = "dtype")]
+    pub stored: bool,
 
     /// Write this format: safetensors or gguf
     #[arg(long, value_name = "FORMAT", hide_possible_values = true)]

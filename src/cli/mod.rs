@@ -195,6 +195,11 @@ pub struct MountArgs {
     #[arg(long, value_name = "VIEW[,VIEW...]", value_parser = parse_views, help = views_help())]
     pub views: Option<Shown>,
 
+    /// Show the stored numbers of quantized weights in npy/, f32/, stats/, plots/ and converted exports, instead of
+    /// dequantizing them
+    #[arg(long)]
+    pub stored: bool,
+
     /// Mount the valid tensors of a damaged file and report the rest, instead of failing
     #[arg(long)]
     pub lenient: bool,

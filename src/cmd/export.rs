@@ -18,9 +18,9 @@ use std::slice;
 use std::sync::Arc;
 use weightfs::content::Content;
 use weightfs::format::gguf;
-use weightfs::model::{self, Catalog, Kind, Model, Opened, TensorId};
+use weightfs::model::{self, Catalog, Kind, Model, Opened};
 use weightfs::source::Location;
-use weightfs::view::{Export, Float, Shards, Tensors, gguf_file};
+use weightfs::view::{Conversion, Export, Float, Shards, Tensors, gguf_file};
 use weightfs::write::{Output, OutputDir, is_stdout};
 
 /// Permissions of the files of a model without source files, before the umask is applied.
@@ -86,10 +86,9 @@ impl Job<'_> {
 
     /// The tensors to write.
     fn choose(&self, model: &Model) -> Tensors {
-        let is_wanted = |id: &TensorId| self.wanted.matches(model.name(*id));
         match self.args.only.is_empty() {
-            true => Tensors::Whole,
-            false => Tensors::These(model.logical().iter().filter(is_wanted).collect()),
+            true => Tensors::all(model, self.conversion()),
+            false => Tensors::choose(model, self.conversion(), |numbers| self.wanted.matches(numbers.name())),
         }
     }
 
@@ -121,19 +120,18 @@ impl Job<'_> {
 
     /// Warns if the converted numbers are not the weights.
     fn warn_quantized(&self, model: &Model, source: &Location) {
-        if self.args.dtype.is_some()
-            && let Some(note) = model.quantized().note()
-        {
+        for note in model.quantized().notes().filter(|_| self.args.dtype.is_some()) {
             log::warn!("{source}: {note}");
         }
     }
 
-    /// The dtype to convert to.
-    fn float(&self) -> Option<Float> {
-        self.args.dtype.map(|dtype| match dtype {
+    /// What becomes of the numbers.
+    fn conversion(&self) -> Option<Conversion> {
+        let to = match self.args.dtype? {
             cli::Float::Bf16 => Float::Bf16,
             cli::Float::F32 => Float::F32,
-        })
+        };
+        Some(Conversion { to, dequantized: !self.args.stored })
     }
 
     /// Fails if the output at `path` would replace a file of the source and lose some of its content.
@@ -265,7 +263,7 @@ impl Job<'_> {
     fn measure(&self, model: &Arc<Model>, tensors: &Tensors, format: Format, source: &Location) -> anyhow::Result<u64> {
         let len = |tensors| Ok(self.content(model, tensors, format, source)?.len());
         let Some(size) = self.args.shard_size else { return len(tensors.clone()) };
-        let shards = Shards::new(model, tensors, self.float(), size.as_u64());
+        let shards = Shards::new(model, tensors, self.conversion(), size.as_u64());
         if shards.count() > SHARDS_MAX {
             let count = shards.count();
             bail!("{source}: {count} files of {size} each; a mount accepts at most {SHARDS_MAX}");
@@ -286,7 +284,7 @@ impl Job<'_> {
         if format == Format::Gguf {
             return gguf_file(model, tensors).with_context(|| format!("{source}: too large for a file"));
         }
-        let export = Export::new(model, tensors, self.float(), self.args.align);
+        let export = Export::new(model, tensors, self.conversion(), self.args.align);
         match export.content(self.args.clean) {
             Some(content) => Ok(content.clone()),
             None if export.needs_conversion() => {
@@ -306,7 +304,7 @@ impl Job<'_> {
         (into, dir): (&OutputDir, &Path),
         progress: &Progress,
     ) -> anyhow::Result<()> {
-        let shards = Shards::new(model, tensors, self.float(), size.as_u64());
+        let shards = Shards::new(model, tensors, self.conversion(), size.as_u64());
         for (name, tensors) in shards.files() {
             let content = self.content(model, Tensors::These(tensors.into()), Format::Safetensors, source)?;
             let output = into.file(&dir.join(name), mode(model))?;

@@ -15,7 +15,7 @@ use weightfs::inspect::{
     Breakdown, Fact, FileType, Gguf, Identity, ImageFolder, KOHYA, Label, MODELSPEC, MODELSPEC_PREFIX, SpecialToken,
     Totals, Training, is_kohya,
 };
-use weightfs::model::{Kind, Model, NOT_DEQUANTIZED, Shard};
+use weightfs::model::{Kind, Model, Shard};
 use weightfs::source::{Location, Source};
 use weightfs::text::{brackets, printable, quote};
 
@@ -118,7 +118,7 @@ impl Page<'_> {
         };
         // A packed element counts once, however many weights it holds.
         let quantized = model.quantized();
-        let counted = if quantized.is_empty() { "" } else { ", counted as stored elements" };
+        let counted = if quantized.weights().is_empty() { "" } else { ", counted as stored elements" };
         let size_of_it = format!("{}{}, {} of it header", size(bytes), exact(bytes, " bytes"), size(header));
         let facts = [
             one("Format", format(model)),
@@ -126,7 +126,7 @@ impl Page<'_> {
             one("Tensors", grouped(all.tensors)),
             one("Parameters", count(all.parameters) + &exact(all.parameters, "") + counted),
             match quantized.summary() {
-                Some(summary) => [one("Quantization", summary), one("", NOT_DEQUANTIZED.to_owned())].concat(),
+                Some(summary) => one("Quantization", summary),
                 None => Vec::new(),
             },
             // The page of a GGUF model has a table of them.
@@ -364,11 +364,20 @@ fn to_json(model: &Model, location: &Location, breakdown: &Breakdown) -> Value {
     json!({
         "source": location.to_string(), "format": model.format(), "kind": kind, "files": files.collect::<Vec<_>>(),
         "totals": totals::to_json(breakdown), "structural_hash": hash,
-        "quantization": model.quantized().note().map(|note| json!({"tensors": model.quantized().len(), "note": note})),
+        "quantization": quantization(model),
         "left_out": model.left_out(), "metadata": metadata,
         "training": Training::of(model.metadata()),
         "gguf": gguf_of(model).map(|gguf| gguf_to_json(&gguf, breakdown)),
     })
+}
+
+/// How the weights are quantized; null if none are.
+fn quantization(model: &Model) -> Value {
+    let (quantized, notes) = (model.quantized(), model.quantized().notes().collect::<Vec<_>>());
+    match quantized.weights().len() {
+        0 if notes.is_empty() => Value::Null,
+        weights => json!({"weights": weights, "summary": quantized.summary(), "notes": notes}),
+    }
 }
 
 /// The facts about a GGUF model as JSON. Those that the file does not state are left out.

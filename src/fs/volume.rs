@@ -4,7 +4,7 @@ use super::attr::{Attr, DOTS, Dentry, Error, FileKind, Ino, Owner, ROOT, SECTOR,
 use super::ino::{self, Dir, Inode};
 use super::tree::{self, Tree};
 use crate::content::{Content, Request};
-use crate::model::{Model, Parts, ShardId, Tensor, TensorId};
+use crate::model::{Model, Numbers, Parts, ShardId, Tensor, TensorId};
 use crate::name;
 use crate::view::{File, Files, Results, Shown, View, Views};
 use std::borrow::Cow;
@@ -22,8 +22,8 @@ pub(super) struct Volume {
     /// The parent directory of the root.
     up: Ino,
     tree: OnceLock<Tree>,
-    /// Tensors whose file names are cut, by directory (shard or root) and file name.
-    cut: OnceLock<HashMap<(Option<ShardId>, String), TensorId>>,
+    /// Tensors whose file names are cut, by directory and file name.
+    cut: OnceLock<HashMap<(Names, String), TensorId>>,
 }
 
 /// Extended attributes of a tensor, with text values. An attribute without a value is left out: offset and shard of an
@@ -54,6 +54,17 @@ const XATTR_MAX: usize = 65_536;
 
 fn short(value: &str) -> Option<String> {
     (value.len() <= XATTR_MAX).then(|| value.to_owned())
+}
+
+/// Which names the files of a directory have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Names {
+    /// Those of all stored tensors.
+    Stored,
+    /// The logical names, under which quantized weights are dequantized.
+    Logical,
+    /// Those of the tensors of a file.
+    InShard(ShardId),
 }
 
 /// An inode that exists.
@@ -91,8 +102,9 @@ impl Volume {
             Dir::View(view, shard) => match &view.row().files {
                 Files::Tensors { suffix, .. } => match name.strip_suffix(suffix) {
                     Some(name) => {
-                        let tensor = self.find_tensor(shard, name, request)?.ok_or(Error::NoEntry)?;
-                        let node = self.tensor_file(view, self.model().tensor(tensor)).ok_or(Error::NoEntry)?;
+                        let names = self.names(view, shard);
+                        let tensor = self.find_tensor(names, name, request)?.ok_or(Error::NoEntry)?;
+                        let node = self.tensor_file(view, tensor).ok_or(Error::NoEntry)?;
                         return self.attr(&node, request);
                     }
                     None => None,
@@ -171,8 +183,8 @@ impl Volume {
                 Files::Tensors { suffix, .. } => {
                     let tensors = shard.map_or(model.logical(), |shard| model.stored_in(shard));
                     list(tensors.len(), &|at| {
-                        let tensor = model.tensor(tensors.at(at));
-                        let mut name = name::encode(model.name(tensor.id));
+                        let tensor = tensors.at(at);
+                        let mut name = name::encode(view.numbers(&self.views, tensor).name());
                         let node = self.tensor_file(view, tensor)?;
                         if !suffix.is_empty() {
                             name.to_mut().push_str(suffix);
@@ -233,17 +245,24 @@ impl Volume {
         Ok(self.tree.get_or_init(|| Tree::new(self.model())))
     }
 
-    /// The tensor with a file name, given without suffix, in the root or in a shard.
-    fn find_tensor(&self, shard: Option<ShardId>, encoded: &str, request: &Request) -> Result<Option<TensorId>, Error> {
+    /// The names of the files in the directory of a view, of the whole model or of one file.
+    fn names(&self, view: View, shard: Option<ShardId>) -> Names {
+        match shard {
+            Some(shard) => Names::InShard(shard),
+            None if view.is_dequantized(&self.views) => Names::Logical,
+            None => Names::Stored,
+        }
+    }
+
+    /// The tensor with a file name, given without suffix.
+    fn find_tensor(&self, names: Names, encoded: &str, request: &Request) -> Result<Option<TensorId>, Error> {
         let model = self.model();
         if let Some(name) = name::decode(encoded) {
-            return Ok(match shard {
-                Some(shard) => model.find_in(shard, &name),
-                None => {
-                    self.views.check_wait(model.can_find(), request)?;
-                    model.find(&name)
-                }
-            });
+            if let Names::InShard(shard) = names {
+                return Ok(model.find_in(shard, &name));
+            }
+            self.views.check_wait(model.can_find(), request)?;
+            return Ok(if names == Names::Logical { model.find_numbers(&name) } else { model.find(&name) });
         }
         if !name::is_cut(encoded) {
             return Ok(None);
@@ -252,22 +271,25 @@ impl Volume {
         let cut = self.cut.get_or_init(|| {
             let shards = if View::STORED.is_in_shards(&self.views) { model.shards().len() } else { 0 };
             let in_shards = (0..shards).map(ShardId::new);
-            let in_shards = in_shards.flat_map(|shard| model.stored_in(shard).iter().map(move |id| (Some(shard), id)));
-            let all = model.logical().iter().map(|id| (None, id)).chain(in_shards);
-            all.filter_map(|(shard, id)| Some(((shard, name::cut(model.name(id))?), id))).collect()
+            let in_shard = |shard| model.stored_in(shard).iter().map(move |id| (Names::InShard(shard), id));
+            let logical = |names| model.logical().iter().map(move |id| (names, id));
+            let all = logical(Names::Stored).chain(logical(Names::Logical)).chain(in_shards.flat_map(in_shard));
+            let name = |names, id| model.numbers(id, names == Names::Logical).name();
+            all.filter_map(|(names, id)| Some(((names, name::cut(name(names, id))?), id))).collect()
         });
-        Ok(cut.get(&(shard, encoded.to_owned())).copied())
+        Ok(cut.get(&(names, encoded.to_owned())).copied())
     }
 
     /// The file of a tensor in the directory of a view, if the view shows the tensor.
-    fn tensor_file<'v>(&'v self, view: View, tensor: Tensor<'v>) -> Option<Node<'v>> {
+    fn tensor_file(&self, view: View, tensor: TensorId) -> Option<Node<'_>> {
         let Files::Tensors { shows, is_stored, .. } = &view.row().files else { return None };
+        let numbers = view.numbers(&self.views, tensor);
         let view = match () {
-            () if is_stored(&tensor.info) => View::STORED,
-            () if shows(&tensor.info) => view,
+            () if is_stored(&numbers) => View::STORED,
+            () if shows(&numbers) => view,
             () => return None,
         };
-        Some(Node::File(view, File::Tensor(tensor)))
+        Some(Node::File(view, File::Tensor(numbers)))
     }
 
     fn find_shard(&self, encoded: &str) -> Option<ShardId> {
@@ -312,7 +334,7 @@ impl Volume {
     /// The tensor of an inode, if the file has the stored bytes.
     fn stored(&self, ino: Ino, request: &Request) -> Result<Option<Tensor<'_>>, Error> {
         match self.node(Inode::from_ino(ino).ok_or(Error::NoEntry)?, request)? {
-            Node::File(View::STORED, File::Tensor(tensor)) => Ok(Some(tensor)),
+            Node::File(View::STORED, File::Tensor(Numbers { tensor, .. })) => Ok(Some(tensor)),
             _ => Ok(None),
         }
     }
@@ -342,7 +364,7 @@ impl Volume {
         // Derived files have one sector, so that `du` hardly counts them. With none, `tar --sparse` would treat the
         // file as a hole and store zeros.
         let sectors = u64::from(size > 0);
-        let File::Tensor(tensor) = file else { return Ok(self.owner.file(ino, size, sectors)) };
+        let File::Tensor(Numbers { tensor, .. }) = file else { return Ok(self.owner.file(ino, size, sectors)) };
         // A part of a joined array takes no additional space.
         let is_data = view == View::STORED && self.model().listed().contains(tensor.id);
         let blocks = if is_data { size.div_ceil(SECTOR) } else { sectors };
@@ -355,7 +377,9 @@ impl Volume {
         let is_in_shard = matches!(tensor.parts, Parts::One(_)) && View::SHARDS.is_in_root(&self.views);
         let is_stored = view == View::STORED;
         let has_name = |other: View| match &other.row().files {
-            Files::Tensors { is_stored: links, .. } => other == view || is_stored && links(&tensor.info),
+            Files::Tensors { is_stored: links, .. } => {
+                other == view || is_stored && links(&other.numbers(&self.views, tensor.id))
+            }
             _ => false,
         };
         let in_root = View::all().filter(|other| other.is_in_root(&self.views) && has_name(*other)).count();

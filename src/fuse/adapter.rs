@@ -146,7 +146,7 @@ fn errno(error: &fs::Error) -> Errno {
         fs::Error::Changed { .. } | fs::Error::Model(_) => Errno::EIO,
         fs::Error::Content(error) => match error {
             content::Error::Source(error) => source_errno(error),
-            content::Error::Picture(_) => Errno::EIO,
+            content::Error::Compute(_) => Errno::EIO,
             content::Error::Interrupted => Errno::EINTR,
             content::Error::TimedOut => Errno::ETIMEDOUT,
             content::Error::WouldBlock(_) => Errno::EAGAIN,

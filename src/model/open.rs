@@ -73,6 +73,12 @@ fn catalog(location: &Location, mode: Mode) -> Result<Option<Catalog>, Error> {
 /// Opens one model: a file, the index of a sharded model, the manifest of a dataset, any split, or
 /// a layer of an Ollama manifest.
 pub fn open_model(location: &Location, mode: Mode) -> Result<Model, Error> {
+    let mut model = open_files(location, mode)?;
+    model.recognise()?;
+    Ok(model)
+}
+
+fn open_files(location: &Location, mode: Mode) -> Result<Model, Error> {
     let name = location.file_name();
     if name == dataset::MANIFEST {
         return dataset::open(location, mode);

@@ -3,8 +3,9 @@
 use super::error::Error;
 use super::header;
 use super::ids::{ShardId, TensorId};
+use super::numbers::Numbers;
 use super::population::Population;
-use super::quantization::Quantized;
+use super::quantized::Quantized;
 use crate::content::{Data, Extent, Extents, Run, Sources};
 use crate::format::gguf::SPLIT_PREFIX;
 use crate::format::{Header, Mode, NameTable, SkipList, Skipped, TensorInfo, Value};
@@ -42,8 +43,7 @@ pub struct Model {
     first: Vec<TensorId>,
     /// Finds logical tensors. A model of one file uses the header's own table; others build one at the first lookup.
     by_name: OnceLock<NameTable>,
-    /// Set at the first call of [`Model::quantized`].
-    quantized: OnceLock<Quantized>,
+    quantized: Quantized,
     /// `dataset_manifest.json`, of a dataset.
     manifest: Option<Arc<dyn Source>>,
     /// What users need besides access to the files: owner and permissions of the index or the manifest, and of the
@@ -402,12 +402,31 @@ impl Model {
         self.is_single() || self.by_name.get().is_some()
     }
 
-    /// The logical tensors that look quantized. The first call goes through all names.
+    /// The quantized weights.
     pub fn quantized(&self) -> &Quantized {
-        self.quantized.get_or_init(|| {
-            let names = self.logical().iter().map(|id| (id, self.name(id)));
-            Quantized::new(names, |name| self.find(name).map(|id| (id, self.tensor(id).info)))
-        })
+        &self.quantized
+    }
+
+    /// Finds the quantized weights. Call this once the name space is complete.
+    pub(super) fn recognise(&mut self) -> Result<(), Error> {
+        let (quantized, needed) = Quantized::of(self)?;
+        self.quantized = quantized;
+        self.needed.extend(needed);
+        Ok(())
+    }
+
+    /// A tensor as numbers: what it stores, or if `dequantized`, the weight whose codes it has.
+    ///
+    /// # Panics
+    /// If no tensor has that number.
+    pub fn numbers(&self, id: TensorId, dequantized: bool) -> Numbers<'_> {
+        Numbers { tensor: self.tensor(id), weight: self.quantized.weight(id).filter(|_| dequantized) }
+    }
+
+    /// The tensor that has the numbers called `name`: those of a weight, or what a tensor stores.
+    pub fn find_numbers(&self, name: &str) -> Option<TensorId> {
+        let stored = |id: &TensorId| self.quantized.weight(*id).is_none_or(|weight| weight.name.is_none());
+        self.quantized.find(name).or_else(|| self.find(name).filter(stored))
     }
 
     /// The tensor called `name` in one file.
@@ -498,10 +517,10 @@ impl Model {
         self.notes.mismatches.total() + self.shards.iter().map(|shard| shard.header.skipped().total()).sum::<usize>()
     }
 
-    /// Logs what users of a mount of the model should know: [`Model::report`], and that values are not dequantized.
+    /// Logs what users of a mount of the model should know: [`Model::report`], and what is not dequantized.
     pub fn report_mount(&self, source: &impl fmt::Display) {
         self.report(source);
-        if let Some(note) = self.quantized().note() {
+        for note in self.quantized().notes() {
             log::warn!("{source}: {note}");
         }
     }

@@ -7,12 +7,13 @@
 use super::gguf;
 use super::lines::{Lines, Out, write_list};
 use super::metadata::Object;
-use super::selection::Tensors;
-use super::values::{self, Float};
+use super::selection::{Tensors, numbers};
+use super::values::{self, Conversion, Float};
 use crate::content::{Content, Data, Run, Segment, Series};
 use crate::format::safetensors::{MAX_HEADER, NAME as SAFETENSORS};
 use crate::format::{Dtype, TensorInfo, Value};
-use crate::model::{self, Model, Parts, ShardId, Tensor, TensorId};
+use crate::model::quantization::COMFY_METADATA;
+use crate::model::{self, Model, Numbers, Parts, ShardId, TensorId};
 use crate::name;
 use crate::text::quote;
 use std::borrow::Cow;
@@ -74,7 +75,7 @@ impl Frame {
 struct Entries {
     model: Arc<Model>,
     tensors: Tensors,
-    float: Option<Float>,
+    conversion: Option<Conversion>,
     /// The data offset of every [`MARKED`]th tensor, in bytes from the start of the data.
     offsets: Vec<u64>,
 }
@@ -85,32 +86,31 @@ const MARKED: usize = 32;
 impl Export {
     /// Measures the header; reads no data. The data begins at a multiple of `align` bytes, by default on a page.
     ///
-    /// With `float`, all floating-point numbers, including those of block types, are converted to that dtype. Integers,
-    /// booleans and complex numbers stay as they are.
-    pub fn new(model: &Arc<Model>, tensors: Tensors, float: Option<Float>, align: Option<u64>) -> Self {
+    /// With a conversion, all floating-point numbers, including those of block types, are converted. Integers, booleans
+    /// and complex numbers stay as they are, unless they are the codes of a weight that is dequantized.
+    pub fn new(model: &Arc<Model>, tensors: Tensors, conversion: Option<Conversion>, align: Option<u64>) -> Self {
         let count = tensors.len(model);
-        let info = |at| model.tensor(tensors.at(model, at)).info;
-        let unfit = (0..count).map(info).find(|info| written(info, float).is_none());
-        let unfit = unfit.map(|info| Unfit {
-            name: quote(info.name),
-            dtype: info.dtype.quoted(),
-            needs_conversion: float.is_none() && info.dtype.to_f32().is_some(),
+        let number = |at| numbers(model, tensors.at(model, at), conversion);
+        let unfit = (0..count).map(number).find(|numbers| written(numbers, conversion).is_none());
+        let unfit = unfit.map(|numbers| Unfit {
+            name: quote(numbers.name()),
+            dtype: numbers.dtype().quoted(),
+            needs_conversion: conversion.is_none() && numbers.dtype().to_f32().is_some(),
         });
-        let is_converted = |info: TensorInfo| written(&info, float).is_some_and(|to| to.dtype != info.dtype);
         // If all tensors have the dtype already, the file has the data of the source in the same order.
-        let float = float.filter(|_| (0..count).any(|at| is_converted(info(at))));
-        let tensors = if float.is_some() { aligned(model, tensors, float) } else { tensors };
+        let conversion = conversion.filter(|_| (0..count).any(|at| is_converted(&number(at), conversion)));
+        let tensors = if conversion.is_some() { aligned(model, tensors, conversion) } else { tensors };
         let (mut offsets, mut data_len, mut fits) = (Vec::new(), 0u64, unfit.is_none());
         let mut runs = Runs::default();
         for at in 0..count {
             if at % MARKED == 0 {
                 offsets.push(data_len);
             }
-            let tensor = model.tensor(tensors.at(model, at));
-            let nbytes = written(&tensor.info, float).map_or(0, |info| info.nbytes());
-            match tensor.parts {
-                _ if float.is_some() => {}
-                Parts::One(shard) => runs.push(data_len, shard.index(), tensor.info.range),
+            let numbers = numbers(model, tensors.at(model, at), conversion);
+            let nbytes = written(&numbers, conversion).map_or(0, |info| info.nbytes());
+            match numbers.tensor.parts {
+                _ if conversion.is_some() => {}
+                Parts::One(shard) => runs.push(data_len, shard.index(), numbers.tensor.info.range),
                 Parts::Many(parts) => {
                     for (part, len) in Run::with_lengths(parts, nbytes) {
                         runs.push(data_len + part.start, part.source, part.offset..part.offset + len);
@@ -122,11 +122,15 @@ impl Export {
             fits &= sum.is_some();
             data_len = sum.unwrap_or(data_len);
         }
-        let pairs = match gguf::has(model) {
+        let mut pairs = match gguf::has(model) {
             true => gguf::texts(model).into_iter().map(Cow::Owned).collect(),
-            false if float.is_some() => stored_metadata(model, None),
+            false if conversion.is_some() => stored_metadata(model, None),
             false => stored_metadata(model, Some((&runs.runs, data_len))),
         };
+        if conversion.is_some_and(|conversion| conversion.dequantized) {
+            // ComfyUI would dequantize the weights again.
+            pairs.retain(|pair| pair.0 != COMFY_METADATA);
+        }
         let metadata = match &pairs[..] {
             [] => String::new(),
             pairs => {
@@ -136,9 +140,9 @@ impl Export {
                 format!("\"__metadata__\":{json}{}", if count == 0 { "" } else { "," })
             }
         };
-        let entries = Arc::new(Entries { model: model.clone(), tensors, float, offsets });
+        let entries = Arc::new(Entries { model: model.clone(), tensors, conversion, offsets });
         let lines = Arc::new(Lines::new(count, |positions, out| entries.write(positions, out)));
-        let data = match float {
+        let data = match conversion {
             None => Segment::Data(Data::Extents(model.extents(runs.runs.into(), data_len))),
             Some(_) => {
                 let entries = entries.clone();
@@ -188,23 +192,29 @@ impl Export {
     }
 }
 
-/// A tensor as it appears in a file that is converted to `float`; `None` if the file cannot hold it. The length of
-/// `range` is the size of the data in that file.
-pub fn written<'m>(tensor: &TensorInfo<'m>, float: Option<Float>) -> Option<TensorInfo<'m>> {
-    let dtype = tensor.dtype;
-    let Some(float) = float else { return Some(tensor.clone()).filter(|_| !dtype.has_scales()) };
-    if dtype.is_integer() || dtype == Dtype::C64 || dtype == float.dtype() {
+/// A tensor as it appears in a file; `None` if the file cannot hold it. The length of `range` is the size of the data in
+/// that file.
+pub fn written<'m>(numbers: &Numbers<'m>, conversion: Option<Conversion>) -> Option<TensorInfo<'m>> {
+    let (tensor, dtype) = (&numbers.tensor.info, numbers.dtype());
+    let Some(Conversion { to, .. }) = conversion else { return Some(tensor.clone()).filter(|_| !dtype.has_scales()) };
+    let is_kept = dtype.is_integer() || dtype == Dtype::C64 || dtype == to.dtype();
+    if is_kept && numbers.weight.is_none() {
         return Some(tensor.clone());
     }
     dtype.to_f32()?;
-    let nbytes = tensor.elements().saturating_mul(float.size() as u64);
-    Some(TensorInfo { dtype: float.dtype(), range: 0..nbytes, ..tensor.clone() })
+    let nbytes = numbers.elements().saturating_mul(to.size() as u64);
+    Some(TensorInfo { name: numbers.name(), dtype: to.dtype(), shape: numbers.shape(), range: 0..nbytes })
+}
+
+/// Whether the data of a tensor differs from the stored data.
+fn is_converted(numbers: &Numbers, conversion: Option<Conversion>) -> bool {
+    numbers.weight.is_some() || written(numbers, conversion).is_some_and(|to| to.dtype != numbers.dtype())
 }
 
 /// The same tensors, those with larger elements first.
-fn aligned(model: &Model, tensors: Tensors, float: Option<Float>) -> Tensors {
+fn aligned(model: &Model, tensors: Tensors, conversion: Option<Conversion>) -> Tensors {
     let size = |id: &TensorId| {
-        let dtype = written(&model.tensor(*id).info, float).map(|info| info.dtype);
+        let dtype = written(&numbers(model, *id, conversion), conversion).map(|info| info.dtype);
         Reverse(dtype.and_then(Dtype::bits).unwrap_or(0))
     };
     let ids = (0..tensors.len(model)).map(|at| tensors.at(model, at));
@@ -236,8 +246,9 @@ fn stored_metadata<'m>(model: &'m Model, data: Option<(&[Run], u64)>) -> Vec<Cow
     metadata
 }
 
-/// The files in `export/` and their names. Logs a warning for each that cannot be made.
-pub fn files(model: &Arc<Model>) -> Vec<(String, Content)> {
+/// The files in `export/` and their names. With `dequantized`, the converted ones have the values of quantized weights.
+/// Logs a warning for each that cannot be made.
+pub fn files(model: &Arc<Model>, dequantized: bool) -> Vec<(String, Content)> {
     let stem = model::name_of(model).unwrap_or_default();
     // A copy in the directory of the model must not overwrite a file that the mount reads. The model itself, if it is
     // one file, has the name without suffix.
@@ -266,8 +277,9 @@ pub fn files(model: &Arc<Model>) -> Vec<(String, Content)> {
         let kinds = [("-whole", export.with_metadata), ("-clean", export.clean)];
         files.extend(kinds.into_iter().filter_map(|(suffix, content)| Some((name(suffix, SAFETENSORS), content?))));
     }
-    for (suffix, float) in [("-bf16", Float::Bf16), ("-f32", Float::F32)] {
-        let export = Export::new(model, Tensors::Whole, Some(float), None);
+    for (suffix, to) in [("-bf16", Float::Bf16), ("-f32", Float::F32)] {
+        let conversion = Some(Conversion { to, dequantized });
+        let export = Export::new(model, Tensors::all(model, conversion), conversion, None);
         match export.with_metadata {
             Some(content) => files.push((name(suffix, SAFETENSORS), content)),
             None => log::warn!("export/: {suffix} left out: {}", export.refusal()),
@@ -297,18 +309,18 @@ impl Runs {
 }
 
 impl Entries {
-    fn tensor(&self, at: usize) -> Tensor<'_> {
-        self.model.tensor(self.tensors.at(&self.model, at))
+    fn numbers(&self, at: usize) -> Numbers<'_> {
+        numbers(&self.model, self.tensors.at(&self.model, at), self.conversion)
     }
 
     /// A tensor as it appears in the file, or as stored if the file could not hold it. In that case there is no file.
-    fn written<'m>(&self, tensor: &TensorInfo<'m>) -> TensorInfo<'m> {
-        written(tensor, self.float).unwrap_or_else(|| tensor.clone())
+    fn written<'m>(&self, numbers: &Numbers<'m>) -> TensorInfo<'m> {
+        written(numbers, self.conversion).unwrap_or_else(|| numbers.tensor.info.clone())
     }
 
     /// Writes the entries at `positions`. A comma precedes every entry except the one at position 0.
     fn write(&self, positions: Range<usize>, out: Out) -> io::Result<()> {
-        let info = |at| self.written(&self.tensor(at).info);
+        let info = |at| self.written(&self.numbers(at));
         let mark = positions.start / MARKED;
         let mut offset = self.offsets.get(mark).copied().unwrap_or(0);
         for at in mark * MARKED..positions.start {
@@ -331,13 +343,12 @@ impl Entries {
         let mark = self.offsets.partition_point(|begins| *begins <= offset).saturating_sub(1);
         let mut begins = self.offsets.get(mark).copied().unwrap_or(0);
         for at in mark * MARKED..self.tensors.len(&self.model) {
-            let tensor = self.tensor(at);
-            let written = self.written(&tensor.info);
-            let ends = begins + written.nbytes();
+            let numbers = self.numbers(at);
+            let ends = begins + self.written(&numbers).nbytes();
             if ends > offset {
-                let converted = self.float.filter(|_| written.dtype != tensor.info.dtype);
-                let segment = converted.and_then(|float| values::segment(&self.model, &tensor, float));
-                let segment = segment.unwrap_or_else(|| Segment::Data(self.model.data(&tensor)));
+                let conversion = self.conversion.filter(|_| is_converted(&numbers, self.conversion));
+                let segment = conversion.and_then(|Conversion { to, .. }| values::segment(&self.model, &numbers, to));
+                let segment = segment.unwrap_or_else(|| Segment::Data(self.model.data(&numbers.tensor)));
                 if take(&segment, begins).is_break() {
                     return;
                 }

@@ -7,7 +7,7 @@ use super::selection::Tensors;
 use crate::content::{Content, Data, Extent, Extents, Run, Segment};
 use crate::format::gguf::{ALIGNMENT_KEY, MAGIC, METADATA_START, NAME, SPLIT_PREFIX, alignment};
 use crate::format::{Header, TensorInfo, Value};
-use crate::model::{Model, Parts, Shard, Tensor, TensorId};
+use crate::model::{Model, Numbers, Parts, Shard, Tensor, TensorId};
 use crate::source::{Source, Zeros};
 use std::io;
 use std::ops::Range;
@@ -19,8 +19,8 @@ pub fn has(model: &Model) -> bool {
 }
 
 /// Whether a tensor is shown.
-pub fn shows(tensor: &TensorInfo) -> bool {
-    tensor.dtype.ggml().is_some()
+pub fn shows(numbers: &Numbers) -> bool {
+    numbers.tensor.info.dtype.ggml().is_some()
 }
 
 /// A file that holds only this tensor, under its own name, with the `general.*` metadata of the first file.

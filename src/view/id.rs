@@ -16,28 +16,42 @@ impl View {
     }
 }
 
-/// The views that a mount shows.
+/// What a mount shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shown(u64);
+pub struct Shown {
+    /// A bit for each view.
+    views: u64,
+    dequantized: bool,
+}
 
 impl Default for Shown {
-    /// All views.
+    /// All views, with quantized weights dequantized.
     fn default() -> Self {
-        Self(u64::MAX)
+        Self { views: u64::MAX, dequantized: true }
     }
 }
 
 impl Shown {
     /// No views.
-    pub const NONE: Self = Self(0);
+    pub const NONE: Self = Self { views: 0, dequantized: true };
 
     /// These views and `view`.
     pub fn with(self, view: View) -> Self {
-        Self(self.0 | 1 << view.0)
+        Self { views: self.views | 1 << view.0, ..self }
+    }
+
+    /// The same views, with the stored numbers of quantized weights.
+    pub fn stored(self) -> Self {
+        Self { dequantized: false, ..self }
+    }
+
+    /// Whether the numbers of quantized weights are dequantized.
+    pub fn is_dequantized(self) -> bool {
+        self.dequantized
     }
 
     /// Whether a view is shown.
     pub fn contains(self, view: View) -> bool {
-        self.0 >> view.0 & 1 == 1
+        self.views >> view.0 & 1 == 1
     }
 }

@@ -3,7 +3,8 @@
 use super::lines::{Lines, Out, write_list};
 use crate::content::{Content, Run, Segment};
 use crate::format::Skipped;
-use crate::model::{Model, Parts, ShardId, TensorId};
+use crate::model::quantization::Weight;
+use crate::model::{Model, Numbers, Parts, ShardId, TensorId};
 use crate::name;
 use crate::text::write_json_string;
 use std::io;
@@ -36,9 +37,12 @@ fn write_head(model: &Model, out: Out) -> io::Result<()> {
     write_json_string(&model.location().to_string(), out)?;
     out.write_all(b", \"format\": ")?;
     write_json_string(model.format(), out)?;
-    if let Some(note) = model.quantized().note() {
-        out.write_all(b", \"note\": ")?;
+    for (at, note) in model.quantized().notes().enumerate() {
+        out.write_all(if at == 0 { b", \"notes\": [" } else { b", " })?;
         write_json_string(&note, out)?;
+    }
+    if model.quantized().notes().next().is_some() {
+        out.write_all(b"]")?;
     }
     out.write_all(b", \"tensors\": [\n")
 }
@@ -106,12 +110,32 @@ fn write_line(model: &Model, dirs: Option<Dirs>, tensor: TensorId, out: Out) -> 
             out.write_all(b"]")?;
         }
     }
-    if let Some(scales) = model.quantized().scales_of(tensor.id) {
-        out.write_all(b", \"quantization\": {\"scales\": ")?;
-        write_json_string(model.name(scales), out)?;
-        out.write_all(b", \"dequantized\": false}")?;
+    if let Some(weight) = model.quantized().weight(tensor.id) {
+        out.write_all(b", \"quantization\": ")?;
+        write_weight(model, &Numbers { tensor, weight: Some(weight) }, weight, out)?;
     }
     out.write_all(b"}")
+}
+
+/// Writes how a weight is quantized.
+fn write_weight(model: &Model, numbers: &Numbers, weight: &Weight, out: Out) -> io::Result<()> {
+    let class = &weight.class;
+    out.write_all(b"{\"name\": ")?;
+    write_json_string(numbers.name(), out)?;
+    out.write_all(b", \"shape\": [")?;
+    write_list(numbers.shape(), ", ", out)?;
+    out.write_all(b"], \"scheme\": ")?;
+    write_json_string(class.scheme.name, out)?;
+    out.write_all(b", \"dtype\": ")?;
+    write_json_string(class.dtype, out)?;
+    out.write_all(b", \"summary\": ")?;
+    write_json_string(&class.summary(), out)?;
+    write!(out, ", \"bits_per_weight\": {:.3}, \"companions\": [", weight.bits_per_weight())?;
+    for (at, companion) in weight.companions().enumerate() {
+        out.write_all(if at == 0 { b"" } else { b", " })?;
+        write_json_string(model.name(TensorId::new(companion)), out)?;
+    }
+    out.write_all(b"]}")
 }
 
 fn write_extent(model: &Model, shard: ShardId, offset: u64, out: Out) -> io::Result<()> {

@@ -5,8 +5,7 @@
 
 use super::values::{self, Float};
 use crate::content::{Content, Segment};
-use crate::format::TensorInfo;
-use crate::model::{Model, Tensor};
+use crate::model::{Model, Numbers};
 use std::fmt::Write;
 
 const MAGIC: &[u8] = b"\x93NUMPY";
@@ -19,18 +18,19 @@ const ALIGNMENT: usize = 64;
 const RANK_MAX: usize = 8192;
 
 /// Whether a tensor is shown.
-pub fn shows(tensor: &TensorInfo) -> bool {
-    (tensor.dtype.numpy().is_some() || tensor.dtype.to_f32().is_some()) && tensor.shape.len() <= RANK_MAX
+pub fn shows(numbers: &Numbers) -> bool {
+    let dtype = numbers.dtype();
+    (dtype.numpy().is_some() || dtype.to_f32().is_some()) && numbers.shape().len() <= RANK_MAX
 }
 
 /// The array file of a tensor: a header, then the stored bytes if NumPy has the dtype, otherwise float32.
-pub fn content(model: &Model, tensor: &Tensor) -> Content {
-    let (descr, data) = match tensor.info.dtype.numpy() {
-        Some(descr) => (descr, Some(Segment::Data(model.data(tensor)))),
-        None => ("<f4", values::segment(model, tensor, Float::F32)),
+pub fn content(model: &Model, numbers: &Numbers) -> Content {
+    let (descr, data) = match numbers.dtype().numpy().filter(|_| numbers.weight.is_none()) {
+        Some(descr) => (descr, Some(Segment::Data(model.data(&numbers.tensor)))),
+        None => ("<f4", values::segment(model, numbers, Float::F32)),
     };
     let Some(data) = data else { return Content::new([]) };
-    Content::new([Segment::Literal(header(descr, tensor.info.shape).into()), data])
+    Content::new([Segment::Literal(header(descr, numbers.shape()).into()), data])
 }
 
 /// Everything before the data. Arrays are in C order.

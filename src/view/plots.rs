@@ -2,37 +2,40 @@
 
 use super::results::{Key, Results};
 use super::stats::{computed, count, need};
-use super::values::{each, step};
-use crate::content::{Content, Data, Error, Request};
-use crate::format::{Dtype, TensorInfo};
-use crate::model::{Model, Tensor};
+use super::values::{each, own, step};
+use crate::content::{Content, Error, Request};
+use crate::format::Dtype;
+use crate::model::{Model, Numbers};
 use crate::plot::{self, Heat};
 use std::ops::Range;
 use std::sync::Arc;
 
 /// The file of a tensor. It is rendered at the first read.
-pub fn content(model: &Arc<Model>, tensor: &Tensor, results: &Arc<Results>, key: Key) -> Content {
-    let (model, id) = (model.clone(), tensor.id);
-    computed(plot::PNG_LEN, need(&model, tensor), results, key, move |request| {
-        let tensor = model.tensor(id);
-        render(&tensor.info, &model.data(&tensor), request)
+pub fn content(model: &Arc<Model>, numbers: &Numbers, results: &Arc<Results>, key: Key) -> Content {
+    let content = own(model, numbers);
+    let (model, tensor, is_dequantized) = (model.clone(), numbers.tensor.id, numbers.weight.is_some());
+    computed(plot::PNG_LEN, need(&content), results, key, move |request| {
+        render(&model.numbers(tensor, is_dequantized), &content, request)
     })
 }
 
-fn render(tensor: &TensorInfo, data: &Data, request: &Request) -> Result<Vec<u8>, Error> {
-    let stats = count(tensor.dtype, data, request)?;
-    let heat = match tensor.shape {
+fn render(numbers: &Numbers, data: &Content, request: &Request) -> Result<Vec<u8>, Error> {
+    let (dtype, shape) = (numbers.dtype(), numbers.shape());
+    let stats = count(dtype, data, request)?;
+    let heat = match shape {
         _ if stats.count == 0 => None,
         [] => None,
-        [len] => Some(heat(1, *len, tensor.dtype, data, request)?),
-        [.., rows, cols] => Some(heat(*rows, *cols, tensor.dtype, data, request)?),
+        [len] => Some(heat(1, *len, dtype, data, request)?),
+        [.., rows, cols] => Some(heat(*rows, *cols, dtype, data, request)?),
     };
-    let rendered = plot::render(tensor.name, tensor.dtype.name(), tensor.shape, &stats, heat.as_ref());
-    rendered.map_err(|error| Error::Picture(error.to_string()))
+    // A quantized weight is shown with the type of its codes.
+    let name = numbers.weight.map_or(dtype.name(), |weight| weight.class.dtype);
+    let rendered = plot::render(numbers.name(), name, shape, &stats, heat.as_ref());
+    rendered.map_err(|error| Error::Compute(error.to_string()))
 }
 
 /// The heat map of the first matrix of a tensor. Values are float64 where float32 is too narrow.
-fn heat(rows: u64, cols: u64, dtype: Dtype, data: &Data, request: &Request) -> Result<Heat, Error> {
+fn heat(rows: u64, cols: u64, dtype: Dtype, data: &Content, request: &Request) -> Result<Heat, Error> {
     let mut heat = Heat::new(rows, cols);
     let (Some(block), Some(to_f32)) = (dtype.block(), dtype.to_f32()) else { return Ok(heat) };
     // The last block may contain elements of the next matrix, which the heat map ignores.

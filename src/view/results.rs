@@ -2,9 +2,9 @@
 
 use super::id::View;
 use crate::content::{self, Error, Need, Request, Wait, reserve};
-use lru::LruCache;
+use crate::kept::Kept;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Capacity of the cache in bytes.
 const KEPT_MAX: usize = 64 << 20;
@@ -37,17 +37,11 @@ impl Key {
 }
 
 /// The cached results of all models of a mount, least recently used ones evicted first.
-pub struct Results(Mutex<State>);
-
-struct State {
-    kept: LruCache<Key, Arc<[u8]>>,
-    /// Size of all cached results, including [`OVERHEAD`].
-    bytes: usize,
-}
+pub struct Results(Kept<Key, Arc<[u8]>>);
 
 impl Default for Results {
     fn default() -> Self {
-        Self(Mutex::new(State { kept: LruCache::unbounded(), bytes: 0 }))
+        Self(Kept::new(KEPT_MAX, |result| result.len() + OVERHEAD))
     }
 }
 
@@ -66,31 +60,14 @@ impl Results {
         request.wait(key.wait(need))?;
         // The libraries that draw and compress end the program if an allocation fails.
         reserve(&mut Vec::new(), HEADROOM)?;
-        let result = compute()?;
-        Ok(self.lock().keep(key, result.into()))
+        let result: Arc<[u8]> = compute()?.into();
+        self.0.keep(key, result.clone());
+        Ok(result)
     }
 
     /// The cached result for a key.
     pub fn kept(&self, key: Key) -> Option<Arc<[u8]>> {
-        self.lock().kept.get(&key).cloned()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl State {
-    fn keep(&mut self, key: Key, result: Arc<[u8]>) -> Arc<[u8]> {
-        self.bytes += result.len() + OVERHEAD;
-        if let Some(before) = self.kept.put(key, result.clone()) {
-            self.bytes -= before.len() + OVERHEAD;
-        }
-        while self.bytes > KEPT_MAX {
-            let Some((_, evicted)) = self.kept.pop_lru() else { break };
-            self.bytes -= evicted.len() + OVERHEAD;
-        }
-        result
+        self.0.find(&key)
     }
 }
 
@@ -103,7 +80,6 @@ impl fmt::Debug for Results {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicUsize, Ordering};
 
     fn key(item: u32) -> Key {
         Key { model: 0, view: View::new(3), item }
@@ -122,24 +98,5 @@ mod tests {
         assert!(matches!(get(&Request::only(key(8).wait(NEED))), Err(Error::WouldBlock(_))));
         assert_eq!(get(&Request::only(wait)).unwrap()[..], [9]);
         assert_eq!(get(&Request::NOWAIT).unwrap()[..], [9]);
-    }
-
-    #[test]
-    fn least_recently_used_results_are_evicted() {
-        let results = Results::default();
-        let computed = AtomicUsize::new(0);
-        let get = |item| {
-            let compute = || {
-                computed.fetch_add(1, Ordering::Relaxed);
-                Ok(vec![0; 1 << 20])
-            };
-            results.get(key(item), NEED, &Request::WAIT, compute).unwrap();
-        };
-        (0..100).for_each(get);
-        assert!(results.lock().bytes <= KEPT_MAX);
-        (90..100).for_each(get);
-        assert_eq!(computed.load(Ordering::Relaxed), 100);
-        get(0);
-        assert_eq!(computed.load(Ordering::Relaxed), 101);
     }
 }

@@ -1,6 +1,7 @@
 //! The tensors of an exported file.
 
-use crate::model::{Model, TensorId};
+use super::values::Conversion;
+use crate::model::{Model, Numbers, TensorId};
 use std::sync::Arc;
 
 /// The tensors of an export, in the order of the data.
@@ -12,7 +13,30 @@ pub enum Tensors {
     These(Arc<[TensorId]>),
 }
 
+/// A tensor as it is exported.
+pub fn numbers(model: &Model, tensor: TensorId, conversion: Option<Conversion>) -> Numbers<'_> {
+    model.numbers(tensor, conversion.is_some_and(|conversion| conversion.dequantized))
+}
+
 impl Tensors {
+    /// The logical tensors for whose numbers `is_wanted` is true. Companions of weights that are dequantized are left
+    /// out.
+    pub fn choose(model: &Model, conversion: Option<Conversion>, is_wanted: impl Fn(&Numbers) -> bool) -> Self {
+        let is_dequantized = conversion.is_some_and(|conversion| conversion.dequantized);
+        let is_part = |id: TensorId| is_dequantized && model.quantized().owner(id).is_some();
+        let is_chosen = |id: &TensorId| !is_part(*id) && is_wanted(&numbers(model, *id, conversion));
+        Self::These(model.logical().iter().filter(is_chosen).collect())
+    }
+
+    /// All logical tensors, without the companions of weights that are dequantized.
+    pub fn all(model: &Model, conversion: Option<Conversion>) -> Self {
+        let is_dequantized = conversion.is_some_and(|conversion| conversion.dequantized);
+        match is_dequantized && !model.quantized().weights().is_empty() {
+            true => Self::choose(model, conversion, |_| true),
+            false => Self::Whole,
+        }
+    }
+
     /// Number of tensors.
     pub fn len(&self, model: &Model) -> usize {
         match self {

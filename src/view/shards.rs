@@ -3,10 +3,9 @@
 //! Source: `huggingface_hub`, `serialization/_base.py` and `_torch.py`. The names are those of `save_pretrained`.
 
 use super::export::written;
-use super::selection::Tensors;
-use super::values::Float;
-use crate::format::TensorInfo;
-use crate::model::{Model, TensorId};
+use super::selection::{Tensors, numbers};
+use super::values::Conversion;
+use crate::model::{Model, Numbers, TensorId};
 use crate::text::escape_json;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -18,22 +17,22 @@ const INDEX: &str = "model.safetensors.index.json";
 #[derive(Debug)]
 pub struct Shards {
     files: Vec<Vec<TensorId>>,
-    float: Option<Float>,
+    conversion: Option<Conversion>,
 }
 
-/// Size of the data of a tensor in bytes, in a file that is converted to `float`.
-fn nbytes(tensor: &TensorInfo, float: Option<Float>) -> u64 {
-    written(tensor, float).map_or(tensor.nbytes(), |written| written.nbytes())
+/// Size of the data of a tensor in bytes, in a converted file.
+fn nbytes(numbers: &Numbers, conversion: Option<Conversion>) -> u64 {
+    written(numbers, conversion).map_or(numbers.tensor.info.nbytes(), |written| written.nbytes())
 }
 
 impl Shards {
     /// Splits tensors, in this order, into shards of at most `max` bytes of data each. A larger tensor gets a shard of
-    /// its own. With `float`, the shards are converted to that dtype.
-    pub fn new(model: &Model, tensors: &Tensors, float: Option<Float>, max: u64) -> Self {
+    /// its own. The shards will be converted like this.
+    pub fn new(model: &Model, tensors: &Tensors, conversion: Option<Conversion>, max: u64) -> Self {
         let (mut files, mut held) = (vec![Vec::new()], 0u64);
         for position in 0..tensors.len(model) {
             let id = tensors.at(model, position);
-            let nbytes = nbytes(&model.tensor(id).info, float);
+            let nbytes = nbytes(&numbers(model, id, conversion), conversion);
             held = held.saturating_add(nbytes);
             if held > max && files.last().is_some_and(|file| !file.is_empty()) {
                 files.push(Vec::new());
@@ -43,7 +42,7 @@ impl Shards {
                 file.push(id);
             }
         }
-        Self { files, float }
+        Self { files, conversion }
     }
 
     /// Number of shards, at least one.
@@ -65,13 +64,15 @@ impl Shards {
         if self.count() == 1 {
             return None;
         }
-        let sum = |part: &dyn Fn(&TensorInfo) -> u64| -> u64 {
-            self.files.iter().flatten().map(|id| part(&model.tensor(*id).info)).fold(0, u64::saturating_add)
+        let numbers = |id: &TensorId| numbers(model, *id, self.conversion);
+        let sum = |part: &dyn Fn(&Numbers) -> u64| -> u64 {
+            self.files.iter().flatten().map(|id| part(&numbers(id))).fold(0, u64::saturating_add)
         };
-        let (parameters, nbytes) = (sum(&|tensor| tensor.elements()), sum(&|tensor| nbytes(tensor, self.float)));
+        let (parameters, nbytes) =
+            (sum(&|numbers| numbers.elements()), sum(&|numbers| nbytes(numbers, self.conversion)));
         let files: Vec<_> = self.files().collect();
         let entries = files.iter().flat_map(|(file, tensors)| tensors.iter().map(move |id| (*id, file)));
-        let weight_map: BTreeMap<&str, &String> = entries.map(|(id, file)| (model.name(id), file)).collect();
+        let weight_map: BTreeMap<&str, &String> = entries.map(|(id, file)| (numbers(&id).name(), file)).collect();
         // Serializing strings and numbers cannot fail.
         let metadata = json!({"total_parameters": parameters, "total_size": nbytes});
         let text =

@@ -2,8 +2,7 @@
 
 use super::export::write_entry;
 use crate::content::{Content, Segment};
-use crate::format::TensorInfo;
-use crate::model::{Model, Tensor};
+use crate::model::{Model, Numbers, Tensor};
 
 /// Largest rank of a tensor that is shown. The header is generated for each read, so it must stay small.
 const RANK_MAX: usize = 8192;
@@ -12,7 +11,8 @@ const RANK_MAX: usize = 8192;
 const NAME_MAX: usize = 1 << 20;
 
 /// Whether a tensor is shown.
-pub fn shows(tensor: &TensorInfo) -> bool {
+pub fn shows(numbers: &Numbers) -> bool {
+    let tensor = &numbers.tensor.info;
     !tensor.dtype.has_scales() && tensor.shape.len() <= RANK_MAX && tensor.name.len() <= NAME_MAX
 }
 

@@ -1,10 +1,10 @@
 //! `stats/`: statistics of the values of a tensor, computed on all cores.
 
 use super::results::{Key, Results};
-use super::values::{each, step};
-use crate::content::{Content, Data, Error, Generated, Need, Request, Segment};
-use crate::format::{Dtype, TensorInfo};
-use crate::model::{Model, Tensor};
+use super::values::{each, own, step};
+use crate::content::{Content, Error, Generated, Need, Request, Segment};
+use crate::format::Dtype;
+use crate::model::{Model, Numbers};
 use crate::stats::{self, Accumulator, Stats};
 use crate::threads::{self, cores};
 use std::sync::Arc;
@@ -13,23 +13,23 @@ use std::sync::Arc;
 const PART_MIN: u64 = 4 << 20;
 
 /// Whether a tensor is shown.
-pub fn shows(tensor: &TensorInfo) -> bool {
-    stats::has(tensor.dtype)
+pub fn shows(numbers: &Numbers) -> bool {
+    stats::has(numbers.dtype())
 }
 
 /// The file of a tensor. The whole file is computed at the first read.
-pub fn content(model: &Arc<Model>, tensor: &Tensor, results: &Arc<Results>, key: Key) -> Content {
-    let (model, id) = (model.clone(), tensor.id);
-    computed(stats::json_len(tensor.info.elements()), need(&model, tensor), results, key, move |request| {
-        let tensor = model.tensor(id);
-        Ok(count(tensor.info.dtype, &model.data(&tensor), request)?.to_json())
+pub fn content(model: &Arc<Model>, numbers: &Numbers, results: &Arc<Results>, key: Key) -> Content {
+    let content = own(model, numbers);
+    let (model, tensor, is_dequantized) = (model.clone(), numbers.tensor.id, numbers.weight.is_some());
+    computed(stats::json_len(numbers.elements()), need(&content), results, key, move |request| {
+        let numbers = model.numbers(tensor, is_dequantized);
+        Ok(count(numbers.dtype(), &content, request)?.to_json())
     })
 }
 
-/// What a pass over the data of a tensor needs.
-pub(super) fn need(model: &Model, tensor: &Tensor) -> Need {
-    let data = model.data(tensor);
-    Need::Cores { bytes: data.len(), device: data.device() }
+/// What a pass over these bytes needs.
+pub(super) fn need(content: &Content) -> Need {
+    Need::Cores { bytes: content.len(), device: content.device() }
 }
 
 /// A file of `len` bytes that `compute` returns as a whole. The result is cached under `key`.
@@ -49,8 +49,8 @@ pub(super) fn computed(
 }
 
 /// The statistics of all values in `data`.
-pub(super) fn count(dtype: Dtype, data: &Data, request: &Request) -> Result<Stats, Error> {
-    let none = || Error::Picture(format!("{dtype} has no values to count"));
+pub(super) fn count(dtype: Dtype, data: &Content, request: &Request) -> Result<Stats, Error> {
+    let none = || Error::Compute(format!("{dtype} has no values to count"));
     let step = step(dtype);
     // Every part except the last consists of whole blocks.
     let share = data.len().div_ceil(cores() as u64).max(PART_MIN).next_multiple_of(step);

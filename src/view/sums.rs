@@ -5,7 +5,7 @@ use super::lines::{Lines, Out, length};
 use super::results::{Key, Results};
 use super::stats::need;
 use super::values::each;
-use crate::content::{Content, Data, Error, Generated, Need, Request, Segment};
+use crate::content::{Content, Error, Generated, Need, Request, Segment};
 use crate::model::{Model, TensorId};
 use crate::name;
 use crate::text::Hex;
@@ -34,12 +34,12 @@ pub fn content(model: &Arc<Model>, results: &Arc<Results>, key: Key) -> Content 
         let touched: Vec<TensorId> = touched.collect();
         let key_of = |tensor: TensorId| Key { item: tensor.into(), ..key };
         let missing = touched.iter().filter(|tensor| results.kept(key_of(**tensor)).is_none());
-        let needs = missing.map(|tensor| need(&model, &model.tensor(*tensor)));
+        let needs = missing.map(|tensor| need(&stored(&model, *tensor)));
         if let Some(need) = needs.reduce(with) {
             request.wait(key.wait(need))?;
         }
         let hashes = threads::map(touched.len(), |at| {
-            let compute = || sha256(&model.data(&model.tensor(touched[at])), request);
+            let compute = || sha256(&stored(&model, touched[at]), request);
             // The request has waited for this above.
             results.get(key_of(touched[at]), NOTHING, &Request::WAIT, compute)
         });
@@ -67,7 +67,11 @@ fn with(first: Need, second: Need) -> Need {
     }
 }
 
-fn sha256(data: &Data, request: &Request) -> Result<Vec<u8>, Error> {
+fn stored(model: &Model, tensor: TensorId) -> Content {
+    Content::new([Segment::Data(model.data(&model.tensor(tensor)))])
+}
+
+fn sha256(data: &Content, request: &Request) -> Result<Vec<u8>, Error> {
     let mut hasher = Sha256::new();
     each(data, 0..data.len(), STEP, request, |bytes| hasher.update(bytes))?;
     Ok(hasher.finalize().to_vec())

@@ -5,8 +5,7 @@ use super::results::Key;
 use super::views::Views;
 use super::{f32, gguf, index, metadata, npy, plots, single, stats, stored, sums};
 use crate::content::{Content, Data, Error, Extent, Request, Segment};
-use crate::format::TensorInfo;
-use crate::model::{Kind, MANIFEST, Model, ShardId, Tensor, TensorId};
+use crate::model::{Kind, MANIFEST, Model, Numbers, ShardId, TensorId};
 use crate::source::Source;
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -51,12 +50,14 @@ pub enum Files {
     Tensors {
         /// The suffix of the file name, after the name of the tensor.
         suffix: &'static str,
+        /// Whether the files show numbers. Those of quantized weights are then dequantized and have logical names.
+        is_numeric: bool,
         /// Whether a tensor is shown.
-        shows: fn(&TensorInfo) -> bool,
+        shows: fn(&Numbers) -> bool,
         /// Whether the file of a tensor is a hard link to the stored one.
-        is_stored: fn(&TensorInfo) -> bool,
+        is_stored: fn(&Numbers) -> bool,
         /// The content of a tensor's file.
-        content: fn(&Views, &Tensor, Key) -> Content,
+        content: fn(&Views, &Numbers, Key) -> Content,
     },
     /// A directory of files with individual names. File numbers are unique within the model.
     Named {
@@ -127,9 +128,10 @@ pub const VIEWS: &[Row] = &[
         in_shards: InShards::Datasets,
         files: Files::Tensors {
             suffix: ".f32",
+            is_numeric: true,
             shows: f32::shows,
             is_stored: f32::is_stored,
-            content: |views, tensor, _| f32::content(views.model(), tensor),
+            content: |views, numbers, _| f32::content(views.model(), numbers),
         },
     },
     Row {
@@ -139,9 +141,10 @@ pub const VIEWS: &[Row] = &[
         in_shards: InShards::Never,
         files: Files::Tensors {
             suffix: ".gguf",
+            is_numeric: false,
             shows: gguf::shows,
             is_stored: |_| false,
-            content: |views, tensor, _| gguf::content(views.model(), tensor),
+            content: |views, numbers, _| gguf::content(views.model(), &numbers.tensor),
         },
     },
     Row {
@@ -202,9 +205,10 @@ pub const VIEWS: &[Row] = &[
         in_shards: InShards::Datasets,
         files: Files::Tensors {
             suffix: ".npy",
+            is_numeric: true,
             shows: npy::shows,
             is_stored: |_| false,
-            content: |views, tensor, _| npy::content(views.model(), tensor),
+            content: |views, numbers, _| npy::content(views.model(), numbers),
         },
     },
     Row {
@@ -214,9 +218,10 @@ pub const VIEWS: &[Row] = &[
         in_shards: InShards::Never,
         files: Files::Tensors {
             suffix: ".png",
+            is_numeric: true,
             shows: stats::shows,
             is_stored: |_| false,
-            content: |views, tensor, key| plots::content(views.model(), tensor, views.results(), key),
+            content: |views, numbers, key| plots::content(views.model(), numbers, views.results(), key),
         },
     },
     Row {
@@ -226,9 +231,10 @@ pub const VIEWS: &[Row] = &[
         in_shards: InShards::Datasets,
         files: Files::Tensors {
             suffix: ".safetensors",
+            is_numeric: false,
             shows: single::shows,
             is_stored: |_| false,
-            content: |views, tensor, _| single::content(views.model(), tensor),
+            content: |views, numbers, _| single::content(views.model(), &numbers.tensor),
         },
     },
     Row {
@@ -245,9 +251,10 @@ pub const VIEWS: &[Row] = &[
         in_shards: InShards::Never,
         files: Files::Tensors {
             suffix: ".json",
+            is_numeric: true,
             shows: stats::shows,
             is_stored: |_| false,
-            content: |views, tensor, key| stats::content(views.model(), tensor, views.results(), key),
+            content: |views, numbers, key| stats::content(views.model(), numbers, views.results(), key),
         },
     },
     Row {
@@ -257,9 +264,10 @@ pub const VIEWS: &[Row] = &[
         in_shards: InShards::Datasets,
         files: Files::Tensors {
             suffix: "",
+            is_numeric: false,
             shows: |_| true,
             is_stored: |_| true,
-            content: |views, tensor, _| stored::content(views.model(), tensor),
+            content: |views, numbers, _| stored::content(views.model(), &numbers.tensor),
         },
     },
     Row { name: "tree", file: "tree", in_root: |_| true, in_shards: InShards::Never, files: Files::Tree },
@@ -329,6 +337,19 @@ impl View {
         shard.map_or(0, |shard| u32::from(shard) + 1)
     }
 
+    /// Whether the view shows the numbers of quantized weights dequantized, under logical names.
+    pub fn is_dequantized(self, views: &Views) -> bool {
+        views.shown().is_dequantized() && matches!(self.row().files, Files::Tensors { is_numeric: true, .. })
+    }
+
+    /// A tensor as the view shows it.
+    ///
+    /// # Panics
+    /// If no tensor has that number.
+    pub fn numbers(self, views: &Views, tensor: TensorId) -> Numbers<'_> {
+        views.model().numbers(tensor, self.is_dequantized(views))
+    }
+
     /// The file with that number, if the view has it.
     pub fn file(self, views: &Views, number: u32) -> Option<File<'_>> {
         let model = views.model();
@@ -342,9 +363,9 @@ impl View {
                 exists.then_some(File::One(shard))
             }
             Files::Tensors { shows, is_stored, .. } => {
-                let tensor = model.get(TensorId::from(number))?;
-                let is_own = self == Self::STORED || shows(&tensor.info) && !is_stored(&tensor.info);
-                is_own.then_some(File::Tensor(tensor))
+                let numbers = self.numbers(views, model.get(TensorId::from(number))?.id);
+                let is_own = self == Self::STORED || shows(&numbers) && !is_stored(&numbers);
+                is_own.then_some(File::Tensor(numbers))
             }
             Files::Named { .. } => Some(File::Named(number)),
             Files::Tree | Files::Shards => None,
@@ -359,8 +380,8 @@ impl View {
                 Some(views.keep(self, file.number(), request, || content(views, self, *shard))?)
             }
             (Files::One { content, .. }, File::One(shard)) => Some(content(views, self, *shard)),
-            (Files::Tensors { content, .. }, File::Tensor(tensor)) => {
-                Some(content(views, tensor, Key { model: views.number(), view: self, item: file.number() }))
+            (Files::Tensors { content, .. }, File::Tensor(numbers)) => {
+                Some(content(views, numbers, Key { model: views.number(), view: self, item: file.number() }))
             }
             (Files::Named { is_ready, content, .. }, File::Named(number)) => {
                 views.check_wait(is_ready(views), request)?;
@@ -378,7 +399,7 @@ pub enum File<'m> {
     /// The only file of a view, for the whole model or for one shard.
     One(Option<ShardId>),
     /// The file of a tensor.
-    Tensor(Tensor<'m>),
+    Tensor(Numbers<'m>),
     /// A file of a view with individual names.
     Named(u32),
 }
@@ -388,7 +409,7 @@ impl File<'_> {
     pub fn number(&self) -> u32 {
         match self {
             Self::One(shard) => View::only_file(*shard),
-            Self::Tensor(tensor) => tensor.id.into(),
+            Self::Tensor(numbers) => numbers.tensor.id.into(),
             Self::Named(number) => *number,
         }
     }

@@ -1,9 +1,9 @@
 //! The values of tensors: as a segment of a file, and read piece by piece.
 
 use crate::codec::bf16;
-use crate::content::{Data, Decoded, Decoder, Error, Request, Segment, Then, reserve};
+use crate::content::{Content, Decoded, Decoder, Error, Request, Segment, Then};
 use crate::format::Dtype;
-use crate::model::{Model, Tensor};
+use crate::model::{Model, Numbers};
 use std::ops::Range;
 
 /// Approximate number of bytes that are read at a time.
@@ -50,15 +50,35 @@ impl Float {
     }
 }
 
-/// The values of a tensor in another dtype, or its stored bytes if it already has that dtype. `None` if its values are
-/// not known.
-pub fn segment(model: &Model, tensor: &Tensor, float: Float) -> Option<Segment> {
-    let data = model.data(tensor);
-    if tensor.info.dtype == float.dtype() {
+/// What becomes of the numbers of an export.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Conversion {
+    /// The dtype to which they are converted.
+    pub to: Float,
+    /// Whether quantized weights are dequantized. Otherwise their stored numbers are converted.
+    pub dequantized: bool,
+}
+
+/// The numbers of a tensor or of a weight in a dtype, or its stored bytes if they have that dtype already. `None` if the
+/// numbers are not known.
+pub fn segment(model: &Model, numbers: &Numbers, float: Float) -> Option<Segment> {
+    if let Some(weight) = numbers.weight {
+        return model.dequantized(weight, float == Float::Bf16).map(Segment::Generated);
+    }
+    let data = model.data(&numbers.tensor);
+    if numbers.dtype() == float.dtype() {
         return Some(Segment::Data(data));
     }
-    let decoder = float.decoder(tensor.info.dtype)?;
+    let decoder = float.decoder(numbers.dtype())?;
     Some(Segment::Decoded(Decoded { data, decoder }))
+}
+
+/// The numbers of a tensor or of a weight in their own dtype, [`Numbers::dtype`].
+pub fn own(model: &Model, numbers: &Numbers) -> Content {
+    match numbers.weight {
+        Some(_) => Content::new(segment(model, numbers, Float::F32)),
+        None => Content::new([Segment::Data(model.data(&numbers.tensor))]),
+    }
 }
 
 /// The size in bytes of as many whole blocks as fit into [`AT_ONCE`], at least one.
@@ -69,23 +89,19 @@ pub fn step(dtype: Dtype) -> u64 {
 
 /// Passes the bytes of `part` to `take`, at most `step` at a time. Fails if the request is cancelled or times out.
 pub fn each(
-    data: &Data,
+    content: &Content,
     mut part: Range<u64>,
     step: u64,
     request: &Request,
     mut take: impl FnMut(&[u8]),
 ) -> Result<(), Error> {
-    let len = step.min(part.end - part.start) as usize;
-    let mut buf = Vec::new();
-    reserve(&mut buf, len)?;
-    buf.resize(len, 0);
+    let mut piece = Vec::new();
     while part.start < part.end {
         request.check()?;
-        let piece = &mut buf[..step.min(part.end - part.start) as usize];
-        data.prepare(&(part.start..part.start + piece.len() as u64), request)?;
-        data.read_exact_at(piece, part.start)?;
-        take(piece);
-        part.start += piece.len() as u64;
+        let end = part.end.min(part.start + step);
+        content.copy(part.start..end, request, &mut piece)?;
+        take(&piece);
+        part.start = end;
     }
     Ok(())
 }
@@ -93,7 +109,7 @@ pub fn each(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::content::Extent;
+    use crate::content::{Data, Extent};
     use crate::source::Memory;
     use std::sync::Arc;
 
@@ -110,6 +126,7 @@ mod tests {
     fn each_byte_is_passed_once_and_cancellation_stops() {
         let bytes: Vec<u8> = (0..=255).collect();
         let data = Data::Extent(Extent { source: Arc::new(Memory::new(bytes.clone())), range: 10..250 });
+        let data = Content::new([Segment::Data(data)]);
         let mut taken = Vec::new();
         let mut sizes = Vec::new();
         let take = |piece: &[u8]| {

@@ -66,7 +66,7 @@ impl Views {
 
     /// The files in `export/` and their names.
     pub fn exports(&self) -> &[(String, Content)] {
-        self.exports.get_or_init(|| export::files(&self.model))
+        self.exports.get_or_init(|| export::files(&self.model, self.shown.is_dequantized()))
     }
 
     /// The files in `export/`, if they have been made.

@@ -42,6 +42,9 @@ impl Access {
         scene.model("a", &tensors[..1], &[("key", "value")]);
         scene.model("b", &tensors[1..], &[]);
         scene.model("whole", &tensors, &[("key", "value")]);
+        let quantized =
+            [("q.weight", Dtype::F8_E4M3, &[2, 2][..], pattern(4)), ("q.weight_scale", Dtype::F32, &[1], pattern(4))];
+        scene.model("quantized", &quantized, &[]);
         let index = r#"{"weight_map": {"a": "a.safetensors", "b.c": "b.safetensors"}}"#;
         std::fs::write(scene.path("index"), index).unwrap();
         let sub = r#"{"weight_map": {"a": "sub/a.safetensors", "b.c": "b.safetensors"}}"#;
@@ -54,7 +57,7 @@ impl Access {
             let text = std::fs::read_to_string(scene.path(name)).unwrap();
             std::fs::write(scene.path(format!("{name}.hidden")), text.replace("a.safe", ".sub/a.safe")).unwrap();
         }
-        scene.ok("chmod 755 . && chmod 644 look a b whole index* manifest*");
+        scene.ok("chmod 755 . && chmod 644 look a b whole quantized index* manifest*");
         Self { scene }
     }
 
@@ -201,6 +204,17 @@ fn nobody_reads_through_a_mount_what_is_not_readable_in_the_source() {
     let parts: &[&str] = &[index, "src/sub/a.safetensors", "src/b.safetensors"];
     access.check(&sub, "src", &[], &[(".", parts)], true);
     access.check(&sub, index, &[], &[(".", parts)], true);
+    // The configuration of a quantized model is a part of it, and that of another model is not.
+    let config = "src/config.json";
+    for mode in ["600", "604", "640", "644"] {
+        let setup = format!("echo '{{}}' >{config} && chown 65534:7000 src/* && chmod {mode} {config}");
+        let quantized = format!("cp quantized {file} && {setup}");
+        access.check(&quantized, file, &[], &[(".", &[file, config])], true);
+        access.check(&quantized, "src", &[], &[(".", &[file, config])], true);
+        let two = format!("{quantized} && cp a src/x.safetensors");
+        access.check(&two, "src", &[], &[("m", &[file, config]), ("x", &["src/x.safetensors"])], true);
+        access.check(&format!("cp whole {file} && {setup}"), file, &[], &[(".", &[file])], true);
+    }
     // Messages also quote a part that `--lenient` leaves out.
     let broken = format!("{sharded} && echo 'a secret' >src/b.safetensors && chmod 600 src/b.safetensors");
     access.check(&broken, "src", &["--lenient"], &[(".", &[index, "src/a.safetensors", "src/b.safetensors"])], true);

@@ -24,6 +24,7 @@ mod metadata;
 mod ollama;
 mod opening;
 mod panics;
+mod quantized;
 mod races;
 mod readers;
 mod readme;
@@ -40,4 +41,6 @@ mod splits;
 mod support;
 mod users;
 mod values;
+#[path = "../quantized/cases.rs"]
+mod vectors;
 mod views;

@@ -239,35 +239,3 @@ fn copying_exports_beside_the_source_overwrites_no_source() {
     assert_eq!(shards.map(|shard| std::fs::read(scene.path(shard)).unwrap()), before);
     scene.wait_for_end();
 }
-
-#[test]
-fn quantized_model_says_that_numbers_are_not_dequantized() {
-    require_fuse!();
-    let scene = Scene::new();
-    let source = scene.model(
-        "gptq.safetensors",
-        &[
-            ("layers.0.qweight", Dtype::I32, &[2, 4], pattern(32)),
-            ("layers.0.qzeros", Dtype::I32, &[1, 1], pattern(4)),
-            ("layers.0.scales", Dtype::F16, &[1, 4], pattern(8)),
-            ("logit_scale", Dtype::F32, &[], pattern(4)),
-        ],
-        &[],
-    );
-    let note = "1 tensor looks quantized: \"layers.0.qweight\", with scales in \"layers.0.scales\": npy/, f32/, stats/, \
-                plots/ and converted exports have the stored numbers, not the dequantized weights";
-    let mount = scene.mount(&source, &[]);
-    assert_eq!(mount.log(), format!("weightfs: {}: {note}\n", source.display()));
-    let index: serde_json::Value = serde_json::from_slice(&mount.read("index.json")).unwrap();
-    assert_eq!(index["note"], note);
-    for tensor in index["tensors"].as_array().unwrap() {
-        let expected = match tensor["name"] == "layers.0.qweight" {
-            true => serde_json::json!({"scales": "layers.0.scales", "dequantized": false}),
-            false => serde_json::Value::Null,
-        };
-        assert_eq!(tensor["quantization"], expected, "{tensor}");
-    }
-    let plain = scene.mount(&zoo(&scene), &[]);
-    let index = String::from_utf8(plain.read("index.json")).unwrap();
-    assert!(plain.log().is_empty() && !index.contains("quantiz"), "{}", plain.log());
-}

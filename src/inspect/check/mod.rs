@@ -8,7 +8,8 @@ mod file;
 mod report;
 mod set;
 
-use crate::model::{self, Error, Quantized};
+use crate::format::Mode;
+use crate::model::{self, Error};
 use crate::source::Location;
 use crate::threads;
 use file::File;
@@ -48,7 +49,9 @@ impl Check {
             files.extend(file);
         }
         if let Some(file) = files.first().filter(|_| !is_set) {
-            if let Some(note) = Quantized::of(&file.header).note() {
+            // A damaged file has findings already.
+            let model = model::open_model(location, Mode::Lenient).ok();
+            for note in model.iter().flat_map(|model| model.quantized().notes()) {
                 report.add(Rule::Quantized, &file.name, None, || note);
             }
             if let Some(remark) = model::split_remark(&file.header) {

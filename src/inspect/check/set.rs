@@ -42,7 +42,7 @@ pub(super) fn check(location: &Location, report: &mut Report) -> Result<Vec<Loca
     if model.kind() == Kind::Sharded {
         check_totals(&model, &name, report);
     }
-    if let Some(note) = model.quantized().note() {
+    for note in model.quantized().notes() {
         report.add(Rule::Quantized, &name, None, || note);
     }
     let dir = location.parent();

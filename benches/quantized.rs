@@ -1,0 +1,289 @@
+//! Decoding quantized weights compared with memcpy: `cargo bench --bench quantized [NAME]`.
+//!
+//! One thread, in bytes of output. A read is 1 MiB of output, the size of the kernel's largest request; memcpy copies
+//! 1 MiB from 64 MiB of memory. Both are measured in turn, and the medians are compared.
+#![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark has no API to document")]
+
+use std::collections::HashMap;
+use std::hint::black_box;
+use std::time::Instant;
+use weightfs::codec::quantized::{
+    Decoder, F32, Formula, Gathered, Global, Grid, Layout, Number, Output, Packing, Part, Parts, Real, Zeros,
+};
+use weightfs::content::{Content, Request, Segment};
+use weightfs::format::Mode;
+use weightfs::model::open_model;
+use weightfs::model::quantization::{Config, Stored, Tensors, recognise};
+
+const READ: usize = 1 << 20;
+const ROUNDS: usize = 60;
+
+const ROWS: u64 = 4096;
+const COLS: u64 = 4096;
+
+fn layout(packing: Packing, number: Number, block: [u64; 2], scale: Real) -> Layout {
+    let groups = COLS.div_ceil(block[1]);
+    let strides = if block[0] >= ROWS { [0, 0, 0] } else { [0, groups, 1] };
+    Layout {
+        batch: 1,
+        rows: ROWS,
+        cols: COLS,
+        packing,
+        number,
+        grid: Grid::Blocks { block, groups, strides },
+        scale,
+        bias: scale,
+        global: Global::None,
+        zeros: Zeros::None,
+        group_index: false,
+        formula: Formula::Scale,
+    }
+}
+
+fn layouts() -> Vec<(&'static str, Layout)> {
+    let stream = |bits: u32| Packing::Stream { bits, row_bytes: COLS * u64::from(bits) / 8 };
+    let transposed = Grid::Blocks { block: [1, 128], groups: COLS / 128, strides: [0, 1, ROWS] };
+    let zeros = |interleaved: bool| Zeros::Packed {
+        bits: 4,
+        along: 1,
+        across: ROWS / 8,
+        interleaved,
+        add: u32::from(!interleaved),
+        offset: 0,
+    };
+    let fp8 = |block| layout(stream(8), Number::E4M3, block, Real::F32);
+    let gptq = Layout {
+        grid: transposed,
+        zeros: zeros(false),
+        ..layout(Packing::Down { bits: 4 }, Number::Unsigned, [1, 128], Real::F16)
+    };
+    let mlx = |bits: u32| Layout {
+        formula: Formula::ScaleThenAdd,
+        ..layout(stream(bits), Number::Unsigned, [1, 64], Real::Bf16)
+    };
+    let nf4 = Layout {
+        rows: 1,
+        cols: ROWS * COLS,
+        packing: Packing::HighFirst { row_bytes: ROWS * COLS / 2 },
+        grid: Grid::Blocks { block: [1, 64], groups: ROWS * COLS / 64, strides: [0, 0, 1] },
+        ..layout(stream(4), Number::Map, [1, 64], Real::F32)
+    };
+    vec![
+        ("fp8 block", fp8([128, 128])),
+        ("fp8 tensor", fp8([ROWS, COLS])),
+        ("fp8 channel", fp8([1, COLS])),
+        ("mxfp8", layout(stream(8), Number::E4M3, [1, 32], Real::E8M0)),
+        ("mxfp4", layout(stream(4), Number::E2M1, [1, 32], Real::E8M0)),
+        (
+            "nvfp4",
+            Layout { global: Global::Times { each: false }, ..layout(stream(4), Number::E2M1, [1, 16], Real::E4M3) },
+        ),
+        (
+            "nvfp4 comfy",
+            Layout {
+                global: Global::Times { each: false },
+                grid: Grid::Tiled { block: 16, groups: COLS / 16 },
+                ..layout(Packing::HighFirst { row_bytes: COLS / 2 }, Number::E2M1, [1, 16], Real::E4M3)
+            },
+        ),
+        ("int8 channel", layout(stream(8), Number::Signed, [1, COLS], Real::Bf16)),
+        ("packed int4 g128", layout(stream(4), Number::Offset, [1, 128], Real::Bf16)),
+        (
+            "packed int4 g32 zeros",
+            Layout {
+                zeros: Zeros::Packed { bits: 4, along: COLS / 32, across: 1, interleaved: false, add: 0, offset: 8 },
+                ..layout(stream(4), Number::Offset, [1, 32], Real::Bf16)
+            },
+        ),
+        ("packed int3 g128", layout(stream(3), Number::Offset, [1, 128], Real::Bf16)),
+        (
+            "awq",
+            Layout {
+                grid: transposed,
+                zeros: zeros(true),
+                ..layout(Packing::Across, Number::Unsigned, [1, 128], Real::F16)
+            },
+        ),
+        ("gptq", gptq),
+        ("gptq act-order", Layout { group_index: true, ..gptq }),
+        ("gptq 8 bits", Layout { packing: Packing::Down { bits: 8 }, ..gptq }),
+        ("gptq 3 bits", Layout { packing: Packing::Down { bits: 3 }, ..gptq }),
+        ("nf4", nf4),
+        ("nf4 nested", Layout { scale: Real::Nested { block: 256, offset: 0.01 }, ..nf4 }),
+        ("mlx 2 bits", mlx(2)),
+        ("mlx 3 bits", mlx(3)),
+        ("mlx 4 bits", mlx(4)),
+        ("mlx 6 bits", mlx(6)),
+        ("mlx 8 bits", mlx(8)),
+    ]
+}
+
+/// The time of `run` in seconds.
+fn time(run: impl FnOnce()) -> f64 {
+    let start = Instant::now();
+    run();
+    start.elapsed().as_secs_f64()
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+fn main() {
+    let wanted = std::env::args().skip(1).find(|argument| !argument.starts_with("--")).unwrap_or_default();
+    let mut seed = 1u32;
+    let mut byte = || {
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (seed >> 24) as u8
+    };
+    let source: Vec<u8> = (0..64 << 20).map(|_| byte()).collect();
+    let mut target: Vec<F32> = vec![[0; 4]; READ / 4];
+    for (name, layout) in layouts() {
+        if !name.contains(&wanted) {
+            continue;
+        }
+        let required = layout.required().unwrap();
+        let mut parts: Parts<Vec<u8>> = required.map(|size| source[..size as usize].to_vec());
+        if layout.group_index {
+            let cols = layout.cols as u32;
+            let index = (0..cols).flat_map(|column| (column.wrapping_mul(2_654_435_761) % (cols / 128)).to_le_bytes());
+            parts[Part::GroupIndex as usize] = index.collect();
+        }
+        let decoder = Decoder::new(layout, &required).unwrap();
+        let (mut copies, mut decodes, mut gathers) = (Vec::new(), Vec::new(), Vec::new());
+        for round in 0..ROUNDS {
+            let at = (round * READ) % source.len();
+            copies.push(time(|| {
+                target.as_flattened_mut().copy_from_slice(&source[at..at + READ]);
+                black_box(&mut target);
+            }));
+            let elements = READ as u64 / 4;
+            let start = (round as u64 * elements) % layout.elements();
+            let range = start..start + elements;
+            let held = decoder.layout().window(range.clone());
+            let mut gathered = Gathered::default();
+            gathers.push(time(|| {
+                let read = |part: Part, offset: u64, bytes: &mut [u8]| {
+                    bytes.copy_from_slice(&parts[part as usize][offset as usize..offset as usize + bytes.len()]);
+                    Ok::<_, ()>(())
+                };
+                gathered = Gathered::new(&decoder, held.clone(), read).unwrap();
+            }));
+            decodes.push(time(|| {
+                gathered.decode(&decoder, &range, Output::F32(&mut target)).unwrap();
+                black_box(&mut target);
+            }));
+        }
+        let (copy, decode, gather) = (median(copies), median(decodes), median(gathers));
+        let window = decoder.layout().window(0..READ as u64 / 4).end / (READ as u64 / 4);
+        println!(
+            "{name:22} {:.2} of memcpy with reading, {:.2} without; {:.1} GB/s, memcpy {:.1} GB/s; window {window} MiB",
+            copy / (decode + gather / window as f64),
+            copy / decode,
+            READ as f64 / decode / 1e9,
+            READ as f64 / copy / 1e9,
+        );
+    }
+    if wanted.is_empty() || wanted == "content" {
+        content(&source);
+    }
+    if wanted.is_empty() || wanted == "recognition" {
+        recognition();
+    }
+}
+
+/// Reads the values of weights of a file as a mount does, 1 MiB at a time, as float32 and as bfloat16.
+fn content(source: &[u8]) {
+    let side = 8192u64;
+    let files: [(&str, &[(&str, &str, &[u64], u64)]); 3] = [
+        (
+            "fp8 block",
+            &[
+                ("w.weight", "F8_E4M3", &[side, side], side * side),
+                ("w.weight_scale_inv", "F32", &[64, 64], 64 * 64 * 4),
+            ],
+        ),
+        (
+            "fp8 channel",
+            &[("w.weight", "F8_E4M3", &[side, side], side * side), ("w.weight_scale", "F32", &[side, 1], side * 4)],
+        ),
+        (
+            "awq",
+            &[
+                ("w.qweight", "I32", &[side, side / 8], side * side / 2),
+                ("w.qzeros", "I32", &[side / 128, side / 8], side / 128 * side / 2),
+                ("w.scales", "F16", &[side / 128, side], side / 128 * side * 2),
+            ],
+        ),
+    ];
+    let dir = tempfile::tempdir().unwrap();
+    for (name, tensors) in files {
+        let mut end = 0;
+        let entry = |(name, dtype, shape, nbytes): &(&str, &str, &[u64], u64)| {
+            let begin = end;
+            end += nbytes;
+            format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{begin},{end}]}}"#)
+        };
+        let header = format!("{{{}}}", tensors.iter().map(entry).collect::<Vec<_>>().join(","));
+        let mut file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+        // Codes that are not NaN, and scales that are small numbers.
+        file.extend(source.iter().cycle().take(end as usize).map(|byte| byte & 0x3f));
+        let path = dir.path().join(format!("{}.safetensors", name.replace(' ', "-")));
+        std::fs::write(&path, file).unwrap();
+        let model = open_model(&path.as_path().into(), Mode::Strict).unwrap();
+        for (kind, rounded) in [("f32", false), ("bf16", true)] {
+            let values = model.dequantized(&model.quantized().weights()[0], rounded).unwrap();
+            let content = Content::new([Segment::Generated(values)]);
+            let mut target = vec![0; READ];
+            let (mut copies, mut reads) = (Vec::new(), Vec::new());
+            for round in 0..2 * ROUNDS {
+                let at = (round * READ) % source.len();
+                copies.push(time(|| {
+                    target.copy_from_slice(&source[at..at + READ]);
+                    black_box(&mut target);
+                }));
+                let at = ((round * READ) as u64) % content.len();
+                reads.push(time(|| {
+                    content.copy(at..at + READ as u64, &Request::WAIT, &mut target).unwrap();
+                    black_box(&mut target);
+                }));
+            }
+            let (copy, read) = (median(copies), median(reads));
+            println!("{name} file as {kind:6} {:.2} of memcpy; {:.1} GB/s", copy / read, READ as f64 / read / 1e9);
+        }
+    }
+}
+
+/// Looks for the weights of models of a million tensors, a third of which are quantized in one of the models.
+fn recognition() {
+    for (kind, dtype) in [("quantized", "F8_E4M3"), ("plain", "BF16")] {
+        let names: Vec<String> = (0..1_000_000)
+            .map(|at| format!("model.layers.{}.mlp.experts.{}.{}", at / 3 / 256, at / 3 % 256, NAMES[at % 3]))
+            .collect();
+        let names: Vec<String> = match kind {
+            "quantized" => names,
+            _ => names.into_iter().map(|name| name.replace("weight_scale_inv", "bias")).collect(),
+        };
+        let find: HashMap<&str, usize> = names.iter().enumerate().map(|(at, name)| (name.as_str(), at)).collect();
+        let tensors = Tensors {
+            len: names.len(),
+            tensor: &|at| {
+                let (dtype, shape, bytes): (_, &[u64], _) = match at % 3 {
+                    0 => (dtype, &[2048, 7168], 2048 * 7168),
+                    1 => ("F32", &[16, 56], 16 * 56 * 4),
+                    _ => ("BF16", &[7168], 7168 * 2),
+                };
+                Stored { name: &names[at], dtype, shape, bytes }
+            },
+            find: &|name| find.get(name).copied(),
+            contents: &|_| None,
+        };
+        let config = Config::default();
+        let mut found = 0;
+        let times = (0..5).map(|_| time(|| found = black_box(recognise(&tensors, &config)).weights.len())).collect();
+        println!("{found} weights among a million tensors of a {kind} model: {:.0} ms", median(times) * 1e3);
+    }
+}
+
+const NAMES: [&str; 3] = ["gate_proj.weight", "gate_proj.weight_scale_inv", "norm.weight"];

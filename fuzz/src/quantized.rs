@@ -1,0 +1,137 @@
+//! Target `quantized`: whatever tensors and configurations are called, every range of the values of a quantized weight
+//! can be read, and is a part of the whole.
+
+use super::shards;
+use arbitrary::{Result, Unstructured};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use weightfs::content::{Content, Request, Segment};
+use weightfs::format::Mode;
+use weightfs::model::quantization::SCHEMES;
+use weightfs::model::{self, Opened};
+
+pub fn run(bytes: &[u8]) -> bool {
+    open(&mut Unstructured::new(bytes)).unwrap_or(false)
+}
+
+/// The ends of the names of companions that no scheme lists as codes or scales.
+const OTHERS: [&str; 17] = [
+    ".qzeros",
+    ".g_idx",
+    ".weight_zero_point",
+    ".weight_shape",
+    ".weight_g_idx",
+    ".weight_scale_2",
+    ".biases",
+    ".weight_global_scale",
+    ".comfy_quant",
+    ".quant_map",
+    ".nested_absmax",
+    ".nested_quant_map",
+    ".quant_state.bitsandbytes__nf4",
+    ".quant_state.bitsandbytes__fp4",
+    ".weight_format",
+    ".input_scale",
+    ".pre_quant_scale",
+];
+
+/// Dtypes and their widths in bits.
+const DTYPES: [(&str, u64); 13] = [
+    ("F4", 4),
+    ("F8_E4M3", 8),
+    ("F8_E5M2", 8),
+    ("F8_E8M0", 8),
+    ("U8", 8),
+    ("I8", 8),
+    ("F16", 16),
+    ("BF16", 16),
+    ("F32", 32),
+    ("I32", 32),
+    ("U32", 32),
+    ("I64", 64),
+    ("F64", 64),
+];
+
+/// The contents of small tensors that describe a weight.
+const CONTENTS: [&str; 4] = [
+    r#"{"format":"nvfp4"}"#,
+    r#"{"format":"float8_e4m3fn"}"#,
+    r#"{"quant_type":"nf4","blocksize":64,"shape":[8,16],"nested_blocksize":256,"nested_offset":0.5}"#,
+    r#"{"quant_type":"fp4","blocksize":18446744073709551615,"shape":[0,4294967296]}"#,
+];
+
+/// Keys of configurations, and some of their values.
+const KEYS: [(&str, &[&str]); 12] = [
+    ("quant_method", &["\"fp8\"", "\"gptq\"", "\"awq\"", "\"compressed-tensors\"", "\"modelopt\"", "\"?\"", "3"]),
+    ("format", &["\"pack-quantized\"", "\"nvfp4-pack-quantized\"", "\"gptq_v2\"", "null"]),
+    ("checkpoint_format", &["\"gptq\"", "\"gptq_v2\"", "\"marlin\""]),
+    ("bits", &["2", "3", "4", "8", "0", "-1", "1e9", "18446744073709551615"]),
+    ("group_size", &["1", "2", "8", "16", "32", "-1", "0", "18446744073709551615"]),
+    ("weight_block_size", &["[2, 4]", "[128, 128]", "[0, 1]", "[18446744073709551615, 1]", "\"2x8\"", "[]"]),
+    ("desc_act", &["true", "false"]),
+    ("sym", &["true", "false"]),
+    ("version", &["\"gemm\"", "\"gemv\""]),
+    ("mode", &["\"affine\"", "\"mxfp4\"", "\"nvfp4\"", "\"mxfp8\""]),
+    ("weight_scale_semantics", &["\"inverse\""]),
+    ("config_groups", &["{\"a\": {\"weights\": {\"num_bits\": 4, \"group_size\": 8}}}", "{\"a\": 1}"]),
+];
+
+fn open(bytes: &mut Unstructured) -> Result<bool> {
+    let mut config = serde_json::Map::new();
+    for _ in 0..bytes.int_in_range(0..=5)? {
+        let (key, values) = *bytes.choose(&KEYS)?;
+        let value: Value = serde_json::from_str(bytes.choose(values)?).unwrap();
+        config.insert(key.to_owned(), value);
+    }
+    let key = *bytes.choose(&["quantization_config", "quantization", "compression_config"])?;
+    let endings = || SCHEMES.iter().flat_map(|scheme| scheme.endings);
+    let endings: Vec<&str> = endings().flat_map(|ending| [ending.values, ending.scales]).chain(OTHERS).collect();
+    let (mut taken, mut tensors) = (BTreeSet::new(), Vec::new());
+    for _ in 0..=bytes.int_in_range(1..=7)? {
+        let name = format!("{}{}", bytes.choose(&["m", "m", "m", "n"])?, bytes.choose(&endings)?);
+        let (dtype, bits) = *bytes.choose(&DTYPES)?;
+        let mut shape = Vec::new();
+        for _ in 0..bytes.int_in_range(0..=3)? {
+            shape.push(*bytes.choose(&[0u64, 1, 2, 3, 4, 8, 12, 16, 32, 64])?);
+        }
+        let elements: u64 = shape.iter().product();
+        if !(elements * bits).is_multiple_of(8) || elements > 1 << 16 || !taken.insert(name.clone()) {
+            continue;
+        }
+        let mut data = vec![0; (elements * bits / 8) as usize];
+        match bytes.arbitrary::<bool>()? {
+            true => data.iter_mut().zip(bytes.choose(&CONTENTS)?.bytes()).for_each(|(to, from)| *to = from),
+            false => {
+                let seed = bytes.arbitrary::<u8>()?;
+                (0u8..=255).cycle().zip(&mut data).for_each(|(at, to)| *to = at.wrapping_mul(seed));
+            }
+        }
+        tensors.push((name, dtype, shape, data));
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let listed: Vec<_> =
+        tensors.iter().map(|(name, dtype, shape, data)| (&name[..], *dtype, &shape[..], &data[..])).collect();
+    let path = dir.path().join("model.safetensors");
+    std::fs::write(&path, shards::file(&listed)).unwrap();
+    std::fs::write(dir.path().join("config.json"), json!({ key: config }).to_string()).unwrap();
+    let Ok(Opened::Model(model)) = model::open(&path.as_path().into(), Mode::Strict) else { panic!("not opened") };
+    let quantized = model.quantized();
+    let mut names: BTreeSet<&str> = model.logical().iter().map(|id| model.name(id)).collect();
+    for weight in quantized.weights() {
+        if let Some(name) = &weight.name {
+            assert!(names.insert(name), "{name} is the name of another tensor");
+            assert_eq!(quantized.find(name).map(|id| id.index()), Some(weight.values));
+        }
+        let values = model.dequantized(weight, false).unwrap();
+        assert_eq!(values.len, weight.class.elements() * 4);
+        let content = Content::new([Segment::Generated(values)]);
+        let whole = content.read(0..content.len(), &Request::WAIT).unwrap().to_vec();
+        for _ in 0..4 {
+            let start = bytes.int_in_range(0..=content.len())?;
+            let end = bytes.int_in_range(start..=content.len())?;
+            let part = content.read(start..end, &Request::WAIT).unwrap().to_vec();
+            assert!(part == whole[start as usize..end as usize], "{start}..{end} of {}", weight.class.summary());
+        }
+    }
+    Ok(!quantized.weights().is_empty())
+}

@@ -1,0 +1,70 @@
+//! FP8: 8-bit floats with a scale for the tensor, for each row, or for each block (DeepSeek, Qwen, vLLM, ModelOpt,
+//! compressed-tensors, ComfyUI).
+
+use super::{
+    Answer, Found, Refusal, Scheme, comfy_format, ending, grid, is_certain, layout, matrix, real, wrong_companion,
+    wrong_shape,
+};
+use crate::codec::quantized::{Formula, Number, Packing, Real};
+use crate::model::quantization::site::Site;
+
+pub const SCHEME: Scheme = Scheme {
+    name: "FP8",
+    endings: &[
+        ending(".weight", ".weight_scale_inv", ".weight"),
+        // Fused experts.
+        ending("", "_scale_inv", ""),
+        ending(".weight", ".weight_scale", ".weight"),
+        ending("", "_scale", ""),
+        // DeepSeek-V4.
+        ending(".weight", ".scale", ".weight"),
+        // ComfyUI, and Mistral.
+        ending(".weight", ".scale_weight", ".weight"),
+        ending(".weight", ".qscale_weight", ".weight"),
+    ],
+    recognise,
+};
+
+fn recognise(site: &Site) -> Answer {
+    let (number, comfy) = match site.values.dtype {
+        "F8_E4M3" => (Number::E4M3, "float8_e4m3fn"),
+        "F8_E5M2" => (Number::E5M2, "float8_e5m2"),
+        "F8_E4M3FNUZ" => (Number::E4M3Fnuz, "float8_e4m3fnuz"),
+        "F8_E5M2FNUZ" => (Number::E5M2Fnuz, "float8_e5m2fnuz"),
+        _ => return Ok(None),
+    };
+    // Scales of one byte are those of MXFP8.
+    if site.scales.dtype == "U8" || !is_certain(site) {
+        return Ok(None);
+    }
+    if let Some(format) = comfy_format(site)
+        && format != comfy
+    {
+        return if format == "mxfp8" {
+            Ok(None)
+        } else {
+            Err(Refusal::new("a format of ComfyUI that is not known", format))
+        };
+    }
+    let Some(scale) = real(site.scales.dtype).filter(|real| *real != Real::E4M3) else {
+        return Err(wrong_companion("scales", site.scales));
+    };
+    let all = matrix(site.values.shape).ok_or_else(|| wrong_shape(site))?;
+    let [_, rows, cols] = all;
+    if scale == Real::E8M0 && site.scales.shape.ends_with(&[rows, cols.div_ceil(32)]) {
+        // MXFP8 whose scales have their own dtype.
+        return Ok(None);
+    }
+    let grid = grid(site.values.shape, site.scales.shape, site.config).ok_or_else(|| wrong_shape(site))?;
+    let mut layout = layout(all, Packing::Stream { bits: 8, row_bytes: cols }, number, grid, scale);
+    if site.config.is_inverse() {
+        layout.formula = Formula::Divide;
+    }
+    let dtype = match number {
+        Number::E5M2 => "F8_E5M2",
+        Number::E4M3Fnuz => "F8_E4M3FNUZ",
+        Number::E5M2Fnuz => "F8_E5M2FNUZ",
+        _ => "F8_E4M3",
+    };
+    Ok(Some(Found::new(site, dtype, site.values.shape.to_vec(), layout)))
+}

@@ -1,0 +1,55 @@
+//! MLX: codes of 2 to 8 bits in 32-bit words along the rows, with a scale and a bias for each group; and its MX and
+//! NVFP4 modes, which have no biases.
+
+use super::{
+    Answer, Found, Refusal, Scheme, ending, groups, integer, layout, matrix, missing, wide, wrong_companion,
+    wrong_shape,
+};
+use crate::codec::quantized::{Formula, Number, Packing, Part, Real};
+use crate::model::quantization::site::Site;
+
+pub const SCHEME: Scheme = Scheme { name: "MLX", endings: &[ending(".weight", ".scales", ".weight")], recognise };
+
+const BIASES: &str = ".biases";
+
+fn recognise(site: &Site) -> Answer {
+    if site.values.dtype != "U32" {
+        return Ok(None);
+    }
+    let Some((size, bits, mode)) = site.config.mlx(site.stem) else {
+        return Err(Refusal::new("group size and bits that are not given", "no quantization in config.json"));
+    };
+    let ([outer @ .., words], [of_scales @ .., count]) = (site.values.shape, site.scales.shape) else {
+        return Err(wrong_shape(site));
+    };
+    let cols = count.checked_mul(size);
+    let is_row = cols.and_then(|cols| cols.checked_mul(bits)) == words.checked_mul(32);
+    let cols = cols.filter(|_| outer == of_scales && is_row).ok_or_else(|| wrong_shape(site))?;
+    let shape = [outer, &[cols]].concat();
+    let all = matrix(&shape).ok_or_else(|| wrong_shape(site))?;
+    let (number, scale, dtype) = match (mode, bits, size, site.scales.dtype) {
+        ("affine", 2..=8, ..) => match wide(site.scales.dtype) {
+            Some(scale) => (Number::Unsigned, scale, integer(bits)),
+            None => return Err(wrong_companion("scales", site.scales)),
+        },
+        ("mxfp4", 4, 32, "U8") => (Number::E2M1, Real::E8M0, "MXFP4"),
+        ("mxfp8", 8, 32, "U8") => (Number::E4M3, Real::E8M0, "MXFP8"),
+        ("nvfp4", 4, 16, "U8") => (Number::E2M1, Real::E4M3, "NVFP4"),
+        _ => return Err(Refusal::new("a mode that is not known", format!("{mode}, {bits} bits, groups of {size}"))),
+    };
+    let packing = Packing::Stream { bits: bits as u32, row_bytes: words.saturating_mul(4) };
+    let mut layout = layout(all, packing, number, groups(all, size, *count), scale);
+    let mut biases = None;
+    if mode == "affine" {
+        let found = site.companion(BIASES).ok_or_else(|| missing(BIASES))?;
+        match wide(found.dtype) {
+            Some(bias) if found.shape == site.scales.shape => layout.bias = bias,
+            _ => return Err(wrong_companion(BIASES, found)),
+        }
+        layout.formula = Formula::ScaleThenAdd;
+        biases = Some(found);
+    }
+    let mut found = Found::new(site, dtype, shape, layout).with(Part::Biases, biases);
+    found.parameters.asymmetric = biases.is_some();
+    Ok(Some(found))
+}

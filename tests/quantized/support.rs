@@ -1,0 +1,58 @@
+//! Recognises and decodes the weights of the cases.
+
+use crate::cases::{Case, File, Tensor};
+use std::collections::HashMap;
+use std::ops::Range;
+use weightfs::codec::quantized::{Decoder, F32, Gathered, Output, Parts};
+use weightfs::model::quantization::{Config, Recognised, Stored, Tensors, Weight, recognise, wanted};
+
+impl Case {
+    pub fn config(&self) -> Config {
+        let file = |wanted: &str| self.files.iter().find(|(name, _)| *name == wanted).map(|(_, value)| value);
+        Config::new(file("config.json"), file("hf_quant_config.json"))
+    }
+}
+
+impl File {
+    pub fn stored(&self, at: usize) -> Stored<'_> {
+        let Tensor { name, dtype, shape, data } = &self.tensors[at];
+        Stored { name, dtype, shape, bytes: data.len() as u64 }
+    }
+
+    pub fn recognise(&self, config: &Config) -> Recognised {
+        let named = self.tensors.iter().enumerate().map(|(at, tensor)| (&tensor.name[..], at));
+        let by_name: HashMap<&str, usize> = named.collect();
+        let wanted = wanted((0..self.tensors.len()).map(|at| self.stored(at)));
+        let tensors = Tensors {
+            len: self.tensors.len(),
+            tensor: &|at| self.stored(at),
+            find: &|name| by_name.get(name).copied(),
+            contents: &|at| wanted.contains(&at).then(|| self.tensors[at].data.clone()),
+        };
+        recognise(&tensors, config)
+    }
+
+    /// The sizes of the parts of a weight.
+    pub fn sizes(&self, weight: &Weight) -> Parts<u64> {
+        weight.parts().map(|part| part.map_or(0, |at| self.tensors[at].data.len() as u64))
+    }
+
+    pub fn decoder(&self, weight: &Weight) -> Decoder {
+        Decoder::new(weight.class.layout, &self.sizes(weight)).unwrap()
+    }
+
+    /// The elements of `range`, from the bytes that are needed for `held`.
+    pub fn decode(&self, weight: &Weight, held: &Range<u64>, range: &Range<u64>) -> Vec<f32> {
+        let decoder = self.decoder(weight);
+        let gathered = Gathered::new(&decoder, held.clone(), |part, offset, bytes| {
+            let data = &self.tensors[weight.parts()[part as usize].unwrap()].data;
+            bytes.copy_from_slice(&data[offset as usize..offset as usize + bytes.len()]);
+            Ok::<_, ()>(())
+        });
+        let gathered = gathered.unwrap();
+        assert!(gathered.covers(range));
+        let mut out: Vec<F32> = vec![[0xaa; 4]; (range.end - range.start) as usize];
+        gathered.decode(&decoder, range, Output::F32(&mut out)).unwrap();
+        out.into_iter().map(f32::from_le_bytes).collect()
+    }
+}
