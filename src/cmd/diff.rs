@@ -136,5 +136,5 @@ fn compare_data(a: &Model, b: &Model, diff: &Diff) -> anyhow::Result<Vec<Compare
     a.verify()?;
     b.verify()?;
     let compared = ids.into_iter().zip(&pairs).zip(found);
-    Ok(compared.map(|((ids, pair), difference)| Compared { ids, numbers: pair.numbers(), difference }).collect())
+    Ok(compared.map(|((ids, pair), difference)| Compared { ids, common: pair.common(), difference }).collect())
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use unicode_width::UnicodeWidthStr;
-use weightfs::compare::{Difference, Numbers, obstacle};
+use weightfs::compare::{Common, Difference, obstacle};
 use weightfs::format::{Block, TensorInfo};
 use weightfs::model::{Diff, Model, TensorId};
 use weightfs::source::Location;
@@ -80,7 +80,7 @@ pub struct Compared {
     /// The tensor of each model.
     pub ids: (TensorId, TensorId),
     /// How the values were compared, if the dtypes differ.
-    pub numbers: Option<Numbers>,
+    pub common: Option<Common>,
     /// What differs.
     pub difference: Difference,
 }
@@ -288,14 +288,14 @@ impl<'m> MetadataChanges<'m> {
 impl<'m> DataChanges<'m> {
     fn new(a: &'m Model, b: &'m Model, diff: &Diff, compared: &[Compared]) -> Self {
         let (mut equal, mut equal_as, mut different) = (0, BTreeMap::new(), Vec::new());
-        for Compared { ids, numbers, difference } in compared {
+        for Compared { ids, common, difference } in compared {
             if !difference.is_empty() {
-                different.push(Different::new(&a.tensor(ids.0).info, &b.tensor(ids.1).info, *numbers, difference));
+                different.push(Different::new(&a.tensor(ids.0).info, &b.tensor(ids.1).info, *common, difference));
                 continue;
             }
             equal += 1;
-            if let Some(numbers) = numbers {
-                *equal_as.entry(numbers.name()).or_default() += 1;
+            if let Some(common) = common {
+                *equal_as.entry(common.name()).or_default() += 1;
             }
         }
         let nbytes = compared.iter().map(|compared| a.tensor(compared.ids.0).info.nbytes()).sum();
@@ -335,16 +335,16 @@ impl NotCompared<'_> {
 
 /// How values were compared: `as float32`.
 fn as_numbers(name: &str) -> String {
-    if name == Numbers::Exact.name() { "exactly".to_owned() } else { format!("as {name}") }
+    if name == Common::Exact.name() { "exactly".to_owned() } else { format!("as {name}") }
 }
 
 impl<'m> Different<'m> {
-    fn new(a: &TensorInfo<'m>, b: &TensorInfo<'m>, numbers: Option<Numbers>, difference: &Difference) -> Self {
+    fn new(a: &TensorInfo<'m>, b: &TensorInfo<'m>, common: Option<Common>, difference: &Difference) -> Self {
         let values = difference.values;
         Self {
             tensor: Entry::new(a),
-            b: numbers.map(|_| Entry::new(b).layout),
-            compared_as: numbers.map(Numbers::name),
+            b: common.map(|_| Entry::new(b).layout),
+            compared_as: common.map(Common::name),
             // A tensor that differs is not empty, so its size gives the number of elements.
             elements: a.dtype.block().map(|block| elements(a.nbytes(), block)),
             bits_different: difference.bits,
