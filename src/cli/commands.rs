@@ -231,12 +231,21 @@ const DIFF_HELP: &str = "\
 Examples:
   weightfs diff base.safetensors tuned.safetensors       compare tensor names, layout and metadata
   weightfs diff --data base tuned                        compare the data of the tensors too
+  weightfs diff --values original quantized              how much was lost by quantizing, per tensor
   weightfs diff --json --data a b | jq '.data.different[].max_abs'
 
 Tensors of the same shape and different dtypes are compared by their values, converted to float32 or
 wider without rounding. Values of different shapes are not compared, and the report says so.
 A relative difference is the absolute difference divided by the larger magnitude of the two values.
 Data that both models share on disk (hard links, or copies by cp --reflink) is not read.
+
+--values compares numbers, whatever the format, the dtype and the quantization of each model:
+quantized weights are dequantized, with their names and shapes as weights, and their scales and other
+companions are left out. Names are not translated between formats. The report has a line for each
+tensor whose values differ, the largest relative error first, and one for all of them together:
+REL RMS is the root mean square of B - A divided by that of A, RMS and MAX ABS are the root mean square
+and the largest magnitude of B - A, and COSINE is that of the angle between A and B. NaN and infinite
+values are counted, and left out of the errors. Layout, dtypes and metadata do not count as differences.
 
 Exit status: 0 no differences, 1 differences, 2 failure or usage error.";
 
@@ -255,6 +264,10 @@ pub struct DiffArgs {
     /// Compare the data too: report which tensors differ, in how many bits, and by how much
     #[arg(long)]
     pub data: bool,
+
+    /// Compare the true values instead of what is stored: dequantize, and report the error of each tensor in B
+    #[arg(long)]
+    pub values: bool,
 
     /// Print JSON
     #[arg(long, conflicts_with = "markdown")]

@@ -4,17 +4,21 @@ use crate::cli::DiffArgs;
 use crate::models::{self, Locator};
 use crate::process::logging::complain;
 use crate::terminal::comparison::{self, Compared, Comparison};
+use crate::terminal::deviation::{Deviations, Finding};
 use crate::terminal::output::{Output, pretty, to_stdout};
 use crate::terminal::progress::Progress;
 use anyhow::bail;
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use weightfs::compare::{Files, Pair, Stored, differences, obstacle};
-use weightfs::model::{Catalog, Diff, Model, ModelId, Opened, TensorId};
+use weightfs::codec::quantized::Part;
+use weightfs::compare::{Comparable, Files, Pair, Stored, deviations, differences, have_same_bytes, obstacle};
+use weightfs::model::{Catalog, Diff, Model, ModelId, Opened, Partners, Tensor, TensorId};
 use weightfs::source::Location;
+use weightfs::view;
 
 /// Exit codes, as in diff(1).
 const DIFFERENT: u8 = 1;
@@ -56,7 +60,40 @@ fn compare(args: &DiffArgs, out: &Output) -> anyhow::Result<(bool, String)> {
     }
 }
 
-fn render(report: &Comparison, args: &DiffArgs, out: &Output) -> anyhow::Result<String> {
+/// What is said about two models.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Report<'m> {
+    /// Their headers, and the data as it is stored.
+    Stored(Comparison<'m>),
+    /// Their numbers.
+    Numbers(Deviations<'m>),
+}
+
+impl Report<'_> {
+    fn is_same(&self) -> bool {
+        match self {
+            Self::Stored(report) => report.is_same(),
+            Self::Numbers(report) => report.is_same(),
+        }
+    }
+
+    fn text(&self, out: &Output) -> String {
+        match self {
+            Self::Stored(report) => report.text(out),
+            Self::Numbers(report) => report.text(out),
+        }
+    }
+
+    fn markdown(&self) -> String {
+        match self {
+            Self::Stored(report) => report.markdown(),
+            Self::Numbers(report) => report.markdown(),
+        }
+    }
+}
+
+fn render(report: &Report, args: &DiffArgs, out: &Output) -> anyhow::Result<String> {
     Ok(match (args.json, args.markdown) {
         (true, _) => pretty(report)? + "\n",
         (_, true) => report.markdown(),
@@ -69,11 +106,22 @@ fn compare_models<T>(
     a: (&Location, &Model),
     b: (&Location, &Model),
     args: &DiffArgs,
-    render: impl FnOnce(&Comparison) -> anyhow::Result<T>,
+    render: impl FnOnce(&Report) -> anyhow::Result<T>,
 ) -> anyhow::Result<(bool, T)> {
-    let diff = Diff::new(a.1, b.1);
-    let data = if args.data { Some(compare_data(a.1, b.1, &diff)?) } else { None };
-    let report = Comparison::new(a, b, &diff, data.as_deref());
+    let report = if args.values {
+        for (location, model) in [a, b] {
+            for warning in model.quantized().warnings() {
+                log::warn!("{location}: not dequantized: {warning}; the stored numbers are compared");
+            }
+        }
+        let partners = Partners::new(a.1, b.1);
+        let found = compare_numbers(a.1, b.1, &partners)?;
+        Report::Numbers(Deviations::new(a, b, &partners, found))
+    } else {
+        let diff = Diff::new(a.1, b.1);
+        let data = if args.data { Some(compare_data(a.1, b.1, &diff)?) } else { None };
+        Report::Stored(Comparison::new(a, b, &diff, data.as_deref()))
+    };
     Ok((report.is_same(), render(&report)?))
 }
 
@@ -95,7 +143,7 @@ fn compare_catalogs(
         let Some(id_b) = paths_b.get(path) else { continue };
         let (path_a, path_b) = (at_a.join(path), at_b.join(path));
         let (model_a, model_b) = (models::in_catalog(a, *id_a, &path_a)?, models::in_catalog(b, *id_b, &path_b)?);
-        let render_one = |report: &Comparison| match args.json {
+        let render_one = |report: &Report| match args.json {
             true => Ok((String::new(), serde_json::to_value(report)?)),
             false => Ok((render(report, args, out)?, Value::Null)),
         };
@@ -126,8 +174,10 @@ fn compare_data(a: &Model, b: &Model, diff: &Diff) -> anyhow::Result<Vec<Compare
         let side_a = (info_a.dtype, info_a.nbytes(), &stored_a);
         Pair::converted(side_a, (info_b.dtype, info_b.nbytes(), &stored_b))
     };
-    let is_comparable =
-        |(id_a, id_b): &&(TensorId, TensorId)| obstacle(&a.tensor(*id_a).info, &b.tensor(*id_b).info).is_none();
+    let is_comparable = |(id_a, id_b): &&(TensorId, TensorId)| {
+        let (info_a, info_b) = (a.tensor(*id_a).info, b.tensor(*id_b).info);
+        obstacle((info_a.dtype, info_a.shape), (info_b.dtype, info_b.shape)).is_none()
+    };
     let all = diff.alike.iter().chain(diff.changed.iter().filter(is_comparable));
     let (ids, pairs): (Vec<_>, Vec<Pair>) = all.filter_map(|ids| Some((*ids, pair(ids)?))).unzip();
     let progress = Progress::new("comparing", ids.iter().map(|ids| a.tensor(ids.0).info.nbytes()).sum());
@@ -137,4 +187,84 @@ fn compare_data(a: &Model, b: &Model, diff: &Diff) -> anyhow::Result<Vec<Compare
     b.verify()?;
     let compared = ids.into_iter().zip(&pairs).zip(found);
     Ok(compared.map(|((ids, pair), difference)| Compared { ids, common: pair.common(), difference }).collect())
+}
+
+/// What is found out about the numbers of each pair.
+fn compare_numbers(a: &Model, b: &Model, partners: &Partners) -> anyhow::Result<Vec<Finding>> {
+    let numbers = |(id_a, id_b): &(TensorId, TensorId)| (a.numbers(*id_a, true), b.numbers(*id_b, true));
+    let nbytes = |model: &Model, id: TensorId| {
+        let weight = model.quantized().weight(id);
+        weight.map_or_else(|| model.tensor(id).info.nbytes(), |weight| weight.bytes)
+    };
+    let sizes = partners.pairs.iter().map(|(id_a, id_b)| nbytes(a, *id_a).saturating_add(nbytes(b, *id_b)));
+    let sizes: Vec<u64> = sizes.collect();
+    let progress = Progress::new("comparing", sizes.iter().copied().fold(0, u64::saturating_add));
+    let same = are_stored_alike(a, b, partners)?;
+    let mut found = Vec::with_capacity(partners.pairs.len());
+    // The pairs that are left, by their position.
+    let (mut left, mut comparable) = (Vec::new(), Vec::new());
+    for (at, pair) in partners.pairs.iter().enumerate() {
+        let (of_a, of_b) = numbers(pair);
+        let obstacle = obstacle((of_a.dtype(), of_a.shape()), (of_b.dtype(), of_b.shape()));
+        found.push(match obstacle.filter(|_| !same[at]) {
+            Some(obstacle) => Finding::NotCompared(obstacle),
+            None => Finding::Same,
+        });
+        if !same[at] && matches!(found[at], Finding::Same) {
+            left.push(at);
+            comparable.push(Comparable { dtypes: [of_a.dtype(), of_b.dtype()], elements: of_a.elements() });
+        } else {
+            progress.add(sizes[at]);
+        }
+    }
+    let open = |at: usize| {
+        let (of_a, of_b) = numbers(&partners.pairs[left[at]]);
+        [view::numbers(a, &of_a), view::numbers(b, &of_b)]
+    };
+    let advance = |at: usize, elements: u64| {
+        let bytes = u128::from(sizes[left[at]]) * u128::from(elements) / u128::from(comparable[at].elements.max(1));
+        progress.add(bytes as u64);
+    };
+    for (at, deviation) in left.iter().zip(deviations(&comparable, &open, &advance)?) {
+        found[*at] = Finding::Compared(deviation);
+    }
+    // Shared blocks are not read, so a changed file may not have been detected yet.
+    a.verify()?;
+    b.verify()?;
+    Ok(found)
+}
+
+/// Whether both tensors of each pair are stored in the same way and with the same bytes, companions included. Then they
+/// have the same numbers.
+fn are_stored_alike(a: &Model, b: &Model, partners: &Partners) -> anyhow::Result<Vec<bool>> {
+    let (files_a, files_b) = (Files::new(a.sources()), Files::new(b.sources()));
+    let pair = |id_a: TensorId, id_b: TensorId| {
+        let (tensor_a, tensor_b): (Tensor, Tensor) = (a.tensor(id_a), b.tensor(id_b));
+        let len = tensor_a.info.nbytes();
+        let stored_a = Stored { files: &files_a, runs: a.runs(&tensor_a) };
+        let stored_b = Stored { files: &files_b, runs: b.runs(&tensor_b) };
+        (len == tensor_b.info.nbytes()).then(|| Pair::new(tensor_a.info.dtype, len, &stored_a, &stored_b))
+    };
+    // The tensors whose bytes decide; `None` if the numbers are stored in different ways.
+    let stored = |(id_a, id_b): &(TensorId, TensorId)| -> Option<Vec<Pair>> {
+        let (of_a, of_b) = (a.numbers(*id_a, true), b.numbers(*id_b, true));
+        match (of_a.weight, of_b.weight) {
+            (None, None) => {
+                let (info_a, info_b) = (&of_a.tensor.info, &of_b.tensor.info);
+                let is_alike = (info_a.dtype, info_a.shape) == (info_b.dtype, info_b.shape);
+                pair(*id_a, *id_b).filter(|_| is_alike).map(|pair| vec![pair])
+            }
+            (Some(of_a), Some(of_b)) if of_a.class == of_b.class => {
+                let parts = Part::ALL.into_iter().map(|part| (of_a.part(part), of_b.part(part)));
+                let parts = parts.filter(|parts| *parts != (None, None));
+                parts.map(|(of_a, of_b)| pair(TensorId::new(of_a?), TensorId::new(of_b?))).collect()
+            }
+            _ => None,
+        }
+    };
+    let (at, groups): (Vec<usize>, Vec<Vec<Pair>>) =
+        partners.pairs.iter().enumerate().filter_map(|(at, ids)| Some((at, stored(ids)?))).unzip();
+    let mut alike = vec![false; partners.pairs.len()];
+    at.into_iter().zip(have_same_bytes(&groups)?).for_each(|(at, same)| alike[at] = same);
+    Ok(alike)
 }

@@ -36,10 +36,18 @@ impl Common {
 
 /// The values of whole blocks as float32, in memory; nothing if the dtype has no such conversion.
 pub(super) fn float32(dtype: Dtype, encoded: &[u8]) -> Vec<u8> {
-    let (Some(Block { elements, bytes }), Some(to_f32)) = (dtype.block(), dtype.to_f32()) else { return Vec::new() };
-    let mut wide = vec![0; encoded.len() / bytes as usize * elements as usize * size_of::<f32>()];
-    to_f32(encoded, &mut wide);
+    let mut wide = Vec::new();
+    widen(dtype, encoded, &mut wide);
     wide
+}
+
+/// Replaces `wide` by the values of whole blocks as float32.
+pub(super) fn widen(dtype: Dtype, encoded: &[u8], wide: &mut Vec<u8>) {
+    wide.clear();
+    if let (Some(Block { elements, bytes }), Some(to_f32)) = (dtype.block(), dtype.to_f32()) {
+        wide.resize(encoded.len() / bytes as usize * elements as usize * size_of::<f32>(), 0);
+        to_f32(encoded, wide);
+    }
 }
 
 /// The values of whole blocks, each as the sum of two numbers: the nearest float64 number and the rest.

@@ -5,7 +5,7 @@ use super::difference::{Difference, Values};
 use super::elements::{compare_exact, compare_floats, compare_values, differing_bits};
 use super::shared::{Stored, unshared};
 use crate::content::{Data, Error};
-use crate::format::{Dtype, TensorInfo};
+use crate::format::Dtype;
 use crate::threads;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,18 +25,19 @@ fn step(dtype: Dtype, bytes: u64) -> u64 {
     (bytes / block).max(1) * block
 }
 
-/// Why the values of two tensors cannot be compared, if that is so.
-pub fn obstacle(a: &TensorInfo, b: &TensorInfo) -> Option<String> {
-    if a.shape != b.shape {
+/// Why the values of two tensors cannot be compared, if that is so. Each has a dtype and a shape.
+pub fn obstacle((a, shape_a): (Dtype, &[u64]), (b, shape_b): (Dtype, &[u64])) -> Option<String> {
+    if shape_a != shape_b {
         return Some("the shapes differ".to_owned());
     }
-    if let Some(unknown) = [a.dtype, b.dtype].into_iter().find(|dtype| dtype.block().is_none()) {
+    if let Some(unknown) = [a, b].into_iter().find(|dtype| dtype.block().is_none()) {
         return Some(format!("dtype {} is unknown", unknown.quoted()));
     }
-    if let Some(opaque) = [a.dtype, b.dtype].into_iter().find(|dtype| dtype.has_scales() && dtype.to_f32().is_none()) {
+    if let Some(opaque) = [a, b].into_iter().find(|dtype| dtype.has_scales() && dtype.to_f32().is_none()) {
         return Some(format!("the values of {} cannot be decoded", opaque.quoted()));
     }
-    Common::of(a.dtype, b.dtype).is_none().then(|| "only one of them is complex".to_owned())
+    let is_complex = (a, b) == (Dtype::C64, Dtype::C64);
+    (!is_complex && Common::of(a, b).is_none()).then(|| "only one of them is complex".to_owned())
 }
 
 /// Two tensors of the same shape.
@@ -129,6 +130,48 @@ pub fn differences(pairs: &[Pair], progress: &(impl Fn(u64) + Sync)) -> Result<V
         found[*at] = found[*at].merge(compared?);
     }
     Ok(found)
+}
+
+/// Whether the tensors of all pairs of a group have the same bytes, for each group. Reads on all cores, and of a group
+/// little more than is needed to find a difference.
+///
+/// # Errors
+/// If a file cannot be read.
+pub fn have_same_bytes(groups: &[Vec<Pair>]) -> Result<Vec<bool>, Error> {
+    let differ: Vec<AtomicBool> = groups.iter().map(|_| AtomicBool::new(false)).collect();
+    let pairs = groups.iter().zip(&differ).flat_map(|(group, differs)| group.iter().map(move |pair| (pair, differs)));
+    let jobs: Vec<(&Pair, &Range<u64>, &AtomicBool)> =
+        pairs.flat_map(|(pair, differs)| pair.parts.iter().map(move |part| (pair, part, differs))).collect();
+    let failed = AtomicBool::new(false);
+    let compared = threads::map(jobs.len(), |job| {
+        let (pair, part, differs) = jobs[job];
+        let is_over = || differs.load(Ordering::Relaxed) || failed.load(Ordering::Relaxed);
+        let compared = find_difference(&pair.a, &pair.b, part.clone(), is_over);
+        failed.fetch_or(compared.is_err(), Ordering::Relaxed);
+        differs.fetch_or(compared?, Ordering::Relaxed);
+        Ok(())
+    });
+    compared.into_iter().collect::<Result<(), Error>>()?;
+    Ok(differ.into_iter().map(|differs| !differs.into_inner()).collect())
+}
+
+/// Whether a part of two tensors differs. Ends early once `is_over`.
+fn find_difference(a: &Data, b: &Data, part: Range<u64>, is_over: impl Fn() -> bool) -> Result<bool, Error> {
+    let (mut of_a, mut of_b) = (Vec::new(), Vec::new());
+    for at in part.clone().step_by(AT_ONCE as usize) {
+        if is_over() {
+            break;
+        }
+        let len = AT_ONCE.min(part.end - at) as usize;
+        of_a.resize(len, 0);
+        of_b.resize(len, 0);
+        a.read_exact_at(&mut of_a, at)?;
+        b.read_exact_at(&mut of_b, at)?;
+        if of_a != of_b {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn compare_part(

@@ -1,4 +1,4 @@
-//! Differences between the headers of two models. Does not compare data.
+//! Differences between the headers of two models, and the tensors to compare. Does not compare data.
 
 use super::ids::TensorId;
 use super::table::{Model, find_value};
@@ -58,6 +58,40 @@ impl<'m> Diff<'m> {
     pub fn is_empty(&self) -> bool {
         self.added.is_empty() && self.removed.is_empty() && self.changed.is_empty() && self.metadata.is_empty()
     }
+}
+
+/// The numbers of two models, by name. Quantized weights have their logical names, and their companions are left out.
+/// Tensors are given by number, in ascending order; a weight by the tensor with its codes.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Partners {
+    /// In both: the tensor of the old model, and that of the new one.
+    pub pairs: Vec<(TensorId, TensorId)>,
+    /// In the new model only.
+    pub added: Vec<TensorId>,
+    /// In the old model only.
+    pub removed: Vec<TensorId>,
+}
+
+impl Partners {
+    /// Finds the numbers that both models have.
+    pub fn new(old: &Model, new: &Model) -> Self {
+        let find =
+            |model: &Model, name: &str| model.find_numbers(name).filter(|id| model.quantized().owner(*id).is_none());
+        let mut partners = Self { pairs: Vec::new(), added: Vec::new(), removed: Vec::new() };
+        for id in numbers(old) {
+            match find(new, old.numbers(id, true).name()) {
+                Some(other) => partners.pairs.push((id, other)),
+                None => partners.removed.push(id),
+            }
+        }
+        partners.added = numbers(new).filter(|id| find(old, new.numbers(*id, true).name()).is_none()).collect();
+        partners
+    }
+}
+
+/// The tensors of a model that are numbers: all but the companions of quantized weights.
+fn numbers(model: &Model) -> impl Iterator<Item = TensorId> {
+    model.logical().iter().filter(|id| model.quantized().owner(*id).is_none())
 }
 
 /// Differences between two lists of keys and values, each sorted by key.

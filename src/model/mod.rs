@@ -26,7 +26,7 @@ mod unused;
 
 pub use catalog::{Catalog, Folder, Item, Named};
 pub use dataset::MANIFEST;
-pub use diff::{Change, Diff, changes};
+pub use diff::{Change, Diff, Partners, changes};
 pub use error::{Error, Mismatch, SetError};
 pub use header::{load, load_more};
 pub use ids::{FolderId, ModelId, ShardId, TensorId};

@@ -99,9 +99,9 @@ struct DataChanges<'m> {
 
 /// A tensor of both models whose values cannot be compared.
 #[derive(Serialize)]
-struct NotCompared<'m> {
-    name: &'m str,
-    reason: String,
+pub(super) struct NotCompared<'m> {
+    pub name: &'m str,
+    pub reason: String,
 }
 
 /// A tensor whose data differs. Numbers are null in JSON if the dtype is unknown or there is another one in the other
@@ -302,7 +302,7 @@ impl<'m> DataChanges<'m> {
         let shared = compared.iter().map(|compared| compared.difference.shared).sum();
         let not_compared = diff.changed.iter().filter_map(|(id_a, id_b)| {
             let (a, b) = (a.tensor(*id_a).info, b.tensor(*id_b).info);
-            Some(NotCompared { name: a.name, reason: obstacle(&a, &b)? })
+            Some(NotCompared { name: a.name, reason: obstacle((a.dtype, a.shape), (b.dtype, b.shape))? })
         });
         Self { equal, equal_as, nbytes, shared, different, not_compared: not_compared.collect() }
     }
@@ -328,7 +328,7 @@ impl<'m> DataChanges<'m> {
 }
 
 impl NotCompared<'_> {
-    fn text(&self) -> String {
+    pub fn text(&self) -> String {
         format!("not compared: {}", self.reason)
     }
 }
@@ -385,7 +385,8 @@ fn summary(added: usize, removed: usize, changed: usize, alike: usize) -> String
     format!("{added} added, {removed} removed, {changed} changed, {alike} alike")
 }
 
-fn count(count: usize) -> String {
+/// A number with its digits in groups of three.
+pub(super) fn count(count: usize) -> String {
     grouped(count as u64)
 }
 
@@ -418,20 +419,25 @@ pub fn catalogs(
 
 /// A number with at most four significant digits, and with an exponent if it is below 1e-4 or at least 1e7.
 fn short(number: f64) -> String {
-    let rounded = format!("{number:.3e}");
+    rounded(number, 4)
+}
+
+/// The same with at most `digits` significant digits.
+pub(super) fn rounded(number: f64, digits: usize) -> String {
+    let rounded = format!("{number:.*e}", digits - 1);
     match rounded.parse::<f64>() {
         Ok(value) if value == 0.0 || (1e-4..1e7).contains(&value.abs()) => value.to_string(),
         _ => rounded,
     }
 }
 
-fn line(text: &mut String, line: &str) {
+pub(super) fn line(text: &mut String, line: &str) {
     text.push_str(line);
     text.push('\n');
 }
 
 /// Appends a line that begins with a coloured sign.
-fn signed(text: &mut String, out: &Output, sign: char, name: &str, what: &str) {
+pub(super) fn signed(text: &mut String, out: &Output, sign: char, name: &str, what: &str) {
     let style: Style = match sign {
         '+' => AnsiColor::Green,
         '-' => AnsiColor::Red,
@@ -442,14 +448,14 @@ fn signed(text: &mut String, out: &Output, sign: char, name: &str, what: &str) {
 }
 
 /// Appends a table, unless it has no rows.
-fn table(text: &mut String, head: &str, rows: &[String]) {
+pub(super) fn table(text: &mut String, head: &str, rows: &[String]) {
     if !rows.is_empty() {
         line(text, &format!("\n{head}\n{}", rows.join("\n")));
     }
 }
 
 /// `text` as inline code in a cell of a Markdown table.
-fn code(text: &str) -> String {
+pub(super) fn code(text: &str) -> String {
     let text = printable(text).replace('|', "\\|");
     let runs = text.split(|char| char != '`').map(str::len);
     let fence = "`".repeat(runs.max().unwrap_or(0) + 1);

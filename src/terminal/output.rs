@@ -229,6 +229,11 @@ pub fn cut(text: &str, columns: usize) -> String {
 /// Prints a table. The first column is aligned to the left, the others to the right. A cell that is longer than
 /// [`WIDEST`] overflows.
 pub fn table(out: &mut Output, headings: &[&str], rows: &[Vec<String>]) -> io::Result<()> {
+    lines(out, headings, rows).iter().try_for_each(|line| writeln!(out, "{line}"))
+}
+
+/// The lines of such a table.
+pub fn lines(out: &Output, headings: &[&str], rows: &[Vec<String>]) -> Vec<String> {
     let width = |at: usize| {
         let cells = rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.width());
         cells.chain([headings[at].width()]).max().unwrap_or(0).min(WIDEST)
@@ -245,9 +250,9 @@ pub fn table(out: &mut Output, headings: &[&str], rows: &[Vec<String>]) -> io::R
         }
         line
     };
-    let titles = line(&mut headings.iter().copied());
-    writeln!(out, "{}", out.styled(HEADING, titles))?;
-    rows.iter().try_for_each(|row| writeln!(out, "{}", line(&mut row.iter().map(String::as_str))))
+    let titles = out.styled(HEADING, line(&mut headings.iter().copied())).to_string();
+    let rows = rows.iter().map(|row| line(&mut row.iter().map(String::as_str)));
+    [titles].into_iter().chain(rows).collect()
 }
 
 #[cfg(test)]

@@ -30,5 +30,5 @@ pub use results::Results;
 pub use selection::Tensors;
 pub use shards::Shards;
 pub use table::{File, Files, UnknownView, names, shown};
-pub use values::{Conversion, Float};
+pub use values::{Conversion, Float, own as numbers};
 pub use views::Views;

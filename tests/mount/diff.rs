@@ -307,6 +307,10 @@ fn report_has_no_terminal_control_characters() {
         "a.safetensors b.safetensors --data",
         "a.safetensors b.safetensors --markdown --data",
         "a.safetensors c.safetensors",
+        "a.safetensors b.safetensors --values",
+        "a.safetensors b.safetensors --values --markdown",
+        "a.safetensors b.safetensors --values --json",
+        "a.safetensors c.safetensors --values",
     ] {
         let output = scene.sh(&format!("weightfs diff {line}"));
         assert!(

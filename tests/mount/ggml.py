@@ -1,7 +1,7 @@
 """Compares a mounted GGUF model with what the gguf package reads from its files.
 
 write DIR: writes models to DIR. check SOURCE MOUNT: compares. diff WEIGHTFS DIR: compares a GGUF file with a safetensors
-file of its values, some of which are changed, by `weightfs diff --data`.
+file of its values, some of which are changed, by `weightfs diff --data` and `--values`.
 """
 
 import json
@@ -15,6 +15,9 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Type
 from gguf.constants import GGUFValueType as ValueType
 from safetensors.numpy import save_file
+
+sys.dont_write_bytecode = True
+import errors
 
 # More elements than this are not compared in a tensor.
 LARGE = 256 << 10
@@ -167,7 +170,7 @@ def diff(weightfs, directory):
     rng = np.random.default_rng(7)
     write(directory)
     source = f"{directory}/types.gguf"
-    values, expected = {}, {}
+    values, expected, olds = {}, {}, {}
     for at, tensor in enumerate(GGUFReader(source).tensors):
         try:
             with np.errstate(all="ignore"):
@@ -190,6 +193,7 @@ def diff(weightfs, directory):
         values[tensor.name] = new.reshape(old.shape)
         if differ:
             expected[tensor.name] = (old.size, differ, 0, float(apart.max()))
+            olds[tensor.name] = old
     # The innermost dimension first, as in the GGUF file: another shape.
     values["plain.F16"] = np.ascontiguousarray(values["plain.F16"].T)
     del expected["plain.F16"]
@@ -201,6 +205,12 @@ def diff(weightfs, directory):
     keys = ("elements", "elements_different", "not_finite", "max_abs")
     found = {entry["name"]: tuple(entry[key] for key in keys) for entry in result["data"]["different"]}
     assert found == expected, [(name, found.get(name), expected.get(name)) for name in {**found, **expected}]
+    # The errors of all types, as numbers.
+    _, report = errors.diff(weightfs, source, other)
+    deviations = {entry["name"]: entry for entry in report["values"]["different"]}
+    assert set(deviations) == set(expected), (set(deviations) ^ set(expected))
+    for name, deviation in deviations.items():
+        errors.check(deviation, olds[name], values[name], name)
     return len(values) - 1 - len(expected), len(expected), result
 
 

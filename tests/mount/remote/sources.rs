@@ -166,8 +166,10 @@ fn assert_same(client: &Client, url: &str, shown: &str, local: &Path) {
         let (expected, found) = (run(local, local), run(url, shown));
         assert!(found == expected, "{command} of {url}: {found:#?} and here: {expected:#?}");
     }
-    let same = client.sh(&format!("weightfs diff --data {url} {local}"));
-    assert_eq!((same.code, same.err.as_str()), (0, ""), "{same:?}");
+    for what in ["--data", "--values"] {
+        let same = client.sh(&format!("weightfs diff {what} {url} {local}"));
+        assert_eq!((same.code, same.err.as_str()), (0, ""), "{same:?}");
+    }
 }
 
 #[test]
