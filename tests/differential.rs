@@ -122,12 +122,33 @@ fn repeated_name_is_an_error_with_the_name() {
 
 #[test]
 fn unknown_dtype_keeps_its_bytes_and_name() {
-    let header = r#"{"a":{"dtype":"I4","shape":[3,3],"data_offsets":[0,5]},"b":{"dtype":"U8","shape":[1],"data_offsets":[5,6]}}"#;
+    let header = r#"{"a":{"dtype":"X4","shape":[3,3],"data_offsets":[0,5]},"b":{"dtype":"U8","shape":[1],"data_offsets":[5,6]}}"#;
     let file = file(header.as_bytes(), 6);
     let header = parse(&file, Mode::Strict).unwrap();
-    assert_eq!(header.tensor(0).dtype, Dtype::Unknown("I4"));
+    assert_eq!(header.tensor(0).dtype, Dtype::Unknown("X4"));
     assert_eq!(header.tensor(0).nbytes(), 5);
-    assert_eq!(header.unknown_dtypes(), ["I4"]);
+    assert_eq!(header.unknown_dtypes(), ["X4"]);
+}
+
+#[test]
+fn sizes_of_dtypes_without_values_are_checked_by_their_bits() {
+    let parse = |dtype: &str, shape: &str, nbytes: usize| {
+        let header = format!(r#"{{"a":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[0,{nbytes}]}}}}"#);
+        compare(header.as_bytes(), nbytes);
+        parse(&file(header.as_bytes(), nbytes), Mode::Strict).map_err(|error| error.to_string())
+    };
+    for (dtype, shape, nbytes) in [("I4", "[3,4]", 6), ("U4", "[2]", 1), ("I2", "[2,2,2]", 2), ("I2", "[0,3]", 0)] {
+        let header = parse(dtype, shape, nbytes).unwrap();
+        assert_eq!((header.tensor(0).dtype.name(), header.tensor(0).nbytes()), (dtype, nbytes as u64));
+        assert!(header.unknown_dtypes().is_empty());
+        assert_eq!(header.size_only_dtypes().map(|dtype| dtype.name()).collect::<Vec<_>>(), [dtype]);
+        let error = parse(dtype, shape, nbytes + 1).unwrap_err();
+        assert!(error.contains(&format!("takes {nbytes} bytes, but its data_offsets span {}", nbytes + 1)), "{error}");
+    }
+    for (dtype, shape, bits) in [("I4", "[3,3]", 36), ("U4", "[1]", 4), ("I2", "[3]", 6)] {
+        let error = parse(dtype, shape, 5).unwrap_err();
+        assert!(error.contains(&format!("takes {bits} bits")), "{error}");
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use weightfs::codec::bf16;
 use weightfs::content::Request;
-use weightfs::format::{Mode, Value};
+use weightfs::format::{Dtype, Mode, Value};
 use weightfs::fs::{FileKind, Ino, Ownership, ROOT, Superblock};
 use weightfs::model::{Model, Opened, TensorId};
 use weightfs::name;
@@ -47,7 +47,7 @@ fn explore(bytes: &mut Unstructured) -> Result<bool> {
         Tensor {
             name: tensor.name.to_owned(),
             dtype: tensor.dtype.name().to_owned(),
-            is_known: tensor.dtype.bits().is_some(),
+            is_known: tensor.dtype == Dtype::C64 || tensor.dtype.to_f32().is_some(),
             shape: tensor.shape.to_vec(),
             data: file[tensor.range.start as usize..tensor.range.end as usize].to_vec(),
         }

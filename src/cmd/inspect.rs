@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use unicode_width::UnicodeWidthStr;
-use weightfs::format::{self, TensorInfo, gguf};
+use weightfs::format::{self, Dtype, TensorInfo, gguf};
 use weightfs::inspect::{
     Breakdown, Fact, FileType, Gguf, Identity, ImageFolder, KOHYA, Label, MODELSPEC, MODELSPEC_PREFIX, SpecialToken,
     Totals, Training, is_kohya,
@@ -131,6 +131,13 @@ impl Page<'_> {
             },
             // The page of a GGUF model has a table of them.
             if self.gguf.is_some() { Vec::new() } else { groups("Dtypes", dtypes, self.shown) },
+            match &model.size_only_dtypes()[..] {
+                [] => Vec::new(),
+                dtypes => one(
+                    "Stored only",
+                    format!("{}: no known writer defines how values are packed", names(dtypes).join(", ")),
+                ),
+            },
             // A tensor whose name has no dots is in no module.
             if modules.iter().all(|(name, _)| name.is_empty()) {
                 Vec::new()
@@ -284,6 +291,11 @@ impl Page<'_> {
     }
 }
 
+/// The names of dtypes.
+fn names(dtypes: &[Dtype<'static>]) -> Vec<&'static str> {
+    dtypes.iter().map(|dtype| dtype.name()).collect()
+}
+
 /// The format, and whether the model has several files.
 fn format(model: &Model) -> String {
     let shards = plural(model.shards().len() as u64, "shard");
@@ -363,7 +375,7 @@ fn to_json(model: &Model, location: &Location, breakdown: &Breakdown) -> Value {
         model.metadata().iter().map(|(key, value)| (key.clone(), json!(value))).collect();
     json!({
         "source": location.to_string(), "format": model.format(), "kind": kind, "files": files.collect::<Vec<_>>(),
-        "totals": totals::to_json(breakdown), "structural_hash": hash,
+        "totals": totals::to_json(breakdown), "stored_only": names(&model.size_only_dtypes()), "structural_hash": hash,
         "quantization": quantization(model),
         "left_out": model.left_out(), "metadata": metadata,
         "training": Training::of(model.metadata()),

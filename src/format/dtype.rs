@@ -78,8 +78,9 @@ macro_rules! dtypes {
     };
 }
 
-// First the dtypes of the official safetensors crate, version 0.8.0, in the order of that crate: by alignment. Then the
-// block types of ggml, in the order of their numbers (`ggml.h`; sizes: `ggml-common.h`).
+// First the dtypes of the official safetensors crate, version 0.8.0, in the order of that crate: by alignment. Then those
+// of which only the size is known. Then the block types of ggml, in the order of their numbers (`ggml.h`; sizes:
+// `ggml-common.h`).
 // Columns: variant, name, elements in bytes, NumPy name, conversion to float32, number in GGUF files.
 dtypes! {
     Bool       "BOOL",        1 in 1, Some("|b1"), Some(elements::bool), None;
@@ -104,6 +105,10 @@ dtypes! {
     F64        "F64",         1 in 8, Some("<f8"), Some(elements::f64), Some(28);
     I64        "I64",         1 in 8, Some("<i8"), Some(elements::i64), Some(27);
     U64        "U64",         1 in 8, Some("<u8"), Some(elements::u64), None;
+
+    I4         "I4",          2 in 1, None,        None, None;
+    U4         "U4",          2 in 1, None,        None, None;
+    I2         "I2",          4 in 1, None,        None, None;
 
     Q4_0       "Q4_0",      32 in 18, None, Some(ggml::q4_0), Some(2);
     Q4_1       "Q4_1",      32 in 20, None, Some(ggml::q4_1), Some(3);
@@ -138,9 +143,19 @@ impl<'a> Dtype<'a> {
     /// The dtypes of safetensors.
     pub const SAFETENSORS: &'static [Dtype<'static>] = Self::ALL.split_at(22).0;
 
+    /// Dtypes in safetensors headers of which only the size is known, because no known writer defines how their elements
+    /// are packed into bytes. Their tensors are shown as stored. The official reader (0.8.0) rejects them.
+    pub const SIZE_ONLY: &'static [Dtype<'static>] = Self::ALL.split_at(25).0.split_at(22).1;
+
+    /// The number in [`Dtype::ALL`] of the dtype called `name` in a safetensors header.
+    pub(super) fn number_of(name: &str) -> Option<usize> {
+        let named = Self::ALL.iter().take(Self::SAFETENSORS.len() + Self::SIZE_ONLY.len());
+        named.map(|dtype| dtype.name()).position(|known| known == name)
+    }
+
     /// The dtype called `name` in a safetensors header. Names are case-sensitive.
     pub fn from_name(name: &'a str) -> Self {
-        Self::SAFETENSORS.iter().copied().find(|dtype| dtype.name() == name).unwrap_or(Self::Unknown(name))
+        Self::number_of(name).map_or(Self::Unknown(name), |number| Self::ALL[number])
     }
 
     /// The dtype with that number in a GGUF file.
@@ -206,13 +221,14 @@ impl<'a> Dtype<'a> {
         }
     }
 
-    /// Whether the elements are integers or booleans.
+    /// Whether the elements are integers or booleans, of a known representation.
     pub fn is_integer(self) -> bool {
         use Dtype::{Bool, I8, I16, I32, I64, U8, U16, U32, U64};
         matches!(self, Bool | U8 | I8 | U16 | I16 | U32 | I32 | U64 | I64)
     }
 
-    /// The conversion of whole blocks to float32; `None` for C64, which is complex, and for an unknown dtype.
+    /// The conversion of whole blocks to float32; `None` for C64, which is complex, and for dtypes that cannot be
+    /// decoded.
     pub fn to_f32(self) -> Option<ToF32> {
         self.row()?.to_f32
     }
@@ -240,7 +256,7 @@ mod tests {
 
     #[test]
     fn block_is_the_smallest_group_of_whole_bytes() {
-        for dtype in Dtype::SAFETENSORS {
+        for dtype in Dtype::SAFETENSORS.iter().chain(Dtype::SIZE_ONLY) {
             let Block { elements, bytes } = dtype.block().unwrap();
             let bits = dtype.bits().unwrap();
             let smallest = (1..).find(|elements| (bits * elements).is_multiple_of(8)).unwrap();
@@ -251,9 +267,20 @@ mod tests {
     #[test]
     fn names_are_case_sensitive() {
         assert_eq!(Dtype::from_name("f32"), Dtype::Unknown("f32"));
-        let unknown = Dtype::from_name("I4");
-        assert_eq!((unknown.name(), unknown.block(), unknown.bits()), ("I4", None, None));
+        let unknown = Dtype::from_name("i4");
+        assert_eq!((unknown.name(), unknown.block(), unknown.bits()), ("i4", None, None));
         assert!(unknown.to_f32().is_none() && unknown.numpy().is_none());
+    }
+
+    #[test]
+    fn dtypes_without_a_known_packing_have_a_size_and_no_values() {
+        let sizes = Dtype::SIZE_ONLY.iter().map(|dtype| (dtype.name(), dtype.bits()));
+        assert_eq!(sizes.collect::<Vec<_>>(), [("I4", Some(4)), ("U4", Some(4)), ("I2", Some(2))]);
+        for dtype in Dtype::SIZE_ONLY {
+            assert_eq!(Dtype::from_name(dtype.name()), *dtype);
+            assert!(serde_json::from_value::<safetensors::Dtype>(dtype.name().into()).is_err(), "{dtype}");
+            assert!(dtype.to_f32().is_none() && dtype.numpy().is_none() && !dtype.has_scales(), "{dtype}");
+        }
     }
 
     #[test]

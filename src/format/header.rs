@@ -249,6 +249,13 @@ impl Header {
     pub fn unknown_dtypes(&self) -> &[String] {
         &self.unknown_dtypes
     }
+
+    /// The dtypes of tensors of which only the size is known, each once.
+    pub fn size_only_dtypes(&self) -> impl Iterator<Item = Dtype<'static>> {
+        let has =
+            |dtype: &Dtype| self.records.iter().any(|record| Dtype::ALL.get(record.dtype as usize) == Some(dtype));
+        Dtype::SIZE_ONLY.iter().copied().filter(has)
+    }
 }
 
 fn dtype(unknown: &[String], number: u32) -> Dtype<'_> {
@@ -391,8 +398,7 @@ impl HeaderBuilder {
         if self.dtype(self.last_dtype).name() == name {
             return self.last_dtype;
         }
-        let known = Dtype::SAFETENSORS.iter().position(|known| known.name() == name);
-        let number = known.unwrap_or_else(|| {
+        let number = Dtype::number_of(name).unwrap_or_else(|| {
             let unknown = &mut self.unknown_dtypes;
             let found = self.unknown_index.find(name, |at| &unknown[at]);
             let at = found.unwrap_or_else(|| {

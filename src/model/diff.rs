@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn unknown_dtype_of_another_size_is_a_change() {
         let file = |len: usize| {
-            let header = format!(r#"{{"t":{{"dtype":"I4","shape":[2],"data_offsets":[0,{len}]}}}}"#);
+            let header = format!(r#"{{"t":{{"dtype":"X4","shape":[2],"data_offsets":[0,{len}]}}}}"#);
             let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &vec![0; len]].concat();
             Model::from_source(&Path::new("/m.safetensors").into(), Arc::new(Memory::new(file)), Mode::Strict).unwrap()
         };

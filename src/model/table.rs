@@ -8,7 +8,7 @@ use super::population::Population;
 use super::quantized::Quantized;
 use crate::content::{Data, Extent, Extents, Run, Sources};
 use crate::format::gguf::SPLIT_PREFIX;
-use crate::format::{Header, Mode, NameTable, SkipList, Skipped, TensorInfo, Value};
+use crate::format::{Dtype, Header, Mode, NameTable, SkipList, Skipped, TensorInfo, Value};
 use crate::source::{self, Location, Source, Stat};
 use crate::text::quote;
 use serde::Deserialize;
@@ -541,6 +541,19 @@ impl Model {
         for dtype in unknown.iter().take(LINES) {
             log::warn!("{source}: unknown dtype {}: such tensors are shown as raw bytes", quote(dtype));
         }
+        for dtype in self.size_only_dtypes() {
+            log::warn!(
+                "{source}: dtype {dtype}: no known writer defines its values, so tensors are shown as raw bytes"
+            );
+        }
+    }
+
+    /// The dtypes of tensors of which only the size is known, each once.
+    pub fn size_only_dtypes(&self) -> Vec<Dtype<'static>> {
+        let mut found: Vec<_> = self.shards.iter().flat_map(|shard| shard.header.size_only_dtypes()).collect();
+        found.sort_unstable_by_key(|dtype| dtype.name());
+        found.dedup();
+        found
     }
 
     /// Owner, permissions and modification time of the model. Only users who may read each of its files may read it,

@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn all_dtypes_but_complex_and_unknown_have_statistics() {
         assert!(numbers().into_iter().all(|dtype| has(dtype) && Accumulator::new(dtype).is_some()));
-        for dtype in [Dtype::C64, Dtype::Unknown("I4")] {
+        for dtype in [Dtype::C64, Dtype::I4, Dtype::U4, Dtype::I2, Dtype::Unknown("x")] {
             assert!(!has(dtype) && Accumulator::new(dtype).is_none());
         }
     }

@@ -206,7 +206,9 @@ mod tests {
     #[test]
     fn only_dtypes_with_special_values_are_searched() {
         let dtype = Dtype::from_name;
-        for name in ["BOOL", "F4", "F6_E2M3", "F6_E3M2", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64", "I4"] {
+        for name in
+            ["BOOL", "F4", "F6_E2M3", "F6_E3M2", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64", "I4", "x"]
+        {
             assert_eq!(Specials::of(dtype(name), &[0xff; 16]), None, "{name}");
         }
         let parts = [1.0, f32::NAN, 2.0, 3.0, f32::NEG_INFINITY, f32::INFINITY].map(f32::to_le_bytes).concat();

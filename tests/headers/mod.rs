@@ -76,7 +76,7 @@ const ODD_NAMES: &[&str] = &[
     "\n",
 ];
 
-/// Dtypes and their widths in bits. The official crate does not support the last two.
+/// Dtypes and their widths in bits. The official crate does not support the last four.
 const DTYPES: &[(&str, u64)] = &[
     ("U8", 8),
     ("BOOL", 8),
@@ -101,6 +101,8 @@ const DTYPES: &[(&str, u64)] = &[
     ("I64", 64),
     ("U64", 64),
     ("I4", 4),
+    ("U4", 4),
+    ("I2", 2),
     ("f32", 32),
 ];
 

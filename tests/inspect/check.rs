@@ -169,7 +169,7 @@ fn valid_but_unusual_files_get_warnings() {
     let room = Room::new();
     // Name, header, data, expected findings, beginning of the first message.
     type Case<'c> = (&'c str, String, &'c [u8], &'c [&'c str], &'c str);
-    let cases: [Case; 8] = [
+    let cases: [Case; 9] = [
         (
             "unaligned",
             header(&[entry("pad", "U8", &[3], 0, 3), entry("x", "F32", &[1], 3, 7), entry("y", "BF16", &[1], 7, 9)]),
@@ -194,10 +194,17 @@ fn valid_but_unusual_files_get_warnings() {
         ),
         (
             "dtype",
+            header(&[entry("x", "X4", &[4], 0, 2)]),
+            &[0; 2],
+            &["warning unknown-dtype"],
+            "dtype \"X4\" is unknown",
+        ),
+        (
+            "packed",
             header(&[entry("x", "I4", &[4], 0, 2)]),
             &[0; 2],
             &["warning unknown-dtype"],
-            "dtype \"I4\" is unknown",
+            "dtype I4: only its size is known, because no known writer defines how elements are packed",
         ),
         (
             "twice",
@@ -431,8 +438,10 @@ lora.safetensors: sound, with 3 notes (6 tensors, 2.10 MB; data aligned to 2 byt
         (rules, &messages[0][..]),
         (vec!["note zero".to_owned()], "tensor \"large\": all 5000000 bytes are zero")
     );
-    room.raw("unknown.safetensors", &header(&[entry("x", "I4", &[4], 0, 2)]), &[0; 2]);
-    assert_eq!(found(&room, "--values unknown.safetensors").0, ["warning unknown-dtype", "note zero"]);
+    for dtype in ["I4", "X4"] {
+        room.raw("unknown.safetensors", &header(&[entry("x", dtype, &[4], 0, 2)]), &[0; 2]);
+        assert_eq!(found(&room, "--values unknown.safetensors").0, ["warning unknown-dtype", "note zero"], "{dtype}");
+    }
 }
 
 #[test]

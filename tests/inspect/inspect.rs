@@ -184,6 +184,25 @@ fn parameters_of_quantized_models_are_stored_elements() {
     assert!(room.json("weightfs inspect --json plain.safetensors")[0]["quantization"].is_null());
 }
 
+#[test]
+fn dtypes_without_values_are_named_in_one_line() {
+    let room = Room::new();
+    let entry = |name: &str, dtype: &str, at: usize| {
+        format!(r#""{name}":{{"dtype":"{dtype}","shape":[4,2],"data_offsets":[{at},{}]}}"#, at + 4)
+    };
+    let i2 = r#""c":{"dtype":"I2","shape":[4],"data_offsets":[8,9]}"#;
+    room.raw("m.safetensors", &format!("{{{},{},{i2}}}", entry("a", "U4", 0), entry("b", "I4", 4)), &[0; 9]);
+    let out = room.sh("weightfs inspect m.safetensors").out;
+    let lines: Vec<&str> = out.lines().filter(|line| line.contains("Stored only")).collect();
+    assert_eq!(lines, ["  Stored only      I2, I4, U4: no known writer defines how values are packed"], "{out}");
+    // A packed element is one parameter.
+    let [ref object] = room.json("weightfs inspect --json m.safetensors")[..] else { panic!() };
+    assert_eq!((&object["stored_only"], &object["totals"]["parameters"]), (&json!(["I2", "I4", "U4"]), &json!(20)));
+    room.model("plain.safetensors", &[("x", Dtype::F32, &[1], vec![0; 4])], &[]);
+    assert_eq!(room.json("weightfs inspect --json plain.safetensors")[0]["stored_only"], json!([]));
+    assert!(!room.ok("weightfs inspect plain.safetensors").contains("Stored only"));
+}
+
 /// A GGUF file with these metadata values, each with the number of its type, and two tensors: 64 weights of type Q8_0
 /// and 2 of type F32.
 fn gguf(pairs: &[(&str, u32, Vec<u8>)]) -> Vec<u8> {

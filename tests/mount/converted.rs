@@ -84,22 +84,36 @@ fn model_whose_values_are_not_known_has_no_converted_file() {
     require_fuse!();
     let scene = Scene::new();
     unknown_values(&scene);
-    let header =
-        r#"{"a":{"dtype":"I4","shape":[4],"data_offsets":[0,2]},"b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}}"#;
-    scene.raw("i4.safetensors", header.as_bytes(), &pattern(6));
+    for (file, dtype) in [("i4", "I4"), ("other", "X4")] {
+        let header = format!(
+            r#"{{"a":{{"dtype":"{dtype}","shape":[4],"data_offsets":[0,2]}},"b":{{"dtype":"F32","shape":[1],"data_offsets":[2,6]}}}}"#
+        );
+        scene.raw(&format!("{file}.safetensors"), header.as_bytes(), &pattern(6));
+    }
     let cases = [
         ("q8_1.gguf", &["q8_1-whole.gguf"][..], "tensor \"odd\": the values of Q8_1 are not known", "plain"),
         (
             "i4.safetensors",
             &["i4-whole.safetensors", "i4-clean.safetensors"],
-            "tensor \"a\": the values of \"I4\" are not known",
+            "tensor \"a\": the values of I4 are not known",
+            "b",
+        ),
+        (
+            "other.safetensors",
+            &["other-whole.safetensors", "other-clean.safetensors"],
+            "tensor \"a\": the values of \"X4\" are not known",
             "b",
         ),
     ];
     for (source, exports, reason, other) in cases {
         let mount = scene.mount(&scene.path(source), &[]);
         assert_eq!(mount.list("export"), exports);
+        assert_eq!(mount.list("tensors").len(), 2);
+        for (view, suffix) in [("npy", "npy"), ("f32", "f32"), ("stats", "json"), ("plots", "png")] {
+            assert_eq!(mount.list(view), [format!("{other}.{suffix}")]);
+        }
         let log = mount.log();
+        assert_eq!(log.contains("dtype I4: no known writer defines its values"), source == "i4.safetensors", "{log}");
         for kind in KINDS {
             assert!(log.contains(&format!("export/: -{kind} left out: {reason}")), "{log}");
         }

@@ -47,8 +47,9 @@ fn claimed_sizes_cost_no_memory() {
         (entry("U8", "[1000000000000000000]", 1), "takes 1000000000000000000 bytes, but its data_offsets span 1"),
         (entry("F64", "[1000000000,1000000000]", 8 * MANY), "is too large to count in 64 bits"),
         (entry("F64", "[4294967296,4294967296]", 1), "is too large to count in 64 bits"),
-        (entry("I4", "[1]", u64::MAX), "are too large for any file"),
-        (entry("I4", "[1000000000000000000]", MANY), "cut short: the data ends at byte 1000000000000000"),
+        (entry("I4", "[1000000000000000000]", 1), "takes 500000000000000000 bytes, but its data_offsets span 1"),
+        (entry("X4", "[1]", u64::MAX), "are too large for any file"),
+        (entry("X4", "[1000000000000000000]", MANY), "cut short: the data ends at byte 1000000000000000"),
     ];
     for (header, expected) in cases {
         let scene = Scene::new();

@@ -210,8 +210,8 @@ fn zero_end(file: &File, pieces: &[Piece], nonzero_end: u64, report: &mut Report
     let (zeros, len) = (end.checked_sub(nonzero_end)?, end.checked_sub(start)?);
     let read: u64 = pieces.iter().map(|piece| piece.bytes.end - piece.bytes.start).sum();
     let is_float = |tensor: &TensorInfo| {
-        use Dtype::{Bool, I8, I16, I32, I64, U8, U16, U32, U64, Unknown};
-        !matches!(tensor.dtype, Bool | I8 | I16 | I32 | I64 | U8 | U16 | U32 | U64 | Unknown(_))
+        let is_opaque = tensor.dtype.block().is_none() || Dtype::SIZE_ONLY.contains(&tensor.dtype);
+        !is_opaque && !tensor.dtype.is_integer()
     };
     // If not all data was read, the values are not wanted, or the file is damaged.
     if read != len || !file.header.tensors().any(|tensor| is_float(&tensor)) {

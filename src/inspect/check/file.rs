@@ -74,6 +74,13 @@ impl File {
         for dtype in self.header.unknown_dtypes() {
             report.add(Rule::UnknownDtype, &self.name, Some(dtype), || format!("dtype {} is unknown", quote(dtype)));
         }
+        for dtype in self.header.size_only_dtypes() {
+            report.add(Rule::UnknownDtype, &self.name, Some(dtype.name()), || {
+                format!(
+                    "dtype {dtype}: only its size is known, because no known writer defines how elements are packed"
+                )
+            });
+        }
     }
 
     /// Counts the tensors, and checks the alignment of each.
