@@ -33,7 +33,7 @@ pub fn obstacle((a, shape_a): (Dtype, &[u64]), (b, shape_b): (Dtype, &[u64])) ->
     if let Some(unknown) = [a, b].into_iter().find(|dtype| dtype.block().is_none()) {
         return Some(format!("dtype {} is unknown", unknown.quoted()));
     }
-    if let Some(opaque) = [a, b].into_iter().find(|dtype| dtype.has_scales() && dtype.to_f32().is_none()) {
+    if let Some(opaque) = [a, b].into_iter().find(|dtype| *dtype != Dtype::C64 && dtype.to_f32().is_none()) {
         return Some(format!("the values of {} cannot be decoded", opaque.quoted()));
     }
     let is_complex = (a, b) == (Dtype::C64, Dtype::C64);

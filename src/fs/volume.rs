@@ -4,6 +4,7 @@ use super::attr::{Attr, DOTS, Dentry, Error, FileKind, Ino, Owner, ROOT, SECTOR,
 use super::ino::{self, Dir, Inode};
 use super::tree::{self, Tree};
 use crate::content::{Content, Request};
+use crate::model::quantization::Weight;
 use crate::model::{Model, Numbers, Parts, ShardId, Tensor, TensorId};
 use crate::name;
 use crate::view::{File, Files, Results, Shown, View, Views};
@@ -27,8 +28,9 @@ pub(super) struct Volume {
 }
 
 /// Extended attributes of a tensor, with text values. An attribute without a value is left out: offset and shard of an
-/// array that is joined from several shards, and values that are too long.
-const XATTRS: [(&str, XattrValue); 6] = [
+/// array that is joined from several shards, the quantization of a tensor that belongs to no quantized weight, and values
+/// that are too long.
+const XATTRS: [(&str, XattrValue); 7] = [
     ("user.weightfs.name", |_, tensor| short(tensor.info.name)),
     ("user.weightfs.dtype", |_, tensor| short(tensor.info.dtype.name())),
     ("user.weightfs.shape", |_, tensor| {
@@ -44,6 +46,15 @@ const XATTRS: [(&str, XattrValue); 6] = [
     ("user.weightfs.shard", |model, tensor| match tensor.parts {
         Parts::One(shard) => Some(model.shard(shard).name.clone()),
         Parts::Many(_) => None,
+    }),
+    ("user.weightfs.quantization", |model, tensor| {
+        let of = |owner: &Weight| {
+            let role = Some(owner.role(tensor.id.index())).filter(|role| *role != Weight::OTHER);
+            format!("{} of {}", role.unwrap_or("companion"), model.weight_name(owner))
+        };
+        let quantized = model.quantized();
+        let codes = quantized.weight(tensor.id).map(|weight| weight.class.summary());
+        codes.or_else(|| quantized.owner(tensor.id).map(of)).filter(|text| text.len() <= XATTR_MAX)
     }),
 ];
 

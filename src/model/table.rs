@@ -5,6 +5,7 @@ use super::header;
 use super::ids::{ShardId, TensorId};
 use super::numbers::Numbers;
 use super::population::Population;
+use super::quantization::Weight;
 use super::quantized::Quantized;
 use crate::content::{Data, Extent, Extents, Run, Sources};
 use crate::format::gguf::SPLIT_PREFIX;
@@ -421,6 +422,11 @@ impl Model {
     /// If no tensor has that number.
     pub fn numbers(&self, id: TensorId, dequantized: bool) -> Numbers<'_> {
         Numbers { tensor: self.tensor(id), weight: self.quantized.weight(id).filter(|_| dequantized) }
+    }
+
+    /// The logical name of a weight.
+    pub fn weight_name<'m>(&'m self, weight: &'m Weight) -> &'m str {
+        weight.name.as_deref().unwrap_or_else(|| self.name(TensorId::new(weight.values)))
     }
 
     /// The tensor that has the numbers called `name`: those of a weight, or what a tensor stores.

@@ -113,6 +113,11 @@ fn write_line(model: &Model, dirs: Option<Dirs>, tensor: TensorId, out: Out) -> 
     if let Some(weight) = model.quantized().weight(tensor.id) {
         out.write_all(b", \"quantization\": ")?;
         write_weight(model, &Numbers { tensor, weight: Some(weight) }, weight, out)?;
+    } else if let Some(weight) = model.quantized().owner(tensor.id) {
+        out.write_all(b", \"companion_of\": ")?;
+        write_json_string(model.weight_name(weight), out)?;
+        out.write_all(b", \"role\": ")?;
+        write_json_string(weight.role(tensor.id.index()), out)?;
     }
     out.write_all(b"}")
 }

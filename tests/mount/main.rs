@@ -7,6 +7,7 @@ mod command;
 mod completion;
 mod converted;
 mod datasets;
+mod described;
 mod deviations;
 mod diff;
 mod export;

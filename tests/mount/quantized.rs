@@ -9,7 +9,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
 /// Writes tensors as a safetensors file.
-fn write(path: &Path, tensors: &[&Tensor]) {
+pub fn write(path: &Path, tensors: &[&Tensor]) {
     let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
     for tensor in tensors {
         let begin = data.len();
@@ -55,7 +55,7 @@ pub fn write_cases(scene: &Scene, cases: &[Case]) -> std::path::PathBuf {
 }
 
 /// The path of a case's model in a mount of all cases.
-fn models(case: &Case) -> [String; 2] {
+pub fn models(case: &Case) -> [String; 2] {
     ["one", "sharded"].map(|kind| format!("{}/{kind}/model", case.name))
 }
 

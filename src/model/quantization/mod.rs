@@ -120,6 +120,14 @@ impl Weight {
         parts.chain(self.others.iter().map(|other| *other as usize))
     }
 
+    /// What a companion is to the weight: the name of the part, or [`Weight::OTHER`] if the values do not depend on it.
+    pub fn role(&self, companion: usize) -> &'static str {
+        Part::ALL.into_iter().find(|part| self.part(*part) == Some(companion)).map_or(Self::OTHER, Part::name)
+    }
+
+    /// The role of companions on which the values do not depend, such as scales of activations.
+    pub const OTHER: &str = "other";
+
     /// Stored bits for each element, companions included; 0 if there are no elements.
     pub fn bits_per_weight(&self) -> f64 {
         let elements = self.class.elements();
