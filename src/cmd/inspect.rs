@@ -12,8 +12,8 @@ use std::process::ExitCode;
 use unicode_width::UnicodeWidthStr;
 use weightfs::format::{self, Dtype, TensorInfo, gguf};
 use weightfs::inspect::{
-    Breakdown, Fact, FileType, Gguf, Identity, ImageFolder, KOHYA, Label, MODELSPEC, MODELSPEC_PREFIX, SpecialToken,
-    Totals, Training, is_kohya,
+    Breakdown, Fact, FileType, Gguf, Identity, ImageFolder, KOHYA, Label, MODELSPEC, MODELSPEC_PREFIX, Quantization,
+    SpecialToken, Totals, Training, is_kohya,
 };
 use weightfs::model::{Kind, Model, Shard};
 use weightfs::source::{Location, Source};
@@ -106,7 +106,7 @@ impl Page<'_> {
 
     fn print_model(&mut self, breakdown: &Breakdown) -> io::Result<()> {
         let model = self.model;
-        let Breakdown { all, dtypes, modules } = breakdown;
+        let Breakdown { all, dtypes, modules, quantized } = breakdown;
         let bytes = model.sources().iter().map(|source| source.len()).fold(0, u64::saturating_add);
         let header = model.shards().iter().map(|shard| shard.header.data_start()).fold(0, u64::saturating_add);
         let left_out = model.left_out();
@@ -116,19 +116,16 @@ impl Page<'_> {
             0..1000 => String::new(),
             _ => format!(" ({}{what})", grouped(number)),
         };
-        // A packed element counts once, however many weights it holds.
-        let quantized = model.quantized();
-        let counted = if quantized.weights().is_empty() { "" } else { ", counted as stored elements" };
+        let bits = all.bits_per_weight().filter(|_| !quantized.is_empty());
+        let bits = bits.map_or(String::new(), |bits| format!(", {bits:.2} bits per weight"));
         let size_of_it = format!("{}{}, {} of it header", size(bytes), exact(bytes, " bytes"), size(header));
         let facts = [
             one("Format", format(model)),
             one("Size", size_of_it),
             one("Tensors", grouped(all.tensors)),
-            one("Parameters", count(all.parameters) + &exact(all.parameters, "") + counted),
-            match quantized.summary() {
-                Some(summary) => one("Quantization", summary),
-                None => Vec::new(),
-            },
+            one("Parameters", count(all.parameters) + &exact(all.parameters, "") + &bits),
+            self.quantized(quantized),
+            self.not_recognised(),
             // The page of a GGUF model has a table of them.
             if self.gguf.is_some() { Vec::new() } else { groups("Dtypes", dtypes, self.shown) },
             match &model.size_only_dtypes()[..] {
@@ -149,6 +146,45 @@ impl Page<'_> {
             if left_out == 0 { Vec::new() } else { one("Left out", grouped(left_out as u64)) },
         ];
         self.fields(&facts.concat(), false)
+    }
+
+    /// How weights are quantized, three lines for each kind.
+    fn quantized(&self, kinds: &[Quantization]) -> Vec<(String, String)> {
+        let lines = |Quantization { summary, totals, companions, roles, .. }: &Quantization| {
+            let Totals { tensors, parameters, nbytes } = *totals;
+            let bits = totals.bits_per_weight().map_or(String::new(), |bits| format!(", {bits:.2} bits each"));
+            let of_it = format!("{} parameters in {}{bits}", count(parameters), size(nbytes));
+            let weights = format!("  {}: {of_it}", plural(tensors, "weight"));
+            let roles = format!("{}: {}", plural(*companions, "companion"), roles.join(", "));
+            let roles = self.fold(&roles).into_iter().map(|line| format!("  {line}"));
+            [summary.clone(), weights].into_iter().chain(roles).collect::<Vec<_>>()
+        };
+        let more = kinds.len().saturating_sub(self.shown);
+        let more = (more > 0).then(|| format!("and {} more (--all)", grouped(more as u64)));
+        labelled("Quantization", kinds.iter().take(self.shown).flat_map(lines).chain(more))
+    }
+
+    /// What looks quantized and is not recognised.
+    fn not_recognised(&self) -> Vec<(String, String)> {
+        let warnings = self.model.quantized().warnings();
+        let counted = "their stored elements are counted as parameters".to_owned();
+        let counted = warnings.iter().any(|warning| !warning.example.is_empty()).then_some(counted);
+        labelled("Not recognised", warnings.iter().flat_map(|warning| self.fold(&warning.to_string())).chain(counted))
+    }
+
+    /// Text as lines that fit beside the labels.
+    fn fold(&self, text: &str) -> Vec<String> {
+        /// Width of the labels with the space around them.
+        const LABELS: usize = 21;
+        let room = self.out.width.saturating_sub(LABELS).max(LABELS);
+        let mut lines: Vec<String> = Vec::new();
+        for word in text.split(' ') {
+            match lines.last_mut() {
+                Some(line) if line.width() + 1 + word.width() <= room => line.extend([" ", word]),
+                _ => lines.push(word.to_owned()),
+            }
+        }
+        lines
     }
 
     fn print_shards(&mut self) -> io::Result<()> {
@@ -315,7 +351,11 @@ fn groups(name: &str, groups: &[(&str, Totals)], shown: usize) -> Vec<(String, S
     };
     let more = groups.len().saturating_sub(shown);
     let more = (more > 0).then(|| format!("and {} more (--all)", grouped(more as u64)));
-    let texts = groups.iter().take(shown).map(text).chain(more);
+    labelled(name, groups.iter().take(shown).map(text).chain(more))
+}
+
+/// Fields of which only the first has a name.
+fn labelled(name: &str, texts: impl Iterator<Item = String>) -> Vec<(String, String)> {
     texts.enumerate().map(|(at, text)| (if at == 0 { name } else { "" }.to_owned(), text)).collect()
 }
 
@@ -323,7 +363,7 @@ fn groups(name: &str, groups: &[(&str, Totals)], shown: usize) -> Vec<(String, S
 fn type_row((name, totals): &(&str, Totals), all: &Totals) -> Vec<String> {
     let Totals { tensors, parameters, nbytes } = *totals;
     let share = if all.nbytes == 0 { 0.0 } else { 100.0 * nbytes as f64 / all.nbytes as f64 };
-    let bits = bits_per_weight(totals).map_or(String::new(), |bits| format!("{bits:.2}"));
+    let bits = totals.bits_per_weight().map_or(String::new(), |bits| format!("{bits:.2}"));
     vec![
         format!("  {}", printable(name)),
         grouped(tensors),
@@ -332,11 +372,6 @@ fn type_row((name, totals): &(&str, Totals), all: &Totals) -> Vec<String> {
         format!("{share:.1} %"),
         bits,
     ]
-}
-
-/// Mean number of bits per weight. `None` if there are no weights.
-fn bits_per_weight(totals: &Totals) -> Option<f64> {
-    (totals.parameters > 0).then(|| 8.0 * totals.nbytes as f64 / totals.parameters as f64)
 }
 
 /// The largest tensor. If several are equally large, the first.
@@ -376,20 +411,23 @@ fn to_json(model: &Model, location: &Location, breakdown: &Breakdown) -> Value {
     json!({
         "source": location.to_string(), "format": model.format(), "kind": kind, "files": files.collect::<Vec<_>>(),
         "totals": totals::to_json(breakdown), "stored_only": names(&model.size_only_dtypes()), "structural_hash": hash,
-        "quantization": quantization(model),
+        "quantization": quantization(model, breakdown),
         "left_out": model.left_out(), "metadata": metadata,
         "training": Training::of(model.metadata()),
         "gguf": gguf_of(model).map(|gguf| gguf_to_json(&gguf, breakdown)),
     })
 }
 
-/// How the weights are quantized; null if none are.
-fn quantization(model: &Model) -> Value {
+/// How many weights are quantized; null if none are. The totals say how.
+fn quantization(model: &Model, breakdown: &Breakdown) -> Value {
     let (quantized, notes) = (model.quantized(), model.quantized().notes().collect::<Vec<_>>());
-    match quantized.weights().len() {
-        0 if notes.is_empty() => Value::Null,
-        weights => json!({"weights": weights, "summary": quantized.summary(), "notes": notes}),
+    if quantized.weights().is_empty() && notes.is_empty() {
+        return Value::Null;
     }
+    let companions: u64 = breakdown.quantized.iter().map(|kind| kind.companions).sum();
+    json!({
+        "weights": quantized.weights().len(), "companions": companions, "summary": quantized.summary(), "notes": notes,
+    })
 }
 
 /// The facts about a GGUF model as JSON. Those that the file does not state are left out.
@@ -404,7 +442,7 @@ fn gguf_to_json(gguf: &Gguf, breakdown: &Breakdown) -> Value {
         let share = if breakdown.all.nbytes == 0 { 0.0 } else { nbytes as f64 / breakdown.all.nbytes as f64 };
         json!({
             "type": name, "tensors": tensors, "parameters": parameters, "nbytes": nbytes, "share": share,
-            "bits_per_weight": bits_per_weight(totals),
+            "bits_per_weight": totals.bits_per_weight(),
         })
     });
     object.insert("types".to_owned(), types.collect());

@@ -10,5 +10,5 @@ mod training;
 pub use conventions::{KOHYA, Label, MODELSPEC, MODELSPEC_PREFIX, is_kohya};
 pub use gguf::{Fact, FileType, Gguf, SpecialToken};
 pub use identity::Identity;
-pub use totals::{Breakdown, Totals};
+pub use totals::{Breakdown, Quantization, Totals};
 pub use training::{ImageFolder, Training};

@@ -1,28 +1,53 @@
 //! Counts of tensors, parameters and bytes by dtype and by module.
 
 use crate::format::TensorInfo;
+use crate::model::quantization::{Class, Weight};
 use crate::model::{Model, TensorId};
 use crate::natural;
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// Counts of a group of tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Totals {
     /// Number of tensors.
     pub tensors: u64,
-    /// Number of elements: the products of the dimensions. Several values that are packed into one element count once.
+    /// Number of elements: the products of the dimensions. A quantized weight counts with its logical dimensions, and
+    /// its companions have no parameters. If packed values are not recognised, their stored elements count.
     pub parameters: u64,
     /// Size in bytes.
     pub nbytes: u64,
 }
 
 impl Totals {
-    fn add(&mut self, tensor: &TensorInfo) {
+    fn add(&mut self, parameters: u64, nbytes: u64) {
         self.tensors += 1;
-        self.parameters = self.parameters.saturating_add(tensor.elements());
-        self.nbytes = self.nbytes.saturating_add(tensor.nbytes());
+        self.parameters = self.parameters.saturating_add(parameters);
+        self.nbytes = self.nbytes.saturating_add(nbytes);
     }
+
+    /// Mean number of bits per parameter. `None` if there are no parameters.
+    pub fn bits_per_weight(&self) -> Option<f64> {
+        (self.parameters > 0).then(|| 8.0 * self.nbytes as f64 / self.parameters as f64)
+    }
+}
+
+/// The weights of a model that are quantized in the same way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Quantization {
+    /// The name of the scheme.
+    pub scheme: &'static str,
+    /// The type of the codes, such as `INT4`.
+    pub dtype: &'static str,
+    /// The scheme and its parameters in words.
+    pub summary: String,
+    /// Counts of weights. The size includes the companions.
+    pub totals: Totals,
+    /// Number of companions.
+    pub companions: u64,
+    /// What the companions are, each once.
+    pub roles: Vec<&'static str>,
 }
 
 /// Counts of tensors by dtype and by module.
@@ -34,6 +59,8 @@ pub struct Breakdown<'m> {
     pub dtypes: Vec<(&'m str, Totals)>,
     /// Each module, in natural order.
     pub modules: Vec<(&'m str, Totals)>,
+    /// The quantized weights among them, those with the most parameters first.
+    pub quantized: Vec<Quantization>,
 }
 
 impl<'m> Breakdown<'m> {
@@ -41,16 +68,65 @@ impl<'m> Breakdown<'m> {
     pub fn of(model: &'m Model, tensors: impl IntoIterator<Item = TensorId>, depth: usize) -> Self {
         let mut all = Totals::default();
         let (mut dtypes, mut modules) = (Groups::default(), Groups::default());
+        let mut quantized = Quantizations::default();
         for id in tensors {
             let tensor = model.tensor(id).info;
-            all.add(&tensor);
-            dtypes.of(tensor.dtype.name()).add(&tensor);
-            modules.of(module(tensor.name, depth)).add(&tensor);
+            let weight = model.quantized().weight(id);
+            if let Some(weight) = weight {
+                quantized.add(weight);
+            }
+            let (parameters, nbytes) = (parameters(model, id, &tensor, weight), tensor.nbytes());
+            all.add(parameters, nbytes);
+            dtypes.of(tensor.dtype.name()).add(parameters, nbytes);
+            modules.of(module(tensor.name, depth)).add(parameters, nbytes);
         }
+        let mut quantized = quantized.groups;
+        quantized.sort_by_key(|group| Reverse(group.totals.parameters));
         let (mut dtypes, mut modules) = (dtypes.groups, modules.groups);
         dtypes.sort_by_key(|(name, totals)| (Reverse(totals.nbytes), *name));
         modules.sort_by(|a, b| natural::compare_paths(a.0, b.0));
-        Self { all, dtypes, modules }
+        Self { all, dtypes, modules, quantized }
+    }
+}
+
+/// The number of parameters that a tensor holds: those of the weight whose codes it has.
+fn parameters(model: &Model, id: TensorId, tensor: &TensorInfo, weight: Option<&Weight>) -> u64 {
+    match weight {
+        Some(weight) => weight.class.elements(),
+        None if model.quantized().owner(id).is_some() => 0,
+        None => tensor.elements(),
+    }
+}
+
+/// Counts of quantized weights by what is said about them.
+#[derive(Default)]
+struct Quantizations {
+    groups: Vec<Quantization>,
+    /// The group of each class. Making the words for every weight would take longer than all the rest.
+    indices: HashMap<*const Class, usize>,
+}
+
+impl Quantizations {
+    fn add(&mut self, weight: &Weight) {
+        let groups = &mut self.groups;
+        let at = *self.indices.entry(Arc::as_ptr(&weight.class)).or_insert_with(|| {
+            let summary = weight.class.summary();
+            groups.iter().position(|group| group.summary == summary).unwrap_or_else(|| {
+                let (scheme, dtype) = (weight.class.scheme.name, weight.class.dtype);
+                let (totals, roles) = (Totals::default(), Vec::new());
+                groups.push(Quantization { scheme, dtype, summary, totals, companions: 0, roles });
+                groups.len() - 1
+            })
+        });
+        let group = &mut groups[at];
+        group.totals.add(weight.class.elements(), weight.bytes);
+        for companion in weight.companions() {
+            group.companions += 1;
+            let role = weight.role(companion);
+            if !group.roles.contains(&role) {
+                group.roles.push(role);
+            }
+        }
     }
 }
 

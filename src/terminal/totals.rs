@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use std::cmp::Reverse;
 use std::io::{self, Write};
 use unicode_width::UnicodeWidthStr;
-use weightfs::inspect::{Breakdown, Totals};
+use weightfs::inspect::{Breakdown, Quantization, Totals};
 use weightfs::text::printable;
 
 /// Maximum width of a dtype or module in a line with others, in terminal columns.
@@ -18,10 +18,10 @@ pub fn group_name(name: &str) -> String {
 
 /// Prints a table by dtype and one by module. If `exact`, numbers are not rounded.
 pub fn print_tables(breakdown: &Breakdown, exact: bool, out: &mut Output) -> io::Result<()> {
-    let Breakdown { all, dtypes, modules } = breakdown;
+    let Breakdown { all, dtypes, modules, quantized } = breakdown;
+    let number = |number: u64, short: fn(u64) -> String| if exact { number.to_string() } else { short(number) };
     let row = |(name, totals): &(&str, Totals)| {
         let Totals { tensors, parameters, nbytes } = *totals;
-        let number = |number: u64, short: fn(u64) -> String| if exact { number.to_string() } else { short(number) };
         // Avoids a division by zero.
         let share = if all.nbytes == 0 { 0.0 } else { 100.0 * nbytes as f64 / all.nbytes as f64 };
         let name = if name.is_empty() { "(none)".into() } else { printable(name) };
@@ -33,26 +33,43 @@ pub fn print_tables(breakdown: &Breakdown, exact: bool, out: &mut Output) -> io:
         out.write_all(gap.as_bytes())?;
         table(out, &[title, "TENSORS", "PARAMETERS", "SIZE", "SHARE"], &rows)?;
     }
-    Ok(())
+    if quantized.is_empty() {
+        return Ok(());
+    }
+    let row = |Quantization { summary, totals, .. }: &Quantization| {
+        let Totals { tensors, parameters, nbytes } = *totals;
+        let bits = totals.bits_per_weight().map_or(String::new(), |bits| format!("{bits:.2}"));
+        vec![summary.clone(), tensors.to_string(), number(parameters, count), number(nbytes, size), bits]
+    };
+    let rows: Vec<_> = quantized.iter().map(row).collect();
+    out.write_all(b"\n")?;
+    table(out, &["QUANTIZATION", "WEIGHTS", "PARAMETERS", "SIZE", "BITS"], &rows)
 }
 
-/// Prints a line with the sum and the dtypes, and one with the modules. Each has as many groups as fit, largest first.
+/// Prints a line with the sum and the dtypes, one with the modules, and one with the quantized weights. Each has as many
+/// groups as fit, largest first.
 pub fn print_lines(breakdown: &Breakdown, out: &mut Output) -> io::Result<()> {
-    let Breakdown { all, dtypes, modules } = breakdown;
+    let Breakdown { all, dtypes, modules, quantized } = breakdown;
     let largest = |groups: &[(&str, Totals)]| {
         let mut groups: Vec<_> = groups.iter().collect();
         groups.sort_by_key(|(_, totals)| Reverse(totals.nbytes));
         groups.iter().map(|(name, totals)| format!("{} {}", group_name(name), size(totals.nbytes))).collect::<Vec<_>>()
     };
     let parameters = format!("{} parameter{}", count(all.parameters), if all.parameters == 1 { "" } else { "s" });
+    let bits = all.bits_per_weight().unwrap_or(0.0);
     let all = format!("{}, {parameters}, {}", plural(all.tensors, "tensor"), size(all.nbytes));
     let width = out.width;
     writeln!(out, "\n{}", in_a_line(&format!("{all}: "), &largest(dtypes), width))?;
     // Tensors whose names have no dots are in no module.
-    if modules.iter().all(|(name, _)| name.is_empty()) {
-        return Ok(());
+    if modules.iter().any(|(name, _)| !name.is_empty()) {
+        writeln!(out, "{}", in_a_line("modules: ", &largest(modules), width))?;
     }
-    writeln!(out, "{}", in_a_line("modules: ", &largest(modules), width))
+    if !quantized.is_empty() {
+        let one = |group: &Quantization| format!("{} ({})", plural(group.totals.tensors, "weight"), group.summary);
+        let groups: Vec<String> = quantized.iter().map(one).collect();
+        writeln!(out, "{}", in_a_line(&format!("{bits:.2} bits per weight: "), &groups, width))?;
+    }
+    Ok(())
 }
 
 /// `begin` and as many of `items` as fit into `columns` columns, but at least one.
@@ -73,14 +90,26 @@ fn in_a_line(begin: &str, items: &[String], columns: usize) -> String {
 
 /// Totals as JSON.
 pub fn to_json(breakdown: &Breakdown) -> Value {
-    let Breakdown { all, dtypes, modules } = breakdown;
+    let Breakdown { all, dtypes, modules, quantized } = breakdown;
     let with = |key: &str, groups: &[(&str, Totals)]| {
         let object = |(name, Totals { tensors, parameters, nbytes }): &(&str, Totals)| json!({key: name, "tensors": tensors, "parameters": parameters, "nbytes": nbytes});
         groups.iter().map(object).collect::<Vec<_>>()
     };
     json!({
         "tensors": all.tensors, "parameters": all.parameters, "nbytes": all.nbytes,
+        "bits_per_weight": all.bits_per_weight(),
         "dtypes": with("dtype", dtypes), "modules": with("module", modules),
+        "quantized": quantized.iter().map(quantization).collect::<Vec<_>>(),
+    })
+}
+
+/// Weights that are quantized in the same way, as JSON.
+fn quantization(group: &Quantization) -> Value {
+    let Quantization { scheme, dtype, summary, totals, companions, roles } = group;
+    json!({
+        "scheme": scheme, "dtype": dtype, "summary": summary, "weights": totals.tensors,
+        "parameters": totals.parameters, "nbytes": totals.nbytes, "bits_per_weight": totals.bits_per_weight(),
+        "companions": companions, "roles": roles,
     })
 }
 

@@ -157,34 +157,6 @@ fn empty_model_is_shown_and_truncated_model_needs_lenient() {
 }
 
 #[test]
-fn parameters_of_quantized_models_are_stored_elements() {
-    let room = Room::new();
-    room.model(
-        "awq.safetensors",
-        &[
-            ("m.qweight", Dtype::I32, &[8, 4], vec![0; 128]),
-            ("m.qzeros", Dtype::I32, &[1, 4], vec![0; 16]),
-            ("m.scales", Dtype::F16, &[1, 32], vec![0; 64]),
-        ],
-        &[],
-    );
-    let out = room.ok("weightfs inspect awq.safetensors");
-    let lines = "
-  Parameters       68, counted as stored elements
-  Quantization     1 tensor looks quantized: \"m.qweight\", with scales in \"m.scales\"
-                   npy/, f32/, stats/, plots/ and converted exports have the stored numbers, not the dequantized weights
-";
-    assert!(out.contains(lines), "{out}");
-    let object = &room.json("weightfs inspect --json awq.safetensors")[0];
-    assert_eq!((&object["quantization"]["tensors"], &object["totals"]["parameters"]), (&json!(1), &json!(68)));
-    assert!(object["quantization"]["note"].as_str().unwrap().contains("\"m.qweight\""), "{object}");
-    room.model("plain.safetensors", &[("logit_scale", Dtype::F32, &[], vec![0; 4])], &[]);
-    let plain = room.ok("weightfs inspect plain.safetensors");
-    assert!(plain.contains("  Parameters       1\n") && !plain.contains("Quantization"), "{plain}");
-    assert!(room.json("weightfs inspect --json plain.safetensors")[0]["quantization"].is_null());
-}
-
-#[test]
 fn dtypes_without_values_are_named_in_one_line() {
     let room = Room::new();
     let entry = |name: &str, dtype: &str, at: usize| {

@@ -130,6 +130,7 @@ fn json_has_one_line_per_tensor_and_exact_numbers() {
     assert_eq!(object["tensors"][0], first);
     let group = |key: &str, name: &str, tensors, parameters, nbytes| json!({key: name, "tensors": tensors, "parameters": parameters, "nbytes": nbytes});
     let totals = json!({"tensors": 3, "parameters": 600_021, "nbytes": 1_200_054,
+        "bits_per_weight": 8.0 * 1_200_054.0 / 600_021.0, "quantized": [],
         "dtypes": [group("dtype", "BF16", 2, 600_015, 1_200_030), group("dtype", "F32", 1, 6, 24)],
         "modules": [group("module", "model", 3, 600_021, 1_200_054)]});
     assert_eq!(object["totals"], totals);

@@ -9,4 +9,5 @@ mod identity;
 mod inspect;
 mod ls;
 mod pipes;
+mod quantized;
 mod room;
