@@ -26,7 +26,7 @@ const LIBRARY: &[(&str, &[&str])] = &[
     ("compare", &["content", "format", "source", "threads"]),
     ("write", &["content", "source"]),
     ("view", &["codec", "content", "format", "kept", "model", "name", "plot", "source", "stats", "text", "threads"]),
-    ("inspect", &["format", "model", "natural", "source", "stats", "text", "threads"]),
+    ("inspect", &["codec", "format", "model", "natural", "source", "stats", "text", "threads"]),
     ("fs", &["content", "model", "name", "natural", "source", "text", "threads", "view"]),
     ("schedule", &["content", "threads"]),
     ("fuse", &["content", "fs", "model", "schedule", "source", "threads"]),

@@ -203,7 +203,7 @@ pub struct CheckArgs {
     #[arg(required = true, value_name = "SOURCE", value_parser = source(), value_hint = ValueHint::AnyPath)]
     pub sources: Vec<SourceArg>,
 
-    /// Read all data and look for NaN, infinite values, and zeros in place of data
+    /// Read all data and look for NaN, infinite values, zeros in place of data, and unusable scales of quantized weights
     #[arg(long)]
     pub values: bool,
 

@@ -125,8 +125,17 @@ fn summarise(report: &Report, location: &Location, out: &mut Output) -> io::Resu
     }
     // Values of unknown dtypes and of tensors that were left out are not checked, and overlapping data is not checked
     // twice.
-    let not_finite =
-        [Rule::Nan, Rule::Infinite, Rule::UnknownDtype, Rule::Format, Rule::Entry, Rule::Index, Rule::Overlap];
+    let not_finite = [
+        Rule::Nan,
+        Rule::Infinite,
+        Rule::Scale,
+        Rule::GroupIndex,
+        Rule::UnknownDtype,
+        Rule::Format,
+        Rule::Entry,
+        Rule::Index,
+        Rule::Overlap,
+    ];
     if report.values && report.tensors > 0 && not_finite.iter().all(|rule| report.count(*rule) == 0) {
         facts.push("all values finite".to_owned());
     }

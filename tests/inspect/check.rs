@@ -711,27 +711,3 @@ fn excess_findings_of_a_kind_are_counted() {
     let [ref object] = room.json("weightfs check --json m.safetensors")[..] else { panic!() };
     assert_eq!((&object["warnings"], object["findings"].as_array().unwrap().len()), (&json!(1500), 1000));
 }
-
-#[test]
-fn quantized_model_is_sound_and_has_a_note() {
-    let room = Room::new();
-    let quantized = [
-        ("m.weight", Dtype::F8_E4M3, &[2, 2][..], vec![0; 4]),
-        ("m.weight_scale_inv", Dtype::F32, &[1, 1][..], floats(&[1.0])),
-    ];
-    room.model("m.safetensors", &quantized, &[]);
-    let note = "1 tensor looks quantized: \"m.weight\", with scales in \"m.weight_scale_inv\": npy/, f32/, stats/, \
-                plots/ and converted exports have the stored numbers, not the dequantized weights";
-    assert_eq!(found(&room, "--fail-on-warning m.safetensors"), (vec!["note quantized".into()], vec![note.into()]));
-    let out = room.ok("weightfs check --fail-on-warning m.safetensors");
-    assert!(
-        out.starts_with(&format!("m.safetensors: note: {note}\nm.safetensors: sound, with 1 note (2 tensors")),
-        "{out}"
-    );
-    // The scales may lie in another shard.
-    room.model("s-1.safetensors", &quantized[..1], &[]);
-    room.model("s-2.safetensors", &quantized[1..], &[]);
-    let index = r#"{"weight_map": {"m.weight": "s-1.safetensors", "m.weight_scale_inv": "s-2.safetensors"}}"#;
-    std::fs::write(room.path("s.safetensors.index.json"), index).unwrap();
-    assert_eq!(found(&room, "s.safetensors.index.json"), (vec!["note quantized".into()], vec![note.into()]));
-}

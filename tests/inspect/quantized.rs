@@ -1,4 +1,4 @@
-//! Quantized models: what `inspect` and `ls` say about weights and their companions.
+//! Quantized models: what `inspect`, `ls` and `check` say about weights and their companions.
 
 use crate::pipes::on_terminal;
 use crate::room::{Room, Tensor, floats};
@@ -23,6 +23,14 @@ fn gptq() -> Vec<Tensor<'static>> {
         ("l.0.q.scales", Dtype::F16, &[2, 64], repeated([0, 0x3c], 128)),
         ("l.0.q.g_idx", Dtype::I32, &[64], ints((0..64).map(|at| at / 32))),
         ("norm.weight", Dtype::F16, &[64], repeated([0, 0x3c], 64)),
+    ]
+}
+
+/// A weight of 256 rows and 256 columns in blocks of 128 x 128, with these scales.
+fn fp8(scales: [f32; 4]) -> Vec<Tensor<'static>> {
+    vec![
+        ("m.weight", Dtype::F8_E4M3, &[256, 256], vec![0x38; 65536]),
+        ("m.weight_scale_inv", Dtype::F32, &[2, 2], floats(&scales)),
     ]
 }
 
@@ -131,4 +139,229 @@ fn unknown_schemes_are_named_and_counted_as_stored() {
     let [ref object] = room.json("weightfs inspect --json m")[..] else { panic!() };
     assert_eq!((&object["quantization"]["weights"], &object["totals"]["parameters"]), (&json!(0), &json!(11)));
     assert_eq!(object["quantization"]["notes"].as_array().unwrap().len(), 2);
+    let (rules, messages) = found(&room, "--fail-on-warning m");
+    assert_eq!(rules, ["note quantized", "note quantized"]);
+    assert!(messages[0].contains("scales of no known scheme") && messages[1].contains("eetq"), "{messages:?}");
+}
+
+/// Runs `check --json` with these arguments. Returns the findings as `severity rule`, and their messages.
+fn found(room: &Room, line: &str) -> (Vec<String>, Vec<String>) {
+    let findings = findings(room, line);
+    let text = |finding: &Value, key: &str| finding[key].as_str().unwrap().to_owned();
+    let rule = |finding: &Value| format!("{} {}", text(finding, "severity"), text(finding, "rule"));
+    findings.iter().map(|finding| (rule(finding), text(finding, "message"))).unzip()
+}
+
+fn findings(room: &Room, line: &str) -> Vec<Value> {
+    let [ref object] = room.json(&format!("weightfs check --json {line}"))[..] else { panic!("{line}") };
+    object["findings"].as_array().unwrap().clone()
+}
+
+#[test]
+fn companions_that_are_missing_or_do_not_fit_are_findings() {
+    let room = Room::new();
+    write(&room, "whole", GPTQ, &gptq());
+    assert_eq!(found(&room, "--values whole").0, [""; 0]);
+    let without = |name: &str| gptq().into_iter().filter(|tensor| !tensor.0.ends_with(name)).collect::<Vec<_>>();
+    let with = |name: &'static str, dtype, shape: &'static [usize], bytes: usize| {
+        [without(name), vec![(name, dtype, shape, vec![0; bytes])]].concat()
+    };
+    let codes = "tensor \"l.0.q.qweight\"";
+    let cases = [
+        (without("qzeros"), format!("{codes} (GPTQ): a tensor that is missing (qzeros)")),
+        (without("scales"), format!("{codes}: codes without scales (I32)")),
+        (
+            with("l.0.q.qzeros", Dtype::I32, &[3, 8], 96),
+            format!("{codes} (GPTQ): a companion of a wrong type or shape (qzeros: I32 [3, 8])"),
+        ),
+        (
+            with("l.0.q.g_idx", Dtype::I32, &[63], 252),
+            format!("{codes} (GPTQ): codes of a wrong shape ([8, 64] for 63 columns)"),
+        ),
+    ];
+    for (tensors, message) in cases {
+        write(&room, "m", GPTQ, &tensors);
+        let findings = findings(&room, "m");
+        let [ref finding] = findings[..] else { panic!("{message}: {findings:?}") };
+        let expected = json!({
+            "severity": "warning", "rule": "companion", "file": "m/model.safetensors", "subject": "l.0.q.qweight",
+            "message": message,
+        });
+        assert_eq!(*finding, expected);
+        assert_eq!(room.sh("weightfs check m").code, 0);
+        assert_eq!(room.sh("weightfs check --fail-on-warning m").code, 1);
+    }
+    // Every weight is named, not only the first.
+    let names: Vec<String> = (0..20).map(|at| format!("l.{at}.qweight")).collect();
+    let codes: Vec<Tensor> = names.iter().map(|name| (&name[..], Dtype::I32, &[8, 64][..], ints(0..512))).collect();
+    write(&room, "many", GPTQ, &codes);
+    let findings = findings(&room, "many");
+    assert_eq!(findings.len(), 20);
+    assert!(names.iter().all(|name| findings.iter().any(|finding| finding["subject"] == **name)), "{findings:?}");
+    // The companions of a shard that is checked by itself may be in another one.
+    let (codes, others): (Vec<Tensor>, Vec<Tensor>) =
+        gptq().into_iter().partition(|tensor| tensor.0.ends_with(".qweight"));
+    let shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+    std::fs::create_dir(room.path("parts")).unwrap();
+    std::fs::write(room.path("parts/config.json"), GPTQ).unwrap();
+    room.model(&format!("parts/{}", shards[0]), &codes, &[]);
+    room.model(&format!("parts/{}", shards[1]), &others, &[]);
+    assert_eq!(found(&room, &format!("--values parts/{}", shards[0])).0, [""; 0]);
+    // So may those of a model without one of its shards.
+    let map = |tensors: &[Tensor], shard: &str| {
+        tensors.iter().map(|tensor| (tensor.0.to_owned(), json!(shard))).collect::<Vec<_>>()
+    };
+    let map: serde_json::Map<_, _> = [map(&codes, shards[0]), map(&others, shards[1])].concat().into_iter().collect();
+    let index = json!({"weight_map": map}).to_string();
+    std::fs::write(room.path("parts/model.safetensors.index.json"), index).unwrap();
+    assert_eq!(found(&room, "--values parts/model.safetensors.index.json").0, [""; 0]);
+    std::fs::remove_file(room.path("parts").join(shards[1])).unwrap();
+    let (rules, messages) = found(&room, "parts/model.safetensors.index.json");
+    assert!(!rules.is_empty() && rules.iter().all(|rule| rule == "error index"), "{messages:?}");
+}
+
+#[test]
+fn scales_that_spoil_values_are_errors_that_name_the_weight() {
+    let room = Room::new();
+    write(&room, "good", "{}", &fp8([1.0, 2.0, 3.0, 4.0]));
+    assert_eq!(found(&room, "--values good").0, [""; 0]);
+    assert!(room.ok("weightfs check --values good").contains("all values finite"));
+    write(&room, "bad", "{}", &fp8([1.0, 0.0, f32::NAN, f32::INFINITY]));
+    // Without --values, no data is read.
+    assert_eq!(found(&room, "bad").0, [""; 0]);
+    let (rules, messages) = found(&room, "--values bad");
+    let expected = [
+        "tensor \"m.weight_scale_inv\": 2 of 4 scales are infinite or NaN, the first at [1, 0], and so are values of \"m.weight\"",
+        "tensor \"m.weight_scale_inv\": 1 of 4 scales is zero, and so are the values of \"m.weight\" in their groups",
+    ];
+    assert_eq!(
+        (rules, messages),
+        (vec!["error scale".into(), "note zero-scale".into()], expected.map(String::from).to_vec())
+    );
+    assert_eq!(room.sh("weightfs check --values bad").code, 1);
+    assert!(!room.sh("weightfs check --values bad").out.contains("all values finite"));
+    write(&room, "zero", "{}", &fp8([0.0; 4]));
+    let (rules, messages) = found(&room, "--values zero");
+    assert_eq!(rules, ["warning zero-weight"]);
+    assert_eq!(
+        messages,
+        ["tensor \"m.weight_scale_inv\": all 4 scales are zero, and so are all values of \"m.weight\""]
+    );
+    // The codes themselves are searched as before.
+    let mut codes = fp8([1.0; 4]);
+    codes[0].3[77] = 0x7f;
+    write(&room, "codes", "{}", &codes);
+    assert_eq!(found(&room, "--values codes").0, ["error nan"]);
+}
+
+#[test]
+fn scales_in_another_shard_are_checked() {
+    let room = Room::new();
+    let tensors = fp8([1.0, f32::NAN, 1.0, 1.0]);
+    room.model("s-1.safetensors", &tensors[..1], &[]);
+    room.model("s-2.safetensors", &tensors[1..], &[]);
+    let index = json!({"weight_map": {"m.weight": "s-1.safetensors", "m.weight_scale_inv": "s-2.safetensors"}});
+    std::fs::write(room.path("s.safetensors.index.json"), index.to_string()).unwrap();
+    assert_eq!(found(&room, "s.safetensors.index.json").0, [""; 0]);
+    let findings = findings(&room, "--values s.safetensors.index.json");
+    let [ref finding] = findings[..] else { panic!("{findings:?}") };
+    let place = (&finding["rule"], &finding["file"], &finding["subject"]);
+    assert_eq!(place, (&json!("scale"), &json!("s-2.safetensors"), &json!("m.weight_scale_inv")));
+}
+
+#[test]
+fn numbers_of_every_kind_of_companion_are_checked() {
+    let room = Room::new();
+    // A group that does not exist. An index with -1 is not used.
+    let mut tensors = gptq();
+    tensors[3].3[5 * 4] = 2;
+    write(&room, "m", GPTQ, &tensors);
+    let (rules, messages) = found(&room, "--values m");
+    assert_eq!(rules, ["error group-index"]);
+    let expected = "tensor \"l.0.q.g_idx\": 1 of 64 columns of \"l.0.q.weight\" have groups that do not exist, the first at [5]; \
+                    there are 2 groups";
+    assert_eq!(messages, [expected]);
+    tensors[3].3[63 * 4..].fill(0xff);
+    write(&room, "m", GPTQ, &tensors);
+    assert_eq!(found(&room, "--values m").0, [""; 0]);
+
+    // A scheme that divides by its global scale.
+    let config = r#"{"quantization_config": {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}}"#;
+    let nvfp4 = |scale: u8, global: f32| -> Vec<Tensor> {
+        vec![
+            ("m.weight_packed", Dtype::U8, &[16, 16], vec![0x21; 256]),
+            ("m.weight_scale", Dtype::F8_E4M3, &[16, 2], vec![scale; 32]),
+            ("m.weight_global_scale", Dtype::F32, &[1], floats(&[global])),
+        ]
+    };
+    let cases = [
+        (nvfp4(0x38, 1.0), &[""; 0][..], ""),
+        (
+            nvfp4(0x38, 0.0),
+            &["error scale"],
+            "the global scale is zero, and the scheme divides by it: values of \"m.weight\" are not finite",
+        ),
+        (
+            nvfp4(0x38, f32::NAN),
+            &["error scale"],
+            "the global scale is infinite or NaN, and so are values of \"m.weight\"",
+        ),
+        (nvfp4(0x7f, 1.0), &["error scale"], "all 32 scales are infinite or NaN, the first at [0, 0]"),
+    ];
+    for (tensors, rules, part) in cases {
+        write(&room, "m", config, &tensors);
+        let found = found(&room, "--values m");
+        assert!(found.0 == rules && found.1.iter().all(|message| message.contains(part)), "{found:?}");
+    }
+
+    // Scales of a byte are powers of two or NaN.
+    let mxfp4 = |scale: u8| -> Vec<Tensor> {
+        vec![
+            ("e.up_blocks", Dtype::U8, &[1, 2, 1, 16], vec![0x21; 32]),
+            ("e.up_scales", Dtype::U8, &[1, 2, 1], vec![127, scale]),
+        ]
+    };
+    write(&room, "m", r#"{"quantization_config": {"quant_method": "mxfp4"}}"#, &mxfp4(0));
+    assert_eq!(found(&room, "--values m").0, [""; 0]);
+    write(&room, "m", r#"{"quantization_config": {"quant_method": "mxfp4"}}"#, &mxfp4(255));
+    let (rules, messages) = found(&room, "--values m");
+    assert_eq!(rules, ["error scale"]);
+    assert!(messages[0].contains("1 of 2 scales is infinite or NaN, the first at [0, 1, 0]"), "{messages:?}");
+
+    // Scales that are quantized themselves: their own scales are checked.
+    let state = br#"{"quant_type":"nf4","blocksize":64,"dtype":"float16","shape":[8,8],"nested_blocksize":256,"nested_offset":0.5}"#;
+    let len = [state.len()];
+    let nested = |scale: f32| -> Vec<Tensor> {
+        vec![
+            ("m.weight", Dtype::U8, &[32, 1], vec![0x21; 32]),
+            ("m.weight.absmax", Dtype::U8, &[1], vec![0]),
+            ("m.weight.nested_absmax", Dtype::F32, &[1], floats(&[scale])),
+            ("m.weight.nested_quant_map", Dtype::F32, &[256], floats(&[0.25; 256])),
+            ("m.weight.quant_map", Dtype::F32, &[16], floats(&[0.5; 16])),
+        ]
+    };
+    for (scale, rules) in [(1.0, &[""; 0][..]), (f32::INFINITY, &["error scale"])] {
+        let mut tensors = nested(scale);
+        tensors.push(("m.weight.quant_state.bitsandbytes__nf4", Dtype::U8, &len, state.to_vec()));
+        write(&room, "m", "{}", &tensors);
+        let (found, messages) = found(&room, "--values m");
+        assert_eq!(found, rules, "{messages:?}");
+        assert!(
+            messages.iter().all(|message| message.contains("the scale of scales is infinite or NaN")),
+            "{messages:?}"
+        );
+    }
+
+    // A scale of 0 with a bias is a group of equal values.
+    let mlx = |bias: u16| -> Vec<Tensor> {
+        vec![
+            ("m.weight", Dtype::U32, &[2, 8], vec![0x21; 64]),
+            ("m.scales", Dtype::F16, &[2, 1], vec![0; 4]),
+            ("m.biases", Dtype::F16, &[2, 1], bias.to_le_bytes().repeat(2)),
+        ]
+    };
+    for (bias, rules) in [(0x3c00, &[""; 0][..]), (0x7c00, &["error scale"])] {
+        write(&room, "m", r#"{"quantization": {"group_size": 64, "bits": 4}}"#, &mlx(bias));
+        assert_eq!(found(&room, "--values m").0, rules);
+    }
 }

@@ -12,6 +12,10 @@ pub struct Faults {
     pub not_finite: u64,
     /// Numbers of groups that do not exist. The weights of their columns are not numbers.
     pub no_group: u64,
+    /// Whether the group index has -1, and so is not used.
+    pub is_unused: bool,
+    /// The first scale that is not finite, or the first column whose group does not exist.
+    pub first: Option<u64>,
 }
 
 impl Faults {
@@ -19,22 +23,38 @@ impl Faults {
     pub fn of_scales(scale: Real, bytes: &[u8]) -> Self {
         let width = scale.bytes() as usize;
         let mut faults = Self::default();
-        let take = |_: usize, value: f32| {
+        let take = |at: usize, value: f32| {
             faults.zero += u64::from(value == 0.0);
-            faults.not_finite += u64::from(!value.is_finite());
+            if !value.is_finite() {
+                faults.not_finite += 1;
+                faults.first.get_or_insert(at as u64);
+            }
         };
         widen(scale, bytes, width, take, bytes.len() / width);
         faults
     }
 
-    /// Counts the faults of a group index. An index with -1 is not used.
+    /// Counts the faults of a group index or a part of it.
     pub fn of_index(groups: u64, bytes: &[u8]) -> Self {
-        let index = || bytes.as_chunks::<4>().0.iter().map(|group| i32::from_le_bytes(*group));
-        if index().any(|group| group == -1) {
-            return Self::default();
+        let mut faults = Self::default();
+        for (at, group) in (0..).zip(bytes.as_chunks::<4>().0) {
+            let group = i32::from_le_bytes(*group);
+            faults.is_unused |= group == -1;
+            if u64::try_from(group).is_ok_and(|group| group >= groups) || group < -1 {
+                faults.no_group += 1;
+                faults.first.get_or_insert(at);
+            }
         }
-        let is_missing = |group: &i32| u64::try_from(*group).is_ok_and(|group| group >= groups) || *group < 0;
-        Self { no_group: index().filter(is_missing).count() as u64, ..Self::default() }
+        faults
+    }
+
+    /// Adds the faults of the numbers that follow the first `before` ones.
+    pub fn merge(&mut self, next: &Self, before: u64) {
+        self.zero += next.zero;
+        self.not_finite += next.not_finite;
+        self.no_group += next.no_group;
+        self.is_unused |= next.is_unused;
+        self.first = self.first.or(next.first.map(|first| before + first));
     }
 }
 
@@ -44,17 +64,23 @@ mod tests {
 
     #[test]
     fn faults_are_counted() {
+        let scales = |zero, not_finite, first| Faults { zero, not_finite, first, ..Faults::default() };
         let floats = [0.0f32, -0.0, 1.0, f32::NAN, f32::INFINITY, 1e-45].map(f32::to_le_bytes);
-        let found = Faults::of_scales(Real::F32, floats.as_flattened());
-        assert_eq!(found, Faults { zero: 2, not_finite: 2, no_group: 0 });
-        assert_eq!(Faults::of_scales(Real::E8M0, &[0, 1, 254, 255]), Faults { not_finite: 1, ..Faults::default() });
-        let found = Faults::of_scales(Real::E4M3, &[0, 0x80, 1, 0x7f, 0xff]);
-        assert_eq!(found, Faults { zero: 2, not_finite: 2, no_group: 0 });
-        assert_eq!(
-            Faults::of_scales(Real::F16, &[0, 0x7c, 0, 0, 0xff]),
-            Faults { zero: 1, not_finite: 1, no_group: 0 }
-        );
-        let index = |groups: [i32; 4]| Faults::of_index(3, groups.map(i32::to_le_bytes).as_flattened()).no_group;
-        assert_eq!((index([0, 1, 2, 2]), index([0, 3, -2, 1]), index([3, 3, -1, 0])), (0, 2, 0));
+        assert_eq!(Faults::of_scales(Real::F32, floats.as_flattened()), scales(2, 2, Some(3)));
+        assert_eq!(Faults::of_scales(Real::E8M0, &[0, 1, 254, 255]), scales(0, 1, Some(3)));
+        assert_eq!(Faults::of_scales(Real::E4M3, &[0, 0x80, 1, 0x7f, 0xff]), scales(2, 2, Some(3)));
+        assert_eq!(Faults::of_scales(Real::F16, &[0, 0x7c, 0, 0, 0xff]), scales(1, 1, Some(0)));
+        let mut whole = Faults::of_scales(Real::E8M0, &[1, 2]);
+        whole.merge(&Faults::of_scales(Real::E8M0, &[3, 255, 255]), 2);
+        whole.merge(&Faults::of_scales(Real::E8M0, &[255]), 5);
+        assert_eq!(whole, scales(0, 3, Some(3)));
+        let index = |groups: [i32; 4]| {
+            let Faults { no_group, is_unused, first, .. } =
+                Faults::of_index(3, groups.map(i32::to_le_bytes).as_flattened());
+            (no_group, is_unused, first)
+        };
+        assert_eq!(index([0, 1, 2, 2]), (0, false, None));
+        assert_eq!(index([0, 3, -2, 1]), (2, false, Some(1)));
+        assert_eq!(index([3, 3, -1, 0]), (2, true, Some(0)));
     }
 }

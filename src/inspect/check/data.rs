@@ -82,10 +82,12 @@ pub(super) fn bytes_to_read(file: &File, values: bool) -> u64 {
     searched.fold(hashed, u64::saturating_add)
 }
 
-/// Verifies the data hashes in the metadata and, if `values`, searches for NaN, infinity and zero data.
+/// Verifies the data hashes in the metadata and, if `values`, searches for NaN, infinity and zero data. What is found in
+/// tensors for which `is_companion` is true is not reported.
 pub(super) fn read(
     file: &File,
     values: bool,
+    is_companion: &dyn Fn(&TensorInfo) -> bool,
     report: &mut Report,
     advance: &(dyn Fn(u64) + Sync),
 ) -> Result<(), source::Error> {
@@ -118,6 +120,9 @@ pub(super) fn read(
     let zero_from = zero_end(file, &pieces, nonzero_end, report);
     for (tensor, Found { specials, zero }) in found {
         let tensor = file.header.tensor(tensor);
+        if is_companion(&tensor) {
+            continue;
+        }
         if !specials.is_empty() {
             report_specials(file, &tensor, &specials, report);
         }
@@ -289,7 +294,7 @@ fn report_specials(file: &File, tensor: &TensorInfo, specials: &Specials, report
 }
 
 /// The index of an element in C order, in the notation `[3, 17]`.
-fn index(shape: &[u64], mut element: u64) -> String {
+pub(super) fn index(shape: &[u64], mut element: u64) -> String {
     let mut indices = vec![0; shape.len()];
     for (at, dim) in shape.iter().enumerate().rev() {
         indices[at] = element % (*dim).max(1);

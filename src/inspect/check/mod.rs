@@ -5,11 +5,12 @@
 
 mod data;
 mod file;
+mod quantized;
 mod report;
 mod set;
 
-use crate::format::Mode;
-use crate::model::{self, Error};
+use crate::format::{Mode, TensorInfo};
+use crate::model::{self, Error, Model};
 use crate::source::Location;
 use crate::threads;
 use file::File;
@@ -20,6 +21,8 @@ pub use report::{Finding, Report, Rule, Severity};
 #[derive(Debug)]
 pub struct Check {
     files: Vec<File>,
+    /// The model, if it has quantized weights, and what its files are called in messages.
+    quantized: Option<(Model, Vec<String>)>,
     report: Report,
 }
 
@@ -29,13 +32,13 @@ impl Check {
     pub fn open(location: &Location) -> Result<Self, Error> {
         let mut report = Report::default();
         let is_set = model::is_set(location.file_name());
-        let locations: Vec<Location> = match is_set {
+        let (mut model, locations): (Option<Model>, Vec<Location>) = match is_set {
             true => set::check(location, &mut report)?,
             false => match model::file_of(location) {
-                Ok(file) => vec![file],
+                Ok(file) => (None, vec![file]),
                 Err(Error::Set { error, .. }) => {
                     report.add(Rule::Format, &location.to_string(), None, || error.to_string());
-                    Vec::new()
+                    (None, Vec::new())
                 }
                 Err(error) => return Err(error),
             },
@@ -50,27 +53,39 @@ impl Check {
         }
         if let Some(file) = files.first().filter(|_| !is_set) {
             // A damaged file has findings already.
-            let model = model::open_model(location, Mode::Lenient).ok();
-            for note in model.iter().flat_map(|model| model.quantized().notes()) {
-                report.add(Rule::Quantized, &file.name, None, || note);
+            model = model::open_model(location, Mode::Lenient).ok();
+            if let Some(model) = &model {
+                // Of a shard that is checked by itself, the companions may be in another one.
+                let name = location.file_name().to_string_lossy();
+                let is_whole = set::number_of_shards(&name).is_none_or(|shards| shards < 2);
+                quantized::check_recognition(model, &file.name, is_whole, &mut report);
             }
             if let Some(remark) = model::split_remark(&file.header) {
                 report.add(Rule::SplitName, &file.name, None, || remark);
             }
         }
-        Ok(Self { files, report })
+        let names = locations.iter().map(|at| if is_set { at } else { location }.to_string()).collect();
+        let quantized = model.filter(|model| !model.quantized().weights().is_empty()).map(|model| (model, names));
+        Ok(Self { files, quantized, report })
     }
 
     /// Number of bytes that [`Check::read`] will read.
     pub fn bytes_to_read(&self, values: bool) -> u64 {
-        self.files.iter().map(|file| data::bytes_to_read(file, values)).sum()
+        let data = self.files.iter().map(|file| data::bytes_to_read(file, values)).fold(0, u64::saturating_add);
+        let quantized = self.quantized.iter().filter(|_| values).map(|(model, _)| quantized::bytes_to_read(model));
+        quantized.fold(data, u64::saturating_add)
     }
 
-    /// Verifies the data hashes in the metadata and, if `values`, searches for NaN, infinity and zero data. Calls
-    /// `advance` with the number of bytes that have been read since the last call.
+    /// Verifies the data hashes in the metadata and, if `values`, searches for NaN, infinity and zero data, and checks the
+    /// companions of quantized weights. Calls `advance` with the number of bytes that have been read since the last call.
     pub fn read(&mut self, values: bool, advance: &(dyn Fn(u64) + Sync)) -> Result<(), Error> {
         for file in &self.files {
-            data::read(file, values, &mut self.report, advance)?;
+            let model = self.quantized.as_ref().map(|(model, _)| model);
+            let is_companion = |tensor: &TensorInfo| model.is_some_and(|model| quantized::is_companion(model, tensor));
+            data::read(file, values, &is_companion, &mut self.report, advance)?;
+        }
+        if let Some((model, names)) = self.quantized.as_ref().filter(|_| values) {
+            quantized::read(model, names, &mut self.report, advance)?;
         }
         self.report.values |= values;
         Ok(())

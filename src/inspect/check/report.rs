@@ -45,6 +45,11 @@ pub enum Rule {
     ModelSpec,
     Kohya,
     Infinite,
+    Scale,
+    GroupIndex,
+    Companion,
+    ZeroWeight,
+    ZeroScale,
     Zero,
     Quantized,
 }
@@ -102,6 +107,15 @@ impl Rule {
             Self::ModelSpec => ("modelspec", Warning, ""),
             Self::Kohya => ("kohya", Warning, ""),
             Self::Infinite => ("infinite", Warning, "masks may have infinite values, weights should not"),
+            Self::Scale => ("scale", Error, ""),
+            Self::GroupIndex => ("group-index", Error, ""),
+            Self::Companion => (
+                "companion",
+                Warning,
+                "such weights are shown as stored: the model is incomplete, or weightfs does not recognise a variant of the scheme",
+            ),
+            Self::ZeroWeight => ("zero-weight", Warning, "a trained weight is not zero; data may be missing"),
+            Self::ZeroScale => ("zero-scale", Note, "normal for groups in which all weights are zero, or nearly so"),
             Self::Zero => (
                 "zero",
                 Note,

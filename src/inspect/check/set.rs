@@ -1,5 +1,6 @@
 //! Checks an index or a manifest against its files, and splits against each other.
 
+use super::quantized;
 use super::report::{Report, Rule};
 use crate::format::{Mode, Skipped};
 use crate::inspect::totals::{Breakdown, Totals};
@@ -8,17 +9,17 @@ use crate::source::Location;
 use crate::text::quote;
 
 /// Checks the index or manifest at `location` against its files, or the split there against the other splits. Returns
-/// the locations of the files.
-pub(super) fn check(location: &Location, report: &mut Report) -> Result<Vec<Location>, Error> {
+/// the model, if there is one, and the locations of the files.
+pub(super) fn check(location: &Location, report: &mut Report) -> Result<(Option<Model>, Vec<Location>), Error> {
     let name = location.to_string();
     let model = match open_model(location, Mode::Lenient) {
         Ok(model) => model,
         Err(Error::Set { error, .. }) => {
             report.add(Rule::Format, &name, None, || error.to_string());
-            return Ok(Vec::new());
+            return Ok((None, Vec::new()));
         }
         // A file that is called a split, but has no other splits.
-        Err(Error::Format { .. }) => return Ok(vec![location.clone()]),
+        Err(Error::Format { .. }) => return Ok((None, vec![location.clone()])),
         Err(error) => return Err(error),
     };
     let rule = if model.kind() == Kind::Splits { Rule::Split } else { Rule::Index };
@@ -42,16 +43,15 @@ pub(super) fn check(location: &Location, report: &mut Report) -> Result<Vec<Loca
     if model.kind() == Kind::Sharded {
         check_totals(&model, &name, report);
     }
-    for note in model.quantized().notes() {
-        report.add(Rule::Quantized, &name, None, || note);
-    }
+    quantized::check_recognition(&model, &name, model.missing() == 0, report);
     let dir = location.parent();
     let names = model.shards().iter().zip(model.sources().iter()).map(|(shard, source)| match source.path() {
         // The name of a split need not be valid UTF-8.
         Some(found) if model.kind() == Kind::Splits => dir.join(found.file_name().unwrap_or_default()),
         _ => dir.join(&shard.name),
     });
-    Ok(names.collect())
+    let names = names.collect();
+    Ok((Some(model), names))
 }
 
 /// Compares the totals of an index with the tensors, and the numbers in the names of shards with the number of shards.
@@ -84,7 +84,7 @@ fn check_totals(model: &Model, name: &str, report: &mut Report) {
 }
 
 /// The number of shards in a name such as `model-00001-of-00002.safetensors`.
-fn number_of_shards(name: &str) -> Option<u64> {
+pub(super) fn number_of_shards(name: &str) -> Option<u64> {
     let (front, of) = name.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
     let number = |text: &str| text.bytes().all(|digit| digit.is_ascii_digit()).then(|| text.parse().ok()).flatten();
     let at: Option<u64> = number(front.rsplit_once(['-', '_'])?.1);

@@ -10,15 +10,15 @@ mod warnings;
 
 pub use config::Config;
 pub use schemes::{Ending, SCHEMES, Scheme};
-pub use warnings::Warning;
+pub use warnings::{Place, Problem, Warning};
 
 use crate::codec::quantized::{Layout, Part, Parts};
-use schemes::{Found, Refusal};
+use schemes::Found;
 use site::Site;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use warnings::Warnings;
+use warnings::{Refusal, Warnings};
 
 /// A stored tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -228,8 +228,8 @@ pub fn recognise<'t>(tensors: &'t Tensors<'t>, config: &'t Config) -> Recognised
                 classes.share(&mut weight);
                 weights.push(weight);
             }
-            Some(Err((scheme, values, Refusal { reason, found }))) => {
-                warnings.add(scheme, reason, &found, (tensors.tensor)(values).name);
+            Some(Err((scheme, values, refusal))) => {
+                warnings.add(scheme, refusal, (values, (tensors.tensor)(values).name));
                 refused.push(values);
             }
         }
@@ -261,15 +261,15 @@ pub fn recognise<'t>(tensors: &'t Tensors<'t>, config: &'t Config) -> Recognised
     for index in codes {
         if recognised.of(index).is_none() && refused.binary_search(&index).is_err() {
             let stored = (tensors.tensor)(index);
-            warnings.add(None, "codes without scales", stored.dtype, stored.name);
+            warnings.add(None, Refusal::missing("codes without scales", stored.dtype), (index, stored.name));
         }
     }
-    config.unknown(|reason, name| warnings.add(None, reason, name, ""));
+    config.unknown(|reason, name| warnings.add_general(&Refusal::new(reason, name)));
     Recognised { warnings: warnings.finish(), ..recognised }
 }
 
-/// A problem: the scheme, if it is known, the number of the tensor with the codes, and the reason.
-type Problem = (Option<&'static str>, usize, Refusal);
+/// A weight that is not recognised: the scheme, if it is known, the number of the tensor with the codes, and the reason.
+type Refused = (Option<&'static str>, usize, Refusal);
 
 /// The weight to which a tensor is the scales. `None` if it is no scales. `name` is a buffer.
 fn with_scales<'t>(
@@ -278,7 +278,7 @@ fn with_scales<'t>(
     tensors: &'t Tensors<'t>,
     config: &'t Config,
     name: &mut String,
-) -> Option<Result<Weight, Problem>> {
+) -> Option<Result<Weight, Refused>> {
     let mut unknown = None;
     for scheme in SCHEMES.iter().chain([&schemes::UNKNOWN]) {
         for ending in scheme.endings.iter().filter(|ending| ends_with(stored.name, ending.scales)) {
@@ -308,7 +308,7 @@ fn complete(found: Found, site: &Site, scheme: &'static Scheme) -> Result<Weight
     let ending = site.ending;
     let Found { dtype, shape, parts, layout, mut parameters } = found;
     let sizes = parts.map(|part| part.map_or(0, |part| part.bytes));
-    layout.check(&sizes).map_err(|reason| Refusal::new("parts of a wrong size", reason))?;
+    layout.check(&sizes).map_err(|reason| Refusal::mismatch("parts of a wrong size", reason))?;
     let name = (ending.logical != ending.values).then(|| [site.stem, ending.logical].concat());
     if let Some(name) = name.as_ref().filter(|_| site.companion(ending.logical).is_some()) {
         return Err(Refusal::new("a name that is taken", name));

@@ -48,7 +48,7 @@ fn recognise(site: &Site) -> Answer {
         None => words.saturating_mul(32) / bits,
     };
     if cols.checked_mul(bits) != words.checked_mul(32) {
-        return Err(Refusal::new("codes of a wrong shape", format!("{:?} for {cols} columns", site.values.shape)));
+        return Err(Refusal::mismatch("codes of a wrong shape", format!("{:?} for {cols} columns", site.values.shape)));
     }
     let size = site.config.group_size(cols, count).ok_or_else(|| wrong_shape(site))?;
     let grid = Grid::Blocks { block: [1, size], groups: count, strides: [0, 1, rows] };

@@ -15,6 +15,7 @@ mod packed;
 use super::Parameters;
 use super::config::Config;
 use super::site::{Member, Site};
+use super::warnings::Refusal;
 use crate::codec::quantized::{Formula, Global, Grid, Layout, Number, Packing, Part, Parts, Real, Zeros};
 use serde_json::Value;
 use std::fmt;
@@ -125,20 +126,6 @@ pub(super) const VALUES: &[&str] = &[".weight", ".qweight", ".weight_packed", ""
 /// What a scheme says about codes and scales: `None` if it is another scheme, and an error if something does not fit.
 pub(super) type Answer = Result<Option<Found>, Refusal>;
 
-/// Why a weight is not recognised.
-pub(super) struct Refusal {
-    /// The problem.
-    pub reason: &'static str,
-    /// What was found.
-    pub found: String,
-}
-
-impl Refusal {
-    pub(super) fn new(reason: &'static str, found: impl Into<String>) -> Self {
-        Self { reason, found: found.into() }
-    }
-}
-
 /// A weight, as far as the scheme describes it.
 pub(super) struct Found {
     /// The type of the codes for users.
@@ -183,18 +170,21 @@ impl Found {
 
 /// The refusal of a shape, with the shapes that were found.
 fn wrong_shape(site: &Site) -> Refusal {
-    Refusal::new("scales of a wrong shape", format!("{:?} for codes of {:?}", site.scales.shape, site.values.shape))
+    Refusal::mismatch(
+        "scales of a wrong shape",
+        format!("{:?} for codes of {:?}", site.scales.shape, site.values.shape),
+    )
 }
 
 /// The refusal of a missing tensor.
 fn missing(name: &str) -> Refusal {
-    Refusal::new("a tensor that is missing", name.trim_start_matches('.'))
+    Refusal::missing("a tensor that is missing", name.trim_start_matches('.'))
 }
 
 /// The refusal of a tensor of a wrong type or shape.
 fn wrong_companion(name: &str, member: Member) -> Refusal {
     let name = name.trim_start_matches('.');
-    Refusal::new("a companion of a wrong type or shape", format!("{name}: {} {:?}", member.dtype, member.shape))
+    Refusal::mismatch("a companion of a wrong type or shape", format!("{name}: {} {:?}", member.dtype, member.shape))
 }
 
 /// A description without zero points and so on. The matrices have the dimensions `matrix`.

@@ -1,0 +1,217 @@
+//! Checks quantized weights: whether they are recognised, and whether their companions have usable numbers.
+
+use super::data::index;
+use super::report::{Report, Rule};
+use crate::codec::quantized::{Faults, Formula, Global, Grid, Layout, Part, Real};
+use crate::format::TensorInfo;
+use crate::model::quantization::{Place, Problem, Warning, Weight};
+use crate::model::{Model, Parts, TensorId};
+use crate::source;
+use crate::text::quote;
+use crate::threads;
+use std::collections::HashSet;
+
+/// Maximum number of bytes that are read at a time. A multiple of the size of any scale.
+const AT_ONCE: u64 = 1 << 20;
+
+/// Number of tensors that are read before their findings are reported.
+const TENSORS_AT_ONCE: usize = 1024;
+
+/// Reports what looks quantized and is not recognised. `is_whole` is false for a part of a model: companions that are
+/// missing are not reported.
+pub(super) fn check_recognition(model: &Model, name: &str, is_whole: bool, report: &mut Report) {
+    let quantized = model.quantized();
+    // Without knowing the scheme, weightfs cannot say which companions there must be.
+    let is_known = quantized.warnings().iter().all(|warning| !warning.places.is_empty());
+    for (warning, note) in quantized.warnings().iter().zip(quantized.notes()) {
+        let Warning { problem, scheme, reason, count, ref places, .. } = *warning;
+        match problem {
+            Problem::Missing if !is_whole => continue,
+            Problem::Missing if scheme.is_some() || is_known => {}
+            Problem::Mismatch => {}
+            Problem::Missing | Problem::Unknown => {
+                report.add(Rule::Quantized, name, None, || note);
+                continue;
+            }
+        }
+        for Place { tensor, found } in places {
+            let tensor = model.name(TensorId::new(*tensor));
+            let scheme = scheme.map_or(String::new(), |scheme| format!(" ({scheme})"));
+            report.add(Rule::Companion, name, Some(tensor), || {
+                format!("tensor {}{scheme}: {reason} ({found})", quote(tensor))
+            });
+        }
+        report.add_unseen(Rule::Companion, count - places.len());
+    }
+}
+
+/// Whether a tensor of a file is a companion of a weight, so that [`read`] reports its faults.
+pub(super) fn is_companion(model: &Model, tensor: &TensorInfo) -> bool {
+    let id = model.find(tensor.name).filter(|id| model.tensor(*id).info.range == tensor.range);
+    let owner = id.and_then(|id| Some((id, model.quantized().owner(id)?)));
+    owner.is_some_and(|(id, weight)| Part::ALL.iter().any(|part| weight.part(*part) == Some(id.index())))
+}
+
+/// Number of bytes that [`read`] processes.
+pub(super) fn bytes_to_read(model: &Model) -> u64 {
+    checked(model).map(|companion| companion.info(model).nbytes()).fold(0, u64::saturating_add)
+}
+
+/// A companion whose numbers are checked.
+struct Companion<'m> {
+    weight: &'m Weight,
+    part: Part,
+    tensor: TensorId,
+}
+
+impl<'m> Companion<'m> {
+    fn info(&self, model: &'m Model) -> TensorInfo<'m> {
+        model.tensor(self.tensor).info
+    }
+}
+
+/// The companions of all weights, each once. Zero points may have any value, and codes of scales too.
+fn checked(model: &Model) -> impl Iterator<Item = Companion<'_>> {
+    let mut seen = HashSet::new();
+    let all = model.quantized().weights().iter().filter(|weight| weight.class.elements() > 0);
+    let all = all.flat_map(|weight| Part::ALL.into_iter().map(move |part| (weight, part)));
+    all.filter_map(move |(weight, part)| {
+        number(&weight.class.layout, part)?;
+        let tensor = TensorId::new(weight.part(part)?);
+        seen.insert(tensor).then_some(Companion { weight, part, tensor })
+    })
+}
+
+/// The type of the numbers of a part; `None` if any value is right. Of a group index, it is the type of its size.
+fn number(layout: &Layout, part: Part) -> Option<Real> {
+    match part {
+        Part::Scales => Some(layout.scale).filter(|scale| !matches!(scale, Real::Nested { .. })),
+        Part::Biases => Some(layout.bias),
+        Part::Global | Part::Map | Part::NestedScales | Part::NestedMap | Part::GroupIndex => Some(Real::F32),
+        Part::Values | Part::Zeros => None,
+    }
+}
+
+/// Reads the companions of quantized weights and reports numbers that spoil values. `names` are those of the files.
+pub(super) fn read(
+    model: &Model,
+    names: &[String],
+    report: &mut Report,
+    advance: &(dyn Fn(u64) + Sync),
+) -> Result<(), source::Error> {
+    let all: Vec<Companion> = checked(model).collect();
+    for some in all.chunks(TENSORS_AT_ONCE) {
+        let found = threads::map(some.len(), |at| faults(model, &some[at], advance));
+        for (companion, faults) in some.iter().zip(found) {
+            let Parts::One(shard) = model.tensor(companion.tensor).parts else { continue };
+            let name = names.get(shard.index()).map_or("", |name| name);
+            report_faults(model, companion, &faults?, name, report);
+        }
+    }
+    Ok(())
+}
+
+/// The faults of a companion.
+fn faults(model: &Model, companion: &Companion, advance: &(dyn Fn(u64) + Sync)) -> Result<Faults, source::Error> {
+    let (layout, mut faults) = (&companion.weight.class.layout, Faults::default());
+    let Parts::One(shard) = model.tensor(companion.tensor).parts else { return Ok(faults) };
+    let Some(real) = number(layout, companion.part) else { return Ok(faults) };
+    let range = companion.info(model).range;
+    let mut buf = Vec::new();
+    let mut start = range.start;
+    while start < range.end {
+        let end = range.end.min(start + AT_ONCE);
+        buf.resize((end - start) as usize, 0);
+        model.source(shard).read_exact_at(&mut buf, start)?;
+        let part = match companion.part {
+            Part::GroupIndex => Faults::of_index(groups(layout), &buf),
+            _ => Faults::of_scales(real, &buf),
+        };
+        faults.merge(&part, (start - range.start) / real.bytes());
+        advance(end - start);
+        start = end;
+    }
+    Ok(faults)
+}
+
+/// Number of groups of a row.
+fn groups(layout: &Layout) -> u64 {
+    match layout.grid {
+        Grid::Blocks { groups, .. } | Grid::Tiled { groups, .. } => groups,
+    }
+}
+
+/// What a number of a part is called, and several of them.
+fn called(part: Part) -> [&'static str; 2] {
+    match part {
+        Part::Values => ["code", "codes"],
+        Part::Scales => ["scale", "scales"],
+        Part::Zeros => ["zero point", "zero points"],
+        Part::Biases => ["bias", "biases"],
+        Part::GroupIndex => ["column", "columns"],
+        Part::Global => ["global scale", "global scales"],
+        Part::Map => ["value of a code", "values of codes"],
+        Part::NestedScales => ["scale of scales", "scales of scales"],
+        Part::NestedMap => ["value of a quantized scale", "values of quantized scales"],
+    }
+}
+
+fn report_faults(model: &Model, companion: &Companion, faults: &Faults, file: &str, report: &mut Report) {
+    let Companion { weight, part, .. } = *companion;
+    let Faults { zero, not_finite, no_group, is_unused, first } = *faults;
+    let layout = &weight.class.layout;
+    let info = companion.info(model);
+    let (name, total, [one, many]) = (quote(info.name), info.elements(), called(part));
+    let of = || quote(model.weight_name(weight));
+    let some = |count: u64| match (count, total) {
+        (1, 1) => format!("the {one} is"),
+        (1, _) => format!("1 of {total} {many} is"),
+        _ if count == total => format!("all {total} {many} are"),
+        _ => format!("{count} of {total} {many} are"),
+    };
+    let at = index(info.shape, first.unwrap_or(0));
+    let first = if total > 1 { format!(", the first at {at}") } else { String::new() };
+    if part == Part::GroupIndex {
+        if no_group > 0 && !is_unused {
+            report.add(Rule::GroupIndex, file, Some(info.name), || {
+                format!(
+                    "tensor {name}: {no_group} of {total} columns of {} have groups that do not exist{first}; there \
+                     are {} groups",
+                    of(),
+                    groups(layout)
+                )
+            });
+        }
+        return;
+    }
+    if not_finite > 0 {
+        report.add(Rule::Scale, file, Some(info.name), || {
+            let wrong = some(not_finite);
+            format!("tensor {name}: {wrong} infinite or NaN{first}, and so are values of {}", of())
+        });
+    }
+    let divides = match part {
+        Part::Scales => layout.formula == Formula::Divide,
+        Part::Global => matches!(layout.global, Global::Over { .. }),
+        _ => false,
+    };
+    // With a bias, the values of a group with the scale 0 are equal, and not lost.
+    let multiplies = matches!(part, Part::Scales | Part::Global) && layout.formula != Formula::ScaleThenAdd;
+    // Tiles are filled up with zeros.
+    let is_padded = matches!(layout.grid, Grid::Tiled { .. });
+    if zero > 0 && divides {
+        report.add(Rule::Scale, file, Some(info.name), || {
+            let them = if total == 1 { "it" } else { "them" };
+            let wrong = some(zero);
+            format!("tensor {name}: {wrong} zero, and the scheme divides by {them}: values of {} are not finite", of())
+        });
+    } else if zero > 0 && multiplies && zero == total {
+        report.add(Rule::ZeroWeight, file, Some(info.name), || {
+            format!("tensor {name}: {} zero, and so are all values of {}", some(zero), of())
+        });
+    } else if zero > 0 && multiplies && !is_padded {
+        report.add(Rule::ZeroScale, file, Some(info.name), || {
+            format!("tensor {name}: {} zero, and so are the values of {} in their groups", some(zero), of())
+        });
+    }
+}
