@@ -9,47 +9,16 @@ mod site;
 mod warnings;
 
 pub use config::Config;
-pub use schemes::{Ending, SCHEMES, Scheme};
+pub use schemes::{Parameters, SCHEMES, Scheme};
+pub use site::{Ending, Stored, Tensors};
 pub use warnings::{Place, Problem, Warning};
 
 use crate::codec::quantized::{Layout, Part, Parts};
 use schemes::Found;
 use site::Site;
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 use warnings::{Refusal, Warnings};
-
-/// A stored tensor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stored<'t> {
-    /// The name.
-    pub name: &'t str,
-    /// The name of the dtype in safetensors.
-    pub dtype: &'t str,
-    /// Dimensions in elements, outermost first.
-    pub shape: &'t [u64],
-    /// Size in bytes.
-    pub bytes: u64,
-}
-
-/// The stored tensors of a model.
-pub struct Tensors<'t> {
-    /// Number of tensors.
-    pub len: usize,
-    /// A tensor by its number.
-    pub tensor: &'t dyn Fn(usize) -> Stored<'t>,
-    /// The number of the tensor with a name.
-    pub find: &'t dyn Fn(&str) -> Option<usize>,
-    /// The data of the tensors that [`wanted`] names; `None` where it could not be read.
-    pub contents: &'t dyn Fn(usize) -> Option<Vec<u8>>,
-}
-
-impl fmt::Debug for Tensors<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Tensors {{ len: {} }}", self.len)
-    }
-}
 
 /// A weight that is stored as codes and companions.
 #[derive(Debug, Clone)]
@@ -84,23 +53,6 @@ pub struct Class {
     pub layout: Layout,
     /// For users.
     pub parameters: Parameters,
-}
-
-/// The parameters of a scheme, for users.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Parameters {
-    /// Width of a code in bits.
-    pub bits: u32,
-    /// Rows and columns that share a scale; the dimensions of the matrix if all do.
-    pub block: [u64; 2],
-    /// Whether there are zero points or biases.
-    pub asymmetric: bool,
-    /// Whether columns are in an order of their own.
-    pub act_order: bool,
-    /// Whether the scales are quantized too.
-    pub nested: bool,
-    /// Whether the stored matrix is the weight times a scale for each column that belongs to the activations.
-    pub smoothed: bool,
 }
 
 impl Weight {

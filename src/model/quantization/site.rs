@@ -1,7 +1,51 @@
 //! A place where a quantized weight may be: codes and scales whose names fit together.
 
-use super::schemes::Ending;
-use super::{Config, Tensors};
+use super::config::Config;
+use std::fmt;
+
+/// A stored tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stored<'t> {
+    /// The name.
+    pub name: &'t str,
+    /// The name of the dtype in safetensors.
+    pub dtype: &'t str,
+    /// Dimensions in elements, outermost first.
+    pub shape: &'t [u64],
+    /// Size in bytes.
+    pub bytes: u64,
+}
+
+/// The stored tensors of a model.
+pub struct Tensors<'t> {
+    /// Number of tensors.
+    pub len: usize,
+    /// A tensor by its number.
+    pub tensor: &'t dyn Fn(usize) -> Stored<'t>,
+    /// The number of the tensor with a name.
+    pub find: &'t dyn Fn(&str) -> Option<usize>,
+    /// The data of the tensors that [`wanted`] names; `None` where it could not be read.
+    pub contents: &'t dyn Fn(usize) -> Option<Vec<u8>>,
+}
+
+impl fmt::Debug for Tensors<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tensors {{ len: {} }}", self.len)
+    }
+}
+
+/// How the names of the tensors of a weight end. What comes before is the same.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Ending {
+    /// The codes.
+    pub values: &'static str,
+    /// The scales.
+    pub scales: &'static str,
+    /// The weight.
+    pub logical: &'static str,
+    /// Whether the codes may be stored as elements of any type, also of one that usually is not quantized.
+    pub any_dtype: bool,
+}
 
 /// A tensor of a weight.
 #[derive(Debug, Clone, Copy)]

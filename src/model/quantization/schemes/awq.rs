@@ -1,6 +1,6 @@
 //! AWQ, version "gemm": the matrix is transposed, and eight codes are interleaved in a word.
 
-use super::{Answer, Found, Refusal, Scheme, ending, layout, missing, wide, wrong_companion, wrong_shape};
+use super::scheme::{Answer, Found, Refusal, Scheme, ending, layout, missing, wide, wrong_companion, wrong_shape};
 use crate::codec::quantized::{Grid, Number, Packing, Part, Zeros};
 use crate::model::quantization::site::Site;
 

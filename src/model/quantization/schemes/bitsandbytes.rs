@@ -1,6 +1,6 @@
 //! bitsandbytes: 4-bit codes (NF4 and FP4) in blocks that run across the rows, and INT8 with a scale per row.
 
-use super::{
+use super::scheme::{
     Answer, Ending, Found, QUANT_STATE, Refusal, Scheme, ending, layout, matrix, missing, wrong_companion, wrong_shape,
 };
 use crate::codec::quantized::{Formula, Grid, Number, Packing, Part, Real};

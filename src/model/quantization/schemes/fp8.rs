@@ -1,7 +1,7 @@
 //! FP8: 8-bit floats with a scale for the tensor, for each row, or for each block (DeepSeek, Qwen, vLLM, ModelOpt,
 //! compressed-tensors, ComfyUI).
 
-use super::{
+use super::scheme::{
     Answer, Found, Refusal, Scheme, comfy_format, ending, grid, is_certain, layout, matrix, real, wrong_companion,
     wrong_shape,
 };

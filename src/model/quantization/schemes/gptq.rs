@@ -1,6 +1,8 @@
 //! GPTQ: the matrix is transposed, and codes are streams of bits down its columns. Also AutoRound in this format.
 
-use super::{Answer, Found, Refusal, Scheme, ending, integer, layout, missing, wide, wrong_companion, wrong_shape};
+use super::scheme::{
+    Answer, Found, Refusal, Scheme, ending, integer, layout, missing, wide, wrong_companion, wrong_shape,
+};
 use crate::codec::quantized::{Grid, Number, Packing, Part, Zeros};
 use crate::model::quantization::config::GptqZeros;
 use crate::model::quantization::site::Site;

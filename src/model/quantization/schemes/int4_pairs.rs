@@ -1,6 +1,6 @@
 //! INT4 of ModelOpt: two rows of signed codes in a byte, with a scale for each group of columns.
 
-use super::{Answer, Found, Scheme, ending, groups, layout, matrix, wide, wrong_shape};
+use super::scheme::{Answer, Found, Scheme, ending, groups, layout, matrix, wide, wrong_shape};
 use crate::codec::quantized::{Number, Packing};
 use crate::model::quantization::site::Site;
 

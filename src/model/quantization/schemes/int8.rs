@@ -1,6 +1,6 @@
 //! INT8 of compressed-tensors (`int-quantized`): signed bytes with a scale for the tensor, each row or each group.
 
-use super::{
+use super::scheme::{
     Answer, Found, Refusal, Scheme, comfy_format, ending, grid, is_certain, layout, matrix, wide, wrong_companion,
     wrong_shape,
 };

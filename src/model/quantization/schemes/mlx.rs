@@ -1,7 +1,7 @@
 //! MLX: codes of 2 to 8 bits in 32-bit words along the rows, with a scale and a bias for each group; and its MX and
 //! NVFP4 modes, which have no biases.
 
-use super::{
+use super::scheme::{
     Answer, Found, Refusal, Scheme, ending, groups, integer, layout, matrix, missing, wide, wrong_companion,
     wrong_shape,
 };

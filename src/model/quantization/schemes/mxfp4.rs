@@ -3,7 +3,7 @@
 //! Weights of gpt-oss have the orientation in which they are stored: `[experts, rows, columns]`. transformers
 //! transposes the matrices.
 
-use super::{Answer, Found, Refusal, Scheme, comfy_format, ending, groups, layout, matrix, pairs, wrong_shape};
+use super::scheme::{Answer, Found, Refusal, Scheme, comfy_format, ending, groups, layout, matrix, pairs, wrong_shape};
 use crate::codec::quantized::{Number, Packing, Real};
 use crate::model::quantization::site::Site;
 

@@ -1,6 +1,6 @@
 //! MXFP8: E4M3 with an E8M0 scale for 32 elements (compressed-tensors, transformers, ComfyUI).
 
-use super::{Answer, Found, Refusal, Scheme, comfy_format, ending, groups, layout, matrix, tiles, wrong_shape};
+use super::scheme::{Answer, Found, Refusal, Scheme, comfy_format, ending, groups, layout, matrix, tiles, wrong_shape};
 use crate::codec::quantized::{Grid, Number, Packing, Real};
 use crate::model::quantization::site::Site;
 

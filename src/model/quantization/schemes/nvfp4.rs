@@ -1,7 +1,7 @@
 //! NVFP4: E2M1 with an E4M3 scale for 16 elements and a float32 scale for the tensor (ModelOpt, compressed-tensors,
 //! ComfyUI).
 
-use super::{
+use super::scheme::{
     Answer, Found, Refusal, Scheme, comfy_format, ending, groups, layout, matrix, missing, pairs, tiles,
     wrong_companion, wrong_shape,
 };

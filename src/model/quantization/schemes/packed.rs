@@ -1,6 +1,6 @@
 //! Integers of compressed-tensors (`pack-quantized`): codes in 32-bit words along the rows, with an offset.
 
-use super::{
+use super::scheme::{
     Answer, Found, Refusal, Scheme, ending, grid, groups, integer, layout, missing, wide, wrong_companion, wrong_shape,
 };
 use crate::codec::quantized::{Grid, Number, Packing, Part, Zeros};

@@ -1,0 +1,278 @@
+//! What schemes are made of: how they are recognised, what they find, and what several of them share.
+
+use crate::codec::quantized::{Formula, Global, Grid, Layout, Number, Packing, Part, Parts, Real, Zeros};
+use crate::model::quantization::config::Config;
+pub use crate::model::quantization::site::Ending;
+use crate::model::quantization::site::{Member, Site};
+pub use crate::model::quantization::warnings::Refusal;
+use serde_json::Value;
+use std::fmt;
+
+/// A scheme: how it is recognised.
+pub struct Scheme {
+    /// The name for users.
+    pub name: &'static str,
+    /// How the names of codes and scales end.
+    pub endings: &'static [Ending],
+    /// Decides about codes and scales whose names fit together.
+    pub recognise: fn(&Site) -> Answer,
+}
+
+impl fmt::Debug for Scheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl PartialEq for Scheme {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+pub const fn ending(values: &'static str, scales: &'static str, logical: &'static str) -> Ending {
+    Ending { values, scales, logical, any_dtype: false }
+}
+
+/// How the names of tensors end whose data is needed to recognise a weight.
+pub const CONTENTS: &[&str] = &[".weight_shape", ".comfy_quant", ".weight_format"];
+
+/// What the names of the descriptions of bitsandbytes contain.
+pub const QUANT_STATE: &str = ".quant_state.bitsandbytes__";
+
+/// How the names of other tensors end that belong to a quantized weight. Its values do not depend on them.
+pub const OTHERS: &[&str] = &[
+    ".input_scale",
+    ".scale_input",
+    ".input_global_scale",
+    ".activation_scale",
+    ".input_zero_point",
+    ".pre_quant_scale",
+    ".output_scale",
+    ".qscale_act",
+    ".weight_shape",
+    ".weight_g_idx",
+    ".g_idx",
+    ".comfy_quant",
+    ".weight_format",
+    ".quant_state.bitsandbytes__nf4",
+    ".quant_state.bitsandbytes__fp4",
+];
+
+/// How the names of the codes of these weights end.
+pub const VALUES: &[&str] = &[".weight", ".qweight", ".weight_packed", ""];
+
+/// What a scheme says about codes and scales: `None` if it is another scheme, and an error if something does not fit.
+pub type Answer = Result<Option<Found>, Refusal>;
+
+/// The parameters of a scheme, for users.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Parameters {
+    /// Width of a code in bits.
+    pub bits: u32,
+    /// Rows and columns that share a scale; the dimensions of the matrix if all do.
+    pub block: [u64; 2],
+    /// Whether there are zero points or biases.
+    pub asymmetric: bool,
+    /// Whether columns are in an order of their own.
+    pub act_order: bool,
+    /// Whether the scales are quantized too.
+    pub nested: bool,
+    /// Whether the stored matrix is the weight times a scale for each column that belongs to the activations.
+    pub smoothed: bool,
+}
+
+/// A weight, as far as the scheme describes it.
+pub struct Found {
+    /// The type of the codes for users.
+    pub dtype: &'static str,
+    /// Logical dimensions in elements.
+    pub shape: Vec<u64>,
+    /// The tensors that the values are computed from.
+    pub parts: Parts<Option<Stake>>,
+    /// How the values are computed.
+    pub layout: Layout,
+    /// For users.
+    pub parameters: Parameters,
+}
+
+/// The number and the size in bytes of a tensor.
+#[derive(Clone, Copy)]
+pub struct Stake {
+    pub index: usize,
+    pub bytes: u64,
+}
+
+impl Found {
+    /// A weight without zero points and so on.
+    pub fn new(site: &Site, dtype: &'static str, shape: Vec<u64>, layout: Layout) -> Self {
+        let block = match layout.grid {
+            Grid::Blocks { block, .. } => block,
+            Grid::Tiled { block, .. } => [1, block],
+        };
+        let mut parts = [None; Part::COUNT];
+        let part = |member: Member| Some(Stake { index: member.index, bytes: member.bytes });
+        parts[Part::Values as usize] = part(site.values);
+        parts[Part::Scales as usize] = part(site.scales);
+        Self { dtype, shape, parts, layout, parameters: Parameters { block, ..Parameters::default() } }
+    }
+
+    /// The same weight with another tensor.
+    pub fn with(mut self, part: Part, member: Option<Member>) -> Self {
+        self.parts[part as usize] = member.map(|member| Stake { index: member.index, bytes: member.bytes });
+        self
+    }
+}
+
+/// The refusal of a shape, with the shapes that were found.
+pub fn wrong_shape(site: &Site) -> Refusal {
+    Refusal::mismatch(
+        "scales of a wrong shape",
+        format!("{:?} for codes of {:?}", site.scales.shape, site.values.shape),
+    )
+}
+
+/// The refusal of a missing tensor.
+pub fn missing(name: &str) -> Refusal {
+    Refusal::missing("a tensor that is missing", name.trim_start_matches('.'))
+}
+
+/// The refusal of a tensor of a wrong type or shape.
+pub fn wrong_companion(name: &str, member: Member) -> Refusal {
+    let name = name.trim_start_matches('.');
+    Refusal::mismatch("a companion of a wrong type or shape", format!("{name}: {} {:?}", member.dtype, member.shape))
+}
+
+/// A description without zero points and so on. The matrices have the dimensions `matrix`.
+pub fn layout(matrix: [u64; 3], packing: Packing, number: Number, grid: Grid, scale: Real) -> Layout {
+    let [batch, rows, cols] = matrix;
+    Layout {
+        batch,
+        rows,
+        cols,
+        packing,
+        number,
+        grid,
+        scale,
+        bias: Real::F32,
+        global: Global::None,
+        zeros: Zeros::None,
+        group_index: false,
+        formula: Formula::Scale,
+    }
+}
+
+/// Number of matrices, rows and columns.
+pub fn matrix(shape: &[u64]) -> Option<[u64; 3]> {
+    let (batch, rows, cols) = match shape {
+        [] => (&[][..], 1, 1),
+        [cols] => (&[][..], 1, *cols),
+        [batch @ .., rows, cols] => (batch, *rows, *cols),
+    };
+    let batch = batch.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim))?;
+    Some([batch, rows, cols])
+}
+
+/// The type of scales that are stored as such.
+pub fn real(dtype: &str) -> Option<Real> {
+    Some(match dtype {
+        "F32" => Real::F32,
+        "F16" => Real::F16,
+        "BF16" => Real::Bf16,
+        "F8_E8M0" => Real::E8M0,
+        "F8_E4M3" => Real::E4M3,
+        _ => return None,
+    })
+}
+
+/// The type of scales that are 16 or 32 bits wide.
+pub fn wide(dtype: &str) -> Option<Real> {
+    real(dtype).filter(|real| real.bytes() > 1)
+}
+
+/// Scales of groups of `size` columns of a row, in rows of `groups` scales.
+pub fn groups([_, rows, _]: [u64; 3], size: u64, groups: u64) -> Grid {
+    Grid::Blocks { block: [1, size], groups, strides: [rows.saturating_mul(groups), groups, 1] }
+}
+
+/// The grid of scales of one of the usual shapes: one scale, one for each matrix, row or column, groups or blocks.
+pub fn grid(weight: &[u64], scales: &[u64], config: &Config) -> Option<Grid> {
+    let all = matrix(weight)?;
+    let [_, rows, cols] = all;
+    let (height, width) = (rows.max(1), cols.max(1));
+    let blocks = |block, groups, strides| Some(Grid::Blocks { block, groups, strides });
+    // ModelOpt writes grids as [rows, 1, columns, 1].
+    let squeezed;
+    let scales = match *scales {
+        [below, 1, beside, 1] if weight.len() == 2 => {
+            squeezed = [below, beside];
+            &squeezed
+        }
+        _ => scales,
+    };
+    if scales.iter().all(|dim| *dim == 1) {
+        return blocks([height, width], 1, [0, 0, 0]);
+    }
+    let outer = &weight[..weight.len().saturating_sub(2)];
+    match scales.strip_prefix(outer)? {
+        [] | [1] | [1, 1] => blocks([height, width], 1, [1, 0, 0]),
+        [below] | [below, 1] if *below == rows => blocks([1, width], 1, [rows, 1, 0]),
+        [1, beside] if *beside == cols => blocks([height, 1], cols, [cols, 0, 1]),
+        [below, beside] => {
+            let strides = [below.checked_mul(*beside)?, *beside, 1];
+            if let Some(block) = config.block([rows, cols], [*below, *beside]) {
+                return blocks(block, *beside, strides);
+            }
+            let size = config.group_size(cols, *beside).filter(|_| *below == rows)?;
+            blocks([1, size], *beside, strides)
+        }
+        _ => None,
+    }
+}
+
+/// Whether the tensors can be what their names say, if other tensors may have such names too.
+pub fn is_certain(site: &Site) -> bool {
+    match site.ending {
+        // Only fused experts have scales whose names do not end in ".weight_scale" or the like.
+        Ending { values: "", .. } => site.values.shape.len() == 3,
+        // DeepSeek-V4 has grids of scales.
+        Ending { scales: ".scale", .. } => site.scales.shape.len() == 2,
+        _ => true,
+    }
+}
+
+/// Tensors with two codes in a byte. Their dimensions count bytes, or codes if the dtype has 4 bits.
+/// Returns the outer dimensions, and the bytes and codes of a row.
+pub fn pairs<'t>(values: Member<'t>) -> Option<(&'t [u64], u64, u64)> {
+    let (last, outer) = values.shape.split_last()?;
+    match values.dtype {
+        "U8" | "I8" => Some((outer, *last, last.checked_mul(2)?)),
+        "F4" if last % 2 == 0 => Some((outer, last / 2, *last)),
+        _ => None,
+    }
+}
+
+/// The dimensions of scales in tiles of 128 rows and 4 columns.
+pub fn tiles(rows: u64, cols: u64) -> Option<[u64; 2]> {
+    Some([rows.checked_next_multiple_of(128)?, cols.checked_next_multiple_of(4)?])
+}
+
+/// The format that ComfyUI has written for a weight, if there is one.
+pub fn comfy_format(site: &Site) -> Option<String> {
+    let value = match site.companion(".comfy_quant") {
+        Some(member) => serde_json::from_slice(&site.contents(member).unwrap_or_default()).unwrap_or_default(),
+        None => site.config.comfy(site.stem)?.clone(),
+    };
+    // A rotated matrix.
+    let is_rotated = value.get("convrot").is_some_and(|rotated| *rotated != Value::Bool(false));
+    let format = value.get("format").and_then(Value::as_str).filter(|_| !is_rotated);
+    Some(format.unwrap_or("unknown").to_owned())
+}
+
+/// The name of an integer type.
+pub fn integer(bits: u64) -> &'static str {
+    ["INT1", "INT2", "INT3", "INT4", "INT5", "INT6", "INT7", "INT8"]
+        .get((bits as usize).saturating_sub(1))
+        .copied()
+        .unwrap_or("INT")
+}
