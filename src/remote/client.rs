@@ -477,9 +477,10 @@ impl Fill for Object {
         }
     }
 
-    fn touched(&self, at: u64, within: Range<u64>) {
+    fn touched(&self, range: Range<u64>, within: Range<u64>) {
         // If the connection has ended, nothing is fetched any more.
-        self.client.0.hint(&Request::Touched { object: self.object, at, within: span(&within) });
+        let (range, within) = (span(&range), span(&within));
+        self.client.0.hint(&Request::Touched { object: self.object, range, within });
     }
 
     fn stream(&self, range: Range<u64>) -> Box<dyn Send> {

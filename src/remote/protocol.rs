@@ -46,8 +46,8 @@ pub enum Request {
     /// Makes a range of an object present. Read-ahead may add bytes of `within` after it, usually those of a tensor. If
     /// `within` is empty, the range is fetched by as few requests as possible, and nothing after it.
     Need { id: u64, object: u32, range: Span, within: Span },
-    /// A reader has read a block at which read-ahead is to be extended.
-    Touched { object: u32, at: u64, within: Span },
+    /// A reader has read a range with a block at which read-ahead is to be extended.
+    Touched { object: u32, range: Span, within: Span },
     /// Nobody waits for the reply to a request any more.
     Cancel { id: u64 },
     /// An object is not read any more.
@@ -336,9 +336,9 @@ mod tests {
                 range,
                 within
             }),
-            (any::<u32>(), any::<u64>(), span()).prop_map(|(object, at, within)| Request::Touched {
+            (any::<u32>(), span(), span()).prop_map(|(object, range, within)| Request::Touched {
                 object,
-                at,
+                range,
                 within
             }),
             any::<u64>().prop_map(|id| Request::Cancel { id }),

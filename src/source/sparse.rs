@@ -3,7 +3,7 @@
 use super::file::COPIED_MAX;
 use super::filled::Filling;
 use super::page_cache::PageCache;
-use super::pins::{self, BLOCK, Missing, Pinned, Reader};
+use super::pins::{self, Missing, Pinned, Reader};
 use super::{Bytes, Error, Failure, FileId, Source, Stat, indices};
 use std::fmt;
 use std::io;
@@ -22,8 +22,8 @@ pub trait Fill: Send + Sync + fmt::Debug {
     /// Starts to add a range from its start on, until the result is dropped.
     fn stream(&self, range: Range<u64>) -> Box<dyn Send>;
 
-    /// Reports the read of a byte at which read-ahead is to be extended.
-    fn touched(&self, at: u64, within: Range<u64>);
+    /// Reports the read of a range that contains a block at which read-ahead is to be extended.
+    fn touched(&self, range: Range<u64>, within: Range<u64>);
 
     /// Reports that bytes were read.
     fn served(&self, bytes: u64);
@@ -87,13 +87,13 @@ impl Sparse {
         /// How often blocks may be evicted again before they were pinned.
         const TRIES_MAX: usize = 16;
         let mut missing: Missing = match self.reader.pin(range.clone()) {
-            Ok(pinned) => return Ok(self.touch(pinned)),
+            Ok(pinned) => return Ok(self.touch(pinned, range)),
             Err(missing) => missing,
         };
         for _ in 0..TRIES_MAX {
             self.fill.fill(range.clone(), self.within(range), is_cancelled)?;
             match missing.retry() {
-                Ok(pinned) => return Ok(self.touch(pinned)),
+                Ok(pinned) => return Ok(self.touch(pinned, range)),
                 Err(still) => missing = still,
             }
         }
@@ -101,11 +101,10 @@ impl Sparse {
         Err(Error::Remote { name: self.name.clone(), reason, failure: Failure::Transient })
     }
 
-    /// Reports the read of a block at which read-ahead is to be extended.
-    fn touch(&self, pinned: Pinned) -> Pinned {
-        if let Some(block) = pinned.trigger() {
-            let at = block * BLOCK;
-            self.fill.touched(at, self.within(&(at..at + 1)));
+    /// Reports a read of a block at which read-ahead is to be extended.
+    fn touch(&self, pinned: Pinned, range: &Range<u64>) -> Pinned {
+        if pinned.has_trigger() {
+            self.fill.touched(range.clone(), self.within(range));
         }
         pinned
     }

@@ -5,6 +5,9 @@ use crate::simulation::{Outcome, naive, world};
 use std::time::Duration;
 use weightfs::remote::planner::{BLOCK, Limits};
 
+/// The most bytes that are fetched ahead of a reader beyond four times what it has read.
+const LEAD: u64 = 16 << 20;
+
 fn run(job: &Job, rtt: u64, gbit: f64) -> (Outcome, f64) {
     let network = Network::new(rtt, gbit);
     let outcome = world::run(job, &network, &Limits::default());
@@ -52,8 +55,8 @@ fn tensor_costs_its_bytes() {
 
 #[test]
 fn tensor_is_read_near_the_ideal_on_slow_links() {
-    check(&job::tensor(1), [[1.15, 2.9], [1.8, 5.5]], 32);
-    check(&job::tensor(4), [[1.1, 2.1], [1.4, 3.2]], 32);
+    check(&job::tensor(1), [[1.1, 2.0], [1.5, 3.2]], 32);
+    check(&job::tensor(4), [[1.1, 2.0], [1.4, 3.1]], 24);
     check(&job::tensor(16), [[1.1, 2.0], [1.4, 3.2]], 32);
     check(&job::tensor_at_once(), [[1.15, 2.1], [1.4, 3.0]], 16);
 }
@@ -91,7 +94,9 @@ fn strided_reads_fetch_little_else() {
             for depth in [1, 4, 16] {
                 let job = job::rows(rows, stride * rows.max(BLOCK), 200, depth);
                 let (outcome, _) = run(&job, 30, 1.0);
-                let most = job.block_bytes() as f64 * 1.5 + (4 << 20) as f64;
+                // The first row starts the tensor, so what a reader of the tensor needs next is fetched once. Later on,
+                // at most as much as the rows is fetched for nothing.
+                let most = job.block_bytes() as f64 * 2.0 + LEAD as f64;
                 assert!(outcome.bytes as f64 <= most, "{}: {} of {most}", job.name, at(&outcome));
             }
         }
@@ -101,8 +106,14 @@ fn strided_reads_fetch_little_else() {
 #[test]
 fn reader_that_stops_wastes_at_most_what_it_may() {
     let job = job::abandoned();
-    let (outcome, _) = run(&job, 30, 10.0);
-    assert!(outcome.bytes <= 4 * job.bytes(), "{}", at(&outcome));
+    let tensors = 10;
+    for (rtt, gbit) in [(5, 1.0), (30, 1.0), (30, 10.0), (150, 10.0)] {
+        let (outcome, _) = run(&job, rtt, gbit);
+        let wasted = outcome.bytes - job.bytes();
+        assert!(wasted <= 4 * job.bytes() + tensors * LEAD, "{rtt} ms, {gbit} Gbit/s: {}", at(&outcome));
+        // After the first tensor it is known that requests cost little time.
+        assert!(rtt > 5 || wasted <= 4 * job.bytes() + LEAD, "{rtt} ms, {gbit} Gbit/s: {}", at(&outcome));
+    }
 }
 
 #[test]
@@ -157,7 +168,7 @@ fn outage_is_survived_with_few_requests() {
     let outage = Some((Duration::from_secs(2), Duration::from_secs(12)));
     let outcome = faulty(&job::whole_file(), |network| network.faults.outage = outage);
     assert!(outcome.seconds() < calm.seconds() + 10.0 + 12.0, "{}", at(&outcome));
-    assert!(outcome.requests < calm.requests + 150, "{}, {}", at(&outcome), at(&calm));
+    assert!(outcome.requests < 260, "{}, {}", at(&outcome), at(&calm));
 }
 
 #[test]

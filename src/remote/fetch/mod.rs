@@ -446,12 +446,13 @@ impl Session {
                 let (range, within) = (range.start..range.end, within.start..within.end);
                 self.need(TicketId(id), ObjectId(object), range, within);
             }
-            Request::Touched { object, at, within } => {
+            Request::Touched { object, range, within } => {
+                let (range, within) = (range.start..range.end, within.start..within.end);
                 if let Some(open) = self.objects.get(&object) {
-                    open.local.clear_trigger(at / BLOCK);
+                    let end = range.end.div_ceil(BLOCK).min(open.local.blocks());
+                    (range.start / BLOCK..end).for_each(|block| open.local.clear_trigger(block));
                 }
-                let within = within.start..within.end;
-                self.event(Event::Touched { object: ObjectId(object), at, within });
+                self.event(Event::Touched { object: ObjectId(object), range, within });
             }
             Request::Cancel { id } => self.event(Event::Cancel { ticket: TicketId(id) }),
             Request::Close { object } => {

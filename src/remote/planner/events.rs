@@ -1,6 +1,6 @@
 //! Takes in events of the reader and of the store: tickets, reads and present blocks.
 
-use super::runs::{Read, RunKey};
+use super::runs::{Bounds, Read, RunKey};
 use super::{Action, BLOCK, Event, ObjectId, Planner, Ticket, TicketId, Timer, Why};
 use super::{Host, Object};
 use std::ops::Range;
@@ -17,9 +17,9 @@ impl Planner {
             Event::Closed { object } => self.close(object),
             Event::Need { ticket, object, range, within } => self.need(now, ticket, object, &range, &within),
             Event::Cancel { ticket } => self.cancel(ticket),
-            Event::Touched { object, at, within } => {
+            Event::Touched { object, range, within } => {
                 let Some(found) = self.objects.get(&object) else { return };
-                let blocks = found.blocks_of(&(at..at.saturating_add(1)));
+                let blocks = found.blocks_of(&range);
                 let within = found.blocks_of(&within);
                 if !blocks.is_empty() {
                     self.read(now, Read { object, blocks, within, is_lost: false });
@@ -81,16 +81,16 @@ impl Planner {
         let object = read.object;
         let Some(found) = self.objects.get(&object) else { return };
         let Some(key) = self.runs.read(read, &found.present, now) else { return };
-        let (window, total) = (self.limits.ahead_max / BLOCK, self.limits.ahead_total / BLOCK);
+        let total = self.limits.ahead_total / BLOCK;
         while let Some(idle) = self.runs.idle(now, total).filter(|idle| *idle != key) {
             self.forget(idle);
         }
         let random = self.random();
-        let Some(ahead) = self.runs.extend(key, window, total, random) else { return };
         let Some(found) = self.objects.get(&object) else { return };
-        if let Some(host) = self.hosts.get_mut(&found.host) {
-            host.ahead.insert(key);
-        }
+        let Some(host) = self.hosts.get_mut(&found.host) else { return };
+        let bounds = Bounds { window: self.limits.ahead_max / BLOCK, total, cost: host.request_cost() / BLOCK };
+        let Some(ahead) = self.runs.extend(key, bounds, random) else { return };
+        host.ahead.insert(key);
         for range in found.present.ranges_in(&ahead) {
             self.set_triggers(object, &range);
         }

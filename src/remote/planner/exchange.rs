@@ -90,12 +90,12 @@ pub enum Event {
         /// The ticket.
         ticket: TicketId,
     },
-    /// A reader has read the block of [`Action::Trigger`].
+    /// A reader has read a range with the block of [`Action::Trigger`].
     Touched {
         /// The object.
         object: ObjectId,
-        /// A byte in the block.
-        at: u64,
+        /// The bytes that it has read.
+        range: Range<u64>,
         /// As in [`Event::Need`].
         within: Range<u64>,
     },

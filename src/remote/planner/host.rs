@@ -60,7 +60,7 @@ impl Host {
             progress_at: Duration::ZERO,
             failures: 0,
             latency: Duration::from_millis(100),
-            bandwidth: 20 << 20,
+            bandwidth: 40 << 20,
         }
     }
 

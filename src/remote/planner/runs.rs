@@ -3,9 +3,10 @@
 //! A run is a maximal range of an object that was read without a gap. Reads that arrive out of order, several readers
 //! of one object, and one descriptor that is used at many offsets all end in the right runs, because a run belongs to
 //! a position and not to a file handle. A run that is read at its end, or from the start of a tensor, is sequential.
-//! What is fetched ahead of it is at most the larger of [`AHEAD`] times its length and [`AHEAD_MIN`], so the bytes
-//! that are wasted when a reader stops are bounded by the bytes that it has read. Reads that stride or go backward do
-//! not extend the end of a run, so nothing is fetched ahead of them.
+//! What is fetched ahead of it is at most [`AHEAD`] times its length and a *lead*, so the bytes that are wasted when a
+//! reader stops are bounded by the bytes that it has read. The lead depends on what a request costs, because a reader
+//! that has caught up waits for one. Reads that stride or go backward do not extend the end of a run, so nothing is
+//! fetched ahead of them.
 //!
 //! Reads of present blocks are not reported, except those of triggers: some blocks ahead of each run. A reader that
 //! touches them is followed, and one that appears behind a trigger without having touched it starts a new run.
@@ -13,19 +14,24 @@
 use super::ranges::Ranges;
 use super::{BLOCK, ObjectId};
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
-/// The blocks fetched ahead of a run are at most this multiple of its length.
-const AHEAD: u64 = 3;
+/// The blocks fetched ahead of a run are at most this multiple of its length, and the lead.
+const AHEAD: u64 = 4;
 
-/// The blocks fetched ahead of a sequential run, if its length does not allow more: 4 MiB.
-const AHEAD_MIN: u64 = (4 << 20) / BLOCK;
+/// The lead is this multiple of the cost of a request: several connections fill the time of several round trips,
+/// because the first requests also set connections up.
+const LEAD: u64 = 4;
+
+/// Bounds of the lead: 4 MiB and 16 MiB.
+const LEAD_BLOCKS: RangeInclusive<u64> = (4 << 20) / BLOCK..=(16 << 20) / BLOCK;
 
 /// Nothing is fetched ahead of fewer blocks, so that a look at the first bytes of a tensor costs one block.
 const SEQUENTIAL: u64 = 2;
 
-/// Triggers in a window. A reader that skips one of them is not sequential.
+/// Triggers in the first eighth of a window, and in the rest of it. A reader that skips one of them is not sequential.
+/// The window is extended in its first eighth, so a reader of every other row should be found out there.
 const TRIGGERS: u64 = 7;
 
 /// Maximum number of runs. The one that has been idle for longest is forgotten first.
@@ -33,6 +39,29 @@ const RUNS_MAX: usize = 1024;
 
 /// A run that was not read for this time loses its share of the budget when another run needs it.
 const IDLE: Duration = Duration::from_secs(2);
+
+/// A run that does not start with its tensor may be that of a reader of rows, until it has this many blocks: 1 MiB. Its
+/// lead is short.
+const STEADY: u64 = (1 << 20) / BLOCK;
+
+/// The blocks fetched ahead of a sequential run of `len` blocks, if nothing else limits them. `cost` is what a
+/// connection receives in the time of a request, in blocks.
+fn window(len: u64, starts_tensor: bool, cost: u64) -> u64 {
+    let (least, most) = LEAD_BLOCKS.into_inner();
+    let lead = if starts_tensor || len >= STEADY { cost.saturating_mul(LEAD).clamp(least, most) } else { least };
+    len.saturating_mul(AHEAD).saturating_add(lead)
+}
+
+/// How far to fetch ahead, in blocks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bounds {
+    /// Of one run.
+    pub window: u64,
+    /// Of all runs.
+    pub total: u64,
+    /// What a connection receives in the time of a request.
+    pub cost: u64,
+}
 
 /// Identifies a run by a block at or before which it starts. A key stays valid when runs merge.
 pub(super) type RunKey = (ObjectId, u64);
@@ -49,6 +78,8 @@ pub(super) struct Run {
     limit: u64,
     /// Whether it was read at its end at least twice, or from the start of a tensor.
     sequential: bool,
+    /// Whether it starts with its tensor.
+    starts_tensor: bool,
     used: Duration,
 }
 
@@ -107,8 +138,9 @@ impl Runs {
         let mut key = (object, blocks.start);
         let end = blocks.end;
         let limit = if within.start <= end { within.end.max(end) } else { end };
-        let sequential = blocks.start == within.start;
-        let mut run = Run { end, ahead: end, issued: end, limit, sequential, used: now };
+        let starts_tensor = blocks.start == within.start;
+        let sequential = starts_tensor;
+        let mut run = Run { end, ahead: end, issued: end, limit, sequential, starts_tensor, used: now };
         let mut is_at_end = true;
         if let Some(found) = self.reaching(key, present)
             && let Some(old) = self.remove(found)
@@ -140,16 +172,16 @@ impl Runs {
         is_at_end.then_some(key)
     }
 
-    /// Moves the end of the read-ahead of a run, unless more than half of its window is still ahead of the reader.
-    /// `window_max` limits the blocks ahead of this run, `total_max` those ahead of all runs. Returns the blocks ahead.
-    pub fn extend(&mut self, key: RunKey, window_max: u64, total_max: u64, random: u64) -> Option<Range<u64>> {
+    /// Moves the end of the read-ahead of a run, unless more than three quarters of its window are still ahead of the
+    /// reader. A smaller rest would be used up before what is asked for now arrives.
+    /// Returns the blocks ahead.
+    pub fn extend(&mut self, key: RunKey, bounds: Bounds, random: u64) -> Option<Range<u64>> {
         let run = self.map.get_mut(&key).filter(|run| run.sequential && run.end - key.1 >= SEQUENTIAL)?;
         let own = run.ahead - run.end;
-        let budget = total_max.saturating_sub(self.ahead - own);
-        let len = run.end - key.1;
-        let window = len.saturating_mul(AHEAD).max(AHEAD_MIN).min(window_max).min(budget);
+        let budget = bounds.total.saturating_sub(self.ahead - own);
+        let window = window(run.end - key.1, run.starts_tensor, bounds.cost).min(bounds.window).min(budget);
         let ahead = run.limit.min(run.end.saturating_add(window));
-        if ahead <= run.ahead || own * 2 > window {
+        if ahead <= run.ahead || own.saturating_mul(4) > window.saturating_mul(3) {
             return None;
         }
         self.ahead += ahead - run.ahead;
@@ -158,8 +190,12 @@ impl Runs {
         self.drop_triggers(key.0, blocks.clone());
         if !is_last {
             // At places that no stride hits again and again.
-            let step = (ahead - blocks.start) / (TRIGGERS + 1);
-            let places = (1..=TRIGGERS).map(|at| blocks.start + at * step - (random >> (8 * at)) % (step / 2).max(1));
+            let middle = blocks.start + (ahead - blocks.start) / 8;
+            let places = [blocks.start..middle, middle..ahead].into_iter().enumerate().flat_map(|(half, part)| {
+                let step = (part.end - part.start) / (TRIGGERS + 1);
+                let shift = move |at: u64| random.rotate_right(8 * at as u32 + 4 * half as u32) % (step / 2).max(1);
+                (1..=TRIGGERS).map(move |at| part.start + at * step - shift(at))
+            });
             self.triggers.extend(places.map(|block| ((key.0, block), false)));
         }
         Some(blocks)

@@ -101,9 +101,9 @@ impl Caller {
                 self.tickets.insert(ticket, (object, blocks));
             }
             Event::Cancel { ticket } => drop(self.tickets.remove(&ticket)),
-            Event::Touched { object, at, within } => {
+            Event::Touched { object, range, within } => {
                 self.within.extend(blocks(object, &within).map(|block| (object, block)));
-                self.asked.extend(blocks(object, &(at..at.saturating_add(1))).map(|block| (object, block)));
+                self.asked.extend(blocks(object, &range).map(|block| (object, block)));
             }
             Event::Present { object, blocks: range } => {
                 let count = LENGTHS[object.0 as usize].div_ceil(BLOCK);
@@ -260,7 +260,7 @@ fn reliable() -> impl Strategy<Value = Op> {
     prop_oneof![
         8 => need(),
         2 => (0..40u64).prop_map(|ticket| Op::Event(Event::Cancel { ticket: TicketId(ticket) })),
-        2 => (object(), 0..104 * BLOCK, bytes()).prop_map(|(object, at, within)| Op::Event(Event::Touched { object, at, within })),
+        2 => (object(), bytes(), bytes()).prop_map(|(object, range, within)| Op::Event(Event::Touched { object, range, within })),
         1 => (object(), blocks()).prop_map(|(object, blocks)| Op::Event(Event::Present { object, blocks })),
         1 => (object(), blocks()).prop_map(|(object, blocks)| Op::Event(Event::Evicted { object, blocks })),
         8 => (any::<usize>(), 0..5 * BLOCK).prop_map(|(at, bytes)| Op::Progress(at, bytes)),

@@ -174,10 +174,9 @@ impl Present {
         self.states(blocks).iter().all(|state| state.load(Ordering::Relaxed) & PRESENT != 0)
     }
 
-    /// The first of the `blocks` that is a trigger.
-    pub(super) fn trigger(&self, blocks: Range<u64>) -> Option<u64> {
-        let is_trigger = |state: &AtomicU8| state.load(Ordering::Relaxed) & TRIGGER != 0;
-        self.states(blocks.clone()).iter().position(is_trigger).map(|at| blocks.start + at as u64)
+    /// Whether one of the `blocks` is a trigger.
+    pub(super) fn has_trigger(&self, blocks: Range<u64>) -> bool {
+        self.states(blocks).iter().any(|state| state.load(Ordering::Relaxed) & TRIGGER != 0)
     }
 
     /// Adds `bits` to the state of a block and returns the state before. Only the owner can do so.

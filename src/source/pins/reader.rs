@@ -70,9 +70,9 @@ pub struct Pinned {
 }
 
 impl Pinned {
-    /// The first block that is a trigger, if any. Report to the owner that it was read.
-    pub fn trigger(&self) -> Option<u64> {
-        self.pins.reader.present.trigger(self.pins.blocks.clone())
+    /// Whether one of the blocks is a trigger. If so, report the read to the owner.
+    pub fn has_trigger(&self) -> bool {
+        self.pins.reader.present.has_trigger(self.pins.blocks.clone())
     }
 }
 

@@ -126,11 +126,10 @@ impl World {
     fn issue(&mut self, reader: usize, index: usize, access: &Access) {
         let (now, object) = (self.now, ObjectId(access.object));
         let blocks = access.range.start / BLOCK..access.range.end.div_ceil(BLOCK);
-        for block in blocks.clone() {
-            if self.triggers.remove(&(access.object, block)) {
-                let at = block * BLOCK;
-                self.planner.handle(now, Event::Touched { object, at, within: access.within.clone() });
-            }
+        let triggers = blocks.clone().filter(|block| self.triggers.remove(&(access.object, *block))).count();
+        if triggers > 0 {
+            let (range, within) = (access.range.clone(), access.within.clone());
+            self.planner.handle(now, Event::Touched { object, range, within });
         }
         let mut absent = blocks.filter(|block| !self.present.contains(&(access.object, *block)));
         let Some(first) = absent.next() else {
