@@ -16,7 +16,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use weightfs::remote::protocol::{Channel, Failed, Reply, Request, Start, VERSION};
+use weightfs::remote::protocol::{Channel, Failed, HEAD, Reply, Request, Start, VERSION};
 
 /// The beginning of what the process logs when it is in the sandbox.
 const IN_SANDBOX: &str = "sandbox of weightfs-fetch: Landlock";
@@ -238,7 +238,7 @@ fn after_the_mount_only_files_that_are_known_are_fetched() {
             }
         }
     };
-    let open = |id, path: &str| Request::Open { id, tree: 0, path: path.into() };
+    let open = |id, path: &str| Request::Open { id, tree: 0, path: path.into(), head: HEAD };
     channel.send(&Request::Start(Start { version: VERSION, ..Start::default() }), &[]).unwrap();
     let found = ask(Request::Resolve { id: 1, url: nginx.url("known.safetensors") });
     assert!(matches!(found, Reply::Tree { id: 1, tree: 0, .. }), "{found:?}");

@@ -3,7 +3,7 @@
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::fs::read_to_string;
 use std::path::Path;
-use weightfs::source::{limit_maps, limit_open_files};
+use weightfs::source::{limit_maps, limit_open_files, limit_reopened_files};
 
 /// Raises the soft limit of open files to the hard limit, and sets the number of open source files to match. The usual
 /// soft limit of 1,024 exists for programs that use select(2).
@@ -12,9 +12,16 @@ pub fn raise_open_files() {
     const RESERVE: u64 = 48;
     /// Each file also has a map, and a process can have 65,530 maps by default (`vm.max_map_count`).
     const MOST: u64 = 16_384;
+    /// An open remote file takes two descriptors, and seven in the process that fetches it, which has the same limit.
+    /// Half as many more are opened before they are read, and there are the sockets and what both open for a short
+    /// time.
+    const OF_REMOTE: u64 = 16;
+    /// An open remote file has three maps.
+    const REMOTE_MOST: u64 = 8_192;
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
         let limit = setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map_or(soft, |()| hard);
         limit_open_files(limit.saturating_sub(RESERVE).clamp(4, MOST) as usize);
+        limit_reopened_files((limit / OF_REMOTE).clamp(4, REMOTE_MOST) as usize);
     }
 }
 

@@ -2,8 +2,10 @@
 
 use super::location;
 use super::planner::Limits;
-use super::protocol::{About, Channel, Counts, Failed, Reply, Request, Span, Start};
-use crate::source::{Error, Failure, Fill, Source, Sparse, SparseParts, Whole};
+use super::protocol::{About, Channel, Counts, Failed, HEAD, Reply, Request, Span, Start};
+use crate::source::{
+    Error, Failure, Fill, Reopened, Reopener, Source, Sparse, SparseParts, Whole, reopened_files_limit,
+};
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
@@ -33,7 +35,8 @@ const PATHS_MAX: usize = 256 << 20;
 /// Maximum number of files in a tree: as many as in a scan of a local directory.
 const ENTRIES_MAX: u64 = 1_000_000;
 
-/// Maximum number of files that are opened before anyone waits for them. Each one takes four descriptors.
+/// Maximum number of files that are opened before anyone waits for them, besides that of [`reopened_files_limit`].
+/// Each one takes four descriptors.
 const EARLY_MAX: usize = 200;
 
 /// The connection. Clones are the same connection.
@@ -65,6 +68,8 @@ struct State {
     waiting: HashMap<u64, Option<Answer>>,
     /// The requests for files that were announced, by tree and path.
     early: HashMap<(u32, String), u64>,
+    /// The objects that the other process is still to close, because it was slow to receive messages.
+    unclosed: Vec<u32>,
     /// The trees whose entries are still arriving.
     listing: HashMap<u32, Listing>,
     /// What was fetched so far.
@@ -194,12 +199,19 @@ impl Client {
     /// Starts to open a file of a tree, without waiting for it.
     pub(super) fn announce(&self, tree: u32, path: &str) {
         let key = (tree, path.to_owned());
-        let state = self.0.lock();
-        if state.early.len() < EARLY_MAX && !state.early.contains_key(&key) {
-            drop(state);
-            if let Ok(id) = self.0.send(|id| Request::Open { id, tree, path: path.to_owned() }, &|| true) {
-                self.0.lock().early.insert(key, id);
-            }
+        let mut state = self.0.lock();
+        let most = EARLY_MAX.min(reopened_files_limit() / 2);
+        if state.ended || state.early.len() >= most || state.early.contains_key(&key) {
+            return;
+        }
+        // Nobody may look for the request before it is among the early ones, so the lock is held. Sending does not
+        // wait.
+        let id = state.number();
+        let request = Request::Open { id, tree, path: path.to_owned(), head: HEAD };
+        if self.0.channel.try_send(&request).is_ok_and(|sent| sent) {
+            state.early.insert(key, id);
+        } else {
+            state.waiting.remove(&id);
         }
     }
 
@@ -212,19 +224,60 @@ impl Client {
         parts: impl FnOnce(Attributes) -> SparseParts,
     ) -> Result<Arc<dyn Source>, Error> {
         let early = self.0.lock().early.remove(&(tree, path.to_owned()));
-        let request = |id| Request::Open { id, tree, path: path.to_owned() };
+        let request = |id| Request::Open { id, tree, path: path.to_owned(), head: HEAD };
         let id = early.map_or_else(|| self.0.send(request, &|| false), Ok);
-        match id.and_then(|id| self.0.wait(id, &|| false)).map_err(|why| why.error(name))? {
+        let answer = id.and_then(|id| self.0.wait(id, &|| false)).map_err(|why| why.error(name))?;
+        let (first, parts) = self.source(answer, name, parts)?;
+        let again = Again { client: self.clone(), tree, path: path.into(), name: name.into(), len: first.len(), parts };
+        Ok(Arc::new(Reopened::new(first, Box::new(again))?))
+    }
+
+    /// The source of an answer to [`Request::Open`].
+    fn source(
+        &self,
+        answer: Answer,
+        name: &str,
+        parts: impl FnOnce(Attributes) -> SparseParts,
+    ) -> Result<(Arc<dyn Source>, SparseParts), Error> {
+        match answer {
             Answer::Object(object, len, attributes, descriptors) => {
-                let fill = Object { client: self.clone(), object, name: name.to_owned() };
-                Ok(Arc::new(Sparse::new(name, len, descriptors, Arc::new(fill), parts(attributes))?))
+                let fill = Arc::new(Object { client: self.clone(), object, name: name.to_owned() });
+                let parts = parts(attributes);
+                Ok((Arc::new(Sparse::new(name, len, descriptors, fill, parts)?), parts))
             }
             Answer::Whole(len, attributes, descriptors) => match <[OwnedFd; 1]>::try_from(descriptors) {
-                Ok([data]) => Ok(Arc::new(Whole::new(name, len, data, parts(attributes))?)),
+                Ok([data]) => {
+                    let parts = parts(attributes);
+                    Ok((Arc::new(Whole::new(name, len, data, parts)?), parts))
+                }
                 Err(_) => Err(unexpected(name)),
             },
             _ => Err(unexpected(name)),
         }
+    }
+}
+
+/// Opens a file of a tree again.
+#[derive(Debug)]
+struct Again {
+    client: Client,
+    tree: u32,
+    path: Box<str>,
+    /// For messages.
+    name: Box<str>,
+    /// Size in bytes.
+    len: u64,
+    parts: SparseParts,
+}
+
+impl Reopener for Again {
+    fn open(&self, is_cancelled: &dyn Fn() -> bool) -> Result<Arc<dyn Source>, Error> {
+        let Self { client, tree, path, name, len, parts } = self;
+        let request = |id| Request::Open { id, tree: *tree, path: path.to_string(), head: 0 };
+        let answer = client.0.call(request, is_cancelled).map_err(|why| why.error(name))?;
+        let (source, _) = client.source(answer, name, |_| *parts)?;
+        // The other process opens the same version again.
+        if source.len() == *len { Ok(source) } else { Err(unexpected(name)) }
     }
 }
 
@@ -284,9 +337,8 @@ impl Shared {
         if state.ended {
             return Err(Why::Ended);
         }
-        state.last += 1;
-        let id = state.last;
-        state.waiting.insert(id, None);
+        self.close_unclosed(&mut state);
+        let id = state.number();
         drop(state);
         let request = request(id);
         loop {
@@ -341,8 +393,28 @@ impl Shared {
 
     /// Ends a request. Its reply is dropped.
     fn cancel(&self, id: u64) {
-        self.lock().waiting.remove(&id);
+        let answer = self.lock().waiting.remove(&id).flatten();
         self.hint(&Request::Cancel { id });
+        if let Some(Answer::Object(object, ..)) = answer {
+            self.close(object);
+        }
+    }
+
+    /// Makes the other process close an object, now or before the next request.
+    fn close(&self, object: u32) {
+        let mut state = self.lock();
+        state.unclosed.push(object);
+        self.close_unclosed(&mut state);
+    }
+
+    fn close_unclosed(&self, state: &mut State) {
+        while let Some(object) = state.unclosed.last() {
+            match self.channel.try_send(&Request::Close { object: *object }) {
+                Ok(false) => return,
+                // If the connection has ended, everything is closed.
+                Ok(true) | Err(_) => state.unclosed.pop(),
+            };
+        }
     }
 
     /// Receives replies until the connection ends, or until [`Reply::Rested`].
@@ -409,13 +481,17 @@ impl Shared {
                 }
             }
             Reply::Object { id, object, len, is_public, mtime } => {
-                state.answer(id, Answer::Object(object, len, Attributes { is_public, mtime }, descriptors));
+                // A file that was opened for a request which has ended since is closed again.
+                if !state.answer(id, Answer::Object(object, len, Attributes { is_public, mtime }, descriptors)) {
+                    state.unclosed.push(object);
+                    self.close_unclosed(&mut state);
+                }
             }
             Reply::Whole { id, len, is_public, mtime } => {
-                state.answer(id, Answer::Whole(len, Attributes { is_public, mtime }, descriptors));
+                _ = state.answer(id, Answer::Whole(len, Attributes { is_public, mtime }, descriptors));
             }
-            Reply::Ready { id } => state.answer(id, Answer::Ready),
-            Reply::Failed { id, failure, reason } => state.answer(id, Answer::Failed(failure, reason)),
+            Reply::Ready { id } => _ = state.answer(id, Answer::Ready),
+            Reply::Failed { id, failure, reason } => _ = state.answer(id, Answer::Failed(failure, reason)),
             Reply::Counts(counts) => state.counts = counts,
             Reply::Log { .. } | Reply::Rested => {}
         }
@@ -442,10 +518,22 @@ fn write_log(level: u8, text: &str) {
 }
 
 impl State {
-    /// Keeps an answer for the thread that waits for it. The answer to a cancelled request is dropped.
-    fn answer(&mut self, id: u64, answer: Answer) {
-        if let Some(waiting) = self.waiting.get_mut(&id) {
-            *waiting = Some(answer);
+    /// The number of a new request, whose reply somebody waits for.
+    fn number(&mut self) -> u64 {
+        self.last += 1;
+        self.waiting.insert(self.last, None);
+        self.last
+    }
+
+    /// Keeps an answer for the thread that waits for it. The answer to a cancelled request is dropped; returns false
+    /// then.
+    fn answer(&mut self, id: u64, answer: Answer) -> bool {
+        match self.waiting.get_mut(&id) {
+            Some(waiting) => {
+                *waiting = Some(answer);
+                true
+            }
+            None => false,
         }
     }
 
@@ -453,7 +541,7 @@ impl State {
         if self.listing.get(&tree).is_some_and(|listing| listing.missing == 0)
             && let Some(Listing { id, about, entries, .. }) = self.listing.remove(&tree)
         {
-            self.answer(id, Answer::Tree(tree, about, entries));
+            _ = self.answer(id, Answer::Tree(tree, about, entries));
         }
     }
 }
@@ -511,7 +599,7 @@ impl Drop for Stream {
 
 impl Drop for Object {
     fn drop(&mut self) {
-        self.client.0.hint(&Request::Close { object: self.object });
+        self.client.0.close(self.object);
     }
 }
 

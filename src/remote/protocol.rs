@@ -25,6 +25,9 @@ pub const VERSION: u32 = 1;
 /// Maximum size of a packet in bytes. Longer lists are sent in parts.
 pub const PACKET_MAX: usize = 64 << 10;
 
+/// What is fetched of a file when it is opened, in bytes, and at most. Most headers are shorter.
+pub const HEAD: u64 = 512 << 10;
+
 /// Maximum number of descriptors beside a message.
 const DESCRIPTORS_MAX: usize = 4;
 
@@ -36,12 +39,14 @@ pub enum Request {
     Start(Start),
     /// Finds out what is at a URL, in its current version. The URL may contain secrets.
     Resolve { id: u64, url: String },
-    /// Opens a file of a tree.
+    /// Opens a file of a tree: when it was open before, in the same version. The reply comes when its first `head`
+    /// bytes are present.
     Open {
         id: u64,
         tree: u32,
         #[serde(deserialize_with = "path")]
         path: String,
+        head: u64,
     },
     /// Makes a range of an object present. Read-ahead may add bytes of `within` after it, usually those of a tensor. If
     /// `within` is empty, the range is fetched by as few requests as possible, and nothing after it.
@@ -329,7 +334,12 @@ mod tests {
         let path = || prop::collection::vec("[^/\\.\\p{Cc}]{1,8}", 0..4).prop_map(|parts| parts.join("/"));
         prop_oneof![
             (any::<u64>(), ".*").prop_map(|(id, url)| Request::Resolve { id, url }),
-            (any::<u64>(), any::<u32>(), path()).prop_map(|(id, tree, path)| Request::Open { id, tree, path }),
+            (any::<u64>(), any::<u32>(), path(), any::<u64>()).prop_map(|(id, tree, path, head)| Request::Open {
+                id,
+                tree,
+                path,
+                head
+            }),
             (any::<u64>(), any::<u32>(), span(), span()).prop_map(|(id, object, range, within)| Request::Need {
                 id,
                 object,
@@ -396,7 +406,7 @@ mod tests {
     fn hostile_paths_sizes_and_spans_are_errors() {
         let entry =
             |path: &str, len: u64| Reply::Entries { tree: 1, entries: vec![("x".into(), 1), (path.into(), len)] };
-        let open = |path: &str| Request::Open { id: 1, tree: 2, path: path.into() };
+        let open = |path: &str| Request::Open { id: 1, tree: 2, path: path.into(), head: 3 };
         let about = |path: &str| About { path: path.into(), url: "hf://a/b".into(), ..ABOUT };
         let tree = |path: &str| Reply::Tree { id: 1, tree: 2, about: about(path), entries: u64::MAX };
         let is_read = |message: &Reply| decode::<Reply>(&encode(message).unwrap()).is_ok_and(|read| read == *message);

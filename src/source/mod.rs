@@ -12,6 +12,7 @@ mod memory;
 mod page_cache;
 pub mod pins;
 mod pool;
+mod reopened;
 mod resident;
 mod resolve;
 mod sparse;
@@ -36,6 +37,7 @@ pub use local::{announce, device_at, exists, is_dir, len_at, list, modified_at, 
 pub use location::Location;
 pub use map::limit_maps;
 pub use memory::Memory;
+pub use reopened::{Reopened, Reopener, limit_reopened_files, reopened_files_limit};
 pub use resolve::put_off_limits;
 pub use sparse::{Fill, Sparse, SparseParts};
 pub use traversal::{Base, Directories, Traversal};

@@ -59,6 +59,11 @@ impl<T: Reopen> Pool<T> {
         self.limit.store(limit.max(1), Ordering::Relaxed);
     }
 
+    /// The maximum number of open files.
+    pub fn limit(&self) -> usize {
+        self.limit.load(Ordering::Relaxed)
+    }
+
     /// The file of a slot. If it is open, this takes no lock and allocates nothing; otherwise it is opened with `open`.
     ///
     /// The file stays open for as long as the caller keeps what is returned, even if the pool closes its slot.
@@ -70,7 +75,7 @@ impl<T: Reopen> Pool<T> {
         if let Some(open) = slot.open() {
             return Ok(open);
         }
-        while self.open_count() >= self.limit.load(Ordering::Relaxed) && self.close_one() {}
+        while self.open_count() >= self.limit() && self.close_one() {}
         let opened = loop {
             match open() {
                 // Other parts of the process use descriptors too: close one file and try again.

@@ -132,6 +132,16 @@ impl Cache {
         Ok(versions)
     }
 
+    /// Whether the cache had a version of a file when this was first asked.
+    pub fn has_version(&self, identity: &str) -> bool {
+        let found = self.0.found.get_or_init(|| {
+            // Without the names, the first bytes are fetched although they may be present.
+            let names = self.0.dir.names().unwrap_or_default();
+            names.iter().filter_map(|name| Some(Id::parse(name)?.file)).collect()
+        });
+        found.contains(&file_hash(identity))
+    }
+
     /// Removes what is not wanted from a cache. One that does not exist is empty.
     pub fn prune(dir: &Path, pruning: &Pruning) -> Result<Pruned, Error> {
         let mut pruned = Pruned::default();

@@ -8,11 +8,11 @@ use super::partial::Partials;
 use super::store::Store;
 use super::table::Boot;
 use nix::fcntl::OFlag;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 /// How a cache is used.
 #[derive(Debug, Clone, Default)]
@@ -41,6 +41,8 @@ pub(super) struct Shared {
     pub budget: AtomicU64,
     pub open: Mutex<HashMap<Id, Weak<Store>>>,
     pub partials: Mutex<Partials>,
+    /// The files of which [`Cache::has_version`] has found a version.
+    pub found: OnceLock<HashSet<[u8; 16]>>,
     /// Whether the log says already that the limit is exceeded.
     pub has_warned: AtomicBool,
 }
@@ -64,6 +66,7 @@ impl Cache {
             clock: Arc::new(Clock::new(options.limit)),
             open: Mutex::default(),
             partials: Mutex::default(),
+            found: OnceLock::new(),
             has_warned: AtomicBool::new(false),
         })))
     }

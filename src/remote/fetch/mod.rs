@@ -10,10 +10,10 @@ mod trouble;
 use super::cache::{self, Cache, Evicted, Object, Written};
 use super::location::{Location, ParseError};
 use super::planner::{Action, BLOCK, Event, HostId, Limits, ObjectId, PartId, Planner, TicketId, Why};
-use super::protocol::{self, About, Channel, Counts, Failed, Reply, Request, Start};
+use super::protocol::{self, About, Channel, Counts, Failed, HEAD, Reply, Request, Start};
 use super::transport::{self, Certainty, Client, Kind, Tree};
 use kept::{Kept, Version};
-use open::{Content, HEAD, Opened};
+use open::{Content, Opened};
 use remarks::cut;
 use retry::retry;
 use std::collections::{HashMap, HashSet};
@@ -61,6 +61,7 @@ enum Input {
         id: u64,
         tree: u32,
         path: String,
+        head: u64,
         opened: Box<Result<Opened, Trouble>>,
     },
     Received {
@@ -89,6 +90,8 @@ struct Found {
     kept: Kept,
     /// The name under which it is kept.
     name: String,
+    /// The files that the listing of the tree does not contain, as they were found when they were opened.
+    opened: HashMap<String, transport::Object>,
 }
 
 /// A file that the reading process reads.
@@ -406,8 +409,8 @@ impl Session {
             Input::Request(request) => self.request(request),
             Input::Resolved { id, found: Ok(found) } => self.add_tree(id, found),
             Input::Resolved { id, found: Err(trouble) } => self.fail(id, trouble.failed(), trouble.reason()),
-            Input::Opened { id, tree, path, opened } => match *opened {
-                Ok(opened) => self.add_opened(id, tree, &path, opened),
+            Input::Opened { id, tree, path, head, opened } => match *opened {
+                Ok(opened) => self.add_opened(id, tree, path, head, opened),
                 Err(trouble) => self.fail(id, trouble.failed(), trouble.reason()),
             },
             Input::Received { part, bytes, evicted } => {
@@ -441,7 +444,7 @@ impl Session {
         match request {
             Request::Start(_) => {}
             Request::Resolve { id, url } => self.resolve(id, url),
-            Request::Open { id, tree, path } => self.open(id, tree, path),
+            Request::Open { id, tree, path, head } => self.open(id, tree, path, head.min(HEAD)),
             Request::Need { id, object, range, within } => {
                 let (range, within) = (range.start..range.end, within.start..within.end);
                 self.need(TicketId(id), ObjectId(object), range, within);
@@ -506,7 +509,7 @@ impl Session {
         self.trees.push(found);
     }
 
-    fn open(&self, id: u64, tree: u32, path: String) {
+    fn open(&self, id: u64, tree: u32, path: String, head: u64) {
         let Some(found) = self.trees.get(tree as usize) else {
             return self.fail(id, Failed::Lasting, "no such tree".into());
         };
@@ -515,31 +518,40 @@ impl Session {
         }
         let Some(live) = found.tree.clone() else {
             let opened = Box::new(open::open_kept(&self.cache, &found.kept, &path));
-            let _ = self.inputs.send(Input::Opened { id, tree, path, opened });
+            let _ = self.inputs.send(Input::Opened { id, tree, path, head, opened });
             return;
         };
+        let listed = live.file(&path).and_then(|file| file.object.as_ref());
+        let known = listed.or_else(|| found.opened.get(&path)).cloned();
         let (client, cache, timeout) = (self.client.clone(), self.cache.clone(), self.timeout);
         let (inputs, opening) = (self.inputs.clone(), self.opening.clone());
         tokio::spawn(async move {
             let _permit = opening.acquire().await;
-            let opened = Box::new(open::open(&client, &cache, &live, &path, timeout).await);
-            let _ = inputs.send(Input::Opened { id, tree, path, opened });
+            let opened = match known {
+                Some(remote) => open::open_known(&cache, remote),
+                None => open::probe(&client, &cache, &live, &path, head, timeout).await,
+            };
+            let _ = inputs.send(Input::Opened { id, tree, path, head, opened: Box::new(opened) });
         });
     }
 
-    fn add_opened(&mut self, id: u64, tree: u32, path: &str, opened: Opened) {
+    fn add_opened(&mut self, id: u64, tree: u32, path: String, head: u64, opened: Opened) {
         let Opened { version, content } = opened;
         let mut host = String::new();
         if let Some(found) = self.trees.get_mut(tree as usize) {
             host = host_of(&found.kept.url);
-            if let Content::Blocks { remote: Some(remote), .. } = &content
-                && found.kept.add(path, remote)
-            {
-                self.unkept.insert(tree);
+            if let Content::Blocks { remote: Some(remote), .. } = &content {
+                if found.kept.add(&path, remote) {
+                    self.unkept.insert(tree);
+                }
+                let listed = found.tree.as_ref().and_then(|tree| tree.file(&path)?.object.as_ref());
+                if listed.is_none() {
+                    found.opened.insert(path, remote.clone());
+                }
             }
         }
         match content {
-            Content::Blocks { remote, local } => self.add_object(id, &host, Open { version, remote, local }),
+            Content::Blocks { remote, local } => self.add_object(id, &host, head, Open { version, remote, local }),
             Content::Whole { file, len } => {
                 let Version { is_public, mtime, .. } = version;
                 let _ = self.channel.send(&Reply::Whole { id, len, is_public, mtime }, &[file.as_fd()]);
@@ -548,7 +560,7 @@ impl Session {
     }
 
     /// Numbers an object, and announces it when its first bytes are present: a reader asks for them next.
-    fn add_object(&mut self, id: u64, host: &str, open: Open) {
+    fn add_object(&mut self, id: u64, host: &str, head: u64, open: Open) {
         let number = ObjectId(self.next_object);
         self.next_object += 1;
         self.warn_if_unsure(host, &open);
@@ -559,7 +571,7 @@ impl Session {
         self.event(Event::Opened { object: number, len, host });
         let ticket = TicketId(OWN | id);
         self.opening_heads.insert(ticket, (id, number));
-        self.need(ticket, number, 0..HEAD.min(len), 0..0);
+        self.need(ticket, number, 0..head.min(len), 0..0);
     }
 
     /// Logs that a change on the server may go unnoticed, once for each host.
@@ -751,20 +763,21 @@ async fn resolve(
     let invalid = |error: ParseError| Trouble::Transport(error.into());
     let location = Location::parse(url).map_err(invalid)?.ok_or(Trouble::Absent)?;
     let name = kept::name_of(client, &location);
-    let found_earlier = || Kept::find(cache, &name).map(|kept| Found { tree: None, kept, name: name.clone() });
+    let found_earlier =
+        || Kept::find(cache, &name).map(|kept| Found { tree: None, kept, name: name.clone(), opened: HashMap::new() });
     let resolved = retry(timeout, || client.resolve(&location)).await;
     match resolved.map_err(|error| (error.kind(), error)) {
         Ok(tree) if offline => {
             // A repository of which the Hugging Face cache has some files. Offline, there are no others.
             let kept = Kept { is_listed: true, ..Kept::of(&tree) };
-            Ok(Found { tree: Some(Arc::new(tree)), kept, name })
+            Ok(Found { tree: Some(Arc::new(tree)), kept, name, opened: HashMap::new() })
         }
         Ok(tree) => {
             let kept = Kept::of(&tree);
             if kept.is_listed || kept.files.values().all(|file| file.version.is_some()) {
                 kept.keep(cache, &name);
             }
-            Ok(Found { tree: Some(Arc::new(tree)), kept, name })
+            Ok(Found { tree: Some(Arc::new(tree)), kept, name, opened: HashMap::new() })
         }
         Err((Kind::Offline, error)) => found_earlier().ok_or(Trouble::Transport(error)),
         Err((Kind::Transient { .. }, error)) if found_earlier().is_some() => {

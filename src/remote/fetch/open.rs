@@ -8,9 +8,6 @@ use super::trouble::Trouble;
 use std::fs::File;
 use std::time::Duration;
 
-/// What is fetched of a file when it is opened, in bytes. Most headers are shorter.
-pub(super) const HEAD: u64 = 512 << 10;
-
 /// A file that was opened.
 pub(super) struct Opened {
     pub version: Version,
@@ -37,31 +34,32 @@ pub(super) fn open_kept(cache: &Cache, kept: &Kept, path: &str) -> Result<Opened
     Ok(Opened { version, content: Content::Blocks { remote: None, local } })
 }
 
-/// Opens a file of a tree. What a listing does not contain is found out with one request, which also fetches the first
-/// bytes unless the cache has them.
-pub(super) async fn open(
+/// Opens a file whose version is known.
+pub(super) fn open_known(cache: &Cache, remote: transport::Object) -> Result<Opened, Trouble> {
+    let version = Version::of(&remote);
+    if let Some(content) = whole(&remote) {
+        return Ok(Opened { version, content });
+    }
+    let local = cache.object(&key_of(&remote)).map_err(Trouble::Cache)?;
+    Ok(Opened { version, content: Content::Blocks { remote: Some(remote), local } })
+}
+
+/// Finds out the version of a file that the listing of its tree does not contain, and opens it. One request, which also
+/// fetches the first `head` bytes unless the cache has some version of the file.
+pub(super) async fn probe(
     client: &Client,
     cache: &Cache,
     tree: &Tree,
     path: &str,
+    head: u64,
     timeout: Duration,
 ) -> Result<Opened, Trouble> {
-    if let Some(remote) = tree.file(path).and_then(|file| file.object.clone()) {
-        let version = Version::of(&remote);
-        if let Some(content) = whole(&remote) {
-            return Ok(Opened { version, content });
-        }
-        let local = cache.object(&key_of(&remote)).map_err(Trouble::Cache)?;
-        return Ok(Opened { version, content: Content::Blocks { remote: Some(remote), local } });
-    }
-    // If the version of the file is known, only the version is asked for.
-    let versions = client.identity(&tree.place(path)).ok().and_then(|identity| cache.versions(&identity).ok());
-    let is_known = versions.is_some_and(|versions| !versions.is_empty());
-    let first = if is_known { 1 } else { HEAD };
+    let is_known = client.identity(&tree.place(path)).is_ok_and(|identity| cache.has_version(&identity));
+    let first = if is_known { 1 } else { head.max(1) };
     let probed = retry(timeout, || client.probe(tree, path, first)).await;
     let (remote, head) = probed.map_err(Trouble::Transport)?;
     let local = cache.object(&key_of(&remote)).map_err(Trouble::Cache)?;
-    if head.len() as u64 == HEAD.min(local.len()) {
+    if !is_known && head.len() as u64 == first.min(local.len()) {
         let _ = local.write(0, &head).map_err(Trouble::Cache)?;
     }
     Ok(Opened { version: Version::of(&remote), content: Content::Blocks { remote: Some(remote), local } })

@@ -2,6 +2,7 @@
 
 mod cache;
 mod faults;
+mod limits;
 mod quantized;
 mod secrets;
 mod sources;
