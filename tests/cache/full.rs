@@ -2,6 +2,7 @@
 
 use crate::support::*;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use weightfs::remote::cache::Error;
 use weightfs::source::pins::BLOCK;
@@ -92,6 +93,57 @@ fn full_disk_without_anything_to_evict_is_an_error_and_leaves_blocks_absent() {
     assert!(verify(&object, 1) >= 16);
     drop((reader, object, cache));
     assert!(verify(&open_in_boot(&disk.path(), "other").object(&key(1, 64 << 20)).unwrap(), 1) >= 16);
+}
+
+/// Fills the rest of a disk with a file that does not belong to the cache.
+fn fill_disk(disk: &Disk) {
+    let file = std::fs::File::create(disk.dir.path().join("other")).unwrap();
+    for chunk in [64 << 10, 4 << 10] {
+        let mut at = file.metadata().unwrap().len();
+        while file.write_all_at(&vec![1; chunk], at).is_ok() {
+            at += chunk as u64;
+        }
+    }
+}
+
+#[test]
+fn object_and_listing_are_created_on_a_full_disk_after_something_was_evicted() {
+    let Some(disk) = Disk::new(16 << 20) else { return };
+    let cache = open(&disk.path());
+    let unused = cache.object(&key(9, 4 << 20)).unwrap();
+    fill(&unused, 9, 0..64);
+    drop(unused);
+    let used = cache.object(&key(8, 8 << 20)).unwrap();
+    fill(&used, 8, 0..128);
+
+    fill_disk(&disk);
+    let new = cache.object(&key(1, 1 << 30)).unwrap();
+    assert!(cache.take_evicted().is_empty(), "the object that nobody uses is enough");
+    assert_eq!(verify(&used, 8), 128);
+    fill(&new, 1, 0..1);
+    assert_eq!(verify(&new, 1), 1);
+
+    fill_disk(&disk);
+    cache.keep_listing("there", &vec![7; 1 << 20]).unwrap();
+    assert_eq!(cache.kept_listing("there").unwrap().len(), 1 << 20);
+    let evicted = cache.take_evicted();
+    assert!(evicted.iter().any(|evicted| evicted.object == used), "{}", evicted.len());
+    assert!(cache.take_evicted().is_empty());
+    assert!(verify(&used, 8) < 128);
+
+    drop((used, new));
+    fill_disk(&disk);
+    // Everything is evicted in the end, and then the error says why.
+    let mut kept = Vec::new();
+    let error = loop {
+        assert!(kept.len() < 10_000);
+        match cache.object(&key(100 + kept.len() as u64, 1 << 30)) {
+            Ok(object) => kept.push(object),
+            Err(error) => break error,
+        }
+    };
+    assert!(kept.len() > 1, "{error}");
+    assert!(matches!(error, Error::Full { .. }), "{error}");
 }
 
 #[test]

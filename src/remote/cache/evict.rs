@@ -23,6 +23,9 @@ use std::time::Duration;
 /// How many blocks of an unused object are looked at together, from its end: 256 MiB.
 const WINDOW: u64 = 64 * SEGMENT;
 
+/// How often a write to a full disk is tried again after something was evicted.
+pub(super) const TRIES_MAX: usize = 8;
+
 /// An object that only this process uses, and that nobody else opens as long as this exists.
 #[derive(Debug)]
 pub(super) struct Sole<'a> {

@@ -67,8 +67,13 @@ impl Cache {
     /// location later; only its hash is stored. The caller keeps secrets out of both.
     ///
     /// A listing of more than 64 MiB is an error, and nothing is kept for the location then. If all listings have more
-    /// than 256 MiB together, those that were used least recently are removed.
+    /// than 256 MiB together, those that were used least recently are removed. If the disk is full, objects are
+    /// evicted: see [`Cache::take_evicted`].
     pub fn keep_listing(&self, location: &str, listing: &[u8]) -> Result<(), Error> {
+        self.with_room(|| self.try_keep_listing(location, listing))
+    }
+
+    fn try_keep_listing(&self, location: &str, listing: &[u8]) -> Result<(), Error> {
         let cache = &self.0.dir;
         let path = cache.path.join(DIRECTORY);
         let dir = cache.subdirectory(DIRECTORY, true)?.ok_or(Errno::ENOENT).map_err(Error::io(&path))?;

@@ -2,7 +2,7 @@
 
 use super::ages::SEGMENT;
 use super::error::{Error, is_full};
-use super::evict::Sole;
+use super::evict::{Sole, TRIES_MAX};
 use super::key::{Id, Key};
 use super::session::Cache;
 use super::store::Store;
@@ -80,7 +80,8 @@ impl Cache {
     /// Opens an object, and creates it if it does not exist. It is in use until all clones are dropped and all readers
     /// have closed their descriptors.
     ///
-    /// The time that this takes does not depend on the size of the object: its block table is read when it is used.
+    /// The time that this takes does not depend on the size of the object: its block table is read when it is used. If
+    /// the disk is full, others are evicted: see [`Cache::take_evicted`].
     pub fn object(&self, key: &Key) -> Result<Object, Error> {
         key.check()?;
         let id = Id::of(key);
@@ -88,7 +89,8 @@ impl Cache {
         if let Some(store) = known(&self.open_stores()) {
             return Ok(Object { cache: self.clone(), store });
         }
-        let new = Arc::new(Store::open(&self.0.dir, id, key, &self.0.boot, &self.0.clock)?);
+        let new = self.with_room(|| Store::open(&self.0.dir, id, key, &self.0.boot, &self.0.clock))?;
+        let new = Arc::new(new);
         let mut open = self.open_stores();
         // Another thread may have opened it in the meantime.
         let store = known(&open).unwrap_or_else(|| {
@@ -99,9 +101,6 @@ impl Cache {
         Ok(Object { cache: self.clone(), store })
     }
 }
-
-/// How often a write to a full disk is tried again after blocks were evicted.
-const TRIES_MAX: usize = 8;
 
 /// How many blocks are added at once: 1 MiB.
 const ADD_MAX: u64 = 16;

@@ -1,12 +1,14 @@
 //! The size of the cache: limiting it over all objects and processes.
 
+use super::ages::SEGMENT;
 use super::contents::{Size, sizes_of_all, total};
-use super::error::Error;
-use super::evict::{Outcome, Sole, evict_unused};
+use super::error::{Error, is_full};
+use super::evict::{Outcome, Sole, TRIES_MAX, evict_unused};
 use super::lock::Gate;
 use super::object::{Evicted, Object};
 use super::session::Cache;
 use super::store::Store;
+use crate::source::pins::BLOCK;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -48,6 +50,32 @@ impl Cache {
     /// Evicts at least `bytes` bytes if possible, as [`Cache::make_room`] does.
     pub fn evict(&self, bytes: u64) -> Result<Room, Error> {
         self.evicting(|_| bytes, 0)
+    }
+
+    /// Attempts what needs a little space on the disk, until the disk has it: after each failure, evicts what was used
+    /// least recently.
+    pub(super) fn with_room<T>(&self, attempt: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
+        let mut tries = 0;
+        loop {
+            let (path, error) = match attempt() {
+                Err(Error::Io { path, error }) if is_full(&error) => (path, error),
+                done => return done,
+            };
+            let room = self.evict(SEGMENT * BLOCK)?;
+            let evicted = room.evicted.into_iter().map(|Evicted { object, blocks }| (object.store, blocks));
+            self.0.evicted.lock().unwrap_or_else(PoisonError::into_inner).extend(evicted);
+            tries += 1;
+            if room.freed == 0 || tries > TRIES_MAX {
+                return Err(Error::Full { path, error });
+            }
+        }
+    }
+
+    /// What was evicted from objects of this process to open another one or to keep a listing, since the last call.
+    pub fn take_evicted(&self) -> Vec<Evicted> {
+        let evicted = std::mem::take(&mut *self.0.evicted.lock().unwrap_or_else(PoisonError::into_inner));
+        let object = |store| Object { cache: self.clone(), store };
+        evicted.into_iter().map(|(store, blocks)| Evicted { object: object(store), blocks }).collect()
     }
 
     /// How many bytes are in the cache.

@@ -10,6 +10,7 @@ use super::table::Boot;
 use nix::fcntl::OFlag;
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -43,6 +44,8 @@ pub(super) struct Shared {
     pub partials: Mutex<Partials>,
     /// The files of which [`Cache::has_version`] has found a version.
     pub found: OnceLock<HashSet<[u8; 16]>>,
+    /// The blocks that [`Cache::take_evicted`] returns, and their objects.
+    pub evicted: Mutex<Vec<(Arc<Store>, Range<u64>)>>,
     /// Whether the log says already that the limit is exceeded.
     pub has_warned: AtomicBool,
 }
@@ -67,6 +70,7 @@ impl Cache {
             open: Mutex::default(),
             partials: Mutex::default(),
             found: OnceLock::new(),
+            evicted: Mutex::default(),
             has_warned: AtomicBool::new(false),
         })))
     }

@@ -348,6 +348,8 @@ impl Session {
                 }
                 self.take(input);
             }
+            let evicted = self.cache.take_evicted();
+            self.forget(evicted);
             while let Some(action) = self.planner.poll(self.epoch.elapsed()) {
                 self.act(action);
             }
