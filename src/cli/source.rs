@@ -46,6 +46,9 @@ impl SourceArg {
     pub fn parse(text: OsString) -> Result<Self, String> {
         match text.to_str() {
             Some(url) if is_url(url) => check(url).map(|()| Self::Url(url.to_owned())),
+            Some(text) if is_url_without_slashes(text) && !Path::new(text).exists() => {
+                Err("no such file; a URL has :// after its scheme".into())
+            }
             _ => Ok(Self::Path(text.into())),
         }
     }
@@ -88,6 +91,12 @@ pub(super) fn is_url(text: &str) -> bool {
         scheme.starts_with(|first: char| first.is_ascii_alphabetic())
             && scheme.chars().all(|char| char.is_ascii_alphanumeric() || "+-.".contains(char))
     })
+}
+
+/// Whether a text begins with the scheme of a remote source and a colon, without `//`. A file may have such a name.
+fn is_url_without_slashes(text: &str) -> bool {
+    let scheme = text.split_once(':').map(|(scheme, _)| scheme.to_ascii_lowercase());
+    scheme.is_some_and(|scheme| ["hf", "http", "https", "s3", "gs", "az"].contains(&&*scheme))
 }
 
 #[cfg(feature = "remote")]

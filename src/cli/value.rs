@@ -16,6 +16,8 @@ pub(super) fn number<T: TryFrom<u64>>(range: RangeInclusive<u64>) -> impl Fn(&st
 pub(super) fn parse_size(text: &str) -> Result<ByteSize, String> {
     match text.parse() {
         Ok(ByteSize(0)) => Err("must be more than 0 bytes".into()),
-        size => size,
+        Ok(size) => Ok(size),
+        // The error of the library names its own types.
+        Err(_) => Err("not a size such as 500MB, 50GB or 1TiB".into()),
     }
 }

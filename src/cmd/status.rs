@@ -5,7 +5,7 @@ use crate::process::mounts::{self, Mount};
 use crate::terminal::output::{Output, pretty, size, table, to_stdout};
 use nix::unistd::{Uid, User};
 use serde_json::{Value, json};
-use std::io::Write;
+use std::io::{self, Write};
 use std::process::ExitCode;
 use weightfs::fs::TRAFFIC;
 use weightfs::text::printable;
@@ -14,10 +14,10 @@ use weightfs::text::printable;
 pub fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     let mut mounts = mounts::all()?;
     mounts.retain(|mount| mount.fstype == mounts::TYPE);
-    let mounts: Vec<(Mount, Option<Value>)> = mounts
+    let mounts: Vec<(Mount, Traffic)> = mounts
         .into_iter()
         .map(|mount| {
-            let traffic = traffic(&mount);
+            let traffic = Traffic::of(&mount);
             (mount, traffic)
         })
         .collect();
@@ -32,13 +32,34 @@ pub fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// What a mount has read and fetched, if its source is remote.
-fn traffic(mount: &Mount) -> Option<Value> {
-    let text = xattr::get(&mount.path, TRAFFIC).ok()??;
-    serde_json::from_slice(&text).ok()
+/// What a mount has read and fetched.
+enum Traffic {
+    /// As the mount says.
+    Known(Value),
+    /// The source is local.
+    None,
+    /// Only the user who mounted it may know.
+    Private,
 }
 
-fn print(mounts: &[(Mount, Option<Value>)], out: &mut Output) -> anyhow::Result<()> {
+impl Traffic {
+    fn of(mount: &Mount) -> Self {
+        match xattr::get(&mount.path, TRAFFIC) {
+            Ok(text) => text.and_then(|text| serde_json::from_slice(&text).ok()).map_or(Self::None, Self::Known),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Self::Private,
+            Err(_) => Self::None,
+        }
+    }
+
+    fn value(&self) -> Option<&Value> {
+        match self {
+            Self::Known(value) => Some(value),
+            Self::None | Self::Private => None,
+        }
+    }
+}
+
+fn print(mounts: &[(Mount, Traffic)], out: &mut Output) -> anyhow::Result<()> {
     if mounts.is_empty() {
         writeln!(out, "no mounts")?;
         return Ok(());
@@ -46,20 +67,25 @@ fn print(mounts: &[(Mount, Option<Value>)], out: &mut Output) -> anyhow::Result<
     let rows: Vec<Vec<String>> = mounts
         .iter()
         .map(|(mount, traffic)| {
-            let shown = |number: Option<String>| number.unwrap_or_else(|| "-".into());
-            let field = |name: &str| traffic.as_ref()?.get(name)?.as_u64();
+            let unknown = if matches!(traffic, Traffic::Private) { "?" } else { "-" };
+            let shown = |number: Option<String>| number.unwrap_or_else(|| unknown.into());
+            let field = |name: &str| traffic.value()?.get(name)?.as_u64();
             vec![
                 printable(&mount.path.to_string_lossy()).into_owned(),
                 printable(&mount.source.to_string_lossy()).into_owned(),
                 shown(mount.owner().map(user)),
                 shown(field("fetched_bytes").map(size)),
                 shown(field("requests").map(|number| number.to_string())),
-                shown(speed(traffic.as_ref())),
-                shown(hits(traffic.as_ref())),
+                shown(speed(traffic.value())),
+                shown(hits(traffic.value())),
             ]
         })
         .collect();
-    Ok(table(out, &["MOUNTPOINT", "SOURCE", "USER", "FETCHED", "REQUESTS", "SPEED", "HITS"], &rows)?)
+    table(out, &["MOUNTPOINT", "SOURCE", "USER", "FETCHED", "REQUESTS", "SPEED", "HITS"], &rows)?;
+    if mounts.iter().any(|(_, traffic)| matches!(traffic, Traffic::Private)) {
+        writeln!(out, "\n?: known to the user of the mount only")?;
+    }
+    Ok(())
 }
 
 fn user(uid: Uid) -> String {
@@ -80,11 +106,11 @@ fn hits(traffic: Option<&Value>) -> Option<String> {
     (read > 0).then(|| format!("{hits} %"))
 }
 
-fn to_json(mount: &Mount, traffic: &Option<Value>) -> Value {
+fn to_json(mount: &Mount, traffic: &Traffic) -> Value {
     json!({
         "mountpoint": mount.path.to_string_lossy(),
         "source": mount.source.to_string_lossy(),
         "user": mount.owner().map(Uid::as_raw),
-        "remote": traffic,
+        "remote": traffic.value(),
     })
 }

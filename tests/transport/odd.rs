@@ -39,7 +39,9 @@ async fn only_the_promised_bytes_are_delivered() {
         (String::new(), Then::Stall, Some((TRANSIENT, 0))),
         (String::new(), Then::Reset, Some((TRANSIENT, 0))),
         ("HTTP/1.1 206".to_string(), Then::Stall, Some((TRANSIENT, 0))),
-        ("SSH-2.0-x\r\n\r\n".to_string(), Then::Close, Some((TRANSIENT, 0))),
+        ("SSH-2.0-x\r\n\r\n".to_string(), Then::Close, Some((Kind::Protocol, 0))),
+        ("HTTP/1.1 206 x\r\nno header\r\n\r\n".to_string(), Then::Close, Some((Kind::Protocol, 0))),
+        (format!("HTTP/1.1 206 x\r\n{}\r\n", "a: b\r\n".repeat(9999)), Then::Close, Some((Kind::Protocol, 0))),
         ("HTTP/1.1 302 Found\r\n\r\n".to_string(), Then::Close, Some((Kind::Protocol, 0))),
         ("HTTP/1.1 302 Found\r\nLocation: http://[\r\n\r\n".to_string(), Then::Close, Some((Kind::Protocol, 0))),
         (

@@ -101,6 +101,14 @@ impl Kept {
     }
 }
 
+/// The name of an object, for people. URLs that differ only in their queries get different names, without the query.
+fn name_with_query(object: &Object) -> String {
+    match object.identity().split_once(" sha256=").and_then(|(_, hash)| hash.get(..8)) {
+        Some(hash) => format!("{} (query {hash})", object.name()),
+        None => object.name().to_owned(),
+    }
+}
+
 /// The name under which the cache keeps what a location led to. URLs that differ only in a signature share it.
 pub(super) fn name_of(client: &Client, location: &Location) -> String {
     format!("{location} {}", client.identity(location).unwrap_or_default())
@@ -112,6 +120,6 @@ pub(super) fn key_of(object: &Object) -> Key {
         identity: object.identity().to_owned(),
         validator: object.validator(),
         len: object.len(),
-        name: object.name().to_owned(),
+        name: name_with_query(object),
     }
 }

@@ -19,7 +19,7 @@ use retry::retry;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::ops::{ControlFlow, Range};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -397,7 +397,20 @@ impl Session {
 
     /// Sends a reply. If the other side is gone, the loop ends soon.
     fn reply(&self, reply: &Reply) {
-        let _ = self.channel.send(reply, &[]);
+        self.send(None, reply, &[]);
+    }
+
+    /// Sends a reply and descriptors. If the reply makes no message, the request `id` fails, so that nobody waits for
+    /// it.
+    fn send(&self, id: Option<u64>, reply: &Reply, beside: &[BorrowedFd]) {
+        let Err(error) = self.channel.send(reply, beside) else { return };
+        if error.raw_os_error().is_none() {
+            log::error!("a message to the reading process cannot be sent: {error}");
+            if let Some(id) = id {
+                let reason = "weightfs-fetch cannot describe it".to_owned();
+                let _ = self.channel.send(&Reply::Failed { id, failure: Failed::Lasting, reason }, &[]);
+            }
+        }
     }
 
     fn fail(&self, id: u64, failure: Failed, mut reason: String) {
@@ -494,19 +507,20 @@ impl Session {
             is_public: kept.is_public(),
             mtime: kept.mtime(),
         };
-        self.reply(&Reply::Tree { id, tree: number, about, entries: kept.files.len() as u64 });
+        self.send(Some(id), &Reply::Tree { id, tree: number, about, entries: kept.files.len() as u64 }, &[]);
         let mut entries = Vec::new();
         let mut size = 0;
         for (path, file) in &kept.files {
             size += path.len() + 20;
             entries.push((path.clone(), file.len));
             if size > ENTRIES_SIZE {
-                self.reply(&Reply::Entries { tree: number, entries: std::mem::take(&mut entries) });
+                let entries = std::mem::take(&mut entries);
+                self.send(Some(id), &Reply::Entries { tree: number, entries }, &[]);
                 size = 0;
             }
         }
         if !entries.is_empty() {
-            self.reply(&Reply::Entries { tree: number, entries });
+            self.send(Some(id), &Reply::Entries { tree: number, entries }, &[]);
         }
         self.trees.push(found);
     }
@@ -556,7 +570,7 @@ impl Session {
             Content::Blocks { remote, local } => self.add_object(id, &host, head, Open { version, remote, local }),
             Content::Whole { file, len } => {
                 let Version { is_public, mtime, .. } = version;
-                let _ = self.channel.send(&Reply::Whole { id, len, is_public, mtime }, &[file.as_fd()]);
+                self.send(Some(id), &Reply::Whole { id, len, is_public, mtime }, &[file.as_fd()]);
             }
         }
     }
@@ -597,7 +611,7 @@ impl Session {
                 let beside = [data.as_fd(), present.as_fd(), marks.as_fd(), lock.as_fd()];
                 let Version { is_public, mtime, .. } = open.version;
                 let reply = Reply::Object { id, object: object.0, len: open.local.len(), is_public, mtime };
-                let _ = self.channel.send(&reply, &beside);
+                self.send(Some(id), &reply, &beside);
             }
             Err(error) => self.fail(id, Failed::Transient, error.to_string()),
         }

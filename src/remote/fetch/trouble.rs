@@ -21,6 +21,7 @@ impl Trouble {
                 Kind::Transient { .. } => Failed::Transient,
                 _ => Failed::Lasting,
             },
+            Self::Cache(error) if is_lasting(error) => Failed::Lasting,
             // The disk may have room later.
             Self::Cache(_) => Failed::Transient,
             Self::Absent => Failed::Lasting,
@@ -41,8 +42,17 @@ impl Trouble {
         match self {
             // The reading process names the file.
             Self::Transport(error) => error.text().to_owned(),
+            Self::Cache(cache::Error::TooLarge { len, max, .. }) => {
+                format!("it has {len} bytes; the cache takes files of up to {max}")
+            }
             Self::Cache(error) => error.to_string(),
             Self::Absent => "not in the cache, and --offline allows nothing else".into(),
         }
     }
+}
+
+/// Whether another attempt would fail in the same way.
+fn is_lasting(error: &cache::Error) -> bool {
+    use cache::Error::{Secret, TooLarge, TooLong};
+    matches!(error, TooLarge { .. } | TooLong { .. } | Secret { .. })
 }

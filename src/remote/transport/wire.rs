@@ -244,6 +244,9 @@ pub(super) fn describe(error: &reqwest::Error) -> Error {
     if error.is_builder() {
         return Error::protocol(format!("the request cannot be made: {detail}"));
     }
+    if is_foreign(error) {
+        return Error::protocol(format!("the server's answer is not HTTP: {detail}"));
+    }
     let what = if error.is_timeout() {
         "the connection timed out"
     } else if error.is_connect() {
@@ -262,6 +265,18 @@ fn is_certificate(error: &(dyn StdError + 'static)) -> bool {
         error = inner;
     }
     matches!(error.downcast_ref(), Some(rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented))
+}
+
+/// Whether the head of the answer cannot be parsed, which further attempts do not change.
+fn is_foreign(error: &reqwest::Error) -> bool {
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        if error.downcast_ref().is_some_and(hyper::Error::is_parse) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 /// Whether a server closed the connection before it answered anything. A kept connection may be closed just when the

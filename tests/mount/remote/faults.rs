@@ -461,6 +461,8 @@ fn urls_where_paths_are_needed_and_wrong_ones_are_usage_errors_without_secrets()
         ("export models/m.safetensors s3://bucket/SECRET", "a path is needed here; only sources can be URLs"),
         ("mount models/m.safetensors http://me:SECRET@h/x", "a path is needed here; only sources can be URLs"),
         ("umount http://me:SECRET@h/x", "a path is needed here; only sources can be URLs"),
+        ("inspect http:h/x", "no such file; a URL has :// after its scheme"),
+        ("inspect --cache-size 1ZB https://h/x", "not a size such as 500MB, 50GB or 1TiB"),
     ] {
         let said = client.sh(&format!("timeout 60 weightfs {arguments}"));
         assert_eq!((said.code, said.out.as_str(), said.err.lines().count()), (2, "", 1), "{arguments}: {}", said.err);

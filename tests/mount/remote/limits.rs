@@ -1,6 +1,7 @@
-//! Few descriptors.
+//! Few descriptors, files of any size, and URLs that differ little.
 
-use super::{Client, requests};
+use super::{Client, requests, web};
+use crate::servers::canned::{Then, serve};
 use crate::servers::{self, nginx::Nginx};
 use crate::support::{Mount, require_fuse};
 use serde_json::{Map, Value, json};
@@ -45,4 +46,39 @@ fn more_shards_than_descriptors_are_read() {
     for at in 0..count {
         assert_eq!(requests(&nginx, &format!("{at}.safetensors")).len(), 1, "{at}");
     }
+}
+
+#[test]
+fn file_that_is_too_large_for_the_cache_is_named_once() {
+    let client = Client::new();
+    let (head, len) = (512 << 10, 1u64 << 45);
+    let answer = format!(
+        "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-{}/{len}\r\nContent-Length: {head}\r\n\
+         ETag: \"v1\"\r\nConnection: close\r\n\r\n",
+        head - 1
+    );
+    let address = serve([answer.as_bytes(), &vec![0; head]].concat(), Then::Close);
+    let said = client.sh(&format!("weightfs inspect http://{address}/m.safetensors"));
+    assert_eq!((said.code, said.err.lines().count()), (1, 1), "{}", said.err);
+    assert_eq!(said.err.matches("m.safetensors").count(), 1, "{}", said.err);
+    assert!(
+        said.err.contains("it has 35184372088832 bytes; the cache takes files of up to 17592186044416"),
+        "{}",
+        said.err
+    );
+}
+
+#[test]
+fn cache_list_tells_urls_apart_that_differ_in_the_query() {
+    let client = Client::new();
+    client.one("models/m.safetensors", 1 << 20, 1);
+    let nginx = web(&client, "models");
+    for query in ["file=SECRET1", "file=SECRET2"] {
+        client.ok(&format!("weightfs inspect '{}'", nginx.url(&format!("m.safetensors?{query}"))));
+    }
+    let list = client.ok("weightfs cache list");
+    let mut names: Vec<_> = list.lines().filter(|line| line.contains("(query ")).map(|line| &line[..80]).collect();
+    names.dedup();
+    assert_eq!(names.len(), 2, "{list}");
+    assert!(!list.contains("SECRET"), "{list}");
 }

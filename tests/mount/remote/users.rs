@@ -46,3 +46,24 @@ fn files_fetched_with_credentials_are_private() {
         client.scene.wait_for_end();
     }
 }
+
+#[test]
+fn status_says_that_the_figures_of_other_users_are_private() {
+    require_fuse!();
+    let client = Client::new();
+    client.one("models/m.safetensors", 1 << 20, 1);
+    let nginx = web(&client, "models");
+    client.ok("chmod 755 .");
+    let mount = client.mount(&nginx.url("m.safetensors"), &[]);
+    mount.read("header.json");
+    let status = |user: &str| {
+        let point = mount.point.to_str().unwrap();
+        let said = client.ok(&format!("cd / && {user} weightfs status"));
+        let line = said.lines().find(|line| line.contains(point)).unwrap_or_else(|| panic!("{said}")).to_owned();
+        (line, said.contains("known to the user of the mount only"))
+    };
+    let (own, _) = status("");
+    assert!(own.trim_end().ends_with("100 %"), "{own}");
+    let (other, is_hidden) = status(USER);
+    assert!(other.trim_end().ends_with('?') && is_hidden, "{other}");
+}
