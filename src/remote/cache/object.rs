@@ -192,6 +192,12 @@ impl Object {
         Ok(written)
     }
 
+    /// How many bytes from the start of an absent block on are in memory already. The rest may be written next.
+    pub fn held(&self, block: u64) -> u64 {
+        let mut partials = self.cache.0.partials.lock().unwrap_or_else(PoisonError::into_inner);
+        partials.held(self.store.id, block) as u64
+    }
+
     /// The size of the whole blocks at the start of `len` bytes from `at` on, 1 MiB at most.
     fn whole_blocks(&self, at: u64, len: usize) -> usize {
         let len = (len as u64).min(ADD_MAX * BLOCK);

@@ -22,6 +22,15 @@ struct Partial {
 }
 
 impl Partials {
+    /// How many bytes are there from the start of a block on. They are the last to be dropped from now on.
+    pub fn held(&mut self, id: Id, block: u64) -> usize {
+        let Some(found) = self.0.iter().position(|part| part.id == id && part.block == block) else { return 0 };
+        let part = self.0.remove(found);
+        let held = if part.filled.start == 0 { part.filled.end } else { 0 };
+        self.0.push(part);
+        held
+    }
+
     /// Adds bytes that begin at `at` in a block of `size` bytes. Returns the block if it is complete now.
     pub fn add(&mut self, id: Id, block: u64, size: usize, at: usize, bytes: &[u8]) -> Option<Vec<u8>> {
         let found = self.0.iter().position(|part| part.id == id && part.block == block);
@@ -67,6 +76,16 @@ mod tests {
         assert_eq!(parts.add(id("a"), 0, 6, 2, b"cd"), None, "the first part was given up");
         assert_eq!(parts.add(id("a"), 0, 6, 0, b"abc").as_deref(), Some(&b"abcdef"[..]));
         assert_eq!(parts.add(id("a"), 0, 6, 0, b"abc"), None, "complete blocks are not kept");
+    }
+
+    #[test]
+    fn held_bytes_are_those_from_the_start_of_the_block() {
+        let mut parts = Partials::default();
+        assert_eq!(parts.add(id("a"), 0, 6, 0, b"ab"), None);
+        assert_eq!(parts.add(id("a"), 1, 6, 2, b"cd"), None);
+        assert_eq!([parts.held(id("a"), 0), parts.held(id("a"), 1), parts.held(id("b"), 0)], [2, 0, 0]);
+        assert_eq!(parts.add(id("a"), 0, 6, 2, b"cdef").as_deref(), Some(&b"abcdef"[..]));
+        assert_eq!(parts.held(id("a"), 0), 0);
     }
 
     #[test]

@@ -743,6 +743,11 @@ async fn transfer(
     for present in present.chain(std::iter::once(range.end..range.end)) {
         let mut trouble = None;
         if at < present.start {
+            // A connection that broke inside a block has left the start of the block.
+            let held = local.held(at / BLOCK);
+            if held > 0 && send(Input::Skipped { part, bytes: held }).is_continue() {
+                at += held;
+            }
             client
                 .fetch(remote, at..present.start, &mut |bytes| match local.write(at, bytes) {
                     Ok(Written { evicted, .. }) => {
