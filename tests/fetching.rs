@@ -10,10 +10,13 @@ use serde_json::json;
 use servers::nginx::{Nginx, PASSWORD, TOKEN};
 use servers::python::Python;
 use std::fs;
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use weightfs::remote::protocol::{Channel, Failed, HEAD, Reply, Request, Start, VERSION};
@@ -72,6 +75,51 @@ fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "{what}");
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// A proxy for unencrypted HTTP: it passes all connections on to one server, which takes the requests for proxies, too.
+/// Returns its port. Sends the first line of each connection to the receiver.
+fn proxy(server: u16) -> (u16, Receiver<String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (sender, lines) = channel();
+    std::thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let server = TcpStream::connect(("127.0.0.1", server)).unwrap();
+            let (sender, back) = (sender.clone(), (server.try_clone().unwrap(), client.try_clone().unwrap()));
+            std::thread::spawn(move || io::copy(&mut &back.0, &mut &back.1));
+            std::thread::spawn(move || {
+                let (mut from, mut line) = (BufReader::new(client), String::new());
+                from.read_line(&mut line).unwrap();
+                (&server).write_all(line.as_bytes()).unwrap();
+                let _ = sender.send(line);
+                let _ = io::copy(&mut from, &mut &server);
+                let _ = server.shutdown(Shutdown::Write);
+            });
+        }
+    });
+    (port, lines)
+}
+
+#[test]
+fn proxies_of_the_environment_are_used() {
+    let nginx = Nginx::start();
+    nginx.put("m.safetensors", &model(100));
+    let home = tempfile::tempdir().unwrap();
+    let (port, lines) = proxy(nginx.port);
+    let inspect = |url: &str, no_proxy: &str| {
+        let mut command = weightfs(home.path());
+        command.args(["inspect", url]).env("http_proxy", format!("http://127.0.0.1:{port}"));
+        let output = command.env("no_proxy", no_proxy).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+    };
+    // Only the proxy can find this host.
+    inspect("http://models.invalid/m.safetensors", "");
+    let line = lines.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert!(line.starts_with("GET http://models.invalid/m.safetensors HTTP/1.1"), "{line}");
+    while lines.try_recv().is_ok() {}
+    inspect(&nginx.url("m.safetensors"), "127.0.0.1");
+    assert!(lines.try_recv().is_err());
 }
 
 /// Whether all parts of the sandbox are there; otherwise the test is skipped, or fails with REQUIRE_FUSE=1.

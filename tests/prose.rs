@@ -77,6 +77,10 @@ fn files_that_the_documentation_links_to_exist() {
     }
 }
 
+/// The programs of the tests in `tests/` that the documentation names.
+const ROOMS: [&str; 9] =
+    ["allocations", "cache", "fetching", "gguf", "inspect", "mount", "planner", "sandbox", "transport"];
+
 #[test]
 fn tests_that_the_documentation_names_exist() {
     let tests: String = files("tests", &["rs"]).iter().map(|path| fs::read_to_string(path).unwrap()).collect();
@@ -85,9 +89,7 @@ fn tests_that_the_documentation_names_exist() {
         let text = fs::read_to_string(&page).unwrap();
         // Odd parts are between backquotes.
         let quoted = text.split('`').skip(1).step_by(2);
-        for name in quoted
-            .filter(|quoted| ["cache::", "mount::", "inspect::", "sandbox::"].iter().any(|at| quoted.starts_with(at)))
-        {
+        for name in quoted.filter(|quoted| ROOMS.iter().any(|room| quoted.starts_with(&format!("{room}::")))) {
             let last = name.rsplit("::").next().unwrap();
             let is_there = ["fn {}(", "mod {};"].iter().any(|form| tests.contains(&form.replace("{}", last)));
             assert!(is_there, "{}: there is no test {name}", page.display());

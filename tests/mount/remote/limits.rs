@@ -3,9 +3,10 @@
 use super::{Client, requests, web};
 use crate::servers::canned::{Then, serve};
 use crate::servers::{self, nginx::Nginx};
-use crate::support::{Mount, require_fuse};
+use crate::support::{Mount, detach, require_fuse};
 use serde_json::{Map, Value, json};
 use std::fs;
+use std::path::PathBuf;
 
 /// Puts a model of `count` shards on a server, each with a tensor of `len` bytes. Returns the name of its index.
 fn shards(nginx: &Nginx, count: usize, len: usize) -> &'static str {
@@ -46,6 +47,34 @@ fn more_shards_than_descriptors_are_read() {
     for at in 0..count {
         assert_eq!(requests(&nginx, &format!("{at}.safetensors")).len(), 1, "{at}");
     }
+}
+
+/// Unmounts a file system on drop.
+struct Disk(PathBuf);
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        detach(&self.0);
+    }
+}
+
+#[test]
+fn half_of_the_disk_is_used_by_default() {
+    require_fuse!();
+    let client = Client::new();
+    let bytes = client.one("models/m.safetensors", 40 << 20, 1);
+    let nginx = web(&client, "models");
+    let disk = Disk(client.scene.mkdir("bin/cache"));
+    client.ok("mount -t tmpfs -o size=48m,mode=755 tmpfs bin/cache");
+    let mount = client.mount(&nginx.url("m.safetensors"), &[]);
+    assert!(mount.read("tensors/w") == bytes);
+    let list: Value = serde_json::from_str(&client.ok("weightfs cache list --json")).unwrap();
+    // Besides the limit, what was in flight.
+    let cached = list["cached"].as_u64().unwrap();
+    assert!((16 << 20..32 << 20).contains(&cached), "{cached}");
+    drop(mount);
+    client.scene.wait_for_end();
+    drop(disk);
 }
 
 #[test]
