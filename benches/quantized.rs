@@ -195,32 +195,34 @@ fn main() {
 
 /// Reads the values of weights of a file as a mount does, 1 MiB at a time, as float32 and as bfloat16.
 fn content(source: &[u8]) {
-    let side = 8192u64;
-    let files: [(&str, &[(&str, &str, &[u64], u64)]); 3] = [
+    /// Name, dtype, shape, and size in bytes.
+    type Tensor = (&'static str, &'static str, &'static [u64], u64);
+    const SIDE: u64 = 8192;
+    let files: [(&str, &[Tensor]); 3] = [
         (
             "fp8 block",
             &[
-                ("w.weight", "F8_E4M3", &[side, side], side * side),
+                ("w.weight", "F8_E4M3", &[SIDE, SIDE], SIDE * SIDE),
                 ("w.weight_scale_inv", "F32", &[64, 64], 64 * 64 * 4),
             ],
         ),
         (
             "fp8 channel",
-            &[("w.weight", "F8_E4M3", &[side, side], side * side), ("w.weight_scale", "F32", &[side, 1], side * 4)],
+            &[("w.weight", "F8_E4M3", &[SIDE, SIDE], SIDE * SIDE), ("w.weight_scale", "F32", &[SIDE, 1], SIDE * 4)],
         ),
         (
             "awq",
             &[
-                ("w.qweight", "I32", &[side, side / 8], side * side / 2),
-                ("w.qzeros", "I32", &[side / 128, side / 8], side / 128 * side / 2),
-                ("w.scales", "F16", &[side / 128, side], side / 128 * side * 2),
+                ("w.qweight", "I32", &[SIDE, SIDE / 8], SIDE * SIDE / 2),
+                ("w.qzeros", "I32", &[SIDE / 128, SIDE / 8], SIDE / 128 * SIDE / 2),
+                ("w.scales", "F16", &[SIDE / 128, SIDE], SIDE / 128 * SIDE * 2),
             ],
         ),
     ];
     let dir = tempfile::tempdir().unwrap();
     for (name, tensors) in files {
         let mut end = 0;
-        let entry = |(name, dtype, shape, nbytes): &(&str, &str, &[u64], u64)| {
+        let entry = |(name, dtype, shape, nbytes): &Tensor| {
             let begin = end;
             end += nbytes;
             format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{begin},{end}]}}"#)

@@ -439,7 +439,8 @@ impl Segment {
         self.find_run(part, &mut |source, range| source.may_block(&range).then(|| device(source)))
     }
 
-    /// Passes the stored runs that are needed for `part` to `find`, as far as they are known, until it returns something.
+    /// Passes the stored runs that are needed for `part`, as far as they are known, to `find`, until it returns
+    /// something.
     fn find_run<T>(&self, part: &Range<u64>, find: &mut Find<T>) -> Option<T> {
         match self {
             Self::Literal(_) => None,

@@ -5,7 +5,7 @@ use std::fmt;
 use std::hash::Hash;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Values by their keys. If they exceed the capacity, those that were not used for the longest time are dropped.
+/// Values by their keys. If they exceed the capacity, those that were used least recently are dropped.
 pub struct Kept<K: Hash + Eq, V> {
     state: Mutex<State<K, V>>,
     /// In bytes.
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_that_were_not_used_are_dropped_first() {
+    fn values_that_were_used_least_recently_are_dropped_first() {
         let kept = Kept::new(100, |size: &usize| *size);
         (0..10).for_each(|key| kept.keep(key, 10));
         assert_eq!(kept.find(&0), Some(10));

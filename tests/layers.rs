@@ -58,6 +58,7 @@ const ONLY_IN: &[(&str, &[&str])] = &[
         "#[allow(unsafe_code)]",
         &[
             "src/codec/mod.rs",
+            "src/codec/quantized/fp8.rs",
             "src/source/map.rs",
             "src/source/page_cache.rs",
             "src/source/pins/area.rs",

@@ -78,8 +78,8 @@ fn files_that_the_documentation_links_to_exist() {
 }
 
 /// The programs of the tests in `tests/` that the documentation names.
-const ROOMS: [&str; 9] =
-    ["allocations", "cache", "fetching", "gguf", "inspect", "mount", "planner", "sandbox", "transport"];
+const ROOMS: [&str; 10] =
+    ["allocations", "cache", "fetching", "gguf", "inspect", "mount", "planner", "quantized", "sandbox", "transport"];
 
 #[test]
 fn tests_that_the_documentation_names_exist() {

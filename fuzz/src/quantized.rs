@@ -1,5 +1,5 @@
-//! Target `quantized`: whatever tensors and configurations are called, every range of the values of a quantized weight
-//! can be read, and is a part of the whole.
+//! Target `quantized`: for any names of tensors and any configuration, every range of the values of a quantized weight
+//! can be read, and returns the same bytes as a read of all values.
 
 use super::shards;
 use arbitrary::{Result, Unstructured};
@@ -14,7 +14,7 @@ pub fn run(bytes: &[u8]) -> bool {
     open(&mut Unstructured::new(bytes)).unwrap_or(false)
 }
 
-/// The ends of the names of companions that no scheme lists as codes or scales.
+/// The endings of the names of companions that no scheme lists as codes or scales.
 const OTHERS: [&str; 17] = [
     ".qzeros",
     ".g_idx",

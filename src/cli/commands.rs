@@ -203,7 +203,8 @@ pub struct CheckArgs {
     #[arg(required = true, value_name = "SOURCE", value_parser = source(), value_hint = ValueHint::AnyPath)]
     pub sources: Vec<SourceArg>,
 
-    /// Read all data and look for NaN, infinite values, zeros in place of data, and unusable scales of quantized weights
+    /// Read all data and look for NaN, infinite values, zeros in place of data, and unusable scales of quantized
+    /// weights
     #[arg(long)]
     pub values: bool,
 
@@ -231,7 +232,7 @@ const DIFF_HELP: &str = "\
 Examples:
   weightfs diff base.safetensors tuned.safetensors       compare tensor names, layout and metadata
   weightfs diff --data base tuned                        compare the data of the tensors too
-  weightfs diff --values original quantized              how much was lost by quantizing, per tensor
+  weightfs diff --values original quantized              the quantization error of each tensor
   weightfs diff --json --data a b | jq '.data.different[].max_abs'
 
 Tensors of the same shape and different dtypes are compared by their values, converted to float32 or
@@ -239,12 +240,12 @@ wider without rounding. Values of different shapes are not compared, and the rep
 A relative difference is the absolute difference divided by the larger magnitude of the two values.
 Data that both models share on disk (hard links, or copies by cp --reflink) is not read.
 
---values compares numbers, whatever the format, the dtype and the quantization of each model:
-quantized weights are dequantized, with their names and shapes as weights, and their scales and other
-companions are left out. Names are not translated between formats. The report has a line for each
-tensor whose values differ, the largest relative error first, and one for all of them together:
-REL RMS is the root mean square of B - A divided by that of A, RMS and MAX ABS are the root mean square
-and the largest magnitude of B - A, and COSINE is that of the angle between A and B. NaN and infinite
+--values compares the values of two models, whatever their formats, dtypes and quantization. Quantized
+weights are dequantized, under their logical names and shapes, and their scales and other companions
+are left out. Names are not translated between formats. The report has a line for each tensor whose
+values differ, the largest relative error first, and a line for all of these tensors together.
+RMS is the root mean square of B - A, and REL RMS is RMS divided by the root mean square of A. MAX ABS is
+the largest magnitude of B - A, and COSINE is the cosine of the angle between A and B. NaN and infinite
 values are counted, and left out of the errors. Layout, dtypes and metadata do not count as differences.
 
 Exit status: 0 no differences, 1 differences, 2 failure or usage error.";
@@ -265,7 +266,7 @@ pub struct DiffArgs {
     #[arg(long)]
     pub data: bool,
 
-    /// Compare the true values instead of what is stored: dequantize, and report the error of each tensor in B
+    /// Compare dequantized values instead of what is stored, and report the errors of each tensor of B
     #[arg(long)]
     pub values: bool,
 

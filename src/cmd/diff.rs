@@ -60,13 +60,13 @@ fn compare(args: &DiffArgs, out: &Output) -> anyhow::Result<(bool, String)> {
     }
 }
 
-/// What is said about two models.
+/// A report on two models.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Report<'m> {
-    /// Their headers, and the data as it is stored.
+    /// The differences of their headers and of the stored data.
     Stored(Comparison<'m>),
-    /// Their numbers.
+    /// The differences of their values.
     Numbers(Deviations<'m>),
 }
 
@@ -189,7 +189,7 @@ fn compare_data(a: &Model, b: &Model, diff: &Diff) -> anyhow::Result<Vec<Compare
     Ok(compared.map(|((ids, pair), difference)| Compared { ids, common: pair.common(), difference }).collect())
 }
 
-/// What is found out about the numbers of each pair.
+/// Compares the numbers of each pair.
 fn compare_numbers(a: &Model, b: &Model, partners: &Partners) -> anyhow::Result<Vec<Finding>> {
     let numbers = |(id_a, id_b): &(TensorId, TensorId)| (a.numbers(*id_a, true), b.numbers(*id_b, true));
     let nbytes = |model: &Model, id: TensorId| {
@@ -201,7 +201,7 @@ fn compare_numbers(a: &Model, b: &Model, partners: &Partners) -> anyhow::Result<
     let progress = Progress::new("comparing", sizes.iter().copied().fold(0, u64::saturating_add));
     let same = are_stored_alike(a, b, partners)?;
     let mut found = Vec::with_capacity(partners.pairs.len());
-    // The pairs that are left, by their position.
+    // The positions of the pairs whose numbers have to be compared.
     let (mut left, mut comparable) = (Vec::new(), Vec::new());
     for (at, pair) in partners.pairs.iter().enumerate() {
         let (of_a, of_b) = numbers(pair);
@@ -234,8 +234,8 @@ fn compare_numbers(a: &Model, b: &Model, partners: &Partners) -> anyhow::Result<
     Ok(found)
 }
 
-/// Whether both tensors of each pair are stored in the same way and with the same bytes, companions included. Then they
-/// have the same numbers.
+/// Whether both tensors of each pair are stored in the same way and with the same bytes, including the companions. If
+/// so, they have the same numbers.
 fn are_stored_alike(a: &Model, b: &Model, partners: &Partners) -> anyhow::Result<Vec<bool>> {
     let (files_a, files_b) = (Files::new(a.sources()), Files::new(b.sources()));
     let pair = |id_a: TensorId, id_b: TensorId| {
@@ -245,7 +245,7 @@ fn are_stored_alike(a: &Model, b: &Model, partners: &Partners) -> anyhow::Result
         let stored_b = Stored { files: &files_b, runs: b.runs(&tensor_b) };
         (len == tensor_b.info.nbytes()).then(|| Pair::new(tensor_a.info.dtype, len, &stored_a, &stored_b))
     };
-    // The tensors whose bytes decide; `None` if the numbers are stored in different ways.
+    // The tensors whose bytes are to be compared; `None` if the numbers are stored in different ways.
     let stored = |(id_a, id_b): &(TensorId, TensorId)| -> Option<Vec<Pair>> {
         let (of_a, of_b) = (a.numbers(*id_a, true), b.numbers(*id_b, true));
         match (of_a.weight, of_b.weight) {

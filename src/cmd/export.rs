@@ -125,7 +125,7 @@ impl Job<'_> {
         }
     }
 
-    /// What becomes of the numbers.
+    /// How the numbers are converted; `None` if they are not.
     fn conversion(&self) -> Option<Conversion> {
         let to = match self.args.dtype? {
             cli::Float::Bf16 => Float::Bf16,

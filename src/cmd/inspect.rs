@@ -164,7 +164,7 @@ impl Page<'_> {
         labelled("Quantization", kinds.iter().take(self.shown).flat_map(lines).chain(more))
     }
 
-    /// What looks quantized and is not recognised.
+    /// Warnings about tensors that look quantized and are not recognised.
     fn not_recognised(&self) -> Vec<(String, String)> {
         let warnings = self.model.quantized().warnings();
         let counted = "their stored elements are counted as parameters".to_owned();
@@ -418,7 +418,7 @@ fn to_json(model: &Model, location: &Location, breakdown: &Breakdown) -> Value {
     })
 }
 
-/// How many weights are quantized; null if none are. The totals say how.
+/// The number of quantized weights; null if there are none. The totals have the schemes.
 fn quantization(model: &Model, breakdown: &Breakdown) -> Value {
     let (quantized, notes) = (model.quantized(), model.quantized().notes().collect::<Vec<_>>());
     if quantized.weights().is_empty() && notes.is_empty() {

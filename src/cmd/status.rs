@@ -34,11 +34,11 @@ pub fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
 
 /// What a mount has read and fetched.
 enum Traffic {
-    /// As the mount says.
+    /// The figures of the mount.
     Known(Value),
     /// The source is local.
     None,
-    /// Only the user who mounted it may know.
+    /// The figures are for the user of the mount only.
     Private,
 }
 
@@ -83,7 +83,7 @@ fn print(mounts: &[(Mount, Traffic)], out: &mut Output) -> anyhow::Result<()> {
         .collect();
     table(out, &["MOUNTPOINT", "SOURCE", "USER", "FETCHED", "REQUESTS", "SPEED", "HITS"], &rows)?;
     if mounts.iter().any(|(_, traffic)| matches!(traffic, Traffic::Private)) {
-        writeln!(out, "\n?: known to the user of the mount only")?;
+        writeln!(out, "\n?: only the user of the mount can see this")?;
     }
     Ok(())
 }

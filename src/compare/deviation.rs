@@ -1,4 +1,5 @@
-//! How far numbers are from others: sums that give the largest and the root mean square error and the cosine.
+//! The deviation of numbers from others: the sums from which the largest error, the root mean square error and the
+//! cosine are computed.
 
 /// Number of pairs that are summed at a time. Their float64 numbers fit into the first-level cache.
 const BLOCK: usize = 1024;
@@ -6,25 +7,25 @@ const BLOCK: usize = 1024;
 /// Number of sums that are kept side by side, so that the additions do not wait for each other.
 const LANES: usize = 2;
 
-/// What pairs of numbers have in common: how many differ, and by how much.
+/// The differences between pairs of numbers: how many differ, and by how much.
 ///
-/// Sums are those of float64 numbers in an order that depends only on the pairs. Squares of float64 numbers may
-/// overflow to infinity, or underflow; those of shorter numbers cannot.
+/// Sums are computed in float64, in an order that depends only on the pairs. Squares of float64 numbers may overflow to
+/// infinity, or underflow; squares of shorter numbers cannot.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Deviation {
     /// Number of pairs.
     pub elements: u64,
-    /// How many of them have different values. 0.0 and -0.0 are equal, and so are all NaN.
+    /// Number of pairs with different values. 0.0 and -0.0 are equal, and so are all NaN.
     pub different: u64,
-    /// How many of them have a number that is infinite or NaN. They are left out of all errors.
+    /// Number of pairs with a number that is infinite or NaN. They are left out of all errors.
     pub not_finite: u64,
-    /// How many of these have different values.
+    /// Number of pairs that are counted in both `different` and `not_finite`.
     pub not_finite_different: u64,
     /// Number of NaN on each side.
     pub nan: [u64; 2],
     /// Number of infinite numbers on each side.
     pub infinite: [u64; 2],
-    /// The largest distance of two numbers.
+    /// The largest distance between the numbers of a pair.
     pub max_abs: f64,
     /// The sum of the squares of all distances.
     squares: f64,
@@ -41,8 +42,8 @@ impl Deviation {
         if finite == 0 { 0.0 } else { (self.squares / finite as f64).sqrt() }
     }
 
-    /// The root mean square of the distances, divided by that of the numbers of the first side. Infinite if only those
-    /// are all zero.
+    /// The root mean square of the distances, divided by the root mean square of the first side. Infinite if the first
+    /// side is zero and the second is not.
     pub fn relative_rms(&self) -> f64 {
         if self.squares == 0.0 { 0.0 } else { (self.squares / self.norms[0]).sqrt() }
     }

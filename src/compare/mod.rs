@@ -1,7 +1,8 @@
 //! Differences between two tensors of the same shape. Bytes that both files share on disk are not read. Tensors of
 //! different dtypes are compared by their values.
 //!
-//! Numbers are compared in another way: how far those of one tensor deviate from those of the other.
+//! [`deviations`] is a separate comparison, of the numbers of two tensors: it computes errors such as the root mean
+//! square, and does not depend on how the numbers are stored.
 
 mod common;
 mod deviation;

@@ -1,4 +1,4 @@
-//! The deviation of numbers from others, on all cores.
+//! Computes the deviations of the numbers of many pairs of tensors, on all cores.
 
 use super::common::{Common, exact, widen};
 use super::deviation::Deviation;

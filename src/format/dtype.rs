@@ -78,10 +78,9 @@ macro_rules! dtypes {
     };
 }
 
-// First the dtypes of the official safetensors crate, version 0.8.0, in the order of that crate: by alignment. Then those
-// of which only the size is known. Then the block types of ggml, in the order of their numbers (`ggml.h`; sizes:
-// `ggml-common.h`).
-// Columns: variant, name, elements in bytes, NumPy name, conversion to float32, number in GGUF files.
+// First the dtypes of the official safetensors crate, version 0.8.0, in the order of that crate: by alignment. Then
+// those of which only the size is known. Then the block types of ggml, in the order of their numbers (`ggml.h`; sizes:
+// `ggml-common.h`). Columns: variant, name, elements in bytes, NumPy name, conversion to float32, number in GGUF files.
 dtypes! {
     Bool       "BOOL",        1 in 1, Some("|b1"), Some(elements::bool), None;
     F4         "F4",          2 in 1, None,        Some(elements::f4), None;
@@ -143,8 +142,8 @@ impl<'a> Dtype<'a> {
     /// The dtypes of safetensors.
     pub const SAFETENSORS: &'static [Dtype<'static>] = Self::ALL.split_at(22).0;
 
-    /// Dtypes in safetensors headers of which only the size is known, because no known writer defines how their elements
-    /// are packed into bytes. Their tensors are shown as stored. The official reader (0.8.0) rejects them.
+    /// Dtypes in safetensors headers of which only the size is known, because no known writer defines how their
+    /// elements are packed into bytes. Their tensors are shown as stored. The official reader (0.8.0) rejects them.
     pub const SIZE_ONLY: &'static [Dtype<'static>] = Self::ALL.split_at(25).0.split_at(22).1;
 
     /// The number in [`Dtype::ALL`] of the dtype called `name` in a safetensors header.

@@ -28,8 +28,8 @@ pub(super) struct Volume {
 }
 
 /// Extended attributes of a tensor, with text values. An attribute without a value is left out: offset and shard of an
-/// array that is joined from several shards, the quantization of a tensor that belongs to no quantized weight, and values
-/// that are too long.
+/// array that is joined from several shards, the quantization of a tensor that belongs to no quantized weight, and
+/// values that are too long.
 const XATTRS: [(&str, XattrValue); 7] = [
     ("user.weightfs.name", |_, tensor| short(tensor.info.name)),
     ("user.weightfs.dtype", |_, tensor| short(tensor.info.dtype.name())),
@@ -67,14 +67,14 @@ fn short(value: &str) -> Option<String> {
     (value.len() <= XATTR_MAX).then(|| value.to_owned())
 }
 
-/// Which names the files of a directory have.
+/// Which tensors a directory has files for, and under which names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Names {
-    /// Those of all stored tensors.
+    /// All tensors of the model, under their stored names.
     Stored,
-    /// The logical names, under which quantized weights are dequantized.
+    /// All tensors of the model; quantized weights under their logical names.
     Logical,
-    /// Those of the tensors of a file.
+    /// The tensors of one file, under their stored names.
     InShard(ShardId),
 }
 

@@ -46,7 +46,7 @@ pub struct Quantization {
     pub totals: Totals,
     /// Number of companions.
     pub companions: u64,
-    /// What the companions are, each once.
+    /// The roles of the companions, each once.
     pub roles: Vec<&'static str>,
 }
 
@@ -59,7 +59,7 @@ pub struct Breakdown<'m> {
     pub dtypes: Vec<(&'m str, Totals)>,
     /// Each module, in natural order.
     pub modules: Vec<(&'m str, Totals)>,
-    /// The quantized weights among them, those with the most parameters first.
+    /// Groups of quantized weights, those with the most parameters first.
     pub quantized: Vec<Quantization>,
 }
 
@@ -89,20 +89,20 @@ impl<'m> Breakdown<'m> {
     }
 }
 
-/// The number of parameters that a tensor holds: those of the weight whose codes it has.
+/// The number of parameters of a tensor. If it has the codes of a weight, that of the weight.
 fn parameters(model: &Model, id: TensorId, tensor: &TensorInfo, weight: Option<&Weight>) -> u64 {
     match weight {
         Some(weight) => weight.class.elements(),
-        None if model.quantized().owner(id).is_some() => 0,
+        None if model.quantized().is_companion(id) => 0,
         None => tensor.elements(),
     }
 }
 
-/// Counts of quantized weights by what is said about them.
+/// Counts of quantized weights, grouped by their summaries.
 #[derive(Default)]
 struct Quantizations {
     groups: Vec<Quantization>,
-    /// The group of each class. Making the words for every weight would take longer than all the rest.
+    /// The group of each class. Formatting the summary of every weight would take longer than everything else.
     indices: HashMap<*const Class, usize>,
 }
 

@@ -12,7 +12,7 @@ use super::ollama::{self, Manifest};
 use super::split::Split;
 use super::stem::{is_model, stem};
 use super::unused::Unused;
-use super::{dataset, index, parts, quantized};
+use super::{dataset, index, parts, recognise};
 use crate::format::{self, Mode};
 use crate::name::harmless;
 use crate::source::{self, Directories, Entry, EntryKind, FileId, Location, Stat};
@@ -500,7 +500,7 @@ impl Scan {
         }
         if listed.iter().any(|named| matches!(named.item, Item::Model(_))) {
             // Opening a quantized model reads them.
-            let configs = entries.iter().filter(|entry| quantized::configs().any(|config| entry.name == config));
+            let configs = entries.iter().filter(|entry| recognise::configs().any(|config| entry.name == config));
             let configs: Vec<Location> = configs.map(|entry| dir.join(&entry.name)).collect();
             self.catalog.dirs.add_paths(dir, &configs);
             self.catalog.reads.extend(configs);

@@ -1,4 +1,5 @@
-//! The values of quantized weights: any range of them is decoded from the bytes that it needs.
+//! The values of quantized weights, decoded when they are read. A read of any range reads only the stored bytes that
+//! the range needs.
 
 use super::ids::TensorId;
 use super::quantization::Weight;
@@ -18,17 +19,17 @@ const BF16: u64 = 2;
 /// Maximum number of elements that are decoded at a time. They and their codes fit into the cache of a core.
 const DECODED_AT_ONCE: u64 = 32 << 10;
 
-/// The same for a transposed matrix, for which a call has more to prepare.
+/// The same for a transposed matrix, for which each call copies the rows first.
 const TRANSPOSED_AT_ONCE: u64 = 256 << 10;
 
-/// Runs that are no further apart than this are looked up or fetched together, with the bytes between them.
+/// If the gaps between runs are no longer than this, the runs are looked up or fetched together with the gaps.
 const GAP_MAX: u64 = 64 << 10;
 
-/// Bytes that are looked up together, and for which memory is not reserved first.
+/// Up to this many bytes are looked up at a time, and are read without reserving memory first.
 const AT_ONCE_MAX: u64 = 2 << 20;
 
-/// Address space in bytes that must be free besides, before more than that is read. It is more than decoding takes,
-/// because freeing a block of up to 32 MiB would change the thresholds of malloc of glibc.
+/// Address space in bytes that must be free in addition, before more than [`AT_ONCE_MAX`] is read. It is more than
+/// decoding takes, because freeing a block of up to 32 MiB would change the thresholds of malloc of glibc.
 const HEADROOM: usize = 33 << 20;
 
 /// Maximum size in bytes of all windows that are kept.
@@ -191,7 +192,7 @@ mod tests {
     use std::path::Path;
     use std::sync::Mutex;
 
-    /// A file that begins with `head` and goes on with zeros. Notes what is read.
+    /// A file that begins with `head` and continues with zeros. Records the ranges that are read.
     #[derive(Debug)]
     struct Noted {
         head: Vec<u8>,
@@ -232,8 +233,11 @@ mod tests {
         }
     }
 
-    /// A model of tensors that are zero, what is read of it after its header, and where its data begins.
-    fn model(tensors: &[(&str, &str, &[u64], u64)]) -> (Model, Arc<Mutex<Vec<Range<u64>>>>, u64) {
+    /// Name, dtype, shape, and size in bytes.
+    type Described<'t> = (&'t str, &'t str, &'t [u64], u64);
+
+    /// A model of tensors that are zero, the ranges that are read after its header, and the offset of its data.
+    fn model(tensors: &[Described]) -> (Model, Arc<Mutex<Vec<Range<u64>>>>, u64) {
         let mut end = 0;
         let entries = tensors.iter().map(|(name, dtype, shape, nbytes)| {
             let begin = end;
@@ -273,7 +277,7 @@ mod tests {
         let mut read = std::mem::take(&mut *reads.lock().unwrap());
         read.sort_by_key(|range| range.start);
         assert_eq!(read, [codes.clone(), scales..scales + 144 * 4]);
-        // The scheduler knows which bytes these are before they are read.
+        // The scheduler can ask which bytes these are before they are read.
         let mut needed = Vec::new();
         let Some(generated) = model.dequantized(&model.quantized().weights()[0], false) else { panic!() };
         generated.needs.unwrap()(&range, &mut |_, range| {
@@ -290,7 +294,7 @@ mod tests {
     #[test]
     fn memory_for_a_read_does_not_follow_the_size_of_the_tensor() {
         let long = 1u64 << 27;
-        let matrices: [&[(&str, &str, &[u64], u64)]; 4] = [
+        let matrices: [&[Described]; 4] = [
             // A read across two rows needs some groups of each, and one across two matrices some rows of each.
             &[("w.weight", "I8", &[2, long], 2 * long), ("w.weight_scale", "F32", &[2, long / 2], 4 * long)],
             &[("w.weight", "F8_E4M3", &[2, long, 1], 2 * long), ("w.weight_scale", "F32", &[2, long, 1], 8 * long)],
@@ -329,7 +333,7 @@ mod tests {
             ("w.qzeros", "I32", &[4, rows / 8], 4 * rows / 2),
             ("w.scales", "F16", &[4, rows], 4 * rows * 2),
         ]);
-        assert_eq!(&*model.quantized().weights()[0].class.scheme.name, "AWQ");
+        assert_eq!(model.quantized().weights()[0].class.scheme.name, "AWQ");
         let content = values(&model);
         let row = |row: u64| row * cols * F32..(row + 1) * cols * F32;
         for at in [0, 1, 77, rows - 1] {

@@ -60,8 +60,9 @@ impl<'m> Diff<'m> {
     }
 }
 
-/// The numbers of two models, by name. Quantized weights have their logical names, and their companions are left out.
-/// Tensors are given by number, in ascending order; a weight by the tensor with its codes.
+/// The tensors whose numbers two models have under the same name. Quantized weights have their logical names, and their
+/// companions are left out. Tensors are given by number, in ascending order; a weight is given by the tensor with its
+/// codes.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Partners {
     /// In both: the tensor of the old model, and that of the new one.
@@ -73,10 +74,10 @@ pub struct Partners {
 }
 
 impl Partners {
-    /// Finds the numbers that both models have.
+    /// Pairs the numbers of two models by name.
     pub fn new(old: &Model, new: &Model) -> Self {
         let find =
-            |model: &Model, name: &str| model.find_numbers(name).filter(|id| model.quantized().owner(*id).is_none());
+            |model: &Model, name: &str| model.find_numbers(name).filter(|id| !model.quantized().is_companion(*id));
         let mut partners = Self { pairs: Vec::new(), added: Vec::new(), removed: Vec::new() };
         for id in numbers(old) {
             match find(new, old.numbers(id, true).name()) {
@@ -89,9 +90,9 @@ impl Partners {
     }
 }
 
-/// The tensors of a model that are numbers: all but the companions of quantized weights.
+/// The tensors of a model whose numbers are compared: all but the companions of quantized weights.
 fn numbers(model: &Model) -> impl Iterator<Item = TensorId> {
-    model.logical().iter().filter(|id| model.quantized().owner(*id).is_none())
+    model.logical().iter().filter(|id| !model.quantized().is_companion(*id))
 }
 
 /// Differences between two lists of keys and values, each sorted by key.

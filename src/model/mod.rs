@@ -17,6 +17,7 @@ mod population;
 pub mod quantization;
 mod quantized;
 mod quiet;
+mod recognise;
 mod refusal;
 mod set;
 mod split;

@@ -1,10 +1,11 @@
-//! The numbers that a tensor means.
+//! The numbers of a tensor: those that are stored, or those of the quantized weight whose codes the tensor has.
 
+use super::ids::TensorId;
 use super::quantization::Weight;
-use super::table::Tensor;
+use super::table::{Model, Tensor};
 use crate::format::Dtype;
 
-/// A tensor as numbers: what it stores, or the quantized weight whose codes it has.
+/// The numbers of a tensor: those that are stored, or those of the quantized weight whose codes the tensor has.
 #[derive(Debug, Clone)]
 pub struct Numbers<'m> {
     /// The tensor; of a weight, the one with the codes.
@@ -14,7 +15,7 @@ pub struct Numbers<'m> {
 }
 
 impl<'m> Numbers<'m> {
-    /// What a tensor stores, quantized or not.
+    /// The stored numbers of a tensor, even if they are codes.
     pub fn stored(tensor: Tensor<'m>) -> Self {
         Self { tensor, weight: None }
     }
@@ -37,5 +38,27 @@ impl<'m> Numbers<'m> {
     /// The dtype that holds the numbers exactly: float32 for a quantized weight.
     pub fn dtype(&self) -> Dtype<'m> {
         if self.weight.is_some() { Dtype::F32 } else { self.tensor.info.dtype }
+    }
+}
+
+impl Model {
+    /// The numbers of a tensor: with `dequantized`, those of the weight whose codes it has, otherwise the stored ones.
+    ///
+    /// # Panics
+    /// If no tensor has that number.
+    pub fn numbers(&self, id: TensorId, dequantized: bool) -> Numbers<'_> {
+        Numbers { tensor: self.tensor(id), weight: self.quantized().weight(id).filter(|_| dequantized) }
+    }
+
+    /// The logical name of a weight.
+    pub fn weight_name<'m>(&'m self, weight: &'m Weight) -> &'m str {
+        weight.name.as_deref().unwrap_or_else(|| self.name(TensorId::new(weight.values)))
+    }
+
+    /// The tensor whose numbers have a name, if weights are dequantized: the codes of the weight with this logical
+    /// name, or the tensor with this name.
+    pub fn find_numbers(&self, name: &str) -> Option<TensorId> {
+        let stored = |id: &TensorId| self.quantized().weight(*id).is_none_or(|weight| weight.name.is_none());
+        self.quantized().find(name).or_else(|| self.find(name).filter(stored))
     }
 }

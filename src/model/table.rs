@@ -3,9 +3,7 @@
 use super::error::Error;
 use super::header;
 use super::ids::{ShardId, TensorId};
-use super::numbers::Numbers;
 use super::population::Population;
-use super::quantization::Weight;
 use super::quantized::Quantized;
 use crate::content::{Data, Extent, Extents, Run, Sources};
 use crate::format::gguf::SPLIT_PREFIX;
@@ -408,31 +406,8 @@ impl Model {
         &self.quantized
     }
 
-    /// Finds the quantized weights. Call this once the name space is complete.
-    pub(super) fn recognise(&mut self) -> Result<(), Error> {
-        let (quantized, needed) = Quantized::of(self)?;
+    pub(super) fn set_quantized(&mut self, quantized: Quantized) {
         self.quantized = quantized;
-        self.needed.extend(needed);
-        Ok(())
-    }
-
-    /// A tensor as numbers: what it stores, or if `dequantized`, the weight whose codes it has.
-    ///
-    /// # Panics
-    /// If no tensor has that number.
-    pub fn numbers(&self, id: TensorId, dequantized: bool) -> Numbers<'_> {
-        Numbers { tensor: self.tensor(id), weight: self.quantized.weight(id).filter(|_| dequantized) }
-    }
-
-    /// The logical name of a weight.
-    pub fn weight_name<'m>(&'m self, weight: &'m Weight) -> &'m str {
-        weight.name.as_deref().unwrap_or_else(|| self.name(TensorId::new(weight.values)))
-    }
-
-    /// The tensor that has the numbers called `name`: those of a weight, or what a tensor stores.
-    pub fn find_numbers(&self, name: &str) -> Option<TensorId> {
-        let stored = |id: &TensorId| self.quantized.weight(*id).is_none_or(|weight| weight.name.is_none());
-        self.quantized.find(name).or_else(|| self.find(name).filter(stored))
     }
 
     /// The tensor called `name` in one file.
@@ -523,7 +498,7 @@ impl Model {
         self.notes.mismatches.total() + self.shards.iter().map(|shard| shard.header.skipped().total()).sum::<usize>()
     }
 
-    /// Logs what users of a mount of the model should know: [`Model::report`], and what is not dequantized.
+    /// Logs what users of a mount of the model should know: [`Model::report`], and which weights are not dequantized.
     pub fn report_mount(&self, source: &impl fmt::Display) {
         self.report(source);
         for note in self.quantized().notes() {

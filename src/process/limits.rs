@@ -13,8 +13,8 @@ pub fn raise_open_files() {
     /// Each file also has a map, and a process can have 65,530 maps by default (`vm.max_map_count`).
     const MOST: u64 = 16_384;
     /// An open remote file takes two descriptors, and seven in the process that fetches it, which has the same limit.
-    /// Half as many more are opened before they are read, and there are the sockets and what both open for a short
-    /// time.
+    /// Half as many more files may be opened before they are read. The rest is for sockets and for files that both
+    /// processes open for a short time.
     const OF_REMOTE: u64 = 16;
     /// An open remote file has three maps.
     const REMOTE_MOST: u64 = 8_192;

@@ -1,5 +1,5 @@
-//! Files that another process opens. An open one takes descriptors in both processes, so it is closed when too many are
-//! open, and opened again when it is read.
+//! Files that another process opens. An open file takes descriptors in both processes. If too many files are open, some
+//! are closed, and opened again when they are read.
 
 use super::pool::{Pool, Reopen, Slot};
 use super::{Bytes, Error, FileId, Source, Stat};
@@ -13,8 +13,7 @@ static POOL: Pool<Open> = Pool::new(DEFAULT_LIMIT);
 /// A sixteenth of the usual file descriptor limit, 1024.
 const DEFAULT_LIMIT: usize = 64;
 
-/// Limits the number of files that another process has opened. To read a closed one, it is opened again and another one
-/// is closed.
+/// Limits the number of open files of other processes. A read of a closed file opens it again and closes another one.
 pub fn limit_reopened_files(limit: usize) {
     POOL.set_limit(limit);
 }
@@ -96,7 +95,7 @@ impl Source for Reopened {
     }
 
     fn stream(&self, range: Range<u64>) -> Option<Box<dyn Send>> {
-        // The file stays open as long as its bytes are to be fetched. Without it, reads wait and say why.
+        // The file stays open as long as its bytes are to be fetched.
         let open = self.get(&|| false).ok()?;
         let stream = open.0.stream(range)?;
         Some(Box::new((stream, open)))

@@ -1,4 +1,4 @@
-//! How far the numbers of two models are apart, as text, Markdown and JSON.
+//! The report of `diff --values` on two models, as text, Markdown and JSON.
 
 use super::comparison::{NotCompared, code, count, line, rounded, signed, table};
 use super::output::{self, Output, grouped, plural, size, squeeze};
@@ -17,7 +17,7 @@ const DIGITS: usize = 3;
 /// The columns of the table.
 const HEADINGS: [&str; 7] = ["TENSOR", "A", "B", "REL RMS", "RMS", "MAX ABS", "COSINE"];
 
-/// What was found out about a tensor of both models.
+/// The result of comparing a tensor of both models.
 pub enum Finding {
     /// All values are the same.
     Same,
@@ -27,7 +27,7 @@ pub enum Finding {
     NotCompared(String),
 }
 
-/// The numbers of two models, and how far they are apart.
+/// The differences between the values of two models.
 #[derive(Serialize)]
 pub struct Deviations<'m> {
     same: bool,
@@ -47,7 +47,7 @@ struct Side {
     /// The schemes of the quantized weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     quantization: Option<String>,
-    /// What looks quantized, and is compared by its stored numbers.
+    /// Warnings about tensors that look quantized and are compared by their stored numbers.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     not_dequantized: Vec<String>,
 }
@@ -59,7 +59,7 @@ struct Values<'m> {
     equal: usize,
     /// The largest relative error first.
     different: Vec<Different<'m>>,
-    /// Those of all tensors that differ.
+    /// The errors of all tensors that differ, together.
     total: Total,
     not_compared: Vec<NotCompared<'m>>,
 }
@@ -77,7 +77,7 @@ struct Entry<'m> {
 struct Form<'m> {
     /// The stored dtype, or the type of the codes of a quantized weight.
     dtype: &'m str,
-    /// Size with companions in bytes.
+    /// Size in bytes, with the companions that the values depend on.
     nbytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     quantization: Option<String>,
@@ -100,7 +100,7 @@ struct Total {
     errors: Errors,
 }
 
-/// Numbers are null in JSON if they are infinite, and the cosine if all values of a side are zero.
+/// In JSON, infinite errors are null. The cosine is null if all values of a side are zero.
 #[derive(Serialize)]
 struct Errors {
     elements: u64,
@@ -122,8 +122,8 @@ struct Sides {
 }
 
 impl<'m> Deviations<'m> {
-    /// Compares two models, each with its location on the command line. `found` has what was found out about each pair
-    /// of `partners`.
+    /// A report on two models, each with its location on the command line. `found` has the result for each pair of
+    /// `partners`.
     pub fn new(
         (location_a, a): (&Location, &'m Model),
         (location_b, b): (&Location, &'m Model),

@@ -46,8 +46,8 @@ pub fn print_tables(breakdown: &Breakdown, exact: bool, out: &mut Output) -> io:
     table(out, &["QUANTIZATION", "WEIGHTS", "PARAMETERS", "SIZE", "BITS"], &rows)
 }
 
-/// Prints a line with the sum and the dtypes, one with the modules, and one with the quantized weights. Each has as many
-/// groups as fit, largest first.
+/// Prints a line with the sum and the dtypes, one with the modules, and one with the quantized weights. Each has as
+/// many groups as fit, largest first.
 pub fn print_lines(breakdown: &Breakdown, out: &mut Output) -> io::Result<()> {
     let Breakdown { all, dtypes, modules, quantized } = breakdown;
     let largest = |groups: &[(&str, Totals)]| {

@@ -128,7 +128,7 @@ impl Export {
             false => stored_metadata(model, Some((&runs.runs, data_len))),
         };
         if conversion.is_some_and(|conversion| conversion.dequantized) {
-            // ComfyUI would dequantize the weights again.
+            // With this key, ComfyUI would dequantize the weights again.
             pairs.retain(|pair| pair.0 != COMFY_METADATA);
         }
         let metadata = match &pairs[..] {
@@ -192,8 +192,8 @@ impl Export {
     }
 }
 
-/// A tensor as it appears in a file; `None` if the file cannot hold it. The length of `range` is the size of the data in
-/// that file.
+/// A tensor as it appears in a file; `None` if the file cannot hold it. The length of `range` is the size of the data
+/// in that file.
 pub fn written<'m>(numbers: &Numbers<'m>, conversion: Option<Conversion>) -> Option<TensorInfo<'m>> {
     let (tensor, dtype) = (&numbers.tensor.info, numbers.dtype());
     let Some(Conversion { to, .. }) = conversion else { return Some(tensor.clone()).filter(|_| !dtype.has_scales()) };

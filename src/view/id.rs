@@ -45,7 +45,7 @@ impl Shown {
         Self { dequantized: false, ..self }
     }
 
-    /// Whether the numbers of quantized weights are dequantized.
+    /// Whether quantized weights are dequantized.
     pub fn is_dequantized(self) -> bool {
         self.dequantized
     }

@@ -23,7 +23,7 @@ impl Tensors {
     /// out.
     pub fn choose(model: &Model, conversion: Option<Conversion>, is_wanted: impl Fn(&Numbers) -> bool) -> Self {
         let is_dequantized = conversion.is_some_and(|conversion| conversion.dequantized);
-        let is_part = |id: TensorId| is_dequantized && model.quantized().owner(id).is_some();
+        let is_part = |id: TensorId| is_dequantized && model.quantized().is_companion(id);
         let is_chosen = |id: &TensorId| !is_part(*id) && is_wanted(&numbers(model, *id, conversion));
         Self::These(model.logical().iter().filter(is_chosen).collect())
     }

@@ -50,7 +50,7 @@ impl Float {
     }
 }
 
-/// What becomes of the numbers of an export.
+/// How an export converts numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Conversion {
     /// The dtype to which they are converted.
@@ -59,8 +59,8 @@ pub struct Conversion {
     pub dequantized: bool,
 }
 
-/// The numbers of a tensor or of a weight in a dtype, or its stored bytes if they have that dtype already. `None` if the
-/// numbers are not known.
+/// The numbers of a tensor or of a weight in a dtype, or its stored bytes if they have that dtype already. `None` if
+/// the numbers are not known.
 pub fn segment(model: &Model, numbers: &Numbers, float: Float) -> Option<Segment> {
     if let Some(weight) = numbers.weight {
         return model.dequantized(weight, float == Float::Bf16).map(Segment::Generated);

@@ -172,7 +172,7 @@ fn companions_that_are_missing_or_do_not_fit_are_findings() {
         (without("scales"), format!("{codes}: codes without scales (I32)")),
         (
             with("l.0.q.qzeros", Dtype::I32, &[3, 8], 96),
-            format!("{codes} (GPTQ): a companion of a wrong type or shape (qzeros: I32 [3, 8])"),
+            format!("{codes} (GPTQ): a companion with a wrong dtype or shape (qzeros: I32 [3, 8])"),
         ),
         (
             with("l.0.q.g_idx", Dtype::I32, &[63], 252),

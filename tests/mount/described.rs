@@ -34,7 +34,7 @@ fn every_tensor_of_a_weight_is_described() {
             assert!(summary.starts_with(&begin), "{model}: {summary}");
             let file = |tensor: &Value| mount.path(format!("{model}/{}", tensor["file"].as_str().unwrap()));
             assert_eq!(attribute(file(codes)).unwrap(), summary);
-            // Every other tensor is a companion, and says of which weight; or it is a tensor of its own.
+            // Every other tensor is a companion of this weight, or an ordinary tensor.
             let mut names: Vec<&str> = Vec::new();
             let mut nbytes = codes["nbytes"].as_u64().unwrap();
             for other in others {

@@ -268,6 +268,51 @@ fn description_of_comfyui_is_not_in_a_dequantized_export() {
     }
 }
 
+/// The old format of ComfyUI has a tensor that says that the model is quantized.
+#[test]
+fn marker_of_comfyui_is_not_in_a_dequantized_export() {
+    require_fuse!();
+    let scene = Scene::new();
+    let source = scene.model(
+        "m.safetensors",
+        &[
+            ("net.scaled_fp8", Dtype::F8_E4M3, &[2], vec![0; 2]),
+            ("net.a.weight", Dtype::F8_E4M3, &[2, 2], vec![0x38; 4]),
+            ("net.a.scale_weight", Dtype::F32, &[], 2f32.to_le_bytes().to_vec()),
+        ],
+        &[],
+    );
+    let (mount, stored) = (scene.mount(&source, &[]), scene.mount(&source, &["--stored"]));
+    let count = |mount: &Mount, file: &str| SafeTensors::deserialize(&mount.read(file)).unwrap().len();
+    assert_eq!(count(&mount, "export/m-bf16.safetensors"), 1);
+    assert_eq!(count(&mount, "export/m-whole.safetensors"), 3);
+    assert_eq!(count(&stored, "export/m-bf16.safetensors"), 3);
+    assert!(mount.path("tensors/net.scaled_fp8").exists() && mount.path("f32/net.scaled_fp8.f32").exists());
+}
+
+#[test]
+fn configuration_written_by_python_is_read() {
+    require_fuse!();
+    let scene = Scene::new();
+    let case = cases().into_iter().find(|case| case.name == "mlx_3_64").unwrap();
+    let dir = scene.path("mlx");
+    write_case(&dir, &case, false);
+    let config = fs::read_to_string(dir.join("config.json")).unwrap();
+    fs::write(dir.join("config.json"), config.replacen('{', "\u{feff}{\"time_step_limit\": [0.0, Infinity], ", 1))
+        .unwrap();
+    let mount = scene.mount(&dir, &[]);
+    let expected = &case.expected.tensors[0];
+    assert_eq!(f32s(&mount.read(format!("f32/{}.f32", expected.name))), floats(expected));
+    drop(mount);
+    // A file that cannot be used is reported once, with its path once.
+    for text in ["{", &" ".repeat((16 << 20) + 1)] {
+        fs::write(dir.join("config.json"), text).unwrap();
+        let mount = scene.mount(&dir, &[]);
+        let log = mount.log();
+        assert_eq!((log.matches("config.json: ").count(), log.matches("ignored: ").count()), (1, 1), "{log}");
+    }
+}
+
 #[test]
 fn unknown_scheme_is_reported_and_shown_as_stored() {
     require_fuse!();
@@ -292,6 +337,15 @@ fn unknown_scheme_is_reported_and_shown_as_stored() {
         assert!(mount.log().contains(note), "{}", mount.log());
     }
     assert_eq!(mount.read("npy/a.weight.npy")[128..], pattern(8));
+    // Weights of a known scheme are dequantized even if the configuration names an unknown method.
+    let (fp8, values) = fp8(&scene);
+    fs::write(fp8.with_file_name("config.json"), r#"{"quantization_config": {"quant_method": "quark"}}"#).unwrap();
+    let known = scene.mount(&fp8, &[]);
+    let index: Value = serde_json::from_slice(&known.read("index.json")).unwrap();
+    let note = index["notes"][0].as_str().unwrap();
+    assert!(note.contains("(quark); ") && note.ends_with("are dequantized nevertheless"), "{note}");
+    assert!(index["notes"].as_array().unwrap().len() == 1 && !note.contains("not dequantized"), "{note}");
+    assert_eq!(f32s(&known.read("f32/layer.weight.f32")), values);
     let mut files = mount.list("npy");
     files.sort();
     assert_eq!(files, ["a.weight.npy", "a.weight_scales.npy", "b.qweight.npy"]);

@@ -1,4 +1,4 @@
-//! Quantized tensors, and what the libraries make of them: the contents of `cases.safetensors`.
+//! Quantized tensors, and the values that the libraries compute from them: the contents of `cases.safetensors`.
 
 use serde_json::Value;
 use std::collections::HashMap;
@@ -25,7 +25,7 @@ impl File {
     }
 }
 
-/// Quantized tensors and what a library or a formula makes of them.
+/// Quantized tensors, and the values that a library or a formula computes from them.
 pub struct Case {
     pub name: String,
     pub file: File,

@@ -211,7 +211,7 @@ proptest! {
         }
     }
 
-    /// Whatever is not refused needs only bytes that exist.
+    /// A layout that is not refused needs only bytes that exist.
     #[test]
     fn hostile_descriptions_are_refused_or_work(layout in layout(), at in any::<[prop::sample::Index; 2]>()) {
         let Ok(required) = layout.required() else { return Ok(()) };
@@ -287,7 +287,7 @@ fn row_needs_only_its_codes_and_scales() {
     let [values, scales, ..] = decoder.needs(&(row..row + 18432));
     assert_eq!(values, Runs { start: 300 * 4, len: 4, stride: 7168 * 4, count: 18432 / 8 });
     assert_eq!(scales, Runs { start: 300 * 4, len: 4, stride: 7168 * 4, count: 144 });
-    // A window is a strip of rows of at most 4 MiB of codes.
+    // A window consists of rows whose codes and scales are at most 4 MiB.
     let window = transposed.window(row..row + 1);
     assert_eq!((window.start % 18432, window.end % 18432, window.contains(&row)), (0, 0, true));
     let bytes = decoder.needs(&window)[Part::Values as usize].bytes();

@@ -1,7 +1,7 @@
 //! Every scheme against the libraries that define it, and against its formula in NumPy.
 //!
-//! `vectors.py` has written `cases.safetensors` with the numbers of the libraries. `formulas.py` has the formulas, which
-//! give the same numbers; `random_vectors.py` applies them to new tensors in each run.
+//! `vectors.py` has written `cases.safetensors` with the numbers of the libraries. `formulas.py` has the formulas,
+//! which give the same numbers; `random_vectors.py` applies them to new tensors in each run.
 
 use crate::cases::{Case, cases, cases_of, floats, is_same};
 use std::path::{Path, PathBuf};

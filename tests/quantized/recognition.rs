@@ -6,7 +6,9 @@ use serde_json::{Value, json};
 use std::cell::Cell;
 use std::collections::HashMap;
 use weightfs::codec::quantized::{Decoder, Part};
-use weightfs::model::quantization::{Config, Recognised, SCHEMES, Stored, Tensors, recognise};
+use weightfs::model::quantization::{
+    self, CONTENTS_MAX, Config, Recognised, SCHEMES, Stored, Tensors, parse, recognise, wanted,
+};
 
 fn size(dtype: &str) -> u64 {
     match dtype {
@@ -78,7 +80,7 @@ fn every_companion_is_accounted_for() {
     }
 }
 
-/// Without one of its parts, no weight is recognised, or else it does not need the part.
+/// A weight without one of its parts is not recognised, unless it does not need the part.
 #[test]
 fn missing_part_is_reported() {
     for case in cases() {
@@ -88,13 +90,13 @@ fn missing_part_is_reported() {
             let mut tensors = case.file.tensors.clone();
             let missing = tensors.remove(at);
             let recognised = File::new(tensors).recognise(&case.config());
-            // Without the codes there is nothing to warn of. Zero points and indices are optional in some schemes.
+            // Without the codes there is no warning. Zero points and indices are optional in some schemes.
             match part {
                 Part::Values => assert!(recognised.weights.is_empty(), "{}", case.name),
                 Part::Zeros | Part::GroupIndex if !recognised.weights.is_empty() => {}
                 Part::Scales if recognised.warnings.is_empty() => {
-                    // Nothing says that these numbers are codes: there is no configuration, or the name or type is one
-                    // that other tensors have too.
+                    // Without the scales, these are not recognised as codes: there is no configuration, or other
+                    // tensors have such names or dtypes too.
                     let values = &case.file.tensors[weight.values];
                     let is_ordinary = !values.name.ends_with(".weight") || values.dtype == "BF16";
                     assert!(is_ordinary || !case.config().is_quantized(), "{}", case.name);
@@ -111,7 +113,8 @@ fn missing_part_is_reported() {
     }
 }
 
-/// A part that is longer or shorter by one in any dimension is refused, or else the weight has other dimensions.
+/// A part that is longer or shorter by one in any dimension is refused, unless the weight is recognised with other
+/// dimensions.
 #[test]
 fn part_of_a_wrong_shape_is_refused() {
     for case in cases() {
@@ -155,6 +158,13 @@ fn unknown_methods_and_formats_are_reported() {
     }
 }
 
+/// Whether the configuration of a model with these tensors is read.
+fn may_be_quantized(list: &[(&str, &str)]) -> bool {
+    let stored = |(name, dtype)| Stored { name, dtype, shape: &[4, 4], bytes: 16 * size(dtype) };
+    let find = |name: &str| list.iter().copied().find(|(other, _)| *other == name).map(stored);
+    quantization::may_be_quantized(list.iter().copied().map(stored), find)
+}
+
 #[test]
 fn scales_without_a_scheme_are_reported_once() {
     let pairs = [
@@ -167,11 +177,21 @@ fn scales_without_a_scheme_are_reported_once() {
         ("m.weight", "m.scale"),
         ("m.B", "m.s"),
         ("m.qweight", "m.wscales"),
+        ("m.q_weight", "m.q_scale"),
+        ("m.trellis", "m.suh"),
+        ("m.indices", "m.weight_scale"),
+        ("m.Qidxs", "m.Wscale"),
+        ("m.weight.compressed", "m.weight.bitmask"),
     ];
     for (values, scales) in pairs {
         let expected = format!("scales of no known scheme ({scales}), such as \"{values}\"");
         assert_eq!(warning(&[(values, "I32", &[4, 4]), (scales, "BF16", &[4, 1])], json!({})), expected);
-        // Tensors of ordinary types are no codes.
+        assert!(may_be_quantized(&[(values, "I32"), (scales, "BF16")]), "{values}");
+        // Tensors of ordinary types are no codes, except for those of sparse weights.
+        assert_eq!(may_be_quantized(&[(values, "F16"), (scales, "BF16")]), values.ends_with(".compressed"), "{values}");
+        if values.ends_with(".compressed") {
+            continue;
+        }
         let (_, recognised) = found(&[(values, "F16", &[4, 4]), (scales, "BF16", &[4, 1])], json!({}));
         assert!(recognised.warnings.is_empty() && recognised.weights.is_empty(), "{values}");
     }
@@ -185,6 +205,28 @@ fn scales_without_a_scheme_are_reported_once() {
     assert_eq!(warning(&many, json!({})), expected);
 }
 
+/// llama.cpp multiplies by such scales, which weightfs does not.
+#[test]
+fn scales_of_block_types_are_reported() {
+    for dtype in ["NVFP4", "MXFP4", "Q4_0", "IQ2_XS", "TQ1_0"] {
+        let scales: [(&str, &str, &[u64]); 4] = [
+            ("blk.0.up.weight", dtype, &[4, 64]),
+            ("blk.0.up.scale", "F32", &[1]),
+            ("blk.1.up.weight", dtype, &[4, 64]),
+            ("blk.1.up.scale", "F32", &[1]),
+        ];
+        let expected = "GGUF: a scale that the values are not multiplied by (blk.0.up.scale), such as \
+                        \"blk.0.up.weight\", 2 tensors";
+        assert_eq!(warning(&scales, json!({})), expected);
+        assert!(may_be_quantized(&[("m.weight", dtype), ("m.scale", "F32")]));
+        assert!(!may_be_quantized(&[("m.weight", dtype), ("m.bias", "F32")]));
+    }
+    for dtype in ["F32", "BF16", "F16", "F64"] {
+        assert!(!may_be_quantized(&[("m.weight", dtype), ("m.scale", "F32")]), "{dtype}");
+        assert!(found(&[("m.weight", dtype, &[4, 4]), ("m.scale", "F32", &[1])], json!({})).1.warnings.is_empty());
+    }
+}
+
 #[test]
 fn codes_without_scales_are_reported() {
     let fp8 = json!({"quantization_config": {"quant_method": "fp8"}});
@@ -192,6 +234,12 @@ fn codes_without_scales_are_reported() {
     assert_eq!(warning(&[("m.weight", "F8_E4M3", &[4, 4])], fp8), expected);
     let expected = "codes without scales (I32), such as \"m.qweight\"";
     assert_eq!(warning(&[("m.qweight", "I32", &[4, 4])], json!({})), expected);
+    let config = json!({"quantization_config": {"quant_method": "mxfp4"}});
+    for name in ["m_blocks", "m.blocks"] {
+        let expected = format!("codes without scales (U8), such as \"{name}\"");
+        assert_eq!(warning(&[(name, "U8", &[4, 16])], config.clone()), expected);
+        assert!(found(&[(name, "U8", &[4, 16])], json!({})).1.warnings.is_empty(), "{name}");
+    }
     // Without a configuration these are ordinary numbers.
     assert!(found(&[("m.weight", "F8_E4M3", &[4, 4])], json!({})).1.warnings.is_empty());
 }
@@ -234,7 +282,7 @@ fn block_size_comes_from_the_configuration() {
 
 /// E8M0 scales of 32 columns are those of MXFP8, and others those of blocks.
 #[test]
-fn shape_of_the_scales_tells_mxfp8_from_blocks() {
+fn shape_of_the_scales_distinguishes_mxfp8_from_fp8_blocks() {
     let config = json!({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}});
     let scheme = |scales: &[u64]| {
         let (_, recognised) =
@@ -246,7 +294,7 @@ fn shape_of_the_scales_tells_mxfp8_from_blocks() {
     assert_eq!(scheme(&[256, 11]), None);
 }
 
-/// Without rows, nothing but the configuration tells AWQ from GPTQ.
+/// If a matrix has no rows, only the configuration distinguishes AWQ from GPTQ.
 #[test]
 fn matrix_without_rows_has_the_scheme_of_the_configuration() {
     let tensors: [(&str, &str, &[u64]); 3] =
@@ -323,7 +371,7 @@ fn metadata_of_comfyui_is_used() {
     assert_eq!((recognised.weights.len(), recognised.warnings.len()), (0, 1));
 }
 
-/// Each layer has the group size that its shapes tell, if the configuration names several.
+/// If the configuration has several group sizes, the shapes of a layer select one.
 #[test]
 fn groups_of_layers_may_differ() {
     let groups = json!({
@@ -350,15 +398,171 @@ fn groups_of_layers_may_differ() {
     assert_eq!(block(2, 56), None);
 }
 
+/// What is kept of the configuration, and compared with each weight, does not grow with the number of groups.
 #[test]
-fn logical_name_must_be_free() {
+fn many_groups_of_layers_cost_no_more_than_one() {
+    let config = |count: usize| {
+        let groups = (0..count).map(|at| {
+            let group = json!({"num_bits": 4, "group_size": 32, "weight_block_size": [64, 64], "desc_act": true});
+            (format!("group_{at}"), json!({"weights": group}))
+        });
+        let groups: serde_json::Map<String, Value> = groups.collect();
+        let all = json!({"config_groups": groups, "quantized_layers": groups, "modules": groups});
+        Config::new(Some(&json!({"quantization_config": all})), Some(&json!({"quantization": all})))
+    };
+    let (one, many) = (format!("{:?}", config(1)), format!("{:?}", config(5000)));
+    assert_eq!(one, many);
+    assert!(one.contains("32") && one.contains("64") && !one.contains("group_0"), "{one}");
+}
+
+/// Sizes that differ are found without looking at all of them, with the same result.
+#[test]
+fn different_group_sizes_are_told_apart() {
+    let sizes = [7, 8, 16, 30, 32, 64, 128];
+    let groups: serde_json::Map<String, Value> =
+        sizes.iter().rev().map(|size| (format!("{size}"), json!({"weights": {"group_size": size}}))).collect();
+    let config = Config::new(Some(&json!({"quantization_config": {"config_groups": groups}})), None);
+    for cols in 0..300u64 {
+        for count in 0..50 {
+            let fitting: Vec<u64> = sizes.into_iter().filter(|size| cols.div_ceil(*size) == count).collect();
+            let expected = match &fitting[..] {
+                [] => (count > 0 && cols % count == 0).then(|| (cols / count).max(1)),
+                [size] => Some(*size),
+                _ => None,
+            };
+            assert_eq!(config.group_size(cols, count), expected, "{cols} {count}");
+        }
+    }
+    let blocks: serde_json::Map<String, Value> =
+        (1..=65).map(|size| (format!("{size}"), json!({"block_structure": [size, 1000]}))).collect();
+    let config = |count: usize| {
+        let blocks: serde_json::Map<String, Value> = blocks.clone().into_iter().take(count).collect();
+        Config::new(Some(&json!({"quantization_config": {"config_groups": blocks}})), None)
+    };
+    assert!(config(64).block([60, 1000], [60, 1]).is_some() && config(65).block([60, 1000], [60, 1]).is_none());
+}
+
+/// Files of MLX may mix modes. A layer with an entry of its own has the defaults of its own mode.
+#[test]
+fn layers_of_mlx_with_own_parameters_ignore_those_of_the_model() {
+    let affine: [(&str, &str, &[u64]); 3] =
+        [("a.weight", "U32", &[4, 32]), ("a.scales", "BF16", &[4, 2]), ("a.biases", "BF16", &[4, 2])];
+    let mxfp4: [(&str, &str, &[u64]); 2] = [("b.weight", "U32", &[4, 16]), ("b.scales", "U8", &[4, 4])];
+    let summaries = |quantization: Value| {
+        let (_, recognised) = found(&[&affine[..], &mxfp4].concat(), json!({"quantization": quantization}));
+        assert!(recognised.warnings.is_empty(), "{:?}", recognised.warnings);
+        recognised.weights.iter().map(|weight| weight.class.summary()).collect::<Vec<_>>()
+    };
+    let expected = ["MLX: INT8, groups of 64, asymmetric", "MLX: MXFP4, groups of 32"];
+    let of_model = json!({"group_size": 32, "bits": 4, "mode": "mxfp4", "a": {"group_size": 64, "bits": 8}});
+    assert_eq!(summaries(of_model), expected);
+    assert_eq!(summaries(json!({"mode": "mxfp4", "a": {"bits": 8}})), expected);
+    assert_eq!(summaries(json!({"group_size": 64, "bits": 8, "b": {"mode": "mxfp4"}})), expected);
+    // An entry that is no object says only whether the layer is quantized.
+    assert_eq!(summaries(json!({"group_size": 64, "bits": 8, "a": true, "b": {"mode": "mxfp4"}})), expected);
+}
+
+#[test]
+fn weight_whose_logical_name_is_taken_is_refused() {
     let tensors: [(&str, &str, &[u64]); 3] =
         [("m.weight_packed", "U8", &[4, 16]), ("m.weight_scale", "U8", &[4, 1]), ("m.weight", "F16", &[4, 32])];
-    let expected = "MXFP4: a name that is taken (m.weight), such as \"m.weight_packed\"";
+    let expected = "MXFP4: a logical name that another tensor has (m.weight), such as \"m.weight_packed\"";
     assert_eq!(warning(&tensors, json!({})), expected);
     let (file, recognised) = found(&tensors[..2], json!({}));
     let weight = &recognised.weights[0];
     assert_eq!(weight.name.as_deref().unwrap_or(&file.tensors[weight.values].name), "m.weight");
+}
+
+/// ModelOpt writes one scale for all experts, or one for each.
+#[test]
+fn fused_experts_of_modelopt_are_recognised() {
+    let tensors = |dims: &'static [u64], scales: &'static [u64]| -> [(&str, &str, &'static [u64]); 3] {
+        let name = "experts.gate_up_proj";
+        [
+            (name, "F8_E4M3", dims),
+            ("experts.gate_up_proj_weight_scale", "F32", scales),
+            ("experts.gate_up_proj_input_scale", "F32", &[]),
+        ]
+    };
+    for scales in [&[][..], &[1], &[3], &[3, 1, 1]] {
+        let (_, recognised) = found(&tensors(&[3, 4, 8], scales), json!({}));
+        let weight = &recognised.weights[0];
+        assert_eq!((weight.class.scheme.name, &weight.class.shape[..]), ("FP8", &[3, 4, 8][..]), "{scales:?}");
+        assert_eq!(weight.companions().collect::<Vec<_>>(), [1, 2]);
+    }
+    for scales in [&[4][..], &[3, 4], &[3, 4, 1], &[3, 1, 8]] {
+        let scheme = "FP8: scales of a wrong shape";
+        assert!(warning(&tensors(&[3, 4, 8], scales), json!({})).starts_with(scheme), "{scales:?}");
+    }
+    assert!(found(&tensors(&[4, 8], &[]), json!({})).1.weights.is_empty());
+}
+
+#[test]
+fn scales_of_activations_belong_to_the_weight() {
+    let tensors: [(&str, &str, &[u64]); 6] = [
+        ("a.weight", "F8_E4M3", &[4, 4]),
+        ("a.weight_scale", "F32", &[1]),
+        ("a.input_scale_ub", "F32", &[1]),
+        ("b.weight", "U8", &[4, 32]),
+        ("b.weight_scale", "F32", &[8, 1]),
+        ("b.weight_scale_2", "F32", &[]),
+    ];
+    let (_, recognised) = found(&tensors, json!({}));
+    let companions = |at: usize| recognised.weights[at].companions().collect::<Vec<_>>();
+    assert_eq!((companions(0), companions(1)), (vec![1, 2], vec![4, 5]));
+}
+
+#[test]
+fn markers_of_the_model_are_found() {
+    let tensors: [(&str, &str, &[u64]); 5] = [
+        ("scaled_fp8", "F8_E4M3", &[2]),
+        ("m.scaled_fp8", "F8_E4M3", &[0]),
+        ("m.unscaled_fp8", "F8_E4M3", &[2]),
+        ("m.weight", "F8_E4M3", &[4, 4]),
+        ("m.scale_weight", "F32", &[]),
+    ];
+    let (_, recognised) = found(&tensors, json!({}));
+    assert_eq!((recognised.weights.len(), &recognised.markers[..]), (1, &[0, 1][..]));
+    assert_eq!(recognised.weights[0].companions().collect::<Vec<_>>(), [4]);
+}
+
+#[test]
+fn weights_of_the_same_name_are_refused() {
+    let blocks: [(&str, &str, &[u64]); 4] = [
+        ("m_blocks", "U8", &[4, 2, 16]),
+        ("m_scales", "U8", &[4, 2]),
+        ("m.blocks", "U8", &[4, 2, 16]),
+        ("m.scales", "U8", &[4, 2]),
+    ];
+    let expected = "codes of two weights of the same name (m), such as \"m_blocks\", 2 tensors";
+    assert_eq!(warning(&blocks, json!({})), expected);
+    for pair in blocks.chunks(2) {
+        assert_eq!(found(pair, json!({})).1.weights.len(), 1);
+    }
+    let packed: [(&str, &str, &[u64]); 5] = [
+        ("m.qweight", "I32", &[64, 8]),
+        ("m.qzeros", "I32", &[2, 8]),
+        ("m.scales", "F16", &[2, 64]),
+        ("m.weight_packed", "U8", &[4, 16]),
+        ("m.weight_scale", "U8", &[4, 1]),
+    ];
+    let config = json!({"quantization_config": {"quant_method": "awq", "bits": 4}});
+    let expected = "codes of two weights of the same name (m.weight), such as \"m.qweight\", 2 tensors";
+    assert_eq!(warning(&packed, config), expected);
+}
+
+/// Codes that two kinds of scales fit are not recognised. Scales that do not fit are ignored if others do.
+#[test]
+fn codes_with_two_kinds_of_scales_are_refused() {
+    let tensors = |other: &'static [u64]| -> [(&str, &str, &'static [u64]); 3] {
+        [("m.weight", "F8_E4M3", &[4, 4]), ("m.weight_scale", "F32", &[1]), ("m.weight_scale_inv", "F32", other)]
+    };
+    let expected = "codes with two kinds of scales (m.weight_scale, m.weight_scale_inv), such as \"m.weight\"";
+    let config = json!({"quantization_config": {"quant_method": "fp8"}});
+    assert_eq!(warning(&tensors(&[4]), config), expected);
+    let (_, recognised) = found(&tensors(&[3]), json!({}));
+    assert_eq!((recognised.weights.len(), &recognised.warnings[..]), (1, &[][..]));
+    assert_eq!(recognised.weights[0].part(Part::Scales), Some(1));
 }
 
 #[test]
@@ -416,6 +620,66 @@ fn a_million_tensors_take_few_lookups() {
     let recognised = recognise(&tensors, &Config::default());
     assert_eq!((recognised.weights.len(), recognised.warnings.len()), (LEN / 8, 0));
     assert!(looked.get() < 2 * LEN && searched.get() < 4 * LEN, "{} {}", looked.get(), searched.get());
+}
+
+/// Descriptions are read only where a weight may be, up to the size that a description has, and not many.
+#[test]
+fn only_small_descriptions_beside_codes_are_read() {
+    let named = |list: &[(&str, u64)]| {
+        let stored = |(name, bytes)| Stored { name, dtype: "U8", shape: &[], bytes };
+        wanted(list.iter().copied().map(stored), |name| list.iter().any(|(other, _)| *other == name))
+    };
+    let kinds = [
+        ("m.weight_shape", "m.weight_packed", 64),
+        ("m.weight_format", "m.weight", 16),
+        ("m.comfy_quant", "m.weight", 4096),
+        ("m.weight.quant_state.bitsandbytes__nf4", "m.weight", 4096),
+        ("m.quant_state.bitsandbytes__fp4", "m", 4096),
+    ];
+    for (name, codes, max) in kinds {
+        assert_eq!(named(&[(codes, 1 << 40), (name, max)]), Ok(vec![1]), "{name}");
+        assert_eq!(named(&[(codes, 1 << 40), (name, max + 1)]), Ok(vec![]), "{name}");
+        assert_eq!(named(&[("m.other", 1), (name, max)]), Ok(vec![]), "{name}");
+    }
+    let most = CONTENTS_MAX / 4096;
+    let many = |count: u64| {
+        let stored = (0..count).map(|_| Stored { name: "m.comfy_quant", dtype: "U8", shape: &[], bytes: 4096 });
+        wanted(stored, |_| true).map_err(|warning| warning.to_string())
+    };
+    assert_eq!(many(most).map(|wanted| wanted.len() as u64), Ok(most));
+    let expected = "descriptions of weights that are too large (more than 64 MiB), such as \"m.comfy_quant\"";
+    assert_eq!(many(most + 1), Err(expected.to_owned()));
+}
+
+#[test]
+fn dimensions_in_descriptions_are_bounded() {
+    let found = |dims: usize| {
+        let shape: Vec<u64> = (0..dims).map(|_| 1).chain([64]).collect();
+        let state = json!({"quant_type": "nf4", "blocksize": 64, "shape": shape}).to_string().into_bytes();
+        let mut tensors = vec![
+            tensor("m", "U8", &[32, 1]),
+            tensor("m.absmax", "F32", &[1]),
+            tensor("m.quant_map", "F32", &[16]),
+            tensor("m.quant_state.bitsandbytes__nf4", "U8", &[state.len() as u64]),
+        ];
+        tensors[3].data = state;
+        let recognised = File::new(tensors).recognise(&Config::default());
+        (recognised.weights.len(), recognised.warnings.len())
+    };
+    assert_eq!((found(63), found(64)), ((1, 0), (0, 1)));
+}
+
+/// Configurations of some models have numbers that only Python reads, and editors write byte order marks.
+#[test]
+fn json_with_nan_infinity_or_a_byte_order_mark_is_read() {
+    let text = br#"{"a": NaN, "b": [0.0, Infinity,-Infinity], "NaN": "-Infinity \" NaN", "c\\": -1, "d": NaN}"#;
+    let expected = json!({"a": null, "b": [0.0, null, null], "NaN": "-Infinity \" NaN", "c\\": -1, "d": null});
+    assert_eq!(parse(text).unwrap(), expected);
+    assert_eq!(parse(&[b"\xef\xbb\xbf", &text[..]].concat()).unwrap(), expected);
+    let wrong = ["", "-", "nan", "-NaN", "1NaN", "NaNNaN", "\"NaN", "\"\\", "\"NaN\\\"", "{NaN: 1}", "I", "-Infinit"];
+    for text in wrong {
+        assert!(parse(text.as_bytes()).is_err(), "{text}");
+    }
 }
 
 #[test]

@@ -22,12 +22,13 @@ impl File {
     pub fn recognise(&self, config: &Config) -> Recognised {
         let named = self.tensors.iter().enumerate().map(|(at, tensor)| (&tensor.name[..], at));
         let by_name: HashMap<&str, usize> = named.collect();
-        let wanted = wanted((0..self.tensors.len()).map(|at| self.stored(at)));
+        let wanted = wanted((0..self.tensors.len()).map(|at| self.stored(at)), |name| by_name.contains_key(name));
+        let wanted = wanted.unwrap();
         let tensors = Tensors {
             len: self.tensors.len(),
             tensor: &|at| self.stored(at),
             find: &|name| by_name.get(name).copied(),
-            contents: &|at| wanted.contains(&at).then(|| self.tensors[at].data.clone()),
+            contents: &|at| wanted.contains(&at).then_some(&self.tensors[at].data[..]),
         };
         recognise(&tensors, config)
     }

@@ -104,7 +104,14 @@ async fn a_changed_file_is_never_mixed() {
             _ => drop(failure(fetch(&client, &object, 5..10).await, Kind::Changed, &[])),
         }
         std::fs::remove_file(nginx.file("m")).unwrap();
-        failure(fetch(&client, &object, 5..10).await, Kind::Missing, &[]);
+        let mut gone = fetch(&client, &object, 5..10).await;
+        // nginx may close a connection whose answer was not read to its end while the next request is under way.
+        for _ in 0..3 {
+            if gone.as_ref().is_err_and(|error| matches!(error.kind(), Kind::Transient { .. })) {
+                gone = fetch(&client, &object, 5..10).await;
+            }
+        }
+        failure(gone, Kind::Missing, &[]);
     }
 }
 

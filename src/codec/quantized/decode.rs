@@ -1,4 +1,4 @@
-//! The decoder: any range of elements from the bytes that it needs.
+//! The decoder: computes any range of elements from the bytes that the range needs. Does no I/O.
 
 use super::groups::{Group, Operands, combine, combine_by_index};
 use super::layout::{Formula, Global, Grid, INTERLEAVED, Layout, Number, Packing, Part, Parts, Real, Zeros};
@@ -10,7 +10,7 @@ use crate::codec::elements::{E4M3, E8M0, widen_f16};
 use std::fmt;
 use std::ops::Range;
 
-/// A quantized tensor whose parts have been found to be large enough.
+/// A decoder for a layout that has been checked against the sizes of the parts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Decoder {
     layout: Layout,
@@ -26,8 +26,8 @@ pub struct Mismatch {
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.part {
-            Some(part) => write!(f, "the {} of a quantized tensor have another size than needed", part.name()),
-            None => f.write_str("the range or the output of a quantized tensor has a wrong size"),
+            Some(part) => write!(f, "quantized tensor: {}: the number of bytes is wrong", part.name()),
+            None => f.write_str("quantized tensor: the range or the size of the output is wrong"),
         }
     }
 }
@@ -39,7 +39,7 @@ impl std::error::Error for Mismatch {}
 pub enum Output<'o> {
     /// As float32.
     F32(&'o mut [F32]),
-    /// Rounded from float32 to bfloat16, to nearest even.
+    /// As bfloat16, rounded from float32 to nearest, ties to even.
     Bf16(&'o mut [Bf16]),
 }
 
@@ -61,8 +61,8 @@ impl Output<'_> {
     }
 }
 
-/// Maximum number of groups, and of elements, that are decoded before they are scaled. The elements stay in the cache
-/// of a core.
+/// Maximum number of groups, and of columns, that are decoded before they are scaled, so that the elements stay in the
+/// cache of a core.
 const GROUPS_AT_ONCE: usize = 256;
 const COLUMNS_AT_ONCE: u64 = 2048;
 
@@ -70,14 +70,14 @@ const COLUMNS_AT_ONCE: u64 = 2048;
 const ROWS_AT_ONCE: u64 = 16;
 
 impl Decoder {
-    /// A decoder for parts of these sizes in bytes. Fails with a reason if the description is inconsistent or a part is
-    /// too small.
+    /// A decoder for parts of these sizes in bytes. Fails with a reason if the layout is inconsistent or a part is too
+    /// small.
     pub fn new(layout: Layout, sizes: &Parts<u64>) -> Result<Self, String> {
         layout.check(sizes)?;
         Ok(Self { layout })
     }
 
-    /// The description.
+    /// The layout.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -87,7 +87,7 @@ impl Decoder {
         self.layout.needs(range)
     }
 
-    /// Writes the elements of `range`. Each slice of `parts` has the bytes that [`Decoder::needs`] names for `held`, one
+    /// Writes the elements of `range` to `out`. `parts` are the bytes that [`Decoder::needs`] returns for `held`, one
     /// run after the other. `held` contains `range`.
     pub fn decode(
         &self,
@@ -122,7 +122,7 @@ struct Pass<'p> {
     codes: Codes,
     /// The group of each column, if the columns are not in the order of the groups.
     groups: Option<&'p [Group]>,
-    /// Rows of a transposed matrix, as they would be stored if it were not transposed.
+    /// Some rows of a transposed matrix, transposed back.
     copied: Copied,
     /// Elements of a row before they are rounded to bfloat16.
     rounded: Vec<F32>,
@@ -261,7 +261,7 @@ impl<'p> Pass<'p> {
         &values[from..from + (end - start) as usize]
     }
 
-    /// The numbers that the codes mean.
+    /// Writes the numbers that the codes of some columns of a row represent.
     fn numbers(&mut self, row: u64, cols: Range<u64>, out: &mut [F32]) {
         let packing = self.layout.packing;
         let (values, runs) = (self.parts[Part::Values as usize], &self.needs[Part::Values as usize]);
@@ -309,7 +309,7 @@ impl<'p> Pass<'p> {
         let (values, runs) = (self.parts[Part::Values as usize], &self.needs[Part::Values as usize]);
         let words = packing.words(&self.touched(), cols);
         let end = ((self.range.end - 1) / cols + 1).min((row / ROWS_AT_ONCE + 1) * ROWS_AT_ONCE);
-        // The bytes between the rows keep them apart in the cache, whose sets are chosen by the low bits of addresses.
+        // Without the additional bytes, rows at distances of a power of two would compete for the same cache sets.
         let row_bytes = (words.end - words.start) as usize * 4 + 64;
         let count = (end - row) as usize;
         self.copied.bytes.resize(count * row_bytes, 0);

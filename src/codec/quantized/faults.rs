@@ -1,25 +1,25 @@
-//! Scales and group numbers that are no use.
+//! Faults of companions: scales that are zero or not finite, and groups that do not exist.
 
 use super::decode::widen;
 use super::layout::Real;
 
-/// How many of some numbers are suspicious.
+/// Counts of suspicious numbers in a companion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Faults {
-    /// Scales that are 0. All weights of their groups are 0, as in a group of zeros.
+    /// Scales that are 0. All values of their groups are 0.
     pub zero: u64,
-    /// Scales that are infinite or not numbers.
+    /// Scales that are infinite or NaN.
     pub not_finite: u64,
-    /// Numbers of groups that do not exist. The weights of their columns are not numbers.
+    /// Columns whose group does not exist. Their values are NaN.
     pub no_group: u64,
-    /// Whether the group index has -1, and so is not used.
+    /// Whether the group index contains -1. Such an index is not used.
     pub is_unused: bool,
     /// The first scale that is not finite, or the first column whose group does not exist.
     pub first: Option<u64>,
 }
 
 impl Faults {
-    /// Counts the faults of stored scales. Those of quantized scales are unknown.
+    /// Counts the faults of stored scales. For quantized scales, all counts are 0.
     pub fn of_scales(scale: Real, bytes: &[u8]) -> Self {
         let width = scale.bytes() as usize;
         let mut faults = Self::default();

@@ -34,8 +34,8 @@ fn products(scale: f32) -> Products {
     [rounded.map(|product| product as u8), rounded.map(|product| (product >> 8) as u8)]
 }
 
-/// Multiplies codes with the scales of their groups, rounded to bfloat16. The first group has `first` elements, the
-/// others `width`.
+/// Multiplies codes by the scales of their groups, and rounds the products to bfloat16. The first group has `first`
+/// elements, the others `width`.
 pub fn to_bf16(codes: &[u8], out: &mut [Bf16], first: usize, width: usize, operands: &[Operands]) {
     let (mut codes, mut out, mut count) = (codes, out, first);
     for operands in operands {
@@ -47,7 +47,7 @@ pub fn to_bf16(codes: &[u8], out: &mut [Bf16], first: usize, width: usize, opera
     }
 }
 
-/// For smaller groups, the tables of products are not worth their time.
+/// For smaller groups, computing the tables takes longer than they save.
 #[cfg(target_arch = "x86_64")]
 const GROUP_MIN: usize = 64;
 
@@ -69,9 +69,18 @@ fn one_group(codes: &[u8], out: &mut [Bf16], scale: f32) {
 vectorised! {
     fn one_by_one(codes: &[u8], out: &mut [Bf16], scale: f32) {
         for (code, out) in codes.iter().zip(out) {
-            *out = bf16::round((widen_e4m3(*code) * scale).to_bits()).to_le_bytes();
+            *out = product(*code, scale).to_le_bytes();
         }
     }
+}
+
+/// The product of a code and a scale. The sign of a NaN product is that of the code. Otherwise it would depend on the
+/// order of the operands, which the compiler chooses.
+#[inline(always)]
+fn product(code: u8, scale: f32) -> u16 {
+    let product = widen_e4m3(code) * scale;
+    let nan = u32::from(code & 0x80) << 24 | 0x7fc0_0000;
+    bf16::round(if product.is_nan() { nan } else { product.to_bits() })
 }
 
 /// 32 codes at a time: a byte shuffle looks up the products of all of them.
@@ -79,10 +88,10 @@ vectorised! {
 #[target_feature(enable = "avx2")]
 fn shuffled(codes: &[[u8; 32]], out: &mut [[Bf16; 32]], scale: f32) {
     use std::arch::x86_64::{
-        __m128i, __m256i, _mm_loadu_si128, _mm256_add_epi16, _mm256_and_si256, _mm256_broadcastsi128_si256,
-        _mm256_cmpeq_epi8, _mm256_loadu_si256, _mm256_or_si256, _mm256_permute2x128_si256, _mm256_set1_epi8,
-        _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_slli_epi16, _mm256_storeu_si256, _mm256_unpackhi_epi8,
-        _mm256_unpacklo_epi8,
+        __m128i, __m256i, _mm_loadu_si128, _mm256_add_epi16, _mm256_and_si256, _mm256_andnot_si256,
+        _mm256_broadcastsi128_si256, _mm256_cmpeq_epi8, _mm256_loadu_si256, _mm256_or_si256, _mm256_permute2x128_si256,
+        _mm256_set1_epi8, _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_slli_epi16, _mm256_storeu_si256,
+        _mm256_unpackhi_epi8, _mm256_unpacklo_epi8,
     };
     // SAFETY: both arrays have 16 bytes, and the loads need no alignment.
     #[allow(unsafe_code)]
@@ -92,7 +101,7 @@ fn shuffled(codes: &[[u8; 32]], out: &mut [[Bf16; 32]], scale: f32) {
     let zero = _mm256_setzero_si256();
     let every = |byte: u8| _mm256_set1_epi8(byte as i8);
     let (mantissas, exponents, signs) = (every(0x07), every(0x78), every(0x80));
-    let (magnitudes, eight, quiet) = (every(0x7f), every(8), every(0x7f));
+    let (magnitudes, eight, quiet) = (every(0x7f), every(8), every(0xc0));
     for (codes, out) in codes.iter().zip(out) {
         // SAFETY: the array has 32 bytes, and the load needs no alignment.
         #[allow(unsafe_code)]
@@ -100,11 +109,14 @@ fn shuffled(codes: &[[u8; 32]], out: &mut [[Bf16; 32]], scale: f32) {
         let exponent = _mm256_and_si256(codes, exponents);
         let is_subnormal = _mm256_cmpeq_epi8(exponent, zero);
         let at = _mm256_or_si256(_mm256_and_si256(codes, mantissas), _mm256_and_si256(is_subnormal, eight));
-        let (low, high) = (_mm256_shuffle_epi8(low, at), _mm256_shuffle_epi8(high, at));
         let is_nan = _mm256_cmpeq_epi8(_mm256_and_si256(codes, magnitudes), magnitudes);
-        // NaN: all bits of the exponent and of the mantissa are set.
-        let high_bits = _mm256_or_si256(_mm256_and_si256(codes, signs), _mm256_and_si256(is_nan, quiet));
-        let low_bits = is_nan;
+        // If the highest bit of an index is set, the shuffle gives 0. NaN then has only the bits that are set below,
+        // which are those of a rounded NaN.
+        let at = _mm256_or_si256(at, is_nan);
+        let exponent = _mm256_andnot_si256(is_nan, exponent);
+        let (low, high) = (_mm256_shuffle_epi8(low, at), _mm256_shuffle_epi8(high, at));
+        let high_bits = _mm256_or_si256(_mm256_and_si256(codes, signs), _mm256_and_si256(is_nan, magnitudes));
+        let low_bits = _mm256_and_si256(is_nan, quiet);
         let half = |products: __m256i, exponent: __m256i, bits: __m256i| {
             _mm256_or_si256(_mm256_add_epi16(products, _mm256_slli_epi16::<4>(exponent)), bits)
         };
@@ -150,13 +162,9 @@ mod tests {
             let mut out = vec![[0xaa; 2]; codes.len()];
             to_bf16(&codes, &mut out, 5, 288, &[scale; 2].map(|scale| Operands { scale, other: 0.0 }));
             for (code, out) in codes.iter().zip(out) {
-                let expected = bf16::round((widen_e4m3(*code) * scale).to_bits());
+                let expected = product(*code, scale);
                 let found = u16::from_le_bytes(out);
-                let is_nan = |bits: u16| bits & 0x7fff > 0x7f80;
-                assert!(
-                    found == expected || is_nan(found) && is_nan(expected),
-                    "{code:#x} {scale:e}: {found:#x}, not {expected:#x}"
-                );
+                assert_eq!(found, expected, "{code:#x} {scale:e}");
             }
         }
     }

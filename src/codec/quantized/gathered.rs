@@ -1,4 +1,5 @@
-//! The bytes that a range of elements needs, read and kept, so that several reads can share them.
+//! The bytes that a range of elements needs, read from the parts and kept in memory, so that several reads can use
+//! them.
 
 use super::decode::{Decoder, Mismatch, Output};
 use super::layout::{Part, Parts};
@@ -12,7 +13,7 @@ pub struct Gathered {
     parts: Parts<Vec<u8>>,
 }
 
-/// Runs that are no further apart than this multiple of their length are read together with the bytes between them.
+/// Runs are read together with the bytes between them if their distance is at most this multiple of their length.
 const READ_FACTOR: u64 = 4;
 
 /// Maximum number of bytes that are read together.

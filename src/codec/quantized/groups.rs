@@ -1,4 +1,4 @@
-//! Groups of numbers, combined with their scales.
+//! Combines the numbers of groups with their scales, and with zero points or biases.
 
 use super::F32;
 use super::layout::Formula;

@@ -1,6 +1,6 @@
-//! The description of a quantized matrix as data: which numbers are stored where, and how they are combined.
+//! The layout of a quantized matrix: which numbers are stored where, and how they are combined. Does not decode.
 
-/// A stored tensor that takes part in the values.
+/// A stored tensor that the values are computed from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// The codes.
@@ -43,7 +43,7 @@ impl Part {
     /// The name for users.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Values => "values",
+            Self::Values => "codes",
             Self::Scales => "scales",
             Self::Zeros => "zero points",
             Self::Biases => "biases",
@@ -56,13 +56,12 @@ impl Part {
     }
 }
 
-/// Something for each part, by the number of the part.
+/// An item for each part, indexed by the part.
 pub type Parts<T> = [T; Part::COUNT];
 
 /// A quantized matrix, or several of the same shape one after the other.
 ///
-/// The element in row `r` and column `c` of a matrix is computed from its code, the scale of its group, and what else
-/// there is, as [`Layout::formula`] says.
+/// An element is computed from its code, the scale of its group, and the other parts, by [`Layout::formula`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Layout {
     /// Number of matrices.
@@ -71,17 +70,17 @@ pub struct Layout {
     pub rows: u64,
     /// Columns of a matrix.
     pub cols: u64,
-    /// Where the codes lie.
+    /// Where the codes are stored.
     pub packing: Packing,
-    /// What a code means.
+    /// The number that a code represents.
     pub number: Number,
-    /// Where the scale of an element lies. Biases lie at the same places.
+    /// Where the scale of an element is stored. Biases are stored at the same indices.
     pub grid: Grid,
     /// The type of the scales.
     pub scale: Real,
     /// The type of the biases; only used by [`Formula::ScaleThenAdd`].
     pub bias: Real,
-    /// What is done to the scales.
+    /// How the global scale changes the scales.
     pub global: Global,
     /// The zero points.
     pub zeros: Zeros,
@@ -141,14 +140,14 @@ impl Packing {
     }
 }
 
-/// What a code means.
+/// The number that a code represents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Number {
     /// A non-negative integer.
     Unsigned,
     /// An integer in two's complement.
     Signed,
-    /// An integer, less half of the number of codes.
+    /// A non-negative integer, minus half of the number of codes.
     Offset,
     /// OCP E2M1. The codes have 4 bits.
     E2M1,
@@ -164,17 +163,17 @@ pub enum Number {
     Map,
 }
 
-/// Where the scale of an element lies, in scales from the start of the tensor.
+/// Where the scale of an element is stored, as an index into the scales.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Grid {
     /// Every block of elements has a scale.
     Blocks {
         /// Rows and columns of a block. Blocks at the end of a matrix may be smaller.
         block: [u64; 2],
-        /// Number of blocks beside each other.
+        /// Number of blocks in a row of blocks.
         groups: u64,
-        /// Distance of the scales of two matrices, of two blocks below each other, and of two blocks beside each other.
-        /// 0 where they share the scale.
+        /// Distances between the scales of consecutive matrices, of vertically adjacent blocks, and of horizontally
+        /// adjacent blocks. 0 if they share the scale.
         strides: [u64; 3],
     },
     /// The layout of cuBLAS: scales of one byte in tiles of 128 rows and 4 columns. There is one matrix only.
@@ -209,9 +208,9 @@ pub enum Real {
     /// A byte that is an index into [`Part::NestedMap`], 256 float32 numbers. The number there is multiplied by the
     /// element of [`Part::NestedScales`] (float32) for the block, and `offset` is added.
     Nested {
-        /// Scales of a block.
+        /// Number of scales in a block.
         block: u64,
-        /// Is added.
+        /// Is added to the product.
         offset: f32,
     },
 }
@@ -227,10 +226,10 @@ impl Real {
     }
 }
 
-/// What is done to each scale before it is used. [`Part::Global`] is float32.
+/// How [`Part::Global`], which is float32, changes each scale before it is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Global {
-    /// Nothing.
+    /// There is no global scale.
     None,
     /// The scale is multiplied by the global scale.
     Times {
@@ -251,7 +250,7 @@ pub enum Zeros {
     None,
     /// A signed byte for each scale, at the same place as the scale.
     Bytes,
-    /// Those of a group are a stream of bits along the rows of the matrix, in 32-bit words.
+    /// The zero points of a group are a stream of bits in 32-bit words, in the order of the rows of the matrix.
     Packed {
         /// Width of a zero point, from 1 to 8.
         bits: u32,
@@ -268,7 +267,7 @@ pub enum Zeros {
     },
 }
 
-/// How the number that a code means (less the zero point, if there is one) and the scale are combined.
+/// How the number that a code represents (minus the zero point, if there is one) and the scale are combined.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Formula {
     /// The number times the scale.
@@ -281,11 +280,11 @@ pub enum Formula {
     ScaleTwice(f32),
 }
 
-/// Maximum number of columns of a transposed matrix. The codes of eight rows, which are next to each other, are read at
+/// Maximum number of columns of a transposed matrix. It bounds memory, because all columns of eight rows are read at
 /// once. The largest models have 2^16 columns.
 const TRANSPOSED_MAX: u64 = 1 << 20;
 
-/// Maximum number of columns with a group index, which is read as a whole.
+/// Maximum number of columns with a group index. It bounds memory, because the index is read as a whole.
 const INDEX_MAX: u64 = 1 << 21;
 
 /// The position of a code of each of eight rows in a word of [`Packing::Across`].
@@ -297,8 +296,7 @@ impl Layout {
         self.batch.saturating_mul(self.rows).saturating_mul(self.cols)
     }
 
-    /// Checks parts of these sizes in bytes. Fails with a reason if the description is inconsistent or a part is too
-    /// small.
+    /// Checks parts of these sizes in bytes. Fails with a reason if the layout is inconsistent or a part is too small.
     pub fn check(&self, sizes: &Parts<u64>) -> Result<(), String> {
         for ((part, required), size) in Part::ALL.into_iter().zip(self.required()?).zip(sizes) {
             if required > *size {
@@ -308,7 +306,7 @@ impl Layout {
         Ok(())
     }
 
-    /// The number of bytes that each part must have at least. Fails with a reason if the description is inconsistent.
+    /// The minimum size of each part in bytes. Fails with a reason if the layout is inconsistent.
     pub fn required(&self) -> Result<Parts<u64>, &'static str> {
         let Self { batch, rows, cols, .. } = *self;
         let all_rows = batch.checked_mul(rows).ok_or(TOO_LARGE)?;
@@ -324,7 +322,10 @@ impl Layout {
         let scales = self.required_scales()?;
         required[Part::Scales as usize] = scales.checked_mul(self.scale.bytes()).ok_or(TOO_LARGE)?;
         let is_scaled = self.formula == Formula::Scale;
-        ensure(is_scaled || self.zeros == Zeros::None && !self.group_index, "a formula without zero points or index")?;
+        ensure(
+            is_scaled || self.zeros == Zeros::None && !self.group_index,
+            "zero points or a group index that the formula does not use",
+        )?;
         if self.formula == Formula::ScaleThenAdd {
             let is_plain = !matches!(self.bias, Real::Nested { .. });
             ensure(is_plain, "biases that are quantized")?;
@@ -360,7 +361,7 @@ impl Layout {
             Number::E2M1 | Number::Map => 4,
             Number::E4M3 | Number::E5M2 | Number::E4M3Fnuz | Number::E5M2Fnuz => 8,
         };
-        ensure(bits == width, "codes of another width than their numbers")?;
+        ensure(bits == width, "codes whose width does not fit the type of their numbers")?;
         let row = |needed: u64, row_bytes: u64| {
             ensure(needed <= row_bytes, "rows that overlap")?;
             (all_rows - 1).checked_mul(row_bytes).and_then(|last| last.checked_add(row_bytes)).ok_or(TOO_LARGE)

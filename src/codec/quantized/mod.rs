@@ -1,9 +1,9 @@
 //! Quantized matrices, decoded to little-endian float32 or bfloat16.
 //!
-//! A [`Layout`] describes where the codes, scales and zero points of a matrix lie, and how they are combined. One
-//! decoder follows any such description, for any range of elements: [`Decoder::needs`] says which bytes it needs of
-//! each stored tensor, and [`Decoder::decode`] computes the elements. The results are those of the libraries that
-//! define the schemes, bit for bit: the same float32 operations in the same order.
+//! A [`Layout`] describes where the codes, scales and zero points of a matrix are stored, and how they are combined.
+//! The same decoder is used for any layout and any range of elements: [`Decoder::needs`] returns the bytes that are
+//! needed of each stored tensor, and [`Decoder::decode`] computes the elements. The results are those of the libraries
+//! that define the schemes, bit for bit: the same float32 operations in the same order.
 
 mod decode;
 mod faults;

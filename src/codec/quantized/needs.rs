@@ -1,4 +1,4 @@
-//! Which bytes of the stored tensors a range of elements needs.
+//! Computes which bytes of the stored tensors a range of elements needs.
 
 use super::layout::{Global, Grid, Layout, Number, Packing, Part, Parts, Real, Zeros};
 use std::ops::Range;
@@ -65,13 +65,13 @@ struct Span {
 /// Approximate number of packed bytes that are read of each stored row of a transposed matrix: a page.
 const STRIP: u64 = 4096;
 
-/// Maximum number of packed bytes of a strip.
+/// Maximum size of the codes and scales of a window in bytes.
 const STRIP_MAX: u64 = 4 << 20;
 
 impl Layout {
-    /// A range of elements around `range` that is best read at once, because reading it touches no more pages than
-    /// reading `range`. Only a transposed matrix has a larger one: some rows, whose codes and scales are at most 4 MiB,
-    /// or eight rows.
+    /// The range of elements around `range` that should be read at once, because this touches hardly more pages than
+    /// reading `range`. It is larger than `range` only for a transposed matrix: rows whose codes and scales are at most
+    /// 4 MiB, or eight rows.
     pub fn window(&self, range: Range<u64>) -> Range<u64> {
         if !self.packing.is_transposed() || range.is_empty() {
             return range;

@@ -1,4 +1,4 @@
-//! Codes to numbers: what a code means, before it is scaled.
+//! Codes to numbers: the number that a code represents, before it is scaled.
 
 use super::F32;
 use super::layout::{Number, Packing};
@@ -17,15 +17,15 @@ pub enum Codes {
     Bytes(fn(&[u8], &mut [F32])),
     /// Two codes in a byte.
     Pairs(Box<Pairs>),
-    /// Integers of any width: codes, bytes of a unit of codes, and how they are decoded.
+    /// Integers in a stream of bits.
     Integers(Integer),
-    /// Integers that are in words, as many as fit.
+    /// Integers in 32-bit words, as many as fit into a word.
     Words(Integer),
     /// 4-bit codes, one of which is at a given place in each byte or word.
     Nibbles(Table),
 }
 
-/// An integer of a code: its bits, flipped by `flip`, less `minus`.
+/// How a code becomes an integer: its bits are flipped by `flip`, then `minus` is subtracted.
 #[derive(Debug, Clone, Copy)]
 pub struct Integer {
     bits: u32,
@@ -108,7 +108,7 @@ impl Codes {
         let whole = (out.len() / codes).min(bytes.len() / size);
         let (body, tail) = out.split_at_mut(whole * codes);
         self.decode(&bytes[..whole * size], body);
-        // At most two units are left: one that is cut in the bytes of the row, and one that is cut in the range.
+        // At most two units are left: one that the end of the row cuts, and one that the end of the range cuts.
         for (bytes, tail) in bytes[whole * size..].chunks(size).zip(tail.chunks_mut(codes)) {
             self.one(bytes, &mut unit[..codes]);
             tail.copy_from_slice(&unit[..tail.len()]);
@@ -237,7 +237,8 @@ vectorised! {
     }
 }
 
-/// Widens E4M3. Has no branches, so that the compiler vectorises it, and computes with no subnormal float32.
+/// Widens E4M3. It has no branches, so that the compiler vectorises it, and no operation has a subnormal operand, which
+/// would be slow.
 #[inline(always)]
 pub(super) fn widen_e4m3(code: u8) -> f32 {
     let code = u32::from(code);

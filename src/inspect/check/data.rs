@@ -82,8 +82,8 @@ pub(super) fn bytes_to_read(file: &File, values: bool) -> u64 {
     searched.fold(hashed, u64::saturating_add)
 }
 
-/// Verifies the data hashes in the metadata and, if `values`, searches for NaN, infinity and zero data. What is found in
-/// tensors for which `is_companion` is true is not reported.
+/// Verifies the data hashes in the metadata and, if `values`, searches for NaN, infinity and zero data. What is found
+/// in tensors for which `is_companion` is true is not reported.
 pub(super) fn read(
     file: &File,
     values: bool,

@@ -21,7 +21,7 @@ pub use report::{Finding, Report, Rule, Severity};
 #[derive(Debug)]
 pub struct Check {
     files: Vec<File>,
-    /// The model, if it has quantized weights, and what its files are called in messages.
+    /// The model, if it has quantized weights, and the names of its files in messages.
     quantized: Option<(Model, Vec<String>)>,
     report: Report,
 }
@@ -55,7 +55,7 @@ impl Check {
             // A damaged file has findings already.
             model = model::open_model(location, Mode::Lenient).ok();
             if let Some(model) = &model {
-                // Of a shard that is checked by itself, the companions may be in another one.
+                // If a shard is checked by itself, the companions may be in another one.
                 let name = location.file_name().to_string_lossy();
                 let is_whole = set::number_of_shards(&name).is_none_or(|shards| shards < 2);
                 quantized::check_recognition(model, &file.name, is_whole, &mut report);
@@ -76,8 +76,9 @@ impl Check {
         quantized.fold(data, u64::saturating_add)
     }
 
-    /// Verifies the data hashes in the metadata and, if `values`, searches for NaN, infinity and zero data, and checks the
-    /// companions of quantized weights. Calls `advance` with the number of bytes that have been read since the last call.
+    /// Verifies the data hashes in the metadata and, if `values`, searches for NaN, infinity and zero data, and checks
+    /// the companions of quantized weights. Calls `advance` with the number of bytes that have been read since the last
+    /// call.
     pub fn read(&mut self, values: bool, advance: &(dyn Fn(u64) + Sync)) -> Result<(), Error> {
         for file in &self.files {
             let model = self.quantized.as_ref().map(|(model, _)| model);

@@ -1,4 +1,4 @@
-//! Checks quantized weights: whether they are recognised, and whether their companions have usable numbers.
+//! Checks quantized weights: whether they are recognised, and whether the numbers in their companions are usable.
 
 use super::data::index;
 use super::report::{Report, Rule};
@@ -17,11 +17,11 @@ const AT_ONCE: u64 = 1 << 20;
 /// Number of tensors that are read before their findings are reported.
 const TENSORS_AT_ONCE: usize = 1024;
 
-/// Reports what looks quantized and is not recognised. `is_whole` is false for a part of a model: companions that are
-/// missing are not reported.
+/// Reports tensors that look quantized and are not recognised. If `is_whole` is false, the model is only a part of one,
+/// and missing companions are not reported.
 pub(super) fn check_recognition(model: &Model, name: &str, is_whole: bool, report: &mut Report) {
     let quantized = model.quantized();
-    // Without knowing the scheme, weightfs cannot say which companions there must be.
+    // If the scheme is unknown, it is also unknown which companions there must be.
     let is_known = quantized.warnings().iter().all(|warning| !warning.places.is_empty());
     for (warning, note) in quantized.warnings().iter().zip(quantized.notes()) {
         let Warning { problem, scheme, reason, count, ref places, .. } = *warning;
@@ -70,7 +70,7 @@ impl<'m> Companion<'m> {
     }
 }
 
-/// The companions of all weights, each once. Zero points may have any value, and codes of scales too.
+/// The companions of all weights whose numbers are checked, each once.
 fn checked(model: &Model) -> impl Iterator<Item = Companion<'_>> {
     let mut seen = HashSet::new();
     let all = model.quantized().weights().iter().filter(|weight| weight.class.elements() > 0);
@@ -82,7 +82,8 @@ fn checked(model: &Model) -> impl Iterator<Item = Companion<'_>> {
     })
 }
 
-/// The type of the numbers of a part; `None` if any value is right. Of a group index, it is the type of its size.
+/// The type of the numbers of a part; `None` if they can have any value, such as zero points and codes. For a group
+/// index, a type of the same size.
 fn number(layout: &Layout, part: Part) -> Option<Real> {
     match part {
         Part::Scales => Some(layout.scale).filter(|scale| !matches!(scale, Real::Nested { .. })),
@@ -92,7 +93,8 @@ fn number(layout: &Layout, part: Part) -> Option<Real> {
     }
 }
 
-/// Reads the companions of quantized weights and reports numbers that spoil values. `names` are those of the files.
+/// Reads the companions of quantized weights and reports numbers that make values wrong. `names` are the names of the
+/// files in messages.
 pub(super) fn read(
     model: &Model,
     names: &[String],
@@ -141,7 +143,7 @@ fn groups(layout: &Layout) -> u64 {
     }
 }
 
-/// What a number of a part is called, and several of them.
+/// The name of a number of a part, in singular and plural.
 fn called(part: Part) -> [&'static str; 2] {
     match part {
         Part::Values => ["code", "codes"],
@@ -195,9 +197,9 @@ fn report_faults(model: &Model, companion: &Companion, faults: &Faults, file: &s
         Part::Global => matches!(layout.global, Global::Over { .. }),
         _ => false,
     };
-    // With a bias, the values of a group with the scale 0 are equal, and not lost.
+    // With a bias, a scale of 0 is normal: all values of the group are equal.
     let multiplies = matches!(part, Part::Scales | Part::Global) && layout.formula != Formula::ScaleThenAdd;
-    // Tiles are filled up with zeros.
+    // Incomplete tiles are padded with zeros.
     let is_padded = matches!(layout.grid, Grid::Tiled { .. });
     if zero > 0 && divides {
         report.add(Rule::Scale, file, Some(info.name), || {

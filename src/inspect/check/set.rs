@@ -59,7 +59,7 @@ fn check_totals(model: &Model, name: &str, report: &mut Report) {
     // If a shard is missing, all totals are wrong. The missing shard has been reported already.
     let stated = if model.missing() == 0 { model.stated() } else { Stated::default() };
     let Totals { nbytes, parameters, .. } = Breakdown::of(model, model.logical().iter(), 0).all;
-    // Of quantized weights, some writers count the elements that are stored.
+    // Some writers count the stored elements of quantized weights.
     let elements = model.logical().iter().map(|id| model.tensor(id).info.elements()).fold(0, u64::saturating_add);
     for (key, stated, found, or) in [
         ("total_size", stated.total_size, nbytes, nbytes),

@@ -1,21 +1,23 @@
-//! Recognises quantized weights: which stored tensors make up a weight, and how.
+//! Recognises quantized weights: which stored tensors belong to a weight, and how its values are computed from them.
+//! Does not read files.
 //!
-//! The companions of the codes decide, by their names, types and shapes. The configuration of the model says what they
-//! leave open. Nothing is guessed: a weight that could be read in two ways is not recognised, and there is a warning.
+//! A scheme is recognised by the names, dtypes and shapes of the codes and their companions. The configuration of the
+//! model supplies only what these leave open. Nothing is guessed: a weight that could be decoded in two ways is not
+//! recognised, and there is a warning.
 
 mod config;
 mod schemes;
 mod site;
 mod warnings;
 
-pub use config::Config;
+pub use config::{Config, parse};
 pub use schemes::{Parameters, SCHEMES, Scheme};
 pub use site::{Ending, Stored, Tensors};
 pub use warnings::{Place, Problem, Warning};
 
 use crate::codec::quantized::{Layout, Part, Parts};
-use schemes::Found;
-use site::Site;
+use schemes::{Contents, Found};
+use site::{Codes, Site};
 use std::collections::HashMap;
 use std::sync::Arc;
 use warnings::{Refusal, Warnings};
@@ -23,7 +25,7 @@ use warnings::{Refusal, Warnings};
 /// A weight that is stored as codes and companions.
 #[derive(Debug, Clone)]
 pub struct Weight {
-    /// What it has in common with other weights of the model.
+    /// The scheme, shape and layout, which other weights of the model may share.
     pub class: Arc<Class>,
     /// The number of the tensor with the codes.
     pub values: usize,
@@ -33,14 +35,14 @@ pub struct Weight {
     parts: Parts<u32>,
     /// The numbers of other tensors that belong to the weight, such as scales of activations.
     others: Vec<u32>,
-    /// Size in bytes of the codes and of all companions.
+    /// Size in bytes of the codes and of the companions that the values depend on.
     pub bytes: u64,
 }
 
-/// Stands for a part that a weight does not have.
+/// Marks a part that a weight does not have.
 const NO_TENSOR: u32 = u32::MAX;
 
-/// What the weights of a model that have the same scheme and shape have in common.
+/// The description that weights of a model share if they have the same scheme, shape and layout.
 #[derive(Debug, PartialEq)]
 pub struct Class {
     /// How they are quantized.
@@ -51,7 +53,7 @@ pub struct Class {
     pub shape: Vec<u64>,
     /// How the values are computed.
     pub layout: Layout,
-    /// For users.
+    /// The parameters of the scheme, for users.
     pub parameters: Parameters,
 }
 
@@ -72,7 +74,7 @@ impl Weight {
         parts.chain(self.others.iter().map(|other| *other as usize))
     }
 
-    /// What a companion is to the weight: the name of the part, or [`Weight::OTHER`] if the values do not depend on it.
+    /// The role of a companion: the name of the part, or [`Weight::OTHER`] if the values do not depend on it.
     pub fn role(&self, companion: usize) -> &'static str {
         Part::ALL.into_iter().find(|part| self.part(*part) == Some(companion)).map_or(Self::OTHER, Part::name)
     }
@@ -80,7 +82,7 @@ impl Weight {
     /// The role of companions on which the values do not depend, such as scales of activations.
     pub const OTHER: &str = "other";
 
-    /// Stored bits for each element, companions included; 0 if there are no elements.
+    /// Stored bits for each element, including the companions that the values depend on; 0 if there are no elements.
     pub fn bits_per_weight(&self) -> f64 {
         let elements = self.class.elements();
         if elements == 0 { 0.0 } else { self.bytes as f64 * 8.0 / elements as f64 }
@@ -124,7 +126,9 @@ impl Class {
 pub struct Recognised {
     /// Sorted by the number of the tensor with the codes.
     pub weights: Vec<Weight>,
-    /// What could not be recognised.
+    /// The numbers of tensors that describe the quantization of the model, and belong to no single weight.
+    pub markers: Vec<usize>,
+    /// Problems with tensors or the configuration that could not be recognised.
     pub warnings: Vec<Warning>,
 }
 
@@ -139,32 +143,58 @@ impl Recognised {
     }
 }
 
-/// How the name of a scale for each column ends by which a weight was multiplied before it was quantized.
+/// The ending of the name of a scale for each column, by which a weight was multiplied before it was quantized.
 const SMOOTHING: &str = ".pre_quant_scale";
 
 /// The key of the metadata under which ComfyUI describes the quantization of each layer.
 pub const COMFY_METADATA: &str = "_quantization_metadata";
 
-/// Largest tensor that [`wanted`] names, in bytes.
-const CONTENTS_MAX: u64 = 64 << 10;
+/// Largest sum of the sizes of the tensors that [`wanted`] names, in bytes: some hundred thousand descriptions.
+pub const CONTENTS_MAX: u64 = 64 << 20;
 
-/// The numbers of the small tensors whose data [`recognise`] needs: shapes, and descriptions as JSON.
-pub fn wanted<'t>(tensors: impl Iterator<Item = Stored<'t>>) -> Vec<usize> {
-    let is_wanted = |stored: &Stored| {
-        let is_wanted = schemes::CONTENTS.iter().any(|ending| stored.name.ends_with(ending))
-            || stored.name.contains(schemes::QUANT_STATE);
-        is_wanted && stored.bytes <= CONTENTS_MAX
-    };
-    tensors.enumerate().filter(|(_, stored)| is_wanted(stored)).map(|(index, _)| index).collect()
+/// The numbers of the small tensors whose data [`recognise`] needs, in order: shapes, and descriptions as JSON. Such
+/// tensors are only read if they belong to codes. `has` returns whether there is a tensor with a name.
+///
+/// # Errors
+/// If these tensors are larger than [`CONTENTS_MAX`] together. The error is a warning for users; no weight of the model
+/// is recognised then.
+pub fn wanted<'t>(
+    tensors: impl Iterator<Item = Stored<'t>>,
+    has: impl Fn(&str) -> bool,
+) -> Result<Vec<usize>, Warning> {
+    let (mut wanted, mut sum) = (Vec::new(), 0);
+    for (index, stored) in tensors.enumerate() {
+        let is_wanted = |kind: &Contents| {
+            ends_with(stored.name, kind.ending) && stored.bytes <= kind.max && {
+                let stem = stored.name.strip_suffix(kind.ending).unwrap_or_default();
+                has(&[stem, kind.values].concat())
+            }
+        };
+        if !schemes::CONTENTS.iter().any(is_wanted) {
+            continue;
+        }
+        sum += stored.bytes;
+        if sum > CONTENTS_MAX {
+            let mut warnings = Warnings::default();
+            let found = format!("more than {} MiB", CONTENTS_MAX >> 20);
+            let refusal = Refusal::new("descriptions of weights that are too large", found);
+            warnings.add(None, refusal, (index, stored.name));
+            return Err(warnings.finish().swap_remove(0));
+        }
+        wanted.push(index);
+    }
+    Ok(wanted)
 }
 
 /// Finds the quantized weights of a model. Takes time proportional to the number of tensors.
 pub fn recognise<'t>(tensors: &'t Tensors<'t>, config: &'t Config) -> Recognised {
     let mut weights: Vec<Weight> = Vec::new();
     let mut warnings = Warnings::default();
-    let mut refused: Vec<usize> = Vec::new();
+    // The codes and the scales of weights that were refused.
+    let mut refused: Vec<(usize, usize)> = Vec::new();
     let mut codes: Vec<usize> = Vec::new();
     let mut others: Vec<(usize, &'static str)> = Vec::new();
+    let mut markers: Vec<usize> = Vec::new();
     let (mut name, mut classes) = (String::new(), Classes::default());
     for index in 0..tensors.len {
         let stored = (tensors.tensor)(index);
@@ -174,22 +204,32 @@ pub fn recognise<'t>(tensors: &'t Tensors<'t>, config: &'t Config) -> Recognised
         if let Some(ending) = schemes::OTHERS.iter().find(|ending| ends_with(stored.name, ending)) {
             others.push((index, *ending));
         }
+        if ends_with(stored.name, schemes::MARKER) && is_marker(stored.name) {
+            markers.push(index);
+        }
         match with_scales(index, &stored, tensors, config, &mut name) {
             None => {}
             Some(Ok(mut weight)) => {
                 classes.share(&mut weight);
                 weights.push(weight);
             }
-            Some(Err((scheme, values, refusal))) => {
-                warnings.add(scheme, refusal, (values, (tensors.tensor)(values).name));
-                refused.push(values);
-            }
+            Some(Err((_, values, _))) => refused.push((values, index)),
         }
     }
     weights.sort_by_key(|weight| weight.values);
-    weights.dedup_by_key(|weight| weight.values);
+    let ambiguous = ambiguous(&mut weights, tensors, &mut warnings);
+    let mut recognised = Recognised { weights, markers, warnings: Vec::new() };
+    for (values, scales) in &refused {
+        // Other scales of the same codes may have been recognised.
+        if recognised.of(*values).is_none()
+            && let Some(Err((scheme, values, refusal))) =
+                with_scales(*scales, &(tensors.tensor)(*scales), tensors, config, &mut name)
+        {
+            warnings.add(scheme, refusal, (values, (tensors.tensor)(values).name));
+        }
+    }
+    let mut refused: Vec<usize> = refused.into_iter().map(|(values, _)| values).chain(ambiguous).collect();
     refused.sort_unstable();
-    let mut recognised = Recognised { weights, warnings: Vec::new() };
     for (index, ending) in others {
         let stored = (tensors.tensor)(index);
         for values in schemes::VALUES {
@@ -220,10 +260,43 @@ pub fn recognise<'t>(tensors: &'t Tensors<'t>, config: &'t Config) -> Recognised
     Recognised { warnings: warnings.finish(), ..recognised }
 }
 
-/// A weight that is not recognised: the scheme, if it is known, the number of the tensor with the codes, and the reason.
+/// Whether a tensor says that the model is quantized.
+fn is_marker(name: &str) -> bool {
+    name.strip_suffix(schemes::MARKER).is_some_and(|prefix| prefix.is_empty() || prefix.ends_with('.'))
+}
+
+/// Removes weights whose codes have two kinds of scales, and weights of the same name, from weights that are sorted by
+/// their codes. Returns the numbers of their codes.
+fn ambiguous(weights: &mut Vec<Weight>, tensors: &Tensors, warnings: &mut Warnings) -> Vec<usize> {
+    let name = |at: usize| (tensors.tensor)(at).name;
+    let mut removed = Vec::new();
+    for same in weights.chunk_by(|a, b| a.values == b.values).filter(|same| same.len() > 1) {
+        let scales: Vec<&str> = same.iter().filter_map(|weight| Some(name(weight.part(Part::Scales)?))).collect();
+        let refusal = Refusal::mismatch("codes with two kinds of scales", scales.join(", "));
+        warnings.add(None, refusal, (same[0].values, name(same[0].values)));
+        removed.push(same[0].values);
+    }
+    let mut named: Vec<&Weight> = weights.iter().filter(|weight| weight.name.is_some()).collect();
+    // Stable, so that the first warning names the first codes.
+    named.sort_by_key(|weight| weight.name.as_deref());
+    for same in named.chunk_by(|a, b| a.name == b.name).filter(|same| same[0].values != same[same.len() - 1].values) {
+        for weight in same {
+            let found = weight.name.as_deref().unwrap_or_default();
+            let refusal = Refusal::mismatch("codes of two weights of the same name", found);
+            warnings.add(None, refusal, (weight.values, name(weight.values)));
+            removed.push(weight.values);
+        }
+    }
+    removed.sort_unstable();
+    weights.retain(|weight| removed.binary_search(&weight.values).is_err());
+    removed
+}
+
+/// A weight that is not recognised: the scheme, if it is known, the number of the tensor with the codes, and the
+/// reason.
 type Refused = (Option<&'static str>, usize, Refusal);
 
-/// The weight to which a tensor is the scales. `None` if it is no scales. `name` is a buffer.
+/// The weight whose scales are in a tensor. `None` if the tensor does not contain scales. `name` is a buffer.
 fn with_scales<'t>(
     index: usize,
     stored: &Stored<'t>,
@@ -232,7 +305,7 @@ fn with_scales<'t>(
     name: &mut String,
 ) -> Option<Result<Weight, Refused>> {
     let mut unknown = None;
-    for scheme in SCHEMES.iter().chain([&schemes::UNKNOWN]) {
+    for scheme in SCHEMES.iter().chain(schemes::UNDECODED) {
         for ending in scheme.endings.iter().filter(|ending| ends_with(stored.name, ending.scales)) {
             let Some(stem) = stored.name.strip_suffix(ending.scales) else { continue };
             name.clear();
@@ -240,7 +313,7 @@ fn with_scales<'t>(
             name.push_str(ending.values);
             let Some(values) = (tensors.find)(name).filter(|values| *values != index) else { continue };
             let site = Site::new(tensors, config, (stem, ending), (values, index));
-            if !(ending.any_dtype || is_code(site.values.dtype)) {
+            if !ending.codes.include(site.values.dtype) {
                 continue;
             }
             unknown = Some(values);
@@ -255,15 +328,15 @@ fn with_scales<'t>(
     unknown.map(|values| Err((None, values, Refusal::new("scales of no known scheme", stored.name))))
 }
 
-/// Adds what all schemes have in common, and checks the sizes.
+/// Completes a weight with what does not depend on the scheme, and checks the sizes.
 fn complete(found: Found, site: &Site, scheme: &'static Scheme) -> Result<Weight, Refusal> {
     let ending = site.ending;
     let Found { dtype, shape, parts, layout, mut parameters } = found;
     let sizes = parts.map(|part| part.map_or(0, |part| part.bytes));
-    layout.check(&sizes).map_err(|reason| Refusal::mismatch("parts of a wrong size", reason))?;
+    layout.check(&sizes).map_err(|reason| Refusal::mismatch("tensors that do not fit together", reason))?;
     let name = (ending.logical != ending.values).then(|| [site.stem, ending.logical].concat());
     if let Some(name) = name.as_ref().filter(|_| site.companion(ending.logical).is_some()) {
-        return Err(Refusal::new("a name that is taken", name));
+        return Err(Refusal::new("a logical name that another tensor has", name));
     }
     parameters.bits = layout.packing.bits();
     Ok(Weight {
@@ -276,12 +349,13 @@ fn complete(found: Found, site: &Site, scheme: &'static Scheme) -> Result<Weight
     })
 }
 
-/// Lets weights of equal classes share one.
+/// The classes of the weights so far, so that weights of equal classes share one.
 #[derive(Default)]
 struct Classes(HashMap<Vec<u64>, Vec<Arc<Class>>>);
 
 impl Classes {
-    /// Number of classes of a shape that are compared. Scales of bitsandbytes have an offset that is part of the class.
+    /// Number of classes of a shape that are compared. A bound is needed because quantized scales of bitsandbytes have
+    /// an offset, so that almost every weight may have its own class.
     const COMPARED: usize = 8;
 
     fn share(&mut self, weight: &mut Weight) {
@@ -296,16 +370,20 @@ impl Classes {
     }
 }
 
-/// Whether a name ends so. Most names do not, and comparing the last two bytes first is the fastest way to skip them.
+/// Whether a name has an ending. Most names do not, and comparing the last two bytes first skips them quickly.
 #[inline]
 fn ends_with(name: &str, ending: &str) -> bool {
     name.as_bytes().last_chunk::<2>() == ending.as_bytes().last_chunk::<2>() && name.ends_with(ending)
 }
 
-/// Whether a tensor must have scales: it has a name that only codes have, or the configuration says that the weights
-/// are quantized, and it is a weight of a type that no other weights have.
+/// Whether a tensor must have scales: it has a name that only codes have, or it is a weight of a dtype that only codes
+/// have in a model whose configuration says that it is quantized.
 fn is_codes(stored: &Stored, config: &Config) -> bool {
-    is_named_codes(stored) || config.is_quantized() && may_be_codes(stored)
+    match config.is_quantized() {
+        true => is_named_codes(stored) || may_be_codes(stored),
+        // Without a configuration, masks and blocks of other data may have such names.
+        false => is_named_codes(stored) && !stored.name.ends_with("blocks"),
+    }
 }
 
 /// Whether a tensor has a name that only codes have.
@@ -318,31 +396,26 @@ fn is_named_codes(stored: &Stored) -> bool {
     stored.bytes > 0 && endings.iter().any(|ending| stored.name.ends_with(ending))
 }
 
-/// Whether a tensor is a matrix of weights of a type that usually only codes have.
+/// Whether a tensor is a matrix of weights with a dtype that usually only codes have.
 fn may_be_codes(stored: &Stored) -> bool {
-    stored.bytes > 0 && stored.shape.len() > 1 && is_code(stored.dtype) && stored.name.ends_with(".weight")
+    stored.bytes > 0
+        && stored.shape.len() > 1
+        && Codes::Narrow.include(stored.dtype)
+        && stored.name.ends_with(".weight")
 }
 
-/// Whether elements may be codes: integers, and floats of at most 8 bits.
-fn is_code(dtype: &str) -> bool {
-    match dtype.as_bytes() {
-        [b'I' | b'U', bits @ ..] => !bits.is_empty() && bits.iter().all(u8::is_ascii_digit),
-        [b'F', b'4' | b'6' | b'8', ..] => !matches!(dtype, "F64"),
-        _ => false,
-    }
-}
-
-/// Whether a model may be quantized, so that its configuration matters. Fast: most names are not those of scales.
+/// Whether a model may be quantized, so that its configuration must be read. Fast, because few names are those of
+/// scales.
 pub fn may_be_quantized<'t>(
     tensors: impl Iterator<Item = Stored<'t>>,
     find: impl Fn(&str) -> Option<Stored<'t>>,
 ) -> bool {
-    let endings = || SCHEMES.iter().chain([&schemes::UNKNOWN]).flat_map(|scheme| scheme.endings);
+    let endings = || SCHEMES.iter().chain(schemes::UNDECODED).flat_map(|scheme| scheme.endings);
     let has_codes = |stored: &Stored| {
         let fits = |ending: &Ending| {
             let Some(stem) = stored.name.strip_suffix(ending.scales) else { return false };
             let values = find(&[stem, ending.values].concat()).filter(|values| values.name != stored.name);
-            values.is_some_and(|values| ending.any_dtype || is_code(values.dtype))
+            values.is_some_and(|values| ending.codes.include(values.dtype))
         };
         endings().any(|ending| ends_with(stored.name, ending.scales) && fits(ending))
     };

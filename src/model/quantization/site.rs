@@ -1,4 +1,4 @@
-//! A place where a quantized weight may be: codes and scales whose names fit together.
+//! Tensors that may form a quantized weight: codes and scales whose names fit together.
 
 use super::config::Config;
 use std::fmt;
@@ -24,8 +24,8 @@ pub struct Tensors<'t> {
     pub tensor: &'t dyn Fn(usize) -> Stored<'t>,
     /// The number of the tensor with a name.
     pub find: &'t dyn Fn(&str) -> Option<usize>,
-    /// The data of the tensors that [`wanted`] names; `None` where it could not be read.
-    pub contents: &'t dyn Fn(usize) -> Option<Vec<u8>>,
+    /// The data of the tensors that [`super::wanted`] names; `None` where it could not be read.
+    pub contents: &'t dyn Fn(usize) -> Option<&'t [u8]>,
 }
 
 impl fmt::Debug for Tensors<'_> {
@@ -34,7 +34,7 @@ impl fmt::Debug for Tensors<'_> {
     }
 }
 
-/// How the names of the tensors of a weight end. What comes before is the same.
+/// The endings of the names of the tensors of a weight. All names begin with the same stem.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Ending {
     /// The codes.
@@ -43,8 +43,33 @@ pub struct Ending {
     pub scales: &'static str,
     /// The weight.
     pub logical: &'static str,
-    /// Whether the codes may be stored as elements of any type, also of one that usually is not quantized.
-    pub any_dtype: bool,
+    /// The dtypes that the codes may have.
+    pub codes: Codes,
+}
+
+/// The dtypes that codes may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Codes {
+    /// Integers, and floats of at most 8 bits.
+    Narrow,
+    /// Any dtype.
+    Any,
+    /// The block types of GGUF.
+    Blocks,
+}
+
+impl Codes {
+    /// Whether codes may have the dtype with this name.
+    pub fn include(self, dtype: &str) -> bool {
+        match (self, dtype.as_bytes()) {
+            (Self::Any, _) => true,
+            (Self::Narrow, [b'I' | b'U', bits @ ..]) => !bits.is_empty() && bits.iter().all(u8::is_ascii_digit),
+            (Self::Narrow, [b'F', b'4' | b'6' | b'8', ..]) => dtype != "F64",
+            (Self::Blocks, [b'I' | b'T', b'Q', ..] | [b'Q', b'1'..=b'9', ..]) => true,
+            (Self::Blocks, _) => matches!(dtype, "MXFP4" | "NVFP4"),
+            _ => false,
+        }
+    }
 }
 
 /// A tensor of a weight.
@@ -67,15 +92,15 @@ impl Member<'_> {
     }
 }
 
-/// Codes and scales.
+/// Codes and scales that may belong to a weight.
 #[derive(Debug)]
 pub struct Site<'s> {
     tensors: &'s Tensors<'s>,
     /// The configuration of the model.
     pub config: &'s Config,
-    /// What the names begin with.
+    /// The common beginning of the names.
     pub stem: &'s str,
-    /// How the names end.
+    /// The endings of the names.
     pub ending: &'static Ending,
     /// The codes.
     pub values: Member<'s>,
@@ -84,7 +109,7 @@ pub struct Site<'s> {
 }
 
 impl<'s> Site<'s> {
-    /// The tensors with these numbers.
+    /// Codes and scales with these numbers.
     pub fn new(
         tensors: &'s Tensors<'s>,
         config: &'s Config,
@@ -94,13 +119,13 @@ impl<'s> Site<'s> {
         Self { tensors, config, stem, ending, values: member(tensors, values), scales: member(tensors, scales) }
     }
 
-    /// The tensor whose name is that of the weight with another ending.
+    /// The tensor whose name is the stem with this ending.
     pub fn companion(&self, ending: &str) -> Option<Member<'s>> {
         (self.tensors.find)(&[self.stem, ending].concat()).map(|index| member(self.tensors, index))
     }
 
     /// The data of a small tensor.
-    pub fn contents(&self, member: Member) -> Option<Vec<u8>> {
+    pub fn contents(&self, member: Member) -> Option<&'s [u8]> {
         (self.tensors.contents)(member.index)
     }
 }

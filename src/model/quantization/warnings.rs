@@ -1,11 +1,11 @@
-//! What could not be recognised, one warning for all tensors with the same problem.
+//! Warnings about weights that could not be recognised: one for all tensors with the same problem.
 
 use std::fmt;
 
 /// What kind of problem it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Problem {
-    /// A tensor is missing that every weight of the scheme has.
+    /// A tensor is missing that every weight of the scheme needs.
     Missing,
     /// Tensors of a known scheme do not fit together.
     Mismatch,
@@ -49,7 +49,7 @@ pub struct Place {
     pub found: String,
 }
 
-/// Most places that a warning lists.
+/// Maximum number of places that a warning lists.
 const PLACES_MAX: usize = 1000;
 
 /// A problem of some tensors.
@@ -63,11 +63,11 @@ pub struct Warning {
     pub reason: &'static str,
     /// What was found at the first tensor.
     pub found: String,
-    /// The name of the first tensor; empty if the problem is that of the configuration.
+    /// The name of the first tensor; empty for a problem of the configuration.
     pub example: String,
     /// Number of tensors.
     pub count: usize,
-    /// The first of these tensors, at most 1000; none if the problem is that of the configuration.
+    /// The first of these tensors, at most 1000; empty for a problem of the configuration.
     pub places: Vec<Place>,
 }
 

@@ -1,12 +1,12 @@
 //! Read-ahead: which ranges were read without a gap, and how far ahead of each one to fetch. Does not fetch.
 //!
 //! A run is a maximal range of an object that was read without a gap. Reads that arrive out of order, several readers
-//! of one object, and one descriptor that is used at many offsets all end in the right runs, because a run belongs to
-//! a position and not to a file handle. A run that is read at its end, or from the start of a tensor, is sequential.
-//! What is fetched ahead of it is at most [`AHEAD`] times its length and a *lead*, so the bytes that are wasted when a
+//! of one object, and one descriptor that is used at many offsets all end in the right runs, because a run belongs to a
+//! position and not to a file handle. A run that is read at its end, or from the start of a tensor, is sequential. What
+//! is fetched ahead of it is at most [`AHEAD`] times its length and a *lead*, so the bytes that are wasted when a
 //! reader stops are bounded by the bytes that it has read. The lead depends on what a request costs, because a reader
-//! that has caught up waits for one. Reads that stride or go backward do not extend the end of a run, so nothing is
-//! fetched ahead of them.
+//! that has caught up waits for a request. Reads that stride or go backward do not extend the end of a run, so nothing
+//! is fetched ahead of them.
 //!
 //! Reads of present blocks are not reported, except those of triggers: some blocks ahead of each run. A reader that
 //! touches them is followed, and one that appears behind a trigger without having touched it starts a new run.
@@ -31,7 +31,7 @@ const LEAD_BLOCKS: RangeInclusive<u64> = (4 << 20) / BLOCK..=(16 << 20) / BLOCK;
 const SEQUENTIAL: u64 = 2;
 
 /// Triggers in the first eighth of a window, and in the rest of it. A reader that skips one of them is not sequential.
-/// The window is extended in its first eighth, so a reader of every other row should be found out there.
+/// The window is extended in its first eighth, so a reader of every other row must be detected there.
 const TRIGGERS: u64 = 7;
 
 /// Maximum number of runs. The one that has been idle for longest is forgotten first.
@@ -55,11 +55,11 @@ fn window(len: u64, starts_tensor: bool, cost: u64) -> u64 {
 /// How far to fetch ahead, in blocks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bounds {
-    /// Of one run.
+    /// The maximum for one run.
     pub window: u64,
-    /// Of all runs.
+    /// The maximum for all runs.
     pub total: u64,
-    /// What a connection receives in the time of a request.
+    /// The number of blocks that a connection receives in the time of a request.
     pub cost: u64,
 }
 

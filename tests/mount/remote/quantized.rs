@@ -2,7 +2,7 @@
 
 use super::{Client, hub, requests, web};
 use crate::quantized::write_case;
-use crate::support::{Mount, require_fuse};
+use crate::support::{Mount, require_fuse, wait_until};
 use crate::vectors::{Case, cases, floats, is_same};
 use std::fs;
 
@@ -67,9 +67,11 @@ fn configuration_is_fetched_for_quantized_models_only() {
     fs::copy(client.scene.path("models/fp8/config.json"), client.scene.path("models/plain/config.json")).unwrap();
     let nginx = web(&client, "models");
     client.ok(&format!("weightfs inspect {}", nginx.url("plain/model.safetensors")));
-    assert_eq!(requests(&nginx, "plain/config.json"), []);
     let said = client.ok(&format!("weightfs inspect {}", nginx.url("fp8/model.safetensors")));
     assert!(said.contains("FP8"), "{said}");
+    // nginx writes its log after the response.
+    wait_until("the requests are in the log", || !requests(&nginx, "fp8/config.json").is_empty());
     assert_eq!(requests(&nginx, "fp8/config.json").len(), 1);
     assert_eq!(requests(&nginx, "fp8/model.safetensors").len(), 1);
+    assert_eq!(requests(&nginx, "plain/config.json"), []);
 }

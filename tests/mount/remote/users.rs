@@ -60,7 +60,7 @@ fn status_says_that_the_figures_of_other_users_are_private() {
         let point = mount.point.to_str().unwrap();
         let said = client.ok(&format!("cd / && {user} weightfs status"));
         let line = said.lines().find(|line| line.contains(point)).unwrap_or_else(|| panic!("{said}")).to_owned();
-        (line, said.contains("known to the user of the mount only"))
+        (line, said.contains("only the user of the mount can see this"))
     };
     let (own, _) = status("");
     assert!(own.trim_end().ends_with("100 %"), "{own}");

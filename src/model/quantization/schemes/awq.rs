@@ -14,7 +14,7 @@ fn recognise(site: &Site) -> Answer {
     };
     let version = site.config.text("version").unwrap_or("gemm").to_ascii_lowercase();
     let is_awq = site.config.text("quant_method").is_some_and(|method| method.eq_ignore_ascii_case("awq"));
-    // GPTQ has as many words in a row as scales. Without rows, AWQ has so too.
+    // In GPTQ, codes and scales have the same number of columns. If the matrix has no rows, this is also so in AWQ.
     if words.checked_mul(8) != Some(*rows) || rows == words && !is_awq {
         return if is_awq { Err(Refusal::new("a version of AWQ that is not known", version)) } else { Ok(None) };
     }

@@ -1,7 +1,8 @@
 //! bitsandbytes: 4-bit codes (NF4 and FP4) in blocks that run across the rows, and INT8 with a scale per row.
 
 use super::scheme::{
-    Answer, Ending, Found, QUANT_STATE, Refusal, Scheme, ending, layout, matrix, missing, wrong_companion, wrong_shape,
+    Answer, Codes, Ending, Found, QUANT_STATE, Refusal, Scheme, ending, layout, matrix, missing, wrong_companion,
+    wrong_shape,
 };
 use crate::codec::quantized::{Formula, Grid, Number, Packing, Part, Real};
 use crate::model::quantization::site::Site;
@@ -9,7 +10,7 @@ use serde_json::Value;
 
 pub const FOUR_BITS: Scheme = Scheme {
     name: "bitsandbytes 4-bit",
-    endings: &[Ending { values: "", scales: ".absmax", logical: "", any_dtype: true }],
+    endings: &[Ending { values: "", scales: ".absmax", logical: "", codes: Codes::Any }],
     recognise: four_bits,
 };
 
@@ -24,9 +25,7 @@ const FORMAT: &str = ".weight_format";
 fn four_bits(site: &Site) -> Answer {
     let state = ["nf4", "fp4"].into_iter().find_map(|kind| site.companion(&[QUANT_STATE, kind].concat()));
     let state = state.ok_or_else(|| missing("quant_state"))?;
-    let Some(State { dtype, shape, block, nested_block, offset }) =
-        site.contents(state).and_then(|bytes| State::parse(&bytes))
-    else {
+    let Some(State { dtype, shape, block, nested_block, offset }) = site.contents(state).and_then(State::parse) else {
         return Err(wrong_companion("quant_state", state));
     };
     let Some(count) = shape.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim)) else {
@@ -53,7 +52,7 @@ fn four_bits(site: &Site) -> Answer {
         ("U8", None) => return Err(missing(NESTED_SCALES)),
         _ => return Err(wrong_companion("absmax", site.scales)),
     };
-    // The rows of the weight do not matter.
+    // Blocks do not end at the end of a row, so the weight is decoded as one row.
     let grid = Grid::Blocks { block: [1, block], groups: blocks, strides: [0, 0, 1] };
     let packing = Packing::HighFirst { row_bytes: site.values.bytes };
     let layout = layout([1, 1, count], packing, Number::Map, grid, scale);
@@ -64,6 +63,9 @@ fn four_bits(site: &Site) -> Answer {
     }
     Ok(Some(found))
 }
+
+/// Maximum number of dimensions, as in torch.
+const DIMS_MAX: usize = 64;
 
 /// The description of a weight, in JSON.
 struct State {
@@ -83,9 +85,10 @@ impl State {
             "fp4" => "FP4",
             _ => return None,
         };
+        let shape = value.get("shape")?.as_array().filter(|shape| shape.len() <= DIMS_MAX)?;
         Some(Self {
             dtype,
-            shape: value.get("shape")?.as_array()?.iter().map(Value::as_u64).collect::<Option<_>>()?,
+            shape: shape.iter().map(Value::as_u64).collect::<Option<_>>()?,
             block: number("blocksize")?,
             nested_block: number("nested_blocksize").unwrap_or(256),
             offset: value.get("nested_offset").and_then(Value::as_f64).unwrap_or(0.0) as f32,
@@ -97,9 +100,9 @@ fn eight_bits(site: &Site) -> Answer {
     if site.values.dtype != "I8" {
         return Ok(None);
     }
-    // Other numbers are layouts for processors.
+    // Other numbers are layouts for particular processors.
     if let Some(format) = site.companion(FORMAT)
-        && site.contents(format).as_deref() != Some(&[0])
+        && site.contents(format) != Some(&[0])
     {
         return Err(Refusal::new("a layout that is not known", "weight_format is not 0"));
     }

@@ -16,6 +16,8 @@ pub const SCHEME: Scheme = Scheme {
         ending("", "_scale_inv", ""),
         ending(".weight", ".weight_scale", ".weight"),
         ending("", "_scale", ""),
+        // Fused experts of ModelOpt.
+        ending("", EXPERTS, ""),
         // DeepSeek-V4.
         ending(".weight", ".scale", ".weight"),
         // ComfyUI, and Mistral.
@@ -24,6 +26,10 @@ pub const SCHEME: Scheme = Scheme {
     ],
     recognise,
 };
+
+/// The ending of the names of the scales of fused experts of ModelOpt. There is one scale for all experts, or one for
+/// each expert.
+const EXPERTS: &str = "_weight_scale";
 
 fn recognise(site: &Site) -> Answer {
     let (number, comfy) = match site.values.dtype {
@@ -45,6 +51,10 @@ fn recognise(site: &Site) -> Answer {
         } else {
             Err(Refusal::new("a format of ComfyUI that is not known", format))
         };
+    }
+    let experts = site.values.shape.first().copied().unwrap_or_default();
+    if site.ending.scales == EXPERTS && ![1, experts].contains(&site.scales.elements()) {
+        return Err(wrong_shape(site));
     }
     let Some(scale) = real(site.scales.dtype).filter(|real| *real != Real::E4M3) else {
         return Err(wrong_companion("scales", site.scales));

@@ -1,4 +1,4 @@
-//! The schemes, one row and one file each.
+//! The table of schemes, each with its own file.
 
 mod awq;
 mod bitsandbytes;
@@ -13,12 +13,14 @@ mod nvfp4;
 mod packed;
 mod scheme;
 
-pub(super) use scheme::{CONTENTS, Found, OTHERS, QUANT_STATE, VALUES};
+pub(super) use scheme::{CONTENTS, Contents, Found, MARKER, OTHERS, VALUES};
 pub use scheme::{Parameters, Scheme};
 
+use super::site::{Codes, Ending};
+use super::warnings::Refusal;
 use scheme::ending;
 
-/// All schemes. Those with the same endings are asked in this order; no two of them recognise the same tensors.
+/// All schemes. They are tried in this order; no two of them recognise the same tensors.
 pub static SCHEMES: &[Scheme] = &[
     fp8::SCHEME,
     mxfp8::SCHEME,
@@ -35,7 +37,20 @@ pub static SCHEMES: &[Scheme] = &[
 ];
 
 /// Schemes that are not decoded. Their codes are only reported.
-pub(super) static UNKNOWN: Scheme = Scheme {
+pub(super) static UNDECODED: &[Scheme] = &[GGUF, UNKNOWN];
+
+/// Block types of GGUF with a separate scale, which the values are not multiplied by. llama.cpp writes such scales for
+/// NVFP4.
+const GGUF: Scheme = Scheme {
+    name: "GGUF",
+    endings: &[Ending { values: ".weight", scales: ".scale", logical: ".weight", codes: Codes::Blocks }],
+    recognise: |site| {
+        let scale = format!("{}{}", site.stem, site.ending.scales);
+        Err(Refusal::new("a scale that the values are not multiplied by", scale))
+    },
+};
+
+const UNKNOWN: Scheme = Scheme {
     name: "unknown",
     endings: &[
         // torchao, and quanto.
@@ -50,6 +65,13 @@ pub(super) static UNKNOWN: Scheme = Scheme {
         ending(".B", ".s", ""),
         ending(".qweight", ".wscales", ""),
         ending(".qweight", ".wtscale", ""),
+        // EXL2, EXL3, VPTQ, and QuIP#.
+        ending(".q_weight", ".q_scale", ""),
+        ending(".trellis", ".suh", ""),
+        ending(".indices", ".weight_scale", ""),
+        ending(".Qidxs", ".Wscale", ""),
+        // Sparse weights of compressed-tensors, also of 16 bits.
+        Ending { values: ".compressed", scales: ".bitmask", logical: "", codes: Codes::Any },
     ],
     recognise: |_| Ok(None),
 };

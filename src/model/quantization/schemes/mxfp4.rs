@@ -1,7 +1,7 @@
 //! MXFP4: E2M1 with an E8M0 scale for 32 elements (gpt-oss, compressed-tensors, DeepSeek-V4).
 //!
-//! Weights of gpt-oss have the orientation in which they are stored: `[experts, rows, columns]`. transformers
-//! transposes the matrices.
+//! The dimensions of gpt-oss weights are in the order in which they are stored: `[experts, rows, columns]`.
+//! transformers transposes the matrices.
 
 use super::scheme::{Answer, Found, Refusal, Scheme, comfy_format, ending, groups, layout, matrix, pairs, wrong_shape};
 use crate::codec::quantized::{Number, Packing, Real};
@@ -34,7 +34,7 @@ fn recognise(site: &Site) -> Answer {
         return Err(Refusal::new("a format of ComfyUI that is not known", format));
     }
     let (outer, bytes, cols) = match (site.values.shape, site.scales.shape) {
-        // The blocks of a row are a dimension of their own.
+        // The blocks of a row are an additional dimension.
         ([outer @ .., count, 16], scales) if scales.split_last() == Some((count, outer)) => {
             (outer, count.saturating_mul(GROUP / 2), count.saturating_mul(GROUP))
         }

@@ -10,7 +10,7 @@ pub const SCHEME: Scheme = Scheme {
         ending(".weight", ".weight_scale", ".weight"),
         ending(".weight", ".weight_scale_inv", ".weight"),
         ending("", "_scale_inv", ""),
-        // The name of DeepSeek-V4 for the scales of blocks. FP8 leaves those of 32 elements to MXFP8.
+        // DeepSeek-V4 uses this name for the scales of larger blocks too, which the scheme FP8 recognises.
         ending(".weight", ".scale", ".weight"),
     ],
     recognise,

@@ -35,7 +35,7 @@ fn recognise(site: &Site) -> Answer {
     };
     let row_bytes = words.saturating_mul(4);
     let packing = match (dense(bits), aligned(bits)) {
-        // Both are the same.
+        // Both packings are the same.
         (true, _) if 32 % bits == 0 || words <= 1 => Packing::Stream { bits: bits as u32, row_bytes },
         (true, false) => Packing::Stream { bits: bits as u32, row_bytes },
         (false, _) => Packing::Words { bits: bits as u32, row_bytes },

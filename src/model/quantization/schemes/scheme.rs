@@ -1,20 +1,20 @@
-//! What schemes are made of: how they are recognised, what they find, and what several of them share.
+//! The type of a scheme, the result of recognition, and functions that several schemes share.
 
 use crate::codec::quantized::{Formula, Global, Grid, Layout, Number, Packing, Part, Parts, Real, Zeros};
 use crate::model::quantization::config::Config;
-pub use crate::model::quantization::site::Ending;
+pub use crate::model::quantization::site::{Codes, Ending};
 use crate::model::quantization::site::{Member, Site};
 pub use crate::model::quantization::warnings::Refusal;
 use serde_json::Value;
 use std::fmt;
 
-/// A scheme: how it is recognised.
+/// A quantization scheme, and how to recognise it.
 pub struct Scheme {
     /// The name for users.
     pub name: &'static str,
-    /// How the names of codes and scales end.
+    /// The endings of the names of codes and scales.
     pub endings: &'static [Ending],
-    /// Decides about codes and scales whose names fit together.
+    /// Called for codes and scales whose names fit together.
     pub recognise: fn(&Site) -> Answer,
 }
 
@@ -31,18 +31,36 @@ impl PartialEq for Scheme {
 }
 
 pub const fn ending(values: &'static str, scales: &'static str, logical: &'static str) -> Ending {
-    Ending { values, scales, logical, any_dtype: false }
+    Ending { values, scales, logical, codes: Codes::Narrow }
 }
 
-/// How the names of tensors end whose data is needed to recognise a weight.
-pub const CONTENTS: &[&str] = &[".weight_shape", ".comfy_quant", ".weight_format"];
+/// A kind of tensors whose data is needed to recognise a weight.
+pub struct Contents {
+    /// The ending of their names.
+    pub ending: &'static str,
+    /// The ending of the names of the codes.
+    pub values: &'static str,
+    /// Larger ones are not read, in bytes.
+    pub max: u64,
+}
 
-/// What the names of the descriptions of bitsandbytes contain.
+/// The kinds of tensors whose data is needed to recognise a weight. Descriptions in JSON take some hundred bytes.
+pub const CONTENTS: &[Contents] = &[
+    Contents { ending: ".weight_shape", values: ".weight_packed", max: 64 },
+    Contents { ending: ".weight_format", values: ".weight", max: 16 },
+    Contents { ending: ".comfy_quant", values: ".weight", max: 4 << 10 },
+    Contents { ending: ".quant_state.bitsandbytes__nf4", values: "", max: 4 << 10 },
+    Contents { ending: ".quant_state.bitsandbytes__fp4", values: "", max: 4 << 10 },
+];
+
+/// The names of the descriptions of bitsandbytes contain this.
 pub const QUANT_STATE: &str = ".quant_state.bitsandbytes__";
 
-/// How the names of other tensors end that belong to a quantized weight. Its values do not depend on them.
+/// The endings of the names of other tensors that belong to a quantized weight. Its values do not depend on them.
 pub const OTHERS: &[&str] = &[
     ".input_scale",
+    ".input_scale_ub",
+    "_input_scale",
     ".scale_input",
     ".input_global_scale",
     ".activation_scale",
@@ -50,6 +68,8 @@ pub const OTHERS: &[&str] = &[
     ".pre_quant_scale",
     ".output_scale",
     ".qscale_act",
+    // A scale of activations, in schemes that multiply 4-bit weights by FP8 activations.
+    ".weight_scale_2",
     ".weight_shape",
     ".weight_g_idx",
     ".g_idx",
@@ -59,10 +79,14 @@ pub const OTHERS: &[&str] = &[
     ".quant_state.bitsandbytes__fp4",
 ];
 
-/// How the names of the codes of these weights end.
+/// The name of a tensor that says that a model is quantized, in the old format of ComfyUI. A prefix may precede it.
+pub const MARKER: &str = "scaled_fp8";
+
+/// The endings of the names of the codes of these weights.
 pub const VALUES: &[&str] = &[".weight", ".qweight", ".weight_packed", ""];
 
-/// What a scheme says about codes and scales: `None` if it is another scheme, and an error if something does not fit.
+/// The result of [`Scheme::recognise`]: `None` if the tensors belong to another scheme, and an error if they belong to
+/// this one and do not fit together.
 pub type Answer = Result<Option<Found>, Refusal>;
 
 /// The parameters of a scheme, for users.
@@ -74,7 +98,7 @@ pub struct Parameters {
     pub block: [u64; 2],
     /// Whether there are zero points or biases.
     pub asymmetric: bool,
-    /// Whether columns are in an order of their own.
+    /// Whether columns are reordered.
     pub act_order: bool,
     /// Whether the scales are quantized too.
     pub nested: bool,
@@ -82,7 +106,7 @@ pub struct Parameters {
     pub smoothed: bool,
 }
 
-/// A weight, as far as the scheme describes it.
+/// A weight that a scheme has recognised. The rest of `Weight` does not depend on the scheme.
 pub struct Found {
     /// The type of the codes for users.
     pub dtype: &'static str,
@@ -92,7 +116,7 @@ pub struct Found {
     pub parts: Parts<Option<Stake>>,
     /// How the values are computed.
     pub layout: Layout,
-    /// For users.
+    /// The parameters of the scheme, for users.
     pub parameters: Parameters,
 }
 
@@ -104,7 +128,7 @@ pub struct Stake {
 }
 
 impl Found {
-    /// A weight without zero points and so on.
+    /// A weight with codes and scales, and without other parts.
     pub fn new(site: &Site, dtype: &'static str, shape: Vec<u64>, layout: Layout) -> Self {
         let block = match layout.grid {
             Grid::Blocks { block, .. } => block,
@@ -117,7 +141,7 @@ impl Found {
         Self { dtype, shape, parts, layout, parameters: Parameters { block, ..Parameters::default() } }
     }
 
-    /// The same weight with another tensor.
+    /// The same weight with the tensor of another part.
     pub fn with(mut self, part: Part, member: Option<Member>) -> Self {
         self.parts[part as usize] = member.map(|member| Stake { index: member.index, bytes: member.bytes });
         self
@@ -137,13 +161,13 @@ pub fn missing(name: &str) -> Refusal {
     Refusal::missing("a tensor that is missing", name.trim_start_matches('.'))
 }
 
-/// The refusal of a tensor of a wrong type or shape.
+/// The refusal of a tensor with a wrong dtype or shape.
 pub fn wrong_companion(name: &str, member: Member) -> Refusal {
     let name = name.trim_start_matches('.');
-    Refusal::mismatch("a companion of a wrong type or shape", format!("{name}: {} {:?}", member.dtype, member.shape))
+    Refusal::mismatch("a companion with a wrong dtype or shape", format!("{name}: {} {:?}", member.dtype, member.shape))
 }
 
-/// A description without zero points and so on. The matrices have the dimensions `matrix`.
+/// A layout with codes and scales, and without other parts. `matrix` is the result of [`matrix`].
 pub fn layout(matrix: [u64; 3], packing: Packing, number: Number, grid: Grid, scale: Real) -> Layout {
     let [batch, rows, cols] = matrix;
     Layout {
@@ -173,7 +197,7 @@ pub fn matrix(shape: &[u64]) -> Option<[u64; 3]> {
     Some([batch, rows, cols])
 }
 
-/// The type of scales that are stored as such.
+/// The type of scales with a dtype.
 pub fn real(dtype: &str) -> Option<Real> {
     Some(match dtype {
         "F32" => Real::F32,
@@ -185,7 +209,7 @@ pub fn real(dtype: &str) -> Option<Real> {
     })
 }
 
-/// The type of scales that are 16 or 32 bits wide.
+/// The type of scales with a dtype of 16 or 32 bits.
 pub fn wide(dtype: &str) -> Option<Real> {
     real(dtype).filter(|real| real.bytes() > 1)
 }
@@ -230,7 +254,7 @@ pub fn grid(weight: &[u64], scales: &[u64], config: &Config) -> Option<Grid> {
     }
 }
 
-/// Whether the tensors can be what their names say, if other tensors may have such names too.
+/// Whether tensors with names that are not specific to quantized weights also have the shapes of codes and scales.
 pub fn is_certain(site: &Site) -> bool {
     match site.ending {
         // Only fused experts have scales whose names do not end in ".weight_scale" or the like.
@@ -260,10 +284,10 @@ pub fn tiles(rows: u64, cols: u64) -> Option<[u64; 2]> {
 /// The format that ComfyUI has written for a weight, if there is one.
 pub fn comfy_format(site: &Site) -> Option<String> {
     let value = match site.companion(".comfy_quant") {
-        Some(member) => serde_json::from_slice(&site.contents(member).unwrap_or_default()).unwrap_or_default(),
+        Some(member) => serde_json::from_slice(site.contents(member).unwrap_or_default()).unwrap_or_default(),
         None => site.config.comfy(site.stem)?.clone(),
     };
-    // A rotated matrix.
+    // Rotated matrices are not decoded.
     let is_rotated = value.get("convrot").is_some_and(|rotated| *rotated != Value::Bool(false));
     let format = value.get("format").and_then(Value::as_str).filter(|_| !is_rotated);
     Some(format.unwrap_or("unknown").to_owned())
