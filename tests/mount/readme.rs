@@ -22,6 +22,9 @@ fn readme_commands_work() {
     require_fuse!();
     let scene = Scene::new();
     sample::write(&scene.path("model.safetensors")).unwrap();
+    scene.model("original.safetensors", &[("w.weight", Dtype::BF16, &[2, 2], [0x81, 0x3f].repeat(4))], &[]);
+    let scale = ("w.weight_scale", Dtype::F32, &[][..], 1f32.to_le_bytes().to_vec());
+    scene.model("quantized.safetensors", &[("w.weight", Dtype::F8_E4M3, &[2, 2], vec![0x38; 4]), scale], &[]);
     scene.mkdir("llama");
     scene.model("llama/model-1.safetensors", &[("a", Dtype::U8, &[1], vec![1])], &[]);
     scene.model("llama/model-2.safetensors", &[("b", Dtype::U8, &[1], vec![2])], &[]);

@@ -214,7 +214,8 @@ def nvfp4(r):
         yield "modelopt_nvfp4", {
             "m.weight": r.octets(count, rows, cols // 2), "m.weight_scale": r.codes(E4M3, count, rows, -(-cols // 16)),
             "m.weight_scale_2": r.scales(F32, *whole)}, None, other
-    rows, cols = r.shape(16)
+    # A matrix without rows and with one column could also be packed along its columns.
+    rows, cols = r.shape(16, 2)
     yield "modelopt_nvfp4_rows", {
         "e.gate_up_proj": r.octets(count, rows // 2, cols), "e.gate_up_proj_weight_scale_2": r.whole(),
         "e.gate_up_proj_weight_scale": r.codes(E4M3, count, rows // 16, cols)}, None, other
