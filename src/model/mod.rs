@@ -35,7 +35,7 @@ pub use numbers::Numbers;
 pub use ollama::{file_of, manifest_stem};
 pub use open::{Opened, files, open, open_alone, open_in, open_model};
 pub use population::Population;
-pub use quantized::{NOT_DEQUANTIZED, Quantized};
+pub use quantized::Quantized;
 pub use refusal::Refusal;
 pub use split::remark as split_remark;
 pub use stem::{first_split, is_set, name_of, stem};

@@ -15,11 +15,6 @@ pub struct Numbers<'m> {
 }
 
 impl<'m> Numbers<'m> {
-    /// The stored numbers of a tensor, even if they are codes.
-    pub fn stored(tensor: Tensor<'m>) -> Self {
-        Self { tensor, weight: None }
-    }
-
     /// The logical name.
     pub fn name(&self) -> &'m str {
         self.weight.and_then(|weight| weight.name.as_deref()).unwrap_or(self.tensor.info.name)

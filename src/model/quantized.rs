@@ -114,5 +114,5 @@ impl Quantized {
 }
 
 /// The consequence for weights that look quantized and were not recognised.
-pub const NOT_DEQUANTIZED: &str =
+const NOT_DEQUANTIZED: &str =
     "npy/, f32/, stats/, plots/ and converted exports show the stored numbers, which are not the weights";

@@ -15,23 +15,25 @@ pub enum Tensors {
 
 /// A tensor as it is exported.
 pub fn numbers(model: &Model, tensor: TensorId, conversion: Option<Conversion>) -> Numbers<'_> {
-    model.numbers(tensor, conversion.is_some_and(|conversion| conversion.dequantized))
+    model.numbers(tensor, is_dequantized(conversion))
+}
+
+fn is_dequantized(conversion: Option<Conversion>) -> bool {
+    conversion.is_some_and(|conversion| conversion.dequantized)
 }
 
 impl Tensors {
     /// The logical tensors for whose numbers `is_wanted` is true. Companions of weights that are dequantized are left
     /// out.
     pub fn choose(model: &Model, conversion: Option<Conversion>, is_wanted: impl Fn(&Numbers) -> bool) -> Self {
-        let is_dequantized = conversion.is_some_and(|conversion| conversion.dequantized);
-        let is_part = |id: TensorId| is_dequantized && model.quantized().is_companion(id);
+        let is_part = |id: TensorId| is_dequantized(conversion) && model.quantized().is_companion(id);
         let is_chosen = |id: &TensorId| !is_part(*id) && is_wanted(&numbers(model, *id, conversion));
         Self::These(model.logical().iter().filter(is_chosen).collect())
     }
 
     /// All logical tensors, without the companions of weights that are dequantized.
     pub fn all(model: &Model, conversion: Option<Conversion>) -> Self {
-        let is_dequantized = conversion.is_some_and(|conversion| conversion.dequantized);
-        match is_dequantized && !model.quantized().weights().is_empty() {
+        match is_dequantized(conversion) && !model.quantized().weights().is_empty() {
             true => Self::choose(model, conversion, |_| true),
             false => Self::Whole,
         }

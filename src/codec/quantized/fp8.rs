@@ -9,18 +9,22 @@ use super::Bf16;
 use super::groups::Operands;
 use super::numbers::widen_e4m3;
 use crate::codec::bf16;
+#[cfg(target_arch = "x86_64")]
 use crate::codec::elements::E4M3;
 
 /// Scales for which all products are normal bfloat16 numbers: the smallest code is 2^-9, the largest one 448.
+#[cfg(target_arch = "x86_64")]
 const SCALES: std::ops::RangeInclusive<f32> = 1e-34..=1e35;
 
 /// The products of a scale with the codes 8 to 15 (exponent 1), and with the codes 0 to 7 (subnormals), as the low and
 /// the high bytes of bfloat16 numbers. The exponent of the first eight is less by 1, so that the exponent of the code
 /// can be added.
+#[cfg(target_arch = "x86_64")]
 type Products = [[u8; 16]; 2];
 
 /// Inlined, so that it is compiled for the vectors of its caller. For a scale that is not one of [`SCALES`], the result
 /// has no meaning.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn products(scale: f32) -> Products {
     let mut rounded = [0; 16];
