@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::hint::black_box;
 use std::time::Instant;
 use weightfs::codec::quantized::{
-    Decoder, F32, Formula, Gathered, Global, Grid, Layout, Number, Output, Packing, Part, Parts, Real, Zeros,
+    Decoder, Formula, Gathered, Global, Grid, Layout, Number, Output, Packing, Part, Parts, Real, Zeros,
 };
 use weightfs::content::{Content, Request, Segment};
 use weightfs::format::Mode;
@@ -118,6 +118,13 @@ fn layouts() -> Vec<(&'static str, Layout)> {
     ]
 }
 
+/// Replaces random bytes by float32 numbers of the size of real scales: from 2^-13 to 2^-11.
+fn make_scales(bytes: &mut [u8]) {
+    for scale in bytes.as_chunks_mut::<4>().0 {
+        *scale = (u32::from_le_bytes(*scale) & 0x00ff_ffff | 0x3900_0000).to_le_bytes();
+    }
+}
+
 /// The time of `run` in seconds.
 fn time(run: impl FnOnce()) -> f64 {
     let start = Instant::now();
@@ -138,52 +145,62 @@ fn main() {
         (seed >> 24) as u8
     };
     let source: Vec<u8> = (0..64 << 20).map(|_| byte()).collect();
-    let mut target: Vec<F32> = vec![[0; 4]; READ / 4];
+    let mut target = vec![0; READ];
     for (name, layout) in layouts() {
         if !name.contains(&wanted) {
             continue;
         }
         let required = layout.required().unwrap();
         let mut parts: Parts<Vec<u8>> = required.map(|size| source[..size as usize].to_vec());
+        if layout.scale == Real::F32 {
+            make_scales(&mut parts[Part::Scales as usize]);
+        }
         if layout.group_index {
             let cols = layout.cols as u32;
             let index = (0..cols).flat_map(|column| (column.wrapping_mul(2_654_435_761) % (cols / 128)).to_le_bytes());
             parts[Part::GroupIndex as usize] = index.collect();
         }
         let decoder = Decoder::new(layout, &required).unwrap();
-        let (mut copies, mut decodes, mut gathers) = (Vec::new(), Vec::new(), Vec::new());
-        for round in 0..ROUNDS {
-            let at = (round * READ) % source.len();
-            copies.push(time(|| {
-                target.as_flattened_mut().copy_from_slice(&source[at..at + READ]);
-                black_box(&mut target);
-            }));
-            let elements = READ as u64 / 4;
-            let start = (round as u64 * elements) % layout.elements();
-            let range = start..start + elements;
-            let held = decoder.layout().window(range.clone());
-            let mut gathered = Gathered::default();
-            gathers.push(time(|| {
-                let read = |part: Part, offset: u64, bytes: &mut [u8]| {
-                    bytes.copy_from_slice(&parts[part as usize][offset as usize..offset as usize + bytes.len()]);
-                    Ok::<_, ()>(())
-                };
-                gathered = Gathered::new(&decoder, held.clone(), read).unwrap();
-            }));
-            decodes.push(time(|| {
-                gathered.decode(&decoder, &range, Output::F32(&mut target)).unwrap();
-                black_box(&mut target);
-            }));
+        for kind in ["f32", "bf16"] {
+            let size = if kind == "f32" { 4 } else { 2 };
+            let elements = READ as u64 / size;
+            let (mut copies, mut decodes, mut gathers) = (Vec::new(), Vec::new(), Vec::new());
+            for round in 0..ROUNDS {
+                let at = (round * READ) % source.len();
+                copies.push(time(|| {
+                    target.copy_from_slice(&source[at..at + READ]);
+                    black_box(&mut target);
+                }));
+                let start = (round as u64 * elements) % layout.elements();
+                let range = start..start + elements;
+                let held = decoder.layout().window(range.clone());
+                let mut gathered = Gathered::default();
+                gathers.push(time(|| {
+                    let read = |part: Part, offset: u64, bytes: &mut [u8]| {
+                        bytes.copy_from_slice(&parts[part as usize][offset as usize..offset as usize + bytes.len()]);
+                        Ok::<_, ()>(())
+                    };
+                    gathered = Gathered::new(&decoder, held.clone(), read).unwrap();
+                }));
+                decodes.push(time(|| {
+                    let output = match kind {
+                        "f32" => Output::F32(target.as_chunks_mut().0),
+                        _ => Output::Bf16(target.as_chunks_mut().0),
+                    };
+                    gathered.decode(&decoder, &range, output).unwrap();
+                    black_box(&mut target);
+                }));
+            }
+            let (copy, decode, gather) = (median(copies), median(decodes), median(gathers));
+            let window = decoder.layout().window(0..elements).end / elements;
+            println!(
+                "{name:22} to {kind:4} {:.2} of memcpy with reading, {:.2} without; {:.1} GB/s, memcpy {:.1} GB/s; window {window} MiB",
+                copy / (decode + gather / window as f64),
+                copy / decode,
+                READ as f64 / decode / 1e9,
+                READ as f64 / copy / 1e9,
+            );
         }
-        let (copy, decode, gather) = (median(copies), median(decodes), median(gathers));
-        let window = decoder.layout().window(0..READ as u64 / 4).end / (READ as u64 / 4);
-        println!(
-            "{name:22} {:.2} of memcpy with reading, {:.2} without; {:.1} GB/s, memcpy {:.1} GB/s; window {window} MiB",
-            copy / (decode + gather / window as f64),
-            copy / decode,
-            READ as f64 / decode / 1e9,
-            READ as f64 / copy / 1e9,
-        );
     }
     if wanted.is_empty() || wanted == "content" {
         content(&source);
@@ -229,8 +246,12 @@ fn content(source: &[u8]) {
         };
         let header = format!("{{{}}}", tensors.iter().map(entry).collect::<Vec<_>>().join(","));
         let mut file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
-        // Codes that are not NaN, and scales that are small numbers.
+        // Codes that are not NaN.
+        let data = file.len();
         file.extend(source.iter().cycle().take(end as usize).map(|byte| byte & 0x3f));
+        if let Some(scales) = tensors.last().filter(|tensor| tensor.1 == "F32") {
+            make_scales(&mut file[data..][(end - scales.3) as usize..]);
+        }
         let path = dir.path().join(format!("{}.safetensors", name.replace(' ', "-")));
         std::fs::write(&path, file).unwrap();
         let model = open_model(&path.as_path().into(), Mode::Strict).unwrap();

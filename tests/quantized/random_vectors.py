@@ -226,7 +226,7 @@ def nvfp4(r):
 
 
 def packed(r):
-    for bits in range(2, 9):
+    for bits in range(1, 9):
         for symmetric in [True, False]:
             # Otherwise nothing tells dense words from those of versions before 0.18.
             rows, cols = r.shape(1, 1 if 32 % bits == 0 else 32)

@@ -462,6 +462,15 @@ fn layers_of_mlx_with_own_parameters_ignore_those_of_the_model() {
     assert_eq!(summaries(json!({"group_size": 64, "bits": 8, "a": true, "b": {"mode": "mxfp4"}})), expected);
 }
 
+/// No version of mlx writes them.
+#[test]
+fn codes_of_7_bits_are_not_known_in_mlx() {
+    let tensors: [(&str, &str, &[u64]); 3] =
+        [("a.weight", "U32", &[4, 14]), ("a.scales", "BF16", &[4, 1]), ("a.biases", "BF16", &[4, 1])];
+    let expected = "MLX: a mode that is not known (affine, 7 bits, groups of 64), such as \"a.weight\"";
+    assert_eq!(warning(&tensors, json!({"quantization": {"group_size": 64, "bits": 7}})), expected);
+}
+
 #[test]
 fn weight_whose_logical_name_is_taken_is_refused() {
     let tensors: [(&str, &str, &[u64]); 3] =

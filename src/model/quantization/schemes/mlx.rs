@@ -1,5 +1,5 @@
-//! MLX: codes of 2 to 8 bits in 32-bit words along the rows, with a scale and a bias for each group; and its MX and
-//! NVFP4 modes, which have no biases.
+//! MLX: codes of 2 to 6 or 8 bits in 32-bit words along the rows, with a scale and a bias for each group; and its MX
+//! and NVFP4 modes, which have no biases.
 
 use super::scheme::{
     Answer, Found, Refusal, Scheme, ending, groups, integer, layout, matrix, missing, wide, wrong_companion,
@@ -28,7 +28,7 @@ fn recognise(site: &Site) -> Answer {
     let shape = [outer, &[cols]].concat();
     let all = matrix(&shape).ok_or_else(|| wrong_shape(site))?;
     let (number, scale, dtype) = match (mode, bits, size, site.scales.dtype) {
-        ("affine", 2..=8, ..) => match wide(site.scales.dtype) {
+        ("affine", 2..=6 | 8, ..) => match wide(site.scales.dtype) {
             Some(scale) => (Number::Unsigned, scale, integer(bits)),
             None => return Err(wrong_companion("scales", site.scales)),
         },
