@@ -33,6 +33,8 @@ fn main() -> ExitCode {
         cli::Command::Umount(args) => cmd::umount::run(&args),
         cli::Command::Status(args) => cmd::status::run(&args),
         cli::Command::Ls(args) => cmd::ls::run(&args),
+        cli::Command::Cat(args) => cmd::cat::run(&args),
+        cli::Command::Cp(args) => cmd::cp::run(&args),
         cli::Command::Inspect(args) => cmd::inspect::run(&args),
         cli::Command::Id(args) => cmd::id::run(&args),
         cli::Command::Summary(args) => cmd::summary::run(&args),

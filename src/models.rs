@@ -6,19 +6,21 @@ use crate::process::fetcher;
 use crate::process::logging::reason;
 use crate::process::{limits, logging};
 use crate::terminal::output::Output;
-#[cfg(feature = "remote")]
-use anyhow::Context;
-use anyhow::bail;
+use anyhow::{Context, bail};
 use std::collections::HashSet;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::process::ExitCode;
+use weightfs::content::{Content, Request};
 use weightfs::format::Mode;
-use weightfs::fs::Superblock;
+use weightfs::fs::{Attr, Ownership, Superblock};
 use weightfs::model::{self, Catalog, Model, ModelId, Opened};
 #[cfg(feature = "remote")]
 use weightfs::remote::Client;
 #[cfg(feature = "remote")]
 use weightfs::remote::protocol::{Start, VERSION};
 use weightfs::source::{Location, is_dir};
+use weightfs::view::Shown;
 
 /// The models to open, each by its file.
 pub struct Models {
@@ -193,6 +195,57 @@ fn start(remote: &RemoteArgs, no_sandbox: bool) -> anyhow::Result<Start> {
 pub fn locate(source: &SourceArg, remote: &RemoteArgs) -> anyhow::Result<Location> {
     prepare()?;
     Locator::new(remote).locate(source)
+}
+
+/// The files that a mount of `opened` shows.
+pub fn superblock(
+    opened: Opened,
+    source: &Location,
+    views: Option<Shown>,
+    stored: bool,
+    ownership: Ownership,
+) -> anyhow::Result<Superblock> {
+    let shown = views.unwrap_or_default();
+    let shown = if stored { shown.stored() } else { shown };
+    Superblock::new(opened, shown, ownership).with_context(|| format!("{source}: a model without files"))
+}
+
+/// The files of a source, as a mount would show them, for commands that do not mount.
+pub struct Files {
+    /// The source, for messages.
+    pub source: Location,
+    /// The files.
+    pub superblock: Superblock,
+}
+
+impl Files {
+    /// Opens a source.
+    pub fn open(source: &SourceArg, remote: &RemoteArgs, lenient: bool, stored: bool) -> anyhow::Result<Self> {
+        let source = locate(source, remote)?;
+        let opened = model::open(&source, mode(lenient))?;
+        if let Opened::Model(model) = &opened {
+            model.report(&source);
+        }
+        let superblock = superblock(opened, &source, None, stored, Ownership::default())?;
+        Ok(Self { source, superblock })
+    }
+
+    /// The file or directory at a path of the mount.
+    pub fn find(&self, path: &Path) -> anyhow::Result<Attr> {
+        let found = self.superblock.resolve(path.as_os_str().as_bytes(), &Request::WAIT);
+        found.with_context(|| self.name(path))
+    }
+
+    /// The content of a file at a path of the mount.
+    pub fn content(&self, path: &Path) -> anyhow::Result<Content> {
+        let ino = self.find(path)?.ino;
+        self.superblock.open(ino, &Request::WAIT).with_context(|| self.name(path))
+    }
+
+    /// The name of a file in messages.
+    pub fn name(&self, path: &Path) -> String {
+        format!("{}: {}", self.source, path.display())
+    }
 }
 
 /// The mode that `--lenient` selects.

@@ -1,6 +1,6 @@
 //! The arguments and help text of the commands that do not mount.
 
-use super::value::{number, parse_size};
+use super::value::{number, parse_bytes, parse_size};
 use super::{RemoteArgs, SourceArg, pattern, source};
 use bytesize::ByteSize;
 use clap::builder::{OsStringValueParser, TypedValueParser};
@@ -50,6 +50,14 @@ pub struct LsArgs {
     #[arg(long)]
     pub totals: bool,
 
+    /// List the files of a mount instead of tensors: those in its root, or in the directory that is given after SOURCE
+    #[arg(long, conflicts_with = "totals")]
+    pub files: bool,
+
+    /// With --files, list all files below the directory, by their paths in a mount
+    #[arg(short = 'R', long, requires = "files")]
+    pub recursive: bool,
+
     /// Number of leading dotted components of a tensor name that form its module
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<usize>(0..=u32::MAX.into()))]
     pub depth: usize,
@@ -81,6 +89,17 @@ pub enum Operand {
     Source(SourceArg),
     /// A pattern for tensor names.
     Pattern(glob::Pattern),
+}
+
+impl Operand {
+    /// The argument as a path.
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::Source(SourceArg::Path(path)) => path,
+            Self::Source(SourceArg::Url(url)) => Path::new(url.as_str()),
+            Self::Pattern(pattern) => Path::new(pattern.as_str()),
+        }
+    }
 }
 
 fn operand() -> impl TypedValueParser<Value = Operand> {
@@ -465,6 +484,90 @@ pub struct ExportArgs {
     pub shard_size: Option<ByteSize>,
 
     /// Export the valid tensors of a damaged file and report the rest, instead of failing
+    #[arg(long)]
+    pub lenient: bool,
+
+    #[command(flatten)]
+    pub remote: RemoteArgs,
+}
+
+const CAT_HELP: &str = "\
+Examples:
+  weightfs cat model.safetensors npy/lm_head.weight.npy >lm_head.npy
+  weightfs cat model.safetensors index.json | jq '.tensors[].name'
+  weightfs cat --offset 1MB --length 64 model.safetensors tensors/lm_head.weight | hexdump -C
+  weightfs cat hf://org/model stats/model.norm.weight.json
+
+`weightfs ls --files SOURCE` lists the files. All files are found before anything is written.";
+
+/// The arguments of `cat`.
+#[derive(Args, Debug, PartialEq)]
+#[command(after_help = CAT_HELP)]
+pub struct CatArgs {
+    /// A .safetensors or .gguf file, the index of a sharded model (.safetensors.index.json), a dataset manifest
+    /// (dataset_manifest.json), a directory with one or more models, or a URL as for `weightfs mount`
+    #[arg(value_parser = source(), value_hint = ValueHint::AnyPath)]
+    pub source: SourceArg,
+
+    /// Files, by their paths in a mount, such as tensors/lm_head.weight
+    #[arg(required = true, value_name = "PATH", value_hint = ValueHint::Other)]
+    pub paths: Vec<PathBuf>,
+
+    /// Skip this many bytes of the file, such as 4096 or 1MiB
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub offset: Option<ByteSize>,
+
+    /// Write at most this many bytes of the file
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub length: Option<ByteSize>,
+
+    /// Write the stored numbers of quantized weights from npy/, f32/, stats/, plots/ and converted exports, instead of
+    /// dequantizing them
+    #[arg(long)]
+    pub stored: bool,
+
+    /// Write files of the valid tensors of a damaged model, instead of failing
+    #[arg(long)]
+    pub lenient: bool,
+
+    #[command(flatten)]
+    pub remote: RemoteArgs,
+}
+
+const CP_HELP: &str = "\
+Examples:
+  weightfs cp model.safetensors npy arrays               all arrays, to arrays/npy
+  weightfs cp model.safetensors tensors/lm_head.weight header.json .
+  weightfs cp hf://org/model export/model-bf16.safetensors /data
+
+DIR is created if it is missing. A file that exists is replaced only with --force. While files are
+copied, DIR has a directory .weightfs-cp with unfinished files and a list of those that are complete:
+after an interruption, the same command continues where it stopped, unless the source has changed.";
+
+/// The arguments of `cp`.
+#[derive(Args, Debug, PartialEq)]
+#[command(after_help = CP_HELP, override_usage = "weightfs cp [OPTIONS] SOURCE PATH... DIR")]
+pub struct CpArgs {
+    /// A .safetensors or .gguf file, the index of a sharded model (.safetensors.index.json), a dataset manifest
+    /// (dataset_manifest.json), a directory with one or more models, or a URL as for `weightfs mount`
+    #[arg(value_parser = source(), value_hint = ValueHint::AnyPath)]
+    pub source: SourceArg,
+
+    /// Files and directories, by their paths in a mount, and the directory DIR to copy them to
+    // `read` checks that there are two: clap would count those after an option anew.
+    #[arg(required = true, num_args = 1.., value_names = ["PATH", "DIR"], value_hint = ValueHint::DirPath)]
+    pub paths: Vec<PathBuf>,
+
+    /// Replace files that exist
+    #[arg(short, long)]
+    pub force: bool,
+
+    /// Copy the stored numbers of quantized weights in npy/, f32/, stats/, plots/ and converted exports, instead of
+    /// dequantizing them
+    #[arg(long)]
+    pub stored: bool,
+
+    /// Copy files of the valid tensors of a damaged model, instead of failing
     #[arg(long)]
     pub lenient: bool,
 

@@ -66,6 +66,7 @@ Examples:
   weightfs umount model                 unmount; removes ./model if it was created
   weightfs umount --all                 unmount all models
   weightfs ls model.safetensors         list tensors without mounting
+  weightfs cat model.safetensors npy/lm_head.weight.npy >lm_head.npy
 
 Exit status: 0 success, 1 failure, 2 usage error. See `weightfs COMMAND --help` for each command.";
 
@@ -96,6 +97,10 @@ pub enum Command {
     Status(StatusArgs),
     /// List tensors
     Ls(LsArgs),
+    /// Write files of a mount to standard output, without mounting
+    Cat(CatArgs),
+    /// Copy files of a mount to a directory, without mounting
+    Cp(CpArgs),
     /// Describe models: format, size, dtypes, modules, shards and metadata
     Inspect(InspectArgs),
     /// Print the structural hash of a model
@@ -134,6 +139,7 @@ impl Command {
             Self::Mount(args) => args.mountpoint.iter().map(PathBuf::as_path).collect(),
             Self::Umount(args) => args.mountpoints.iter().map(PathBuf::as_path).collect(),
             Self::Export(args) => vec![&args.out],
+            Self::Cp(args) => args.paths.last().map(PathBuf::as_path).into_iter().collect(),
             Self::Metadata(MetadataArgs { action }) => match action {
                 Action::Get { .. } => Vec::new(),
                 Action::Set { file, options, .. }
@@ -143,6 +149,17 @@ impl Command {
                 }
             },
             _ => Vec::new(),
+        }
+    }
+
+    /// What is wrong with the arguments that clap does not check.
+    fn mistake(&self) -> Option<&'static str> {
+        match self {
+            Self::Cp(args) if args.paths.len() < 2 => Some("cp needs SOURCE, at least one PATH, and DIR (see --help)"),
+            Self::Cat(args) if args.paths.len() > 1 && (args.offset.is_some() || args.length.is_some()) => {
+                Some("--offset and --length are for a single PATH")
+            }
+            _ => None,
         }
     }
 
@@ -164,6 +181,8 @@ impl Command {
             Self::Diff(args) => vec![&args.a, &args.b],
             Self::Metadata(MetadataArgs { action: Action::Get { source, .. } }) => vec![source],
             Self::Export(args) => vec![&args.source],
+            Self::Cat(args) => vec![&args.source],
+            Self::Cp(args) => vec![&args.source],
             _ => Vec::new(),
         }
     }
@@ -381,6 +400,9 @@ pub fn read(mut args: Vec<OsString>, helper: bool, from_mount: bool) -> Result<C
         true => NoCommand::Usage(source::without_secrets(&one_line(&error.to_string()))),
         false => NoCommand::Text(error),
     })?;
+    if let Some(mistake) = command.mistake() {
+        return Err(NoCommand::Usage(mistake.into()));
+    }
     match command.paths().into_iter().find(|path| path.to_str().is_some_and(source::is_url)) {
         Some(url) => {
             let message = format!("{}: a path is needed here; only sources can be URLs", url.display());
@@ -448,18 +470,20 @@ fn is_command(word: &OsStr) -> bool {
 const HELP: &str = "help";
 
 /// Each command, and words that may be meant for it.
-const MISTAKEN: [(&str, &[&str]); 14] = [
+const MISTAKEN: [(&str, &[&str]); 16] = [
     ("mount", &[]),
     ("umount", &["unmount", "eject", "detach"]),
     ("status", &["mounts", "mounted"]),
     ("ls", &["list", "tensors", "names"]),
+    ("cat", &["print", "dump"]),
+    ("cp", &["copy", "extract"]),
     ("inspect", &["info", "show", "describe", "view", "stat"]),
     ("id", &["hash", "fingerprint"]),
     ("summary", &["summarize", "summarise"]),
     ("check", &["verify", "validate", "lint", "test"]),
     ("diff", &["compare", "cmp"]),
     ("metadata", &["meta", "get", "set", "remove", "clear"]),
-    ("export", &["convert", "save", "copy", "cp", "extract", "merge"]),
+    ("export", &["convert", "save", "merge"]),
     ("cache", &["prune", "purge"]),
     (HELP, &["man", "usage"]),
     ("--version", &["version"]),

@@ -12,6 +12,12 @@ pub(super) fn number<T: TryFrom<u64>>(range: RangeInclusive<u64>) -> impl Fn(&st
     }
 }
 
+/// Parses a number of bytes, such as 4096 or 1MiB.
+pub(super) fn parse_bytes(text: &str) -> Result<ByteSize, String> {
+    // The error of the library names its own types.
+    text.parse().map_err(|_| "not a number of bytes such as 4096, 500MB or 1MiB".into())
+}
+
 /// Parses a size, such as 50GB.
 pub(super) fn parse_size(text: &str) -> Result<ByteSize, String> {
     match text.parse() {

@@ -1,5 +1,6 @@
 //! `weightfs ls`: lists tensors, one per line, or their totals.
 
+use super::files;
 use crate::cli::pattern::{Wanted, unmatched};
 use crate::cli::{LsArgs, Operand, Sort};
 use crate::models::{Models, mode};
@@ -20,6 +21,9 @@ use weightfs::{natural, threads, view};
 
 /// Lists tensors.
 pub fn run(args: &LsArgs) -> Result<ExitCode> {
+    if args.files {
+        return files::run(args);
+    }
     to_stdout(|out| {
         let (mut sources, mut patterns) = (vec![args.source.clone()], Vec::new());
         for operand in &args.more {

@@ -2,10 +2,13 @@
 
 #[cfg(feature = "remote")]
 pub mod cache;
+pub mod cat;
 pub mod check;
 pub mod complete_words;
+pub mod cp;
 pub mod diff;
 pub mod export;
+pub mod files;
 pub mod id;
 pub mod inspect;
 pub mod ls;

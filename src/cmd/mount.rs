@@ -213,10 +213,7 @@ fn open(args: &MountArgs, source: &Location) -> anyhow::Result<(Superblock, Opti
     let device = (threads(args) > 1).then_some(Path::new(DEVICE));
     let sandbox = (!args.no_sandbox).then(|| Sandbox::new(&opened.reads(), device));
     let ownership = Ownership { uid: args.uid, gid: args.gid, umask: args.umask.unwrap_or(0) };
-    let shown = args.views.unwrap_or_default();
-    let shown = if args.stored { shown.stored() } else { shown };
-    let superblock =
-        Superblock::new(opened, shown, ownership).with_context(|| format!("{source}: a model without files"))?;
+    let superblock = models::superblock(opened, source, args.views, args.stored, ownership)?;
     if source.path().is_none() {
         superblock.open_all();
     }

@@ -287,7 +287,11 @@ impl Folders {
     pub fn open(&self, ino: Ino) -> Result<Content, Error> {
         match self.node(ino)? {
             Node::Folder(..) => Err(Error::IsADirectory),
-            Node::Link(_) => Err(Error::NoEntry),
+            // A link leads to a file of this machine.
+            Node::Link(number) => {
+                let len = source::len_at(&self.catalog.links()[number]).ok_or(Error::NoEntry)?;
+                Ok(self.other(number, len))
+            }
             Node::Remote(number, len) => Ok(self.other(number, len)),
             Node::Error(text, _) => Ok(Content::literal(format!("{text}\n").into_bytes())),
         }
@@ -321,6 +325,15 @@ impl Folders {
         let Node::Link(link) = self.node(ino)? else { return Err(Error::NotALink) };
         let path = self.catalog.links()[link].path().ok_or(Error::NotALink)?;
         Ok(path.as_os_str().as_bytes())
+    }
+
+    /// See [`super::Superblock::version`].
+    pub fn version(&self, ino: Ino) -> Result<Option<String>, Error> {
+        match self.node(ino)? {
+            Node::Folder(..) => Err(Error::IsADirectory),
+            Node::Link(_) | Node::Remote(..) => Ok(None),
+            Node::Error(text, _) => Ok(Some(text.into_owned())),
+        }
     }
 
     pub fn statfs(&self) -> Statfs {

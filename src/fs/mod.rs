@@ -3,6 +3,7 @@
 mod attr;
 mod folders;
 mod ino;
+mod path;
 mod superblock;
 #[cfg(test)]
 mod tests;

@@ -159,6 +159,16 @@ impl Superblock {
         }
     }
 
+    /// Identifies the version of the source that a file shows: two files of the same name, version and options have the
+    /// same bytes. It is made of sizes, modification times and inode numbers, so that it needs no data. `None` for remote
+    /// sources, for which these say too little.
+    pub fn version(&self, ino: Ino, request: &Request) -> Result<Option<String>, Error> {
+        match self.tree(ino, request)? {
+            (Tree::Volume(volume), _) => Ok(volume.version()),
+            (Tree::Folders(folders), ino) => folders.version(ino),
+        }
+    }
+
     /// Size of the file system.
     pub fn statfs(&self) -> Statfs {
         match &self.root {

@@ -8,6 +8,7 @@ use crate::model::quantization::Weight;
 use crate::model::{Model, Numbers, Parts, ShardId, Tensor, TensorId};
 use crate::name;
 use crate::view::{File, Files, Results, Shown, View, Views};
+use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -25,6 +26,8 @@ pub(super) struct Volume {
     tree: OnceLock<Tree>,
     /// Tensors whose file names are cut, by directory and file name.
     cut: OnceLock<HashMap<(Names, String), TensorId>>,
+    /// See [`super::Superblock::version`].
+    version: OnceLock<Option<String>>,
 }
 
 /// Extended attributes of a tensor, with text values. An attribute without a value is left out: offset and shard of an
@@ -97,7 +100,7 @@ impl Volume {
     /// The tree of a model, with the tree number `number`. `up` is the parent directory of its root.
     pub fn new(model: Model, shown: Shown, owner: Owner, results: Arc<Results>, number: u32, up: Ino) -> Self {
         let views = Views::new(model, shown, results, number);
-        Self { views, owner, number, up, tree: OnceLock::new(), cut: OnceLock::new() }
+        Self { views, owner, number, up, tree: OnceLock::new(), cut: OnceLock::new(), version: OnceLock::new() }
     }
 
     pub fn lookup(&self, parent: Ino, name: &[u8], request: &Request) -> Result<Attr, Error> {
@@ -239,6 +242,20 @@ impl Volume {
         let Some(tensor) = self.stored(ino, request)? else { return Ok(Vec::new()) };
         let has = |xattr: &&(&str, XattrValue)| xattr.1(self.model(), &tensor).is_some();
         Ok(XATTRS.iter().filter(has).flat_map(|xattr| [xattr.0.as_bytes(), b"\0"].concat()).collect())
+    }
+
+    /// See [`super::Superblock::version`].
+    pub fn version(&self) -> Option<String> {
+        let compute = || {
+            let mut parts = Sha256::new();
+            for source in self.model().sources().iter() {
+                // A source without a path is remote.
+                source.path()?;
+                parts.update(format!("{} {:?} {:?}\n", source.len(), source.stat().mtime, source.id()));
+            }
+            Some(parts.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+        };
+        self.version.get_or_init(compute).clone()
     }
 
     pub fn statfs(&self) -> Statfs {

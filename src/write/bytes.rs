@@ -44,16 +44,20 @@ impl Output {
 
     /// Writes all of a content.
     pub fn write_content(&mut self, content: &Content, progress: Progress) -> Result<(), Error> {
-        let (mut at, len) = (0, content.len());
-        while at < len {
-            let bytes = content.read(at..at + AT_ONCE, &Request::WAIT)?;
-            if let Err(error) = self.file().write_all(&bytes) {
-                // EFAULT means that mapped pages of a source cannot be read. `verify` returns the reason.
-                if error.raw_os_error() == Some(nix::libc::EFAULT) {
-                    bytes.verify(true).map_err(content::Error::from)?;
-                }
-                return Err(self.error("", error));
-            }
+        self.write_range(content, 0..content.len(), progress)
+    }
+
+    /// Writes a range of bytes of a content, which must not go past its end.
+    pub fn write_range(&mut self, content: &Content, range: Range<u64>, progress: Progress) -> Result<(), Error> {
+        let Range { start: mut at, end } = range;
+        while at < end {
+            let bytes = content.read(at..end.min(at + AT_ONCE), &Request::WAIT)?;
+            let written = self.file().write_all(&bytes);
+            // EFAULT means that mapped pages of a source cannot be read; `verify` returns the reason. It also fails if
+            // the source has changed, because bytes of another version may have been written then.
+            let unreadable = written.as_ref().is_err_and(|error| error.raw_os_error() == Some(nix::libc::EFAULT));
+            bytes.verify(unreadable).map_err(content::Error::from)?;
+            written.map_err(|error| self.error("", error))?;
             at += bytes.len() as u64;
             if !progress(bytes.len() as u64) {
                 return Err(Error::Interrupted);

@@ -163,6 +163,17 @@ impl Output {
         Self::begin(path, mode).map_err(|(what, error)| Error::Io { path: path.to_owned(), what, error })
     }
 
+    /// An open file that is written to directly. `path` is its path for messages.
+    pub(super) fn direct(path: &Path, file: File) -> Self {
+        Self { path: path.to_owned(), file, stage: Stage::Direct }
+    }
+
+    /// Standard output, even if it is a terminal.
+    pub fn stdout() -> io::Result<Self> {
+        let file = io::stdout().as_fd().try_clone_to_owned()?.into();
+        Ok(Self::direct(Path::new("standard output"), file))
+    }
+
     /// Starts to write a new file in an open directory. `path` is its path for messages.
     pub(super) fn create_at(path: &Path, place: Place, mode: u32) -> Result<Self, Error> {
         let target = Target { place, old: None };
@@ -174,14 +185,14 @@ impl Output {
         let plain = |error: io::Error| ("", error);
         let failed = |errno: Errno| Err(("", errno.into()));
         if is_stdout(path) {
-            let stdout = io::stdout();
-            if stdout.is_terminal() {
+            if io::stdout().is_terminal() {
                 return Err((
                     "",
                     io::Error::other("standard output is a terminal, and a model is binary; give a file name"),
                 ));
             }
-            return direct(stdout.as_fd().try_clone_to_owned().map_err(plain)?.into());
+            let output = Self::stdout().map_err(plain)?;
+            return Ok(Self { path: path.to_owned(), ..output });
         }
         let (place, old) = match Found::at(path).map_err(plain)? {
             Found::Dir(_) => return failed(Errno::EISDIR),

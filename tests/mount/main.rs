@@ -13,6 +13,7 @@ mod diff;
 mod export;
 mod fault_table;
 mod faults;
+mod files;
 mod folders;
 mod gate;
 mod gguf;

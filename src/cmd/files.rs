@@ -1,0 +1,107 @@
+//! `weightfs ls --files`: lists the files of a mount, without mounting.
+
+use crate::cli::{LsArgs, Sort};
+use crate::models::Files;
+use crate::terminal::output::{HEADING, Output, compact, size, to_stdout};
+use anyhow::bail;
+use serde_json::json;
+use std::cmp::Reverse;
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use weightfs::content::Request;
+use weightfs::fs::{Attr, FileKind};
+use weightfs::natural;
+use weightfs::text::printable;
+
+/// A file or directory, by its path in the mount.
+type File = (PathBuf, Attr);
+
+/// Lists files.
+pub fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
+    let path = match &args.more[..] {
+        [] => Path::new(""),
+        [path] => path.path(),
+        [_, path, ..] => bail!("{}: --files lists one directory of one source", path.path().display()),
+    };
+    to_stdout(|out| {
+        let files = Files::open(&args.source, &args.remote, args.lenient, false)?;
+        let mut found = list(&files, path, args.recursive)?;
+        let name = |file: &File| file.0.to_string_lossy().into_owned();
+        match args.sort {
+            Sort::Name => found.sort_by(|a, b| natural::compare_paths(&name(a), &name(b))),
+            Sort::Size => found.sort_by_key(|file| Reverse(file.1.size)),
+            Sort::Offset => {}
+        }
+        if args.reverse {
+            found.reverse();
+        }
+        if args.json {
+            print_json(&files, &found, out)?
+        } else {
+            print(&found, args, out)?
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+/// The file at a path of the mount, or the files in the directory there; if `recursive`, also those in its directories.
+/// Paths are relative to the root of the mount.
+pub fn list(files: &Files, path: &Path, recursive: bool) -> anyhow::Result<Vec<File>> {
+    let attr = files.find(path)?;
+    let path: PathBuf = path.strip_prefix("/").unwrap_or(path).components().collect();
+    if attr.kind != FileKind::Dir {
+        return Ok(vec![(path, attr)]);
+    }
+    let (mut found, mut rest) = (Vec::new(), vec![(path, attr)]);
+    while let Some((dir, attr)) = rest.pop() {
+        let entries = files.superblock.entries(&attr, &Request::WAIT);
+        for (name, attr) in entries.map_err(|error| anyhow::Error::new(error).context(files.name(&dir)))? {
+            let path = dir.join(name);
+            if recursive && attr.kind == FileKind::Dir {
+                rest.push((path, attr));
+            } else {
+                found.push((path, attr));
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn print(found: &[File], args: &LsArgs, out: &mut Output) -> io::Result<()> {
+    let sizes: Vec<String> = found
+        .iter()
+        .map(|(_, attr)| match (attr.kind, args.bytes) {
+            (FileKind::Dir, _) => "-".into(),
+            (_, true) => attr.size.to_string(),
+            (_, false) => size(attr.size),
+        })
+        .collect();
+    let width = sizes.iter().map(String::len).max().unwrap_or(0).max("SIZE".len());
+    if !args.no_headings {
+        let heading = format!("{:>width$}  NAME", "SIZE");
+        let heading = out.styled(HEADING, heading).to_string();
+        writeln!(out, "{heading}")?;
+    }
+    for ((path, attr), size) in found.iter().zip(sizes) {
+        let slash = if attr.kind == FileKind::Dir { "/" } else { "" };
+        writeln!(out, "{size:>width$}  {}{slash}", printable(&path.to_string_lossy()))?;
+    }
+    Ok(())
+}
+
+/// Prints one file per line, so that grep can be used on it.
+fn print_json(files: &Files, found: &[File], out: &mut Output) -> io::Result<()> {
+    write!(out, "{{\"source\": {}, \"files\": [", compact(&files.source.to_string())?)?;
+    for (at, (path, attr)) in found.iter().enumerate() {
+        // Names in a mount are UTF-8, except those of other files in a directory of models.
+        let path = String::from_utf8_lossy(path.as_os_str().as_bytes());
+        let file = match attr.kind {
+            FileKind::Dir => json!({"path": path, "type": "directory"}),
+            FileKind::File | FileKind::Link => json!({"path": path, "type": "file", "size": attr.size}),
+        };
+        write!(out, "{}\n{}", if at == 0 { "" } else { "," }, compact(&file)?)?;
+    }
+    writeln!(out, "\n]}}")
+}
