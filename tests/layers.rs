@@ -64,6 +64,7 @@ const ONLY_IN: &[(&str, &[&str])] = &[
             "src/source/pins/area.rs",
             "src/schedule/mod.rs",
             "src/process/daemon.rs",
+            "src/process/descriptors.rs",
             "src/process/limits.rs",
             "src/process/mounts.rs",
             "src/process/sandbox/refused.rs",

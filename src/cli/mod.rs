@@ -267,6 +267,15 @@ pub struct MountArgs {
     #[arg(long)]
     pub auto_unmount: bool,
 
+    /// Unmount when the other end of the pipe or socket FD is closed, for instance because the process that holds it
+    /// has ended; files that are open stay readable
+    #[arg(long, value_name = "FD", value_parser = number::<i32>(0..=i32::MAX as u64))]
+    pub while_open: Option<i32>,
+
+    /// Remove the directory MOUNTPOINT after unmounting, and if mounting fails
+    #[arg(long, requires = "mountpoint")]
+    pub rmdir: bool,
+
     /// Run the daemon without a sandbox [default: the daemon can open SOURCE and no other file]
     #[arg(long)]
     pub no_sandbox: bool,

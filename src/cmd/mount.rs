@@ -15,7 +15,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::SigSet;
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -31,23 +31,42 @@ pub fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
     if let Some(options) = &args.remount {
         return keep(args, options);
     }
+    let passed = Passed::take(args)?;
     // All threads block these signals, so no signal ends the program between two steps.
     let signals = signals::block()?;
     if args.foreground || args.fake {
-        return serve(args, signals, None);
+        return serve(args, signals, passed, None);
     }
     let (source, mountpoint) = (args.source.path(), args.mountpoint.as_deref());
     let named = [source, mountpoint, args.log_file.as_deref()].into_iter().flatten().filter_map(descriptors::named);
-    match daemon::split(&signals, &named.collect::<Vec<_>>())? {
+    match daemon::split(&signals, &named.chain(passed.numbers()).collect::<Vec<_>>())? {
         Forked::Daemon(readiness) => {
             source.and_then(descriptors::named).into_iter().for_each(descriptors::open_again);
-            serve(args, signals, Some(readiness))
+            serve(args, signals, passed, Some(readiness))
         }
         Forked::Command(mut waiting) => {
             let reported = waiting.wait()?.map(|(path, remark)| report(args, &path, &remark));
             waiting.end_on_signal();
             reported.unwrap_or_else(Ok)
         }
+    }
+}
+
+/// Descriptors that the caller passes to the daemon.
+struct Passed {
+    /// The pipe or socket of `--while-open`.
+    watched: Option<OwnedFd>,
+}
+
+impl Passed {
+    /// Call this before this process opens any file, as [`descriptors::take`] requires.
+    fn take(args: &MountArgs) -> anyhow::Result<Self> {
+        let take = |fd| descriptors::take(fd).with_context(|| format!("--while-open {fd}"));
+        Ok(Self { watched: args.while_open.map(take).transpose()? })
+    }
+
+    fn numbers(&self) -> impl Iterator<Item = RawFd> {
+        self.watched.iter().map(AsRawFd::as_raw_fd)
     }
 }
 
@@ -97,7 +116,12 @@ fn say(line: &str) {
     let _ = writeln!(io::stdout(), "{line}");
 }
 
-fn serve(args: &MountArgs, signals: SigSet, readiness: Option<daemon::Readiness>) -> anyhow::Result<ExitCode> {
+fn serve(
+    args: &MountArgs,
+    signals: SigSet,
+    passed: Passed,
+    readiness: Option<daemon::Readiness>,
+) -> anyhow::Result<ExitCode> {
     let (unmounter, watch, recent) = match unmounter::split()? {
         Split::Daemon(unmounter, watch, recent) => (unmounter, watch, recent),
         Split::Helper(helper) => {
@@ -162,6 +186,9 @@ fn serve(args: &MountArgs, signals: SigSet, readiness: Option<daemon::Readiness>
     }
     let log_traffic = locator.log_traffic(&source);
     unmount_on_signal(signals, mounted.0.clone(), log_traffic.clone())?;
+    if let Some(watched) = passed.watched {
+        unmount_when_closed(watched, mounted.0.clone())?;
+    }
     let path = mounted.0.path.display();
     log::info!("{mounted_line}");
     match readiness {
@@ -244,7 +271,7 @@ fn threads(args: &MountArgs) -> usize {
 struct Mountpoint {
     /// Absolute and without symlinks.
     path: PathBuf,
-    /// Whether it was created for this mount, and is removed with it.
+    /// Whether it is removed with the mount, because it was created for it or the user wants it.
     made: bool,
 }
 
@@ -268,7 +295,7 @@ impl Mountpoint {
             mounts::unmount(&path, true)?;
             log::warn!("{}: detached a dead mount, left by a daemon that was killed", wanted.display());
         }
-        let mut made = false;
+        let mut made = args.rmdir && !args.fake;
         if args.mountpoint.is_none() && !wanted.exists() && !args.fake {
             at_once.stop();
             std::fs::create_dir(&wanted)
@@ -411,9 +438,7 @@ impl Connection {
     /// Whether the file system still exists, mounted anywhere or detached but in use. As long as it does, its device
     /// number is not reused.
     fn is_connected(&self) -> bool {
-        let mut polled = [PollFd::new(self.device.as_fd(), PollFlags::empty())];
-        let _ = poll(&mut polled, PollTimeout::ZERO);
-        !polled[0].revents().unwrap_or(PollFlags::empty()).contains(PollFlags::POLLERR)
+        !is_closed(&self.device, PollTimeout::ZERO)
     }
 }
 
@@ -444,4 +469,28 @@ fn unmount_on_signal(
     };
     std::thread::Builder::new().name("signals".into()).spawn(wait).context("cannot start a thread")?;
     Ok(())
+}
+
+/// Starts a thread that unmounts when the other end of `watched`, a pipe or a socket, is closed. A mount that is in use
+/// is detached, and the program ends after its last user.
+fn unmount_when_closed(watched: OwnedFd, mount: Arc<Connection>) -> anyhow::Result<()> {
+    let wait = move || {
+        let path = mount.path.display();
+        // Poll reports the end of a pipe without being asked for any event.
+        while !is_closed(&watched, PollTimeout::NONE) {}
+        log::info!("{path}: unmounting, because descriptor --while-open is closed");
+        if let Err(error) = mount.unmount() {
+            log::error!("{}", reason(&error));
+        }
+    };
+    std::thread::Builder::new().name("while-open".into()).spawn(wait).context("cannot start a thread")?;
+    Ok(())
+}
+
+/// Waits until the other end of a descriptor is closed, or an error or the timeout ends the wait. Returns whether it is
+/// closed. The other end of /dev/fuse is the mounted file system.
+fn is_closed(descriptor: &OwnedFd, timeout: PollTimeout) -> bool {
+    let mut polled = [PollFd::new(descriptor.as_fd(), PollFlags::empty())];
+    let _ = poll(&mut polled, timeout);
+    polled[0].any() == Some(true)
 }

@@ -3,7 +3,8 @@
 
 use nix::fcntl::{FcntlArg, fcntl};
 use std::fs::OpenOptions;
-use std::os::fd::RawFd;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -44,4 +45,21 @@ pub fn open_again(descriptor: RawFd) {
         // The lowest number that is not less than `descriptor` is `descriptor` itself.
         let _ = fcntl(file, FcntlArg::F_DUPFD_CLOEXEC(descriptor));
     }
+}
+
+/// Takes over a descriptor of the caller: returns it under another number, and closes `descriptor` unless it is a
+/// standard stream. Programs that this process starts do not inherit it. Call this before this process opens any file,
+/// because the file could get the number of a descriptor that the caller has not opened.
+pub fn take(descriptor: RawFd) -> io::Result<OwnedFd> {
+    if descriptor < 0 {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: nothing in this process owns a descriptor of the caller, so nothing closes it during this call. If it is
+    // not open, the call fails with EBADF.
+    #[allow(unsafe_code)]
+    let taken = unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned()?;
+    if descriptor > 2 {
+        let _ = nix::unistd::close(descriptor);
+    }
+    Ok(taken)
 }

@@ -3,7 +3,7 @@
 
 use crate::gate::{FILE, Gate};
 use crate::readers::{End, Expected, Mapped, Readers, Way};
-use crate::support::{Mount, Namespace, Scene, pattern, require_fuse, status, wait_until};
+use crate::support::{Mount, Namespace, Said, Scene, pattern, require_fuse, status, wait_until};
 use nix::errno::Errno;
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::libc::SIGBUS;
@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use safetensors::Dtype;
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -304,6 +304,40 @@ fn source_may_be_a_descriptor_of_the_caller() {
         scene.ok("weightfs umount mnt");
         scene.wait_for_end();
     }
+}
+
+#[test]
+fn mount_ends_when_the_watched_pipe_is_closed() {
+    require_fuse!();
+    let scene = Scene::new();
+    model(&scene, "model.safetensors", MIB);
+    for watched in ["0", "9"] {
+        scene.mkdir("mnt");
+        let (reader, writer) = std::io::pipe().unwrap();
+        let line = format!("weightfs --while-open {watched} --rmdir model.safetensors mnt 9<&0");
+        Said::of(scene.command("sh").args(["-c", &line]).stdin(reader)).ok(&line);
+        let mut held = File::open(scene.path("mnt/tensors/w")).unwrap();
+        assert_eq!(scene.mounts().len(), 1);
+        drop(writer);
+        wait_until("the mount is detached", || scene.mounts().is_empty());
+        // The daemon serves a file that is still open, and ends after that.
+        assert_eq!(scene.daemons().len(), 1);
+        let mut bytes = Vec::new();
+        held.read_to_end(&mut bytes).unwrap();
+        assert_eq!(bytes, pattern(MIB));
+        drop(held);
+        scene.wait_for_end();
+        assert!(!scene.path("mnt").exists(), "--rmdir");
+    }
+    scene.mkdir("mnt");
+    for (line, expected) in [
+        ("--while-open 77 model.safetensors mnt", "weightfs: --while-open 77: Bad file descriptor\n"),
+        ("--rmdir absent mnt", "weightfs: absent: No such file or directory\n"),
+    ] {
+        let said = scene.sh(&format!("weightfs {line}"));
+        assert_eq!((said.code, &*said.err), (1, expected));
+    }
+    assert_eq!(scene.mounts(), [""; 0]);
 }
 
 #[test]
