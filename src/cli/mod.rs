@@ -197,7 +197,8 @@ pub struct MountArgs {
     #[arg(value_parser = source(), value_hint = ValueHint::AnyPath)]
     pub source: SourceArg,
 
-    /// Empty directory to mount on [default: ./NAME, named after SOURCE; created if missing, then removed at unmount]
+    /// Empty directory to mount on [default: ./NAME, named after SOURCE; created if missing, then removed at unmount];
+    /// or /dev/fd/N, an open /dev/fuse that the caller has mounted
     #[arg(value_hint = ValueHint::DirPath)]
     pub mountpoint: Option<PathBuf>,
 

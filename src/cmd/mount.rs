@@ -3,13 +3,14 @@
 use crate::cli::MountArgs;
 use crate::models::{self, Locator};
 use crate::process::daemon::{self, Forked};
+use crate::process::descriptors::{self, Kind};
 use crate::process::logging::{self, reason};
 use crate::process::mounts::{self, Mount, MountRequest};
 use crate::process::recent::Recent;
 use crate::process::sandbox::Sandbox;
 use crate::process::signals::EndAtOnce;
 use crate::process::unmounter::{self, Split, Target, Unmounter, remove_directory};
-use crate::process::{descriptors, limits, signals};
+use crate::process::{limits, signals};
 use anyhow::{Context, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::SigSet;
@@ -56,17 +57,42 @@ pub fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
 struct Passed {
     /// The pipe or socket of `--while-open`.
     watched: Option<OwnedFd>,
+    /// The /dev/fuse that is the MOUNTPOINT.
+    device: Option<OwnedFd>,
 }
 
 impl Passed {
-    /// Call this before this process opens any file, as [`descriptors::take`] requires.
+    /// Call this before this process opens any file, as [`descriptors::duplicate`] requires.
     fn take(args: &MountArgs) -> anyhow::Result<Self> {
-        let take = |fd| descriptors::take(fd).with_context(|| format!("--while-open {fd}"));
-        Ok(Self { watched: args.while_open.map(take).transpose()? })
+        let watched = |fd| descriptors::take(fd).with_context(|| format!("--while-open {fd}"));
+        let watched = args.while_open.map(watched).transpose()?;
+        let device = args.mountpoint.as_deref().map(|path| Self::device(path, args)).transpose()?.flatten();
+        Ok(Self { watched, device })
+    }
+
+    /// The /dev/fuse that `mountpoint` names, unless it names a directory.
+    fn device(mountpoint: &Path, args: &MountArgs) -> anyhow::Result<Option<OwnedFd>> {
+        let Some(descriptor) = descriptors::whole(mountpoint) else { return Ok(None) };
+        let shown = mountpoint.display();
+        let passed = descriptors::duplicate(descriptor).with_context(|| shown.to_string())?;
+        match descriptors::kind(&passed).with_context(|| shown.to_string())? {
+            Kind::Directory => return Ok(None),
+            Kind::Fuse => {}
+            Kind::Other => bail!("{shown}: neither a directory nor an open {DEVICE}"),
+        }
+        if let Some((_, option)) =
+            [(args.rmdir, "rmdir"), (args.auto_unmount, "auto_unmount")].iter().find(|(is, _)| *is)
+        {
+            bail!("option {option}: {shown} is mounted already, so whoever mounted it has to unmount it");
+        }
+        // Only now, so that a descriptor of something else stays open.
+        let device = descriptors::take(descriptor).with_context(|| shown.to_string())?;
+        descriptors::make_blocking(&device).with_context(|| shown.to_string())?;
+        Ok(Some(device))
     }
 
     fn numbers(&self) -> impl Iterator<Item = RawFd> {
-        self.watched.iter().map(AsRawFd::as_raw_fd)
+        self.watched.iter().chain(&self.device).map(AsRawFd::as_raw_fd)
     }
 }
 
@@ -143,36 +169,50 @@ fn serve(
     let memory = limits::memory();
     let mut locator = Locator::new(&args.remote).without_sandbox(args.no_sandbox);
     let located = locator.locate(&args.source)?;
+    let Passed { watched, device: passed } = passed;
+    let mounted_before = passed.is_some();
+    let caller = passed.map(|device| MountOfCaller::new(device, args, &located)).transpose()?;
     let (superblock, sandbox) = open(args, &located)?;
     let superblock = locator.show_traffic(superblock);
     let source = located.absolute()?;
-    let fsname = args.fsname.clone().unwrap_or_else(|| source.to_string());
-    // The kernel does not escape control characters in /proc/mounts, except white space.
-    let fsname = printable(&fsname);
-    let mountpoint = Mountpoint::prepare(args, &located, &mut at_once)?;
-    if args.fake {
-        return Ok(ExitCode::SUCCESS);
-    }
-    at_once.stop();
-    put_off_limits(&mountpoint.path, source.path(), mounts::TYPE);
-    if mountpoint.made {
-        superblock.ignore_changes_of(&Location::from(&*mountpoint.path).parent());
-    }
     // A mount by root always admits root.
     let allow_root = args.allow_root && !nix::unistd::geteuid().is_root();
-    let device = mounts::mount(&MountRequest {
-        fsname: &fsname,
-        mountpoint: &mountpoint.path,
-        allow_other: args.allow_other || allow_root,
-        max_read: args.max_read,
-    })?;
-    let (mounted, read_ahead) = Mounted::new(mountpoint, &device, unmounter, args.auto_unmount)?;
-    let access = match (args.allow_other, allow_root) {
-        (true, _) => Access::All,
+    let (device, mounted, read_ahead) = match caller {
+        Some(_) if args.fake => return Ok(ExitCode::SUCCESS),
+        Some(caller) => {
+            at_once.stop();
+            caller.take_over(unmounter)?
+        }
+        None => {
+            let mountpoint = Mountpoint::prepare(args, &located, &mut at_once)?;
+            if args.fake {
+                return Ok(ExitCode::SUCCESS);
+            }
+            at_once.stop();
+            put_off_limits(&mountpoint.path, source.path(), mounts::TYPE);
+            if mountpoint.made {
+                superblock.ignore_changes_of(&Location::from(&*mountpoint.path).parent());
+            }
+            let fsname = args.fsname.clone().unwrap_or_else(|| source.to_string());
+            let device = mounts::mount(&MountRequest {
+                // The kernel does not escape control characters in /proc/mounts, except white space.
+                fsname: &printable(&fsname),
+                mountpoint: &mountpoint.path,
+                allow_other: args.allow_other || allow_root,
+                max_read: args.max_read,
+            })?;
+            let (mounted, read_ahead) = Mounted::new(mountpoint, &device, unmounter, args.auto_unmount)?;
+            (device, mounted, read_ahead)
+        }
+    };
+    let access = match (args.allow_other || mounted_before, allow_root) {
         (_, true) => Access::OwnerAndRoot,
+        // The kernel admits those whom the caller has chosen when it mounted.
+        (true, _) => Access::All,
         _ => Access::Owner,
     };
-    let serving = Serving { access, threads: threads(args), direct_io: args.direct_io, memory };
+    let (threads, direct_io) = (threads(args), args.direct_io);
+    let serving = Serving { access, threads, direct_io, check_permissions: mounted_before, memory };
     let mounted_line = format!("{source}: mounted on {}", mounted.0.path.display());
     let remark = match readiness.is_some() && is_recent {
         true => keep_messages(&recent, &mounted_line),
@@ -180,14 +220,17 @@ fn serve(
     };
     locator.enter(|| enter(sandbox))?;
     // All threads that keep running are started after this, so they are in the sandbox.
-    let session = Session::new(superblock, device, serving, watch).context("the handshake with the kernel failed")?;
+    let session = Session::new(superblock, device, serving, watch).map_err(|error| match error.raw_os_error() {
+        Some(nix::libc::EPERM) if mounted_before => not_mounted(&mounted.0.path),
+        _ => anyhow::Error::new(error).context("the handshake with the kernel failed"),
+    })?;
     if let Some(file) = read_ahead {
         set_read_ahead(file);
     }
     let log_traffic = locator.log_traffic(&source);
     unmount_on_signal(signals, mounted.0.clone(), log_traffic.clone())?;
-    if let Some(watched) = passed.watched {
-        unmount_when_closed(watched, mounted.0.clone())?;
+    if let Some(watched) = watched {
+        unmount_when_closed(watched, mounted.0.clone(), log_traffic.clone())?;
     }
     let path = mounted.0.path.display();
     log::info!("{mounted_line}");
@@ -197,7 +240,8 @@ fn serve(
             logging::leave_terminal();
         }
         None => {
-            say(&printable(&format!("{} is mounted on {path}; Ctrl-C unmounts it", located)));
+            let end = if mounted_before { "ends it" } else { "unmounts it" };
+            say(&printable(&format!("{located} is mounted on {path}; Ctrl-C {end}")));
         }
     }
     session.run().context("lost the connection to the kernel")?;
@@ -373,6 +417,45 @@ impl Drop for Mountpoint {
     }
 }
 
+/// A mount that the caller of this program has made, and unmounts itself.
+struct MountOfCaller {
+    /// The MOUNTPOINT argument, `/dev/fd/N`.
+    path: PathBuf,
+    device: OwnedFd,
+    /// The mount, if this process can see it.
+    mount: Option<Mount>,
+}
+
+impl MountOfCaller {
+    /// Takes the device that the caller has passed. Forbids this process to enter the mount: as long as there is no
+    /// session, it would wait for itself.
+    fn new(device: OwnedFd, args: &MountArgs, source: &Location) -> anyhow::Result<Self> {
+        let path = args.mountpoint.clone().unwrap_or_default();
+        let mount = mounts::served_through(&device);
+        let dir = mount.as_ref().map_or(&path, |mount| &mount.path);
+        let source = source.absolute()?;
+        if source.path().is_some_and(|source| source.starts_with(dir)) {
+            bail!("{source}: lies inside the mount point {}, which hides it", dir.display());
+        }
+        put_off_limits(dir, source.path(), mounts::TYPE);
+        Ok(Self { path, device, mount })
+    }
+
+    /// The device, the connection, and the file that sets the read-ahead.
+    fn take_over(self, unmounter: Unmounter) -> anyhow::Result<(OwnedFd, Mounted, Option<File>)> {
+        let Self { path, device, mount } = self;
+        let read_ahead = mount.and_then(|mount| read_ahead(&mount.device));
+        let copy = device.try_clone().context(DEVICE)?;
+        let connection = Connection { path, device: copy, unmounter, is_ours: false };
+        Ok((device, Mounted(Arc::new(connection)), read_ahead))
+    }
+}
+
+fn not_mounted(path: &Path) -> anyhow::Error {
+    let number = path.file_name().unwrap_or_default().display();
+    anyhow::anyhow!("{}: this {DEVICE} is not mounted: call mount(2) with fd={number} first", path.display())
+}
+
 /// The mount of this daemon. It is unmounted when this is dropped.
 struct Mounted(Arc<Connection>);
 
@@ -382,6 +465,8 @@ struct Connection {
     /// /dev/fuse.
     device: OwnedFd,
     unmounter: Unmounter,
+    /// Whether this program has mounted it, and has to unmount it.
+    is_ours: bool,
 }
 
 impl Mounted {
@@ -398,7 +483,7 @@ impl Mounted {
         let read_ahead = mount.as_ref().and_then(|mount| read_ahead(&mount.device));
         let connected = device.try_clone().context(DEVICE).and_then(|device| {
             unmounter.set_target(&Target { path: path.clone(), mount, made: mountpoint.made, auto_unmount })?;
-            Ok(Self(Arc::new(Connection { path: path.clone(), device, unmounter })))
+            Ok(Self(Arc::new(Connection { path: path.clone(), device, unmounter, is_ours: true })))
         });
         match connected {
             Ok(mounted) => {
@@ -427,7 +512,10 @@ impl Connection {
     /// Unmounts, and removes the directory if it was created for the mount. Returns whether the mount was in use and
     /// had to be detached.
     fn unmount(&self) -> anyhow::Result<bool> {
-        if self.is_connected() {
+        if !self.is_ours {
+            // With the end of this program, the kernel aborts the connection.
+            Ok(false)
+        } else if self.is_connected() {
             self.unmounter.unmount()
         } else {
             // It was unmounted by another program. A new mount may have its device number now.
@@ -453,7 +541,7 @@ fn unmount_on_signal(
     let wait = move || {
         let path = mount.path.display();
         while let Ok(signal) = signals.wait() {
-            log::info!("{path}: unmounting on {signal}");
+            log::info!("{path}: {} on {signal}", if mount.is_ours { "unmounting" } else { "ending" });
             match mount.unmount() {
                 Ok(in_use) => {
                     if in_use {
@@ -472,15 +560,25 @@ fn unmount_on_signal(
 }
 
 /// Starts a thread that unmounts when the other end of `watched`, a pipe or a socket, is closed. A mount that is in use
-/// is detached, and the program ends after its last user.
-fn unmount_when_closed(watched: OwnedFd, mount: Arc<Connection>) -> anyhow::Result<()> {
+/// is detached, and the program ends after its last user. If the caller has mounted it, the program ends at once, after
+/// `at_end`.
+fn unmount_when_closed(
+    watched: OwnedFd,
+    mount: Arc<Connection>,
+    at_end: impl Fn() + Send + 'static,
+) -> anyhow::Result<()> {
     let wait = move || {
         let path = mount.path.display();
         // Poll reports the end of a pipe without being asked for any event.
         while !is_closed(&watched, PollTimeout::NONE) {}
-        log::info!("{path}: unmounting, because descriptor --while-open is closed");
-        if let Err(error) = mount.unmount() {
-            log::error!("{}", reason(&error));
+        log::info!("{path}: ending, because the other end of --while-open is closed");
+        match mount.unmount() {
+            Ok(_) if mount.is_ours => {}
+            Ok(_) => {
+                at_end();
+                std::process::exit(0);
+            }
+            Err(error) => log::error!("{}", reason(&error)),
         }
     };
     std::thread::Builder::new().name("while-open".into()).spawn(wait).context("cannot start a thread")?;

@@ -72,6 +72,9 @@ pub struct Serving {
     pub threads: usize,
     /// Whether reads bypass the page cache of the mount.
     pub direct_io: bool,
+    /// Whether the kernel is asked to check the permissions of files, even if it was mounted without
+    /// `default_permissions`.
+    pub check_permissions: bool,
     /// The memory limit of the process in bytes, if there is one.
     pub memory: Option<u64>,
 }
@@ -84,7 +87,7 @@ impl Session {
     /// Does the handshake with the kernel over `device`, the mounted descriptor of [`DEVICE`]. `watch` detects readers
     /// that no longer wait.
     pub fn new(superblock: Superblock, device: OwnedFd, serving: Serving, watch: Watch) -> io::Result<Self> {
-        let Serving { access, threads, direct_io, memory } = serving;
+        let Serving { access, threads, direct_io, check_permissions, memory } = serving;
         let acl = match access {
             Access::Owner => SessionACL::Owner,
             Access::OwnerAndRoot => SessionACL::RootAndOwner,
@@ -101,7 +104,7 @@ impl Session {
         let (faults, notifier) = Default::default();
         let state =
             Arc::new(State { superblock, scheduler: Scheduler::new(cores(), memory), watch, faults, notifier, ttl });
-        let adapter = FuseAdapter { state: state.clone(), direct_io, no_open: false };
+        let adapter = FuseAdapter { state: state.clone(), direct_io, check_permissions, no_open: false };
         let session = fuser::Session::from_fd(adapter, device, acl, config)?;
         // The cell is empty, so this cannot fail.
         let _ = state.notifier.set(session.notifier());
@@ -118,6 +121,7 @@ impl Session {
 struct FuseAdapter {
     state: Arc<State>,
     direct_io: bool,
+    check_permissions: bool,
     /// Whether open is answered with ENOSYS: the kernel then sends no more open requests and keeps the page cache.
     no_open: bool,
 }
@@ -440,7 +444,9 @@ impl Filesystem for FuseAdapter {
             true => (CAPABILITIES - InitFlags::FUSE_NO_OPEN_SUPPORT) | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
             false => CAPABILITIES,
         };
-        let capabilities = wanted & config.capabilities();
+        // With access control lists, the kernel always checks permissions. No file here has a list.
+        let lists = if self.check_permissions { InitFlags::FUSE_POSIX_ACL } else { InitFlags::empty() };
+        let capabilities = (wanted | lists) & config.capabilities();
         self.no_open = capabilities.contains(InitFlags::FUSE_NO_OPEN_SUPPORT);
         // These do not fail: only capabilities of the kernel are requested, and no value is zero.
         let _ = config.add_capabilities(capabilities);

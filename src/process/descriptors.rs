@@ -1,10 +1,11 @@
 //! File descriptors that the caller of this program left open. In the background they would keep locks held and pipes
 //! open after the command has returned.
 
-use nix::fcntl::{FcntlArg, fcntl};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::stat::{SFlag, fstat, makedev};
 use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -29,6 +30,11 @@ pub fn named(path: &Path) -> Option<RawFd> {
     after.components().next()?.as_os_str().to_str()?.parse().ok()
 }
 
+/// The descriptor that is all of a path such as `/dev/fd/3`.
+pub fn whole(path: &Path) -> Option<RawFd> {
+    named(path).filter(|_| path.file_name().is_some_and(|name| path.ends_with(Path::new("fd").join(name))))
+}
+
 /// Opens the file of `descriptor` again for reading, under the same number, so that a lock on the file is released with
 /// the caller's descriptor. Programs that this process starts do not inherit it.
 pub fn open_again(descriptor: RawFd) {
@@ -47,19 +53,54 @@ pub fn open_again(descriptor: RawFd) {
     }
 }
 
-/// Takes over a descriptor of the caller: returns it under another number, and closes `descriptor` unless it is a
-/// standard stream. Programs that this process starts do not inherit it. Call this before this process opens any file,
-/// because the file could get the number of a descriptor that the caller has not opened.
-pub fn take(descriptor: RawFd) -> io::Result<OwnedFd> {
+/// Duplicates a descriptor of the caller. Programs that this process starts do not inherit the new one. Call this
+/// before this process opens any file: the file could get the number of a descriptor that the caller has not opened.
+pub fn duplicate(descriptor: RawFd) -> io::Result<OwnedFd> {
     if descriptor < 0 {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     // SAFETY: nothing in this process owns a descriptor of the caller, so nothing closes it during this call. If it is
     // not open, the call fails with EBADF.
     #[allow(unsafe_code)]
-    let taken = unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned()?;
+    unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned()
+}
+
+/// Takes over a descriptor of the caller: returns it under another number, and closes `descriptor` unless it is a
+/// standard stream. [`duplicate`] says when to call this.
+pub fn take(descriptor: RawFd) -> io::Result<OwnedFd> {
+    let taken = duplicate(descriptor)?;
     if descriptor > 2 {
         let _ = nix::unistd::close(descriptor);
     }
     Ok(taken)
+}
+
+/// The number of /dev/fuse.
+const FUSE: u64 = makedev(10, 229);
+
+/// What a descriptor refers to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// An open /dev/fuse.
+    Fuse,
+    /// A directory.
+    Directory,
+    /// Anything else.
+    Other,
+}
+
+/// What a descriptor refers to. Fails if it is not open.
+pub fn kind(descriptor: &impl AsFd) -> nix::Result<Kind> {
+    let stat = fstat(descriptor)?;
+    Ok(match SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits()) {
+        SFlag::S_IFCHR if stat.st_rdev == FUSE => Kind::Fuse,
+        SFlag::S_IFDIR => Kind::Directory,
+        _ => Kind::Other,
+    })
+}
+
+/// Makes reads of a descriptor wait. The caller may have opened it with O_NONBLOCK.
+pub fn make_blocking(descriptor: &OwnedFd) -> nix::Result<()> {
+    let flags = OFlag::from_bits_retain(fcntl(descriptor, FcntlArg::F_GETFL)?);
+    fcntl(descriptor, FcntlArg::F_SETFL(flags - OFlag::O_NONBLOCK)).map(drop)
 }

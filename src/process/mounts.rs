@@ -288,6 +288,15 @@ pub fn resolve(path: &Path) -> anyhow::Result<PathBuf> {
     }
 }
 
+/// The mount that is served through `device`, a descriptor of /dev/fuse. `None` if this process does not see the mount.
+/// Also `None` on older kernels, which do not list the connection of a descriptor in /proc.
+pub fn served_through(device: &OwnedFd) -> Option<Mount> {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", device.as_raw_fd())).ok()?;
+    let connection = info.lines().find_map(|line| line.strip_prefix("fuse_connection:"))?;
+    let number = format!("0:{}", connection.trim());
+    all().ok()?.into_iter().rfind(|mount| mount.device == number)
+}
+
 /// Whether `path` is a mount whose daemon is gone.
 pub fn is_dead(path: &Path) -> bool {
     // stat(2) is not used, because the kernel may answer it from its cache.

@@ -27,6 +27,7 @@ mod metadata;
 mod ollama;
 mod opening;
 mod panics;
+mod premounted;
 mod quantized;
 mod races;
 mod readers;
