@@ -1,0 +1,36 @@
+"""Model weights as files and as NumPy arrays, without loading or converting the model.
+
+`weightfs` is a program that mounts model weights (safetensors, GGUF, a model on the Hugging Face Hub) as a read-only
+file system. This package contains the program, and two functions that run it.
+
+`mount` gives the mount as a path:
+
+>>> import weightfs
+>>> with weightfs.mount("model.safetensors") as path:
+...     sorted(file.name for file in (path / "tensors").iterdir())
+['layers.0.bias', 'layers.0.weight']
+
+`open` gives the tensors as NumPy arrays. Nothing is read until an array is used, and then only the pages that are used:
+
+>>> weights = weightfs.open("model.safetensors")
+>>> weights["layers.0.weight"][:2]
+memmap([[0., 1., 2.],
+        [3., 4., 5.]], dtype=float32)
+>>> weights.close()
+
+A source is what the command accepts: a file, the index or the directory of a sharded model, or a URL such as
+`hf://org/model`. On Linux, this needs `/dev/fuse`, and for users other than root the program `fusermount3` (Debian:
+package `fuse3`). `python -m weightfs` runs the program.
+"""
+
+from __future__ import annotations
+
+from ._mount import Error, Mount, mount
+from ._program import program
+from ._weights import Weights, open
+
+__all__ = ["Error", "Mount", "Weights", "mount", "open", "program"]
+
+# Messages and pickles name the public module.
+for _public in (Error, Mount, Weights, mount, open):
+    _public.__module__ = __name__
