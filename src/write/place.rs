@@ -4,10 +4,11 @@
 use super::temporary::{MARK, prefix};
 use crate::source::FileId;
 use nix::errno::Errno;
-use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, RenameFlags, openat, readlinkat, renameat2};
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, readlinkat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat};
 use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs};
 use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, geteuid, unlinkat};
+use rustix::fs::RenameFlags;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
@@ -155,9 +156,23 @@ impl Place {
         temporary(&self.dir, &prefix(&self.name), make)
     }
 
+    /// renameat2(2). With glibc, this calls its function, which tests/mount/race.c intercepts.
+    #[cfg(target_env = "gnu")]
+    fn rename(&self, to: &Self, flags: RenameFlags) -> nix::Result<()> {
+        let flags = nix::fcntl::RenameFlags::from_bits_retain(flags.bits());
+        nix::fcntl::renameat2(&self.dir, &*self.name, &to.dir, &*to.name, flags)
+    }
+
+    /// renameat2(2). musl has no function for it.
+    #[cfg(not(target_env = "gnu"))]
+    fn rename(&self, to: &Self, flags: RenameFlags) -> nix::Result<()> {
+        let renamed = rustix::fs::renameat_with(&self.dir, &*self.name, &to.dir, &*to.name, flags);
+        renamed.map_err(|error| Errno::from_raw(error.raw_os_error()))
+    }
+
     /// Gives this name to the file that has the name `from` in the same directory. The name must not be in use.
     pub fn take(&self, from: &Self) -> io::Result<()> {
-        match renameat2(&from.dir, &*from.name, &self.dir, &*self.name, RenameFlags::RENAME_NOREPLACE) {
+        match from.rename(self, RenameFlags::NOREPLACE) {
             Err(errno) if is_unsupported(errno) => match self.stat()? {
                 Some(_) => Err(Errno::EEXIST.into()),
                 None => Ok(nix::fcntl::renameat(&from.dir, &*from.name, &self.dir, &*self.name)?),
@@ -171,7 +186,7 @@ impl Place {
     ///
     /// The two names are exchanged, so that `old` can be checked before it is removed.
     pub fn replace(&self, old: FileId, from: &Self, new: FileId) -> io::Result<()> {
-        let exchange = || renameat2(&from.dir, &*from.name, &self.dir, &*self.name, RenameFlags::RENAME_EXCHANGE);
+        let exchange = || from.rename(self, RenameFlags::EXCHANGE);
         match exchange() {
             Err(errno) if is_unsupported(errno) => {
                 if !self.is(old)? {
