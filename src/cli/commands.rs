@@ -542,7 +542,8 @@ Examples:
 
 DIR is created if it is missing. A file that exists is replaced only with --force. While files are
 copied, DIR has a directory .weightfs-cp with unfinished files and a list of those that are complete:
-after an interruption, the same command continues where it stopped, unless the source has changed.";
+after an interruption, the same command continues where it stopped, unless the source has changed.
+Files of a URL are copied again, from the cache.";
 
 /// The arguments of `cp`.
 #[derive(Args, Debug, PartialEq)]

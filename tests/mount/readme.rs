@@ -45,7 +45,7 @@ fn readme_commands_work() {
     std::fs::write(scene.path("model.gguf"), crate::gguf::tokens()).unwrap();
     std::fs::copy(scene.path("model.safetensors"), scene.mkdir("repository").join("model.safetensors")).unwrap();
     let _mounts =
-        ["model", "mnt", "rescued", "whole", "all", "data", "gg", "fp8", "hub"].map(|name| Detached(scene.path(name)));
+        ["model", "mnt", "broken", "whole", "all", "data", "gg", "fp8", "hub"].map(|name| Detached(scene.path(name)));
     let path = format!("{}:{}", Path::new(WEIGHTFS).parent().unwrap().display(), std::env::var("PATH").unwrap());
     // A stub of the Hugging Face Hub, whose repositories all have the files of that directory.
     #[cfg(feature = "remote")]
@@ -78,6 +78,7 @@ fn readme_commands_work() {
             "weightfs metadata set tuned",
             "weightfs metadata remove",
             "weightfs export",
+            "weightfs cp",
             "(cd mnt",
             "cmp ",
             "cp ",
