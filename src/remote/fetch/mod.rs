@@ -135,6 +135,8 @@ struct Session {
     /// The hosts of which the log says that their files have no reliable version.
     unsure: HashSet<String>,
     parts: HashMap<PartId, Part>,
+    /// The requests for files that are being probed.
+    probing: HashSet<u64>,
     /// Why parts failed, as long as a ticket may fail for it.
     troubles: HashMap<PartId, (Failed, String)>,
     opening: Arc<Semaphore>,
@@ -300,7 +302,7 @@ impl Session {
         let ahead_total = limits.ahead_total;
         let planner = Planner::new(limits, u64::from(std::process::id()));
         let (trees, objects, opening_heads, hosts, unsure) = Default::default();
-        let (parts, troubles, counted) = Default::default();
+        let (parts, probing, troubles, counted) = Default::default();
         let (epoch, opening) = (Instant::now(), Arc::new(Semaphore::new(OPENING_MAX)));
         Ok(Self {
             channel,
@@ -319,6 +321,7 @@ impl Session {
             hosts,
             unsure,
             parts,
+            probing,
             troubles,
             opening,
             inputs,
@@ -372,7 +375,7 @@ impl Session {
 
     /// Reports what was fetched, if that has changed: at once if nothing is being fetched any more.
     fn report(&mut self) {
-        let (is_idle, counted) = (self.parts.is_empty(), &mut self.counted);
+        let (is_idle, counted) = (self.parts.is_empty() && self.probing.is_empty(), &mut self.counted);
         match counted.busy_since {
             None if !is_idle => counted.busy_since = Some(Instant::now()),
             Some(since) if is_idle => {
@@ -424,10 +427,13 @@ impl Session {
             Input::Request(request) => self.request(request),
             Input::Resolved { id, found: Ok(found) } => self.add_tree(id, found),
             Input::Resolved { id, found: Err(trouble) } => self.fail(id, trouble.failed(), trouble.reason()),
-            Input::Opened { id, tree, path, head, opened } => match *opened {
-                Ok(opened) => self.add_opened(id, tree, path, head, opened),
-                Err(trouble) => self.fail(id, trouble.failed(), trouble.reason()),
-            },
+            Input::Opened { id, tree, path, head, opened } => {
+                self.probing.remove(&id);
+                match *opened {
+                    Ok(opened) => self.add_opened(id, tree, path, head, opened),
+                    Err(trouble) => self.fail(id, trouble.failed(), trouble.reason()),
+                }
+            }
             Input::Received { part, bytes, evicted } => {
                 if let Some(running) = self.parts.get_mut(&part) {
                     running.missing = running.missing.saturating_sub(bytes);
@@ -525,7 +531,7 @@ impl Session {
         self.trees.push(found);
     }
 
-    fn open(&self, id: u64, tree: u32, path: String, head: u64) {
+    fn open(&mut self, id: u64, tree: u32, path: String, head: u64) {
         let Some(found) = self.trees.get(tree as usize) else {
             return self.fail(id, Failed::Lasting, "no such tree".into());
         };
@@ -541,6 +547,9 @@ impl Session {
         let known = listed.or_else(|| found.opened.get(&path)).cloned();
         let (client, cache, timeout) = (self.client.clone(), self.cache.clone(), self.timeout);
         let (inputs, opening) = (self.inputs.clone(), self.opening.clone());
+        if known.is_none() {
+            self.probing.insert(id);
+        }
         tokio::spawn(async move {
             let _permit = opening.acquire().await;
             let opened = match known {
@@ -552,7 +561,8 @@ impl Session {
     }
 
     fn add_opened(&mut self, id: u64, tree: u32, path: String, head: u64, opened: Opened) {
-        let Opened { version, content } = opened;
+        let Opened { version, content, received } = opened;
+        self.counted.bytes += received;
         let mut host = String::new();
         if let Some(found) = self.trees.get_mut(tree as usize) {
             host = host_of(&found.kept.url);

@@ -12,6 +12,8 @@ use std::time::Duration;
 pub(super) struct Opened {
     pub version: Version,
     pub content: Content,
+    /// Bytes that were received to open it.
+    pub received: u64,
 }
 
 /// The bytes of a file.
@@ -31,17 +33,17 @@ pub(super) fn open_kept(cache: &Cache, kept: &Kept, path: &str) -> Result<Opened
     let file = kept.files.get(path).ok_or(Trouble::Absent)?;
     let (Some(key), Some(version)) = (file.key(), file.version.clone()) else { return Err(Trouble::Absent) };
     let local = cache.object(&key).map_err(Trouble::Cache)?;
-    Ok(Opened { version, content: Content::Blocks { remote: None, local } })
+    Ok(Opened { version, content: Content::Blocks { remote: None, local }, received: 0 })
 }
 
 /// Opens a file whose version is known.
 pub(super) fn open_known(cache: &Cache, remote: transport::Object) -> Result<Opened, Trouble> {
     let version = Version::of(&remote);
     if let Some(content) = whole(&remote) {
-        return Ok(Opened { version, content });
+        return Ok(Opened { version, content, received: 0 });
     }
     let local = cache.object(&key_of(&remote)).map_err(Trouble::Cache)?;
-    Ok(Opened { version, content: Content::Blocks { remote: Some(remote), local } })
+    Ok(Opened { version, content: Content::Blocks { remote: Some(remote), local }, received: 0 })
 }
 
 /// Finds out the version of a file that the listing of its tree does not contain, and opens it. One request, which also
@@ -62,7 +64,8 @@ pub(super) async fn probe(
     if !is_known && head.len() as u64 == first.min(local.len()) {
         let _ = local.write(0, &head).map_err(Trouble::Cache)?;
     }
-    Ok(Opened { version: Version::of(&remote), content: Content::Blocks { remote: Some(remote), local } })
+    let (version, received) = (Version::of(&remote), head.len() as u64);
+    Ok(Opened { version, content: Content::Blocks { remote: Some(remote), local }, received })
 }
 
 /// The file in the Hugging Face cache, if it is there.

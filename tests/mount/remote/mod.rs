@@ -6,6 +6,7 @@ mod limits;
 mod quantized;
 mod secrets;
 mod sources;
+mod status;
 mod users;
 
 use crate::servers::nginx::Nginx;
