@@ -152,6 +152,9 @@ fn assert_same(client: &Client, url: &str, shown: &str, local: &Path) {
             "metadata get --json SOURCE",
             "export SOURCE OUT.safetensors && sha256sum <OUT.safetensors",
             "export --clean --format safetensors --dtype f32 SOURCE - | sha256sum",
+            "ls --files SOURCE tensors",
+            "cat SOURCE metadata.json SHA256SUMS",
+            "cp SOURCE tensors metadata OUT && cd OUT && find . -type f -exec sha256sum {} + | sort",
         ]);
     }
     for command in commands {
