@@ -159,7 +159,7 @@ def _is_served(end: int) -> bool:
 
 
 def _device(path: str) -> Optional[int]:
-    """The device number of what is at `path`; None if it does not answer, as the mount of a daemon that was killed."""
+    """The device number of what is at `path`; None if it cannot be read, for instance because the daemon was killed."""
     try:
         return os.stat(path).st_dev
     except OSError:

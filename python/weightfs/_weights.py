@@ -90,9 +90,9 @@ def open(source: Source, *, options: Sequence[str] = ()) -> Weights:
     layers.0.weight float32 (4, 3)
 
     The names are in the order of the data. Each array is a `numpy.memmap` of a file of the mount. It is read-only, and
-    memory is used only for the pages that are read. Arrays have the dtype of the tensor if NumPy has it. BF16, the
-    types of 8 bits and less, the block types of GGUF and quantized weights are float32; what is read of them is
-    converted. Quantized weights are dequantized, under their logical names and shapes. The option `--stored` shows
+    memory is used only for the pages that are read. Arrays have the dtype of the tensor if NumPy has it. BF16,
+    floating-point types of 8 bits or less, the block types of GGUF and quantized weights become float32, and are
+    converted when they are read. Quantized weights are dequantized, under their logical names and shapes. The option `--stored` shows
     their stored numbers.
 
     An array stays readable as long as it exists, also after `close` and if the weights are deleted, so this works:

@@ -541,9 +541,9 @@ Examples:
   weightfs cp hf://org/model export/model-bf16.safetensors /data
 
 DIR is created if it is missing. A file that exists is replaced only with --force. While files are
-copied, DIR has a directory .weightfs-cp with unfinished files and a list of those that are complete:
-after an interruption, the same command continues where it stopped, unless the source has changed.
-Files of a URL are copied again, from the cache.";
+copied, DIR has a directory .weightfs-cp with unfinished files and a journal of what is on the disk.
+After an interruption, the same command continues from the last journal entry, unless the source has
+changed. Files of a URL (from the cache) and links in a directory of models are copied again.";
 
 /// The arguments of `cp`.
 #[derive(Args, Debug, PartialEq)]

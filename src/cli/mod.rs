@@ -269,11 +269,11 @@ pub struct MountArgs {
     pub auto_unmount: bool,
 
     /// Unmount when the other end of the pipe or socket FD is closed, for instance because the process that holds it
-    /// has ended; files that are open stay readable
+    /// has ended. Files that are open stay readable, unless MOUNTPOINT is /dev/fd/N: then the daemon ends at once
     #[arg(long, value_name = "FD", value_parser = number::<i32>(0..=i32::MAX as u64))]
     pub while_open: Option<i32>,
 
-    /// Remove the directory MOUNTPOINT after unmounting, and if mounting fails
+    /// Remove the directory MOUNTPOINT after unmounting, or if mounting on it fails
     #[arg(long, requires = "mountpoint")]
     pub rmdir: bool,
 

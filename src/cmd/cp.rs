@@ -20,13 +20,13 @@ use weightfs::write::{self, Copies, Copy, Part, STATE};
 /// Label of the progress bar.
 const COPYING: &str = "copying";
 
-/// Bytes of a file after which the journal is written, so that an interruption costs no more.
+/// The journal is written after this many bytes of a file: at most as many are copied again after an interruption.
 const SAVED_AT: u64 = 256 << 20;
 
-/// Files are named in groups of at most this many files, all of which are open,
+/// Maximum number of files that get their final names together. All of them are open until then.
 const GROUP_FILES: usize = 512;
 
-/// and of at most this many bytes, unless a single file is larger.
+/// Maximum number of bytes of such a group, unless a single file is larger.
 const GROUP_BYTES: u64 = 64 << 20;
 
 /// Permission of the owner to write, which copies have, because the files of a mount have none.

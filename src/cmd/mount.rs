@@ -85,7 +85,7 @@ impl Passed {
         {
             bail!("option {option}: {shown} is mounted already, so whoever mounted it has to unmount it");
         }
-        // Only now, so that a descriptor of something else stays open.
+        // The caller's descriptor is closed only after these checks, because it may be something else.
         let device = descriptors::take(descriptor).with_context(|| shown.to_string())?;
         descriptors::make_blocking(&device).with_context(|| shown.to_string())?;
         Ok(Some(device))
@@ -315,7 +315,7 @@ fn threads(args: &MountArgs) -> usize {
 struct Mountpoint {
     /// Absolute and without symlinks.
     path: PathBuf,
-    /// Whether it is removed with the mount, because it was created for it or the user wants it.
+    /// Whether it is removed with the mount, because it was created for it, or because of --rmdir.
     made: bool,
 }
 
@@ -427,8 +427,8 @@ struct MountOfCaller {
 }
 
 impl MountOfCaller {
-    /// Takes the device that the caller has passed. Forbids this process to enter the mount: as long as there is no
-    /// session, it would wait for itself.
+    /// Takes the device that the caller has passed. This process must not access the mount before the session has
+    /// started: the access would wait for this process itself.
     fn new(device: OwnedFd, args: &MountArgs, source: &Location) -> anyhow::Result<Self> {
         let path = args.mountpoint.clone().unwrap_or_default();
         let mount = mounts::served_through(&device);
@@ -513,7 +513,7 @@ impl Connection {
     /// had to be detached.
     fn unmount(&self) -> anyhow::Result<bool> {
         if !self.is_ours {
-            // With the end of this program, the kernel aborts the connection.
+            // The kernel aborts the connection when this program has ended and the caller has closed its copies.
             Ok(false)
         } else if self.is_connected() {
             self.unmounter.unmount()
@@ -569,7 +569,7 @@ fn unmount_when_closed(
 ) -> anyhow::Result<()> {
     let wait = move || {
         let path = mount.path.display();
-        // Poll reports the end of a pipe without being asked for any event.
+        // poll(2) always reports POLLHUP and POLLERR, so no event is requested.
         while !is_closed(&watched, PollTimeout::NONE) {}
         log::info!("{path}: ending, because the other end of --while-open is closed");
         match mount.unmount() {

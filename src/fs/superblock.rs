@@ -160,8 +160,8 @@ impl Superblock {
     }
 
     /// Identifies the version of the source that a file shows: two files of the same name, version and options have the
-    /// same bytes. It is made of sizes, modification times and inode numbers, so that it needs no data. `None` for remote
-    /// sources, for which these say too little.
+    /// same bytes. It is made of sizes, modification times and inode numbers, so that it needs no data. `None` for
+    /// remote sources and for links in a directory of models, whose bytes are not identified.
     pub fn version(&self, ino: Ino, request: &Request) -> Result<Option<String>, Error> {
         match self.tree(ino, request)? {
             (Tree::Volume(volume), _) => Ok(volume.version()),

@@ -30,7 +30,7 @@ pub fn named(path: &Path) -> Option<RawFd> {
     after.components().next()?.as_os_str().to_str()?.parse().ok()
 }
 
-/// The descriptor that is all of a path such as `/dev/fd/3`.
+/// The descriptor that a path such as `/dev/fd/3` names. `None` for a path below it, such as `/dev/fd/3/file`.
 pub fn whole(path: &Path) -> Option<RawFd> {
     named(path).filter(|_| path.file_name().is_some_and(|name| path.ends_with(Path::new("fd").join(name))))
 }
@@ -66,7 +66,7 @@ pub fn duplicate(descriptor: RawFd) -> io::Result<OwnedFd> {
 }
 
 /// Takes over a descriptor of the caller: returns it under another number, and closes `descriptor` unless it is a
-/// standard stream. [`duplicate`] says when to call this.
+/// standard stream. Call this before this process opens any file, as for [`duplicate`].
 pub fn take(descriptor: RawFd) -> io::Result<OwnedFd> {
     let taken = duplicate(descriptor)?;
     if descriptor > 2 {
@@ -75,7 +75,7 @@ pub fn take(descriptor: RawFd) -> io::Result<OwnedFd> {
     Ok(taken)
 }
 
-/// The number of /dev/fuse.
+/// The device number of /dev/fuse.
 const FUSE: u64 = makedev(10, 229);
 
 /// What a descriptor refers to.

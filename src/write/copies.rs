@@ -1,4 +1,4 @@
-//! A directory that files are copied to, with a record of the complete ones, so that an interrupted copy can go on.
+//! A directory that files are copied to, with a journal, so that an interrupted copy can continue.
 //!
 //! While files are copied, the directory has a subdirectory [`STATE`] with unfinished files, which have numbers as
 //! names, and a journal. A line of the journal says how many bytes of a file are on the disk, or that all of them are;
@@ -219,7 +219,7 @@ impl Copies {
         Some(Part { copy, number: record.number, file, done })
     }
 
-    /// Writes down that everything written to a part so far is on the disk.
+    /// Syncs what was written to a part so far, and records it in the journal.
     pub fn save(&self, part: &Part) -> Result<(), Error> {
         let save = || {
             part.file.sync_data()?;
@@ -291,7 +291,7 @@ impl Copies {
         let mut journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
         let len = journal.metadata()?.len();
         let written = journal.write_all(&lines).and_then(|()| journal.sync_data());
-        // Half a line would hide the lines after it.
+        // Lines after an incomplete line would be ignored when the journal is read.
         written.inspect_err(|_| _ = journal.set_len(len))
     }
 
@@ -303,7 +303,7 @@ impl Copies {
         Place { dir: self.state.clone(), name: number.to_string().into() }
     }
 
-    /// What has the name of a file now.
+    /// The existing file at the path of a copy, if there is one.
     fn there(&self, copy: &Copy) -> io::Result<Option<FileStat>> {
         match self.place(&copy.path, false) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -429,7 +429,7 @@ mod tests {
 
     /// As after a power failure: the journal ends in the middle of a line, or the file is shorter than it says.
     #[test]
-    fn damaged_state_costs_time_and_no_bytes() {
+    fn files_are_copied_again_if_the_journal_is_damaged() {
         let dir = tempfile::tempdir().unwrap();
         interrupted(dir.path());
         let journal = dir.path().join(STATE).join(JOURNAL);

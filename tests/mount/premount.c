@@ -1,6 +1,6 @@
 // Mounts a FUSE file system without serving it, and runs a command that serves it, as container runtimes and
-// mount.fuse3 do: premount DIRECTORY OPTIONS COMMAND [ARGUMENT...]. Each argument @ becomes /dev/fd/N. The command gets
-// the descriptor; this process keeps none.
+// mount.fuse3 do: premount DIRECTORY OPTIONS COMMAND [ARGUMENT...]. Each argument @ becomes /dev/fd/N. The command
+// replaces this process, so it has the only copy of the descriptor.
 #define _GNU_SOURCE
 #include <err.h>
 #include <fcntl.h>
