@@ -19,12 +19,11 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstat, mkdirat};
 use nix::unistd::{UnlinkatFlags, syncfs, unlinkat};
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
-use std::ffi::OsStr;
 use std::fs::{File, FileTimes};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
@@ -248,7 +247,7 @@ impl Copies {
     }
 
     fn name(&self, part: &Part) -> io::Result<()> {
-        let (from, to) = (self.unfinished(part.number), self.place(&part.copy.path, true)?);
+        let (from, to) = (self.unfinished(part.number), Place::below(&self.dir, &part.copy.path, true)?);
         let new = id(&fstat(&part.file)?);
         match to.stat()? {
             None => to.take(&from),
@@ -305,33 +304,10 @@ impl Copies {
 
     /// The existing file at the path of a copy, if there is one.
     fn there(&self, copy: &Copy) -> io::Result<Option<FileStat>> {
-        match self.place(&copy.path, false) {
+        match Place::below(&self.dir, &copy.path, false) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             place => place?.stat(),
         }
-    }
-
-    /// The place of a file. With `create`, directories on the way to it are created.
-    fn place(&self, path: &Path, create: bool) -> io::Result<Place> {
-        let mut names: Vec<&OsStr> = Vec::new();
-        for component in path.components() {
-            match component {
-                Component::Normal(name) => names.push(name),
-                _ => return Err(Errno::EINVAL.into()),
-            }
-        }
-        let name = names.pop().ok_or(Errno::EINVAL)?.to_owned();
-        let mut dir = self.dir.clone();
-        for name in names {
-            if create {
-                match mkdirat(&dir, name, Mode::from_bits_truncate(0o777)) {
-                    Ok(()) | Err(Errno::EEXIST) => {}
-                    Err(errno) => return Err(errno.into()),
-                }
-            }
-            dir = Arc::new(open_dir(&dir, name)?);
-        }
-        Ok(Place { dir, name })
     }
 
     fn error(&self, copy: &Copy, error: io::Error) -> Error {

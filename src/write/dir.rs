@@ -16,7 +16,7 @@ use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The permissions of a temporary directory. A directory with other permissions is not removed as the leftover of an
@@ -123,27 +123,9 @@ impl OutputDir {
     /// Starts to write a new file at a relative path in the directory. Directories on the way to it are created.
     pub fn file(&self, relative: &Path, mode: u32) -> Result<Output, Error> {
         let path = self.path.join(relative);
-        let place = self.place(relative).map_err(|error| Error::Io { path: path.clone(), what: "", error })?;
+        let place = || Place::below(&Arc::new(self.opened.file().as_fd().try_clone_to_owned()?), relative, true);
+        let place = place().map_err(|error| Error::Io { path: path.clone(), what: "", error })?;
         Output::create_at(&path, place, mode)
-    }
-
-    fn place(&self, relative: &Path) -> io::Result<Place> {
-        let mut dir: OwnedFd = self.opened.file().as_fd().try_clone_to_owned()?;
-        let mut names: Vec<&OsStr> = Vec::new();
-        for component in relative.components() {
-            match component {
-                Component::Normal(name) => names.push(name),
-                _ => return Err(Errno::EINVAL.into()),
-            }
-        }
-        let name = names.pop().ok_or(Errno::EINVAL)?;
-        for name in names {
-            match mkdirat(&dir, name, Mode::from_bits_truncate(0o777)) {
-                Ok(()) | Err(Errno::EEXIST) => dir = open_dir(&dir, name)?,
-                Err(errno) => return Err(errno.into()),
-            }
-        }
-        Ok(Place { dir: Arc::new(dir), name: name.to_owned() })
     }
 
     /// Gives the temporary directory the name of the target. If the target exists, the entries are moved into it, in

@@ -5,7 +5,7 @@ use super::temporary::{MARK, prefix};
 use crate::source::FileId;
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, readlinkat};
-use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
 use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs};
 use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, geteuid, unlinkat};
 use rustix::fs::RenameFlags;
@@ -15,7 +15,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Component, Path};
 use std::sync::Arc;
 
 /// Maximum number of symlinks in a path, as in Linux.
@@ -111,6 +111,28 @@ impl Found {
 }
 
 impl Place {
+    /// The place of a file at a relative path in a directory; a symlink on the way is not followed. With `create`,
+    /// directories on the way are created.
+    pub fn below(dir: &Arc<OwnedFd>, relative: &Path, create: bool) -> io::Result<Self> {
+        let mut names: Vec<&OsStr> = Vec::new();
+        for component in relative.components() {
+            match component {
+                Component::Normal(name) => names.push(name),
+                _ => return Err(Errno::EINVAL.into()),
+            }
+        }
+        let name = names.pop().ok_or(Errno::EINVAL)?.to_owned();
+        let mut dir = dir.clone();
+        for name in names {
+            let made = if create { mkdirat(&dir, name, Mode::from_bits_truncate(0o777)) } else { Ok(()) };
+            match made {
+                Ok(()) | Err(Errno::EEXIST) => dir = Arc::new(open_dir(&dir, name)?),
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(Self { dir, name })
+    }
+
     /// The attributes of the file that has the name now, if there is one; a symlink is not followed.
     pub fn stat(&self) -> io::Result<Option<FileStat>> {
         match fstatat(&self.dir, &*self.name, AtFlags::AT_SYMLINK_NOFOLLOW) {
