@@ -627,21 +627,26 @@ impl Session {
         }
     }
 
-    /// What is in the cache is reported to the planner first, so that it fetches only what is absent.
+    /// The planner is told first what is in the cache and what is not, so that it fetches what is absent and nothing
+    /// else. It may be wrong about a block that was evicted before the end of its transfer was handled.
     fn need(&mut self, ticket: TicketId, object: ObjectId, range: Range<u64>, within: Range<u64>) {
-        if let Err(error) = self.report_present(object, &range) {
+        if let Err(error) = self.report_blocks(object, &range) {
             return self.answer(ticket, Err((Failed::Transient, error.to_string())));
         }
         self.event(Event::Need { ticket, object, range, within });
     }
 
-    /// Reports the blocks of a range that are in the cache to the planner.
-    fn report_present(&mut self, object: ObjectId, range: &Range<u64>) -> Result<(), cache::Error> {
+    /// Reports to the planner which blocks of a range are in the cache, and which are not.
+    fn report_blocks(&mut self, object: ObjectId, range: &Range<u64>) -> Result<(), cache::Error> {
         let Some(open) = self.objects.get(&object.0) else { return Ok(()) };
         let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK).min(open.local.blocks());
-        for blocks in open.local.has(blocks)? {
-            self.event(Event::Present { object, blocks });
+        let mut at = blocks.start;
+        for present in open.local.has(blocks.clone())? {
+            self.event(Event::Evicted { object, blocks: at..present.start });
+            at = present.end;
+            self.event(Event::Present { object, blocks: present });
         }
+        self.event(Event::Evicted { object, blocks: at..blocks.end });
         Ok(())
     }
 
@@ -676,7 +681,7 @@ impl Session {
                 if let Some(Part { object, range, abort, .. }) = self.parts.remove(&part) {
                     abort.abort();
                     // What it has completed stays. An error here is an error of the next read.
-                    let _ = self.report_present(object, &range);
+                    let _ = self.report_blocks(object, &range);
                 }
             }
             Action::Ready { ticket } => self.answer(ticket, Ok(())),

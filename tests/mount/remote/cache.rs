@@ -242,13 +242,15 @@ fn random_reads_through_a_small_cache_are_right() {
             for reader in 0..6u64 {
                 let (mounts, expected) = (&mounts, &expected);
                 scope.spawn(move || {
-                    let file = fs::File::open(mounts[reader as usize % count].path("tensors/w")).unwrap();
+                    let mount = &mounts[reader as usize % count];
+                    let file = fs::File::open(mount.path("tensors/w")).unwrap();
                     let places = servers::content(READS as usize * 8, reader);
                     for place in places.chunks(8) {
                         let place = u64::from_le_bytes(place.try_into().unwrap());
                         let at = (place % LEN as u64) as usize;
                         let mut bytes = vec![0; (place >> 40) as usize % 300_000 + 1];
-                        let read = file.read_at(&mut bytes, at as u64).unwrap();
+                        let read = file.read_at(&mut bytes, at as u64);
+                        let read = read.unwrap_or_else(|error| panic!("{error}: {}", mount.log()));
                         assert!(read > 0 && bytes[..read] == expected[at..at + read], "{read} bytes at {at}");
                     }
                 });
