@@ -198,15 +198,7 @@ pub fn locate(source: &SourceArg, remote: &RemoteArgs) -> anyhow::Result<Locatio
 }
 
 /// The files that a mount of `opened` shows.
-pub fn superblock(
-    opened: Opened,
-    source: &Location,
-    views: Option<Shown>,
-    stored: bool,
-    ownership: Ownership,
-) -> anyhow::Result<Superblock> {
-    let shown = views.unwrap_or_default();
-    let shown = if stored { shown.stored() } else { shown };
+pub fn superblock(opened: Opened, source: &Location, shown: Shown, ownership: Ownership) -> anyhow::Result<Superblock> {
     Superblock::new(opened, shown, ownership).with_context(|| format!("{source}: a model without files"))
 }
 
@@ -220,13 +212,13 @@ pub struct Files {
 
 impl Files {
     /// Opens a source.
-    pub fn open(source: &SourceArg, remote: &RemoteArgs, lenient: bool, stored: bool) -> anyhow::Result<Self> {
+    pub fn open(source: &SourceArg, remote: &RemoteArgs, lenient: bool, shown: Shown) -> anyhow::Result<Self> {
         let source = locate(source, remote)?;
         let opened = model::open(&source, mode(lenient))?;
         if let Opened::Model(model) = &opened {
             model.report(&source);
         }
-        let superblock = superblock(opened, &source, None, stored, Ownership::default())?;
+        let superblock = superblock(opened, &source, shown, Ownership::default())?;
         Ok(Self { source, superblock })
     }
 

@@ -1,9 +1,9 @@
 //! The arguments and help text of the commands that do not mount.
 
 use super::value::{number, parse_bytes, parse_size};
-use super::{RemoteArgs, SourceArg, pattern, source};
+use super::{NumbersArgs, RemoteArgs, SourceArg, pattern, source};
 use bytesize::ByteSize;
-use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::builder::{NonEmptyStringValueParser, OsStringValueParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -57,6 +57,10 @@ pub struct LsArgs {
     /// With --files, list all files below the directory, by their paths in a mount
     #[arg(short = 'R', long, requires = "files")]
     pub recursive: bool,
+
+    /// With --files, the text between key and column in the names of a dataset in key-value mode, for samples/
+    #[arg(long, value_name = "TEXT", requires = "files", value_parser = NonEmptyStringValueParser::new())]
+    pub kv_separator: Option<String>,
 
     /// Number of leading dotted components of a tensor name that form its module
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<usize>(0..=u32::MAX.into()))]
@@ -521,10 +525,8 @@ pub struct CatArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub length: Option<ByteSize>,
 
-    /// Write the stored numbers of quantized weights from npy/, f32/, stats/, plots/ and converted exports, instead of
-    /// dequantizing them
-    #[arg(long)]
-    pub stored: bool,
+    #[command(flatten)]
+    pub numbers: NumbersArgs,
 
     /// Write files of the valid tensors of a damaged model, instead of failing
     #[arg(long)]
@@ -563,10 +565,8 @@ pub struct CpArgs {
     #[arg(short, long)]
     pub force: bool,
 
-    /// Copy the stored numbers of quantized weights in npy/, f32/, stats/, plots/ and converted exports, instead of
-    /// dequantizing them
-    #[arg(long)]
-    pub stored: bool,
+    #[command(flatten)]
+    pub numbers: NumbersArgs,
 
     /// Copy files of the valid tensors of a damaged model, instead of failing
     #[arg(long)]

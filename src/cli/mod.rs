@@ -21,7 +21,7 @@ use weightfs::view::{self, Shown};
 pub use cache::*;
 pub use commands::*;
 use source::source;
-pub use source::{RemoteArgs, SourceArg};
+pub use source::{NumbersArgs, RemoteArgs, SourceArg};
 
 /// A parsed command line.
 pub struct Invocation {
@@ -215,10 +215,8 @@ pub struct MountArgs {
     #[arg(long, value_name = "VIEW[,VIEW...]", value_parser = parse_views, help = views_help())]
     pub views: Option<Shown>,
 
-    /// Show the stored numbers of quantized weights in npy/, f32/, stats/, plots/ and converted exports, instead of
-    /// dequantizing them
-    #[arg(long)]
-    pub stored: bool,
+    #[command(flatten)]
+    pub numbers: NumbersArgs,
 
     /// Mount the valid tensors of a damaged file and report the rest, instead of failing
     #[arg(long)]

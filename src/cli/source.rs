@@ -1,13 +1,14 @@
-//! The SOURCE arguments, and the options for those that are URLs.
+//! The SOURCE arguments, and the options that say how they are fetched and shown.
 
 use super::value::{number, parse_size};
 use bytesize::ByteSize;
-use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::builder::{NonEmptyStringValueParser, OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueHint};
 use std::ffi::OsString;
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use weightfs::view::Shown;
 
 /// A file, a directory or a URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -148,6 +149,28 @@ pub struct RemoteArgs {
     /// File with a token for the server or the Hub; it is read for each request
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub token_file: Option<PathBuf>,
+}
+
+/// How the files of a mount show quantized weights and datasets.
+#[derive(Args, Debug, Clone, Default, PartialEq)]
+pub struct NumbersArgs {
+    /// Show the stored numbers of quantized weights in npy/, f32/, stats/, plots/ and converted exports, instead of
+    /// dequantizing them
+    #[arg(long)]
+    pub stored: bool,
+
+    /// The text between key and column in the names of a dataset in key-value mode, for samples/ [default: found out]
+    #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
+    pub kv_separator: Option<String>,
+}
+
+impl NumbersArgs {
+    /// What a mount shows with these views, or with all of them.
+    pub fn shown(&self, views: Option<Shown>) -> Shown {
+        let shown = views.unwrap_or_default();
+        let shown = if self.stored { shown.stored() } else { shown };
+        self.kv_separator.iter().fold(shown, |shown, separator| shown.separated(separator))
+    }
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ pub fn run(args: &CatArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn write(args: &CatArgs) -> anyhow::Result<()> {
-    let files = Files::open(&args.source, &args.remote, args.lenient, args.stored)?;
+    let files = Files::open(&args.source, &args.remote, args.lenient, args.numbers.shown(None))?;
     let mut found = Vec::new();
     for path in &args.paths {
         let content = files.content(path)?;

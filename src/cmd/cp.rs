@@ -47,7 +47,7 @@ fn copy(args: &CpArgs) -> anyhow::Result<()> {
     let interrupted = Interrupted::watch()?;
     // The command line has at least two paths.
     let Some((dir, paths)) = args.paths.split_last() else { bail!("no DIR") };
-    let files = Files::open(&args.source, &args.remote, args.lenient, args.stored)?;
+    let files = Files::open(&args.source, &args.remote, args.lenient, args.numbers.shown(None))?;
     let wanted = wanted(&files, paths, args)?;
     let copies: Vec<Copy> = wanted.iter().map(|wanted| wanted.copy.clone()).collect();
     let target = Copies::open(dir, args.force)?;
@@ -129,8 +129,8 @@ fn describe(files: &Files, attr: &Attr, from: &Path, to: PathBuf, args: &CpArgs)
     let version = files.superblock.version(attr.ino, &Request::WAIT).with_context(|| files.name(from))?;
     // Everything that the bytes and the permissions depend on.
     let version = version.map(|version| {
-        let (program, CpArgs { stored, lenient, .. }) = (env!("CARGO_PKG_VERSION"), args);
-        format!("{program} {stored} {lenient} {mode:o} {version} {} {from:?}", files.source)
+        let (program, CpArgs { numbers, lenient, .. }) = (env!("CARGO_PKG_VERSION"), args);
+        format!("{program} {numbers:?} {lenient} {mode:o} {version} {} {from:?}", files.source)
     });
     Ok(Copy { path: to, len: attr.size, version, mode, mtime: attr.mtime })
 }

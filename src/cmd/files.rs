@@ -14,6 +14,7 @@ use weightfs::content::Request;
 use weightfs::fs::{Attr, FileKind};
 use weightfs::natural;
 use weightfs::text::printable;
+use weightfs::view::Shown;
 
 /// A file or directory, by its path in the mount.
 type File = (PathBuf, Attr);
@@ -26,7 +27,9 @@ pub fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
         [_, path, ..] => bail!("{}: --files lists one directory of one source", path.path().display()),
     };
     to_stdout(|out| {
-        let files = Files::open(&args.source, &args.remote, args.lenient, false)?;
+        let shown = Shown::default();
+        let shown = args.kv_separator.iter().fold(shown, |shown, separator| shown.separated(separator));
+        let files = Files::open(&args.source, &args.remote, args.lenient, shown)?;
         let mut found = list(&files, path, args.recursive)?;
         let name = |file: &File| file.0.to_string_lossy().into_owned();
         match args.sort {

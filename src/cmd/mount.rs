@@ -284,7 +284,7 @@ fn open(args: &MountArgs, source: &Location) -> anyhow::Result<(Superblock, Opti
     let device = (threads(args) > 1).then_some(Path::new(DEVICE));
     let sandbox = (!args.no_sandbox).then(|| Sandbox::new(&opened.reads(), device));
     let ownership = Ownership { uid: args.uid, gid: args.gid, umask: args.umask.unwrap_or(0) };
-    let superblock = models::superblock(opened, source, args.views, args.stored, ownership)?;
+    let superblock = models::superblock(opened, source, args.numbers.shown(args.views.clone()), ownership)?;
     if source.path().is_none() {
         superblock.open_all();
     }

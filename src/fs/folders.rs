@@ -117,7 +117,7 @@ impl Folders {
         }
         opened.report_mount(opened.location());
         let (number, up) = (tree(model), folder_ino(self.catalog.home(model)));
-        let volume = Volume::new(opened, self.shown, *owner, self.results.clone(), number, up);
+        let volume = Volume::new(opened, self.shown.clone(), *owner, self.results.clone(), number, up);
         Ok(slot.volume.get_or_init(|| volume))
     }
 

@@ -17,6 +17,7 @@ const ROOTS: u8 = 0;
 const NODES: u8 = 1;
 const SHARDS: u8 = 2;
 const VIEWS: u8 = 3;
+const SAMPLES: u8 = 4;
 const SHARD_VIEWS: u8 = 64;
 const FILES: u8 = 128;
 const KINDS_END: u8 = 192;
@@ -41,7 +42,7 @@ pub(super) fn unpack(ino: Ino) -> (u8, u32) {
     ((ino >> KIND_SHIFT) as u8, ino as u32)
 }
 
-/// The number of a directory below `tree/`.
+/// The number of a directory below `tree/` or `samples/`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NodeId(u32);
 
@@ -71,15 +72,16 @@ pub(super) enum Dir {
     View(View, Option<ShardId>),
     /// A directory in `shards/`.
     Shard(ShardId),
-    /// A directory below `tree/`.
-    Node(NodeId),
+    /// A directory below that of a view: `tree/` or `samples/`.
+    Node(View, NodeId),
 }
 
 impl Inode {
     pub fn ino(self) -> Ino {
         match self {
             Self::Dir(Dir::Root) => ROOT,
-            Self::Dir(Dir::Node(node)) => pack(NODES, node.0),
+            Self::Dir(Dir::Node(View::SAMPLES, node)) => pack(SAMPLES, node.0),
+            Self::Dir(Dir::Node(_, node)) => pack(NODES, node.0),
             Self::Dir(Dir::Shard(shard)) => pack(SHARDS, shard.into()),
             Self::Dir(Dir::View(view, None)) => pack(VIEWS, view.index() as u32),
             Self::Dir(Dir::View(view, Some(shard))) => pack(SHARD_VIEWS + view.index() as u8, shard.into()),
@@ -93,7 +95,8 @@ impl Inode {
         let view = |index: usize| (index < View::all().len()).then(|| View::new(index));
         Some(match kind {
             ROOTS if ino == ROOT => Self::Dir(Dir::Root),
-            NODES => Self::Dir(Dir::Node(NodeId(number))),
+            NODES => Self::Dir(Dir::Node(View::TREE, NodeId(number))),
+            SAMPLES => Self::Dir(Dir::Node(View::SAMPLES, NodeId(number))),
             SHARDS => Self::Dir(Dir::Shard(number.into())),
             VIEWS => Self::Dir(Dir::View(view(number as usize)?, None)),
             SHARD_VIEWS..FILES => Self::Dir(Dir::View(view(usize::from(kind - SHARD_VIEWS))?, Some(number.into()))),
@@ -112,7 +115,8 @@ mod tests {
         let numbered = |number: u32| {
             let views = View::all()
                 .flat_map(move |view| [Inode::Dir(Dir::View(view, Some(number.into()))), Inode::File(view, number)]);
-            let dirs = [Dir::Node(NodeId(number)), Dir::Shard(number.into())].map(Inode::Dir);
+            let nodes = [View::TREE, View::SAMPLES].map(|view| Dir::Node(view, NodeId(number)));
+            let dirs = nodes.into_iter().chain([Dir::Shard(number.into())]).map(Inode::Dir);
             views.chain(dirs)
         };
         let roots = View::all().map(|view| Inode::Dir(Dir::View(view, None))).chain([Inode::Dir(Dir::Root)]);
@@ -124,7 +128,7 @@ mod tests {
         }
         let no_view = View::all().len() as u32;
         for ino in
-            [0, 2, pack(4, 0), pack(VIEWS, no_view), pack(FILES + no_view as u8, 0), pack(KINDS_END, 0), u64::MAX]
+            [0, 2, pack(5, 0), pack(VIEWS, no_view), pack(FILES + no_view as u8, 0), pack(KINDS_END, 0), u64::MAX]
         {
             assert_eq!(Inode::from_ino(ino), None, "{ino:#x}");
         }

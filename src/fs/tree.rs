@@ -1,4 +1,5 @@
-//! `tree/`: dotted names as directories, derived from one sorted list of tensors.
+//! `tree/` and `samples/`: names as paths of directories, derived from one sorted list of tensors. In `tree/`, the dots
+//! separate the components; in `samples/`, the last separator of the dataset separates the key and the column.
 //!
 //! The list is sorted by component, so the tensors below a directory are contiguous. A directory is identified by its
 //! first position in the list and its depth. Directories are numbered in the order in which they first occur in the
@@ -7,7 +8,7 @@
 use super::ino::{Dir, Inode, NodeId};
 use crate::model::{Model, TensorId};
 use crate::name;
-use crate::natural::{compare_components, compare_paths, compare_prefixes};
+use crate::natural::{self, compare_components};
 use crate::threads;
 use crate::view::View;
 use std::borrow::Cow;
@@ -20,14 +21,82 @@ use std::sync::OnceLock;
 /// 4096 bytes, and an untrusted name may have millions of components.
 const DEPTH_MAX: usize = 2048;
 
-/// Whether a tensor with that name is in `tree/`.
-pub(super) fn has(name: &str) -> bool {
-    dirs_of(name) < DEPTH_MAX
+/// How names are split into components.
+#[derive(Debug)]
+pub(super) enum Split {
+    /// At each dot.
+    Dots,
+    /// At the last occurrence of a separator, into two components.
+    Last(Box<str>),
+}
+
+impl Split {
+    /// How the names of a model are split in the directory of a view.
+    pub fn of(view: View, model: &Model) -> Self {
+        match model.separator().filter(|_| view == View::SAMPLES) {
+            Some(separator) => Self::Last(separator.into()),
+            None => Self::Dots,
+        }
+    }
+
+    /// Whether a tensor with that name has a path.
+    pub fn has(&self, name: &str) -> bool {
+        match self {
+            Self::Dots => self.dirs_of(name) < DEPTH_MAX,
+            Self::Last(_) => self.dirs_of(name) == 1,
+        }
+    }
+
+    /// Number of directories in a name: its components but one.
+    fn dirs_of(&self, name: &str) -> usize {
+        match self {
+            Self::Dots => name.bytes().filter(|byte| *byte == b'.').count(),
+            Self::Last(separator) => usize::from(name.contains(&**separator)),
+        }
+    }
+
+    fn components<'n>(&self, name: &'n str) -> impl Iterator<Item = &'n str> + use<'n> {
+        let (key, rest, most) = match self {
+            Self::Dots => (None, name, usize::MAX),
+            Self::Last(separator) => match name.rsplit_once(&**separator) {
+                Some((key, column)) => (Some(key), column, 1),
+                None => (None, name, 1),
+            },
+        };
+        key.into_iter().chain(rest.splitn(most, '.'))
+    }
+
+    /// Compares whole names by their components.
+    fn compare_paths(&self, a: &str, b: &str) -> Ordering {
+        match self {
+            Self::Dots => natural::compare_paths(a, b),
+            Self::Last(_) => self.compare_prefixes(a, b, usize::MAX),
+        }
+    }
+
+    /// Compares the first `depth` components of two names.
+    fn compare_prefixes(&self, a: &str, b: &str, depth: usize) -> Ordering {
+        if let Self::Dots = self {
+            return natural::compare_prefixes(a, b, depth);
+        }
+        let (mut a, mut b) = (self.components(a).take(depth), self.components(b).take(depth));
+        loop {
+            match (a.next(), b.next()) {
+                (Some(a), Some(b)) => match compare_components(a, b) {
+                    Ordering::Equal => {}
+                    other => return other,
+                },
+                (a, b) => return a.is_some().cmp(&b.is_some()),
+            }
+        }
+    }
 }
 
 /// The sorted list of tensors.
 #[derive(Debug)]
 pub(super) struct Tree {
+    view: View,
+    split: Split,
     /// Tensors by component, in natural order: `layers.2` before `layers.10`.
     order: Vec<TensorId>,
     /// Number of directories that first occur before each position of `order`, and then their total number.
@@ -37,14 +106,15 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    pub fn new(model: &Model) -> Self {
-        let mut order: Vec<TensorId> = model.logical().iter().filter(|id| has(model.name(*id))).collect();
-        threads::sort_by(&mut order, |a, b| compare_paths(model.name(*a), model.name(*b)));
+    pub fn new(model: &Model, view: View) -> Self {
+        let split = Split::of(view, model);
+        let mut order: Vec<TensorId> = model.logical().iter().filter(|id| split.has(model.name(*id))).collect();
+        threads::sort_by(&mut order, |a, b| split.compare_paths(model.name(*a), model.name(*b)));
         let entered = Vec::with_capacity(order.len() + 1);
-        let mut tree = Self { order, entered, cut: OnceLock::new() };
+        let mut tree = Self { view, split, order, entered, cut: OnceLock::new() };
         let mut nodes = 0u32;
         for at in 0..tree.order.len() {
-            let entered = dirs_of(tree.name(model, at)) - tree.shared(model, at);
+            let entered = tree.dirs_of(model, at) - tree.shared(model, at);
             // An overflow needs gigabytes of names. The rest of the list is left out.
             let Some(after) = nodes.checked_add(entered as u32) else {
                 tree.order.truncate(at);
@@ -62,13 +132,13 @@ impl Tree {
         self.entered.last().is_some_and(|nodes| node.number() < *nodes)
     }
 
-    /// The parent of a directory; `None` if it is `tree/` itself.
+    /// The parent of a directory; `None` if that is the directory of the view.
     pub fn parent(&self, model: &Model, node: NodeId) -> Option<NodeId> {
         let (at, depth) = self.start(model, node.number());
         (depth > 1).then(|| NodeId::new(self.node(model, at, depth - 1)))
     }
 
-    /// The entry with a file name in a directory, or in `tree/` if `node` is `None`.
+    /// The entry with a file name in a directory, or in that of the view if `node` is `None`.
     pub fn lookup(&self, model: &Model, node: Option<NodeId>, encoded: &str) -> Option<Inode> {
         let node = node.map(NodeId::number);
         let (range, depth) = self.range(model, node);
@@ -100,8 +170,8 @@ impl Tree {
         }
     }
 
-    /// Passes the entries of a directory, or of `tree/` if `node` is `None`, to `add` until it returns true. Starts at
-    /// position `from`. The last argument of `add` is the position of the next entry.
+    /// Passes the entries of a directory, or of that of the view if `node` is `None`, to `add` until it returns true. Starts
+    /// at position `from`. The last argument of `add` is the position of the next entry.
     pub fn list<'m>(
         &self,
         model: &'m Model,
@@ -127,7 +197,7 @@ impl Tree {
         for at in 0..self.order.len() {
             // The directories shared with the previous tensor are in the map already.
             let shared = self.shared(model, at);
-            for (depth, component) in self.name(model, at).split('.').enumerate().skip(shared) {
+            for (depth, component) in self.split.components(self.name(model, at)).enumerate().skip(shared) {
                 if let Some(encoded) = name::cut(component) {
                     let node = match depth {
                         0 => None,
@@ -168,11 +238,11 @@ impl Tree {
 
     /// The directory of the component at `depth` of the tensor at `at`.
     fn dir(&self, model: &Model, at: usize, depth: usize) -> Inode {
-        Inode::Dir(Dir::Node(NodeId::new(self.node(model, at, depth + 1))))
+        Inode::Dir(Dir::Node(self.view, NodeId::new(self.node(model, at, depth + 1))))
     }
 
     fn is_leaf(&self, model: &Model, at: usize, depth: usize) -> bool {
-        dirs_of(self.name(model, at)) == depth
+        self.dirs_of(model, at) == depth
     }
 
     /// Whether a directory has the same name as the tensor at `at`. Such a directory directly follows the tensor.
@@ -184,11 +254,12 @@ impl Tree {
     fn node(&self, model: &Model, at: usize, depth: usize) -> u32 {
         let mut first = at;
         if self.shared(model, at) >= depth {
-            let compare = |other: usize| compare_prefixes(self.name(model, other), self.name(model, at), depth);
+            let compare =
+                |other: usize| self.split.compare_prefixes(self.name(model, other), self.name(model, at), depth);
             // A tensor whose whole name is the prefix comes before the directory and is not part of it.
             first = partition_point(0..at, |other| {
                 compare(other) == Ordering::Less
-                    || dirs_of(self.name(model, other)) < depth && compare(other) == Ordering::Equal
+                    || self.dirs_of(model, other) < depth && compare(other) == Ordering::Equal
             });
         }
         self.entered[first] + (depth - self.shared(model, first) - 1) as u32
@@ -214,8 +285,8 @@ impl Tree {
     /// The first position after `at` whose first `depth` components differ. Searches near `at` first, because most
     /// directories are small.
     fn end(&self, model: &Model, at: usize, depth: usize) -> usize {
-        let same =
-            |other: usize| compare_prefixes(self.name(model, other), self.name(model, at), depth) == Ordering::Equal;
+        let compare = |other: usize| self.split.compare_prefixes(self.name(model, other), self.name(model, at), depth);
+        let same = |other: usize| compare(other) == Ordering::Equal;
         let mut step = 1;
         let mut low = at;
         while low + step < self.order.len() && same(low + step) {
@@ -228,28 +299,29 @@ impl Tree {
     /// Number of directories that the tensor at `at` shares with the previous one.
     fn shared(&self, model: &Model, at: usize) -> usize {
         let Some(before) = at.checked_sub(1) else { return 0 };
-        let dirs = dirs_of(self.name(model, at)).min(dirs_of(self.name(model, before)));
+        let dirs = self.dirs_of(model, at).min(self.dirs_of(model, before));
         self.common(model, before, at).min(dirs)
     }
 
     /// Number of leading components that two tensors have in common.
     fn common(&self, model: &Model, a: usize, b: usize) -> usize {
-        let pairs = self.name(model, a).split('.').zip(self.name(model, b).split('.'));
+        let components = |at| self.split.components(self.name(model, at));
+        let pairs = components(a).zip(components(b));
         pairs.take_while(|(a, b)| a == b).count()
     }
 
     fn component<'m>(&self, model: &'m Model, at: usize, depth: usize) -> &'m str {
-        self.name(model, at).split('.').nth(depth).unwrap_or_default()
+        self.split.components(self.name(model, at)).nth(depth).unwrap_or_default()
     }
 
     fn name<'m>(&self, model: &'m Model, at: usize) -> &'m str {
         model.name(self.order[at])
     }
-}
 
-/// Number of directories in a name: its dots.
-fn dirs_of(name: &str) -> usize {
-    name.bytes().filter(|byte| *byte == b'.').count()
+    /// Number of directories in the path of the tensor at `at`.
+    fn dirs_of(&self, model: &Model, at: usize) -> usize {
+        self.split.dirs_of(self.name(model, at))
+    }
 }
 
 /// The first position in `range` for which `before` is false. `before` must be true for all positions before it.

@@ -2,7 +2,7 @@
 
 use super::attr::{Attr, DOTS, Dentry, Error, FileKind, Ino, Owner, ROOT, SECTOR, Statfs};
 use super::ino::{self, Dir, Inode};
-use super::tree::{self, Tree};
+use super::tree::{Split, Tree};
 use crate::content::{Content, Request};
 use crate::model::quantization::Weight;
 use crate::model::{Model, Numbers, Parts, ShardId, Tensor, TensorId};
@@ -24,6 +24,7 @@ pub(super) struct Volume {
     /// The parent directory of the root.
     up: Ino,
     tree: OnceLock<Tree>,
+    samples: OnceLock<Tree>,
     /// Tensors whose file names are cut, by directory and file name.
     cut: OnceLock<HashMap<(Names, String), TensorId>>,
     /// See [`super::Superblock::version`].
@@ -100,7 +101,8 @@ impl Volume {
     /// The tree of a model, with the tree number `number`. `up` is the parent directory of its root.
     pub fn new(model: Model, shown: Shown, owner: Owner, results: Arc<Results>, number: u32, up: Ino) -> Self {
         let views = Views::new(model, shown, results, number);
-        Self { views, owner, number, up, tree: OnceLock::new(), cut: OnceLock::new(), version: OnceLock::new() }
+        let (tree, samples, cut, version) = Default::default();
+        Self { views, owner, number, up, tree, samples, cut, version }
     }
 
     pub fn lookup(&self, parent: Ino, name: &[u8], request: &Request) -> Result<Attr, Error> {
@@ -112,7 +114,7 @@ impl Volume {
         let inode = match dir {
             Dir::Root => find_view(View::is_in_root).map(|view| view_inode(view, None)),
             Dir::Shard(shard) => find_view(View::is_in_shards).map(|view| view_inode(view, Some(shard))),
-            Dir::Node(node) => self.tree(request)?.lookup(self.model(), Some(node), name),
+            Dir::Node(view, node) => self.tree(view, request)?.lookup(self.model(), Some(node), name),
             Dir::View(view, shard) => match &view.row().files {
                 Files::Tensors { suffix, .. } => match name.strip_suffix(suffix) {
                     Some(name) => {
@@ -127,7 +129,7 @@ impl Volume {
                     self.views.check_wait(is_ready(&self.views), request)?;
                     find(&self.views, shard, name).map(|number| Inode::File(view, number as u32))
                 }
-                Files::Tree => self.tree(request)?.lookup(self.model(), None, name),
+                Files::Tree => self.tree(view, request)?.lookup(self.model(), None, name),
                 Files::Shards => self.find_shard(name).map(|shard| Inode::Dir(Dir::Shard(shard))),
                 Files::One { .. } => None,
             },
@@ -151,8 +153,8 @@ impl Volume {
         let model = self.model();
         // Everything that may fail or wait is done before the first entry is passed to `add`.
         let tree = match dir {
-            Dir::Node(_) => Some(self.tree(request)?),
-            Dir::View(view, _) if matches!(view.row().files, Files::Tree) => Some(self.tree(request)?),
+            Dir::Node(view, _) => Some(self.tree(view, request)?),
+            Dir::View(view, _) if matches!(view.row().files, Files::Tree) => Some(self.tree(view, request)?),
             _ => None,
         };
         if let Dir::View(view, _) = dir
@@ -188,7 +190,7 @@ impl Volume {
             Dir::Shard(shard) => list(View::all().len(), &|at| {
                 Some(View::new(at)).filter(|view| view.is_in_shards(&self.views)).map(|view| row(view, Some(shard)))
             }),
-            Dir::Node(node) => {
+            Dir::Node(_, node) => {
                 if let Some(tree) = tree {
                     tree.list(model, Some(node), from, add);
                 }
@@ -268,9 +270,11 @@ impl Volume {
         self.views.model()
     }
 
-    fn tree(&self, request: &Request) -> Result<&Tree, Error> {
-        self.views.check_wait(self.tree.get().is_some(), request)?;
-        Ok(self.tree.get_or_init(|| Tree::new(self.model())))
+    /// The directories below that of a view.
+    fn tree(&self, view: View, request: &Request) -> Result<&Tree, Error> {
+        let tree = if view == View::SAMPLES { &self.samples } else { &self.tree };
+        self.views.check_wait(tree.get().is_some(), request)?;
+        Ok(tree.get_or_init(|| Tree::new(self.model(), view)))
     }
 
     /// The names of the files in the directory of a view, of the whole model or of one file.
@@ -345,7 +349,7 @@ impl Volume {
         let exists = match dir {
             Dir::Root => true,
             Dir::Shard(shard) => has_shard(shard),
-            Dir::Node(node) => self.tree(request)?.contains(node),
+            Dir::Node(view, node) => view.is_in_root(&self.views) && self.tree(view, request)?.contains(node),
             Dir::View(view, None) => is_dir(view) && view.is_in_root(&self.views),
             Dir::View(view, Some(shard)) => is_dir(view) && view.is_in_shards(&self.views) && has_shard(shard),
         };
@@ -374,9 +378,9 @@ impl Volume {
             Dir::View(_, None) => Dir::Root,
             Dir::View(_, Some(shard)) => Dir::Shard(shard),
             Dir::Shard(_) => Dir::View(View::SHARDS, None),
-            Dir::Node(node) => {
+            Dir::Node(view, node) => {
                 let parent = tree.and_then(|tree| tree.parent(self.model(), node));
-                parent.map_or(Dir::View(View::TREE, None), Dir::Node)
+                parent.map_or(Dir::View(view, None), |node| Dir::Node(view, node))
             }
         };
         ino::join(self.number, Inode::Dir(parent).ino())
@@ -412,8 +416,11 @@ impl Volume {
         };
         let in_root = View::all().filter(|other| other.is_in_root(&self.views) && has_name(*other)).count();
         let in_shard = View::all().filter(|other| other.is_in_shards(&self.views) && has_name(*other)).count();
-        let in_tree = is_stored && View::TREE.is_in_root(&self.views) && tree::has(tensor.info.name);
-        let logical = if is_logical { in_root + usize::from(in_tree) } else { 0 };
+        let has_path = |view: &View| {
+            is_stored && view.is_in_root(&self.views) && Split::of(*view, self.model()).has(tensor.info.name)
+        };
+        let paths = [View::TREE, View::SAMPLES].iter().filter(|view| has_path(view)).count();
+        let logical = if is_logical { in_root + paths } else { 0 };
         (logical + if is_in_shard { in_shard } else { 0 }) as u32
     }
 }

@@ -45,6 +45,8 @@ pub struct Model {
     quantized: Quantized,
     /// `dataset_manifest.json`, of a dataset.
     manifest: Option<Arc<dyn Source>>,
+    /// What separates key and column in the names of a dataset in key-value mode, if that is known.
+    separator: Option<Box<str>>,
     /// What users need besides access to the files: owner and permissions of the index or the manifest, and of the
     /// directories on the way to the files.
     needed: Vec<Stat>,
@@ -177,7 +179,7 @@ impl Model {
         };
         let location = location.absolute().unwrap_or_else(|_| location.clone());
         let (joined, aside, by_name, quantized, manifest) = Default::default();
-        let (needed, unopened, list) = Default::default();
+        let (separator, needed, unopened, list) = Default::default();
         let (sources, len) = (sources.into(), stored);
         Self {
             location,
@@ -192,6 +194,7 @@ impl Model {
             by_name,
             quantized,
             manifest,
+            separator,
             needed,
             unopened,
             list,
@@ -269,6 +272,19 @@ impl Model {
         aside.sort_unstable();
         self.first.iter_mut().for_each(|first| *first = moved(first));
         (self.len, self.joined, self.aside) = (by, joined, aside);
+    }
+
+    /// What separates key and column in the names of a dataset in key-value mode, if that is known. `None` for other
+    /// models.
+    pub fn separator(&self) -> Option<&str> {
+        self.separator.as_deref()
+    }
+
+    /// Sets what separates key and column. Other models than datasets in key-value mode stay as they are.
+    pub fn set_separator(&mut self, separator: &str) {
+        if self.kind == Kind::Dataset && self.joined.is_empty() {
+            self.separator = Some(separator.into());
+        }
     }
 
     /// The location that the model was opened from, independent of the current directory.

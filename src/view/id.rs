@@ -1,5 +1,7 @@
 //! View numbers and sets of views.
 
+use std::sync::Arc;
+
 /// A view, identified by its index in the table of views.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct View(u8);
@@ -17,23 +19,25 @@ impl View {
 }
 
 /// What a mount shows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shown {
     /// A bit for each view.
     views: u64,
     dequantized: bool,
+    /// What separates key and column in the names of datasets.
+    separator: Option<Arc<str>>,
 }
 
 impl Default for Shown {
     /// All views, with quantized weights dequantized.
     fn default() -> Self {
-        Self { views: u64::MAX, dequantized: true }
+        Self { views: u64::MAX, dequantized: true, separator: None }
     }
 }
 
 impl Shown {
     /// No views.
-    pub const NONE: Self = Self { views: 0, dequantized: true };
+    pub const NONE: Self = Self { views: 0, dequantized: true, separator: None };
 
     /// These views and `view`.
     pub fn with(self, view: View) -> Self {
@@ -45,13 +49,23 @@ impl Shown {
         Self { dequantized: false, ..self }
     }
 
+    /// The same views, with this between key and column in the names of datasets in key-value mode.
+    pub fn separated(self, separator: &str) -> Self {
+        Self { separator: Some(separator.into()), ..self }
+    }
+
+    /// What separates key and column in the names of datasets in key-value mode, if it is not to be found out.
+    pub fn separator(&self) -> Option<&str> {
+        self.separator.as_deref()
+    }
+
     /// Whether quantized weights are dequantized.
-    pub fn is_dequantized(self) -> bool {
+    pub fn is_dequantized(&self) -> bool {
         self.dequantized
     }
 
     /// Whether a view is shown.
-    pub fn contains(self, view: View) -> bool {
+    pub fn contains(&self, view: View) -> bool {
         self.views >> view.0 & 1 == 1
     }
 }

@@ -74,7 +74,7 @@ pub enum Files {
         /// The content of a file, if there is one.
         content: fn(&Views, usize) -> Option<Content>,
     },
-    /// The directory `tree/`: stored tensors, with the dotted components of their names as directories.
+    /// A directory of stored tensors, with the components of their names as directories.
     Tree,
     /// The directory `shards/`: a directory for each shard.
     Shards,
@@ -238,6 +238,13 @@ pub const VIEWS: &[Row] = &[
         },
     },
     Row {
+        name: "samples",
+        file: "samples",
+        in_root: |model| model.separator().is_some(),
+        in_shards: InShards::Never,
+        files: Files::Tree,
+    },
+    Row {
         name: "shards",
         file: "shards",
         in_root: |model| !model.is_single(),
@@ -287,6 +294,9 @@ impl View {
 
     /// The stored tensors by path.
     pub const TREE: Self = Self::of("tree");
+
+    /// The stored tensors of a dataset by key and column.
+    pub const SAMPLES: Self = Self::of("samples");
 
     /// The view with that file name. In a constant, an unknown name is a compile error.
     const fn of(file: &str) -> Self {
@@ -432,12 +442,9 @@ pub fn names() -> Vec<&'static str> {
 /// The views with these names.
 pub fn shown<'n>(names: impl IntoIterator<Item = &'n str>) -> Result<Shown, UnknownView> {
     names.into_iter().try_fold(Shown::NONE, |shown, name| {
-        let named = View::all().filter(|view| view.row().name == name);
-        let with = named.fold(shown, Shown::with);
-        if with == shown && !View::all().any(|view| view.row().name == name) {
-            return Err(UnknownView { name: name.to_owned() });
-        }
-        Ok(with)
+        let mut named = View::all().filter(|view| view.row().name == name).peekable();
+        named.peek().ok_or_else(|| UnknownView { name: name.to_owned() })?;
+        Ok(named.fold(shown, Shown::with))
     })
 }
 
@@ -464,7 +471,7 @@ mod tests {
         assert_eq!(
             shown(["tensor"]).unwrap_err().to_string(),
             "no view is called \"tensor\"; there are sums, manifest, export, f32, gguf, header, index, metadata, npy, plots, \
-             safetensors, shards, stats, tensors, tree"
+             safetensors, samples, shards, stats, tensors, tree"
         );
     }
 }

@@ -33,7 +33,10 @@ type Kept = Arc<OnceLock<Content>>;
 
 impl Views {
     /// The views of a model in a mount. Models that share `results` must have different numbers.
-    pub fn new(model: Model, shown: Shown, results: Arc<Results>, number: u32) -> Self {
+    pub fn new(mut model: Model, shown: Shown, results: Arc<Results>, number: u32) -> Self {
+        if let Some(separator) = shown.separator() {
+            model.set_separator(separator);
+        }
         let model = Arc::new(model);
         let metadata = metadata::Files::new(model.clone());
         Self { model, shown, results, number, metadata, exports: OnceLock::new(), kept: Mutex::default() }
@@ -45,8 +48,8 @@ impl Views {
     }
 
     /// The views that are shown.
-    pub fn shown(&self) -> Shown {
-        self.shown
+    pub fn shown(&self) -> &Shown {
+        &self.shown
     }
 
     /// The results of long computations.

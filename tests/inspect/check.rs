@@ -608,18 +608,17 @@ fn shards_are_checked_against_index_and_manifest() {
     assert_eq!(found(&room, "v.safetensors.index.json").0, ["error format"]);
 
     room.dataset("set");
-    assert_eq!(
-        room.ok("weightfs check set"),
-        "set/dataset_manifest.json: sound (2 tensors, 12 B; 2 files; data aligned to 8 bytes)\n"
-    );
+    let output = room.ok("weightfs check set");
+    let sound = "sound, with 2 warnings (2 tensors, 12 B; 2 files; data aligned to 8 bytes)\n";
+    assert!(output.ends_with(sound) && output.matches("is not called part-").count() == 2, "{output}");
     room.ok(r#"sed -i 's/"samples_count":2/"samples_count":3/; s/"total_samples":4/"total_samples":9/' set/dataset_manifest.json"#);
     let (rules, messages) = found(&room, "set");
-    assert_eq!(rules, ["warning manifest"; 2], "{messages:?}");
+    assert_eq!(rules, ["warning manifest"; 4], "{messages:?}");
     let expected = [
         "\"x.safetensors\" has 2 rows, and the manifest says 3",
         "total_samples is 9 in the manifest, and its shards add up to 5",
     ];
-    assert_eq!(messages, expected);
+    assert_eq!(messages[..2], expected);
 }
 
 #[test]

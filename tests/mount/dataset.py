@@ -24,7 +24,7 @@ DTYPES = {
 TRAILING = {"f32": (3, 5), "bf16": (129,), "f16": (), "u8": (7, 2, 2), "i64": (1,)}
 # The manifest lists the shards in another order than that of their names, and one shard has no rows.
 ROWS = [4, 1, 0, 33, 2, 8]
-SHARDS = [f"part-{at:05d}-0000-1b2c.safetensors" for at in (3, 0, 5, 1, 4, 2)]
+SHARDS = [f"part-{at:05d}-0000-0e8b1f5c-1d6e-4f0a-9f5e-0123456789ab.safetensors" for at in (3, 0, 5, 1, 4, 2)]
 
 
 def shard(at):

@@ -29,6 +29,20 @@ fn dataset(scene: &Scene, shards: &[Shard], counts: impl Fn(&str, u64) -> (u64, 
     path
 }
 
+/// Changes fields of a manifest.
+fn change(manifest: &Path, fields: &serde_json::Value) {
+    let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(manifest).unwrap()).unwrap();
+    for (key, value) in fields.as_object().unwrap() {
+        json[key] = value.clone();
+    }
+    std::fs::write(manifest, json.to_string()).unwrap();
+}
+
+/// The name of a shard as the writer gives it.
+fn part(at: usize) -> String {
+    format!("part-{at:05}-0000-0e8b1f5c-1d6e-4f0a-9f5e-0123456789ab.safetensors")
+}
+
 /// The counts of a shard of two rows, for [`dataset`].
 fn two_rows(_: &str, len: u64) -> (u64, u64) {
     (2, len)
@@ -153,6 +167,130 @@ fn key_value_dataset_is_one_namespace() {
     let export =
         mount.read(format!("export/{}-whole.safetensors", scene.dir.path().file_name().unwrap().to_str().unwrap()));
     assert_eq!(safetensors::SafeTensors::deserialize(&export).unwrap().len(), 5);
+}
+
+#[test]
+fn samples_have_a_directory_for_each_key() {
+    require_fuse!();
+    let scene = Scene::new();
+    let value = |key: usize, column: usize| vec![key as u8, column as u8, 7];
+    let keys = ["user 2", "user 10", "a__b/c"];
+    let names: Vec<[String; 2]> =
+        keys.iter().map(|key| ["img", "a.b"].map(|column| format!("{key}__{column}"))).collect();
+    let tensors: Vec<Vec<Tensor>> = names
+        .iter()
+        .enumerate()
+        .map(|(key, names)| {
+            let tensor = |(column, name)| -> Tensor { (name, Dtype::U8, &[3], value(key, column)) };
+            names.iter().map(String::as_str).enumerate().map(tensor).collect()
+        })
+        .collect();
+    let files = [part(0), part(1), part(2)];
+    let shards: Vec<Shard> = files.iter().map(String::as_str).zip(tensors).collect();
+    let manifest = dataset(&scene, &shards, |_, len| (1, len));
+    let outside = Scene::new();
+    let mount = outside.mount(&manifest, &[]);
+    assert_eq!(mount.log(), "");
+    assert_eq!(mount.list("samples"), ["a__b%2Fc", "user 2", "user 10"]);
+    for (key, dir) in ["user 2", "user 10", "a__b%2Fc"].iter().enumerate() {
+        assert_eq!(mount.list(format!("samples/{dir}")), ["a.b", "img"]);
+        assert_eq!(mount.read(format!("samples/{dir}/img")), value(key, 0));
+        assert_eq!(mount.read(format!("samples/{dir}/a.b")), value(key, 1));
+    }
+    // They are the files of tensors/, and each name is a link.
+    let stat = |path: &str| std::fs::metadata(mount.path(path)).unwrap();
+    assert_eq!(stat("samples/user 2/img").ino(), stat("tensors/user 2__img").ino());
+    assert_eq!(stat("samples/user 2/img").nlink(), 4);
+    let links = run_ok(
+        "find",
+        [mount.point.to_str().unwrap(), "-samefile", mount.path("tensors/user 2__img").to_str().unwrap()],
+    );
+    assert_eq!(links.lines().count(), 4, "{links}");
+    for missing in ["samples/user 3", "samples/user 2/x", "samples/user 2__img", "samples/user 2/img/x"] {
+        assert!(std::fs::metadata(mount.path(missing)).is_err(), "{missing}");
+    }
+    let parent = std::fs::metadata(mount.path("samples/user 2/..")).unwrap().ino();
+    assert_eq!(parent, stat("samples").ino());
+    drop(mount);
+
+    // Another separator than the one that is found.
+    let mount = outside.mount(&manifest, &["--kv-separator", "b"]);
+    assert_eq!(mount.list("samples"), ["a__", "a__b%2Fc__a.", "user 2__a.", "user 10__a."]);
+    assert_eq!(mount.list("samples/user 2__a."), ["%"], "the empty name");
+    drop(mount);
+    let source = manifest.to_str().unwrap();
+    assert_eq!(run(WEIGHTFS, ["cat", source, "samples/user 2/img"]).stdout, value(0, 0));
+    assert_eq!(run(WEIGHTFS, ["cat", "--kv-separator", "i", source, "samples/user 2__/mg"]).stdout, value(0, 0));
+    let listed = run_ok(WEIGHTFS, ["ls", "--files", "--kv-separator", "i", source, "samples"]);
+    assert!(listed.contains("user 2__"), "{listed}");
+
+    // If the keys have other columns, nothing is guessed. Arrays have no keys.
+    let other = Scene::new();
+    let tensor = |name| -> Tensor { (name, Dtype::U8, &[1], vec![1]) };
+    let manifest =
+        dataset(&other, &[(&files[0], vec![tensor("a__x"), tensor("a__y"), tensor("b__x"), tensor("c")])], |_, len| {
+            (3, len)
+        });
+    let views = |manifest: &Path, options: &[&str]| outside.mount(manifest, options).list("");
+    assert!(!views(&manifest, &[]).contains(&"samples".to_owned()));
+    let mount = outside.mount(&manifest, &["--kv-separator", "__"]);
+    assert_eq!(mount.list("samples"), ["a", "b"]);
+    assert_eq!(mount.list("samples/a"), ["x", "y"]);
+    assert_eq!(std::fs::metadata(mount.path("tensors/c")).unwrap().nlink(), 3, "it has no key");
+    drop(mount);
+    let other = Scene::new();
+    let manifest =
+        dataset(&other, &[(&files[0], vec![tensor("a__x")]), (&files[1], vec![tensor("a__x")])], |_, len| (1, len));
+    assert!(!views(&manifest, &["--kv-separator", "__"]).contains(&"samples".to_owned()));
+}
+
+#[test]
+fn manifest_is_compared_with_the_files() {
+    require_fuse!();
+    let scene = Scene::new();
+    let tensors = || -> Vec<Tensor> {
+        vec![
+            ("x", Dtype::F32, &[2, 3], pattern(24)),
+            ("y", Dtype::U8, &[2], pattern(2)),
+            ("z", Dtype::U8, &[2], pattern(2)),
+        ]
+    };
+    let names = [part(0), part(1)];
+    let manifest = dataset(&scene, &[(&names[0], tensors()), (&names[1], tensors())], two_rows);
+    let outside = Scene::new();
+    let log = || outside.mount(&manifest, &[]).log();
+    let described = |dtype: &str, shape: &[u64]| serde_json::json!({"dtype": dtype, "shape": shape});
+    let (x, y, z) = (described("F32", &[5, 3]), described("U8", &[2]), described("U8", &[2]));
+    change(&manifest, &serde_json::json!({"schema": {"x": x, "y": y, "z": z}}));
+    assert_eq!(log(), "", "the first dimension is that of the first batch, whose shard may be any");
+    let schema = serde_json::json!({"x": described("F32", &[2, 4]), "y": described("I8", &[2]), "w": y});
+    change(&manifest, &serde_json::json!({"schema": schema, "safetensors_version": "2.0"}));
+    let first = format!("in \"{}\", and the schema in the manifest says", part(0));
+    let found = log();
+    for message in [
+        format!("\"x\" is F32 [2, 3] {first} \"F32\" [2, 4]"),
+        format!("\"y\" is U8 [2] {first} \"I8\" [2]"),
+        "the schema in the manifest does not have \"z\"".into(),
+        "the schema in the manifest has \"w\"; no shard does".into(),
+        "safetensors_version is \"2.0\" in the manifest; \"1.0\" is the only one".into(),
+    ] {
+        assert!(found.contains(&message), "{message}: {found}");
+    }
+    assert_eq!(found.lines().count(), 5, "{found}");
+    let check = run(WEIGHTFS, ["check", manifest.to_str().unwrap()]);
+    let output = String::from_utf8(check.stdout).unwrap();
+    assert!(output.contains("manifest") && output.contains("does not have \"z\""), "{output}");
+    // A mistake in the schema does not hide the data.
+    change(&manifest, &serde_json::json!({"schema": {"x": {"dtype": 3}}, "safetensors_version": "1.0"}));
+    let found = log();
+    assert!(found.contains("schema in the manifest: invalid type") && found.lines().count() == 1, "{found}");
+
+    // The names of the writer say which task wrote a shard.
+    let other = Scene::new();
+    let manifest = dataset(&other, &[("a.safetensors", tensors()), (&names[1], tensors())], two_rows);
+    let output = String::from_utf8(run(WEIGHTFS, ["check", manifest.to_str().unwrap()]).stdout).unwrap();
+    let message = "\"a.safetensors\" is not called part-NNNNN-NNNN-UUID.safetensors";
+    assert!(output.contains(message) && output.matches("is not called").count() == 1, "{output}");
 }
 
 #[test]

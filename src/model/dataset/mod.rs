@@ -4,6 +4,9 @@
 //! mode in which the dataset was written. It is inferred from the names of tensors: in batch mode every shard has the
 //! same names, in key-value mode no two shards have a name in common.
 
+mod manifest;
+mod samples;
+
 use super::error::{Error, LIST_MAX, SHARDS_MAX, SetError};
 use super::ids::{ShardId, TensorId};
 use super::quiet::Quiet;
@@ -13,42 +16,15 @@ use crate::content::Run;
 use crate::format::{Mode, NameTable, SkipList, Skipped, TensorInfo};
 use crate::source::{self, Location};
 use crate::text::{brackets, quote};
-use serde::Deserialize;
 use std::collections::BTreeSet;
 
 /// File name of a manifest.
 pub const MANIFEST: &str = "dataset_manifest.json";
 
-/// The fields of a manifest that are used.
-#[derive(Deserialize)]
-struct Manifest {
-    format_version: String,
-    total_samples: Option<Quiet<u64>>,
-    total_bytes: Option<Quiet<u64>>,
-    shards: Quiet<Vec<Quiet<Listed>>>,
-}
-
-/// A shard in the manifest.
-#[derive(Deserialize)]
-struct Listed {
-    /// Relative to the manifest.
-    shard_path: String,
-    /// Rows, padding included.
-    samples_count: Quiet<u64>,
-    /// Size of the whole file.
-    bytes: Quiet<u64>,
-}
-
-/// Reads a manifest.
-fn read(text: &[u8]) -> Result<Manifest, SetError> {
-    let manifest: Result<Quiet<Manifest>, _> = serde_json::from_slice(text);
-    Ok(manifest.map_err(|error| SetError::json("dataset manifest", &error))?.0)
-}
-
 /// The shards that the manifest at `location` names; `None` if it cannot be read.
 pub(super) fn shards(location: &Location) -> Option<BTreeSet<String>> {
-    let manifest = read(&set::read_list(location, LIST_MAX).ok()?.0).ok()?;
-    let shards = manifest.shards.0;
+    let (text, _) = set::read_list(location, LIST_MAX).ok()?;
+    let shards = manifest::read(&text).ok()?.shards.0;
     (shards.len() <= SHARDS_MAX).then(|| shards.into_iter().map(|shard| shard.0.shard_path).collect())
 }
 
@@ -56,7 +32,7 @@ pub(super) fn shards(location: &Location) -> Option<BTreeSet<String>> {
 pub(super) fn open(location: &Location, mode: Mode) -> Result<Model, Error> {
     let (text, stat) = set::read_list(location, LIST_MAX)?;
     let (manifest, Set { names, homes, files, broken, unopened }) = set::open(location, mode, |names| {
-        let manifest = read(&text)?;
+        let manifest = manifest::read(&text)?;
         if manifest.format_version.split('.').next() != Some("1") {
             return Err(SetError::Version { found: manifest.format_version });
         }
@@ -67,7 +43,6 @@ pub(super) fn open(location: &Location, mode: Mode) -> Result<Model, Error> {
         }
         Ok(manifest)
     })?;
-    drop(text);
     let mut skipped = SkipList::default();
     broken.iter().for_each(|broken| skipped.push(|| broken.skipped()));
     let mut model = Model::new(location, Kind::Dataset, files, Notes::default());
@@ -77,7 +52,13 @@ pub(super) fn open(location: &Location, mode: Mode) -> Result<Model, Error> {
     // Shards are numbered by name, and joined in the order of the manifest.
     let shards: Vec<ListedShard> = names.iter().map(|name| &name[..]).zip(homes).collect();
     let first_joined = join(&mut model, &shards, &mut skipped);
-    let remarks = compare(&model, first_joined, &manifest, &shards);
+    let remarks = manifest::compare(&model, first_joined, &manifest, &shards);
+    if first_joined.is_none() {
+        let names: Vec<&str> = model.logical().iter().map(|id| model.name(id)).collect();
+        if let Some(separator) = samples::separator(&names) {
+            model.set_separator(separator);
+        }
+    }
     let notes = model.notes_mut();
     (notes.mismatches, notes.remarks) = (skipped.finish(), remarks);
     Ok(model)
@@ -168,34 +149,4 @@ fn join_one(
         nbytes = nbytes.checked_add(len).filter(|sum| *sum <= i64::MAX as u64).ok_or_else(too_long)?;
     }
     Ok(Joined { like: first, shape: [&[rows], trailing].concat(), runs: runs.into(), nbytes })
-}
-
-/// Compares the files with the manifest. Nothing is left out because of a difference: the headers take precedence.
-fn compare(model: &Model, joined: Option<TensorId>, manifest: &Manifest, shards: &[ListedShard]) -> Vec<String> {
-    let mut remarks = Vec::new();
-    for (Quiet(listed), (name, shard)) in manifest.shards.0.iter().zip(shards) {
-        let Some(shard) = shard.map(ShardId::new) else { continue };
-        let len = model.source(shard).len();
-        let Listed { bytes: Quiet(bytes), samples_count: Quiet(samples), .. } = listed;
-        if len != *bytes {
-            remarks.push(format!("{} has {len} bytes, but the manifest says {bytes}", quote(name)));
-        }
-        let part = joined.and_then(|joined| model.find_in(shard, model.name(joined)));
-        let rows = part.and_then(|part| model.tensor(part).info.shape.first().copied());
-        if let Some(rows) = rows.filter(|rows| rows != samples) {
-            let plural = if rows == 1 { "" } else { "s" };
-            remarks.push(format!("{} has {rows} row{plural}, and the manifest says {samples}", quote(name)));
-        }
-    }
-    let Manifest { total_samples, total_bytes, shards, .. } = manifest;
-    let sum = |part: fn(&Listed) -> u64| shards.0.iter().map(|Quiet(listed)| part(listed)).fold(0, u64::saturating_add);
-    for (key, stated, sum) in [
-        ("total_samples", total_samples, sum(|shard| shard.samples_count.0)),
-        ("total_bytes", total_bytes, sum(|shard| shard.bytes.0)),
-    ] {
-        if let Some(Quiet(stated)) = stated.as_ref().filter(|stated| stated.0 != sum) {
-            remarks.push(format!("{key} is {stated} in the manifest, and its shards add up to {sum}"));
-        }
-    }
-    remarks
 }

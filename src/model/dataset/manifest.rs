@@ -1,0 +1,159 @@
+//! The manifest of a dataset: reading it, and comparing it with the files.
+//!
+//! Source: the JSON schema and `SafetensorsBatchWrite.scala` of `github.com/SemyonSinchenko/safetensors-spark`.
+
+use super::ListedShard;
+use crate::model::error::SetError;
+use crate::model::ids::{ShardId, TensorId};
+use crate::model::quiet::Quiet;
+use crate::model::table::Model;
+use crate::text::{brackets, quote};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use std::collections::HashMap;
+
+/// Maximum number of remarks of a kind.
+const REMARKS_MAX: usize = 1000;
+
+/// The fields of a manifest that are used.
+#[derive(Deserialize)]
+pub(super) struct Manifest<'t> {
+    pub format_version: String,
+    safetensors_version: Option<String>,
+    total_samples: Option<Quiet<u64>>,
+    total_bytes: Option<Quiet<u64>>,
+    /// Read later: a mistake in it is no reason to refuse the dataset.
+    #[serde(borrow)]
+    schema: Option<&'t RawValue>,
+    pub shards: Quiet<Vec<Quiet<Listed>>>,
+}
+
+/// A shard in the manifest.
+#[derive(Deserialize)]
+pub(super) struct Listed {
+    /// Relative to the manifest.
+    pub shard_path: String,
+    /// Rows, padding included.
+    samples_count: Quiet<u64>,
+    /// Size of the whole file.
+    bytes: Quiet<u64>,
+}
+
+/// A tensor in the schema: that of the first row, or the first batch, with its name.
+#[derive(Deserialize)]
+struct Described {
+    dtype: String,
+    shape: Quiet<Vec<Quiet<u64>>>,
+    /// Whether a tensor has the name.
+    #[serde(skip)]
+    is_found: bool,
+    /// Whether a difference was reported.
+    #[serde(skip)]
+    differs: bool,
+}
+
+/// Reads a manifest.
+pub(super) fn read(text: &[u8]) -> Result<Manifest<'_>, SetError> {
+    let manifest: Result<Quiet<Manifest>, _> = serde_json::from_slice(text);
+    Ok(manifest.map_err(|error| SetError::json("dataset manifest", &error))?.0)
+}
+
+/// Compares the files with the manifest. Nothing is left out because of a difference: the headers take precedence.
+/// `joined` is the first joined array, if there is one: then the dataset is in batch mode.
+pub(super) fn compare(
+    model: &Model,
+    joined: Option<TensorId>,
+    manifest: &Manifest,
+    shards: &[ListedShard],
+) -> Vec<String> {
+    let mut remarks = compare_counts(model, joined, manifest, shards);
+    if let Some(version) = manifest.safetensors_version.as_deref().filter(|version| *version != "1.0") {
+        remarks.push(format!("safetensors_version is {} in the manifest; \"1.0\" is the only one", quote(version)));
+    }
+    if let Some(schema) = manifest.schema {
+        let is_complete = shards.iter().all(|(_, shard)| shard.is_some());
+        compare_schema(model, joined.is_some(), is_complete, schema, &mut remarks);
+    }
+    remarks
+}
+
+/// Compares the numbers of rows and bytes in the manifest with the files, and with each other.
+fn compare_counts(model: &Model, joined: Option<TensorId>, manifest: &Manifest, shards: &[ListedShard]) -> Vec<String> {
+    let mut remarks = Vec::new();
+    for (Quiet(listed), (name, shard)) in manifest.shards.0.iter().zip(shards) {
+        let Some(shard) = shard.map(ShardId::new) else { continue };
+        let len = model.source(shard).len();
+        let Listed { bytes: Quiet(bytes), samples_count: Quiet(samples), .. } = listed;
+        if len != *bytes {
+            remarks.push(format!("{} has {len} bytes, but the manifest says {bytes}", quote(name)));
+        }
+        let part = joined.and_then(|joined| model.find_in(shard, model.name(joined)));
+        let rows = part.and_then(|part| model.tensor(part).info.shape.first().copied());
+        if let Some(rows) = rows.filter(|rows| rows != samples) {
+            let plural = if rows == 1 { "" } else { "s" };
+            remarks.push(format!("{} has {rows} row{plural}, and the manifest says {samples}", quote(name)));
+        }
+    }
+    let Manifest { total_samples, total_bytes, shards, .. } = manifest;
+    remarks.truncate(REMARKS_MAX);
+    let sum = |part: fn(&Listed) -> u64| shards.0.iter().map(|Quiet(listed)| part(listed)).fold(0, u64::saturating_add);
+    for (key, stated, sum) in [
+        ("total_samples", total_samples, sum(|shard| shard.samples_count.0)),
+        ("total_bytes", total_bytes, sum(|shard| shard.bytes.0)),
+    ] {
+        if let Some(Quiet(stated)) = stated.as_ref().filter(|stated| stated.0 != sum) {
+            remarks.push(format!("{key} is {stated} in the manifest, and its shards add up to {sum}"));
+        }
+    }
+    remarks
+}
+
+/// Compares the schema with the tensors of all shards. The first dimension of an array differs between shards.
+fn compare_schema(model: &Model, is_joined: bool, is_complete: bool, schema: &RawValue, remarks: &mut Vec<String>) {
+    let mut schema: HashMap<String, Quiet<Described>> = match serde_json::from_str(schema.get()) {
+        Ok(Quiet(schema)) => schema,
+        Err(error) => return remarks.push(SetError::json("schema in the manifest", &error).to_string()),
+    };
+    let skipped = usize::from(is_joined);
+    let (mut absent, mut first_absent, mut found) = (0, None, Vec::new());
+    for id in model.stored().iter() {
+        let info = model.tensor(id).info;
+        let Some(Quiet(described)) = schema.get_mut(info.name) else {
+            absent += usize::from(model.find(info.name) == Some(id));
+            first_absent = first_absent.or(Some(info.name));
+            continue;
+        };
+        described.is_found = true;
+        let shape: Vec<u64> = described.shape.0.iter().map(|dimension| dimension.0).collect();
+        let is_equal = described.dtype == info.dtype.name()
+            && shape.len() == info.shape.len()
+            && shape.get(skipped..) == info.shape.get(skipped..);
+        if !is_equal && !described.differs && found.len() < REMARKS_MAX {
+            described.differs = true;
+            let shard = quote(&model.shard(model.shard_of(id)).name);
+            found.push(format!(
+                "{} is {} {} in {shard}, and the schema in the manifest says {} {}",
+                quote(info.name),
+                info.dtype.name(),
+                brackets(info.shape),
+                quote(&described.dtype),
+                brackets(&shape)
+            ));
+        }
+    }
+    remarks.extend(found);
+    let names = |count: usize, first: &str| match count {
+        1 => quote(first),
+        2 => format!("{} and another tensor", quote(first)),
+        more => format!("{} and {} other tensors", quote(first), more - 1),
+    };
+    if let Some(first) = first_absent {
+        remarks.push(format!("the schema in the manifest does not have {}", names(absent.max(1), first)));
+    }
+    let mut unused: Vec<&String> =
+        schema.iter().filter(|(_, Quiet(one))| !one.is_found).map(|(name, _)| name).collect();
+    unused.sort_unstable();
+    if let Some(first) = unused.first().filter(|_| is_complete) {
+        remarks.push(format!("the schema in the manifest has {}; no shard does", names(unused.len(), first)));
+    }
+}
