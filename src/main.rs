@@ -20,6 +20,10 @@ fn main() -> ExitCode {
     if process::fetcher::is_this() {
         return process::fetcher::run();
     }
+    #[cfg(feature = "parquet")]
+    if process::parquet::is_this() {
+        return process::parquet::run();
+    }
     let Invocation { command, codes } = match cli::parse(std::env::args_os()) {
         Ok(invocation) => invocation,
         Err(code) => return code,

@@ -48,6 +48,7 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("clap::", &["src/cli/", "src/cmd/write_docs.rs"]),
     ("landlock::", &["src/process/sandbox/"]),
     ("seccompiler::", &["src/process/sandbox/"]),
+    ("use parquet::", &["src/process/parquet.rs"]),
     ("plotters::", &["src/plot/"]),
     ("tokio::", &["src/remote/fetch", "src/remote/transport/"]),
     ("reqwest::", &["src/remote/transport/"]),

@@ -3,14 +3,20 @@
 use crate::cli::CheckArgs;
 use crate::models::Models;
 use crate::process::logging::complain;
+#[cfg(feature = "parquet")]
+use crate::process::parquet::rows as index_rows;
 use crate::terminal::output::{ERROR, GOOD, NOTE, Output, WARNING, plural, pretty, size, to_stdout};
 use crate::terminal::progress::Progress;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::process::ExitCode;
+#[cfg(not(feature = "parquet"))]
+use weightfs::inspect::check::IndexRow;
 use weightfs::inspect::check::{Check, Finding, Report, Rule, Severity};
 use weightfs::model::Error;
+#[cfg(not(feature = "parquet"))]
+use weightfs::source::Source;
 use weightfs::source::{self, Location};
 use weightfs::text::printable;
 
@@ -61,11 +67,18 @@ fn reason(error: &Error) -> String {
 
 fn check(location: &Location, args: &CheckArgs) -> Result<Report, Error> {
     let mut check = Check::open(location)?;
+    check.compare_index(index_rows)?;
     if !args.no_data {
         let progress = Progress::new("checking", check.bytes_to_read(args.values));
         check.read(args.values, &|bytes| progress.add(bytes))?;
     }
     Ok(check.into_report())
+}
+
+/// Reads no index of tensors.
+#[cfg(not(feature = "parquet"))]
+fn index_rows(_: &dyn Source, _: &mut dyn FnMut(IndexRow)) -> Result<(), String> {
+    Err("it is not read, because this weightfs was built without Parquet".into())
 }
 
 /// Maximum number of findings of one rule that are printed.

@@ -253,7 +253,7 @@ impl Model {
     }
 
     /// The files of the model that could not be opened.
-    pub(super) fn unopened(&self) -> &[Location] {
+    pub fn unopened(&self) -> &[Location] {
         &self.unopened
     }
 
@@ -367,7 +367,7 @@ impl Model {
     }
 
     /// The file that holds a stored tensor.
-    pub(super) fn shard_of(&self, id: TensorId) -> ShardId {
+    pub fn shard_of(&self, id: TensorId) -> ShardId {
         self.locate(id).0
     }
 

@@ -8,6 +8,8 @@ pub mod fetcher;
 pub mod limits;
 pub mod logging;
 pub mod mounts;
+#[cfg(feature = "parquet")]
+pub mod parquet;
 pub mod recent;
 pub mod sandbox;
 pub mod signals;

@@ -1,6 +1,6 @@
 //! `check`: findings in sound files, in damaged files, and in valid files that are unusual.
 
-use crate::room::{Output, Room, floats};
+use crate::room::{Output, Room, Tensor, floats};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -709,4 +709,118 @@ fn excess_findings_of_a_kind_are_counted() {
     assert!(lines[12].starts_with("m.safetensors: sound, with 1,500 warnings (1,501 tensors, "), "{out}");
     let [ref object] = room.json("weightfs check --json m.safetensors")[..] else { panic!() };
     assert_eq!((&object["warnings"], object["findings"].as_array().unwrap().len()), (&json!(1500), 1000));
+}
+
+/// The name of a shard as safetensors-spark gives it.
+fn part(at: usize) -> String {
+    format!("part-0000{at}-0000-0e8b1f5c-1d6e-4f0a-9f5e-0123456789ab.safetensors")
+}
+
+/// Writes a dataset `set` of two shards of four rows, the second of which ends in `padding` rows of zeros.
+fn dataset(room: &Room, padding: usize) {
+    std::fs::create_dir_all(room.path("set/_tensor_index.parquet")).unwrap();
+    let shards = [0, 1].map(|at| {
+        let full = if at == 1 { 4 - padding } else { 4 };
+        let rows = |size: usize| [vec![7; full * size], vec![0; (4 - full) * size]].concat();
+        let name = format!("set/{}", part(at));
+        let tensors: [Tensor; 3] = [
+            ("images", Dtype::U8, &[4, 3], rows(3)),
+            ("labels", Dtype::I64, &[4], rows(8)),
+            ("scores", Dtype::F32, &[4], rows(4)),
+        ];
+        room.model(&name, &tensors, &[]);
+        let bytes = std::fs::metadata(room.path(&name)).unwrap().len();
+        json!({"shard_path": part(at), "samples_count": 4, "bytes": bytes})
+    });
+    let manifest = json!({"format_version": "1.0", "shards": shards});
+    std::fs::write(room.path("set/dataset_manifest.json"), manifest.to_string()).unwrap();
+}
+
+/// Copies a file of `tests/inspect/index` into the index of tensors of the dataset.
+fn index(room: &Room, file: &str) {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/inspect/index").join(file);
+    std::fs::copy(from, room.path(&format!("set/_tensor_index.parquet/part-{file}"))).unwrap();
+}
+
+#[test]
+fn padded_rows_of_a_dataset_are_notes() {
+    let room = Room::new();
+    dataset(&room, 0);
+    assert_eq!(found(&room, "--values set").0, [] as [&str; 0]);
+    dataset(&room, 3);
+    assert_eq!(found(&room, "set").0, [] as [&str; 0], "the data is not searched");
+    let (rules, messages) = found(&room, "--values set");
+    assert_eq!(rules, ["note padding"]);
+    assert_eq!(messages, [format!("the last 3 of 4 rows of \"{}\" are zero in all arrays", part(1))]);
+}
+
+#[cfg(feature = "parquet")]
+#[test]
+fn index_of_tensors_is_compared_with_the_shards() {
+    let room = Room::new();
+    dataset(&room, 0);
+    index(&room, "first.snappy.parquet");
+    index(&room, "second.parquet");
+    // Files that Spark adds.
+    for other in ["_SUCCESS", ".part-second.parquet.crc", "_common_metadata.parquet"] {
+        std::fs::write(room.path(&format!("set/_tensor_index.parquet/{other}")), "x").unwrap();
+    }
+    assert_eq!(found(&room, "set").0, [] as [&str; 0]);
+
+    // A row for each difference.
+    let image: Tensor = ("images", Dtype::U8, &[4, 4], vec![7; 16]);
+    let label: Tensor = ("labels", Dtype::F64, &[4], vec![7; 32]);
+    let other: Tensor = ("other", Dtype::U8, &[4], vec![7; 4]);
+    room.model(&format!("set/{}", part(1)), &[image, label, other], &[]);
+    let mut messages = found(&room, "set").1;
+    messages.retain(|message| message.contains("_tensor_index.parquet"));
+    messages.sort();
+    let second = part(1);
+    assert_eq!(
+        messages,
+        [
+            format!("\"images\" is U8 [4, 4] in \"{second}\", and _tensor_index.parquet says \"U8\" [4, 3]"),
+            format!("\"labels\" is F64 [4] in \"{second}\", and _tensor_index.parquet says \"I64\" [4]"),
+            format!("_tensor_index.parquet does not have \"other\" in \"{second}\""),
+            format!("_tensor_index.parquet has \"scores\" in \"{second}\", which does not have it"),
+        ]
+    );
+
+    // An index of one file, of one shard, twice.
+    dataset(&room, 0);
+    index(&room, "first.snappy.parquet");
+    std::fs::rename(room.path("set/_tensor_index.parquet/part-second.parquet"), room.path("second")).unwrap();
+    index(&room, "second.zstd.parquet");
+    let (rules, messages) = found(&room, "set");
+    assert_eq!(rules, ["warning tensor-index"]);
+    assert!(messages[0].contains("part-second.zstd.parquet: it is damaged, or no index of tensors: "), "{messages:?}");
+    std::fs::remove_dir_all(room.path("set/_tensor_index.parquet")).unwrap();
+    std::fs::rename(room.path("second"), room.path("set/_tensor_index.parquet")).unwrap();
+    std::fs::remove_file(room.path(&format!("set/{}", part(1)))).unwrap();
+    let (rules, messages) = found(&room, "--no-data set");
+    // The tensors of the first shard are in no index, and the other one is missing.
+    let expected = ["error index", "warning tensor-index", "warning tensor-index", "warning tensor-index"];
+    assert_eq!(rules, expected, "{messages:?}");
+    assert!(messages[1..].iter().all(|message| message.contains("does not have")), "{messages:?}");
+}
+
+/// The library panics on many damaged files, in a process of its own.
+#[cfg(feature = "parquet")]
+#[test]
+fn damaged_index_of_tensors_is_a_warning() {
+    let room = Room::new();
+    dataset(&room, 0);
+    index(&room, "second.parquet");
+    let path = room.path("set/_tensor_index.parquet/part-second.parquet");
+    let file = std::fs::read(&path).unwrap();
+    // The footer lies at the end.
+    for at in (0..file.len()).rev().step_by(37).chain((file.len() - 300..file.len()).step_by(11)) {
+        let mut damaged = file.clone();
+        damaged[at] ^= 0xff;
+        std::fs::write(&path, damaged).unwrap();
+        let (rules, messages) = found(&room, "--no-data set");
+        assert!(!rules.is_empty() && rules.iter().all(|rule| rule == "warning tensor-index"), "{at}: {messages:?}");
+    }
+    std::fs::write(&path, "").unwrap();
+    assert_eq!(found(&room, "--no-data set").0, ["warning tensor-index"]);
 }

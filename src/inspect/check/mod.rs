@@ -4,17 +4,20 @@
 //! files, the lenient parser finds everything that is wrong.
 
 mod data;
+mod dataset;
 mod file;
 mod quantized;
 mod report;
 mod set;
 
 use crate::format::{Mode, TensorInfo};
-use crate::model::{self, Error, Model};
-use crate::source::Location;
+use crate::model::{self, Error, Kind, Model};
+use crate::source::{self, Location, Source};
 use crate::threads;
+use dataset::Dataset;
 use file::File;
 
+pub use dataset::IndexRow;
 pub use report::{Finding, Report, Rule, Severity};
 
 /// A model whose headers have been checked.
@@ -23,6 +26,8 @@ pub struct Check {
     files: Vec<File>,
     /// The model, if it has quantized weights, and the names of its files in messages.
     quantized: Option<(Model, Vec<String>)>,
+    /// The model, if it is a dataset.
+    dataset: Option<Dataset>,
     report: Report,
 }
 
@@ -65,8 +70,13 @@ impl Check {
             }
         }
         let names = locations.iter().map(|at| if is_set { at } else { location }.to_string()).collect();
-        let quantized = model.filter(|model| !model.quantized().weights().is_empty()).map(|model| (model, names));
-        Ok(Self { files, quantized, report })
+        let (mut quantized, mut dataset) = (None, None);
+        match model {
+            Some(model) if model.kind() == Kind::Dataset => dataset = Some(Dataset::new(model, location.to_string())),
+            Some(model) if !model.quantized().weights().is_empty() => quantized = Some((model, names)),
+            _ => {}
+        }
+        Ok(Self { files, quantized, dataset, report })
     }
 
     /// Number of bytes that [`Check::read`] will read.
@@ -88,7 +98,33 @@ impl Check {
         if let Some((model, names)) = self.quantized.as_ref().filter(|_| values) {
             quantized::read(model, names, &mut self.report, advance)?;
         }
+        if let Some(dataset) = self.dataset.as_ref().filter(|_| values) {
+            dataset.find_padding(&mut self.report)?;
+        }
         self.report.values |= values;
+        Ok(())
+    }
+
+    /// Compares the index of tensors of a dataset with its files, if it has one. `read` passes the rows of a Parquet
+    /// file on, or says why the file cannot be read.
+    pub fn compare_index(
+        &mut self,
+        read: impl Fn(&dyn Source, &mut dyn FnMut(IndexRow)) -> Result<(), String>,
+    ) -> Result<(), Error> {
+        let Self { dataset: Some(dataset), report, .. } = self else { return Ok(()) };
+        let files = dataset.index_files()?;
+        let mut is_whole = !files.is_empty();
+        for file in files {
+            let source = source::open(&file)?;
+            if let Err(reason) = read(&*source, &mut |row| dataset.compare(&row, report)) {
+                dataset.unreadable(&file, &reason, report);
+                is_whole = false;
+            }
+        }
+        // What is in a file that cannot be read is unknown.
+        if is_whole {
+            dataset.finish(report);
+        }
         Ok(())
     }
 

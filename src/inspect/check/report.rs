@@ -32,6 +32,7 @@ pub enum Rule {
     Nan,
     ZeroEnd,
     Manifest,
+    TensorIndex,
     IndexTwice,
     IndexTotals,
     SplitName,
@@ -51,6 +52,7 @@ pub enum Rule {
     ZeroWeight,
     ZeroScale,
     Zero,
+    Padding,
     Quantized,
 }
 
@@ -85,6 +87,7 @@ impl Rule {
             Self::Nan => ("nan", Error, ""),
             Self::ZeroEnd => ("zero-end", Error, "probably an unfinished download or copy: fetch the file again"),
             Self::Manifest => ("manifest", Warning, ""),
+            Self::TensorIndex => ("tensor-index", Warning, ""),
             Self::IndexTwice => ("index-twice", Warning, "readers may take the first entry, or none"),
             Self::IndexTotals => ("index-totals", Warning, "transformers and accelerate do not compare them"),
             Self::SplitName => ("split-name", Warning, "llama.cpp finds the splits of a model by their names and keys"),
@@ -120,6 +123,11 @@ impl Rule {
                 "zero",
                 Note,
                 "normal for biases, and for matrices that are zero before training, such as those of a LoRA",
+            ),
+            Self::Padding => (
+                "padding",
+                Note,
+                "normal for the last batch of a task if the dataset was written with tail_strategy=pad",
             ),
             Self::Quantized => ("quantized", Note, ""),
         }

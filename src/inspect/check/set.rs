@@ -1,7 +1,7 @@
 //! Checks an index or a manifest against its files, and splits against each other.
 
-use super::quantized;
 use super::report::{Report, Rule};
+use super::{dataset, quantized};
 use crate::format::{Mode, Skipped};
 use crate::inspect::totals::{Breakdown, Totals};
 use crate::model::{Error, Kind, Model, Shard, Stated, open_model};
@@ -42,7 +42,7 @@ pub(super) fn check(location: &Location, report: &mut Report) -> Result<(Option<
     }
     match model.kind() {
         Kind::Sharded => check_totals(&model, &name, report),
-        Kind::Dataset => check_names(&model, &name, report),
+        Kind::Dataset => dataset::check_names(&model, &name, report),
         Kind::File | Kind::Splits | Kind::Layer => {}
     }
     quantized::check_recognition(&model, &name, model.missing() == 0, report);
@@ -85,34 +85,6 @@ fn check_totals(model: &Model, name: &str, report: &mut Report) {
     }
 }
 
-/// Reports shards of a dataset whose names are not those that the writer gives.
-fn check_names(model: &Model, name: &str, report: &mut Report) {
-    for shard in model.shards().iter().filter(|shard| !is_part(&shard.name)) {
-        report.add(Rule::Manifest, name, Some(&shard.name), || {
-            format!(
-                "{} is not called part-NNNNN-NNNN-UUID.safetensors, as safetensors-spark calls its files",
-                quote(&shard.name)
-            )
-        });
-    }
-}
-
-/// Whether safetensors-spark may have given a file this name: the number of the task, the number of the shard within it, and a
-/// UUID. Numbers have more digits if needed.
-fn is_part(path: &str) -> bool {
-    let name = path.rsplit_once('/').map_or(path, |(_, name)| name);
-    let rest = name.strip_prefix("part-").and_then(|rest| rest.strip_suffix(".safetensors"));
-    let mut fields = rest.unwrap_or_default().split('-');
-    let mut is_field = |digits: fn(&u8) -> bool, least: usize, most: usize| {
-        let field = fields.next().unwrap_or_default().as_bytes();
-        (least..=most).contains(&field.len()) && field.iter().all(digits)
-    };
-    is_field(u8::is_ascii_digit, 5, 10)
-        && is_field(u8::is_ascii_digit, 4, 10)
-        && [8, 4, 4, 4, 12].into_iter().all(|len| is_field(u8::is_ascii_hexdigit, len, len))
-        && fields.next().is_none()
-}
-
 /// The number of shards in a name such as `model-00001-of-00002.safetensors`.
 pub(super) fn number_of_shards(name: &str) -> Option<u64> {
     let (front, of) = name.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
@@ -138,22 +110,6 @@ mod tests {
         ];
         for (name, expected) in cases {
             assert_eq!(number_of_shards(name), expected, "{name}");
-        }
-    }
-
-    #[test]
-    fn names_of_the_writer_are_recognised() {
-        let uuid = "0e8b1f5c-1d6e-4f0a-9f5e-0123456789ab";
-        for (name, expected) in [
-            (format!("part-00003-0000-{uuid}.safetensors"), true),
-            (format!("dir/part-100000-12345-{uuid}.safetensors"), true),
-            (format!("part-0003-0000-{uuid}.safetensors"), false),
-            (format!("part-00003-0000-{uuid}-c000.safetensors"), false),
-            (format!("part-00003-0000-{uuid}"), false),
-            ("part-00003-0000-x.safetensors".into(), false),
-            ("model.safetensors".into(), false),
-        ] {
-            assert_eq!(is_part(&name), expected, "{name}");
         }
     }
 }

@@ -2,7 +2,6 @@
 //!
 //! Source: the JSON schema and `SafetensorsBatchWrite.scala` of `github.com/SemyonSinchenko/safetensors-spark`.
 
-use super::ListedShard;
 use crate::model::error::SetError;
 use crate::model::ids::{ShardId, TensorId};
 use crate::model::quiet::Quiet;
@@ -14,6 +13,9 @@ use std::collections::HashMap;
 
 /// Maximum number of remarks of a kind.
 const REMARKS_MAX: usize = 1000;
+
+/// A shard in the order of the manifest: its name, and the index of its file if that could be opened.
+pub(super) type ListedShard<'n> = (&'n str, Option<usize>);
 
 /// The fields of a manifest that are used.
 #[derive(Deserialize)]

@@ -16,6 +16,7 @@ use crate::content::Run;
 use crate::format::{Mode, NameTable, SkipList, Skipped, TensorInfo};
 use crate::source::{self, Location};
 use crate::text::{brackets, quote};
+use manifest::ListedShard;
 use std::collections::BTreeSet;
 
 /// File name of a manifest.
@@ -63,9 +64,6 @@ pub(super) fn open(location: &Location, mode: Mode) -> Result<Model, Error> {
     (notes.mismatches, notes.remarks) = (skipped.finish(), remarks);
     Ok(model)
 }
-
-/// A shard in the order of the manifest: its name, and the index of its file if that could be opened.
-type ListedShard<'n> = (&'n str, Option<usize>);
 
 /// Infers the mode. In batch mode, joins the arrays. In key-value mode, the first of several tensors with the same name
 /// is the logical one. All other tensors are shown only in their shard. Returns the first joined array.

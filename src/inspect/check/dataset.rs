@@ -1,0 +1,206 @@
+//! Checks a dataset of safetensors-spark: the names of its shards, its index of tensors, and padding.
+
+use super::report::{Report, Rule};
+use crate::model::{Model, ShardId, TensorId};
+use crate::source::{self, EntryKind, Location};
+use crate::text::{brackets, quote};
+use serde::{Deserialize, Serialize};
+
+/// The index of tensors, beside the manifest: a directory of Parquet files, as Spark writes it, or one such file.
+const INDEX: &str = "_tensor_index.parquet";
+
+/// A row of the index of tensors.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IndexRow {
+    /// The name of the tensor.
+    pub tensor_key: String,
+    /// The file name of its shard.
+    pub file_name: String,
+    /// Its shape.
+    pub shape: Vec<i32>,
+    /// Its dtype, named as in safetensors files.
+    pub dtype: String,
+}
+
+/// A dataset that is checked.
+#[derive(Debug)]
+pub(super) struct Dataset {
+    model: Model,
+    /// The manifest, in messages.
+    name: String,
+    /// The tensors that the index has, by number.
+    indexed: Vec<bool>,
+}
+
+impl Dataset {
+    pub fn new(model: Model, name: String) -> Self {
+        let indexed = vec![false; model.stored().iter().last().map_or(0, |last| last.index() + 1)];
+        Self { model, name, indexed }
+    }
+
+    /// The files of the index of tensors, sorted. There are none if the writer was not told to write an index.
+    pub fn index_files(&self) -> Result<Vec<Location>, source::Error> {
+        let index = self.model.main_file().parent().join(INDEX);
+        if !source::is_dir(&index) {
+            return Ok(if source::exists(&index) { vec![index] } else { Vec::new() });
+        }
+        // Spark adds checksums, as hidden files, and an empty file that says that all is there.
+        let is_part = |name: &str| name.ends_with(".parquet") && !name.starts_with(['.', '_']);
+        let entries = source::list(&index)?.entries.into_iter().filter(|entry| entry.kind == EntryKind::File);
+        let mut names: Vec<String> = entries.filter_map(|entry| entry.name.into_string().ok()).collect();
+        names.retain(|name| is_part(name));
+        names.sort_unstable();
+        Ok(names.iter().map(|name| index.join(name)).collect())
+    }
+
+    /// Compares a row of the index with the files.
+    pub fn compare(&mut self, row: &IndexRow, report: &mut Report) {
+        let Self { model, name, indexed } = self;
+        let IndexRow { tensor_key, file_name, shape, dtype } = row;
+        let mut add = |message: String| report.add(Rule::TensorIndex, name, Some(tensor_key), || message);
+        let tensor = || quote(tensor_key);
+        let shards = model.shards();
+        // A shard in another directory is named by its path in the manifest.
+        let is_named = |shard: &str| shard.rsplit('/').next() == Some(file_name);
+        let found = shards.binary_search_by(|shard| shard.name.as_str().cmp(file_name)).ok();
+        let Some(shard) = found.or_else(|| shards.iter().position(|shard| is_named(&shard.name))) else {
+            // A shard that cannot be opened is reported once.
+            if !model.unopened().iter().any(|shard| shard.file_name() == file_name.as_str()) {
+                add(format!("{INDEX} has {} in {}, which is no shard", tensor(), quote(file_name)));
+            }
+            return;
+        };
+        let Some(id) = model.find_in(ShardId::new(shard), tensor_key) else {
+            return add(format!("{INDEX} has {} in {}, which does not have it", tensor(), quote(file_name)));
+        };
+        if let Some(seen) = indexed.get_mut(id.index())
+            && std::mem::replace(seen, true)
+        {
+            add(format!("{INDEX} has {} in {} more than once", tensor(), quote(file_name)));
+        }
+        let info = model.tensor(id).info;
+        let is_equal = |(a, b): (&i32, &u64)| u64::try_from(*a).is_ok_and(|a| a == *b);
+        if info.dtype.name() != dtype || info.shape.len() != shape.len() || !shape.iter().zip(info.shape).all(is_equal)
+        {
+            let is = format!("{} {}", info.dtype.name(), brackets(info.shape));
+            add(format!("{} is {is} in {}, and {INDEX} says {} {shape:?}", tensor(), quote(file_name), quote(dtype)));
+        }
+    }
+
+    /// Reports what no row of the index was about.
+    pub fn finish(&self, report: &mut Report) {
+        let missing = |id: &TensorId| self.indexed.get(id.index()).is_some_and(|seen| !seen);
+        for id in self.model.stored().iter().filter(missing) {
+            let (name, shard) = (self.model.name(id), &self.model.shard(self.model.shard_of(id)).name);
+            report.add(Rule::TensorIndex, &self.name, Some(name), || {
+                format!("{INDEX} does not have {} in {}", quote(name), quote(shard))
+            });
+        }
+    }
+
+    /// Reports that the files of the index cannot be read.
+    pub fn unreadable(&self, file: &Location, reason: &str, report: &mut Report) {
+        report.add(Rule::TensorIndex, &self.name, None, || format!("{file}: {reason}"));
+    }
+
+    /// Reports rows at the ends of shards that are zero in all arrays: the last batch of a task is filled up with such
+    /// rows if the dataset was written with the option `tail_strategy=pad`.
+    pub fn find_padding(&self, report: &mut Report) -> Result<(), source::Error> {
+        // In key-value mode there are no batches.
+        if self.model.stored().len() == self.model.logical().len() {
+            return Ok(());
+        }
+        for shard in (0..self.model.shards().len()).map(ShardId::new) {
+            let Some((padding, rows)) = self.padding(shard)? else { continue };
+            let name = &self.model.shard(shard).name;
+            report.add(Rule::Padding, &self.name, Some(name), || {
+                format!("the last {padding} of {rows} rows of {} are zero in all arrays", quote(name))
+            });
+        }
+        Ok(())
+    }
+
+    /// How many rows at the end of a shard are zero in all arrays, and how many rows there are. `None` if there are
+    /// none, or if the arrays have different numbers of rows.
+    fn padding(&self, shard: ShardId) -> Result<Option<(u64, u64)>, source::Error> {
+        let (model, source) = (&self.model, self.model.source(shard));
+        let mut found: Option<(u64, u64)> = None;
+        for id in model.stored_in(shard).iter() {
+            let info = model.tensor(id).info;
+            let Some(&rows) = info.shape.first() else { return Ok(None) };
+            let (mut zero, all) = found.unwrap_or((rows, rows));
+            if rows != all || zero == 0 || info.nbytes() == 0 {
+                return Ok(None);
+            }
+            let row = info.nbytes() / rows;
+            let end = nonzero_end(&**source, info.range.end - zero * row..info.range.end)?;
+            zero = (info.range.end - end) / row;
+            found = Some((zero, rows));
+        }
+        Ok(found.filter(|(zero, _)| *zero > 0))
+    }
+}
+
+/// The end of the last byte in a range that is not zero, or its start.
+fn nonzero_end(source: &dyn source::Source, range: std::ops::Range<u64>) -> Result<u64, source::Error> {
+    const STEP: u64 = 1 << 20;
+    let mut end = range.end;
+    while end > range.start {
+        let start = end.saturating_sub(STEP).max(range.start);
+        let bytes = source.bytes(start..end)?;
+        if let Some(last) = bytes.iter().rposition(|byte| *byte != 0) {
+            return Ok(start + last as u64 + 1);
+        }
+        end = start;
+    }
+    Ok(end)
+}
+
+/// Reports shards of a dataset whose names are not those that the writer gives.
+pub(super) fn check_names(model: &Model, name: &str, report: &mut Report) {
+    for shard in model.shards().iter().filter(|shard| !is_part(&shard.name)) {
+        report.add(Rule::Manifest, name, Some(&shard.name), || {
+            format!(
+                "{} is not called part-NNNNN-NNNN-UUID.safetensors, as safetensors-spark calls its files",
+                quote(&shard.name)
+            )
+        });
+    }
+}
+
+/// Whether safetensors-spark may have given a file this name: the number of the task, the number of the shard within it,
+/// and a UUID. Numbers have more digits if needed.
+fn is_part(path: &str) -> bool {
+    let name = path.rsplit_once('/').map_or(path, |(_, name)| name);
+    let rest = name.strip_prefix("part-").and_then(|rest| rest.strip_suffix(".safetensors"));
+    let mut fields = rest.unwrap_or_default().split('-');
+    let mut is_field = |digits: fn(&u8) -> bool, least: usize, most: usize| {
+        let field = fields.next().unwrap_or_default().as_bytes();
+        (least..=most).contains(&field.len()) && field.iter().all(digits)
+    };
+    is_field(u8::is_ascii_digit, 5, 10)
+        && is_field(u8::is_ascii_digit, 4, 10)
+        && [8, 4, 4, 4, 12].into_iter().all(|len| is_field(u8::is_ascii_hexdigit, len, len))
+        && fields.next().is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_the_writer_are_recognised() {
+        let uuid = "0e8b1f5c-1d6e-4f0a-9f5e-0123456789ab";
+        for (name, expected) in [
+            (format!("part-00003-0000-{uuid}.safetensors"), true),
+            (format!("dir/part-100000-12345-{uuid}.safetensors"), true),
+            (format!("part-0003-0000-{uuid}.safetensors"), false),
+            (format!("part-00003-0000-{uuid}-c000.safetensors"), false),
+            (format!("part-00003-0000-{uuid}"), false),
+            ("part-00003-0000-x.safetensors".into(), false),
+            ("model.safetensors".into(), false),
+        ] {
+            assert_eq!(is_part(&name), expected, "{name}");
+        }
+    }
+}

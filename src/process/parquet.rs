@@ -1,0 +1,152 @@
+//! Reads Parquet files in a process of its own: the library that reads them panics on many damaged files, and allocates
+//! what they ask for.
+//!
+//! The process is this program again, under another name. It gets the bytes of one file through standard input, writes
+//! its rows to standard output as lines of JSON, and has no other files.
+
+use super::descriptors;
+use anyhow::Context;
+use nix::sys::resource::{Resource, setrlimit};
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::{Field, ListAccessor, Row, RowAccessor};
+use serde::{Deserialize, Serialize};
+use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use weightfs::inspect::check::IndexRow;
+use weightfs::source::Source;
+
+/// The name of the process, as in `ps`.
+const NAME: &str = "weightfs-parquet";
+
+/// Maximum size of a file in bytes. A million tensors take about 50 MB.
+const LEN_MAX: u64 = 1 << 30;
+
+/// Maximum size of the memory of the process in bytes, with the file.
+const MEMORY_MAX: u64 = 6 << 30;
+
+/// Maximum processor time of the process in seconds.
+const TIME_MAX: u64 = 300;
+
+/// How many bytes are passed at a time.
+const STEP: u64 = 1 << 20;
+
+/// A line of the output.
+#[derive(Serialize, Deserialize)]
+enum Line {
+    Row(IndexRow),
+    Failed(String),
+    End,
+}
+
+/// Passes the rows of the index of tensors in `source` to `each`. The error says why the file cannot be read.
+pub fn rows(source: &dyn Source, each: &mut dyn FnMut(IndexRow)) -> Result<(), String> {
+    if source.len() > LEN_MAX {
+        return Err(format!("it has {} bytes; up to {LEN_MAX} are read", source.len()));
+    }
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0(NAME).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().map_err(|error| format!("cannot start {NAME}: {error}"))?;
+    let passed = receive(source, &mut child, each);
+    // After an error, it may still be at work.
+    let _ = child.kill();
+    let _ = child.wait();
+    passed
+}
+
+fn receive(source: &dyn Source, child: &mut Child, each: &mut dyn FnMut(IndexRow)) -> Result<(), String> {
+    let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
+        return Err(format!("{NAME} has no standard input and output"));
+    };
+    std::thread::scope(|scope| {
+        let sent = scope.spawn(|| send(source, stdin));
+        let lines = serde_json::Deserializer::from_reader(BufReader::new(stdout)).into_iter::<Line>();
+        // A process that was ended by a panic or by a limit has not written the last line.
+        let mut end = Err("it is damaged: the Parquet reader has crashed".to_owned());
+        for line in lines {
+            match line {
+                Ok(Line::Row(row)) => each(row),
+                Ok(Line::Failed(reason)) => end = Err(reason),
+                Ok(Line::End) => end = Ok(()),
+                Err(_) => break,
+            }
+        }
+        // The thread does not panic: a panic ends the program.
+        sent.join().unwrap_or(Ok(())).and(end)
+    })
+}
+
+/// Passes the bytes of the file. The process may have ended already: then its output says why.
+fn send(source: &dyn Source, mut stdin: ChildStdin) -> Result<(), String> {
+    let mut at = 0;
+    while at < source.len() {
+        let end = (at + STEP).min(source.len());
+        let bytes = source.bytes(at..end).map_err(|error| error.to_string())?;
+        if stdin.write_all(&bytes).is_err() {
+            break;
+        }
+        at = end;
+    }
+    Ok(())
+}
+
+/// Whether this process is the one that reads Parquet files.
+pub fn is_this() -> bool {
+    std::env::args_os().next().is_some_and(|name| name == NAME)
+}
+
+/// Runs the process.
+pub fn run() -> ExitCode {
+    match read() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn read() -> anyhow::Result<()> {
+    descriptors::close_others(&[]);
+    for (resource, limit) in
+        [(Resource::RLIMIT_AS, MEMORY_MAX), (Resource::RLIMIT_CPU, TIME_MAX), (Resource::RLIMIT_CORE, 0)]
+    {
+        setrlimit(resource, limit, limit).context("setrlimit")?;
+    }
+    let mut file = Vec::new();
+    io::stdin().read_to_end(&mut file)?;
+    let mut out = BufWriter::new(io::stdout().lock());
+    let mut write = |line: &Line| -> anyhow::Result<()> { Ok(serde_json::to_writer(&mut out, line)?) };
+    match write_rows(file, &mut write) {
+        Ok(()) => write(&Line::End)?,
+        Err(error) => write(&Line::Failed(format!("it is damaged, or no index of tensors: {error:#}")))?,
+    }
+    Ok(out.flush()?)
+}
+
+fn write_rows(file: Vec<u8>, write: &mut dyn FnMut(&Line) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let reader = SerializedFileReader::new(bytes::Bytes::from(file))?;
+    for row in reader.get_row_iter(None)? {
+        write(&Line::Row(parse(&row?)?))?;
+    }
+    Ok(())
+}
+
+/// The columns of `SafetensorsBatchWrite.writeTensorIndex`, in any order.
+fn parse(row: &Row) -> anyhow::Result<IndexRow> {
+    let column = |name: &str| {
+        let found = row.get_column_iter().position(|(column, _)| column == name);
+        found.with_context(|| format!("there is no column {name}"))
+    };
+    let text = |name| anyhow::Ok(row.get_string(column(name)?)?.clone());
+    let shape = row.get_list(column("shape")?)?;
+    let dimensions = shape.elements().iter().enumerate();
+    let dimensions = dimensions.map(|(at, field)| match field {
+        Field::Int(dimension) => Ok(*dimension),
+        // The error names the type.
+        _ => Ok(shape.get_int(at)?),
+    });
+    Ok(IndexRow {
+        tensor_key: text("tensor_key")?,
+        file_name: text("file_name")?,
+        shape: dimensions.collect::<anyhow::Result<_>>()?,
+        dtype: text("dtype")?,
+    })
+}
