@@ -1,6 +1,7 @@
 //! The file system: directories, inode numbers, attributes and names. Does not depend on FUSE.
 
 mod attr;
+mod counter;
 mod folders;
 mod ino;
 mod path;
@@ -13,4 +14,4 @@ mod volume;
 pub use attr::{
     Attr, BLOCK_SIZE, DIR_BLOCK_SIZE, Dentry, Error, FileKind, Ino, NAME_MAX, Owner, Ownership, ROOT, SECTOR, Statfs,
 };
-pub use superblock::{Superblock, TRAFFIC};
+pub use superblock::{SERVED, Superblock, TRAFFIC};

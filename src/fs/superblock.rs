@@ -1,6 +1,7 @@
 //! The whole mounted file system: one model, or folders with a tree for each model in them.
 
 use super::attr::{Attr, Dentry, Error, Ino, Ownership, ROOT, Statfs};
+use super::counter::Counter;
 use super::folders::Folders;
 use super::ino;
 use super::volume::Volume;
@@ -20,10 +21,15 @@ use std::sync::Arc;
 pub struct Superblock {
     root: Root,
     traffic: Option<Traffic>,
+    served: Counter,
 }
 
 /// The extended attribute of the root of a mount with a remote source: what was read and fetched so far, as JSON.
 pub const TRAFFIC: &str = "user.weightfs.traffic";
+
+/// The extended attribute of the root with the number of bytes that were sent in reply to reads, in decimal. Reads that
+/// the page cache serves are not counted. The attribute is not listed, so that programs do not copy it.
+pub const SERVED: &str = "user.weightfs.served";
 
 /// Writes the value of [`TRAFFIC`]. Does not wait.
 struct Traffic(Box<dyn Fn() -> String + Send + Sync>);
@@ -56,12 +62,17 @@ impl Superblock {
             }
             Opened::Catalog(catalog) => Root::Folders(Folders::new(catalog, shown, ownership).into()),
         };
-        Some(Self { root, traffic: None })
+        Some(Self { root, traffic: None, served: Counter::default() })
     }
 
     /// Adds the attribute [`TRAFFIC`], with the values that `traffic` returns.
     pub fn with_traffic(self, traffic: impl Fn() -> String + Send + Sync + 'static) -> Self {
         Self { traffic: Some(Traffic(Box::new(traffic))), ..self }
+    }
+
+    /// Adds to the number of bytes in [`SERVED`].
+    pub fn count_served(&self, bytes: usize) {
+        self.served.add(bytes as u64);
     }
 
     /// Reads the headers of all models in a directory. Later requests then wait for no header.
@@ -135,6 +146,9 @@ impl Superblock {
     pub fn getxattr(&self, ino: Ino, name: &[u8], request: &Request) -> Result<Vec<u8>, Error> {
         if ino == ROOT && name == TRAFFIC.as_bytes() {
             return self.traffic.as_ref().map(|traffic| (traffic.0)().into_bytes()).ok_or(Error::NoAttribute);
+        }
+        if ino == ROOT && name == SERVED.as_bytes() {
+            return Ok(self.served.sum().to_string().into_bytes());
         }
         if self.model_root(ino).is_some() {
             return Err(Error::NoAttribute);

@@ -241,6 +241,8 @@ impl State {
                 return true;
             }
         };
+        // This comes first, so that a reader who has received bytes finds them counted.
+        self.superblock.count_served(bytes.len());
         // fuser does not return the result of writing the reply. But that is the last system call here, so errno holds
         // its error. EFAULT means that the kernel could not read the bytes and returned EIO to the reader.
         nix::errno::Errno::clear();
