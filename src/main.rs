@@ -36,6 +36,7 @@ fn main() -> ExitCode {
         cli::Command::Mount(args) => cmd::mount::run(&args),
         cli::Command::Umount(args) => cmd::umount::run(&args),
         cli::Command::Status(args) => cmd::status::run(&args),
+        cli::Command::Doctor(args) => cmd::doctor::run(&args),
         cli::Command::Ls(args) => cmd::ls::run(&args),
         cli::Command::Cat(args) => cmd::cat::run(&args),
         cli::Command::Cp(args) => cmd::cp::run(&args),

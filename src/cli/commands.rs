@@ -613,8 +613,9 @@ fn parse_align(text: &str) -> Result<u64, String> {
 }
 
 const STATUS_HELP: &str = "\
-FETCHED, REQUESTS and SPEED are what a mount of a URL has fetched since it was mounted. HITS is the
-share of the bytes that were read for which nobody had to wait.
+SERVED is what readers have received from a mount. FETCHED, REQUESTS and SPEED are what a mount of a
+URL has fetched since it was mounted. HITS is the share of the bytes that were read for which nobody
+had to wait. A mount whose daemon has ended is dead; `weightfs umount` removes it.
 
 Exit status: 0 success, 1 failure, 2 usage error.";
 
@@ -625,4 +626,31 @@ pub struct StatusArgs {
     /// Print a JSON object with exact numbers
     #[arg(long)]
     pub json: bool,
+}
+
+const DOCTOR_HELP: &str = "\
+Examples:
+  weightfs doctor                          check what mounting needs on this machine
+  weightfs doctor model.safetensors        also open a model
+  weightfs doctor hf://org/model           also check the network, the server and the credentials
+
+A failure prevents mounting. A warning is about something that works worse, or only for some users.
+Of credentials, only the place where they were found is printed.
+
+Exit status: 0 nothing prevents mounting, 1 something does, 2 usage error.";
+
+/// The arguments of `doctor`.
+#[derive(Args, Debug, PartialEq)]
+#[command(after_help = DOCTOR_HELP)]
+pub struct DoctorArgs {
+    /// A source to open, as for `weightfs mount`
+    #[arg(value_parser = source(), value_hint = ValueHint::AnyPath)]
+    pub source: Option<SourceArg>,
+
+    /// Print a JSON object
+    #[arg(long)]
+    pub json: bool,
+
+    #[command(flatten)]
+    pub remote: RemoteArgs,
 }

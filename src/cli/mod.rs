@@ -93,8 +93,10 @@ pub enum Command {
     Mount(MountArgs),
     /// Unmount a model
     Umount(UmountArgs),
-    /// List the mounts, and what those of remote sources have fetched
+    /// List the mounts, what they have served and fetched, and the size of the cache
     Status(StatusArgs),
+    /// Find out what prevents mounting, and how to mend it
+    Doctor(DoctorArgs),
     /// List tensors
     Ls(LsArgs),
     /// Write files of a mount to standard output, without mounting
@@ -183,6 +185,7 @@ impl Command {
             Self::Export(args) => vec![&args.source],
             Self::Cat(args) => vec![&args.source],
             Self::Cp(args) => vec![&args.source],
+            Self::Doctor(args) => args.source.iter().collect(),
             _ => Vec::new(),
         }
     }
@@ -478,10 +481,11 @@ fn is_command(word: &OsStr) -> bool {
 const HELP: &str = "help";
 
 /// Each command, and words that may be meant for it.
-const MISTAKEN: [(&str, &[&str]); 16] = [
+const MISTAKEN: [(&str, &[&str]); 17] = [
     ("mount", &[]),
     ("umount", &["unmount", "eject", "detach"]),
     ("status", &["mounts", "mounted"]),
+    ("doctor", &["diagnose", "troubleshoot"]),
     ("ls", &["list", "tensors", "names"]),
     ("cat", &["print", "dump"]),
     ("cp", &["copy", "extract"]),

@@ -60,7 +60,7 @@ fn print(dir: &Path, contents: &Contents, out: &mut Output) -> io::Result<()> {
         print_table(&headings, entries, entries.iter().zip(&versions).map(row).map(Vec::from).collect(), out)?;
         writeln!(out)?;
     }
-    let present = sum(entries.iter().map(|entry| entry.present));
+    let present = contents.cached();
     let len = sum(entries.iter().map(|entry| entry.len));
     let in_use = entries.iter().filter(|entry| entry.in_use).count();
     let mut parts = match entries.len() {
@@ -97,7 +97,7 @@ fn print_json(dir: &Path, contents: &Contents, out: &mut Output) -> Result<()> {
     let unknown: Vec<_> = unknown.iter().map(|path| path.to_string_lossy()).collect();
     let value = json!({
         "directory": dir.to_string_lossy(),
-        "cached": sum(entries.iter().map(|entry| entry.present)),
+        "cached": contents.cached(),
         "files": entries.iter().map(to_json).collect::<Vec<_>>(),
         "listings": {"count": listings.count, "bytes": listings.bytes},
         "unknown": unknown,

@@ -7,6 +7,7 @@ pub mod check;
 pub mod complete_words;
 pub mod cp;
 pub mod diff;
+pub mod doctor;
 pub mod export;
 pub mod files;
 pub mod id;

@@ -61,8 +61,8 @@ pub fn split(signals: &SigSet, kept: &[RawFd]) -> anyhow::Result<Forked> {
 
 /// fork(2). Call this while there is only one thread.
 pub fn fork() -> nix::Result<ForkResult> {
-    // SAFETY: only `cmd::mount::run` forks, before anything in this program starts a thread. So no lock is held by a
-    // thread that does not exist in the child.
+    // SAFETY: `cmd::mount::run` and `probe::ask` fork before anything in this program starts a thread. So no lock is
+    // held by a thread that does not exist in the child.
     #[allow(unsafe_code)]
     unsafe {
         nix::unistd::fork()

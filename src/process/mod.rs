@@ -1,4 +1,5 @@
-//! Process-level services: daemon, helper process, signals, descriptors, limits, log, mount table and sandbox.
+//! Process-level services: daemon, helper process, signals, descriptors, limits, log, mount table, questions to daemons
+//! of mounts, and sandbox.
 
 pub mod arguments;
 pub mod daemon;
@@ -10,6 +11,7 @@ pub mod logging;
 pub mod mounts;
 #[cfg(feature = "parquet")]
 pub mod parquet;
+pub mod probe;
 pub mod recent;
 pub mod sandbox;
 pub mod signals;

@@ -20,7 +20,8 @@ use weightfs::fuse::DEVICE;
 /// The file system type in /proc/mounts.
 pub const TYPE: &str = "fuse.weightfs";
 
-const FUSERMOUNT: &str = "fusermount3";
+/// The setuid program of libfuse, by which users other than root mount.
+pub const FUSERMOUNT: &str = "fusermount3";
 
 const NO_FUSE: &str = "this kernel has no FUSE: load the module with `modprobe fuse`";
 

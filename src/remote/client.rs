@@ -298,6 +298,8 @@ impl Why {
                 let failure = match failed {
                     Failed::Changed => Failure::Changed,
                     Failed::Transient => Failure::Transient,
+                    Failed::Refused => Failure::Refused,
+                    Failed::WholeOnly => Failure::WholeOnly,
                     Failed::Lasting => Failure::Lasting,
                 };
                 Error::Remote { name, reason, failure }

@@ -176,7 +176,11 @@ pub enum Failed {
     Changed,
     /// Another attempt may succeed.
     Transient,
-    /// Another attempt fails too.
+    /// The server wants credentials, or refuses those that were sent.
+    Refused,
+    /// The server sends whole files only.
+    WholeOnly,
+    /// Another attempt fails too, for another reason.
     Lasting,
 }
 

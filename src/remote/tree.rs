@@ -91,7 +91,7 @@ impl RemoteTree {
         }
         let tried = match self.open_now(path) {
             Ok(source) => Some(source),
-            Err(Error::Remote { failure: Failure::Lasting, .. }) => None,
+            Err(Error::Remote { failure: Failure::Lasting | Failure::Refused | Failure::WholeOnly, .. }) => None,
             Err(_) => return true,
         };
         let exists = tried.is_some();

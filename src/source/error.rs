@@ -80,7 +80,11 @@ pub enum Failure {
     Changed,
     /// The network or the server failed; another attempt may succeed.
     Transient,
-    /// Another attempt fails too.
+    /// The server wants credentials, or refuses those that were sent.
+    Refused,
+    /// The server sends whole files only.
+    WholeOnly,
+    /// Another attempt fails too, for another reason.
     Lasting,
 }
 

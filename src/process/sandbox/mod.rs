@@ -90,6 +90,15 @@ impl fmt::Display for Enforced {
     }
 }
 
+/// What this kernel enforces of the Landlock rules, or why it enforces nothing. Landlock restricts one thread, so this
+/// tries it in a thread of its own.
+#[cfg_attr(test, allow(dead_code, reason = "tests/sandbox.rs has a copy of this module"))]
+pub fn landlock() -> Result<String, String> {
+    let attempt = std::thread::Builder::new().spawn(|| files(rules(&[], None)));
+    let enforced = attempt.map_err(|error| error.to_string())?.join().map_err(|_| "the thread has ended".to_owned())?;
+    enforced.map(Option::unwrap_or_default)
+}
+
 /// The restriction that is enforced, if it is worth reporting, or the reason why it is not enforced.
 type Step = Result<Option<String>, String>;
 

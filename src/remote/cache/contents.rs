@@ -11,6 +11,7 @@ use super::listings::{self, Listings};
 use super::lock;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
+use nix::sys::statvfs::statvfs;
 use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -45,6 +46,22 @@ pub struct Contents {
     pub unknown: Vec<PathBuf>,
     /// Why other objects cannot be described.
     pub failed: Vec<Error>,
+}
+
+impl Contents {
+    /// How many bytes of all objects are present.
+    pub fn cached(&self) -> u64 {
+        self.entries.iter().map(|entry| entry.present).fold(0, u64::saturating_add)
+    }
+}
+
+/// The size that a cache in `dir` may have if the user sets no limit, in bytes: half of what is free or in the cache,
+/// which has `cached` bytes. `None` if that is unknown.
+pub fn default_limit(dir: &Path, cached: u64) -> Option<u64> {
+    // The directory may not exist yet.
+    let stat = dir.ancestors().find_map(|dir| statvfs(dir).ok())?;
+    let free = stat.blocks_available().saturating_mul(stat.fragment_size());
+    Some(free.saturating_add(cached) / 2)
 }
 
 /// What to remove from a cache. Objects in use are kept in any case.

@@ -40,7 +40,7 @@ mod session;
 mod store;
 mod table;
 
-pub use contents::{Contents, Entry, Freed, Pruned, Pruning};
+pub use contents::{Contents, Entry, Freed, Pruned, Pruning, default_limit};
 pub use dir::default_dir;
 pub use error::Error;
 pub use key::Key;

@@ -256,7 +256,8 @@ impl OpenCache {
     fn new(start: &Start) -> Result<Self, String> {
         let dir = cache::default_dir();
         let dir = dir.ok_or("no cache: neither XDG_CACHE_HOME nor HOME is an absolute path")?;
-        let limit = start.cache_size.or_else(|| default_limit(&dir));
+        let cached = || Some(Cache::list(&dir).ok()?.cached());
+        let limit = start.cache_size.or_else(|| cache::default_limit(&dir, cached()?));
         let options = cache::Options { limit, ..cache::Options::default() };
         let cache = Cache::open(&dir, options).map_err(|error| error.to_string())?;
         Ok(Self { cache, dir, limit })
@@ -821,14 +822,6 @@ async fn resolve(
         }
         Err((_, error)) => Err(Trouble::Transport(error)),
     }
-}
-
-/// Half of what is free or in the cache, in bytes. `None` if that is unknown.
-fn default_limit(dir: &Path) -> Option<u64> {
-    let present = Cache::list(dir).ok()?.entries.iter().map(|entry| entry.present).fold(0, u64::saturating_add);
-    // The directory may not exist yet.
-    let free = dir.ancestors().find_map(|dir| rustix::fs::statvfs(dir).ok())?;
-    Some(free.f_bavail.saturating_mul(free.f_frsize).saturating_add(present) / 2)
 }
 
 /// Scheme and host of a URL. Connection limits and rate limits apply to each of them.

@@ -19,6 +19,8 @@ impl Trouble {
             Self::Transport(error) => match error.kind() {
                 Kind::Changed => Failed::Changed,
                 Kind::Transient { .. } => Failed::Transient,
+                Kind::Forbidden => Failed::Refused,
+                Kind::NoRanges => Failed::WholeOnly,
                 _ => Failed::Lasting,
             },
             Self::Cache(error) if is_lasting(error) => Failed::Lasting,

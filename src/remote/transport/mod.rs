@@ -7,6 +7,7 @@
 //! one.
 
 mod body;
+mod credentials;
 mod environment;
 mod error;
 mod hub;
@@ -24,6 +25,7 @@ mod web;
 mod wire;
 
 pub use body::Sink;
+pub use credentials::credentials;
 pub use environment::Environment;
 pub use error::{Error, Kind};
 pub use options::Options;

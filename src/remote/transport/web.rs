@@ -152,6 +152,19 @@ fn netrc_file(environment: &Environment) -> Option<PathBuf> {
     environment.path("NETRC").or_else(|| Some(environment.home()?.join(".netrc")))
 }
 
+/// Where the credentials for a URL come from.
+pub(super) fn found(options: &Options, url: &Url) -> Result<Option<String>, Error> {
+    let credentials = Credentials::new(options);
+    let (bare, userinfo) = take_userinfo(url);
+    let place = match (&userinfo, &credentials.token_file, &credentials.netrc) {
+        (Some(_), _, _) => "the URL".to_owned(),
+        (None, Some(path), _) => format!("the token file {}", path.display()),
+        (None, None, Some(path)) => path.display().to_string(),
+        (None, None, None) => return Ok(None),
+    };
+    Ok(credentials.find(&bare, userinfo.as_ref())?.map(|_| place))
+}
+
 /// The files that are read for credentials.
 pub(super) fn reads(environment: &Environment) -> Vec<PathBuf> {
     netrc_file(environment).into_iter().collect()

@@ -1,6 +1,7 @@
 //! Remote sources: mounts and commands over real servers on loopback.
 
 mod cache;
+mod doctor;
 mod faults;
 mod limits;
 mod quantized;

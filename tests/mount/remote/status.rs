@@ -30,4 +30,13 @@ fn fetched_bytes_include_those_that_were_fetched_while_mounting() {
     assert_eq!(mount.read("tensors/w"), bytes);
     wait_until("the tensor is counted", || fetched() >= 3 << 20);
     wait_until("all transfers are counted", || fetched() == sent());
+
+    let list: Value = serde_json::from_str(&client.ok("weightfs status --json")).unwrap();
+    let cache = &list["cache"];
+    assert_eq!((&cache["directory"], &cache["files"]), (&client.cache().to_str().unwrap().into(), &1.into()));
+    let cached = cache["cached"].as_u64().unwrap();
+    assert!(cached >= 3 << 20 && cache["default_limit"].as_u64().unwrap() > cached / 2, "{cache}");
+    let line = format!("cache: {}: 1 file, ", client.cache().display());
+    assert!(client.ok("weightfs status").contains(&line));
+    assert!(status(&client, &mount)["served_bytes"].as_u64().unwrap() >= 3 << 20);
 }

@@ -26,7 +26,7 @@ use cache::Cache;
 use entry::{Entry, content_from_hash, is_commit};
 pub(super) use pinned::{RemoteFile, Snapshot};
 use settings::Settings;
-pub(super) use settings::reads;
+pub(super) use settings::{found, reads};
 
 /// The largest file of git, in bytes, that is taken whole where the Hub ignores the range.
 const SMALL: u64 = 16 << 20;

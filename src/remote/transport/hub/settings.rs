@@ -22,6 +22,9 @@ pub(super) struct Settings {
     token: Token,
 }
 
+/// Variables that hold a token.
+const TOKENS: [&str; 2] = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"];
+
 #[derive(Clone, Debug)]
 enum Token {
     None,
@@ -44,7 +47,7 @@ impl Settings {
         endpoint.set_query(None);
         endpoint.set_fragment(None);
         let (cache, login) = (cache_dir(environment), login_file(environment));
-        let text = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"].iter().find_map(|name| environment.get(name));
+        let text = TOKENS.iter().find_map(|name| environment.get(name));
         let token = if options.anonymous {
             Token::None
         } else if let Some(path) = &options.token_file {
@@ -111,6 +114,19 @@ fn cache_dir(environment: &Environment) -> Option<PathBuf> {
 
 fn login_file(environment: &Environment) -> Option<PathBuf> {
     environment.path("HF_TOKEN_PATH").or_else(|| Some(home(environment)?.join("token")))
+}
+
+/// Where the token for the Hub comes from.
+pub(in super::super) fn found(options: &Options) -> Result<Option<String>, Error> {
+    Ok(match Settings::new(options)?.token {
+        Token::None => None,
+        Token::Text(_) => {
+            let name = TOKENS.iter().find(|name| options.environment.get(name).is_some());
+            name.map(|name| format!("the variable {name}"))
+        }
+        Token::File(path) => read_token(&path).map(|_| Some(format!("the token file {}", path.display())))?,
+        Token::Login(path) => read_token(&path).ok().map(|_| format!("the login in {}", path.display())),
+    })
 }
 
 /// The files and directories that are read for the Hub. A login replaces its file, so the directory is among them.

@@ -79,6 +79,30 @@ fn has_own_keys(environment: &Environment) -> bool {
     web || has("AWS_ACCESS_KEY_ID") || has("AWS_SECRET_ACCESS_KEY")
 }
 
+/// Where the credentials come from, in the order of [`open`].
+pub(super) fn found(environment: &Environment) -> Result<Option<String>, Error> {
+    let has = |name| environment.get(name).is_some();
+    if environment.flag("AWS_SKIP_SIGNATURE") {
+        return Ok(None);
+    }
+    if let Some(name) = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"].into_iter().find(|name| has(name)) {
+        return Ok(Some(format!("the variable {name}")));
+    }
+    if has_own_keys(environment) {
+        return Ok(Some("the web identity of AWS_WEB_IDENTITY_TOKEN_FILE".into()));
+    }
+    let profile = Profile::load(environment)?;
+    if let Some(provider) = Provider::of(&profile, environment)? {
+        let how = if provider.runs_for().is_some() { ", which runs a program" } else { "" };
+        return Ok(Some(format!("the AWS profile {}{how}", profile.name())));
+    }
+    if let Some(name) = CONTAINER.into_iter().find(|name| has(name)) {
+        return Ok(Some(format!("the container's service, named by {name}")));
+    }
+    let is_disabled = environment.flag("AWS_EC2_METADATA_DISABLED");
+    Ok((!is_disabled).then(|| "the service of the machine, if it is in AWS".into()))
+}
+
 /// Why a program must be run to get credentials, if so.
 pub(super) fn program(environment: &Environment, anonymous: bool) -> Option<String> {
     if anonymous || environment.flag("AWS_SKIP_SIGNATURE") || has_own_keys(environment) {

@@ -49,6 +49,31 @@ pub(super) fn open(
     Ok(Opened { store: Arc::new(store), anonymous, endpoint })
 }
 
+/// Variables with a key, a token, or the name of a file that has one.
+const SECRETS: [&str; 11] = [
+    "AZURE_STORAGE_TOKEN",
+    "AZURE_STORAGE_KEY",
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_ACCESS_KEY",
+    "AZURE_STORAGE_MASTER_KEY",
+    "AZURE_STORAGE_SAS_KEY",
+    "AZURE_STORAGE_SAS_TOKEN",
+    "AZURE_STORAGE_CLIENT_SECRET",
+    "AZURE_CLIENT_SECRET",
+    "AZURE_FEDERATED_TOKEN_FILE",
+    "AZURE_STORAGE_FEDERATED_TOKEN_FILE",
+];
+
+/// Where the credentials come from. The last place is the machine, if it is in Azure.
+pub(super) fn found(environment: &Environment) -> Option<String> {
+    if environment.flag("AZURE_SKIP_SIGNATURE") {
+        return None;
+    }
+    let variable = SECRETS.iter().find(|name| environment.get(name).is_some());
+    let place = variable.map(|name| format!("the variable {name}")).or_else(|| program(environment));
+    Some(place.unwrap_or_else(|| "the service of the machine, if it is in Azure".into()))
+}
+
 /// Why a program must be run to get credentials, if so.
 pub(super) fn program(environment: &Environment) -> Option<String> {
     let cli = ["AZURE_USE_AZURE_CLI", "AZURE_USE_CLI"].iter().any(|name| environment.flag(name));

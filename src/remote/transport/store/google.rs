@@ -48,6 +48,20 @@ pub(super) fn open(
     Ok(Opened { store: Arc::new(store), anonymous, endpoint })
 }
 
+/// Where the credentials come from. The last place is the machine, if it is in Google's cloud.
+pub(super) fn found(environment: &Environment) -> Option<String> {
+    if environment.flag("GOOGLE_SKIP_SIGNATURE") || environment.get("STORAGE_EMULATOR_HOST").is_some() {
+        return None;
+    }
+    if environment.get("GOOGLE_SERVICE_ACCOUNT_KEY").is_some() {
+        return Some("the variable GOOGLE_SERVICE_ACCOUNT_KEY".into());
+    }
+    let file = reads(environment).into_iter().find(|path| path.is_file());
+    Some(
+        file.map_or("the service of the machine, if it is in Google's cloud".into(), |path| path.display().to_string()),
+    )
+}
+
 /// The files that are read for credentials. `object_store` finds the login of gcloud in the same way.
 pub(super) fn reads(environment: &Environment) -> Vec<PathBuf> {
     let names =

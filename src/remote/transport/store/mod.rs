@@ -90,6 +90,15 @@ pub(super) fn reads(environment: &Environment) -> Vec<PathBuf> {
     [aws::reads(environment), google::reads(environment), azure::reads(environment)].concat()
 }
 
+/// Where the credentials for a store come from.
+pub(super) fn found(kind: StoreKind, environment: &Environment) -> Result<Option<String>, Error> {
+    match kind {
+        StoreKind::S3 => aws::found(environment),
+        StoreKind::Gcs => Ok(google::found(environment)),
+        StoreKind::Azure => Ok(azure::found(environment)),
+    }
+}
+
 /// Why a program must be run to get credentials for a location, if so.
 pub(super) fn program(kind: StoreKind, environment: &Environment, anonymous: bool) -> Option<String> {
     match kind {

@@ -64,6 +64,10 @@ impl Profile {
         Ok(Profile { name: name.to_string(), services: services.cloned().unwrap_or_default(), values })
     }
 
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     pub(super) fn get(&self, name: &str) -> Option<&str> {
         self.values.get(name).map(String::as_str).filter(|value| !value.is_empty())
     }

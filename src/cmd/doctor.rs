@@ -1,0 +1,452 @@
+//! `weightfs doctor`: finds out what prevents mounting on this machine, and how to mend it. Changes nothing
+//! but the cache.
+
+use crate::cli::{DoctorArgs, RemoteArgs, SourceArg};
+use crate::models::{self, Locator};
+use crate::process::logging::reason;
+use crate::process::mounts::{self, FUSERMOUNT, Mount};
+use crate::process::probe::{self, Health};
+use crate::process::sandbox;
+use crate::terminal::output::{ERROR, GOOD, Output, WARNING, plural, pretty, to_stdout};
+use caps::{CapSet, Capability};
+use nix::errno::Errno;
+use nix::sys::statvfs::{FsFlags, statvfs};
+use nix::unistd::{AccessFlags, access, geteuid};
+use serde_json::{Value, json};
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::ExitCode;
+use unicode_width::UnicodeWidthStr;
+use weightfs::format::Mode;
+use weightfs::fuse::DEVICE;
+use weightfs::model::{self, Opened};
+use weightfs::source::{self, Failure};
+use weightfs::text::{message, shell_word};
+
+/// Where libfuse says what users may do.
+const FUSE_CONF: &str = "/etc/fuse.conf";
+
+/// Read-ahead of a mount, in KiB, as root sets it when it mounts.
+const READ_AHEAD: u32 = 1024;
+
+/// Prints a finding for each thing that mounting needs. The exit code is 1 if something prevents mounting.
+pub fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
+    models::prepare()?;
+    // This comes first, because it forks, and other checks start threads.
+    let mounted = mounted();
+    let mut findings = vec![device(), permission(), allow_other(), landlock(), seccomp()];
+    findings.extend(mounted);
+    let url = args.source.as_ref().filter(|source| source.path().is_none());
+    let remedy = remote(url, &args.remote, &mut findings);
+    findings.extend(args.source.as_ref().map(|source| opened(source, &args.remote, remedy)));
+    let failures = findings.iter().filter(|finding| finding.state == State::Failure).count();
+    to_stdout(|out| {
+        if args.json {
+            let list: Vec<Value> = findings.iter().map(Finding::to_json).collect();
+            writeln!(out, "{}", pretty(&json!({ "ok": failures == 0, "findings": list }))?)?;
+        } else {
+            print(&findings, out)?;
+            match failures as u64 {
+                0 => writeln!(out, "\nnothing prevents mounting")?,
+                1 => writeln!(out, "\n1 problem prevents mounting")?,
+                more => writeln!(out, "\n{} prevent mounting", plural(more, "problem"))?,
+            }
+        }
+        Ok(ExitCode::from(u8::from(failures > 0)))
+    })
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Good,
+    /// Something works worse, or only for some users.
+    Warning,
+    /// Mounting is impossible.
+    Failure,
+}
+
+impl State {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Good => "ok",
+            Self::Warning => "warning",
+            Self::Failure => "failure",
+        }
+    }
+}
+
+/// What was found out about one thing.
+struct Finding {
+    check: &'static str,
+    state: State,
+    /// One line.
+    text: String,
+    /// What the user can do about it; `None` if the text says that already.
+    remedy: Option<String>,
+}
+
+impl Finding {
+    fn good(check: &'static str, text: impl Into<String>) -> Self {
+        Self { check, state: State::Good, text: text.into(), remedy: None }
+    }
+
+    fn warning(check: &'static str, text: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { check, state: State::Warning, text: text.into(), remedy: Some(remedy.into()) }
+    }
+
+    fn failure(check: &'static str, text: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { check, state: State::Failure, text: text.into(), remedy: Some(remedy.into()) }
+    }
+
+    fn to_json(&self) -> Value {
+        let Self { check, state, text, remedy } = self;
+        json!({ "check": check, "state": state.name(), "finding": text, "remedy": remedy })
+    }
+}
+
+/// Prints a line for each finding, and below it the remedy. Long lines are wrapped on a terminal.
+fn print(findings: &[Finding], out: &mut Output) -> io::Result<()> {
+    let width = findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0);
+    // The width of the longest state, and two gaps.
+    let indent = 7 + 2 + width + 2;
+    let columns = if out.is_terminal { out.width.saturating_sub(indent).max(40) } else { usize::MAX };
+    for Finding { check, state, text, remedy } in findings {
+        let style = match state {
+            State::Good => GOOD,
+            State::Warning => WARNING,
+            State::Failure => ERROR,
+        };
+        let gap = " ".repeat(7 - state.name().len());
+        write!(out, "{}{gap}  {check:width$}  ", out.styled(style, state.name()))?;
+        let remedy = remedy.as_ref().map(|remedy| format!("remedy: {remedy}"));
+        let lines = [Some(text), remedy.as_ref()].into_iter().flatten();
+        let lines: Vec<String> = lines.flat_map(|line| wrapped(&message(line), columns)).collect();
+        writeln!(out, "{}", lines.join(&format!("\n{}", " ".repeat(indent))))?;
+    }
+    Ok(())
+}
+
+/// The lines of a text of at most `columns` columns, unless a word is longer.
+fn wrapped(text: &str, columns: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) if line.width() + 1 + word.width() <= columns => line.extend([" ", word]),
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+fn device() -> Finding {
+    const CHECK: &str = "device";
+    let container = "give it to the container (--device /dev/fuse)";
+    let Err(error) = OpenOptions::new().read(true).write(true).open(DEVICE) else {
+        return Finding::good(CHECK, format!("{DEVICE} can be opened"));
+    };
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    let remedy = match errno {
+        Some(Errno::ENOENT) => format!("load the module with `modprobe fuse`, or {container}"),
+        Some(Errno::ENODEV | Errno::ENXIO) => "load the module with `modprobe fuse`".to_owned(),
+        Some(Errno::EACCES) if !geteuid().is_root() => {
+            "an administrator can let users open it: chmod 666 /dev/fuse".to_owned()
+        }
+        _ => container.to_owned(),
+    };
+    let what = errno.map_or_else(|| error.to_string(), |errno| errno.desc().to_owned());
+    Finding::failure(CHECK, format!("{DEVICE}: {what}"), remedy)
+}
+
+/// Whether this user may mount: root by mount(2), other users by the setuid program of libfuse.
+fn permission() -> Finding {
+    const CHECK: &str = "permission";
+    let is_root = geteuid().is_root();
+    if is_root && caps::has_cap(None, CapSet::Effective, Capability::CAP_SYS_ADMIN).unwrap_or(false) {
+        return Finding::good(CHECK, "root may mount");
+    }
+    let helper = std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
+        .map(|dir| dir.join(FUSERMOUNT))
+        .find(|path| path.is_file());
+    let container = "give the container CAP_SYS_ADMIN (--cap-add SYS_ADMIN)";
+    let Some(helper) = helper else {
+        return match is_root {
+            true => Finding::failure(CHECK, "root has no CAP_SYS_ADMIN here, and may not mount", container),
+            false => Finding::failure(
+                CHECK,
+                format!("{FUSERMOUNT} is missing; users other than root need it to mount"),
+                "install the package fuse3",
+            ),
+        };
+    };
+    let shown = helper.display();
+    if is_root {
+        let text =
+            format!("root has no CAP_SYS_ADMIN here; mounting is left to {shown}, which may not be permitted to");
+        return Finding::warning(CHECK, text, container);
+    }
+    if let Some((text, remedy)) = obstacle(&helper) {
+        return Finding::failure(CHECK, format!("{shown} {text}"), remedy);
+    }
+    Finding::good(CHECK, format!("users may mount by {shown}, which is setuid root"))
+}
+
+/// Why a user cannot mount by the setuid program `helper`, and what to do about it.
+fn obstacle(helper: &Path) -> Option<(String, String)> {
+    let word = shell_word(helper);
+    let metadata = std::fs::metadata(helper).ok()?;
+    if access(helper, AccessFlags::X_OK).is_err() {
+        let text = format!("may be run by its group {} only", metadata.gid());
+        return Some((text, "an administrator can add you to that group".into()));
+    }
+    if metadata.permissions().mode() & 0o4000 == 0 || metadata.uid() != 0 {
+        let remedy = format!("an administrator can restore it: chown root {word} && chmod u+s {word}");
+        return Some(("is not setuid root".into(), remedy));
+    }
+    if statvfs(helper).is_ok_and(|stat| stat.flags().contains(FsFlags::ST_NOSUID)) {
+        let remedy = "an administrator can mount that file system without nosuid";
+        return Some(("is on a file system that is mounted nosuid".into(), remedy.into()));
+    }
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let flag = status.lines().find_map(|line| line.strip_prefix("NoNewPrivs:"));
+    (flag.map(str::trim) == Some("1")).then(|| {
+        let remedy = "start the shell without it (a container: without --security-opt no-new-privileges)";
+        ("cannot gain privileges, because no_new_privs is set".into(), remedy.into())
+    })
+}
+
+/// Whether a user may share a mount. Root always may.
+fn allow_other() -> Finding {
+    const CHECK: &str = "allow_other";
+    if geteuid().is_root() {
+        return Finding::good(CHECK, "root may use --allow-other");
+    }
+    let conf = std::fs::read_to_string(FUSE_CONF).unwrap_or_default();
+    if conf.lines().any(|line| line.trim() == "user_allow_other") {
+        return Finding::good(CHECK, "users may use --allow-other");
+    }
+    let text = format!("users may not use --allow-other or --allow-root: {FUSE_CONF} has no line user_allow_other");
+    Finding::warning(CHECK, text, "an administrator can add that line")
+}
+
+fn landlock() -> Finding {
+    const CHECK: &str = "Landlock";
+    match sandbox::landlock() {
+        Ok(text) => Finding::good(CHECK, format!("the kernel enforces {text}")),
+        Err(text) => {
+            Finding::warning(CHECK, text, "boot Linux 5.13 or later with landlock in lsm=; mounts work without it")
+        }
+    }
+}
+
+fn seccomp() -> Finding {
+    const CHECK: &str = "seccomp";
+    let kernel = Path::new("/proc/sys/kernel");
+    match kernel.exists().then(|| kernel.join("seccomp/actions_avail").exists()) {
+        Some(true) => Finding::good(CHECK, "the kernel can filter system calls"),
+        Some(false) => {
+            let remedy = "boot a kernel with CONFIG_SECCOMP_FILTER; mounts work without it";
+            Finding::warning(CHECK, "the kernel cannot filter system calls", remedy)
+        }
+        None => Finding::warning(CHECK, "unknown, because /proc/sys is missing", "mount /proc"),
+    }
+}
+
+/// The mounts that are dead, hang, or read ahead too little.
+fn mounted() -> Vec<Finding> {
+    const CHECK: &str = "mounts";
+    let all = match mounts::all() {
+        Ok(mounts) => mounts,
+        Err(error) => return vec![Finding::warning(CHECK, reason(&error), "mount /proc")],
+    };
+    let mounts: Vec<Mount> = all.iter().filter(|mount| mount.fstype == mounts::TYPE).cloned().collect();
+    let answers = match probe::ask(&mounts, &all, &[]) {
+        Ok(answers) => answers,
+        Err(error) => {
+            return vec![Finding::warning(CHECK, reason(&error), "restore /dev/null, or end other processes")];
+        }
+    };
+    let asked = mounts.iter().zip(answers);
+    let mut findings: Vec<Finding> = asked.filter_map(|(mount, answer)| trouble(mount, answer.health)).collect();
+    if findings.is_empty() {
+        let text = match mounts.len() as u64 {
+            0 => "no mounts".to_owned(),
+            mounts => format!("{}, none of them dead", plural(mounts, "mount")),
+        };
+        findings.push(Finding::good(CHECK, text));
+    }
+    findings
+}
+
+fn trouble(mount: &Mount, health: Health) -> Option<Finding> {
+    const CHECK: &str = "mounts";
+    let (path, word) = (mount.path.display(), shell_word(&mount.path));
+    match health {
+        Health::Dead => {
+            let text = format!("{path}: dead: its daemon has ended");
+            return Some(Finding::warning(CHECK, text, format!("weightfs umount {word}")));
+        }
+        Health::Silent => {
+            let text = format!("{path}: its daemon does not answer");
+            return Some(Finding::warning(
+                CHECK,
+                text,
+                format!("let it continue if it is stopped, or weightfs umount {word}"),
+            ));
+        }
+        Health::Alive | Health::Private | Health::Covered => {}
+    }
+    let file = format!("/sys/class/bdi/{}/read_ahead_kb", mount.device);
+    let kib: u32 = std::fs::read_to_string(&file).ok()?.trim().parse().ok()?;
+    (kib < READ_AHEAD).then(|| {
+        let text = format!("{path}: reads only {kib} KiB ahead, so that reading large files in order is slower");
+        Finding::warning(CHECK, text, format!("as root: echo {READ_AHEAD} >{file}"))
+    })
+}
+
+/// Adds what is found about the cache, and about the credentials for a URL. Returns what the user can do if the server
+/// refuses them.
+#[cfg(feature = "remote")]
+fn remote(url: Option<&SourceArg>, args: &RemoteArgs, findings: &mut Vec<Finding>) -> Option<String> {
+    use weightfs::remote::{location::Location, transport};
+    const CHECK: &str = "credentials";
+    findings.push(cache(url.is_some()));
+    let Some(SourceArg::Url(url)) = url else { return None };
+    let location = Location::parse(url).ok()??;
+    let options = transport::Options { token_file: args.token_file.clone(), ..transport::Options::default() };
+    let (finding, remedy) = match transport::credentials(&options, &location) {
+        Ok(Some(place)) => {
+            let remedy = format!("check that the credentials from {place} are valid, and may read it");
+            (Finding::good(CHECK, format!("from {place}")), remedy)
+        }
+        Ok(None) => (Finding::good(CHECK, "none: requests carry no credentials"), how_to_log_in(&location).to_owned()),
+        Err(error) => {
+            let remedy = "correct that file, or unset the variable or leave out the option that names it";
+            (Finding::failure(CHECK, error.to_string(), remedy), remedy.to_owned())
+        }
+    };
+    findings.push(finding);
+    Some(remedy)
+}
+
+/// How to give credentials for a location.
+#[cfg(feature = "remote")]
+fn how_to_log_in(location: &weightfs::remote::location::Location) -> &'static str {
+    use weightfs::remote::location::{Location, StoreKind};
+    match location {
+        Location::Hub(_) => "run `hf auth login`, or set HF_TOKEN; if the model is gated, accept its terms on its page",
+        Location::Web(_) => "use --token-file FILE, or write a line for the host into ~/.netrc",
+        Location::Store(store) => match store.kind {
+            StoreKind::S3 => "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            StoreKind::Gcs => "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS",
+            StoreKind::Azure => "set AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN",
+        },
+    }
+}
+
+#[cfg(not(feature = "remote"))]
+fn remote(_: Option<&SourceArg>, _: &RemoteArgs, findings: &mut Vec<Finding>) -> Option<String> {
+    findings.push(Finding::good("cache", "none: this weightfs was built without remote sources"));
+    None
+}
+
+/// Whether the cache can be used. Without it, no URL can be mounted.
+#[cfg(feature = "remote")]
+fn cache(is_needed: bool) -> Finding {
+    use crate::terminal::output::size;
+    use weightfs::remote::cache::{Cache, default_dir, default_limit};
+    const CHECK: &str = "cache";
+    let broken = |text: String, remedy: &str| match is_needed {
+        true => Finding::failure(CHECK, text, remedy),
+        false => Finding::warning(CHECK, format!("{text}; URLs cannot be mounted"), remedy),
+    };
+    const OTHER: &str = "set XDG_CACHE_HOME to another directory";
+    let Some(dir) = default_dir() else {
+        return broken("neither XDG_CACHE_HOME nor HOME is an absolute path".into(), "set one of them");
+    };
+    let shown = dir.display();
+    // The cache is created when it is first used.
+    let Some(existing) = dir.ancestors().find(|dir| dir.exists()) else {
+        return broken(format!("{shown}: there is no such directory, and none above it"), OTHER);
+    };
+    if !existing.is_dir() {
+        return broken(format!("{}: not a directory", existing.display()), OTHER);
+    }
+    if let Err(errno) = access(existing, AccessFlags::W_OK | AccessFlags::X_OK) {
+        return broken(format!("{}: cannot be written to: {}", existing.display(), errno.desc()), OTHER);
+    }
+    match Cache::list(&dir) {
+        Err(error) => broken(error.to_string(), OTHER),
+        Ok(contents) => {
+            let cached = contents.cached();
+            let limit = default_limit(&dir, cached);
+            let kind = file_system(existing).unwrap_or_else(|| "an unknown file system".into());
+            if limit == Some(0) {
+                return broken(format!("{shown}: {kind} has no room"), &format!("free disk space, or {OTHER}"));
+            }
+            if let Some(error) = contents.failed.first() {
+                let text = format!("{}: {error}", plural(contents.failed.len() as u64, "unreadable file"));
+                return Finding::warning(CHECK, text, "remove them: weightfs cache clear");
+            }
+            let limit = limit.map(|limit| format!(" of at most {}", size(limit))).unwrap_or_default();
+            Finding::good(CHECK, format!("{shown}: {}{limit}, on {kind}", size(cached)))
+        }
+    }
+}
+
+/// The type of the file system that has a directory.
+#[cfg(feature = "remote")]
+fn file_system(dir: &Path) -> Option<String> {
+    let dir = dir.canonicalize().ok()?;
+    let mounts = mounts::all().ok()?;
+    // Of several mounts on one directory, the last is on top.
+    let holds = mounts.into_iter().filter(|mount| dir.starts_with(&mount.path));
+    Some(holds.max_by_key(|mount| mount.path.as_os_str().len())?.fstype)
+}
+
+/// Whether a source can be opened, which reads its headers. `refused` is the remedy if the server refuses it.
+fn opened(source: &SourceArg, remote: &RemoteArgs, refused: Option<String>) -> Finding {
+    const CHECK: &str = "source";
+    const URL: &str = "check the URL";
+    const NETWORK: &str = "check the name of the host, the network, and HTTPS_PROXY and NO_PROXY; or try again later";
+    let mut locator = Locator::new(remote);
+    let found = locator.locate(source).and_then(|location| Ok(model::open(&location, Mode::Strict)?));
+    match found {
+        Ok(Opened::Model(model)) => {
+            let tensors = plural(model.listed().len() as u64, "tensor");
+            Finding::good(CHECK, format!("{source}: {}, {tensors}", model.format()))
+        }
+        Ok(Opened::Catalog(catalog)) => {
+            let models = plural(catalog.models().len() as u64, "model");
+            Finding::good(CHECK, format!("{source}: a directory with {models}"))
+        }
+        Err(error) => {
+            let (check, remedy) = match failure(&error) {
+                Some(Failure::Transient) => ("network", NETWORK),
+                Some(Failure::Refused) => ("credentials", refused.as_deref().unwrap_or(URL)),
+                Some(Failure::WholeOnly) => ("server", "download the file, and mount the copy"),
+                Some(Failure::Changed) => (CHECK, "try again: the file has changed in the meantime"),
+                Some(Failure::Lasting) => (CHECK, URL),
+                None => (
+                    CHECK,
+                    "check that this is the path of a model; `weightfs check` reports all that is wrong with it",
+                ),
+            };
+            Finding::failure(check, reason(&error), remedy)
+        }
+    }
+}
+
+/// Why a remote source cannot be opened. `None` if it is local, or if its bytes were received.
+fn failure(error: &anyhow::Error) -> Option<Failure> {
+    let error = match error.downcast_ref::<model::Error>() {
+        Some(model::Error::Source(error)) => Some(error),
+        _ => error.downcast_ref::<source::Error>(),
+    };
+    match error? {
+        source::Error::Remote { failure, .. } => Some(*failure),
+        _ => None,
+    }
+}
