@@ -165,14 +165,14 @@ fn compare_data(a: &Model, b: &Model, diff: &Diff) -> anyhow::Result<Vec<Compare
     let (files_a, files_b) = (Files::new(a.sources()), Files::new(b.sources()));
     let pair = |(id_a, id_b): &(TensorId, TensorId)| {
         let (tensor_a, tensor_b) = (a.tensor(*id_a), b.tensor(*id_b));
-        let stored_a = Stored { files: &files_a, runs: a.runs(&tensor_a) };
-        let stored_b = Stored { files: &files_b, runs: b.runs(&tensor_b) };
+        let stored_a = Stored { files: &files_a, data: a.data(&tensor_a), runs: a.runs(&tensor_a) };
+        let stored_b = Stored { files: &files_b, data: b.data(&tensor_b), runs: b.runs(&tensor_b) };
         let (info_a, info_b) = (tensor_a.info, tensor_b.info);
         if info_a.dtype == info_b.dtype {
             return Some(Pair::new(info_a.dtype, info_a.nbytes(), &stored_a, &stored_b));
         }
         let side_a = (info_a.dtype, info_a.nbytes(), &stored_a);
-        Pair::converted(side_a, (info_b.dtype, info_b.nbytes(), &stored_b))
+        Pair::converted(side_a, (info_b.dtype, &stored_b))
     };
     let is_comparable = |(id_a, id_b): &&(TensorId, TensorId)| {
         let (info_a, info_b) = (a.tensor(*id_a).info, b.tensor(*id_b).info);
@@ -241,8 +241,8 @@ fn are_stored_alike(a: &Model, b: &Model, partners: &Partners) -> anyhow::Result
     let pair = |id_a: TensorId, id_b: TensorId| {
         let (tensor_a, tensor_b): (Tensor, Tensor) = (a.tensor(id_a), b.tensor(id_b));
         let len = tensor_a.info.nbytes();
-        let stored_a = Stored { files: &files_a, runs: a.runs(&tensor_a) };
-        let stored_b = Stored { files: &files_b, runs: b.runs(&tensor_b) };
+        let stored_a = Stored { files: &files_a, data: a.data(&tensor_a), runs: a.runs(&tensor_a) };
+        let stored_b = Stored { files: &files_b, data: b.data(&tensor_b), runs: b.runs(&tensor_b) };
         (len == tensor_b.info.nbytes()).then(|| Pair::new(tensor_a.info.dtype, len, &stored_a, &stored_b))
     };
     // The tensors whose bytes are to be compared; `None` if the numbers are stored in different ways.

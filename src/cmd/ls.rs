@@ -181,7 +181,7 @@ impl Row<'_> {
     fn write_tensor(&self, id: TensorId, widths: &[usize; 5], line: &mut Vec<u8>) {
         let tensor = self.model.tensor(id);
         let (tensor, parts) = (&tensor.info, tensor.parts);
-        let TensorInfo { name, dtype, shape, range } = tensor;
+        let TensorInfo { name, dtype, shape, range, .. } = tensor;
         let dtype = printable(dtype.name());
         let mut dims = String::with_capacity(16);
         push_shape(&mut dims, shape);

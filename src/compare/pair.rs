@@ -67,18 +67,18 @@ impl<'a> Pair<'a> {
             range.step_by(part as usize).map(move |start| start..end.min(start + part))
         });
         let parts = parts.collect();
-        Self { dtype, other: None, a: a.data(len), b: b.data(len), parts, shared }
+        Self { dtype, other: None, a: a.data.clone(), b: b.data.clone(), parts, shared }
     }
 
-    /// Two tensors of the same shape and different dtypes, each with its length in bytes. `None` if their values cannot
-    /// be compared.
-    pub fn converted(a: (Dtype<'a>, u64, &Stored), b: (Dtype<'a>, u64, &Stored)) -> Option<Self> {
-        let ((dtype, len_a, a), (other, len_b, b)) = (a, b);
+    /// Two tensors of the same shape and different dtypes, the first with its length in bytes. `None` if their values
+    /// cannot be compared.
+    pub fn converted(a: (Dtype<'a>, u64, &Stored), b: (Dtype<'a>, &Stored)) -> Option<Self> {
+        let ((dtype, len_a, a), (other, b)) = (a, b);
         let common = Common::of(dtype, other)?;
         let (group, _) = group(dtype, other)?;
         let part = (AT_ONCE / group).max(1) * STEPS * group;
         let parts = (0..len_a).step_by(part as usize).map(|start| start..len_a.min(start + part)).collect();
-        Some(Self { dtype, other: Some((other, common)), a: a.data(len_a), b: b.data(len_b), parts, shared: 0 })
+        Some(Self { dtype, other: Some((other, common)), a: a.data.clone(), b: b.data.clone(), parts, shared: 0 })
     }
 
     /// How the values are compared, if the dtypes differ.

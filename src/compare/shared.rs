@@ -1,6 +1,6 @@
 //! Tensors as runs in files, and the parts of them that two files share on a disk.
 
-use crate::content::{Data, Extents, Run, Sources};
+use crate::content::{Data, Run, Sources};
 use crate::source::{Block, FileId};
 use crate::threads;
 use std::ops::Range;
@@ -9,7 +9,6 @@ use std::sync::Arc;
 /// The files of one model, and the disk blocks that they may share with other files.
 #[derive(Debug)]
 pub struct Files {
-    sources: Sources,
     blocks: Vec<(Option<FileId>, Vec<Block>)>,
 }
 
@@ -17,23 +16,19 @@ impl Files {
     /// Queries the file system for the blocks.
     pub fn new(sources: &Sources) -> Self {
         let blocks = threads::map(sources.len(), |at| (sources[at].id(), sources[at].shared_blocks()));
-        Self { sources: sources.clone(), blocks }
+        Self { blocks }
     }
 }
 
-/// A tensor as runs in files.
+/// A tensor in files.
 #[derive(Debug, Clone)]
 pub struct Stored<'a> {
     /// The files.
     pub files: &'a Files,
-    /// The runs.
-    pub runs: Arc<[Run]>,
-}
-
-impl Stored<'_> {
-    pub(super) fn data(&self, len: u64) -> Data {
-        Data::Extents(Extents { sources: self.files.sources.clone(), runs: self.runs.clone(), len })
-    }
+    /// Its data.
+    pub data: Data,
+    /// The runs that hold it; `None` if its elements are gathered.
+    pub runs: Option<Arc<[Run]>>,
 }
 
 /// The ranges of two tensors of `len` bytes that are not known to lie in the same place of a disk.
@@ -67,7 +62,7 @@ struct Piece<'a> {
 
 impl<'a> Piece<'a> {
     fn find(tensor: &Stored<'a>, at: u64, len: u64) -> Self {
-        let runs = &tensor.runs;
+        let runs = tensor.runs.as_deref().unwrap_or_default();
         let next = runs.partition_point(|run| run.start <= at);
         let end = runs.get(next).map_or(len, |run| run.start);
         let Some(run) = next.checked_sub(1).map(|last| runs[last]) else {

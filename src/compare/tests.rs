@@ -2,7 +2,7 @@
 
 use super::common::exact;
 use super::*;
-use crate::content::{Run, Sources};
+use crate::content::{Data, Extents, Run, Sources};
 use crate::format::{Block as Elements, Dtype};
 use crate::source::{Block, Bytes, Error as SourceError, FileId, Memory, Source, Stat};
 use proptest::prelude::*;
@@ -17,9 +17,16 @@ fn difference(
     (b, runs_b): (&Sources, &[Run]),
     progress: &(impl Fn(u64) + Sync),
 ) -> Difference {
-    let (a, b) = (Files::new(a), Files::new(b));
-    let (a, b) = (Stored { files: &a, runs: runs_a.into() }, Stored { files: &b, runs: runs_b.into() });
+    let (files_a, files_b) = (Files::new(a), Files::new(b));
+    let (a, b) = (stored(a, &files_a, runs_a, len), stored(b, &files_b, runs_b, len));
     differences(&[Pair::new(dtype, len, &a, &b)], progress).unwrap()[0]
+}
+
+/// A tensor of `len` bytes.
+fn stored<'f>(sources: &Sources, files: &'f Files, runs: &[Run], len: u64) -> Stored<'f> {
+    let runs: Arc<[Run]> = runs.into();
+    let data = Data::Extents(Extents { sources: sources.clone(), runs: runs.clone(), len });
+    Stored { files, data, runs: Some(runs) }
 }
 
 /// All dtypes without scales, one without values, and an unknown one.
@@ -170,9 +177,10 @@ fn all_codes_of_small_dtypes_match_naive_comparison() {
 fn converted(a: (Dtype, &[u8]), b: (Dtype, &[u8])) -> Difference {
     let (of_a, of_b) = (memory(a.1), memory(b.1));
     let (files_a, files_b) = (Files::new(&of_a), Files::new(&of_b));
-    let stored = |files| Stored { files, runs: FIRST[..].into() };
     let done = AtomicU64::new(0);
-    let pair = Pair::converted((a.0, a.1.len() as u64, &stored(&files_a)), (b.0, b.1.len() as u64, &stored(&files_b)));
+    let (len_a, len_b) = (a.1.len() as u64, b.1.len() as u64);
+    let (stored_a, stored_b) = (stored(&of_a, &files_a, &FIRST, len_a), stored(&of_b, &files_b, &FIRST, len_b));
+    let pair = Pair::converted((a.0, len_a, &stored_a), (b.0, &stored_b));
     let found = differences(&[pair.unwrap()], &|bytes| _ = done.fetch_add(bytes, Ordering::Relaxed)).unwrap()[0];
     assert_eq!((done.into_inner(), found.bits), (a.1.len() as u64, None));
     found

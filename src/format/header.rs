@@ -30,12 +30,29 @@ pub struct TensorInfo<'a> {
     pub shape: &'a [u64],
     /// The range of the data, in bytes from the start of the file.
     pub range: Range<u64>,
+    /// Where the elements are in that range, unless they lie there one after the other in C order and in little-endian
+    /// byte order.
+    pub layout: Option<Layout<'a>>,
+}
+
+/// Where the elements of a tensor are in its range. The first element is at the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout<'a> {
+    /// The distance of neighbours along each dimension, in elements.
+    pub strides: &'a [u64],
+    /// Size of an element in bytes.
+    pub size: u32,
+    /// Width in bytes of the numbers that are in big-endian order; 1 if none are. A complex element has two numbers.
+    pub word: u8,
 }
 
 impl TensorInfo<'_> {
-    /// Size of the data in bytes.
+    /// Size of the data in bytes. The range of the file is shorter or longer if the tensor has a [`Layout`].
     pub fn nbytes(&self) -> u64 {
-        self.range.end - self.range.start
+        match self.layout {
+            None => self.range.end - self.range.start,
+            Some(layout) => self.elements().saturating_mul(layout.size.into()),
+        }
     }
 
     /// Number of elements. For known dtypes the parser has checked that it fits into 64 bits.
@@ -137,6 +154,16 @@ struct Record {
     /// Index into [`Dtype::ALL`], or past its end into the unknown dtypes.
     dtype: u32,
     is_unusual: bool,
+    layout: Option<Packed>,
+}
+
+/// A [`Layout`]. It has as many strides as the tensor has dimensions.
+#[derive(Debug, Clone, Copy)]
+struct Packed {
+    /// Index of the first stride in the arena of the dimensions.
+    strides: u32,
+    size: u32,
+    word: u8,
 }
 
 /// Converts a range of an arena. [`HeaderBuilder`] limits the arenas to 32-bit indices.
@@ -178,7 +205,12 @@ impl Header {
     pub fn tensor(&self, index: usize) -> TensorInfo<'_> {
         let record = &self.records[index];
         let dtype = dtype(&self.unknown_dtypes, record.dtype);
-        TensorInfo { name: self.name(index), dtype, shape: &self.dims[span(&record.dims)], range: record.range.clone() }
+        let layout = record.layout.map(|Packed { strides, size, word }| {
+            let strides = strides..strides + (record.dims.end - record.dims.start);
+            Layout { strides: &self.dims[span(&strides)], size, word }
+        });
+        let shape = &self.dims[span(&record.dims)];
+        TensorInfo { name: self.name(index), dtype, shape, range: record.range.clone(), layout }
     }
 
     /// The name of the tensor at `index`.
@@ -383,7 +415,7 @@ impl HeaderBuilder {
         self.dims.len() as u32
     }
 
-    /// The shape of all dimensions added since `start`.
+    /// The shape of all dimensions added since `start`. Strides are added in the same way.
     pub fn shape_from(&self, start: u32) -> Shape {
         Shape(start..self.dims.len() as u32)
     }
@@ -425,8 +457,19 @@ impl HeaderBuilder {
 
     /// Adds a tensor.
     pub fn push(&mut self, tensor: NewTensor) {
+        self.add(tensor, None);
+    }
+
+    /// Adds a tensor whose elements do not lie in C order, or are in big-endian order. `strides` has as many numbers as
+    /// its shape. The range begins at the first element and ends with the last one. The caller has checked that the
+    /// size of the tensor is less than 2^63 bytes.
+    pub fn push_strided(&mut self, tensor: NewTensor, strides: &Shape, size: u32, word: u8) {
+        self.add(tensor, Some(Packed { strides: strides.0.start, size, word }));
+    }
+
+    fn add(&mut self, tensor: NewTensor, layout: Option<Packed>) {
         let NewTensor { name, dtype, shape, range, is_unusual } = tensor;
-        self.records.push(Record { range, name: name.0, dims: shape.0, dtype: dtype.0, is_unusual });
+        self.records.push(Record { range, name: name.0, dims: shape.0, dtype: dtype.0, is_unusual, layout });
     }
 
     /// Adds a metadata value. If a key is repeated, the last value is kept.

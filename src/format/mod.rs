@@ -20,7 +20,7 @@ pub use detect::Foreign;
 pub use dtype::{Block, Dtype};
 pub use edit::{Assignment, Edit, EditError, Edited, NewHead, ValueFault};
 pub use error::Error;
-pub use header::{BuildError, Header, HeaderBuilder, KEPT_MAX, Mode, SkipList, Skipped, TensorInfo};
+pub use header::{BuildError, Header, HeaderBuilder, KEPT_MAX, Layout, Mode, SkipList, Skipped, TensorInfo};
 pub use input::{Input, Missing};
 pub use lint::{Lint, LintKind};
 pub use metadata::{Scalar, Value, ValueType};

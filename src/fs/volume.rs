@@ -32,7 +32,7 @@ pub(super) struct Volume {
 }
 
 /// Extended attributes of a tensor, with text values. An attribute without a value is left out: offset and shard of an
-/// array that is joined from several shards, the quantization of a tensor that belongs to no quantized weight, and
+/// array that is joined from several shards, the offset of a tensor whose elements are gathered, the quantization of a tensor that belongs to no quantized weight, and
 /// values that are too long.
 const XATTRS: [(&str, XattrValue); 7] = [
     ("user.weightfs.name", |_, tensor| short(tensor.info.name)),
@@ -44,8 +44,8 @@ const XATTRS: [(&str, XattrValue); 7] = [
     }),
     ("user.weightfs.nbytes", |_, tensor| Some(tensor.info.nbytes().to_string())),
     ("user.weightfs.offset", |_, tensor| match tensor.parts {
-        Parts::One(_) => Some(tensor.info.range.start.to_string()),
-        Parts::Many(_) => None,
+        Parts::One(_) if tensor.info.layout.is_none() => Some(tensor.info.range.start.to_string()),
+        Parts::One(_) | Parts::Many(_) => None,
     }),
     ("user.weightfs.shard", |model, tensor| match tensor.parts {
         Parts::One(shard) => Some(model.shard(shard).name.clone()),

@@ -173,7 +173,7 @@ impl Dequantized {
         let gathered = Gathered::new(&self.decoder, held, |part, offset, bytes| {
             request.check()?;
             let missing = || Error::Compute(format!("a quantized weight without {}", part.name()));
-            self.parts[part as usize].as_ref().ok_or_else(missing)?.read_exact_at(bytes, offset)
+            self.parts[part as usize].as_ref().ok_or_else(missing)?.read_exact_at(bytes, offset).map_err(Error::from)
         })?;
         let gathered = Arc::new(gathered);
         if is_kept {

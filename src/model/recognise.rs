@@ -78,9 +78,9 @@ const FETCHED_AT_ONCE: usize = 32;
 fn contents(model: &Model, wanted: &[usize]) -> Result<HashMap<usize, Vec<u8>>, source::Error> {
     let read = |index: usize| {
         let id = TensorId::new(index);
-        let info = model.tensor(id).info;
-        let mut bytes = vec![0; info.nbytes() as usize];
-        model.source(model.shard_of(id)).read_exact_at(&mut bytes, info.range.start)?;
+        let tensor = model.tensor(id);
+        let mut bytes = vec![0; tensor.info.nbytes() as usize];
+        model.data(&tensor).read_exact_at(&mut bytes, 0)?;
         Ok((index, bytes))
     };
     let is_remote = model.sources().iter().any(|source| source.id().is_some_and(|(device, _)| source::is_tree(device)));

@@ -5,9 +5,9 @@ use super::header;
 use super::ids::{ShardId, TensorId};
 use super::population::Population;
 use super::quantized::Quantized;
-use crate::content::{Data, Extent, Extents, Run, Sources};
+use crate::content::{Data, Extent, Extents, Layout, Run, Sources, Strided};
 use crate::format::gguf::SPLIT_PREFIX;
-use crate::format::{Dtype, Header, Mode, NameTable, SkipList, Skipped, TensorInfo, Value};
+use crate::format::{self, Dtype, Header, Mode, NameTable, SkipList, Skipped, TensorInfo, Value};
 use crate::source::{self, Location, Source, Stat};
 use crate::text::quote;
 use serde::Deserialize;
@@ -375,7 +375,15 @@ impl Model {
     pub fn data(&self, tensor: &Tensor) -> Data {
         match tensor.parts {
             Parts::One(shard) => {
-                Data::Extent(Extent { source: self.source(shard).clone(), range: tensor.info.range.clone() })
+                let TensorInfo { shape, range, layout, .. } = &tensor.info;
+                let extent = Extent { source: self.source(shard).clone(), range: range.clone() };
+                match layout {
+                    None => Data::Extent(extent),
+                    Some(format::Layout { strides, size, word }) => {
+                        let layout = Layout::new(shape, strides, *size as usize, (*word).into());
+                        Data::Strided(Strided { extent, layout: Arc::new(layout) })
+                    }
+                }
             }
             Parts::Many(runs) => Data::Extents(self.extents(runs.clone(), tensor.info.range.end)),
         }
@@ -386,12 +394,16 @@ impl Model {
         Extents { sources: self.sources.clone(), runs, len }
     }
 
-    /// The runs that hold the data of a tensor. A tensor without data may have one run of no bytes.
-    pub fn runs(&self, tensor: &Tensor) -> Arc<[Run]> {
-        match tensor.parts {
+    /// The runs that hold the data of a tensor. A tensor without data may have one run of no bytes. `None` if its
+    /// elements have to be gathered.
+    pub fn runs(&self, tensor: &Tensor) -> Option<Arc<[Run]>> {
+        if tensor.info.layout.is_some() {
+            return None;
+        }
+        Some(match tensor.parts {
             Parts::Many(runs) => runs.clone(),
             Parts::One(shard) => [Run { start: 0, source: shard.index(), offset: tensor.info.range.start }].into(),
-        }
+        })
     }
 
     /// The logical tensor called `name`.

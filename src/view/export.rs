@@ -2,7 +2,8 @@
 //!
 //! Tensors keep the order of the source; the official writer would sort them by dtype and name. So the data of each
 //! source file is one run and is read as fast as a single tensor. Spaces after the header align the data to a page.
-//! If tensors are converted, those with larger elements come first, so that each tensor is aligned to its elements.
+//! If tensors are converted or gathered, or come from another format, those with larger elements come first, so that
+//! each tensor is aligned to its elements.
 
 use super::gguf;
 use super::lines::{Lines, Out, write_list};
@@ -99,7 +100,11 @@ impl Export {
         });
         // If all tensors have the dtype already, the file has the data of the source in the same order.
         let conversion = conversion.filter(|_| (0..count).any(|at| is_converted(&number(at), conversion)));
-        let tensors = if conversion.is_some() { aligned(model, tensors, conversion) } else { tensors };
+        // Elements that have to be gathered are not runs of a file.
+        let is_series = conversion.is_some() || (0..count).any(|at| number(at).tensor.info.layout.is_some());
+        // The order of tensors in other formats does not align them in a safetensors file.
+        let is_same_order = !is_series && model.format() == SAFETENSORS;
+        let tensors = if is_same_order { tensors } else { aligned(model, tensors, conversion) };
         let (mut offsets, mut data_len, mut fits) = (Vec::new(), 0u64, unfit.is_none());
         let mut runs = Runs::default();
         for at in 0..count {
@@ -109,7 +114,7 @@ impl Export {
             let numbers = numbers(model, tensors.at(model, at), conversion);
             let nbytes = written(&numbers, conversion).map_or(0, |info| info.nbytes());
             match numbers.tensor.parts {
-                _ if conversion.is_some() => {}
+                _ if is_series => {}
                 Parts::One(shard) => runs.push(data_len, shard.index(), numbers.tensor.info.range),
                 Parts::Many(parts) => {
                     for (part, len) in Run::with_lengths(parts, nbytes) {
@@ -124,7 +129,7 @@ impl Export {
         }
         let mut pairs = match gguf::has(model) {
             true => gguf::texts(model).into_iter().map(Cow::Owned).collect(),
-            false if conversion.is_some() => stored_metadata(model, None),
+            false if is_series => stored_metadata(model, None),
             false => stored_metadata(model, Some((&runs.runs, data_len))),
         };
         if conversion.is_some_and(|conversion| conversion.dequantized) {
@@ -142,9 +147,9 @@ impl Export {
         };
         let entries = Arc::new(Entries { model: model.clone(), tensors, conversion, offsets });
         let lines = Arc::new(Lines::new(count, |positions, out| entries.write(positions, out)));
-        let data = match conversion {
-            None => Segment::Data(Data::Extents(model.extents(runs.runs.into(), data_len))),
-            Some(_) => {
+        let data = match is_series {
+            false => Segment::Data(Data::Extents(model.extents(runs.runs.into(), data_len))),
+            true => {
                 let entries = entries.clone();
                 Segment::Series(Series {
                     len: data_len,
@@ -203,7 +208,8 @@ pub fn written<'m>(numbers: &Numbers<'m>, conversion: Option<Conversion>) -> Opt
     }
     dtype.to_f32()?;
     let nbytes = numbers.elements().saturating_mul(to.size() as u64);
-    Some(TensorInfo { name: numbers.name(), dtype: to.dtype(), shape: numbers.shape(), range: 0..nbytes })
+    let (name, dtype, shape) = (numbers.name(), to.dtype(), numbers.shape());
+    Some(TensorInfo { name, dtype, shape, range: 0..nbytes, layout: None })
 }
 
 /// Whether the data of a tensor differs from the stored data.

@@ -99,6 +99,11 @@ fn write_line(model: &Model, dirs: Option<Dirs>, tensor: TensorId, out: Out) -> 
         Parts::One(shard) => {
             out.write_all(b", ")?;
             write_extent(model, shard, info.range.start, out)?;
+            if let Some(layout) = info.layout {
+                out.write_all(b", \"strides\": [")?;
+                write_list(layout.strides, ", ", out)?;
+                out.write_all(if layout.word > 1 { b"], \"byte_order\": \"big\"" } else { b"]" })?;
+            }
         }
         Parts::Many(runs) => {
             out.write_all(b", \"extents\": [")?;

@@ -66,7 +66,7 @@ struct Picker {
 
 impl Picker {
     fn picks(&mut self, tensor: &TensorInfo) -> bool {
-        let picked = tensor.nbytes() > 0 && tensor.range.start >= self.reached;
+        let picked = tensor.layout.is_none() && tensor.nbytes() > 0 && tensor.range.start >= self.reached;
         if picked {
             self.reached = tensor.range.end;
         }

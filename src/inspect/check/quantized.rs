@@ -116,20 +116,20 @@ pub(super) fn read(
 /// The faults of a companion.
 fn faults(model: &Model, companion: &Companion, advance: &(dyn Fn(u64) + Sync)) -> Result<Faults, source::Error> {
     let (layout, mut faults) = (&companion.weight.class.layout, Faults::default());
-    let Parts::One(shard) = model.tensor(companion.tensor).parts else { return Ok(faults) };
+    let tensor = model.tensor(companion.tensor);
     let Some(real) = number(layout, companion.part) else { return Ok(faults) };
-    let range = companion.info(model).range;
+    let (data, len) = (model.data(&tensor), tensor.info.nbytes());
     let mut buf = Vec::new();
-    let mut start = range.start;
-    while start < range.end {
-        let end = range.end.min(start + AT_ONCE);
+    let mut start = 0;
+    while start < len {
+        let end = len.min(start + AT_ONCE);
         buf.resize((end - start) as usize, 0);
-        model.source(shard).read_exact_at(&mut buf, start)?;
+        data.read_exact_at(&mut buf, start)?;
         let part = match companion.part {
             Part::GroupIndex => Faults::of_index(groups(layout), &buf),
             _ => Faults::of_scales(real, &buf),
         };
-        faults.merge(&part, (start - range.start) / real.bytes());
+        faults.merge(&part, start / real.bytes());
         advance(end - start);
         start = end;
     }

@@ -3,6 +3,10 @@
 //! A content owns its sources and borrows nothing from the tree, so it can be sent to another thread and outlive the
 //! tree. It is created on demand and not stored.
 
+mod strided;
+
+pub use strided::{Layout, Strided};
+
 use crate::source::{self, Bytes, Source};
 use smallvec::SmallVec;
 use std::fmt;
@@ -41,6 +45,8 @@ pub enum Data {
     Extent(Extent),
     /// Several runs, one after the other.
     Extents(Extents),
+    /// Elements that do not lie in C order.
+    Strided(Strided),
 }
 
 /// A run of bytes of one source.
@@ -534,6 +540,7 @@ impl Data {
         match self {
             Self::Extent(extent) => extent.range.end - extent.range.start,
             Self::Extents(extents) => extents.len,
+            Self::Strided(strided) => strided.layout.nbytes(),
         }
     }
 
@@ -543,10 +550,11 @@ impl Data {
     }
 
     /// Copies `buf.len()` bytes from `offset` on to `buf`. They must lie inside the length.
-    pub fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
+    pub fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), source::Error> {
         match self {
-            Self::Extent(extent) => Ok(extent.source.read_exact_at(buf, extent.range.start + offset)?),
+            Self::Extent(extent) => extent.source.read_exact_at(buf, extent.range.start + offset),
             Self::Extents(extents) => extents.read_exact_at(buf, offset),
+            Self::Strided(strided) => strided.read_exact_at(buf, offset),
         }
     }
 
@@ -561,6 +569,7 @@ impl Data {
         match self {
             Self::Extent(Extent { source, range }) => find(&**source, range.start + part.start..range.start + part.end),
             Self::Extents(extents) => extents.find_run(part, find),
+            Self::Strided(strided) => strided.find_run(part, find),
         }
     }
 
@@ -571,6 +580,7 @@ impl Data {
                 Some((&**source, range.start + part.start..range.start + part.end))
             }
             Self::Extents(extents) => extents.run(part),
+            Self::Strided(_) => None,
         }
     }
 }
@@ -592,7 +602,7 @@ impl Extents {
         })
     }
 
-    fn read_exact_at(&self, mut buf: &mut [u8], mut offset: u64) -> Result<(), Error> {
+    fn read_exact_at(&self, mut buf: &mut [u8], mut offset: u64) -> Result<(), source::Error> {
         for at in self.run_at(offset)..self.runs.len() {
             if buf.is_empty() {
                 break;
@@ -628,13 +638,29 @@ impl Decoded {
         let Range { start: mut block, end } = self.blocks(&part);
         let skipped = (part.start - block * block_out as u64) as usize;
         let from = out.len();
+        // Gathering little at a time would read the same parts of a source many times.
+        let gathered = match &self.data {
+            Data::Strided(_) => {
+                let mut gathered = vec![0; (end - block) as usize * block_in];
+                self.data.read_exact_at(&mut gathered, block * block_in as u64)?;
+                gathered
+            }
+            Data::Extent(_) | Data::Extents(_) => Vec::new(),
+        };
+        let gathered_from = block;
         let mut encoded = [0; DECODED_AT_ONCE];
         let mut between = Vec::new();
         let at_once = DECODED_AT_ONCE / then.map_or(block_in, |then| then.block.max(block_in));
         while block < end {
             let blocks = (end - block).min(at_once as u64) as usize;
-            let encoded = &mut encoded[..blocks * block_in];
-            self.data.read_exact_at(encoded, block * block_in as u64)?;
+            let encoded = match gathered.get((block - gathered_from) as usize * block_in..) {
+                Some(gathered) if !gathered.is_empty() => &gathered[..blocks * block_in],
+                _ => {
+                    let encoded = &mut encoded[..blocks * block_in];
+                    self.data.read_exact_at(encoded, block * block_in as u64)?;
+                    encoded
+                }
+            };
             let at = out.len();
             out.resize(at + blocks * block_out, 0);
             match then {

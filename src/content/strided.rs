@@ -1,0 +1,447 @@
+//! Arrays whose elements do not lie in C order in a source, or whose numbers have their bytes in reverse order. They
+//! are read as if they did not: a range of bytes of the array in C order is gathered from the places that it needs.
+
+use super::{Extent, Find};
+use crate::source::Error;
+use smallvec::SmallVec;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// An array in a source. Its elements are gathered when they are read.
+#[derive(Debug, Clone)]
+pub struct Strided {
+    /// The bytes that hold the elements. The first element is at the start.
+    pub extent: Extent,
+    /// Where the elements are.
+    pub layout: Arc<Layout>,
+}
+
+/// Where the elements of an array are, and the order of their bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    /// Outermost first, without dimensions of one element. Dimensions that form one run of elements are merged.
+    dims: Dims,
+    /// Number of elements.
+    len: u64,
+    /// Size of an element in bytes.
+    size: usize,
+    /// Width in bytes of the numbers whose bytes are reversed; 1 if none are.
+    word: usize,
+}
+
+/// A dimension. Distances are in elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Dim {
+    len: u64,
+    /// Distance of neighbours in the source.
+    stride: u64,
+    /// Distance of neighbours in C order.
+    out: u64,
+}
+
+type Dims = SmallVec<[Dim; 4]>;
+
+/// Elements that are read together, with those between them.
+#[derive(Debug, Clone, Copy)]
+struct Span<'d> {
+    /// The first element in the source.
+    from: u64,
+    /// The number of elements from the first to the last in the source.
+    len: u64,
+    /// The first element in the output.
+    out: u64,
+    /// The dimensions, in the order of their strides.
+    dims: &'d [Dim],
+}
+
+/// Largest number of bytes that are read together.
+const SPAN_MAX: u64 = 256 << 10;
+
+/// Bytes are read together if at least one of this many is needed.
+const SPARSE: u64 = 4;
+
+/// So many bytes are read together even if fewer of them are needed.
+const SPAN_MIN: u64 = 4 << 10;
+
+/// Runs at a distance of at most this many bytes are prepared as one.
+const GAP_MAX: u64 = 4 << 10;
+
+impl Layout {
+    /// The layout of an array with this shape. `strides` are the distances of neighbours along each dimension, in
+    /// elements of `size` bytes. The bytes of all numbers of `word` bytes are reversed, of none if `word` is 1. `word`
+    /// must divide `size`.
+    ///
+    /// The size of the array, and the distance of its last element from the first, must be less than 2^63 bytes.
+    pub fn new(shape: &[u64], strides: &[u64], size: usize, word: usize) -> Self {
+        let len = if shape.contains(&0) { 0 } else { shape.iter().fold(1, |len: u64, dim| len.saturating_mul(*dim)) };
+        let (mut dims, mut out) = (Dims::new(), 1u64);
+        for (len, stride) in shape.iter().zip(strides).rev() {
+            match dims.last_mut() {
+                _ if *len == 1 => {}
+                Some(inner) if inner.stride.checked_mul(inner.len) == Some(*stride) => {
+                    inner.len = inner.len.saturating_mul(*len);
+                }
+                _ => dims.push(Dim { len: *len, stride: *stride, out }),
+            }
+            out = out.saturating_mul(*len);
+        }
+        dims.reverse();
+        Self { dims, len, size: size.max(1), word: word.max(1) }
+    }
+
+    /// Size of the array in bytes.
+    pub fn nbytes(&self) -> u64 {
+        self.len.saturating_mul(self.size as u64)
+    }
+
+    /// Passes everything that must be read for the elements of `range` to `take`.
+    fn spans<E>(&self, range: Range<u64>, take: &mut dyn FnMut(Span) -> Result<(), E>) -> Result<(), E> {
+        let size = self.size as u64;
+        split(&self.dims, range, 0, 0, &mut |dims, from, out| spans(dims, from, out, size, take))
+    }
+}
+
+/// Passes the parts of an array that make up `range`, given in C order, to `take`. Each part has all elements of its
+/// dimensions; the two numbers are its first element in the source and in the output, which begins with `range`.
+fn split<E>(
+    dims: &[Dim],
+    range: Range<u64>,
+    from: u64,
+    out: u64,
+    take: &mut dyn FnMut(Dims, u64, u64) -> Result<(), E>,
+) -> Result<(), E> {
+    if range.is_empty() {
+        return Ok(());
+    }
+    let Some((dim, inner)) = dims.split_first() else { return take(Dims::new(), from, out) };
+    let Range { start, end } = range;
+    let (first, last) = (start / dim.out, end / dim.out);
+    let whole = start.div_ceil(dim.out)..last;
+    let at = |index: u64| from + index * dim.stride;
+    if first < whole.start {
+        let end = end.min(whole.start * dim.out);
+        split(inner, start - first * dim.out..end - first * dim.out, at(first), out, take)?;
+    }
+    if !whole.is_empty() {
+        let outer = Dim { len: whole.end - whole.start, ..*dim };
+        let dims = [outer].iter().chain(inner).copied().collect();
+        take(dims, at(whole.start), out + whole.start * dim.out - start)?;
+    }
+    if last >= whole.start {
+        split(inner, 0..end - last * dim.out, at(last), out + (last * dim.out).saturating_sub(start), take)?;
+    }
+    Ok(())
+}
+
+/// Passes what must be read for all elements of a part to `take`, in the order of the source.
+fn spans<E>(
+    mut dims: Dims,
+    from: u64,
+    out: u64,
+    size: u64,
+    take: &mut dyn FnMut(Span) -> Result<(), E>,
+) -> Result<(), E> {
+    dims.sort_by_key(|dim| dim.stride);
+    // How many of the dimensions are read together, what they span, and how many different elements they have.
+    let (mut inner, mut span, mut needed) = (0, 1u64, 1u64);
+    let mut at_once = 1;
+    for dim in &dims {
+        let (wider, more) = (span + (dim.len - 1) * dim.stride, needed.saturating_mul(dim.len));
+        let is_dense = dim.stride == 0 || wider <= more.saturating_mul(SPARSE);
+        let span_max = if is_dense { SPAN_MAX } else { SPAN_MIN } / size;
+        if wider > span_max && dim.stride > 0 {
+            at_once = (span_max.saturating_sub(span) / dim.stride + 1).min(dim.len);
+            break;
+        }
+        (inner, span) = (inner + 1, wider);
+        needed = if dim.stride > 0 { more } else { needed };
+    }
+    let outer: Dims = dims.iter().skip(inner + 1).rev().copied().collect();
+    let Some(cut) = dims.get(inner).copied() else {
+        return take(Span { from, len: span, out, dims: &dims });
+    };
+    dims.truncate(inner + 1);
+    let mut indices: SmallVec<[u64; 4]> = outer.iter().map(|_| 0).collect();
+    loop {
+        let places = || outer.iter().zip(&indices);
+        let from = from + places().map(|(dim, index)| dim.stride * index).sum::<u64>();
+        let out = out + places().map(|(dim, index)| dim.out * index).sum::<u64>();
+        let mut start = 0;
+        while start < cut.len {
+            let len = at_once.min(cut.len - start);
+            dims[inner].len = len;
+            let (from, out) = (from + start * cut.stride, out + start * cut.out);
+            take(Span { from, len: span + (len - 1) * cut.stride, out, dims: &dims })?;
+            start += len;
+        }
+        // The next combination of indices.
+        let Some(at) = (0..outer.len()).rev().find(|at| indices[*at] + 1 < outer[*at].len) else { return Ok(()) };
+        indices[at] += 1;
+        indices[at + 1..].fill(0);
+    }
+}
+
+impl Span<'_> {
+    /// Whether the elements are one run in the source and in the output.
+    fn is_run(&self) -> bool {
+        self.dims.iter().filter(|dim| dim.len > 1).all(|dim| dim.stride == 1 && dim.out == 1)
+    }
+
+    /// Copies the elements from the bytes of the span to the output.
+    fn scatter(&self, bytes: &[u8], size: usize, out: &mut [u8]) {
+        let mut dims: Dims = self.dims.iter().filter(|dim| dim.len > 1).copied().collect();
+        // Neighbours in the output are copied one after the other.
+        dims.sort_by_key(|dim| std::cmp::Reverse(dim.out));
+        scatter(&dims, bytes, size, &mut out[self.out as usize * size..]);
+    }
+}
+
+fn scatter(dims: &[Dim], bytes: &[u8], size: usize, out: &mut [u8]) {
+    match dims {
+        [] => out[..size].copy_from_slice(&bytes[..size]),
+        [Dim { len, stride: 1, out: 1 }] => {
+            let len = *len as usize * size;
+            out[..len].copy_from_slice(&bytes[..len]);
+        }
+        [dim] => match size {
+            1 => copy::<1>(dim, bytes, out),
+            2 => copy::<2>(dim, bytes, out),
+            4 => copy::<4>(dim, bytes, out),
+            8 => copy::<8>(dim, bytes, out),
+            _ => {
+                for at in 0..dim.len as usize {
+                    let (from, to) = (at * dim.stride as usize * size, at * dim.out as usize * size);
+                    out[to..to + size].copy_from_slice(&bytes[from..from + size]);
+                }
+            }
+        },
+        [dim, inner @ ..] => {
+            for at in 0..dim.len as usize {
+                let (from, to) = (at * dim.stride as usize * size, at * dim.out as usize * size);
+                scatter(inner, &bytes[from..], size, &mut out[to..]);
+            }
+        }
+    }
+}
+
+/// Copies the elements of one dimension. They have `N` bytes.
+fn copy<const N: usize>(dim: &Dim, bytes: &[u8], out: &mut [u8]) {
+    let (bytes, out) = (bytes.as_chunks::<N>().0, out.as_chunks_mut::<N>().0);
+    for at in 0..dim.len as usize {
+        out[at * dim.out as usize] = bytes[at * dim.stride as usize];
+    }
+}
+
+/// Reverses the bytes of each number.
+fn reverse(bytes: &mut [u8], word: usize) {
+    match word {
+        2 => bytes.as_chunks_mut::<2>().0.iter_mut().for_each(|word| word.reverse()),
+        4 => bytes.as_chunks_mut::<4>().0.iter_mut().for_each(|word| word.reverse()),
+        8 => bytes.as_chunks_mut::<8>().0.iter_mut().for_each(|word| word.reverse()),
+        _ => bytes.chunks_exact_mut(word).for_each(<[u8]>::reverse),
+    }
+}
+
+impl Strided {
+    /// Fills `buf` with the bytes from `offset` on of the array in C order. They must lie inside the array.
+    pub(super) fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
+        let size = self.layout.size;
+        let elements = self.elements(&(offset..offset + buf.len() as u64));
+        let skipped = (offset - elements.start * size as u64) as usize;
+        let len = (elements.end - elements.start) as usize * size;
+        if len == buf.len() {
+            return self.gather(elements, buf);
+        }
+        // The first or the last element is not needed as a whole.
+        let mut whole = vec![0; len];
+        self.gather(elements, &mut whole)?;
+        buf.copy_from_slice(&whole[skipped..skipped + buf.len()]);
+        Ok(())
+    }
+
+    /// As [`super::Data::find_run`].
+    pub(super) fn find_run<T>(&self, part: &Range<u64>, find: &mut Find<T>) -> Option<T> {
+        let Extent { source, range } = &self.extent;
+        let size = self.layout.size as u64;
+        let mut run: Option<Range<u64>> = None;
+        let found = self.layout.spans(self.elements(part), &mut |span| {
+            let next = range.start + span.from * size..range.start + (span.from + span.len) * size;
+            match &mut run {
+                Some(run) if run.start <= next.start && next.start <= run.end + GAP_MAX => {
+                    run.end = run.end.max(next.end);
+                    Ok(())
+                }
+                run => run.replace(next).and_then(|run| find(&**source, run)).map_or(Ok(()), Err),
+            }
+        });
+        found.err().or_else(|| find(&**source, run?))
+    }
+
+    /// The elements that overlap a range of bytes.
+    fn elements(&self, bytes: &Range<u64>) -> Range<u64> {
+        let size = self.layout.size as u64;
+        bytes.start / size..bytes.end.div_ceil(size)
+    }
+
+    fn gather(&self, elements: Range<u64>, out: &mut [u8]) -> Result<(), Error> {
+        let Self { extent: Extent { source, range }, layout } = self;
+        let size = layout.size;
+        let mut bytes = Vec::new();
+        layout.spans(elements, &mut |span| {
+            let (offset, len) = (range.start + span.from * size as u64, span.len as usize * size);
+            if span.is_run() {
+                let to = span.out as usize * size;
+                return source.read_exact_at(&mut out[to..to + len], offset);
+            }
+            bytes.resize(len, 0);
+            source.read_exact_at(&mut bytes, offset)?;
+            span.scatter(&bytes, size, out);
+            Ok(())
+        })?;
+        if layout.word > 1 {
+            reverse(out, layout.word);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::content::{Content, Data, Request, Segment};
+    use crate::source::{Memory, Source};
+    use proptest::prelude::*;
+
+    /// An array of the elements at these places of `bytes`.
+    fn array(bytes: &[u8], start: u64, layout: Layout) -> (Strided, Content) {
+        let source: Arc<dyn Source> = Arc::new(Memory::new(bytes.to_vec()));
+        let extent = Extent { source, range: start..bytes.len() as u64 };
+        let strided = Strided { extent, layout: Arc::new(layout) };
+        (strided.clone(), Content::new([Segment::Data(Data::Strided(strided))]))
+    }
+
+    /// Every byte of the array in C order, found in the simplest way.
+    fn expected(bytes: &[u8], start: u64, shape: &[u64], strides: &[u64], size: usize, word: usize) -> Vec<u8> {
+        let mut indices = vec![0; shape.len()];
+        let mut all = Vec::new();
+        for _ in 0..shape.iter().product::<u64>() {
+            let at: u64 = indices.iter().zip(strides).map(|(index, stride)| index * stride).sum();
+            let from = start as usize + at as usize * size;
+            all.extend(bytes[from..from + size].chunks(word).flat_map(|word| word.iter().rev()));
+            for (index, dim) in indices.iter_mut().zip(shape).rev() {
+                *index += 1;
+                if *index < *dim {
+                    break;
+                }
+                *index = 0;
+            }
+        }
+        all
+    }
+
+    fn noise(len: usize) -> Vec<u8> {
+        (0..len as u32).map(|at| (at.wrapping_mul(0x9e37_79b1) >> 24) as u8).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn any_range_of_any_layout_is_gathered(
+            dims in proptest::collection::vec((1u64..7, 0u64..40), 0..5),
+            (size, word) in prop_oneof![
+                Just((1, 1)), Just((2, 2)), Just((4, 1)), Just((4, 4)), Just((8, 4)), Just((8, 8)), Just((16, 8)),
+                Just((3, 1)),
+            ],
+            start in 0u64..20,
+            (from, to) in (0u64..3000, 0u64..3000),
+        ) {
+            let (shape, strides): (Vec<u64>, Vec<u64>) = dims.into_iter().unzip();
+            let last: u64 = shape.iter().zip(&strides).map(|(len, stride)| (len - 1) * stride).sum();
+            let bytes = noise(start as usize + (last as usize + 1) * size);
+            let expected = expected(&bytes, start, &shape, &strides, size, word);
+            let (strided, content) = array(&bytes, start, Layout::new(&shape, &strides, size, word));
+            prop_assert_eq!(strided.layout.nbytes(), expected.len() as u64);
+            let len = expected.len() as u64;
+            let (from, to) = (from.min(to).min(len), to.max(from).min(len));
+            let mut read = Vec::new();
+            content.copy(from..to, &Request::WAIT, &mut read).unwrap();
+            prop_assert_eq!(&read, &expected[from as usize..to as usize]);
+            // What is prepared is inside the file, and has all bytes that are needed.
+            let mut runs = Vec::new();
+            strided.find_run(&(from..to), &mut |_, run| { runs.push(run); None::<()> });
+            prop_assert!(runs.iter().all(|run| run.start >= start && run.end <= bytes.len() as u64));
+            let mut only: Vec<u8> = vec![0; bytes.len()];
+            for run in runs {
+                only[run.start as usize..run.end as usize]
+                    .copy_from_slice(&bytes[run.start as usize..run.end as usize]);
+            }
+            let (_, content) = array(&only, start, Layout::new(&shape, &strides, size, word));
+            content.copy(from..to, &Request::WAIT, &mut read).unwrap();
+            prop_assert_eq!(&read, &expected[from as usize..to as usize]);
+        }
+    }
+
+    #[test]
+    fn large_arrays_are_gathered() {
+        // A transposed matrix, every second row, channels last, repeated rows, and a matrix that is wider than a span.
+        let cases: [(&[u64], &[u64]); 6] = [
+            (&[300, 500], &[1, 300]),
+            (&[250, 400], &[800, 2]),
+            (&[4, 3, 70, 90], &[18_900, 1, 270, 3]),
+            (&[50, 3000], &[0, 1]),
+            (&[2, 150_000], &[150_001, 2]),
+            (&[3, 130_000], &[100_000, 1]),
+        ];
+        let bytes = noise(4 * 460_000);
+        for (shape, strides) in cases {
+            let expected = expected(&bytes, 0, shape, strides, 4, 1);
+            let (_, content) = array(&bytes, 0, Layout::new(shape, strides, 4, 1));
+            let len = expected.len() as u64;
+            for range in [0..len, 5..len - 3, len / 3..len / 3 + 70_001, len - 1..len, 1000..1001] {
+                let mut read = Vec::new();
+                content.copy(range.clone(), &Request::WAIT, &mut read).unwrap();
+                assert!(read == expected[range.start as usize..range.end as usize], "{shape:?} {range:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn little_more_is_read_than_needed() {
+        // (shape, strides, range, spans, elements that are read).
+        let transposed = (&[4096u64, 4096][..], &[1u64, 4096][..]);
+        let cases = [
+            // One row: 4096 elements, each in another row of the file.
+            (transposed, 0..4096, 4096, 4096),
+            // Eight rows of the same matrix: eight elements at a time.
+            (transposed, 0..8 * 4096, 4096, 8 * 4096),
+            // A part of a row.
+            (transposed, 100..130, 30, 30),
+            // Every second element: one span.
+            ((&[1000], &[2]), 0..1000, 1, 1999),
+            // One of 64 elements: a page at a time.
+            ((&[1000], &[64]), 0..1000, 63, 1000 + 937 * 63),
+            // One element, repeated.
+            ((&[1 << 40], &[0]), 1 << 39..(1 << 39) + 1000, 1, 1),
+            // A run is read as it is.
+            ((&[1 << 20], &[1]), 0..1 << 20, 16, 1 << 20),
+        ];
+        for ((shape, strides), range, spans, elements) in cases {
+            let (mut count, mut read) = (0, 0);
+            let take = &mut |span: Span| {
+                count += 1;
+                read += span.len;
+                Ok::<_, ()>(())
+            };
+            Layout::new(shape, strides, 4, 1).spans(range.clone(), take).unwrap();
+            assert_eq!((count, read), (spans, elements), "{shape:?} {range:?}");
+        }
+    }
+
+    #[test]
+    fn arrays_without_elements_are_empty() {
+        let huge = 1 << 62;
+        for (shape, strides) in [(&[0, huge, huge][..], &[1, 1, 1][..]), (&[huge, 0], &[0, 0]), (&[0], &[1])] {
+            assert_eq!(Layout::new(shape, strides, 8, 1).nbytes(), 0);
+        }
+        assert_eq!(Layout::new(&[], &[], 8, 8).nbytes(), 8);
+    }
+}
