@@ -15,6 +15,7 @@ pub mod location;
 pub mod manifest;
 pub mod mount;
 pub mod names;
+pub mod numpy;
 pub mod ollama;
 pub mod options;
 pub mod protocol;

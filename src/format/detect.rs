@@ -13,7 +13,7 @@ pub struct Foreign {
 }
 
 /// Offset of a magic number, the magic number, the format that it identifies, and a hint for the user.
-const MAGICS: [(usize, &[u8], &str, Option<&str>); 22] = [
+const MAGICS: [(usize, &[u8], &str, Option<&str>); 21] = [
     (0, b"GGML", "a GGML file, older than GGUF", Some("convert it with llama.cpp's tools")),
     // The numbers "ggml", "ggmf" and "ggjt" in little-endian order.
     (0, b"lmgg", "a GGML file, older than GGUF", Some("convert it with llama.cpp's tools")),
@@ -27,7 +27,6 @@ const MAGICS: [(usize, &[u8], &str, Option<&str>); 22] = [
     (0, b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", Some("unpack it first")),
     (257, b"ustar", "a tar archive", Some("unpack it first")),
     (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file, such as a Keras model (.h5)", Some("convert it to safetensors first")),
-    (0, b"\x93NUMPY", "a NumPy array (.npy)", Some("open it with numpy.load")),
     (4, b"TFL3", "a TensorFlow Lite model", None),
     (0, b"\x08\x07\x12", "an ONNX model", None),
     (0, b"\x08\x08\x12", "an ONNX model", None),

@@ -77,6 +77,12 @@ pub enum EditError {
         /// The limit in bytes.
         most: usize,
     },
+    /// The format has no metadata, or its metadata cannot be changed.
+    #[error("metadata of {format} files cannot be changed")]
+    Fixed {
+        /// The name of the format.
+        format: &'static str,
+    },
     /// The data would have to move.
     #[error("{} cannot change from {old} to {new}: the tensors are stored at multiples of {old} bytes", quote(key))]
     Alignment {

@@ -3,6 +3,7 @@
 use super::detect::Foreign;
 use super::gguf;
 use super::input::Missing;
+use super::numpy;
 use super::safetensors;
 
 /// Why a file has no usable header.
@@ -20,6 +21,9 @@ pub enum Error {
     /// The file breaks a rule of GGUF.
     #[error(transparent)]
     Gguf(gguf::Error),
+    /// The file breaks a rule of NumPy's formats.
+    #[error(transparent)]
+    Numpy(numpy::Error),
 }
 
 impl Error {
@@ -27,14 +31,20 @@ impl Error {
     pub fn tensor(&self) -> Option<&str> {
         match self {
             Self::Safetensors(safetensors::Error::Tensor { name, .. })
-            | Self::Gguf(gguf::Error::Tensor { name, .. }) => Some(name),
+            | Self::Gguf(gguf::Error::Tensor { name, .. })
+            | Self::Numpy(numpy::Error::Tensor { name, .. }) => Some(name),
             _ => None,
         }
     }
 
     /// Whether the file ends before its data does.
     pub fn is_cut(&self) -> bool {
-        matches!(self, Self::Safetensors(safetensors::Error::DataCut { .. }) | Self::Gguf(gguf::Error::DataCut { .. }))
+        matches!(
+            self,
+            Self::Safetensors(safetensors::Error::DataCut { .. })
+                | Self::Gguf(gguf::Error::DataCut { .. })
+                | Self::Numpy(numpy::Error::DataCut { .. })
+        )
     }
 }
 
@@ -52,6 +62,15 @@ impl From<gguf::Error> for Error {
         match error {
             gguf::Error::Missing(missing) => Self::Missing(missing),
             other => Self::Gguf(other),
+        }
+    }
+}
+
+impl From<numpy::Error> for Error {
+    fn from(error: numpy::Error) -> Self {
+        match error {
+            numpy::Error::Missing(missing) => Self::Missing(missing),
+            other => Self::Numpy(other),
         }
     }
 }

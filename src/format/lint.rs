@@ -1,5 +1,9 @@
 //! Findings about a header, in addition to the result of the parser.
 
+use super::error::Error;
+use super::header::Header;
+use crate::text::quote;
+
 /// Something in a header that is wrong or unusual.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lint {
@@ -26,4 +30,19 @@ pub enum LintKind {
     Hole,
     /// Two tensors share bytes.
     Overlap,
+    /// Bytes after the data belong to no tensor. Readers of the format ignore them.
+    Trailing,
+}
+
+/// Reports the entries that the lenient parser left out of a file that the strict parser rejects with the error
+/// `broken`, or that error if none was left out.
+pub fn left_out(header: &Header, broken: &Error, _: u64, found: &mut dyn FnMut(Lint)) {
+    let skipped = header.skipped().listed();
+    for skipped in skipped {
+        let message = format!("{}: {}", quote(&skipped.name), skipped.reason);
+        found(Lint { kind: LintKind::Entry, subject: Some(skipped.name.clone()), message });
+    }
+    if skipped.is_empty() {
+        found(Lint { kind: LintKind::Entry, subject: None, message: broken.to_string() });
+    }
 }

@@ -13,6 +13,7 @@ mod input;
 mod lint;
 mod metadata;
 mod names;
+pub mod numpy;
 pub mod safetensors;
 mod table;
 

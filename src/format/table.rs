@@ -5,8 +5,8 @@ use super::edit::{Edit, EditError, Edited, NewHead};
 use super::error::Error;
 use super::header::{Header, Mode, TensorInfo};
 use super::input::{Input, Missing};
-use super::lint::Lint;
-use super::{gguf, safetensors};
+use super::lint::{self, Lint};
+use super::{gguf, numpy, safetensors};
 use std::ffi::OsStr;
 use std::mem;
 use std::os::unix::ffi::OsStrExt;
@@ -36,14 +36,24 @@ type Damage = fn(&Header, &Error, u64, &mut dyn FnMut(Lint));
 type Editor = fn(&Header, &Input, &Edit) -> Result<NewHead, EditError>;
 
 /// All formats. safetensors has no magic number, so it comes last and parses what no other format recognises.
-static FORMATS: [Row; 2] = [
+static FORMATS: [Row; 3] = [
+    Row {
+        name: numpy::NPY,
+        suffix: ".npy",
+        recognises: numpy::is_npy,
+        parse: |input, mode| Ok(numpy::parse(input, mode)?),
+        lint: numpy::lint,
+        damage: lint::left_out,
+        has_types: false,
+        edit: fixed,
+    },
     Row {
         name: gguf::NAME,
         suffix: ".gguf",
         recognises: gguf::is_gguf,
         parse: |input, mode| Ok(gguf::parse(input, mode)?),
         lint: gguf::lint,
-        damage: gguf::damage,
+        damage: lint::left_out,
         has_types: true,
         edit: gguf::edit,
     },
@@ -58,6 +68,11 @@ static FORMATS: [Row; 2] = [
         edit: |header, input, edit| Ok(safetensors::edit(header, input, edit)?),
     },
 ];
+
+/// The editor of formats whose metadata cannot be changed.
+fn fixed(header: &Header, _: &Input, _: &Edit) -> Result<NewHead, EditError> {
+    Err(EditError::Fixed { format: header.format() })
+}
 
 /// The file name suffixes of all formats.
 pub fn suffixes() -> impl Iterator<Item = &'static str> {

@@ -12,7 +12,7 @@ use super::selection::{Tensors, numbers};
 use super::values::{self, Conversion, Float};
 use crate::content::{Content, Data, Run, Segment, Series};
 use crate::format::safetensors::{MAX_HEADER, NAME as SAFETENSORS};
-use crate::format::{Dtype, TensorInfo, Value};
+use crate::format::{Dtype, TensorInfo, Value, numpy};
 use crate::model::quantization::COMFY_METADATA;
 use crate::model::{self, Model, Numbers, Parts, ShardId, TensorId};
 use crate::name;
@@ -197,11 +197,17 @@ impl Export {
     }
 }
 
+/// Whether a safetensors file can hold elements of a dtype as they are stored. A dtype that is not known is one that a
+/// safetensors header has named, unless it is one of NumPy's own.
+pub fn can_hold(dtype: Dtype) -> bool {
+    !dtype.has_scales() && !numpy::is_own(dtype)
+}
+
 /// A tensor as it appears in a file; `None` if the file cannot hold it. The length of `range` is the size of the data
 /// in that file.
 pub fn written<'m>(numbers: &Numbers<'m>, conversion: Option<Conversion>) -> Option<TensorInfo<'m>> {
     let (tensor, dtype) = (&numbers.tensor.info, numbers.dtype());
-    let Some(Conversion { to, .. }) = conversion else { return Some(tensor.clone()).filter(|_| !dtype.has_scales()) };
+    let Some(Conversion { to, .. }) = conversion else { return Some(tensor.clone()).filter(|_| can_hold(dtype)) };
     let is_kept = dtype.is_integer() || dtype == Dtype::C64 || dtype == to.dtype();
     if is_kept && numbers.weight.is_none() {
         return Some(tensor.clone());

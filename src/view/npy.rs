@@ -5,6 +5,7 @@
 
 use super::values::{self, Float};
 use crate::content::{Content, Segment};
+use crate::format::{Dtype, numpy};
 use crate::model::{Model, Numbers};
 use std::fmt::Write;
 
@@ -19,13 +20,26 @@ const RANK_MAX: usize = 8192;
 
 /// Whether a tensor is shown.
 pub fn shows(numbers: &Numbers) -> bool {
-    let dtype = numbers.dtype();
-    (dtype.numpy().is_some() || dtype.to_f32().is_some()) && numbers.shape().len() <= RANK_MAX
+    let is_array = numbers.dtype().to_f32().is_some() || stored(numbers).is_some();
+    is_array && numbers.shape().len() <= RANK_MAX
+}
+
+/// NumPy's name of the stored elements, if NumPy has their dtype. Elements of a NumPy file that no other format has, such
+/// as texts and records, have that name.
+fn stored<'m>(numbers: &Numbers<'m>) -> Option<&'m str> {
+    match numbers.dtype() {
+        _ if numbers.weight.is_some() => None,
+        Dtype::Unknown(name) => {
+            let bytes = numpy::element_size(name)?.checked_mul(numbers.elements());
+            Some(name).filter(|_| bytes == Some(numbers.tensor.info.nbytes()))
+        }
+        known => known.numpy(),
+    }
 }
 
 /// The array file of a tensor: a header, then the stored bytes if NumPy has the dtype, otherwise float32.
 pub fn content(model: &Model, numbers: &Numbers) -> Content {
-    let (descr, data) = match numbers.dtype().numpy().filter(|_| numbers.weight.is_none()) {
+    let (descr, data) = match stored(numbers) {
         Some(descr) => (descr, Some(Segment::Data(model.data(&numbers.tensor)))),
         None => ("<f4", values::segment(model, numbers, Float::F32)),
     };
@@ -35,7 +49,9 @@ pub fn content(model: &Model, numbers: &Numbers) -> Content {
 
 /// Everything before the data. Arrays are in C order.
 fn header(descr: &str, shape: &[u64]) -> Vec<u8> {
-    let mut dict = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': (");
+    // The description of a record is a list.
+    let quote = if descr.starts_with('[') { "" } else { "'" };
+    let mut dict = format!("{{'descr': {quote}{descr}{quote}, 'fortran_order': False, 'shape': (");
     for dim in shape {
         // Writing to a string cannot fail.
         let _ = write!(dict, "{dim}, ");
@@ -88,6 +104,8 @@ mod tests {
         assert_eq!(dict(&[3]), "{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }");
         assert_eq!(dict(&[0, 12]), "{'descr': '<f4', 'fortran_order': False, 'shape': (0, 12), }");
         assert_eq!(header("<f4", &[3, 4]).len(), 128);
+        let record = header("[('a', '<f4')]", &[2]);
+        assert!(record[10..].starts_with(b"{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (2,), }"));
         let large = header("|u1", &[1; 40_000]);
         assert_eq!((large[6], large.len() % ALIGNMENT), (2, 0));
         assert_eq!(u32::from_le_bytes([large[8], large[9], large[10], large[11]]) as usize, large.len() - 12);

@@ -1,6 +1,6 @@
 //! `safetensors/`: a tensor as a complete safetensors file.
 
-use super::export::write_entry;
+use super::export::{can_hold, write_entry};
 use crate::content::{Content, Segment};
 use crate::model::{Model, Numbers, Tensor};
 
@@ -13,7 +13,7 @@ const NAME_MAX: usize = 1 << 20;
 /// Whether a tensor is shown.
 pub fn shows(numbers: &Numbers) -> bool {
     let tensor = &numbers.tensor.info;
-    !tensor.dtype.has_scales() && tensor.shape.len() <= RANK_MAX && tensor.name.len() <= NAME_MAX
+    can_hold(tensor.dtype) && tensor.shape.len() <= RANK_MAX && tensor.name.len() <= NAME_MAX
 }
 
 /// A file that holds only this tensor, under its own name and without metadata. The data begins at a multiple of 8

@@ -1,7 +1,6 @@
 //! Findings about a GGUF file beyond the verdict of the parser.
 
 use super::{ALIGNMENT_KEY, ARCHITECTURE_KEY, SPLIT_NUMBER_KEY};
-use crate::format::error::Error;
 use crate::format::header::Header;
 use crate::format::input::{Input, Missing};
 use crate::format::lint::{Lint, LintKind};
@@ -150,17 +149,5 @@ impl Kind {
             Self::Float => "a floating-point number",
             Self::Bool => "a boolean",
         }
-    }
-}
-
-/// Reports everything that is wrong with a file that the strict parser rejects.
-pub fn damage(header: &Header, broken: &Error, _: u64, found: &mut dyn FnMut(Lint)) {
-    let skipped = header.skipped().listed();
-    for skipped in skipped {
-        let message = format!("{}: {}", quote(&skipped.name), skipped.reason);
-        found(Lint { kind: LintKind::Entry, subject: Some(skipped.name.clone()), message });
-    }
-    if skipped.is_empty() {
-        found(Lint { kind: LintKind::Entry, subject: None, message: broken.to_string() });
     }
 }

@@ -16,7 +16,7 @@ mod types;
 
 pub use edit::edit;
 pub use error::{Error, Fault};
-pub use lint::{damage, lint};
+pub use lint::lint;
 pub use reader::{alignment, is_gguf, parse};
 
 /// Name of the format in headers and messages.

@@ -1,7 +1,7 @@
 //! Checks the header of one file: its form, the layout of its tensors, and its metadata.
 
 use super::report::{Report, Rule};
-use crate::format::{self, Block, Dtype, Header, Input, Lint, LintKind, Mode, TensorInfo};
+use crate::format::{self, Block, Dtype, Header, Input, Lint, LintKind, Mode, TensorInfo, safetensors};
 use crate::inspect::conventions::{self, KOHYA_JSON, MODELSPEC_PREFIX};
 use crate::model;
 use crate::source::{self, Location, Source};
@@ -59,6 +59,7 @@ impl File {
     fn check_header(&self, input: &Input, report: &mut Report) {
         // This cannot fail, because the input has the whole header.
         let _ = format::lint(&self.header, input, &mut |lint| add(report, &self.name, lint));
+        let is_safetensors = self.header.format() == safetensors::NAME;
         let len = self.header.text().map_or(0, |text| text.end - text.start);
         if len > HUB_HEADER_MAX {
             report.add(Rule::HeaderSize, &self.name, None, || {
@@ -66,13 +67,17 @@ impl File {
             });
         }
         let start = self.header.data_start();
-        if !start.is_multiple_of(DATA_ALIGNMENT) && !self.header.is_empty() {
+        if is_safetensors && !start.is_multiple_of(DATA_ALIGNMENT) && !self.header.is_empty() {
             report.add(Rule::DataStart, &self.name, None, || {
                 format!("the data begins at byte {start}, which is not a multiple of {DATA_ALIGNMENT}")
             });
         }
+        let rule = if is_safetensors { Rule::UnknownDtype } else { Rule::RawDtype };
         for dtype in self.header.unknown_dtypes() {
-            report.add(Rule::UnknownDtype, &self.name, Some(dtype), || format!("dtype {} is unknown", quote(dtype)));
+            report.add(rule, &self.name, Some(dtype), || match is_safetensors {
+                true => format!("dtype {} is unknown", quote(dtype)),
+                false => format!("dtype {}: its tensors are shown as raw bytes", quote(dtype)),
+            });
         }
         for dtype in self.header.size_only_dtypes() {
             report.add(Rule::UnknownDtype, &self.name, Some(dtype.name()), || {
@@ -179,6 +184,7 @@ fn add(report: &mut Report, name: &str, lint: Lint) {
         LintKind::Entry => Rule::Entry,
         LintKind::Hole => Rule::Hole,
         LintKind::Overlap => Rule::Overlap,
+        LintKind::Trailing => Rule::Trailing,
     };
     report.add(rule, name, lint.subject.as_deref(), || lint.message);
 }

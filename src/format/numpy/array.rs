@@ -1,0 +1,106 @@
+//! Reads the header of one array, which may be a part of a file.
+
+use super::descr::Descr;
+use super::error::Fault;
+use super::literal::{self, Literal};
+use super::{MAGIC, MAX_HEADER};
+use crate::format::header::{HeaderBuilder, Name, NewTensor};
+use crate::format::input::{Input, Missing};
+use crate::text::brackets;
+use std::ops::Range;
+
+/// An array, as its header describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Array {
+    /// The major version of the format.
+    pub version: u8,
+    /// The dtype.
+    pub descr: Descr,
+    /// Whether the first index varies fastest.
+    pub fortran_order: bool,
+    /// Dimensions in elements.
+    pub shape: Vec<u64>,
+    /// The range of the elements, in bytes from the start of the file. It may end beyond the file.
+    pub range: Range<u64>,
+}
+
+/// Reads the header of the array that takes the bytes `part` of a file.
+pub fn read(input: &Input, part: Range<u64>) -> Result<Result<Array, Fault>, Missing> {
+    let at = |from: u64, len: u64| part.start.saturating_add(from)..part.start.saturating_add(from + len).min(part.end);
+    let head = input.get(at(0, 12))?;
+    let Some([version, _, length @ ..]) = head.strip_prefix(MAGIC) else { return Ok(Err(Fault::Magic)) };
+    let (from, len) = match (version, length) {
+        (1, [a, b, ..]) => (10, u64::from(u16::from_le_bytes([*a, *b]))),
+        (2 | 3, [a, b, c, d]) => (12, u64::from(u32::from_le_bytes([*a, *b, *c, *d]))),
+        (1..=3, _) => (0, MAX_HEADER),
+        _ => return Ok(Err(Fault::Version { version: *version })),
+    };
+    let cut = Fault::HeaderCut { end: part.start.saturating_add(from + len), len: part.end };
+    if from == 0 {
+        return Ok(Err(Fault::HeaderCut { end: part.start.saturating_add(12), len: part.end }));
+    }
+    if len > MAX_HEADER {
+        return Ok(Err(Fault::LongHeader { len }));
+    }
+    if part.start.saturating_add(from + len) > part.end {
+        return Ok(Err(cut));
+    }
+    let text = input.get(at(from, len))?;
+    // Version 3 is UTF-8, the others are Latin-1, whose characters have the same numbers in Unicode.
+    let text = match version {
+        3 => match String::from_utf8(text.to_vec()) {
+            Ok(text) => text,
+            Err(_) => return Ok(Err(Fault::NotUtf8)),
+        },
+        _ => text.iter().map(|byte| char::from(*byte)).collect(),
+    };
+    Ok(describe(&text, *version, part.start + from + len))
+}
+
+fn describe(text: &str, version: u8, data: u64) -> Result<Array, Fault> {
+    let parsed = Literal::parse(text).map_err(|literal::Fault { at, reason }| Fault::Literal { at, reason })?;
+    let Literal::Dict(pairs) = parsed else { return Err(Fault::NoDict) };
+    let value = |key: &'static str| {
+        let found = pairs.iter().find(|(other, _)| other == key).map(|(_, value)| value);
+        found.ok_or(Fault::NoKey { key })
+    };
+    let (descr, order, shape) = (value("descr")?, value("fortran_order")?, value("shape")?);
+    if let Some((key, _)) = pairs.iter().find(|(key, _)| !["descr", "fortran_order", "shape"].contains(&&key[..])) {
+        return Err(Fault::Key { key: key.clone() });
+    }
+    let Literal::Bool(fortran_order) = *order else { return Err(Fault::Order) };
+    let Literal::Tuple(dims) = shape else { return Err(Fault::Shape) };
+    let dim = |dim: &Literal| if let Literal::Integer(dim) = dim { Ok(*dim) } else { Err(Fault::Shape) };
+    let shape = dims.iter().map(dim).collect::<Result<Vec<u64>, _>>()?;
+    let descr = Descr::new(descr)?;
+    // NumPy counts in signed 64-bit numbers.
+    let fits = |number: &u64| i64::try_from(*number).is_ok();
+    let multiply = |product: u64, dim: &u64| product.checked_mul(*dim).filter(|product| fits(product) && fits(dim));
+    let elements = shape.iter().try_fold(1, multiply);
+    let bytes = elements.and_then(|elements| elements.checked_mul(descr.item)).filter(fits);
+    let end = bytes.and_then(|bytes| data.checked_add(bytes)).filter(fits);
+    let Some(end) = end else {
+        return Err(Fault::Overflow { shape: brackets(&shape), descr: descr.name });
+    };
+    if fortran_order && shape.iter().filter(|dim| **dim > 1).count() > 1 && !shape.contains(&0) {
+        return Err(Fault::Fortran);
+    }
+    if descr.swapped.is_some() {
+        return Err(Fault::BigEndian { descr: descr.name });
+    }
+    Ok(Array { version, descr, fortran_order, shape, range: data..end })
+}
+
+impl Array {
+    /// Adds the array to a header.
+    pub fn push(self, name: Name, builder: &mut HeaderBuilder) {
+        let start = builder.next_dim();
+        self.shape.iter().for_each(|dim| builder.dim(*dim));
+        let shape = builder.shape_from(start);
+        let dtype = match self.descr.known {
+            Some(known) => builder.known_dtype(known),
+            None => builder.dtype_number(&self.descr.name),
+        };
+        builder.push(NewTensor { name, dtype, shape, range: self.range, is_unusual: false });
+    }
+}

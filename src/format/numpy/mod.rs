@@ -1,0 +1,28 @@
+//! NumPy array files.
+//!
+//! A file of one array is a magic number, a version, the length of the header, the header (a Python dict as text), and
+//! the elements. Sources: NumPy Enhancement Proposal 1 and `numpy/lib/format.py`. Arrays of Python objects are refused,
+//! because they are pickles.
+
+mod array;
+mod descr;
+mod error;
+mod literal;
+mod npy;
+
+pub use descr::{element_size, is_own};
+pub use error::{Error, Fault};
+pub use npy::{is_npy, lint, parse};
+
+/// Name of the format of a file of one array, in headers and messages.
+pub const NPY: &str = "npy";
+
+/// The first bytes of an array.
+const MAGIC: &[u8] = b"\x93NUMPY";
+
+/// Maximum size of the header of an array in bytes. NumPy itself reads at most 10,000 bytes unless it is told to trust
+/// the file.
+pub const MAX_HEADER: u64 = 1 << 20;
+
+/// The name of an array that has none: the one that `numpy.savez` gives to its first array without a name.
+pub const UNNAMED: &str = "arr_0";

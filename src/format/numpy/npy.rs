@@ -1,0 +1,166 @@
+//! A file of one array.
+
+use super::array;
+use super::error::{Error, Fault};
+use super::{MAGIC, NPY, UNNAMED};
+use crate::format::header::{Header, HeaderBuilder, Mode};
+use crate::format::input::{Input, Missing};
+use crate::format::lint::{Lint, LintKind};
+
+/// Whether a file begins with the magic number.
+pub fn is_npy(input: &Input) -> Result<bool, Missing> {
+    Ok(input.get(0..MAGIC.len() as u64)? == MAGIC)
+}
+
+/// Reads the header of a file.
+pub fn parse(input: &Input, mode: Mode) -> Result<Header, Error> {
+    let array = array::read(input, 0..input.len())?.map_err(Error::Array)?;
+    let (end, len) = (array.range.end, input.len());
+    if end > len && mode == Mode::Strict {
+        return Err(Error::DataCut { end, len });
+    }
+    let mut builder = HeaderBuilder::new(mode);
+    builder.version(array.version.into());
+    let start = array.range.start;
+    let name = builder.name(UNNAMED);
+    if end > len && mode == Mode::Lenient {
+        builder.skip_entry(&name, || Fault::Outside { begin: start, end, len }.to_string());
+    } else {
+        array.push(name, &mut builder);
+    }
+    // One name is never repeated.
+    builder.finish(NPY, None, start, String::new).map_err(|_| Error::Array(Fault::Shape))
+}
+
+/// Reports what is unusual in a sound header.
+pub fn lint(header: &Header, input: &Input, found: &mut dyn FnMut(Lint)) -> Result<(), Missing> {
+    let end = header.tensors().map(|tensor| tensor.range.end).max().unwrap_or(header.data_start());
+    let more = input.len().saturating_sub(end);
+    if more > 0 {
+        let next = input.get(end..end + MAGIC.len() as u64)?;
+        let what = if next == MAGIC { ", which begin with another array" } else { "" };
+        let message = format!("{more} bytes after the array{what}; only the first array of a file is read");
+        found(Lint { kind: LintKind::Trailing, subject: None, message });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file with this version, header and number of bytes of data.
+    fn file(version: u8, dict: &str, data: usize) -> Vec<u8> {
+        let len = dict.len();
+        let length =
+            if version == 1 { (len as u16).to_le_bytes().to_vec() } else { (len as u32).to_le_bytes().to_vec() };
+        [MAGIC, &[version, 0], &length, dict.as_bytes(), &vec![7; data]].concat()
+    }
+
+    fn read(file: &[u8], mode: Mode) -> Result<Header, Error> {
+        parse(&Input::with_prefix(file.len() as u64, file.to_vec()), mode)
+    }
+
+    const DICT: &str = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }";
+
+    #[test]
+    fn all_versions_are_read() {
+        for (version, start) in [(1, 10), (2, 12), (3, 12)] {
+            let header = read(&file(version, DICT, 24), Mode::Strict).unwrap();
+            let tensor = header.tensor(0);
+            let start = start + DICT.len() as u64;
+            assert_eq!((tensor.name, tensor.dtype.name(), tensor.shape), (UNNAMED, "F32", &[2, 3][..]));
+            assert_eq!((tensor.range, header.data_start()), (start..start + 24, start));
+            assert_eq!(header.version(), Some(version.into()));
+        }
+        // Latin-1, and UTF-8.
+        let latin = b"{'descr': [('\xe9', '<f4')], 'fortran_order': False, 'shape': ()}";
+        let latin = [MAGIC, b"\x01\0", &[latin.len() as u8, 0], latin, &[0; 4]].concat();
+        let utf8 = file(3, "{'descr': [('\u{e9}', '<f4')], 'fortran_order': False, 'shape': ()}", 4);
+        for file in [latin, utf8] {
+            assert_eq!(read(&file, Mode::Strict).unwrap().tensor(0).dtype.name(), "[('\u{e9}', '<f4')]");
+        }
+    }
+
+    #[test]
+    fn only_a_part_of_the_file_is_needed() {
+        let whole = file(1, DICT, 24);
+        let mut input = Input::new(whole.len() as u64);
+        let mut asked = 0;
+        let header = loop {
+            match parse(&input, Mode::Strict) {
+                Err(Error::Missing(Missing(range))) => {
+                    assert!(range.end <= 10 + DICT.len() as u64, "{range:?}");
+                    input.add(range.start, whole[range.start as usize..range.end as usize].to_vec());
+                    asked += 1;
+                }
+                parsed => break parsed.unwrap(),
+            }
+        };
+        assert_eq!((asked, header.len()), (2, 1));
+    }
+
+    #[test]
+    fn hostile_files_are_refused() {
+        let dict = |descr: &str, order: &str, shape: &str| {
+            file(1, &format!("{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}}}"), 24)
+        };
+        let most = i64::MAX;
+        let cases = [
+            (file(4, DICT, 24), "version 4 of the array format"),
+            (file(0, DICT, 24), "version 0 of the array format"),
+            (MAGIC.to_vec(), "does not begin with the magic number"),
+            (file(1, DICT, 0)[..11].to_vec(), "cut short: its header goes on to byte 69, but it ends at byte 11"),
+            (file(2, DICT, 0)[..11].to_vec(), "cut short: its header goes on to byte 12, but it ends at byte 11"),
+            ([MAGIC, b"\x02\0\xff\xff\xff\xff"].concat(), "a header of 4294967295 bytes, and at most 1048576"),
+            (file(3, "\u{e9}", 0)[..13].to_vec(), "cut short"),
+            (file(1, DICT, 23), "cut short: the data ends at byte 93, but the file ends at byte 92; 1 bytes missing"),
+            (file(1, "(1,)", 0), "its header is not a dict"),
+            (file(1, "__import__('os').system('id')", 0), "not a Python literal: neither a string"),
+            (file(1, "{}", 0), "its header has no descr"),
+            (file(1, "{'descr': '<f4', 'shape': ()}", 0), "its header has no fortran_order"),
+            (file(1, "{'descr': '<f4', 'fortran_order': False, 'shape': (), 'x': 1}", 4), "the unknown key \"x\""),
+            (dict("'<f4'", "0", "(6,)"), "fortran_order is neither True nor False"),
+            (dict("'<f4'", "False", "6"), "the shape is not a tuple of whole numbers"),
+            (dict("'<f4'", "False", "('6',)"), "the shape is not a tuple of whole numbers"),
+            (dict("'<f4'", "False", "(-6,)"), "not a Python literal"),
+            (dict("'<f3'", "False", "(6,)"), "dtype \"<f3\" is not known"),
+            (dict("'|O'", "False", "(6,)"), "Python objects, which are stored as a pickle"),
+            (dict("'<f8'", "False", &format!("({most},)")), "more than 2^63-1 elements or bytes"),
+            (dict("'|u1'", "False", &format!("({most}, {most})")), "more than 2^63-1 elements or bytes"),
+            (dict("'|u1'", "False", &format!("({most},)")), "more than 2^63-1 elements or bytes"),
+            (dict("'|u1'", "False", "(18446744073709551615, 0)"), "more than 2^63-1 elements or bytes"),
+        ];
+        for (file, expected) in cases {
+            let error = read(&file, Mode::Strict).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}\n{expected}");
+        }
+    }
+
+    #[test]
+    fn cut_array_is_left_out_in_lenient_mode() {
+        let file = file(1, DICT, 20);
+        let header = read(&file, Mode::Lenient).unwrap();
+        assert_eq!((header.len(), header.skipped().total()), (0, 1));
+        let skipped = &header.skipped().listed()[0];
+        assert_eq!(skipped.reason, "its data takes bytes 69 to 93, but the file ends at byte 89");
+        assert_eq!(read(&file, Mode::Header).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn bytes_after_the_array_are_reported() {
+        let file = |more: &[u8]| [&file(1, DICT, 24), more].concat();
+        for (more, expected) in [
+            (&b""[..], None),
+            (b"abc", Some("3 bytes after the array; only")),
+            (b"\x93NUMPY\x01", Some("7 bytes after the array, which begin with another array; only")),
+        ] {
+            let file = file(more);
+            let input = Input::with_prefix(file.len() as u64, file.clone());
+            let mut found = Vec::new();
+            lint(&parse(&input, Mode::Strict).unwrap(), &input, &mut |lint| found.push(lint.message)).unwrap();
+            assert_eq!(found.len(), usize::from(expected.is_some()));
+            assert!(found.iter().all(|message| message.starts_with(expected.unwrap())), "{found:?}");
+        }
+    }
+}

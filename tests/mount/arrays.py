@@ -1,0 +1,118 @@
+"""NumPy files, and mounts of them compared with numpy.load.
+
+write DIR: writes arrays of all dtypes, orders and versions to DIR. check DIR MOUNT: compares a mount of DIR with what
+numpy.load returns.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import load_file
+
+# NumPy's names of dtypes that safetensors has.
+NUMBERS = ["?", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8"]
+OTHERS = ["c16", "g", "S5", "U3", "V7", "M8[ns]", "m8[25s]", "M8"]
+RECORD = np.dtype([("a", "<f4"), ("b", ">i2", (2, 3)), (("title", "c"), [("x", "u1"), ("y", "<c8")])])
+PADDED = np.dtype([("a", "u1"), ("b", "<f8")], align=True)
+
+
+def filled(dtype, shape):
+    """An array of random bytes; booleans are 0 or 1, and texts are ASCII."""
+    dtype = np.dtype(dtype)
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    octets = np.random.default_rng(size).integers(0, 2 if dtype == bool else 256, size, np.uint8)
+    if dtype.kind in "US":
+        return np.array(["a", "bc", "def"] * size, dtype)[: size // dtype.itemsize].reshape(shape)
+    return octets.view(dtype).reshape(shape) if size else np.zeros(shape, dtype)
+
+
+def write(directory):
+    files = {}
+    for name in NUMBERS + OTHERS:
+        files[f"dtype-{name}"] = filled(name, (3, 4))
+    for name, shape in {"scalar": (), "one": (1,), "vector": (5,), "empty": (0, 3), "cube": (2, 3, 4)}.items():
+        files[f"shape-{name}"] = filled("f4", shape)
+    files["records"] = filled(RECORD, (4,))
+    files["padded"] = filled(PADDED, (2, 2))
+    files["names"] = filled(np.dtype([("é", "<f4"), ("it's", "<i2")]), (3,))
+    files["bfloat16"] = filled(ml_dtypes.bfloat16, (2, 3))
+    for name, array in files.items():
+        np.save(directory / f"{name}.npy", array)
+    for version in [(1, 0), (2, 0), (3, 0)]:
+        with open(directory / f"version-{version[0]}.npy", "wb") as file:
+            np.lib.format.write_array(file, filled("f4", (3, 5)), version)
+    with open(directory / "two.npy", "wb") as file:
+        np.save(file, filled("f4", (2, 2)))
+        np.save(file, filled("f8", (3,)))
+    np.save(directory / "objects.npy", np.array([None, 1], object), allow_pickle=True)
+    # A header of Python 2.
+    head = b"{'descr': '<i4', 'fortran_order': False, 'shape': (2L, 3L), }".ljust(117) + b"\n"
+    data = np.arange(6, dtype="<i4").tobytes()
+    (directory / "python2.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + data)
+
+
+def little(array):
+    """The same numbers in C order and little-endian order. Records keep their bytes."""
+    if array.dtype.names is None and array.dtype.kind in "biufc":
+        array = array.astype(array.dtype.newbyteorder("<"))
+    return np.ascontiguousarray(array).reshape(array.shape)
+
+
+def same(found, expected, name):
+    assert found.shape == expected.shape, (name, found.shape, expected.shape)
+    assert found.tobytes() == expected.tobytes(), (name, found, expected)
+
+
+def compare(array, mount, name, entry):
+    """Compares all views of an array."""
+    stored = little(array)
+    assert (mount / "tensors" / name).read_bytes() == stored.tobytes(), name
+    assert (tuple(entry["shape"]), entry["nbytes"]) == (array.shape, array.nbytes), (name, entry)
+    view = mount / "npy" / f"{name}.npy"
+    # The header that weightfs writes is ASCII.
+    if "é" not in str(array.dtype):
+        for mode in [None, "r"] if array.size else [None]:
+            found = np.load(view, mmap_mode=mode)
+            assert found.dtype == stored.dtype, (name, found.dtype, stored.dtype)
+            same(found, stored, name)
+    else:
+        assert not view.exists()
+    is_number = array.dtype.names is None and array.dtype.str[1:] in ["b1", *NUMBERS]
+    floats = mount / "f32" / f"{name}.f32"
+    if is_number and array.dtype.kind != "c":
+        with np.errstate(all="ignore"):
+            expected = array.astype("<f4")
+        found = np.fromfile(floats, "<f4").reshape(array.shape)
+        np.testing.assert_array_equal(found, expected, name)
+        assert (mount / "stats" / f"{name}.json").read_text().startswith("{"), name
+    else:
+        assert not floats.exists(), name
+    single = mount / "safetensors" / f"{name}.safetensors"
+    assert single.exists() == is_number, name
+    if is_number:
+        [(key, found)] = load_file(single).items()
+        assert key == name and found.dtype == stored.dtype, (name, key, found.dtype)
+        same(found, stored, name)
+    return is_number
+
+
+def check(directory, mount):
+    count = 0
+    for file in sorted(directory.glob("*.npy")):
+        if file.stem == "objects":
+            error = (mount / "objects.error.txt").read_text()
+            assert "Python objects, which are stored as a pickle" in error, error
+            continue
+        model = mount / file.stem
+        [entry] = json.loads((model / "index.json").read_text())["tensors"]
+        compare(np.load(file), model, "arr_0", entry)
+        count += 1
+    print(count)
+
+
+if __name__ == "__main__":
+    command, *paths = sys.argv[1:]
+    {"write": write, "check": check}[command](*map(Path, paths))

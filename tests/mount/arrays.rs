@@ -1,0 +1,53 @@
+//! NumPy files, written and read by NumPy.
+
+use crate::support::{Scene, require_fuse, run_ok};
+use std::ffi::OsStr;
+use std::path::Path;
+
+/// Runs `arrays.py`.
+fn numpy<const N: usize>(args: [&OsStr; N]) -> String {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mount/arrays.py");
+    let args = std::iter::once(script.as_os_str()).chain(args);
+    run_ok(crate::support::python().to_str().unwrap(), args)
+}
+
+#[test]
+fn arrays_are_those_that_numpy_loads() {
+    require_fuse!();
+    let scene = Scene::new();
+    let dir = scene.mkdir("arrays");
+    numpy(["write".as_ref(), dir.as_os_str()]);
+    let mount = scene.mount(&dir, &[]);
+    let count = numpy(["check".as_ref(), dir.as_os_str(), mount.point.as_os_str()]);
+    assert_eq!(count.trim(), "35");
+}
+
+#[test]
+fn commands_read_arrays() {
+    require_fuse!();
+    let scene = Scene::new();
+    let dir = scene.mkdir("arrays");
+    numpy(["write".as_ref(), dir.as_os_str()]);
+    assert_eq!(
+        scene.ok("weightfs ls arrays/dtype-f4.npy"),
+        "DTYPE  SHAPE     SIZE  OFFSET  NAME\nF32    [3,4]     48 B     128  arr_0\n"
+    );
+    assert!(scene.ok("weightfs inspect arrays/version-2.npy").contains("\n  Format           npy\n"));
+    assert!(
+        scene.ok("weightfs check arrays/dtype-U3.npy").contains("note: dtype \"<U3\": its tensors are shown as raw")
+    );
+    let said = scene.sh("weightfs check arrays/two.npy");
+    assert!(said.out.contains("warning: 152 bytes after the array, which begin with another array; only"), "{said:?}");
+    let said = scene.sh("weightfs check arrays/objects.npy");
+    assert!(said.code == 1 && said.out.contains("objects.npy: error: NumPy array: Python objects"), "{said:?}");
+    let said = scene.sh("weightfs metadata set arrays/two.npy a=b");
+    assert!(said.code == 1 && said.err.contains("two.npy: metadata of npy files cannot be changed"), "{said:?}");
+    let said = scene.sh("weightfs export arrays/dtype-U3.npy out.safetensors");
+    assert!(said.code == 1 && said.err.contains("tensor \"arr_0\": the values of \"<U3\" are not known"), "{said:?}");
+    scene.ok("weightfs export arrays/dtype-f4.npy out.safetensors");
+    assert!(
+        scene
+            .ok("weightfs diff --data arrays/dtype-f4.npy out.safetensors")
+            .ends_with("\ndata: 0 different, 1 equal\n")
+    );
+}
