@@ -21,3 +21,4 @@ pub mod options;
 pub mod protocol;
 pub mod quantized;
 mod shards;
+pub mod slm;

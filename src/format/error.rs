@@ -5,6 +5,7 @@ use super::gguf;
 use super::input::Missing;
 use super::numpy;
 use super::safetensors;
+use super::slm;
 
 /// Why a file has no usable header.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -24,6 +25,9 @@ pub enum Error {
     /// The file breaks a rule of NumPy's formats.
     #[error(transparent)]
     Numpy(numpy::Error),
+    /// The file breaks a rule of SLM1.
+    #[error(transparent)]
+    Slm(slm::Error),
 }
 
 impl Error {
@@ -32,7 +36,8 @@ impl Error {
         match self {
             Self::Safetensors(safetensors::Error::Tensor { name, .. })
             | Self::Gguf(gguf::Error::Tensor { name, .. })
-            | Self::Numpy(numpy::Error::Tensor { name, .. }) => Some(name),
+            | Self::Numpy(numpy::Error::Tensor { name, .. })
+            | Self::Slm(slm::Error::Tensor { name, .. }) => Some(name),
             _ => None,
         }
     }
@@ -44,6 +49,7 @@ impl Error {
             Self::Safetensors(safetensors::Error::DataCut { .. })
                 | Self::Gguf(gguf::Error::DataCut { .. })
                 | Self::Numpy(numpy::Error::DataCut { .. })
+                | Self::Slm(slm::Error::DataCut { .. })
         )
     }
 }
@@ -71,6 +77,15 @@ impl From<numpy::Error> for Error {
         match error {
             numpy::Error::Missing(missing) => Self::Missing(missing),
             other => Self::Numpy(other),
+        }
+    }
+}
+
+impl From<slm::Error> for Error {
+    fn from(error: slm::Error) -> Self {
+        match error {
+            slm::Error::Missing(missing) => Self::Missing(missing),
+            other => Self::Slm(other),
         }
     }
 }

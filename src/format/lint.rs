@@ -30,6 +30,10 @@ pub enum LintKind {
     Hole,
     /// Two tensors share bytes.
     Overlap,
+    /// The file has a checksum that cannot be computed.
+    Unverified,
+    /// The tensors or the parameters are not those of a complete model of the architecture.
+    Model,
     /// Bytes after the data belong to no tensor. Readers of the format ignore them.
     Trailing,
 }

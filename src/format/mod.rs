@@ -15,6 +15,7 @@ mod metadata;
 mod names;
 pub mod numpy;
 pub mod safetensors;
+pub mod slm;
 mod table;
 
 pub use detect::Foreign;

@@ -6,7 +6,7 @@ use super::error::Error;
 use super::header::{Header, Mode, TensorInfo};
 use super::input::{Input, Missing};
 use super::lint::{self, Lint};
-use super::{gguf, numpy, safetensors};
+use super::{gguf, numpy, safetensors, slm};
 use std::ffi::OsStr;
 use std::mem;
 use std::os::unix::ffi::OsStrExt;
@@ -36,7 +36,17 @@ type Damage = fn(&Header, &Error, u64, &mut dyn FnMut(Lint));
 type Editor = fn(&Header, &Input, &Edit) -> Result<NewHead, EditError>;
 
 /// All formats. safetensors has no magic number, so it comes last and parses what no other format recognises.
-static FORMATS: [Row; 3] = [
+static FORMATS: [Row; 4] = [
+    Row {
+        name: slm::NAME,
+        suffix: ".slm",
+        recognises: slm::is_slm,
+        parse: |input, mode| Ok(slm::parse(input, mode)?),
+        lint: slm::lint,
+        damage: lint::left_out,
+        has_types: true,
+        edit: fixed,
+    },
     Row {
         name: numpy::NPY,
         suffix: ".npy",

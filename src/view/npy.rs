@@ -24,8 +24,8 @@ pub fn shows(numbers: &Numbers) -> bool {
     is_array && numbers.shape().len() <= RANK_MAX
 }
 
-/// NumPy's name of the stored elements, if NumPy has their dtype. Elements of a NumPy file that no other format has, such
-/// as texts and records, have that name.
+/// NumPy's name of the stored elements, if NumPy has their dtype. Elements of a NumPy file that no other format has,
+/// such as texts and records, have that name.
 fn stored<'m>(numbers: &Numbers<'m>) -> Option<&'m str> {
     match numbers.dtype() {
         _ if numbers.weight.is_some() => None,

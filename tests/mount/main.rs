@@ -43,6 +43,7 @@ mod scheduling;
 #[path = "../servers/mod.rs"]
 mod servers;
 mod shards;
+mod slm;
 mod splits;
 mod status;
 mod support;

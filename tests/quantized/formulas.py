@@ -167,6 +167,15 @@ def int4_pairs(t, config):
     return q * spread(f32(t["weight_scale"]), q.shape, (1, config["group_size"]))
 
 
+def slm1(t, config):
+    """SLM1: q * s. Signed bytes, or signed codes of 4 bits, the first one of a byte in the low bits."""
+    q, s = t["weight"], t["weight.slm_scale"]
+    if q.dtype == np.uint8:
+        q = nibbles(q).astype(np.int32)
+        q = np.where(q < 8, q, q - 16)
+    return f32(q) * np.repeat(s, q.shape[-1] // s.shape[-1], -1)
+
+
 def awq(t, config):
     """AWQ: (q - z) * s, transposed. Eight columns are interleaved in a word."""
 
@@ -231,7 +240,7 @@ FORMULAS = {
     "ct_packed_": packed, "modelopt_int4": int4_pairs,
     "awq": awq, "gptq_": gptq, "auto_round_": gptq,
     "bnb_nf4": bnb_4bit, "bnb_fp4": bnb_4bit, "bnb_int8": bnb_int8,
-    "mlx_": mlx,
+    "mlx_": mlx, "slm1_": slm1,
 }
 
 

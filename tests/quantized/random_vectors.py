@@ -266,6 +266,16 @@ def int4_pairs(r):
                                     "quantization": {"quant_algo": "W4A16_AWQ", "group_size": size}}
 
 
+def slm1(r):
+    rows, cols = r.shape(1, 32)
+    for outer in [(), (r.matrices(),)]:
+        yield "slm1_q8", {"m.weight": r.codes(np.int8, *outer, rows, cols),
+                          "m.weight.slm_scale": r.scales(F32, *outer, rows, 1)}, None
+        for size in [2, 32] if cols else []:
+            yield "slm1_q4", {"m.weight": r.octets(*outer, rows, cols // 2),
+                              "m.weight.slm_scale": r.scales(F32, *outer, rows, cols // size)}, None
+
+
 def awq(r):
     rows, cols = r.shape(8)
     size = r.pick(32, 24, 128)
@@ -349,7 +359,7 @@ def compare_with_mlx(tensors, config, expected):
     assert not wrong, f"MLX, {config}: {wrong}"
 
 
-SCHEMES = [fp8, int8, mx_floats, nvfp4, packed, int4_pairs, awq, gptq, bnb, mlx]
+SCHEMES = [fp8, int8, mx_floats, nvfp4, packed, int4_pairs, awq, gptq, bnb, mlx, slm1]
 
 
 def make(seed, large):

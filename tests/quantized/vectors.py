@@ -546,6 +546,13 @@ def formulas():
     for name, shape, scale in [("fp8_empty", (0, 40), (1,)), ("fp8_empty_rows", (20, 0), (20, 1))]:
         case(name, {"m.weight": fp8(*shape), "m.weight_scale": scales(*scale)}, {"m.weight": torch.zeros(shape)},
              "formula")
+    weight, scale = codes(20, 64).view(torch.int8), scales(20, 1)
+    case("slm1_q8", {"m.weight": weight, "m.weight.slm_scale": scale}, {"m.weight": weight.to(F32) * scale}, "formula")
+    weight, scale = codes(20, 32), scales(20, 2)
+    signed = torch.stack([weight & 15, weight >> 4], -1).reshape(20, 64).to(F32)
+    signed = torch.where(signed < 8, signed, signed - 16)
+    case("slm1_q4", {"m.weight": weight, "m.weight.slm_scale": scale},
+         {"m.weight": signed * scale.repeat_interleave(32, 1)}, "formula")
     # Infinite and subnormal products, and scales that are not numbers.
     weight, scale = fp8(8, 256), torch.tensor(
         [1e38, -1e38, 1e-44, 1e-38, float("inf"), float("nan"), 0.0, -0.0]).view(8, 1)

@@ -185,6 +185,8 @@ fn add(report: &mut Report, name: &str, lint: Lint) {
         LintKind::Hole => Rule::Hole,
         LintKind::Overlap => Rule::Overlap,
         LintKind::Trailing => Rule::Trailing,
+        LintKind::Unverified => Rule::Unverified,
+        LintKind::Model => Rule::Model,
     };
     report.add(rule, name, lint.subject.as_deref(), || lint.message);
 }

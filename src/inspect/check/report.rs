@@ -40,6 +40,7 @@ pub enum Rule {
     GgufKeys,
     GgufPadding,
     Trailing,
+    Model,
     HeaderSize,
     DataStart,
     Unaligned,
@@ -52,6 +53,7 @@ pub enum Rule {
     GroupIndex,
     Companion,
     ZeroWeight,
+    Unverified,
     ZeroScale,
     Zero,
     Padding,
@@ -97,6 +99,7 @@ impl Rule {
             Self::GgufKeys => ("gguf-keys", Warning, "programs such as llama.cpp may fail to load the model"),
             Self::GgufPadding => ("gguf-padding", Warning, ""),
             Self::Trailing => ("trailing", Warning, ""),
+            Self::Model => ("model", Warning, "the program of the format may not load the model"),
             Self::HeaderSize => ("header-size", Warning, "huggingface_hub and huggingface.js reject such headers"),
             Self::DataStart => (
                 "data-start",
@@ -122,6 +125,7 @@ impl Rule {
                 "such weights are shown as stored: the model is incomplete, or weightfs does not recognise a variant of the scheme",
             ),
             Self::ZeroWeight => ("zero-weight", Warning, "a trained weight is not zero; data may be missing"),
+            Self::Unverified => ("unverified", Note, ""),
             Self::ZeroScale => ("zero-scale", Note, "normal for groups in which all weights are zero, or nearly so"),
             Self::Zero => (
                 "zero",

@@ -12,6 +12,7 @@ mod mxfp8;
 mod nvfp4;
 mod packed;
 mod scheme;
+mod slm;
 
 pub(super) use scheme::{CONTENTS, Contents, Found, MARKER, OTHERS, VALUES};
 pub use scheme::{Parameters, Scheme};
@@ -34,6 +35,7 @@ pub static SCHEMES: &[Scheme] = &[
     bitsandbytes::FOUR_BITS,
     bitsandbytes::EIGHT_BITS,
     mlx::SCHEME,
+    slm::SCHEME,
 ];
 
 /// Schemes that are not decoded. Their codes are only reported.
