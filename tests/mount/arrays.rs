@@ -19,7 +19,7 @@ fn arrays_are_those_that_numpy_loads() {
     numpy(["write".as_ref(), dir.as_os_str()]);
     let mount = scene.mount(&dir, &[]);
     let count = numpy(["check".as_ref(), dir.as_os_str(), mount.point.as_os_str()]);
-    assert_eq!(count.trim(), "35");
+    assert_eq!(count.trim(), "89");
 }
 
 #[test]

@@ -16,7 +16,7 @@ pub struct Array {
     pub version: u8,
     /// The dtype.
     pub descr: Descr,
-    /// Whether the first index varies fastest.
+    /// Whether the first index varies fastest, and that makes a difference.
     pub fortran_order: bool,
     /// Dimensions in elements.
     pub shape: Vec<u64>,
@@ -82,11 +82,11 @@ fn describe(text: &str, version: u8, data: u64) -> Result<Array, Fault> {
     let Some(end) = end else {
         return Err(Fault::Overflow { shape: brackets(&shape), descr: descr.name });
     };
-    if fortran_order && shape.iter().filter(|dim| **dim > 1).count() > 1 && !shape.contains(&0) {
-        return Err(Fault::Fortran);
-    }
-    if descr.swapped.is_some() {
-        return Err(Fault::BigEndian { descr: descr.name });
+    // In an array with fewer than two dimensions of several elements, both orders are the same.
+    let is_one_run = shape.contains(&0) || shape.iter().filter(|dim| **dim > 1).count() < 2;
+    let fortran_order = fortran_order && !is_one_run;
+    if fortran_order && u32::try_from(descr.item).is_err() {
+        return Err(Fault::Wide { size: descr.item });
     }
     Ok(Array { version, descr, fortran_order, shape, range: data..end })
 }
@@ -101,6 +101,32 @@ impl Array {
             Some(known) => builder.known_dtype(known),
             None => builder.dtype_number(&self.descr.name),
         };
-        builder.push(NewTensor { name, dtype, shape, range: self.range, is_unusual: false });
+        let tensor = NewTensor { name, dtype, shape, range: self.range, is_unusual: false };
+        if tensor.range.is_empty() || !self.fortran_order && self.descr.swapped.is_none() {
+            return builder.push(tensor);
+        }
+        let start = builder.next_dim();
+        strides(&self.shape, self.fortran_order).into_iter().for_each(|stride| builder.dim(stride));
+        let strides = builder.shape_from(start);
+        let word = self.descr.swapped.unwrap_or(1) as u8;
+        builder.push_strided(tensor, &strides, self.descr.item as u32, word);
+    }
+}
+
+/// The distance of neighbours along each dimension, in elements. No dimension is 0.
+fn strides(shape: &[u64], fortran_order: bool) -> Vec<u64> {
+    let mut stride = 1;
+    let mut next = |dim: &u64| {
+        let before = stride;
+        stride *= dim;
+        before
+    };
+    match fortran_order {
+        true => shape.iter().map(next).collect(),
+        false => {
+            let mut strides: Vec<u64> = shape.iter().rev().map(&mut next).collect();
+            strides.reverse();
+            strides
+        }
     }
 }

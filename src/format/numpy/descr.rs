@@ -13,11 +13,11 @@ use crate::text::shorten;
 pub struct Descr {
     /// The dtype in little-endian order, if the table of dtypes has it.
     pub known: Option<Dtype<'static>>,
-    /// The dtype as in the header: `<f4`.
+    /// The dtype as in the header, or for big-endian order the same dtype in little-endian order: `<f4`.
     pub name: String,
     /// Size of an element in bytes.
     pub item: u64,
-    /// Size in bytes of the parts whose bytes are in reverse order, if the dtype is known and in big-endian order.
+    /// Width in bytes of the numbers that are in big-endian order. Those in records keep their order.
     pub swapped: Option<u64>,
 }
 
@@ -41,9 +41,18 @@ impl Descr {
         let kind = if kind == b"?" { b"b1" } else { kind };
         // Files were written on machines of both orders; NumPy writes the native order as `<` or `>`.
         let known = Dtype::ALL.iter().find(|dtype| dtype.numpy().is_some_and(|numpy| numpy.as_bytes()[1..] == *kind));
-        let width = if kind.first() == Some(&b'c') { item / 2 } else { item };
-        let swapped = known.filter(|_| order == b'>' && item > 1).map(|_| width);
-        let name = shorten(&name, NAME_MAX).into_owned();
+        let width = match kind.first() {
+            Some(b'c') => item / 2,
+            // UTF-32.
+            Some(b'U') => 4,
+            Some(b'i' | b'u' | b'f' | b'M' | b'm') => item,
+            _ => 1,
+        };
+        let swapped = Some(width).filter(|width| order == b'>' && *width > 1);
+        let name = match swapped {
+            Some(_) => format!("<{}", String::from_utf8_lossy(kind)),
+            None => shorten(&name, NAME_MAX).into_owned(),
+        };
         Ok(Self { known: known.copied(), name, item, swapped })
     }
 }
@@ -165,10 +174,12 @@ mod tests {
             ("'?'", Some(Bool), 1, None),
             ("'>i1'", Some(I8), 1, None),
             ("'<c16'", None, 16, None),
-            ("'>f16'", None, 16, None),
+            ("'>f16'", None, 16, Some(16)),
+            ("'>c16'", None, 16, Some(8)),
+            ("'>M8[ns]'", None, 8, Some(8)),
             ("'|S7'", None, 7, None),
             ("'|S0'", None, 0, None),
-            ("'>U3'", None, 12, None),
+            ("'>U3'", None, 12, Some(4)),
             ("'<M8[ns]'", None, 8, None),
             ("'<m8'", None, 8, None),
             ("'|V3'", None, 3, None),
@@ -181,6 +192,7 @@ mod tests {
         }
         assert_eq!(descr("[('a','<f4')]").unwrap().name, "[('a', '<f4')]");
         assert_eq!(descr("'<M8[ns]'").unwrap().name, "<M8[ns]");
+        assert_eq!(descr("'>U3'").unwrap().name, "<U3");
     }
 
     #[test]

@@ -66,12 +66,8 @@ pub enum Fault {
     Objects,
     #[error("shape {shape} of {} has more than 2^63-1 elements or bytes", quote(descr))]
     Overflow { shape: String, descr: String },
-    #[error(
-        "Fortran order, in which the first index varies fastest, is not supported (save numpy.ascontiguousarray(array))"
-    )]
-    Fortran,
-    #[error("dtype {} is in big-endian order, which is not supported", quote(descr))]
-    BigEndian { descr: String },
+    #[error("elements of {size} bytes in Fortran order; at most 2^32-1 bytes are read")]
+    Wide { size: u64 },
     #[error("its data takes bytes {begin} to {end}, but the file ends at byte {len}")]
     Outside { begin: u64, end: u64, len: u64 },
 }

@@ -12,8 +12,8 @@ const SPECIAL: [&str; 4] = ["bos", "eos", "pad", "unk"];
 
 /// Reads the section. Adds it to the metadata of a header, exactly as it is and as numbers and lists.
 ///
-/// The documentation gives the fields and their order, and the sizes of the fixed parts: 28 and 36 bytes. So every field
-/// is taken to be a 32-bit number.
+/// The documentation gives the fields and their order, and the sizes of the fixed parts: 28 and 36 bytes. So every
+/// field is taken to be a 32-bit number.
 pub fn read(section: &[u8], vocabulary: u32, builder: &mut HeaderBuilder) -> Result<(), Fault> {
     let kind = section.get(..4).unwrap_or(section);
     let is_bpe = kind == b"BPE1";
