@@ -24,7 +24,7 @@ pub fn run(bytes: &[u8]) -> bool {
     check(&strict, bytes.len() as u64);
     let (lenient, header) = (read(bytes, Mode::Lenient).unwrap(), read(bytes, Mode::Header).unwrap());
     assert!(strict.tensors().eq(lenient.tensors()) && strict.tensors().eq(header.tensors()));
-    strict.format() == numpy::NPY
+    [numpy::NPY, numpy::NPZ].contains(&strict.format())
 }
 
 /// Checks what holds in both modes.

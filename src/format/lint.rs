@@ -34,6 +34,8 @@ pub enum LintKind {
     Unverified,
     /// The tensors or the parameters are not those of a complete model of the architecture.
     Model,
+    /// Tensors of a sound file cannot be shown.
+    LeftOut,
     /// Bytes after the data belong to no tensor. Readers of the format ignore them.
     Trailing,
 }

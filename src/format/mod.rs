@@ -17,6 +17,7 @@ pub mod numpy;
 pub mod safetensors;
 pub mod slm;
 mod table;
+mod zip;
 
 pub use detect::Foreign;
 pub use dtype::{Block, Dtype};

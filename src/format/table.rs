@@ -36,7 +36,7 @@ type Damage = fn(&Header, &Error, u64, &mut dyn FnMut(Lint));
 type Editor = fn(&Header, &Input, &Edit) -> Result<NewHead, EditError>;
 
 /// All formats. safetensors has no magic number, so it comes last and parses what no other format recognises.
-static FORMATS: [Row; 4] = [
+static FORMATS: [Row; 5] = [
     Row {
         name: slm::NAME,
         suffix: ".slm",
@@ -45,6 +45,16 @@ static FORMATS: [Row; 4] = [
         lint: slm::lint,
         damage: lint::left_out,
         has_types: true,
+        edit: fixed,
+    },
+    Row {
+        name: numpy::NPZ,
+        suffix: ".npz",
+        recognises: numpy::is_npz,
+        parse: |input, mode| Ok(numpy::parse_npz(input, mode)?),
+        lint: numpy::lint_npz,
+        damage: lint::left_out,
+        has_types: false,
         edit: fixed,
     },
     Row {

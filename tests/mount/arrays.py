@@ -6,6 +6,7 @@ numpy.load returns.
 
 import json
 import sys
+import zipfile
 from pathlib import Path
 
 import ml_dtypes
@@ -29,6 +30,16 @@ def filled(dtype, shape):
     return octets.view(dtype).reshape(shape) if size else np.zeros(shape, dtype)
 
 
+class Stream:
+    """A file that can only be written from its beginning to its end."""
+
+    def __init__(self, file):
+        self.write, self.flush = file.write, file.flush
+
+    def read(self, size):
+        raise OSError("not readable")
+
+
 def write(directory):
     files = {}
     for name in NUMBERS + OTHERS:
@@ -48,6 +59,16 @@ def write(directory):
     files["bfloat16"] = filled(ml_dtypes.bfloat16, (2, 3))
     for name, array in files.items():
         np.save(directory / f"{name}.npy", array)
+    np.savez(directory / "all.npz", filled("f4", (3,)), **{f"layer/{name}": array for name, array in files.items()})
+    # Their headers are not read together.
+    np.savez(directory / "large.npz", *(filled("f4", (1200, 1000 + number)) for number in range(3)))
+    with open(directory / "streamed.npz", "wb") as file:
+        np.savez(Stream(file), a=filled("f4", (5, 7)), b=np.asfortranarray(filled(">f8", (9, 4))))
+    np.savez_compressed(directory / "compressed.npz", a=np.zeros(100))
+    np.savez(directory / "mixed.npz", good=filled("i4", (3, 2)), objects=np.array([None, 1], object))
+    with zipfile.ZipFile(directory / "mixed.npz", "a") as archive:
+        archive.writestr("notes.txt", "text")
+        archive.write(directory / "records.npy", "small.npy", zipfile.ZIP_DEFLATED)
     for version in [(1, 0), (2, 0), (3, 0)]:
         with open(directory / f"version-{version[0]}.npy", "wb") as file:
             np.lib.format.write_array(file, filled("f4", (3, 5)), version)
@@ -73,8 +94,9 @@ def same(found, expected, name):
     assert found.tobytes() == expected.tobytes(), (name, found, expected)
 
 
-def compare(array, mount, name, entry):
+def compare(array, mount, key, entry):
     """Compares all views of an array."""
+    name = key.replace("/", "%2F")
     stored = little(array)
     assert (mount / "tensors" / name).read_bytes() == stored.tobytes(), (mount.name, array.dtype)
     assert (tuple(entry["shape"]), entry["nbytes"]) == (array.shape, array.nbytes), (name, entry)
@@ -105,8 +127,8 @@ def compare(array, mount, name, entry):
     single = mount / "safetensors" / f"{name}.safetensors"
     assert single.exists() == is_number, name
     if is_number:
-        [(key, found)] = load_file(single).items()
-        assert key == name and found.dtype == stored.dtype, (name, key, found.dtype)
+        [(stored_key, found)] = load_file(single).items()
+        assert stored_key == key and found.dtype == stored.dtype, (name, stored_key, found.dtype)
         same(found, stored, name)
     return is_number
 
@@ -122,6 +144,25 @@ def check(directory, mount):
         [entry] = json.loads((model / "index.json").read_text())["tensors"]
         compare(np.load(file), model, "arr_0", entry)
         count += 1
+    for file in sorted(directory.glob("*.npz")):
+        if file.stem == "compressed":
+            error = (mount / "compressed.error.txt").read_text()
+            assert "is compressed (method 8); only stored entries can be read in place" in error, error
+            continue
+        model, arrays = mount / file.stem, np.load(file)
+        index = json.loads((model / "index.json").read_text())
+        entries = {entry["name"]: entry for entry in index["tensors"]}
+        skipped = {entry["name"] for entry in index.get("skipped", [])}
+        assert skipped == ({"objects", "notes.txt", "small"} if file.stem == "mixed" else set()), skipped
+        assert entries.keys() == set(arrays.files) - skipped, (file, entries.keys())
+        for name in entries:
+            compare(arrays[name], model, name, entries[name])
+            count += 1
+        if file.stem == "streamed":
+            [export] = (model / "export").glob("*-whole.safetensors")
+            found = load_file(export)
+            for name in entries:
+                same(found[name], little(arrays[name]), name)
     print(count)
 
 

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 /// Runs `slm.py`.
-fn slm<const N: usize>(args: [&OsStr; N]) -> String {
+pub fn slm<const N: usize>(args: [&OsStr; N]) -> String {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mount/slm.py");
     let args = std::iter::once(script.as_os_str()).chain(args);
     run_ok(crate::support::python().to_str().unwrap(), args)

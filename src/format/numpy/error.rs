@@ -2,6 +2,7 @@
 
 use super::MAX_HEADER;
 use crate::format::input::Missing;
+use crate::format::zip;
 use crate::text::quote;
 
 /// Why a file has no header.
@@ -13,6 +14,15 @@ pub enum Error {
     /// The header of the only array breaks a rule.
     #[error("NumPy array: {0}")]
     Array(Fault),
+    /// The archive breaks a rule.
+    #[error(transparent)]
+    Zip(zip::Fault),
+    /// The headers of arrays are too far apart.
+    #[error("{arrays} arrays, whose headers are too far apart to be read (save at most 1000 large arrays in a file)")]
+    TooMany {
+        /// Number of arrays.
+        arrays: usize,
+    },
     /// An array breaks a rule.
     #[error("tensor {}: {fault}", quote(name))]
     Tensor {
@@ -68,6 +78,21 @@ pub enum Fault {
     Overflow { shape: String, descr: String },
     #[error("elements of {size} bytes in Fortran order; at most 2^32-1 bytes are read")]
     Wide { size: u64 },
+    #[error("{fault} (load it with numpy.load, and save it with numpy.savez, which does not compress)")]
+    Packed { fault: String },
+    #[error("{fault}")]
+    Entry { fault: String },
+    #[error("its name occurs more than once")]
+    Duplicate,
     #[error("its data takes bytes {begin} to {end}, but the file ends at byte {len}")]
     Outside { begin: u64, end: u64, len: u64 },
+}
+
+impl From<zip::Error> for Error {
+    fn from(error: zip::Error) -> Self {
+        match error {
+            zip::Error::Missing(missing) => Self::Missing(missing),
+            zip::Error::Fault(fault) => Self::Zip(fault),
+        }
+    }
 }

@@ -1,6 +1,6 @@
-//! NumPy array files.
+//! NumPy array files, of one array (`.npy`) or of several in a zip archive (`.npz`).
 //!
-//! A file of one array is a magic number, a version, the length of the header, the header (a Python dict as text), and
+//! An array is a magic number, a version, the length of the header, the header (a Python dict as text), and
 //! the elements. Sources: NumPy Enhancement Proposal 1 and `numpy/lib/format.py`. Arrays of Python objects are refused,
 //! because they are pickles.
 
@@ -9,13 +9,21 @@ mod descr;
 mod error;
 mod literal;
 mod npy;
+mod npz;
 
 pub use descr::{element_size, is_own};
 pub use error::{Error, Fault};
 pub use npy::{is_npy, lint, parse};
+pub use npz::{is_npz, lint as lint_npz, parse as parse_npz};
 
 /// Name of the format of a file of one array, in headers and messages.
 pub const NPY: &str = "npy";
+
+/// Name of the format of an archive of arrays, in headers and messages.
+pub const NPZ: &str = "npz";
+
+/// Follows the name of an array in the name of its entry in an archive.
+const SUFFIX: &str = ".npy";
 
 /// The first bytes of an array.
 const MAGIC: &[u8] = b"\x93NUMPY";

@@ -1,7 +1,7 @@
 //! Checks the header of one file: its form, the layout of its tensors, and its metadata.
 
 use super::report::{Report, Rule};
-use crate::format::{self, Block, Dtype, Header, Input, Lint, LintKind, Mode, TensorInfo, safetensors};
+use crate::format::{self, Block, Dtype, Header, Input, Lint, LintKind, Mode, TensorInfo, numpy, safetensors};
 use crate::inspect::conventions::{self, KOHYA_JSON, MODELSPEC_PREFIX};
 use crate::model;
 use crate::source::{self, Location, Source};
@@ -91,6 +91,8 @@ impl File {
     /// Counts the tensors, and checks the alignment of each.
     fn check_tensors(&self, report: &mut Report) {
         let mut alignment = None;
+        // numpy.load copies the arrays of an archive, which are not aligned.
+        let is_copied = self.header.format() == numpy::NPZ;
         for tensor in self.header.tensors() {
             report.tensors += 1;
             report.nbytes = report.nbytes.saturating_add(tensor.nbytes());
@@ -100,7 +102,7 @@ impl File {
             let start = tensor.range.start;
             alignment = alignment.into_iter().chain([1 << start.trailing_zeros()]).min();
             let width = self::alignment(tensor.dtype);
-            if !start.is_multiple_of(width) {
+            if !start.is_multiple_of(width) && !is_copied {
                 report.add(Rule::Unaligned, &self.name, Some(tensor.name), || {
                     let TensorInfo { name, dtype, .. } = &tensor;
                     format!(
@@ -185,6 +187,7 @@ fn add(report: &mut Report, name: &str, lint: Lint) {
         LintKind::Hole => Rule::Hole,
         LintKind::Overlap => Rule::Overlap,
         LintKind::Trailing => Rule::Trailing,
+        LintKind::LeftOut => Rule::LeftOut,
         LintKind::Unverified => Rule::Unverified,
         LintKind::Model => Rule::Model,
     };

@@ -40,6 +40,7 @@ pub enum Rule {
     GgufKeys,
     GgufPadding,
     Trailing,
+    LeftOut,
     Model,
     HeaderSize,
     DataStart,
@@ -99,6 +100,7 @@ impl Rule {
             Self::GgufKeys => ("gguf-keys", Warning, "programs such as llama.cpp may fail to load the model"),
             Self::GgufPadding => ("gguf-padding", Warning, ""),
             Self::Trailing => ("trailing", Warning, ""),
+            Self::LeftOut => ("left-out", Warning, ""),
             Self::Model => ("model", Warning, "the program of the format may not load the model"),
             Self::HeaderSize => ("header-size", Warning, "huggingface_hub and huggingface.js reject such headers"),
             Self::DataStart => (

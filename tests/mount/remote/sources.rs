@@ -180,7 +180,20 @@ fn web_servers_have_what_local_files_have() {
     require_fuse!();
     let client = Client::new();
     models(&client, false);
+    // Formats that are read in the same way on every server.
+    let written = client.scene.mkdir("written");
+    crate::arrays::numpy(["write".as_ref(), written.as_os_str()]);
+    crate::slm::slm(["write".as_ref(), written.as_os_str()]);
+    let others = ["streamed.npz", "both-f4.npy", "bpe.slm"];
+    for name in others {
+        fs::copy(written.join(name), client.scene.path("models/file").join(name)).unwrap();
+    }
+    permit(&client, false);
     let nginx = web(&client, "models");
+    for name in others {
+        let url = nginx.url(&format!("file/{name}"));
+        assert_same(&client, &url, &url, &client.scene.path("models/file").join(name));
+    }
     for (source, _) in SOURCES.into_iter().filter(|(_, is_listed)| !is_listed) {
         // The time of nginx is that of the file.
         let local = client.scene.path("models").join(source);

@@ -1,0 +1,308 @@
+//! An archive of arrays, as `numpy.savez` writes it: a zip file with an entry `NAME.npy` for each array.
+//!
+//! The entries must be stored: a part of a compressed entry cannot be read without everything before it. Entries that
+//! are compressed or encrypted, and arrays of Python objects, are left out with the reason in every mode, because the
+//! file is sound. Checksums are not verified.
+
+use super::array;
+use super::error::{Error, Fault};
+use super::{NPZ, SUFFIX};
+use crate::format::header::{BuildError, Header, HeaderBuilder, Mode};
+use crate::format::input::{Input, Missing};
+use crate::format::lint::{Lint, LintKind};
+use crate::format::zip::{self, Directory};
+use crate::text::quote;
+use std::ops::Range;
+
+/// Number of bytes of an array that are read first. Most headers take 128 bytes.
+const HEAD: u64 = 256;
+
+/// Heads of arrays at most this far apart are read together, in bytes.
+const TOGETHER: u64 = 1 << 20;
+
+/// Maximum product of the number of times that heads are read and the number of arrays. It bounds the time, because the
+/// file is parsed again after each read.
+const WORK_MAX: usize = 1_000_000;
+
+/// Whether a file is a zip archive whose first entry is an array.
+pub fn is_npz(input: &Input) -> Result<bool, Missing> {
+    Ok(zip::is_zip(input)? && zip::first_name(input)?.ends_with(SUFFIX))
+}
+
+/// An entry with an array.
+struct Member<'d> {
+    /// The index in the directory.
+    at: usize,
+    /// The name of the array.
+    name: &'d str,
+    /// The array with its header, in bytes from the start of the file.
+    range: Range<u64>,
+}
+
+/// Reads the headers of all arrays.
+pub fn parse(input: &Input, mode: Mode) -> Result<Header, Error> {
+    let directory = Directory::read(input)?;
+    if mode != Mode::Lenient {
+        directory.by_name().map_err(Error::Zip)?;
+    }
+    let mut reader = Reader { builder: HeaderBuilder::new(mode), left_out: None, start: None };
+    let mut found = Vec::new();
+    for at in 0..directory.len() {
+        let name = directory.name(at);
+        if name.ends_with('/') {
+            continue;
+        }
+        let Some(array) = name.strip_suffix(SUFFIX) else {
+            reader.builder.skip(name, || "not an array".to_owned());
+            continue;
+        };
+        match directory.check_stored(at) {
+            Ok(()) => found.push((at, array)),
+            Err(fault @ (zip::Fault::Compressed { .. } | zip::Fault::Encrypted { .. })) => {
+                reader.leave_out(array, Fault::Packed { fault: fault.to_string() });
+            }
+            Err(fault) => reader.refuse(array, Fault::Entry { fault: fault.to_string() })?,
+        }
+    }
+    let wanted: Vec<usize> = found.iter().map(|(at, _)| *at).collect();
+    let ranges = directory.ranges(input, &wanted)?;
+    let mut members: Vec<Member> =
+        found.iter().zip(ranges).map(|((at, name), range)| Member { at: *at, name, range }).collect();
+    // In the order of the file, so that neighbours are read together.
+    members.sort_by_key(|member| member.range.start);
+    let mut reads = request(input, &directory, &members)?;
+    let arrays = members.len();
+    for Member { at, name, range } in members {
+        if let Some(fault) = directory.check_local(input, at, &range)? {
+            reader.refuse(name, Fault::Entry { fault: fault.to_string() })?;
+            continue;
+        }
+        let Range { start, end } = range;
+        let read = array::read(input, range).or_else(|missing| {
+            // A long header, which others may follow.
+            input.get(start..start.saturating_add(TOGETHER))?;
+            Err(missing)
+        });
+        if let Ok(Ok(array)) = &read {
+            reads += usize::from(array.range.start - start > HEAD);
+        }
+        if reads.saturating_mul(arrays) > WORK_MAX {
+            return Err(Error::TooMany { arrays });
+        }
+        match read? {
+            Ok(array) if array.range.end > end => {
+                let fault = Fault::Outside { begin: array.range.start, end: array.range.end, len: end };
+                reader.refuse(name, fault)?;
+            }
+            Ok(array) => {
+                reader.start = reader.start.or(Some(array.range.start));
+                let name = reader.builder.name(name);
+                array.push(name, &mut reader.builder);
+            }
+            Err(fault @ Fault::Objects) => reader.leave_out(name, fault),
+            Err(fault) => reader.refuse(name, fault)?,
+        }
+    }
+    reader.finish(input.len())
+}
+
+/// Requests the local header and the beginning of each array, neighbours together. Returns the number of requests.
+fn request(input: &Input, directory: &Directory, members: &[Member]) -> Result<usize, Error> {
+    let begin = |member: &Member| directory.entry(member.at).header;
+    let end = |member: &Member| member.range.end.min(member.range.start.saturating_add(HEAD));
+    let (mut rest, mut reads) = (members, 0);
+    while let Some(first) = rest.first() {
+        let limit = begin(first).saturating_add(TOGETHER);
+        let count = rest.iter().take_while(|member| end(member) <= limit).count().max(1);
+        reads += 1;
+        if reads * members.len() > WORK_MAX {
+            return Err(Error::TooMany { arrays: members.len() });
+        }
+        let (group, after) = rest.split_at(count);
+        input.get(begin(first)..group.last().map_or(0, end))?;
+        rest = after;
+    }
+    Ok(reads)
+}
+
+/// Reports what was left out of a sound file.
+pub fn lint(header: &Header, _: &Input, found: &mut dyn FnMut(Lint)) -> Result<(), Missing> {
+    for skipped in header.skipped().listed() {
+        let message = format!("left out {}: {}", quote(&skipped.name), skipped.reason);
+        found(Lint { kind: LintKind::LeftOut, subject: Some(skipped.name.clone()), message });
+    }
+    Ok(())
+}
+
+struct Reader {
+    builder: HeaderBuilder,
+    /// The first array that was left out although the file is sound.
+    left_out: Option<(String, Fault)>,
+    /// Where the data of the first array begins, in bytes from the start of the file.
+    start: Option<u64>,
+}
+
+impl Reader {
+    /// Leaves out an array of a sound file.
+    fn leave_out(&mut self, name: &str, fault: Fault) {
+        self.builder.skip(name, || fault.to_string());
+        self.left_out.get_or_insert_with(|| (name.to_owned(), fault));
+    }
+
+    /// Leaves out an array that breaks a rule, or fails.
+    fn refuse(&mut self, name: &str, fault: Fault) -> Result<(), Error> {
+        if self.builder.mode() != Mode::Lenient {
+            return Err(Error::Tensor { name: name.to_owned(), fault });
+        }
+        self.builder.skip(name, || fault.to_string());
+        Ok(())
+    }
+
+    fn finish(self, len: u64) -> Result<Header, Error> {
+        let Self { builder, left_out, start } = self;
+        match left_out {
+            // An archive in which nothing can be read is not an empty model.
+            Some((name, fault)) if start.is_none() => return Err(Error::Tensor { name, fault }),
+            _ => {}
+        }
+        let header = builder.finish(NPZ, None, start.unwrap_or(len), || Fault::Duplicate.to_string());
+        header.map_err(|error| match error {
+            BuildError::Duplicate { name } => Error::Tensor { name, fault: Fault::Duplicate },
+            // Not reachable: the directory is smaller than 2^32 bytes.
+            BuildError::TooLarge => Error::TooMany { arrays: 0 },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DICT: &str = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }";
+
+    /// The bytes of an array with this header and number of bytes of data.
+    fn array(dict: &str, data: usize) -> Vec<u8> {
+        [b"\x93NUMPY\x01\0", &(dict.len() as u16).to_le_bytes()[..], dict.as_bytes(), &vec![7; data]].concat()
+    }
+
+    /// An entry of an archive: its name in the directory and in its local header, its method, and its bytes.
+    struct Entry<'a>(&'a str, &'a str, u16, Vec<u8>);
+
+    fn sound<'a>(name: &'a str, bytes: &[u8]) -> Entry<'a> {
+        Entry(name, name, 0, bytes.to_vec())
+    }
+
+    fn archive(entries: &[Entry]) -> Vec<u8> {
+        let (mut file, mut directory) = (Vec::new(), Vec::new());
+        for Entry(name, local, method, bytes) in entries {
+            let (offset, size) = (file.len() as u32, bytes.len() as u32);
+            let sizes = [[0; 4], size.to_le_bytes(), size.to_le_bytes()].concat();
+            let names = |name: &str| [(name.len() as u16).to_le_bytes(), [0, 0]].concat();
+            let fixed = [&[20, 0, 0, 0][..], &method.to_le_bytes(), &[0; 4], &sizes].concat();
+            file.extend([b"PK\x03\x04", &fixed[..], &names(local), local.as_bytes(), bytes].concat());
+            let more = [&names(name)[..], &[0; 10], &offset.to_le_bytes()].concat();
+            directory.extend([b"PK\x01\x02\x14\0", &fixed[..], &more, name.as_bytes()].concat());
+        }
+        let (count, at) = ((entries.len() as u16).to_le_bytes(), (file.len() as u32).to_le_bytes());
+        let size = (directory.len() as u32).to_le_bytes();
+        [&file[..], &directory, b"PK\x05\x06\0\0\0\0", &count, &count, &size, &at, &[0, 0]].concat()
+    }
+
+    fn read(file: &[u8], mode: Mode) -> Result<Header, Error> {
+        parse(&Input::with_prefix(file.len() as u64, file.to_vec()), mode)
+    }
+
+    fn reasons(header: &Header) -> Vec<(&str, &str)> {
+        header.skipped().listed().iter().map(|skipped| (&skipped.name[..], &skipped.reason[..])).collect()
+    }
+
+    #[test]
+    fn arrays_are_found_at_their_places() {
+        let file = archive(&[sound("b/c.npy", &array(DICT, 24)), sound("dir/", b""), sound("a.npy", &array(DICT, 30))]);
+        let header = read(&file, Mode::Strict).unwrap();
+        let head = 10 + DICT.len() as u64;
+        let first = 30 + 7 + head;
+        let second = first + 24 + 30 + 4 + 30 + 5 + head;
+        let found: Vec<_> = header.tensors().map(|tensor| (tensor.name, tensor.range)).collect();
+        assert_eq!(found, [("b/c", first..first + 24), ("a", second..second + 24)]);
+        assert_eq!((header.data_start(), header.skipped().total()), (first, 0));
+    }
+
+    #[test]
+    fn what_cannot_be_shown_is_left_out_with_the_reason() {
+        let objects = DICT.replace("<f4", "|O");
+        let entries = [
+            sound("a.npy", &array(DICT, 24)),
+            Entry("b.npy", "b.npy", 8, vec![1; 9]),
+            sound("c.npy", &array(&objects, 24)),
+            sound("readme.txt", b"text"),
+        ];
+        let file = archive(&entries);
+        let header = read(&file, Mode::Strict).unwrap();
+        assert_eq!(header.len(), 1);
+        let reasons = reasons(&header);
+        assert!(reasons[0].0 == "b" && reasons[0].1.contains("\"b.npy\" is compressed (method 8)"), "{reasons:?}");
+        assert_eq!(reasons[1], ("readme.txt", "not an array"));
+        assert!(reasons[2].0 == "c" && reasons[2].1.starts_with("Python objects"), "{reasons:?}");
+        let mut found = Vec::new();
+        lint(&header, &Input::new(0), &mut |lint| found.push(lint.message)).unwrap();
+        assert_eq!((found.len(), &found[1][..]), (3, "left out \"readme.txt\": not an array"));
+        // Nothing is left.
+        let error = read(&archive(&entries[1..]), Mode::Lenient).unwrap_err().to_string();
+        assert!(error.starts_with("tensor \"b\": zip archive: entry \"b.npy\" is compressed"), "{error}");
+    }
+
+    #[test]
+    fn hostile_archives_are_refused() {
+        for (bad, expected) in [
+            (sound("x.npy", b"\x93NUMPX\x01\0\0\0\0\0"), "tensor \"x\": it does not begin with the magic number"),
+            (sound("x.npy", b""), "it does not begin with the magic number"),
+            (sound("x.npy", &array(DICT, 23)), "its data takes bytes"),
+            (sound("x.npy", &array(&DICT.replace("3", "4611686018427387904"), 24)), "more than 2^63-1"),
+            (sound("a.npy", &array(DICT, 24)), "two entries are called \"a.npy\""),
+            (Entry("x.npy", "y.npy", 0, array(DICT, 24)), "entry \"x.npy\" is called \"y.npy\" in its local header"),
+            (Entry("x.npy", "long.npy", 0, array(DICT, 24)), "zip archive: entry \"x.npy\""),
+        ] {
+            let file = archive(&[sound("a.npy", &array(DICT, 24)), bad, sound("z.npy", &array(DICT, 24))]);
+            let error = read(&file, Mode::Strict).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}\n{expected}");
+            // The other arrays are sound.
+            let header = read(&file, Mode::Lenient).unwrap();
+            assert_eq!((header.len(), header.skipped().total()), (2, 1), "{expected}");
+        }
+    }
+
+    #[test]
+    fn neighbours_are_read_together() {
+        let large = array(&DICT.replace("(2, 3)", "(500000,)"), 2_000_000);
+        let names: Vec<String> = (0..300).map(|at| format!("{at}.npy")).collect();
+        let mut entries: Vec<Entry> = names.iter().map(|name| sound(name, &array(DICT, 24))).collect();
+        entries.insert(100, sound("large.npy", &large));
+        let file = archive(&entries);
+        let mut input = Input::new(file.len() as u64);
+        let (mut asked, mut bytes) = (0, 0);
+        let header = loop {
+            match parse(&input, Mode::Strict) {
+                Err(Error::Missing(Missing(range))) => {
+                    asked += 1;
+                    bytes += range.end - range.start;
+                    input.add(range.start, file[range.start as usize..range.end as usize].to_vec());
+                }
+                parsed => break parsed.unwrap(),
+            }
+        };
+        assert_eq!(header.len(), 301);
+        // The end, and two groups.
+        assert!(asked <= 3 && bytes < 200_000, "{asked} requests of {bytes} bytes");
+    }
+
+    #[test]
+    fn time_is_bounded() {
+        // A thousand long headers, each of which is read by itself.
+        let long = format!("{DICT}{}", " ".repeat(40_000));
+        let names: Vec<String> = (0..1100).map(|at| format!("{at}.npy")).collect();
+        let entries: Vec<Entry> = names.iter().map(|name| sound(name, &array(&long, 24))).collect();
+        let error = read(&archive(&entries), Mode::Strict).unwrap_err().to_string();
+        assert!(error.starts_with("1100 arrays, whose headers are too far apart"), "{error}");
+    }
+}

@@ -1,0 +1,595 @@
+//! The directory of a zip archive: which entries it has, and where their bytes are. Does not decompress.
+//!
+//! Source: APPNOTE.TXT of PKWARE, 6.3.10. The directory at the end of the file is what readers trust. The header before
+//! each entry repeats most of it, but torch leaves sizes and checksums there empty. The number of bytes between the two
+//! is only in the local header: torch and others pad the data there. If the next entry shows where the data ends, the
+//! local header need not be read.
+
+use super::input::{Input, Missing};
+use crate::text::quote;
+use std::collections::HashMap;
+use std::ops::Range;
+
+/// The first bytes of an archive with entries.
+pub const MAGIC: &[u8] = b"PK\x03\x04";
+
+/// Maximum size of a directory in bytes: more than half a million entries.
+const DIRECTORY_MAX: u64 = 64 << 20;
+
+/// Size of the record at the end of a file without its comment.
+const END: u64 = 22;
+
+/// Size of the record that gives the place of the 64-bit end record.
+const LOCATOR: u64 = 20;
+
+/// Size of the 64-bit end record.
+const END64: u64 = 56;
+
+/// Size of an entry of the directory without its name and the extra fields.
+const CENTRAL: usize = 46;
+
+/// Size of a local header without its name and the extra fields.
+const LOCAL: u64 = 30;
+
+/// Number of bytes at the end of a file that are read first. Longer comments are not supported.
+const TAIL: u64 = 64 << 10;
+
+/// Local headers at most this far apart are read together, in bytes.
+const TOGETHER: u64 = 1 << 20;
+
+/// Maximum number of times that local headers are read.
+const LOCAL_READS_MAX: usize = 1000;
+
+/// Why the entries of an archive cannot be found.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// Not a fault of the file: add this range to the input and parse again.
+    #[error(transparent)]
+    Missing(#[from] Missing),
+    /// The archive breaks a rule.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+}
+
+/// A broken rule.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    #[error(
+        "zip archive: no directory in the last {TAIL} bytes of {len}: the file is cut short (did a download stop?)"
+    )]
+    NoEnd { len: u64 },
+    #[error("zip archive: the record at byte {at} is not a {what}")]
+    Signature { at: u64, what: &'static str },
+    #[error("zip archive: it is one of several parts, which are not supported")]
+    Parts,
+    #[error(
+        "zip archive: the directory of {size} bytes should begin at byte {offset} and end at byte {end}, where the end \
+         record is"
+    )]
+    Place { offset: u64, size: u64, end: u64 },
+    #[error(
+        "several zip archives one after the other, as in the .distcp files of torch.distributed.checkpoint (convert them \
+         with `python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIRECTORY FILE`)"
+    )]
+    Several,
+    #[error("zip archive: a directory of {size} bytes, and at most {DIRECTORY_MAX} are read")]
+    TooLong { size: u64 },
+    #[error("zip archive: the directory has {found} entries, and should have {stated}")]
+    Count { found: u64, stated: u64 },
+    #[error("zip archive: entry {number} of the directory goes beyond its end")]
+    Cut { number: usize },
+    #[error("zip archive: entry {} has a 64-bit size or offset, but no field for it", quote(name))]
+    NoField { name: String },
+    #[error("zip archive: two entries are called {}", quote(name))]
+    Twice { name: String },
+    #[error("zip archive: entries {} and {} share bytes, from byte {at} on", quote(a), quote(b))]
+    Overlap { a: String, b: String, at: u64 },
+    #[error("zip archive: the local header of entry {} at byte {at} is not one", quote(name))]
+    Local { name: String, at: u64 },
+    #[error("zip archive: entry {} is called {} in its local header", quote(name), quote(local))]
+    Renamed { name: String, local: String },
+    #[error(
+        "zip archive: entry {}: its {what} is {local} in the local header, and {central} in the directory",
+        quote(name)
+    )]
+    Differs { name: String, what: &'static str, local: u64, central: u64 },
+    #[error(
+        "zip archive: the {size} bytes of entry {} end at byte {end}, but the next entry begins at byte {next}",
+        quote(name)
+    )]
+    Outside { name: String, size: u64, end: u64, next: u64 },
+    #[error("zip archive: entry {} is encrypted", quote(name))]
+    Encrypted { name: String },
+    #[error(
+        "zip archive: entry {} is compressed (method {method}); only stored entries can be read in place",
+        quote(name)
+    )]
+    Compressed { name: String, method: u16 },
+    #[error("zip archive: entry {} is stored, but takes {compressed} bytes for {size}", quote(name))]
+    Sizes { name: String, compressed: u64, size: u64 },
+    #[error("zip archive: more than {LOCAL_READS_MAX} local headers are not where torch and Python write them")]
+    TooManyLocal,
+}
+
+/// The entries of an archive.
+#[derive(Debug)]
+pub struct Directory {
+    names: String,
+    /// In the order of the directory.
+    entries: Vec<Entry>,
+    /// Indices of `entries` in the order of the file, and the place of each entry there.
+    order: Vec<u32>,
+    places: Vec<u32>,
+    /// Offset of the directory, in bytes from the start of the file.
+    start: u64,
+}
+
+/// An entry of an archive.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    name: Range<u32>,
+    /// Length of the name in the file, in bytes.
+    name_len: u16,
+    flags: u16,
+    method: u16,
+    compressed: u64,
+    /// Size of the data in bytes.
+    pub size: u64,
+    /// Offset of the local header, in bytes from the start of the file.
+    pub header: u64,
+}
+
+/// What a local header gives.
+struct Local {
+    name: String,
+    flags: u16,
+    method: u16,
+    compressed: u32,
+    size: u32,
+    data: u64,
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    bytes.get(at..at + 2).map_or(0, |bytes| u16::from_le_bytes([bytes[0], bytes[1]]))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from(u16_at(bytes, at)) | u32::from(u16_at(bytes, at + 2)) << 16
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
+}
+
+/// Whether a file begins with the local header of an entry.
+pub fn is_zip(input: &Input) -> Result<bool, Missing> {
+    Ok(input.get(0..MAGIC.len() as u64)? == MAGIC)
+}
+
+impl Directory {
+    /// Reads the directory at the end of a file.
+    pub fn read(input: &Input) -> Result<Self, Error> {
+        let (range, stated) = find(input)?;
+        let bytes = input.get(range.clone())?;
+        let (mut names, mut entries) = (String::new(), Vec::new());
+        let mut at = 0;
+        while at < bytes.len() {
+            let (entry, len) = entry(&bytes[at..], entries.len(), &mut names)?;
+            entries.push(entry);
+            at += len;
+        }
+        if entries.len() as u64 != stated {
+            return Err(Fault::Count { found: entries.len() as u64, stated }.into());
+        }
+        let mut order: Vec<u32> = (0..entries.len() as u32).collect();
+        order.sort_by_key(|at| entries[*at as usize].header);
+        let mut places = vec![0; entries.len()];
+        order.iter().enumerate().for_each(|(place, at)| places[*at as usize] = place as u32);
+        let directory = Self { names, entries, order, places, start: range.start };
+        directory.check_overlap()?;
+        Ok(directory)
+    }
+
+    /// The number of entries.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// An entry.
+    pub fn entry(&self, at: usize) -> &Entry {
+        &self.entries[at]
+    }
+
+    /// The name of an entry, with replacement characters for bytes that are not UTF-8.
+    pub fn name(&self, at: usize) -> &str {
+        let Range { start, end } = self.entries[at].name;
+        &self.names[start as usize..end as usize]
+    }
+
+    /// The entries by their names. Fails if two entries have the same name.
+    pub fn by_name(&self) -> Result<HashMap<&str, usize>, Fault> {
+        let mut found = HashMap::with_capacity(self.len());
+        for at in 0..self.len() {
+            if found.insert(self.name(at), at).is_some() {
+                return Err(Fault::Twice { name: self.name(at).to_owned() });
+            }
+        }
+        Ok(found)
+    }
+
+    /// The end of the space that an entry can take: the next local header, or the directory.
+    fn next(&self, at: usize) -> u64 {
+        let next = self.order.get(self.places[at] as usize + 1);
+        next.map_or(self.start, |next| self.entries[*next as usize].header)
+    }
+
+    /// No entry reaches into the next one.
+    fn check_overlap(&self) -> Result<(), Fault> {
+        for at in self.order.iter().map(|at| *at as usize) {
+            let compressed = self.entries[at].compressed;
+            let end = self.local_end(at).checked_add(compressed);
+            let next = self.next(at);
+            if end.is_none_or(|end| end > next) {
+                let name = |at: usize| self.name(at).to_owned();
+                return Err(match self.order.get(self.places[at] as usize + 1) {
+                    Some(other) => Fault::Overlap { a: name(at), b: name(*other as usize), at: next },
+                    None => Fault::Outside { name: name(at), size: compressed, end: end.unwrap_or(u64::MAX), next },
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails unless an entry is stored as it is.
+    pub fn check_stored(&self, at: usize) -> Result<(), Fault> {
+        let Entry { flags, method, compressed, size, .. } = self.entries[at];
+        let name = || self.name(at).to_owned();
+        match () {
+            () if flags & 1 != 0 => Err(Fault::Encrypted { name: name() }),
+            () if method != 0 => Err(Fault::Compressed { name: name(), method }),
+            () if compressed != size => Err(Fault::Sizes { name: name(), compressed, size }),
+            () => Ok(()),
+        }
+    }
+
+    /// The range of the data of each of these entries, in bytes from the start of the file. Local headers are read only
+    /// where the data cannot be found without them.
+    pub fn ranges(&self, input: &Input, wanted: &[usize]) -> Result<Vec<Range<u64>>, Error> {
+        let mut found: Vec<Option<Range<u64>>> = Vec::with_capacity(wanted.len());
+        let mut unknown: Vec<usize> = Vec::new();
+        for (at, entry) in wanted.iter().enumerate() {
+            let range = self.predict(*entry);
+            if range.is_none() {
+                unknown.push(at);
+            }
+            found.push(range);
+        }
+        unknown.sort_by_key(|at| self.entries[wanted[*at]].header);
+        let mut reads = 0;
+        let mut read_to = 0;
+        for (place, at) in unknown.iter().enumerate() {
+            let entry = wanted[*at];
+            let header = self.entries[entry].header;
+            if header >= read_to {
+                reads += 1;
+                // The local headers that follow are asked for together with this one.
+                let end = |at: &usize| self.local_end(wanted[*at]);
+                let near = unknown[place..].iter().take_while(|next| end(next) <= header + TOGETHER);
+                read_to = near.last().map_or(end(at), end);
+                if reads > LOCAL_READS_MAX {
+                    return Err(Fault::TooManyLocal.into());
+                }
+                input.get(header..read_to)?;
+            }
+            found[*at] = Some(self.read_range(input, entry)?);
+        }
+        Ok(found.into_iter().flatten().collect())
+    }
+
+    /// The end of the fixed part of a local header and of the name.
+    fn local_end(&self, at: usize) -> u64 {
+        let Entry { header, name_len, .. } = self.entries[at];
+        header + LOCAL + u64::from(name_len)
+    }
+
+    /// The place of the data, if it follows from the next entry in one way only. Torch pads the data to a multiple of 64
+    /// bytes and writes a descriptor after it. Python's zipfile writes neither, unless it cannot seek.
+    fn predict(&self, at: usize) -> Option<Range<u64>> {
+        const DESCRIPTOR: u16 = 8;
+        const ALIGNMENT: u64 = 64;
+        // The header of the field for padding.
+        const PADDING: u64 = 4;
+        let Entry { flags, compressed, size, header, .. } = self.entries[at];
+        let (after, next, max) = (self.local_end(at), self.next(at), u64::from(u32::MAX));
+        if flags & DESCRIPTOR == 0 {
+            let start = next.checked_sub(compressed)?;
+            // Without extra fields, or with the 64-bit sizes.
+            return (start == after || start == after + 20).then_some(start..next);
+        }
+        let wide = compressed >= max || size >= max || header >= max;
+        // 64-bit sizes take 16 bytes, a 64-bit offset takes 8.
+        let fields = if size >= max { 16 } else { 0 } + if header >= max { 8 } else { 0 };
+        let field = if fields > 0 { 4 + fields } else { 0 };
+        let start = (after + PADDING + field).next_multiple_of(ALIGNMENT);
+        let descriptor = match (compressed, wide) {
+            (0, _) => 0,
+            (_, false) => 16,
+            (_, true) => 24,
+        };
+        let end = start.checked_add(compressed)?;
+        let is_whole = [descriptor, 16, 24].into_iter().any(|descriptor| end + descriptor == next);
+        is_whole.then_some(start..end)
+    }
+
+    /// The place of the data, by the local header.
+    fn read_range(&self, input: &Input, at: usize) -> Result<Range<u64>, Error> {
+        let start = self.local(input, at)?.data;
+        let (size, next) = (self.entries[at].compressed, self.next(at));
+        match start.checked_add(size).filter(|end| *end <= next) {
+            Some(end) => Ok(start..end),
+            None => {
+                let (name, end) = (self.name(at).to_owned(), start.saturating_add(size));
+                Err(Fault::Outside { name, size, end, next }.into())
+            }
+        }
+    }
+
+    fn local(&self, input: &Input, at: usize) -> Result<Local, Error> {
+        let header = self.entries[at].header;
+        let fixed = input.get(header..header + LOCAL)?;
+        let fault = || Fault::Local { name: self.name(at).to_owned(), at: header };
+        if fixed.len() < LOCAL as usize || !fixed.starts_with(MAGIC) {
+            return Err(fault().into());
+        }
+        let (name, extra) = (u64::from(u16_at(fixed, 26)), u64::from(u16_at(fixed, 28)));
+        // A name of another length cannot be the same, and is not read.
+        let same = name == self.local_end(at) - header - LOCAL;
+        let text = if same { input.get(header + LOCAL..header + LOCAL + name)? } else { &[] };
+        Ok(Local {
+            name: if same { String::from_utf8_lossy(text).into_owned() } else { format!("a name of {name} bytes") },
+            flags: u16_at(fixed, 6),
+            method: u16_at(fixed, 8),
+            compressed: u32_at(fixed, 18),
+            size: u32_at(fixed, 22),
+            data: header + LOCAL + name + extra,
+        })
+    }
+
+    /// Compares the local header of an entry with the directory, and its data with the place `range`.
+    pub fn check_local(&self, input: &Input, at: usize, range: &Range<u64>) -> Result<Option<Fault>, Missing> {
+        let local = match self.local(input, at) {
+            Ok(local) => local,
+            Err(Error::Missing(missing)) => return Err(missing),
+            Err(Error::Fault(fault)) => return Ok(Some(fault)),
+        };
+        let entry = &self.entries[at];
+        let name = || self.name(at).to_owned();
+        let differs = |what, local: u64, central: u64, unset: u64| {
+            (local != central && local != unset).then(|| Fault::Differs { name: name(), what, local, central })
+        };
+        if local.name != self.name(at) {
+            return Ok(Some(Fault::Renamed { name: name(), local: local.name }));
+        }
+        let unset = |size: u64| if entry.flags & 8 != 0 || size > u64::from(u32::MAX) { 0 } else { size };
+        let max = u64::from(u32::MAX);
+        let size = |what, local: u32, central: u64| {
+            let local = u64::from(local);
+            if local == max { None } else { differs(what, local, central, unset(central)) }
+        };
+        Ok(differs("method", local.method.into(), entry.method.into(), entry.method.into())
+            .or_else(|| differs("encryption", (local.flags & 1).into(), (entry.flags & 1).into(), u64::MAX))
+            .or_else(|| size("compressed size", local.compressed, entry.compressed))
+            .or_else(|| size("size", local.size, entry.size))
+            .or_else(|| differs("start of the data", local.data, range.start, u64::MAX)))
+    }
+}
+
+/// The range of the directory, and the number of its entries.
+fn find(input: &Input) -> Result<(Range<u64>, u64), Error> {
+    let len = input.len();
+    let tail_start = len.saturating_sub(TAIL);
+    let tail = input.get(tail_start..len)?;
+    let is_end = |at: usize| {
+        tail[at..].starts_with(b"PK\x05\x06") && at + END as usize + usize::from(u16_at(tail, at + 20)) <= tail.len()
+    };
+    let at = (0..(tail.len() + 1).saturating_sub(END as usize)).rev().find(|at| is_end(*at));
+    let at = at.ok_or(Fault::NoEnd { len })?;
+    let end = &tail[at..];
+    let mut end_at = tail_start + at as u64;
+    let (mut count, mut size, mut offset) =
+        (u64::from(u16_at(end, 10)), u64::from(u32_at(end, 12)), u64::from(u32_at(end, 16)));
+    let mut parts = [u16_at(end, 4), u16_at(end, 6)].iter().any(|part| ![0, u16::MAX].contains(part));
+    let locator_at = end_at.saturating_sub(LOCATOR);
+    let locator = input.get(locator_at..end_at)?;
+    if locator.starts_with(b"PK\x06\x07") {
+        let end64_at = u64_at(locator, 8);
+        let end64 = input.get(end64_at..end64_at.saturating_add(END64).min(locator_at.max(end64_at)))?;
+        if !end64.starts_with(b"PK\x06\x06") || end64.len() < END64 as usize {
+            // The offsets of an archive count from its own start.
+            let own = input.get(locator_at.saturating_sub(END64)..locator_at)?;
+            if own.starts_with(b"PK\x06\x06") {
+                return Err(Fault::Several.into());
+            }
+            return Err(Fault::Signature { at: end64_at, what: "64-bit end record" }.into());
+        }
+        parts = u32_at(end64, 16) != 0 || u32_at(end64, 20) != 0;
+        (count, size, offset) = (u64_at(end64, 32), u64_at(end64, 40), u64_at(end64, 48));
+        end_at = end64_at;
+    }
+    if parts {
+        return Err(Fault::Parts.into());
+    }
+    if offset.checked_add(size) != Some(end_at) {
+        // Offsets count from the start of an archive, which may begin behind another one.
+        let own = end_at.checked_sub(size).and_then(|start| start.checked_sub(offset));
+        let own = own.map(|own| input.get(own..own + MAGIC.len() as u64)).transpose()?;
+        return Err(match own == Some(MAGIC) {
+            true => Fault::Several.into(),
+            false => Fault::Place { offset, size, end: end_at }.into(),
+        });
+    }
+    if size > DIRECTORY_MAX {
+        return Err(Fault::TooLong { size }.into());
+    }
+    Ok((offset..end_at, count))
+}
+
+/// Reads an entry of the directory. Also returns its length.
+fn entry(bytes: &[u8], number: usize, names: &mut String) -> Result<(Entry, usize), Fault> {
+    let cut = || Fault::Cut { number };
+    if bytes.len() < CENTRAL || !bytes.starts_with(b"PK\x01\x02") {
+        return Err(cut());
+    }
+    let (name_len, extra_len) = (usize::from(u16_at(bytes, 28)), usize::from(u16_at(bytes, 30)));
+    let len = CENTRAL + name_len + extra_len + usize::from(u16_at(bytes, 32));
+    if len > bytes.len() {
+        return Err(cut());
+    }
+    let name = &bytes[CENTRAL..CENTRAL + name_len];
+    let mut extra = &bytes[CENTRAL + name_len..CENTRAL + name_len + extra_len];
+    let (mut compressed, mut size) = (u64::from(u32_at(bytes, 20)), u64::from(u32_at(bytes, 24)));
+    let mut header = u64::from(u32_at(bytes, 42));
+    let start = names.len() as u32;
+    names.push_str(&String::from_utf8_lossy(name));
+    let text = |names: &String| names[start as usize..].to_owned();
+    let mut wide: &[u8] = &[];
+    while extra.len() >= 4 {
+        let (id, len) = (u16_at(extra, 0), usize::from(u16_at(extra, 2)));
+        let field = extra.get(4..4 + len).ok_or_else(cut)?;
+        if id == 1 {
+            wide = field;
+        }
+        extra = &extra[4 + len..];
+    }
+    for number in [&mut size, &mut compressed, &mut header] {
+        if *number == u64::from(u32::MAX) {
+            if wide.len() < 8 {
+                return Err(Fault::NoField { name: text(names) });
+            }
+            *number = u64_at(wide, 0);
+            wide = &wide[8..];
+        }
+    }
+    if header > i64::MAX as u64 {
+        return Err(Fault::Local { name: text(names), at: header });
+    }
+    let name = start..names.len() as u32;
+    let (flags, method) = (u16_at(bytes, 8), u16_at(bytes, 10));
+    Ok((Entry { name, name_len: name_len as u16, flags, method, compressed, size, header }, len))
+}
+
+/// The name of the entry at the beginning of a file.
+pub fn first_name(input: &Input) -> Result<String, Missing> {
+    let fixed = input.get(0..LOCAL)?;
+    let name = input.get(LOCAL..LOCAL + u64::from(u16_at(fixed, 26)))?;
+    Ok(String::from_utf8_lossy(name).into_owned())
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// The file of an archive with these entries, as Python's zipfile writes it, and the offset of its directory.
+    pub fn archive(entries: &[(&str, &[u8])]) -> (Vec<u8>, usize) {
+        let (mut out, mut directory) = (Vec::new(), Vec::new());
+        for (name, data) in entries {
+            let start = out.len() as u32;
+            let mut fields = [0; 26];
+            fields[14..18].copy_from_slice(&(data.len() as u32).to_le_bytes());
+            fields[18..22].copy_from_slice(&(data.len() as u32).to_le_bytes());
+            fields[22..24].copy_from_slice(&(name.len() as u16).to_le_bytes());
+            out.extend([MAGIC, &fields, name.as_bytes(), data].concat());
+            directory
+                .extend([b"PK\x01\x02\0\0", &fields[..], &[0; 10], &start.to_le_bytes(), name.as_bytes()].concat());
+        }
+        let start = out.len();
+        out.extend(&directory);
+        let count = (entries.len() as u16).to_le_bytes();
+        let (len, at) = ((directory.len() as u32).to_le_bytes(), (start as u32).to_le_bytes());
+        out.extend([b"PK\x05\x06\0\0\0\0", &count[..], &count, &len, &at, &[0, 0]].concat());
+        (out, start)
+    }
+
+    fn read(file: &[u8]) -> Result<Vec<Range<u64>>, Error> {
+        let input = Input::with_prefix(file.len() as u64, file.to_vec());
+        let directory = Directory::read(&input)?;
+        directory.by_name()?;
+        let all: Vec<usize> = (0..directory.len()).collect();
+        all.iter().try_for_each(|at| directory.check_stored(*at))?;
+        let ranges = directory.ranges(&input, &all)?;
+        for (at, range) in all.iter().zip(&ranges) {
+            if let Some(fault) = directory.check_local(&input, *at, range)? {
+                return Err(fault.into());
+            }
+        }
+        Ok(ranges)
+    }
+
+    const TWO: &[(&str, &[u8])] = &[("a/x", b"12345"), ("a/y", b"678")];
+
+    #[test]
+    fn entries_are_found() {
+        let (file, _) = archive(TWO);
+        assert_eq!(read(&file).unwrap(), [33..38, 71..74]);
+        assert_eq!(read(&archive(&[]).0).unwrap(), []);
+        // A comment after the end record.
+        let mut commented = file.clone();
+        let len = commented.len();
+        commented[len - 2] = 5;
+        commented.extend(b"hello");
+        assert_eq!(read(&commented).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn extra_fields_of_local_headers_are_skipped() {
+        let (mut file, start) = archive(TWO);
+        // Seven bytes of extra field in the second local header, of which the directory does not say anything.
+        file[38 + 28] = 7;
+        file.splice(71..71, [0; 7]);
+        let (end, at) = (file.len() - 6, (start as u32 + 7).to_le_bytes());
+        file[end..end + 4].copy_from_slice(&at);
+        assert_eq!(read(&file).unwrap(), [33..38, 78..81]);
+    }
+
+    #[test]
+    fn hostile_archives_are_refused() {
+        let (file, start) = archive(TWO);
+        let second = start + 46 + 3;
+        let end = file.len() - 22;
+        let change = |at: usize, bytes: &[u8]| {
+            let mut file = file.clone();
+            file[at..at + bytes.len()].copy_from_slice(bytes);
+            file
+        };
+        let cases = [
+            (file[..end].to_vec(), "no directory in the last 65536 bytes of 172"),
+            (b"PK\x03\x04".to_vec(), "no directory"),
+            (change(end + 4, &[1]), "one of several parts"),
+            (change(end + 16, &[1]), "should begin at byte 1 and end at byte 172"),
+            (change(end + 10, &[9]), "has 2 entries, and should have 9"),
+            (change(start, b"XX"), "entry 0 of the directory goes beyond its end"),
+            (change(second + 28, &[200]), "entry 1 of the directory goes beyond its end"),
+            (change(second + 46, b"a/x"), "two entries are called \"a/x\""),
+            (change(second + 42, &[10]), "entries \"a/x\" and \"a/y\" share bytes, from byte 10 on"),
+            (change(second + 42, &[0]), "share bytes, from byte 0 on"),
+            (change(second + 42, &[0xff; 4]), "has a 64-bit size or offset, but no field for it"),
+            (change(second + 20, &[4, 0, 0, 0, 4]), "the 4 bytes of entry \"a/y\" end at byte 75, but"),
+            (change(second + 10, &[8]), "entry \"a/y\" is compressed (method 8)"),
+            (change(second + 24, &[2]), "is stored, but takes 3 bytes for 2"),
+            (change(second + 8, &[1]), "is encrypted"),
+            (change(38, b"XX"), "the local header of entry \"a/y\" at byte 38 is not one"),
+            (change(38 + 30, b"b"), "entry \"a/y\" is called \"b/y\" in its local header"),
+            (change(38 + 8, &[8]), "its method is 8 in the local header, and 0 in the directory"),
+            (change(38 + 22, &[9]), "its size is 9 in the local header, and 3 in the directory"),
+            ([&file[..], &file].concat(), "several zip archives one after the other"),
+        ];
+        for (file, expected) in cases {
+            let error = read(&file).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}\n{expected}");
+        }
+        // No length of a file causes a panic.
+        for len in 0..file.len() {
+            assert!(read(&file[..len]).is_err());
+        }
+    }
+}
