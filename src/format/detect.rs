@@ -13,7 +13,7 @@ pub struct Foreign {
 }
 
 /// Offset of a magic number, the magic number, the format that it identifies, and a hint for the user.
-const MAGICS: [(usize, &[u8], &str, Option<&str>); 21] = [
+const MAGICS: [(usize, &[u8], &str, Option<&str>); 19] = [
     (0, b"GGML", "a GGML file, older than GGUF", Some("convert it with llama.cpp's tools")),
     // The numbers "ggml", "ggmf" and "ggjt" in little-endian order.
     (0, b"lmgg", "a GGML file, older than GGUF", Some("convert it with llama.cpp's tools")),
@@ -26,10 +26,8 @@ const MAGICS: [(usize, &[u8], &str, Option<&str>); 21] = [
     (0, b"BZh", "bzip2 data", Some("unpack it with bunzip2 first")),
     (0, b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", Some("unpack it first")),
     (257, b"ustar", "a tar archive", Some("unpack it first")),
-    (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file, such as a Keras model (.h5)", Some("convert it to safetensors first")),
+    (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file, such as the weights of a Keras model (.h5, .hdf5)", Some(CONVERT_KERAS)),
     (4, b"TFL3", "a TensorFlow Lite model", None),
-    (0, b"\x08\x07\x12", "an ONNX model", None),
-    (0, b"\x08\x08\x12", "an ONNX model", None),
     (0, b"PAR1", "a Parquet file", None),
     (0, b"\x89PNG\r\n\x1a\n", "a PNG picture", None),
     (0, b"\xff\xd8\xff", "a JPEG picture", None),
@@ -39,6 +37,12 @@ const MAGICS: [(usize, &[u8], &str, Option<&str>); 21] = [
 ];
 
 const CONVERT: &str = "load it with torch.load(..., weights_only=True) and save it with safetensors.torch.save_file";
+
+const CONVERT_ONNX: &str = "load it with onnx.load, read its initializers with onnx.numpy_helper.to_array, and save them with \
+                            safetensors.numpy.save_file";
+
+const CONVERT_KERAS: &str =
+    "load it with keras.models.load_model or h5py, and save its arrays with safetensors.numpy.save_file";
 
 /// What to do about text in place of a model.
 const NO_MODEL: &str = "if it should be a model, the download failed; read the text with `cat`";
@@ -71,6 +75,9 @@ impl Foreign {
             MAGICS.iter().find(|(at, magic, ..)| prefix.get(*at..).is_some_and(|rest| rest.starts_with(magic)))
         {
             return other(name, *hint);
+        }
+        if is_onnx(prefix) {
+            return other("an ONNX model", Some(CONVERT_ONNX));
         }
         // A pickle of protocol 2 to 5 begins with PROTO, mostly followed by EMPTY_DICT, EMPTY_LIST, MARK, GLOBAL,
         // BINUNICODE, LONG1 or FRAME.
@@ -113,7 +120,7 @@ fn lfs_pointer(prefix: &[u8]) -> Option<Foreign> {
     Some(Foreign { name: format!("a Git LFS pointer{size}"), hint: Some("fetch the file itself with `git lfs pull`") })
 }
 
-/// Distinguishes zip archives by their first member: torch.save writes `STEM/data.pkl`, and numpy.savez `NAME.npy`.
+/// Distinguishes zip archives by their first member: torch.save writes `STEM/data.pkl`, and Keras `metadata.json`.
 /// Source: APPNOTE.TXT of PKWARE, 4.3.7, "Local file header".
 fn zip(prefix: &[u8]) -> Option<Foreign> {
     const NAME_LEN: usize = 26;
@@ -127,14 +134,58 @@ fn zip(prefix: &[u8]) -> Option<Foreign> {
     let name = &name[..len.min(name.len())];
     let member = name.splitn(2, |byte| *byte == b'/').nth(1).unwrap_or_default();
     let by_torch = [&b"data.pkl"[..], b"constants.pkl", b"version", b"byteorder", b".format_version"];
+    let by_keras = [&b"metadata.json"[..], b"config.json", b"model.weights.h5"];
     let (name, hint) = if by_torch.contains(&member) || member.starts_with(b"data/") || member.starts_with(b"code/") {
         ("a PyTorch checkpoint (.pt, .bin)", CONVERT)
-    } else if name.ends_with(b".npy") {
-        ("NumPy arrays (.npz)", "load them with numpy.load and save them with safetensors.numpy.save_file")
+    } else if by_keras.contains(&name) {
+        ("a Keras model (.keras)", CONVERT_KERAS)
     } else {
         ("a zip archive", "unpack it with unzip first")
     };
     Some(Foreign { name: name.to_owned(), hint: Some(hint) })
+}
+
+/// Whether a file begins with fields of an ONNX `ModelProto`, of which the version is the first.
+/// Sources: `onnx/onnx.proto`, and "Encoding" of the documentation of Protocol Buffers.
+fn is_onnx(prefix: &[u8]) -> bool {
+    let mut rest = prefix;
+    let varint = |rest: &mut &[u8]| {
+        let mut number = 0u64;
+        for shift in (0..64).step_by(7) {
+            let (byte, after) = rest.split_first()?;
+            *rest = after;
+            number |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Some(number);
+            }
+        }
+        None
+    };
+    // ir_version, which was 3 in the first release.
+    if varint(&mut rest) != Some(1 << 3) || !varint(&mut rest).is_some_and(|version| (1..100).contains(&version)) {
+        return false;
+    }
+    let mut fields = 0;
+    while let Some(tag) = varint(&mut rest) {
+        let Some(value) = varint(&mut rest) else { break };
+        match (tag >> 3, tag & 7) {
+            // The graph, or an operator set: all fields before it were sound.
+            (7 | 8, 2) if value > 0 => return true,
+            // model_version.
+            (5, 0) => {}
+            // Names, versions, a domain and a description.
+            (2 | 3 | 4 | 6, 2) => {
+                let text = &rest[..rest.len().min(value as usize)];
+                if text.iter().any(|byte| byte.is_ascii_control() && !byte.is_ascii_whitespace()) {
+                    return false;
+                }
+                rest = &rest[text.len()..];
+            }
+            _ => return false,
+        }
+        fields += 1;
+    }
+    fields > 0 && prefix.len() as u64 == PREFIX
 }
 
 /// Quotes the beginning of a file that is text; `None` if it is not. Anything shorter than the length field of a header
@@ -176,14 +227,22 @@ mod tests {
         let tar: &[u8] = &[&[b'a'; 257][..], b"ustar\0"].concat();
         let zip =
             |name: &str| [b"PK\x03\x04", &[0; 22][..], &[name.len() as u8, 0, 0, 0], name.as_bytes(), b"\x80"].concat();
-        let (torch, arrays, other) = (zip("archive/data.pkl"), zip("x.npy"), zip("docs/data.pkl.txt"));
+        let (torch, keras, other) = (zip("archive/data.pkl"), zip("metadata.json"), zip("docs/data.pkl.txt"));
+        let documented = [b"\x08\x0a\x12\x04onnx\x32\xff\x7f", &[b'd'; 600][..]].concat();
         let long = "word ".repeat(200);
-        let cases: [(&[u8], &str); 23] = [
+        let cases: [(&[u8], &str); 27] = [
             (b"", "empty (a download may not have started)"),
             (lfs, "a Git LFS pointer to a file of 4976698672 bytes (fetch the file itself with `git lfs pull`)"),
             (b"PK\x03\x04\0\0", "a zip archive (unpack it with unzip first)"),
             (&torch, "a PyTorch checkpoint (.pt, .bin) (load it with torch.load"),
-            (&arrays, "NumPy arrays (.npz) (load them with numpy.load"),
+            (&keras, "a Keras model (.keras) (load it with keras.models.load_model"),
+            (
+                b"\x89HDF\r\n\x1a\n\0",
+                "an HDF5 file, such as the weights of a Keras model (.h5, .hdf5) (load it with keras",
+            ),
+            (b"\x08\x07\x12\x07pytorch\x1a\x051.9.0:\x80\x10", "an ONNX model (load it with onnx.load"),
+            (b"\x08\x0a:\xff\xff\x03", "an ONNX model (load it with onnx.load"),
+            (&documented[..PREFIX as usize], "an ONNX model (load it with onnx.load"),
             (&other, "a zip archive (unpack it with unzip first)"),
             (b"\x80\x02}q\0", "a Python pickle"),
             (b"\x80\x04\x95\x10\0", "a Python pickle"),
@@ -206,6 +265,12 @@ mod tests {
         for (prefix, expected) in cases {
             let found = Foreign::detect(prefix).unwrap().to_string();
             assert!(found.starts_with(expected), "{found}");
+        }
+        // Bytes that only begin like an ONNX model.
+        for bytes in
+            [&b"\x08\x07"[..], b"\x08\x07\x12\x07\0\0\0\0\0\0\0", b"\x08\0:\x01", b"\x08\x07\x7a\x01", b"\x08\xff"]
+        {
+            assert_eq!(Foreign::detect(bytes), None, "{bytes:?}");
         }
         // The length in the second one begins with the magic number of gzip.
         for safetensors in [&b"\x10\0\0\0\0\0\0\0{}"[..], b"\x1f\x8b\x01\0\0\0\0\0{\""] {
