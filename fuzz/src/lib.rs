@@ -19,6 +19,7 @@ pub mod numpy;
 pub mod ollama;
 pub mod options;
 pub mod protocol;
+pub mod pytorch;
 pub mod quantized;
 mod shards;
 pub mod slm;

@@ -1,8 +1,7 @@
 //! Arrays whose elements do not lie in C order in a source, or whose numbers have their bytes in reverse order. They
 //! are read as if they did not: a range of bytes of the array in C order is gathered from the places that it needs.
 
-use super::{Extent, Find};
-use crate::source::Error;
+use crate::source::{Error, Source};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,8 +9,10 @@ use std::sync::Arc;
 /// An array in a source. Its elements are gathered when they are read.
 #[derive(Debug, Clone)]
 pub struct Strided {
-    /// The bytes that hold the elements. The first element is at the start.
-    pub extent: Extent,
+    /// The source.
+    pub source: Arc<dyn Source>,
+    /// In bytes from the start of the source: from the first element to the end of the last one.
+    pub range: Range<u64>,
     /// Where the elements are.
     pub layout: Arc<Layout>,
 }
@@ -40,6 +41,9 @@ struct Dim {
 }
 
 type Dims = SmallVec<[Dim; 4]>;
+
+/// Called with runs of stored bytes and their sources, until it returns something.
+type Find<'a, T> = dyn FnMut(&dyn Source, Range<u64>) -> Option<T> + 'a;
 
 /// Elements that are read together, with those between them.
 #[derive(Debug, Clone, Copy)]
@@ -261,7 +265,7 @@ impl Strided {
 
     /// As [`super::Data::find_run`].
     pub(super) fn find_run<T>(&self, part: &Range<u64>, find: &mut Find<T>) -> Option<T> {
-        let Extent { source, range } = &self.extent;
+        let Self { source, range, .. } = self;
         let size = self.layout.size as u64;
         let mut run: Option<Range<u64>> = None;
         let found = self.layout.spans(self.elements(part), &mut |span| {
@@ -284,7 +288,7 @@ impl Strided {
     }
 
     fn gather(&self, elements: Range<u64>, out: &mut [u8]) -> Result<(), Error> {
-        let Self { extent: Extent { source, range }, layout } = self;
+        let Self { source, range, layout } = self;
         let size = layout.size;
         let mut bytes = Vec::new();
         layout.spans(elements, &mut |span| {
@@ -309,14 +313,14 @@ impl Strided {
 mod tests {
     use super::*;
     use crate::content::{Content, Data, Request, Segment};
-    use crate::source::{Memory, Source};
+    use crate::source::Memory;
     use proptest::prelude::*;
 
     /// An array of the elements at these places of `bytes`.
     fn array(bytes: &[u8], start: u64, layout: Layout) -> (Strided, Content) {
         let source: Arc<dyn Source> = Arc::new(Memory::new(bytes.to_vec()));
-        let extent = Extent { source, range: start..bytes.len() as u64 };
-        let strided = Strided { extent, layout: Arc::new(layout) };
+        let range = start..bytes.len() as u64;
+        let strided = Strided { source, range, layout: Arc::new(layout) };
         (strided.clone(), Content::new([Segment::Data(Data::Strided(strided))]))
     }
 

@@ -36,6 +36,16 @@ const MAGICS: [(usize, &[u8], &str, Option<&str>); 19] = [
     (0, b"#!", "a script", None),
 ];
 
+/// The beginning of a file that torch before 1.6 has written: a pickle of the number 0x1950a86a20f9469cfc6c.
+/// Source: `torch/serialization.py`, `MAGIC_NUMBER`.
+const LEGACY_TORCH: [u8; 15] = [0x80, 2, 0x8a, 10, 0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19, b'.'];
+
+/// The entries of a tar archive that torch before 0.1.10 has written.
+const TAR_TORCH: [&[u8]; 4] = [b"sys_info\0", b"pickle\0", b"tensors\0", b"storages\0"];
+
+const SAVE_AGAIN: &str = "load it with torch.load(..., weights_only=True) and save it again with torch.save or \
+                          safetensors.torch.save_file";
+
 const CONVERT: &str = "load it with torch.load(..., weights_only=True) and save it with safetensors.torch.save_file";
 
 const CONVERT_ONNX: &str = "load it with onnx.load, read its initializers with onnx.numpy_helper.to_array, and save them with \
@@ -71,6 +81,9 @@ impl Foreign {
         if let Some(archive) = zip(prefix) {
             return Some(archive);
         }
+        if prefix.get(257..262) == Some(b"ustar") && TAR_TORCH.iter().any(|name| prefix.starts_with(name)) {
+            return other("a PyTorch checkpoint of the format before torch 0.1.10 (tar)", Some(SAVE_AGAIN));
+        }
         if let Some((_, _, name, hint)) =
             MAGICS.iter().find(|(at, magic, ..)| prefix.get(*at..).is_some_and(|rest| rest.starts_with(magic)))
         {
@@ -78,6 +91,9 @@ impl Foreign {
         }
         if is_onnx(prefix) {
             return other("an ONNX model", Some(CONVERT_ONNX));
+        }
+        if prefix.starts_with(&LEGACY_TORCH) {
+            return other("a PyTorch checkpoint of the format before torch 1.6", Some(SAVE_AGAIN));
         }
         // A pickle of protocol 2 to 5 begins with PROTO, mostly followed by EMPTY_DICT, EMPTY_LIST, MARK, GLOBAL,
         // BINUNICODE, LONG1 or FRAME.
@@ -225,12 +241,13 @@ mod tests {
     fn foreign_formats_are_detected() {
         let lfs = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4976698672\n";
         let tar: &[u8] = &[&[b'a'; 257][..], b"ustar\0"].concat();
+        let tar_torch: &[u8] = &[&b"sys_info\0"[..], &[0; 248], b"ustar\0"].concat();
         let zip =
             |name: &str| [b"PK\x03\x04", &[0; 22][..], &[name.len() as u8, 0, 0, 0], name.as_bytes(), b"\x80"].concat();
         let (torch, keras, other) = (zip("archive/data.pkl"), zip("metadata.json"), zip("docs/data.pkl.txt"));
         let documented = [b"\x08\x0a\x12\x04onnx\x32\xff\x7f", &[b'd'; 600][..]].concat();
         let long = "word ".repeat(200);
-        let cases: [(&[u8], &str); 27] = [
+        let cases: [(&[u8], &str); 29] = [
             (b"", "empty (a download may not have started)"),
             (lfs, "a Git LFS pointer to a file of 4976698672 bytes (fetch the file itself with `git lfs pull`)"),
             (b"PK\x03\x04\0\0", "a zip archive (unpack it with unzip first)"),
@@ -260,6 +277,8 @@ mod tests {
             ("Accès refusé".as_bytes(), "text, \"Accès refusé\" (if"),
             (&long.as_bytes()[..PREFIX as usize], "text, \"word word word"),
             (tar, "a tar archive"),
+            (tar_torch, "a PyTorch checkpoint of the format before torch 0.1.10 (tar) (load it with"),
+            (&LEGACY_TORCH, "a PyTorch checkpoint of the format before torch 1.6 (load it with"),
             (&[0; 64], "filled with zeros"),
         ];
         for (prefix, expected) in cases {

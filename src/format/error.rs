@@ -4,6 +4,7 @@ use super::detect::Foreign;
 use super::gguf;
 use super::input::Missing;
 use super::numpy;
+use super::pytorch;
 use super::safetensors;
 use super::slm;
 
@@ -22,6 +23,9 @@ pub enum Error {
     /// The file breaks a rule of GGUF.
     #[error(transparent)]
     Gguf(gguf::Error),
+    /// The file breaks a rule of PyTorch checkpoints.
+    #[error(transparent)]
+    Pytorch(Box<pytorch::Error>),
     /// The file breaks a rule of NumPy's formats.
     #[error(transparent)]
     Numpy(numpy::Error),
@@ -38,6 +42,10 @@ impl Error {
             | Self::Gguf(gguf::Error::Tensor { name, .. })
             | Self::Numpy(numpy::Error::Tensor { name, .. })
             | Self::Slm(slm::Error::Tensor { name, .. }) => Some(name),
+            Self::Pytorch(error) => match &**error {
+                pytorch::Error::Tensor { name, .. } => Some(name),
+                _ => None,
+            },
             _ => None,
         }
     }
@@ -86,6 +94,15 @@ impl From<slm::Error> for Error {
         match error {
             slm::Error::Missing(missing) => Self::Missing(missing),
             other => Self::Slm(other),
+        }
+    }
+}
+
+impl From<pytorch::Error> for Error {
+    fn from(error: pytorch::Error) -> Self {
+        match error {
+            pytorch::Error::Missing(missing) => Self::Missing(missing),
+            other => Self::Pytorch(other.into()),
         }
     }
 }

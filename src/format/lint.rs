@@ -36,6 +36,12 @@ pub enum LintKind {
     Model,
     /// Tensors of a sound file cannot be shown.
     LeftOut,
+    /// An entry of an archive is described in two ways that differ.
+    Archive,
+    /// A pickle names a class or a function that is not needed for tensors.
+    Global,
+    /// A pickle names a function that can run code.
+    Code,
     /// Bytes after the data belong to no tensor. Readers of the format ignore them.
     Trailing,
 }

@@ -14,6 +14,7 @@ mod lint;
 mod metadata;
 mod names;
 pub mod numpy;
+pub mod pytorch;
 pub mod safetensors;
 pub mod slm;
 mod table;

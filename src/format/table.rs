@@ -6,7 +6,7 @@ use super::error::Error;
 use super::header::{Header, Mode, TensorInfo};
 use super::input::{Input, Missing};
 use super::lint::{self, Lint};
-use super::{gguf, numpy, safetensors, slm};
+use super::{gguf, numpy, pytorch, safetensors, slm};
 use std::ffi::OsStr;
 use std::mem;
 use std::os::unix::ffi::OsStrExt;
@@ -15,8 +15,8 @@ use std::os::unix::ffi::OsStrExt;
 struct Row {
     /// Name in headers, `index.json` and messages.
     name: &'static str,
-    /// Suffix of its file names.
-    suffix: &'static str,
+    /// Suffixes of its file names.
+    suffixes: &'static [&'static str],
     /// Whether a file is of this format.
     recognises: fn(&Input) -> Result<bool, Missing>,
     /// Parses a header.
@@ -36,10 +36,10 @@ type Damage = fn(&Header, &Error, u64, &mut dyn FnMut(Lint));
 type Editor = fn(&Header, &Input, &Edit) -> Result<NewHead, EditError>;
 
 /// All formats. safetensors has no magic number, so it comes last and parses what no other format recognises.
-static FORMATS: [Row; 5] = [
+static FORMATS: [Row; 6] = [
     Row {
         name: slm::NAME,
-        suffix: ".slm",
+        suffixes: &[".slm"],
         recognises: slm::is_slm,
         parse: |input, mode| Ok(slm::parse(input, mode)?),
         lint: slm::lint,
@@ -49,7 +49,7 @@ static FORMATS: [Row; 5] = [
     },
     Row {
         name: numpy::NPZ,
-        suffix: ".npz",
+        suffixes: &[".npz"],
         recognises: numpy::is_npz,
         parse: |input, mode| Ok(numpy::parse_npz(input, mode)?),
         lint: numpy::lint_npz,
@@ -59,7 +59,7 @@ static FORMATS: [Row; 5] = [
     },
     Row {
         name: numpy::NPY,
-        suffix: ".npy",
+        suffixes: &[".npy"],
         recognises: numpy::is_npy,
         parse: |input, mode| Ok(numpy::parse(input, mode)?),
         lint: numpy::lint,
@@ -69,7 +69,7 @@ static FORMATS: [Row; 5] = [
     },
     Row {
         name: gguf::NAME,
-        suffix: ".gguf",
+        suffixes: &[".gguf"],
         recognises: gguf::is_gguf,
         parse: |input, mode| Ok(gguf::parse(input, mode)?),
         lint: gguf::lint,
@@ -78,8 +78,18 @@ static FORMATS: [Row; 5] = [
         edit: gguf::edit,
     },
     Row {
+        name: pytorch::NAME,
+        suffixes: &[".pt", ".pth", ".ckpt", ".bin"],
+        recognises: pytorch::is_pytorch,
+        parse: |input, mode| Ok(pytorch::parse(input, mode)?),
+        lint: pytorch::lint,
+        damage: pytorch::damage,
+        has_types: true,
+        edit: fixed,
+    },
+    Row {
         name: safetensors::NAME,
-        suffix: ".safetensors",
+        suffixes: &[".safetensors"],
         recognises: |_| Ok(true),
         parse: |input, mode| Ok(safetensors::parse(input, mode)?),
         lint: safetensors::lint,
@@ -96,13 +106,14 @@ fn fixed(header: &Header, _: &Input, _: &Edit) -> Result<NewHead, EditError> {
 
 /// The file name suffixes of all formats.
 pub fn suffixes() -> impl Iterator<Item = &'static str> {
-    FORMATS.iter().rev().map(|format| format.suffix)
+    FORMATS.iter().rev().flat_map(|format| format.suffixes).copied()
 }
 
-/// A file name without the suffix of its format; `None` if no format has that suffix.
+/// A file name without the suffix of its format; `None` if no format has that suffix, or the name says that the file is
+/// no model.
 pub fn stem(name: &OsStr) -> Option<&OsStr> {
     let stem = suffixes().find_map(|suffix| name.as_bytes().strip_suffix(suffix.as_bytes()))?;
-    Some(OsStr::from_bytes(stem))
+    Some(OsStr::from_bytes(stem)).filter(|_| !pytorch::is_other(name))
 }
 
 /// Parses the header of a file. Fails with [`Error::Missing`] until `input` holds everything that the parser needs.
@@ -125,8 +136,9 @@ pub fn parse(input: &Input, mode: Mode) -> Result<Header, Error> {
 
 /// Reports everything in a header that readers accept although the format does not define it. `header` was parsed from
 /// `input`.
-pub fn lint(header: &Header, input: &Input, found: &mut dyn FnMut(Lint)) -> Result<(), Error> {
-    Ok((row(header).lint)(header, input, found)?)
+/// It reports nothing until `input` has everything that it needs.
+pub fn lint(header: &Header, input: &Input, found: &mut dyn FnMut(Lint)) -> Result<(), Missing> {
+    (row(header).lint)(header, input, found)
 }
 
 /// Reports everything that is wrong with a file of `len` bytes. `broken` is the error of the strict parser, and

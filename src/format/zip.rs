@@ -292,8 +292,8 @@ impl Directory {
         header + LOCAL + u64::from(name_len)
     }
 
-    /// The place of the data, if it follows from the next entry in one way only. Torch pads the data to a multiple of 64
-    /// bytes and writes a descriptor after it. Python's zipfile writes neither, unless it cannot seek.
+    /// The place of the data, if it follows from the next entry in one way only. Torch pads the data to a multiple of
+    /// 64 bytes and writes a descriptor after it. Python's zipfile writes neither, unless it cannot seek.
     fn predict(&self, at: usize) -> Option<Range<u64>> {
         const DESCRIPTOR: u16 = 8;
         const ALIGNMENT: u64 = 64;

@@ -32,8 +32,8 @@ pub(super) struct Volume {
 }
 
 /// Extended attributes of a tensor, with text values. An attribute without a value is left out: offset and shard of an
-/// array that is joined from several shards, the offset of a tensor whose elements are gathered, the quantization of a tensor that belongs to no quantized weight, and
-/// values that are too long.
+/// array that is joined from several shards, the offset of a tensor whose elements are gathered, the quantization of a
+/// tensor that belongs to no quantized weight, and values that are too long.
 const XATTRS: [(&str, XattrValue); 7] = [
     ("user.weightfs.name", |_, tensor| short(tensor.info.name)),
     ("user.weightfs.dtype", |_, tensor| short(tensor.info.dtype.name())),

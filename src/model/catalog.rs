@@ -13,6 +13,7 @@ use super::split::Split;
 use super::stem::{is_model, stem};
 use super::unused::Unused;
 use super::{dataset, index, parts, recognise};
+use crate::format::pytorch::preferred;
 use crate::format::{self, Mode};
 use crate::name::harmless;
 use crate::source::{self, Directories, Entry, EntryKind, FileId, Location, Stat};
@@ -438,12 +439,15 @@ impl Scan {
 
     fn entries(&mut self, dir: &Location, folder: FolderId, entries: &[Entry]) -> Result<Vec<Named>, TooMany> {
         let later_splits = later_splits(entries);
+        // The same model as safetensors is preferred, so that a directory with both is one model. `entries` is sorted.
+        let is_there = |name: &OsString| entries.binary_search_by(|entry| entry.name.cmp(name)).is_ok();
+        let is_second = |entry: &Entry| preferred(&entry.name).is_some_and(|names| names.iter().any(is_there));
         for (at, entry) in entries.iter().enumerate() {
             if later_splits.contains(&at) {
                 self.claimed.insert(dir.join(&entry.name));
                 self.catalog.reads.push(dir.join(&entry.name));
             }
-            if index::stem(&entry.name).is_none() {
+            if index::stem(&entry.name).is_none() || is_second(entry) {
                 continue;
             }
             // An index may name ten thousand files that do not exist. It claims no files outside of its directory. An
@@ -467,11 +471,11 @@ impl Scan {
                 continue;
             }
             let (location, is_dir) = (dir.join(&entry.name), entry.kind == EntryKind::Dir);
-            if format::stem(&entry.name).is_some() && !is_dir {
+            if format::stem(&entry.name).is_some() && !is_dir && !is_second(entry) {
                 self.add_bytes(entry);
             }
             let is_claimed = self.claimed.contains(&location);
-            let is_model = is_model(&entry.name);
+            let is_model = is_model(&entry.name) && !is_second(entry);
             if entry.is_link && !is_dir && (is_model || is_claimed) {
                 self.catalog.dirs.add_paths(dir, [&location]);
             }

@@ -1,7 +1,7 @@
 //! Reads headers: supplies a parser with the parts of a file that it needs.
 
 use super::error::Error;
-use crate::format::{self, Header, Input, Mode};
+use crate::format::{self, Header, Input, Lint, Mode};
 use crate::source::{self, Location, Source};
 use std::ops::Range;
 
@@ -48,6 +48,19 @@ pub fn load_more(
             parsed => return Ok(parsed),
         }
     }
+}
+
+/// Reports what is unusual in a header that was parsed from `input`. Adds the ranges that are still missing.
+pub fn lint(
+    header: &Header,
+    input: &mut Input,
+    source: &dyn Source,
+    found: &mut dyn FnMut(Lint),
+) -> Result<(), source::Error> {
+    while let Err(format::Missing(range)) = format::lint(header, input, found) {
+        add(input, source, range)?;
+    }
+    Ok(())
 }
 
 /// Adds a range of `source` to `input`. The range must be inside the source.

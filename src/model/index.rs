@@ -21,8 +21,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The part of an index's file name between the stem and `.json`, without a variant.
-const INDEX: &str = ".safetensors.index";
+/// The part of an index's file name between the stem and `.json`, without a variant, by the format of the shards.
+const INDICES: [&str; 2] = [".safetensors.index", ".bin.index"];
 
 /// A tensor and the number of the shard that it should be in.
 type Entry<'t> = (Cow<'t, str>, u32);
@@ -119,8 +119,10 @@ pub(super) fn shards(location: &Location) -> Option<BTreeSet<String>> {
 /// the index of a variant `model.safetensors.index.fp16.json`.
 pub(super) fn stem(name: &OsStr) -> Option<OsString> {
     let name = name.as_bytes().strip_suffix(b".json")?;
-    let at = name.windows(INDEX.len()).rposition(|window| window == INDEX.as_bytes())?;
-    let (stem, variant) = (&name[..at], &name[at + INDEX.len()..]);
+    let (stem, variant) = INDICES.iter().find_map(|index| {
+        let at = name.windows(index.len()).rposition(|window| window == index.as_bytes())?;
+        Some((&name[..at], &name[at + index.len()..]))
+    })?;
     let is_variant = variant.is_empty() || (variant.len() > 1 && variant[0] == b'.' && !variant[1..].contains(&b'.'));
     (is_variant && !stem.is_empty()).then(|| OsString::from_vec([stem, variant].concat()))
 }

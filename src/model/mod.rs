@@ -29,7 +29,7 @@ pub use catalog::{Catalog, Folder, Item, Named};
 pub use dataset::MANIFEST;
 pub use diff::{Change, Diff, Partners, changes};
 pub use error::{Error, Mismatch, SetError};
-pub use header::{load, load_more};
+pub use header::{lint, load, load_more};
 pub use ids::{FolderId, ModelId, ShardId, TensorId};
 pub use numbers::Numbers;
 pub use ollama::{file_of, manifest_stem};

@@ -31,6 +31,7 @@ pub(super) struct Names<'a> {
     open: &'a mut dyn FnMut((Location, String)),
     /// The directory of the index or manifest.
     dir: Location,
+    is_bin: bool,
     numbers: HashMap<String, u32>,
     list: Vec<String>,
     locations: Vec<Location>,
@@ -49,7 +50,7 @@ impl Names<'_> {
         if let Some(number) = self.numbers.get(name) {
             return Ok(*number);
         }
-        check(name)?;
+        check(name, self.is_bin)?;
         let number = self.add(self.dir.join(name), name.to_owned())?;
         self.numbers.insert(name.to_owned(), number);
         Ok(number)
@@ -78,7 +79,7 @@ pub(super) fn open<R>(
     let error = |error| Error::Set { location: location.clone(), error };
     let read = |open: &mut dyn FnMut((Location, String))| {
         let (numbers, list, locations) = Default::default();
-        let mut names = Names { open, dir: location.parent(), numbers, list, locations };
+        let mut names = Names { open, dir: location.parent(), is_bin: is_bin(location), numbers, list, locations };
         (read(&mut names), names.list, names.locations)
     };
     let ((read, names, locations), opened) =
@@ -148,25 +149,29 @@ pub(super) fn read_list(location: &Location, max: u64) -> Result<(Vec<u8>, Stat)
     Ok((text, source.stat()))
 }
 
-/// The suffix of the names of shards.
-const SAFETENSORS: &str = ".safetensors";
+/// Whether the shards of the index or manifest at `location` are PyTorch checkpoints (`.bin`), not safetensors files.
+fn is_bin(location: &Location) -> bool {
+    location.file_name().to_string_lossy().contains(".bin.index")
+}
 
 /// The locations of the shards `names` of the index or manifest at `location`, without those that are refused.
 pub(super) fn locations(
     location: &Location,
     names: impl IntoIterator<Item = String>,
 ) -> impl Iterator<Item = Location> {
-    let dir = location.parent();
-    names.into_iter().filter(|name| check(name).is_ok()).map(move |name| dir.join(name))
+    let (dir, is_bin) = (location.parent(), is_bin(location));
+    names.into_iter().filter(move |name| check(name, is_bin).is_ok()).map(move |name| dir.join(name))
 }
 
-/// Accepts only names of .safetensors files inside the directory.
-fn check(name: &str) -> Result<(), SetError> {
+/// Accepts only names of .safetensors files inside the directory, or of .bin files.
+fn check(name: &str, is_bin: bool) -> Result<(), SetError> {
     let why = if name.starts_with('/') {
         "is an absolute path"
     } else if name.split('/').any(|part| part == "..") {
         "leads out of the directory"
-    } else if !name.ends_with(SAFETENSORS) {
+    } else if is_bin && !name.ends_with(".bin") {
+        "is not a .bin file"
+    } else if !is_bin && !name.ends_with(".safetensors") {
         "is not a .safetensors file"
     } else if name.len() > NAME_MAX {
         "has a name that is too long"

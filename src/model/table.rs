@@ -376,12 +376,12 @@ impl Model {
         match tensor.parts {
             Parts::One(shard) => {
                 let TensorInfo { shape, range, layout, .. } = &tensor.info;
-                let extent = Extent { source: self.source(shard).clone(), range: range.clone() };
+                let (source, range) = (self.source(shard).clone(), range.clone());
                 match layout {
-                    None => Data::Extent(extent),
+                    None => Data::Extent(Extent { source, range }),
                     Some(format::Layout { strides, size, word }) => {
                         let layout = Layout::new(shape, strides, *size as usize, (*word).into());
-                        Data::Strided(Strided { extent, layout: Arc::new(layout) })
+                        Data::Strided(Strided { source, range, layout: Arc::new(layout) })
                     }
                 }
             }

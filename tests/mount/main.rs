@@ -30,6 +30,7 @@ mod ollama;
 mod opening;
 mod panics;
 mod premounted;
+mod pytorch;
 mod quantized;
 mod races;
 mod readers;

@@ -50,15 +50,14 @@ impl File {
             }
         };
         let mut file = Self { name, source, header, stated: Vec::new() };
-        file.check_header(&input, &mut report);
+        file.check_header(&mut input, &mut report)?;
         file.check_tensors(&mut report);
         file.stated = file.check_metadata(&mut report);
         Ok((Some(file), report))
     }
 
-    fn check_header(&self, input: &Input, report: &mut Report) {
-        // This cannot fail, because the input has the whole header.
-        let _ = format::lint(&self.header, input, &mut |lint| add(report, &self.name, lint));
+    fn check_header(&self, input: &mut Input, report: &mut Report) -> Result<(), source::Error> {
+        model::lint(&self.header, input, &*self.source, &mut |lint| add(report, &self.name, lint))?;
         let is_safetensors = self.header.format() == safetensors::NAME;
         let len = self.header.text().map_or(0, |text| text.end - text.start);
         if len > HUB_HEADER_MAX {
@@ -86,6 +85,7 @@ impl File {
                 )
             });
         }
+        Ok(())
     }
 
     /// Counts the tensors, and checks the alignment of each.
@@ -190,6 +190,9 @@ fn add(report: &mut Report, name: &str, lint: Lint) {
         LintKind::LeftOut => Rule::LeftOut,
         LintKind::Unverified => Rule::Unverified,
         LintKind::Model => Rule::Model,
+        LintKind::Archive => Rule::Archive,
+        LintKind::Global => Rule::PickleGlobal,
+        LintKind::Code => Rule::PickleCode,
     };
     report.add(rule, name, lint.subject.as_deref(), || lint.message);
 }

@@ -30,6 +30,8 @@ pub enum Rule {
     Split,
     Hash,
     Nan,
+    Archive,
+    PickleCode,
     ZeroEnd,
     Manifest,
     TensorIndex,
@@ -42,6 +44,7 @@ pub enum Rule {
     Trailing,
     LeftOut,
     Model,
+    PickleGlobal,
     HeaderSize,
     DataStart,
     Unaligned,
@@ -90,6 +93,14 @@ impl Rule {
                 ("hash", Error, "the data has changed since the hash was computed, or was written in another order")
             }
             Self::Nan => ("nan", Error, ""),
+            Self::Archive => ("archive", Error, "programs that read the other description see another file"),
+            Self::PickleCode => (
+                "pickle-code",
+                Error,
+                "do not load the file with torch.load or pickle unless you trust its origin; weightfs and torch.load(..., \
+                 weights_only=True) do not run it",
+            ),
+            Self::PickleGlobal => ("pickle-global", Warning, "torch.load(..., weights_only=True) refuses the file"),
             Self::ZeroEnd => ("zero-end", Error, "probably an unfinished download or copy: fetch the file again"),
             Self::Manifest => ("manifest", Warning, ""),
             Self::TensorIndex => ("tensor-index", Warning, ""),

@@ -3,6 +3,7 @@
 
 use super::{Client, data_requests, hub, length, requests, s3, serve, upload, web};
 use crate::gguf;
+use crate::pytorch;
 use crate::servers::python::Python;
 use crate::support::{Mount, pattern, require_fuse};
 use safetensors::Dtype;
@@ -280,6 +281,8 @@ fn headers_cost_one_request_or_two() {
     assert!(tokens.len() > 6_000_000);
     let tensors: [gguf::Tensor; 1] = [("w", 0, &[1 << 20], pattern(4 << 20))];
     client.write("models/gguf/vocabulary.gguf", &gguf::file(&[("tokenizer.ggml.tokens", tokens)], &tensors));
+    let torch = client.scene.mkdir("models/torch");
+    pytorch::script(["write".as_ref(), torch.as_os_str()]);
     let nginx = web(&client, "models");
     let cost = |sources: &[&str]| {
         let costs = sources.iter().map(|source| requests(&nginx, source).len());
@@ -293,6 +296,8 @@ fn headers_cost_one_request_or_two() {
         ("file/long.safetensors", vec!["file/long.safetensors"], vec![2]),
         ("gguf/vocabulary.gguf", vec!["gguf/vocabulary.gguf"], vec![2]),
         (index, vec![index, shards[0], shards[1]], vec![1, 1, 1]),
+        // The directory of a zip archive is at its end.
+        ("torch/wide.pt", vec!["torch/wide.pt"], vec![2]),
     ] {
         client.ok(&format!("weightfs inspect {}", nginx.url(source)));
         assert_eq!(cost(&parts), expected, "{source}");
@@ -346,6 +351,27 @@ fn tensor_costs_its_own_blocks() {
         };
         assert_eq!(sent, present, "{source}");
     }
+}
+
+#[test]
+fn checkpoints_are_read_from_servers() {
+    require_fuse!();
+    let client = Client::new();
+    let torch = client.scene.mkdir("models");
+    pytorch::script(["write".as_ref(), torch.as_os_str()]);
+    let nginx = web(&client, "models");
+    for source in ["wide.pt", "views.pt", "pytorch_model.bin.index.json"] {
+        let remote = client.mount(&nginx.url(source), &[]);
+        let local = client.scene.mount(&client.scene.path("models").join(source), &[]);
+        let compared = client.sh(&format!(
+            "cd {} && diff -r . {}/tensors",
+            local.path("tensors").display(),
+            remote.point.display()
+        ));
+        assert!(compared.out.is_empty() && compared.code == 0, "{source}: {compared:?}");
+    }
+    let remote = client.mount(&nginx.url("wide.pt"), &[]);
+    assert_eq!(remote.read("npy/turned.npy").len(), 2_000_128);
 }
 
 #[test]

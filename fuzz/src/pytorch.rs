@@ -1,0 +1,84 @@
+//! Target `pytorch`: whatever the bytes of a file are, the parser of PyTorch checkpoints returns a header or an error.
+//! The tensors of a sound file lie in the file, and the lenient parser finds the same ones.
+
+use std::collections::HashSet;
+use weightfs::format::{Error, Header, Input, Missing, Mode, lint, parse, pytorch};
+
+pub fn run(bytes: &[u8]) -> bool {
+    // A sound archive is rarely made by chance, so half of the inputs are the pickle of one.
+    let made;
+    let bytes = match bytes.split_first() {
+        Some((0, pickle)) => {
+            made = archive(pickle);
+            &made
+        }
+        _ => bytes,
+    };
+    let Ok(strict) = read(bytes, Mode::Strict) else {
+        if let Ok(lenient) = read(bytes, Mode::Lenient) {
+            check(&lenient, bytes.len() as u64);
+        }
+        return false;
+    };
+    check(&strict, bytes.len() as u64);
+    let (lenient, header) = (read(bytes, Mode::Lenient).unwrap(), read(bytes, Mode::Header).unwrap());
+    assert!(strict.tensors().eq(lenient.tensors()) && strict.tensors().eq(header.tensors()));
+    let mut input = Input::new(bytes.len() as u64);
+    while let Err(Missing(range)) = lint(&strict, &input, &mut |lint| assert!(!lint.message.is_empty())) {
+        input.add(range.start, bytes[range.start as usize..range.end as usize].to_vec());
+    }
+    strict.format() == pytorch::NAME
+}
+
+/// An archive with this pickle and a storage of 64 bytes.
+fn archive(pickle: &[u8]) -> Vec<u8> {
+    let (mut out, mut directory) = (Vec::new(), Vec::new());
+    for (name, data) in [("a/data.pkl", pickle), ("a/data/0", &[7; 64])] {
+        let start = out.len() as u32;
+        let mut fields = [0; 26];
+        fields[14..18].copy_from_slice(&(data.len() as u32).to_le_bytes());
+        fields[18..22].copy_from_slice(&(data.len() as u32).to_le_bytes());
+        fields[22] = name.len() as u8;
+        out.extend([b"PK\x03\x04", &fields[..], name.as_bytes(), data].concat());
+        directory.extend([b"PK\x01\x02\0\0", &fields[..], &[0; 10], &start.to_le_bytes(), name.as_bytes()].concat());
+    }
+    let (len, at) = ((directory.len() as u32).to_le_bytes(), (out.len() as u32).to_le_bytes());
+    out.extend(directory);
+    out.extend([b"PK\x05\x06\0\0\0\0\x02\0\x02\0", &len[..], &at, &[0, 0]].concat());
+    out
+}
+
+/// Checks what holds in both modes.
+fn check(header: &Header, len: u64) {
+    let mut names = HashSet::new();
+    for tensor in header.tensors() {
+        assert!(tensor.range.start <= tensor.range.end && tensor.range.end <= len, "{tensor:?}");
+        assert!(names.insert(tensor.name), "{tensor:?}");
+        if let Some(block) = tensor.dtype.block() {
+            assert_eq!(tensor.nbytes(), tensor.elements() / block.elements * block.bytes, "{tensor:?}");
+        }
+        if let Some(layout) = tensor.layout {
+            assert_eq!(layout.strides.len(), tensor.shape.len());
+            let last: u64 = tensor.shape.iter().zip(layout.strides).map(|(dim, stride)| (dim - 1) * stride).sum();
+            assert_eq!((last + 1) * u64::from(layout.size), tensor.range.end - tensor.range.start, "{tensor:?}");
+        }
+    }
+}
+
+fn read(file: &[u8], mode: Mode) -> Result<Header, Error> {
+    let mut input = Input::new(file.len() as u64);
+    loop {
+        match parse(&input, mode) {
+            Err(Error::Missing(missing)) => {
+                let range = missing.0.start as usize..missing.0.end as usize;
+                assert!(!range.is_empty());
+                input.add(missing.0.start, file[range].to_vec());
+            }
+            Err(error) => {
+                assert!(!error.to_string().contains(char::is_control), "{error:?}");
+                return Err(error);
+            }
+            parsed => return parsed,
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Findings about a checkpoint beyond the verdict of the parser: what its pickle would do in Python, and local headers
+//! that differ from the directory.
+
+use super::archive::Archive;
+use super::error::Error;
+use super::globals::{self, Kind};
+use crate::format::error::Error as FormatError;
+use crate::format::header::{Header, Mode};
+use crate::format::input::{Input, Missing};
+use crate::format::lint::{Lint, LintKind};
+use crate::format::zip::Directory;
+use crate::text::quote;
+use std::collections::BTreeSet;
+
+/// Reports everything in a sound file that readers accept, but that users should know.
+pub fn lint(_: &Header, input: &Input, found: &mut dyn FnMut(Lint)) -> Result<(), Missing> {
+    let missing = |error: Error| match error {
+        Error::Missing(missing) => Err(missing),
+        // The file was parsed before.
+        _ => Ok(()),
+    };
+    let directory = match Directory::read(input) {
+        Ok(directory) => directory,
+        Err(error) => return missing(error.into()),
+    };
+    let archive = match Archive::read(&directory, input, Mode::Lenient) {
+        Ok(archive) => archive,
+        Err(error) => return missing(error),
+    };
+    let tree = match archive.tree(input) {
+        Ok(tree) => tree,
+        Err(error) => return missing(error),
+    };
+    // All local headers are needed before anything is reported, because the lint starts again for each that is missing.
+    let mut faults = Vec::new();
+    for (at, range) in &archive.used {
+        faults.extend(directory.check_local(input, *at, range)?.map(|fault| (*at, fault)));
+    }
+    for (at, fault) in faults {
+        let subject = Some(directory.name(at).to_owned());
+        found(Lint { kind: LintKind::Archive, subject, message: fault.to_string() });
+    }
+    let all: BTreeSet<_> = tree.globals().collect();
+    for (module, name) in all {
+        let subject = format!("{module}.{name}");
+        let (kind, message) = match globals::kind(module, name) {
+            Kind::Known => continue,
+            Kind::Unknown => (
+                LintKind::Global,
+                format!(
+                    "the pickle names {subject}, which torch.load(..., weights_only=True) refuses; weightfs does not import it"
+                ),
+            ),
+            Kind::Dangerous => (
+                LintKind::Code,
+                format!(
+                    "the pickle names {subject}, which can run code when Python loads the file; weightfs does not run it"
+                ),
+            ),
+        };
+        found(Lint { kind, subject: Some(subject), message });
+    }
+    let rest = archive.pickle_len().saturating_sub(tree.len as u64);
+    if rest > 0 {
+        let message = format!("{rest} bytes after the end of the pickle in data.pkl");
+        found(Lint { kind: LintKind::Trailing, subject: None, message });
+    }
+    Ok(())
+}
+
+/// Reports the tensors that the lenient parser left out.
+pub fn damage(header: &Header, _: &FormatError, _: u64, found: &mut dyn FnMut(Lint)) {
+    for skipped in header.skipped().kept().0 {
+        let message = format!("tensor {}: {}", quote(&skipped.name), skipped.reason);
+        found(Lint { kind: LintKind::Entry, subject: Some(skipped.name.clone()), message });
+    }
+}

@@ -1,0 +1,639 @@
+//! Finds the tensors in the tree of a pickle, and everything else that can be metadata.
+//!
+//! The name of a tensor is the path to it: keys and indices, joined by dots. If every tensor is inside the entry
+//! `state_dict` of the root, names begin there, as in files that the converter of safetensors writes. An object of an
+//! unknown class is metadata, its class in angle brackets; what it holds is found like the items of a dict. Modules
+//! have the names of their state dict.
+
+use super::archive::Archive;
+use super::dtype::{self, F4_PAIR, Type};
+use super::error::{Error, Fault};
+use super::pickle::{Object, Tree, Value};
+use super::{STATE_DICT, UNNAMED};
+use crate::format::header::{HeaderBuilder, Mode, NewTensor};
+use crate::format::metadata::{Scalar, Value as Metadata};
+use crate::text::{brackets, write_json_string};
+use std::borrow::Cow;
+use std::ops::Range;
+
+/// Maximum depth of nested values.
+const DEPTH_MAX: usize = 200;
+
+/// Maximum number of bytes of all names and metadata.
+const TEXT_MAX: usize = 128 << 20;
+
+/// Depth up to which functions are looked through for the tensor that they wrap.
+const WRAPPERS_MAX: usize = 8;
+
+/// A tensor, as the pickle describes it.
+struct Tensor {
+    dtype: Type,
+    shape: Vec<u64>,
+    strides: Vec<u64>,
+    range: Range<u64>,
+}
+
+/// What a value is.
+enum Kind<'t> {
+    /// A function that builds a tensor, and its arguments.
+    Tensor { function: &'t str, args: &'t [Value] },
+    /// A mapping.
+    Dict(Cow<'t, [(Value, Value)]>),
+    /// A sequence.
+    List(&'t [Value]),
+    /// An object of another class.
+    Object(&'t Object),
+    /// A value of one line.
+    Scalar(Scalar, String),
+}
+
+/// The state of a walk through a tree.
+pub struct Lowering<'a> {
+    tree: &'a Tree<'a>,
+    archive: &'a Archive<'a>,
+    builder: &'a mut HeaderBuilder,
+    path: String,
+    /// How many values may still be visited, and how many bytes of text may still be added.
+    visits: usize,
+    text: usize,
+    /// Whether values that are not tensors are left out.
+    only_tensors: bool,
+}
+
+/// Adds everything in the tree to the header.
+pub fn lower(tree: &Tree, archive: &Archive, builder: &mut HeaderBuilder) -> Result<(), Error> {
+    // A value can be reached by several paths, but a program writes few such values.
+    let visits = 4 * tree.values + 1000;
+    let (path, text) = (String::new(), TEXT_MAX);
+    let mut lowering = Lowering { tree, archive, builder, path, visits, text, only_tensors: false };
+    let root = tree.root;
+    let Some(inner) = lowering.state_dict(root)? else { return lowering.walk(root, 0) };
+    lowering.walk(inner, 1)?;
+    let Kind::Dict(items) = lowering.kind(root) else { return Ok(()) };
+    let others = items.iter().filter(|(key, _)| tree.text(*key) != Some(STATE_DICT));
+    lowering.items(others, 0)
+}
+
+impl<'a> Lowering<'a> {
+    /// The value of the key `state_dict` of the root, if it holds all tensors.
+    fn state_dict(&mut self, root: Value) -> Result<Option<Value>, Error> {
+        let Kind::Dict(items) = self.kind(root) else { return Ok(None) };
+        let mut inner = None;
+        for (key, value) in items.iter() {
+            if self.tree.text(*key) == Some(STATE_DICT) {
+                inner = Some(*value);
+            } else if self.holds_tensor(*value, 1)? {
+                return Ok(None);
+            }
+        }
+        Ok(inner.filter(|inner| matches!(self.kind(*inner), Kind::Dict(_))))
+    }
+
+    fn holds_tensor(&mut self, value: Value, depth: usize) -> Result<bool, Error> {
+        self.visit(depth)?;
+        let tree = self.tree;
+        let mut any = |values: &mut dyn Iterator<Item = Value>| -> Result<bool, Error> {
+            for value in values {
+                if self.holds_tensor(value, depth + 1)? {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        };
+        match kind(tree, value) {
+            Kind::Tensor { .. } => Ok(true),
+            Kind::Scalar(..) => Ok(false),
+            Kind::Dict(items) => any(&mut items.iter().map(|(_, value)| *value)),
+            Kind::List(values) => any(&mut values.iter().copied()),
+            Kind::Object(object) => {
+                let items = object.items.iter();
+                let items = items
+                    .flat_map(|items| items.list.iter().copied().chain(items.dict.iter().map(|(_, value)| *value)));
+                any(&mut [object.args, object.state].into_iter().chain(items))
+            }
+        }
+    }
+
+    fn kind(&self, value: Value) -> Kind<'a> {
+        kind(self.tree, value)
+    }
+
+    /// Counts a visit of a value.
+    fn visit(&mut self, depth: usize) -> Result<(), Error> {
+        let limit = |what| Error::Limit { what, path: self.path.clone() };
+        if depth > DEPTH_MAX {
+            return Err(limit("values are nested too deeply"));
+        }
+        self.visits = self.visits.checked_sub(1).ok_or_else(|| limit("too many paths lead to the same values"))?;
+        Ok(())
+    }
+
+    /// Counts bytes of text.
+    fn count(&mut self, len: usize) -> Result<(), Error> {
+        let what = "more than 128 MiB of names and metadata";
+        self.text = self.text.checked_sub(len).ok_or_else(|| Error::Limit { what, path: self.path.clone() })?;
+        Ok(())
+    }
+
+    /// Adds a value, at the current path.
+    fn walk(&mut self, value: Value, depth: usize) -> Result<(), Error> {
+        self.visit(depth)?;
+        match self.kind(value) {
+            Kind::Tensor { function, args } => self.tensor(function, args, depth),
+            Kind::Dict(items) => self.items(items.iter(), depth),
+            Kind::List(values) => self.list(values, depth),
+            Kind::Object(object) => self.object(object, depth),
+            Kind::Scalar(scalar, text) => self.metadata(Metadata::scalar(scalar, text)),
+        }
+    }
+
+    fn items<'i>(&mut self, items: impl Iterator<Item = &'i (Value, Value)>, depth: usize) -> Result<(), Error> {
+        for (key, value) in items {
+            let key = self.key(*key);
+            self.at(&key, |lowering| lowering.walk(*value, depth + 1))?;
+        }
+        Ok(())
+    }
+
+    fn list(&mut self, values: &[Value], depth: usize) -> Result<(), Error> {
+        if let Some(array) = self.array(values)? {
+            return self.metadata(array);
+        }
+        for (at, value) in values.iter().enumerate() {
+            self.at(&at.to_string(), |lowering| lowering.walk(*value, depth + 1))?;
+        }
+        Ok(())
+    }
+
+    /// Goes one step along the path.
+    fn at(&mut self, key: &str, go: impl FnOnce(&mut Self) -> Result<(), Error>) -> Result<(), Error> {
+        let len = self.path.len();
+        self.count(len + key.len())?;
+        if len > 0 {
+            self.path.push('.');
+        }
+        self.path.push_str(key);
+        go(self)?;
+        self.path.truncate(len);
+        Ok(())
+    }
+
+    /// The text of a key.
+    fn key(&self, key: Value) -> String {
+        match self.kind(key) {
+            Kind::Scalar(_, text) => text,
+            Kind::List(values) => {
+                let values: Vec<String> = values.iter().take(64).map(|value| self.inner_key(*value)).collect();
+                format!("({})", values.join(", "))
+            }
+            Kind::Tensor { .. } | Kind::Dict(_) | Kind::Object(_) => "<object>".to_owned(),
+        }
+    }
+
+    /// The text of an element of a key that is a tuple.
+    fn inner_key(&self, value: Value) -> String {
+        match self.kind(value) {
+            Kind::Scalar(Scalar::String, text) => format!("'{text}'"),
+            Kind::Scalar(_, text) => text,
+            _ => "<object>".to_owned(),
+        }
+    }
+
+    fn metadata(&mut self, value: Metadata) -> Result<(), Error> {
+        if self.only_tensors {
+            return Ok(());
+        }
+        self.count(self.path.len() + value.text().len())?;
+        let key = if self.path.is_empty() { UNNAMED.to_owned() } else { self.path.clone() };
+        self.builder.metadata(key, value);
+        Ok(())
+    }
+
+    /// A list of scalars of one type as an array. `None` for other lists.
+    fn array(&mut self, values: &[Value]) -> Result<Option<Metadata>, Error> {
+        let mut found: Option<Scalar> = None;
+        let is_scalar = |value: &Value| !matches!(value, Value::Tuple(_) | Value::List(_) | Value::Dict(_));
+        if !values.iter().all(is_scalar) {
+            return Ok(None);
+        }
+        let mut lines = Vec::new();
+        for value in values {
+            let Kind::Scalar(scalar, text) = self.kind(*value) else { return Ok(None) };
+            found = Some(match found {
+                None => scalar,
+                Some(other) if other == scalar => scalar,
+                Some(Scalar::I64 | Scalar::F64) if matches!(scalar, Scalar::I64 | Scalar::F64) => Scalar::F64,
+                Some(_) => return Ok(None),
+            });
+            self.count(text.len() + 1)?;
+            match scalar {
+                // Writing to a vector cannot fail.
+                Scalar::String => drop(write_json_string(&text, &mut lines)),
+                scalar if scalar.is_float() && text.contains('n') => lines.extend(b"null"),
+                _ => lines.extend(text.as_bytes()),
+            }
+            lines.push(b'\n');
+        }
+        let lines = String::from_utf8(lines).unwrap_or_default();
+        Ok(Some(Metadata::array(found.unwrap_or(Scalar::String), lines)))
+    }
+
+    /// Adds an object of a class that is not known.
+    fn object(&mut self, object: &Object, depth: usize) -> Result<(), Error> {
+        let class = match self.tree.global(object.class) {
+            Some((module, name)) => format!("<{module}.{name}>"),
+            None => "<object>".to_owned(),
+        };
+        self.metadata(Metadata::string(class))?;
+        // A state of slots is a tuple of a dict and a dict.
+        let states = match object.state {
+            Value::Tuple(_) => self.tree.elements(object.state).to_vec(),
+            state => vec![state],
+        };
+        let is_module = |state: &Value| self.find(*state, "_parameters").and(self.find(*state, "_modules")).is_some();
+        if let Some(state) = states.iter().find(|state| is_module(state)) {
+            return self.module(*state, depth);
+        }
+        for state in states {
+            match self.kind(state) {
+                Kind::Scalar(..) => {}
+                _ => self.walk_into(state, depth + 1)?,
+            }
+        }
+        if let Some(items) = &object.items {
+            self.items(items.dict.iter(), depth)?;
+            if !items.list.is_empty() {
+                self.list(&items.list, depth)?;
+            }
+        }
+        // Arguments other than tensors have no names that mean anything.
+        let only_tensors = std::mem::replace(&mut self.only_tensors, true);
+        let walked = self.walk_into(object.args, depth + 1);
+        self.only_tensors = only_tensors;
+        walked
+    }
+
+    /// Adds what a value holds, at the same path. The class of an object at this path was added already.
+    fn walk_into(&mut self, value: Value, depth: usize) -> Result<(), Error> {
+        match self.kind(value) {
+            Kind::Object(_) => self.at("state", |lowering| lowering.walk(value, depth)),
+            _ => self.walk(value, depth),
+        }
+    }
+
+    /// Adds the parameters and the buffers of a module, as `torch.nn.Module.state_dict` does.
+    fn module(&mut self, state: Value, depth: usize) -> Result<(), Error> {
+        let left_out = self.find(state, "_non_persistent_buffers_set");
+        let left_out: Vec<&str> = left_out.map_or(Vec::new(), |set| {
+            let Kind::List(names) = self.kind(set) else { return Vec::new() };
+            names.iter().filter_map(|name| self.tree.text(*name)).collect()
+        });
+        for kind in ["_parameters", "_buffers", "_modules"] {
+            let Some(part) = self.find(state, kind) else { continue };
+            let Kind::Dict(items) = self.kind(part) else { continue };
+            for (key, value) in items.iter() {
+                let is_left_out = kind == "_buffers" && self.tree.text(*key).is_some_and(|key| left_out.contains(&key));
+                if *value != Value::None && !is_left_out {
+                    let key = self.key(*key);
+                    self.at(&key, |lowering| lowering.walk(*value, depth + 1))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The value of a key of a dict.
+    fn find(&self, dict: Value, key: &str) -> Option<Value> {
+        let Kind::Dict(items) = self.kind(dict) else { return None };
+        let found = items.iter().find(|(found, _)| self.tree.text(*found) == Some(key));
+        found.map(|(_, value)| *value)
+    }
+
+    /// Adds what a function of torch builds.
+    fn tensor(&mut self, function: &str, args: &[Value], depth: usize) -> Result<(), Error> {
+        let (mut function, mut args) = (function, args);
+        for _ in 0..WRAPPERS_MAX {
+            let inner = match (function, args) {
+                ("_rebuild_parameter" | "_rebuild_parameter_with_state" | "Parameter", [inner, ..]) => {
+                    self.kind(*inner)
+                }
+                ("_rebuild_from_type_v2", [inner, _, inner_args, ..]) => {
+                    let Some((module, name)) = self.tree.global(*inner) else { break };
+                    let Some(function) = builder(module, name) else { break };
+                    Kind::Tensor { function, args: self.tree.elements(*inner_args) }
+                }
+                _ => break,
+            };
+            let Kind::Tensor { function: inner, args: inner_args } = inner else { break };
+            (function, args) = (inner, inner_args);
+        }
+        match (function, args) {
+            ("_rebuild_sparse_tensor", [layout, parts, ..]) => return self.sparse(*layout, *parts, depth),
+            ("_rebuild_meta_tensor_no_storage" | "_rebuild_wrapper_subclass", _)
+            | ("_rebuild_device_tensor_from_numpy" | "_rebuild_device_tensor_from_cpu_tensor", _) => {
+                // It has no data in a storage of the file.
+                return self.metadata(Metadata::string(format!("<torch._utils.{function}>")));
+            }
+            _ => {}
+        }
+        let is_lenient = self.builder.mode() == Mode::Lenient;
+        let name = if self.path.is_empty() { UNNAMED } else { &self.path };
+        match self.rebuild(function, args) {
+            Ok(tensor) => {
+                let name = self.builder.name(name);
+                self.push(name, &tensor);
+                if function == "_rebuild_qtensor" {
+                    return self.quantizer(args.get(4).copied(), depth);
+                }
+            }
+            Err(fault) if is_lenient => self.builder.skip(name, || fault.to_string()),
+            Err(fault) => return Err(Error::Tensor { name: name.to_owned(), fault }),
+        }
+        Ok(())
+    }
+
+    /// Adds the parts of a sparse tensor.
+    fn sparse(&mut self, layout: Value, parts: Value, depth: usize) -> Result<(), Error> {
+        let layout = self.key(layout);
+        let parts = self.tree.elements(parts);
+        let names: &[&str] = match parts.len() {
+            4 if layout != "torch.sparse_coo" => &["compressed", "plain", "values", "size"],
+            _ => &["indices", "values", "size", "coalesced"],
+        };
+        self.at("layout", |lowering| lowering.metadata(Metadata::string(layout)))?;
+        for (name, part) in names.iter().zip(parts) {
+            self.at(name, |lowering| lowering.walk(*part, depth + 1))?;
+        }
+        Ok(())
+    }
+
+    /// Adds how the integers of a tensor are scaled.
+    fn quantizer(&mut self, quantizer: Option<Value>, depth: usize) -> Result<(), Error> {
+        let Some(parts) = quantizer.map(|quantizer| self.tree.elements(quantizer)) else { return Ok(()) };
+        let names = ["qscheme", "scale", "zero_point", "axis"];
+        for (name, part) in names.iter().zip(parts) {
+            self.at(name, |lowering| lowering.walk(*part, depth + 1))?;
+        }
+        Ok(())
+    }
+
+    fn rebuild(&self, function: &str, args: &[Value]) -> Result<Tensor, Fault> {
+        let arguments = || Fault::Arguments { function: function.to_owned() };
+        let [storage, offset, shape, strides, rest @ ..] = args else { return Err(arguments()) };
+        let v3 = match (function, rest) {
+            ("_rebuild_tensor_v3", [_, _, dtype, rest @ ..]) => {
+                self.check_bits(rest.first().copied())?;
+                Some(*dtype)
+            }
+            ("_rebuild_tensor_v2", [_, _, rest @ ..]) => {
+                self.check_bits(rest.first().copied())?;
+                None
+            }
+            ("_rebuild_tensor" | "_rebuild_qtensor", _) => None,
+            _ => return Err(arguments()),
+        };
+        let numbers = |value: Value| -> Option<Vec<i64>> {
+            let Kind::List(values) = self.kind(value) else { return None };
+            values.iter().map(|value| if let Value::Int(number) = value { Some(*number) } else { None }).collect()
+        };
+        let (Value::Int(offset), Some(shape), Some(strides)) = (*offset, numbers(*shape), numbers(*strides)) else {
+            return Err(arguments());
+        };
+        let (class, key, numel) = self.storage(*storage)?;
+        let dtype = match v3 {
+            None => class,
+            Some(dtype) => {
+                let (module, name) = self.tree.global(dtype).ok_or_else(arguments)?;
+                dtype::of_name(module, name).ok_or_else(|| Fault::Dtype { dtype: format!("{module}.{name}") })?
+            }
+        };
+        if dtype.size == 0 || class.size == 0 {
+            return Err(Fault::Packed { dtype: "quint4x2 or quint2x4".to_owned() });
+        }
+        let (entry, data) = self.archive.storage(key)?;
+        let size = data.end - data.start;
+        if Some(size) != numel.checked_mul(class.size.into()) {
+            return Err(Fault::Size { entry, size, numel, width: class.size });
+        }
+        place(dtype, &shape, &strides, offset, &data)
+    }
+
+    /// The class of a storage, its key, and its number of elements.
+    fn storage(&self, value: Value) -> Result<(Type, &'a str, u64), Fault> {
+        let id = self.tree.persistent(value).ok_or(Fault::Storage)?;
+        let [kind, class, key, _, numel, ..] = self.tree.elements(id) else { return Err(Fault::Storage) };
+        let (key, numel) = match (self.tree.text(*key), *numel) {
+            (Some(key), Value::Int(numel @ 0..)) if self.tree.text(*kind) == Some("storage") => {
+                (key, numel.unsigned_abs())
+            }
+            _ => return Err(Fault::Storage),
+        };
+        let (module, name) = self.tree.global(*class).ok_or(Fault::Storage)?;
+        let class = || Fault::Class { class: format!("{module}.{name}") };
+        Ok((dtype::of_storage(module, name).ok_or_else(class)?, key, numel))
+    }
+
+    /// Fails if the values of a tensor differ from its bytes.
+    fn check_bits(&self, bits: Option<Value>) -> Result<(), Fault> {
+        let Some(bits) = bits else { return Ok(()) };
+        let has = |key| self.find(bits, key) == Some(Value::Bool(true));
+        match () {
+            () if has("conj") => Err(Fault::Lazy { what: "conjugate", method: "resolve_conj" }),
+            () if has("neg") => Err(Fault::Lazy { what: "negative", method: "resolve_neg" }),
+            () => Ok(()),
+        }
+    }
+
+    fn push(&mut self, name: crate::format::header::Name, tensor: &Tensor) {
+        let Tensor { dtype, shape, strides, range } = tensor;
+        let start = self.builder.next_dim();
+        let pairs = u64::from(dtype.name == F4_PAIR);
+        for (at, dim) in shape.iter().enumerate() {
+            // The shape counts pairs of elements, along the last dimension.
+            let is_last = at + 1 == shape.len();
+            self.builder.dim(if is_last { dim << pairs } else { *dim });
+        }
+        let shape = self.builder.shape_from(start);
+        let number = self.builder.dtype_number(dtype.name);
+        let new = NewTensor { name, dtype: number, shape, range: range.clone(), is_unusual: false };
+        let word = if self.archive.is_big_endian { dtype.word } else { 1 };
+        if strides.is_empty() && word == 1 {
+            return self.builder.push(new);
+        }
+        let start = self.builder.next_dim();
+        let dense = contiguous(&tensor.shape);
+        let strides = if strides.is_empty() { &dense } else { strides };
+        strides.iter().for_each(|stride| self.builder.dim(*stride));
+        let strides = self.builder.shape_from(start);
+        self.builder.push_strided(new, &strides, dtype.size, word);
+    }
+}
+
+/// Where the elements of a tensor are. The strides are empty if they lie in C order.
+fn place(dtype: Type, shape: &[i64], strides: &[i64], offset: i64, data: &Range<u64>) -> Result<Tensor, Fault> {
+    let list = |numbers: &[i64]| format!("{numbers:?}");
+    if shape.len() != strides.len() {
+        return Err(Fault::Rank { shape: list(shape), rank: shape.len(), strides: strides.len() });
+    }
+    let unsigned =
+        |numbers: &[i64]| numbers.iter().map(|number| u64::try_from(*number).ok()).collect::<Option<Vec<_>>>();
+    let (Some(dims), Some(steps), Ok(offset)) = (unsigned(shape), unsigned(strides), u64::try_from(offset)) else {
+        return Err(Fault::Negative { shape: list(shape), strides: list(strides) });
+    };
+    let size = u64::from(dtype.size);
+    if dims.contains(&0) {
+        return Ok(Tensor { dtype, shape: dims, strides: Vec::new(), range: data.start..data.start });
+    }
+    let overflow = || Fault::Overflow { shape: brackets(&dims), dtype: dtype.name };
+    let fits = |number: &u64| i64::try_from(*number).is_ok();
+    let nbytes = dims.iter().try_fold(2 * size, |product, dim| product.checked_mul(*dim).filter(fits));
+    nbytes.ok_or_else(overflow)?;
+    let last =
+        dims.iter().zip(&steps).try_fold(0u64, |last, (dim, step)| last.checked_add((dim - 1).checked_mul(*step)?));
+    let numel = (data.end - data.start) / size;
+    let needed = last.and_then(|last| last.checked_add(offset)?.checked_add(1));
+    let (Some(needed), Some(last)) = (needed.filter(|needed| *needed <= numel), last) else {
+        let needed = needed.unwrap_or(u64::MAX);
+        return Err(Fault::Beyond { shape: brackets(&dims), strides: brackets(&steps), offset, needed, numel });
+    };
+    let start = data.start + offset * size;
+    let range = start..start + (last + 1) * size;
+    debug_assert!(offset + last + 1 == needed, "the range ends inside the storage");
+    let dense = contiguous(&dims);
+    let is_dense = dims.iter().zip(steps.iter().zip(&dense)).all(|(dim, (step, dense))| *dim == 1 || step == dense);
+    if is_dense {
+        return Ok(Tensor { dtype, shape: dims, strides: Vec::new(), range });
+    }
+    if dtype.name == F4_PAIR {
+        return Err(Fault::StridedPairs { strides: brackets(&steps) });
+    }
+    Ok(Tensor { dtype, shape: dims, strides: steps, range })
+}
+
+/// The strides of C order.
+fn contiguous(shape: &[u64]) -> Vec<u64> {
+    let mut strides = vec![1; shape.len()];
+    for at in (1..shape.len()).rev() {
+        strides[at - 1] = shape[at].saturating_mul(strides[at]);
+    }
+    strides
+}
+
+/// What a value is.
+fn kind<'t>(tree: &'t Tree, value: Value) -> Kind<'t> {
+    let string = |text: String| Kind::Scalar(Scalar::String, text);
+    match value {
+        Value::None => string("None".to_owned()),
+        Value::Bool(value) => Kind::Scalar(Scalar::Bool, value.to_string()),
+        Value::Int(value) => Kind::Scalar(Scalar::I64, value.to_string()),
+        Value::Big(span) => {
+            let digits: String = tree.bytes(span).iter().rev().take(64).map(|byte| format!("{byte:02x}")).collect();
+            string(format!("0x{digits}"))
+        }
+        Value::Float(value) => Kind::Scalar(Scalar::F64, float(value)),
+        Value::Text(span) | Value::Bytes(span) => string(String::from_utf8_lossy(tree.bytes(span)).into_owned()),
+        Value::Tuple(_) | Value::List(_) => Kind::List(tree.elements(value)),
+        Value::Dict(_) => Kind::Dict(tree.items(value).into()),
+        Value::Global(_) => string(match tree.global(value) {
+            Some(("torch", name)) => format!("torch.{name}"),
+            Some((module, name)) => format!("<{module}.{name}>"),
+            None => String::new(),
+        }),
+        Value::Persistent(_) => string("<storage>".to_owned()),
+        Value::Object(_) => match tree.object(value) {
+            Some(object) => object_kind(tree, object),
+            None => string(String::new()),
+        },
+    }
+}
+
+fn object_kind<'t>(tree: &'t Tree, object: &'t Object) -> Kind<'t> {
+    let Some((module, name)) = tree.global(object.class) else { return Kind::Object(object) };
+    let args = tree.elements(object.args);
+    if let Some(function) = builder(module, name) {
+        return Kind::Tensor { function, args };
+    }
+    let string = |text: String| Kind::Scalar(Scalar::String, text);
+    let items = object.items.as_deref();
+    let first = args.first().copied();
+    match (module, name) {
+        ("collections", "OrderedDict" | "Counter" | "defaultdict") | ("builtins" | "__builtin__", "dict") => {
+            let added = items.map_or(&[][..], |items| &items.dict);
+            // The arguments can have a dict, or the pairs that Python 2 writes.
+            let pairs = first.map_or(&[][..], |first| tree.elements(first)).iter();
+            let pairs = pairs.filter_map(|pair| match tree.elements(*pair) {
+                [key, value] => Some((*key, *value)),
+                _ => None,
+            });
+            let given = args.iter().flat_map(|arg| tree.items(*arg)).copied();
+            let mut given: Vec<_> = given.chain(pairs).collect();
+            if given.is_empty() {
+                return Kind::Dict(added.into());
+            }
+            given.extend(added);
+            Kind::Dict(given.into())
+        }
+        ("torch", "Size") | ("builtins" | "__builtin__", "set" | "frozenset" | "list" | "tuple") => {
+            Kind::List(first.map_or(&[], |first| tree.elements(first)))
+        }
+        ("torch", "device") => match (first.and_then(|first| tree.text(first)), args.get(1)) {
+            (Some(device), Some(Value::Int(index))) => string(format!("{device}:{index}")),
+            (Some(device), _) => string(device.to_owned()),
+            (None, _) => Kind::Object(object),
+        },
+        ("torch.serialization", "_get_layout") | ("_codecs", "encode") | ("builtins" | "__builtin__", "bytearray") => {
+            match first.map(|first| kind_of_text(tree, first)) {
+                Some(Some(text)) => string(text),
+                _ => Kind::Object(object),
+            }
+        }
+        ("builtins" | "__builtin__", "complex") => match args {
+            [Value::Float(real), Value::Float(imaginary)] => string(format!(
+                "{}{}{}j",
+                float(*real),
+                if imaginary.is_sign_negative() { "" } else { "+" },
+                float(*imaginary)
+            )),
+            _ => Kind::Object(object),
+        },
+        _ => Kind::Object(object),
+    }
+}
+
+fn kind_of_text(tree: &Tree, value: Value) -> Option<String> {
+    match value {
+        Value::Text(span) | Value::Bytes(span) => Some(String::from_utf8_lossy(tree.bytes(span)).into_owned()),
+        _ => None,
+    }
+}
+
+/// The function with that name, if it builds a tensor.
+fn builder(module: &str, name: &str) -> Option<&'static str> {
+    const BUILDERS: [&str; 10] = [
+        "_rebuild_tensor",
+        "_rebuild_tensor_v2",
+        "_rebuild_tensor_v3",
+        "_rebuild_parameter",
+        "_rebuild_parameter_with_state",
+        "_rebuild_qtensor",
+        "_rebuild_sparse_tensor",
+        "_rebuild_device_tensor_from_numpy",
+        "_rebuild_meta_tensor_no_storage",
+        "_rebuild_wrapper_subclass",
+    ];
+    match module {
+        "torch._utils" => BUILDERS.iter().find(|known| **known == name).copied(),
+        "torch._tensor" if name == "_rebuild_from_type_v2" => Some("_rebuild_from_type_v2"),
+        "torch.nn.parameter" if name == "Parameter" => Some("Parameter"),
+        _ => None,
+    }
+}
+
+/// The text of a number, with as many digits as are needed to read the same number again.
+fn float(value: f64) -> String {
+    match value {
+        value if value.is_finite() => serde_json::to_string(&value).unwrap_or_default(),
+        value if value.is_nan() => "nan".to_owned(),
+        value => if value > 0.0 { "inf" } else { "-inf" }.to_owned(),
+    }
+}

@@ -1,0 +1,67 @@
+//! PyTorch checkpoints: the zip archives that `torch.save` writes since version 1.6.
+//!
+//! The entry `data.pkl` is a pickle that describes the tensors. Each storage is an entry `data/KEY` of its own, whose
+//! bytes are stored as they are, so that a tensor is a part of the file. Nothing in the pickle is executed, imported or
+//! called. Source: `torch/serialization.py` and `torch/_weights_only_unpickler.py` of torch 2.15.
+
+mod archive;
+mod dtype;
+mod error;
+mod globals;
+mod lint;
+mod lower;
+mod pickle;
+mod reader;
+#[cfg(test)]
+mod tests;
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+
+pub use error::{Error, Fault};
+pub use lint::{damage, lint};
+pub use reader::{is_pytorch, parse};
+
+/// Name of the format in headers and messages.
+pub const NAME: &str = "pytorch";
+
+/// Maximum size of a pickle in bytes. Those of the largest models have a few megabytes.
+pub const PICKLE_MAX: u64 = 100 << 20;
+
+/// The entry of the root that holds the tensors of a checkpoint of training.
+const STATE_DICT: &str = "state_dict";
+
+/// The name of a tensor that has none, because it is the root.
+const UNNAMED: &str = "tensor";
+
+/// Whether a file name is that of a file that is no model although it has a suffix of PyTorch's. Many programs use the
+/// suffix `.bin`, so that only names with `model` or `weights` count. The others are those that Trainer of transformers
+/// writes beside a model.
+pub fn is_other(name: &OsStr) -> bool {
+    let name = name.as_bytes();
+    let has = |word: &[u8]| name.windows(word.len()).any(|window| window == word);
+    match () {
+        () if name.ends_with(b".bin") => !has(b"model") && !has(b"weights"),
+        () => {
+            let beside = [&b"optimizer.pt"[..], b"scheduler.pt", b"scaler.pt", b"rng_state.pth"];
+            beside.contains(&name) || name.starts_with(b"rng_state_") && name.ends_with(b".pth")
+        }
+    }
+}
+
+/// The file name of the safetensors model that programs prefer to the file with this name, if both are in a directory.
+/// Shards and indices are those of a whole model.
+///
+/// Source: `transformers/modeling_utils.py`, `_get_resolved_checkpoint_files`.
+pub fn preferred(name: &OsStr) -> Option<[OsString; 2]> {
+    let name = name.to_str()?;
+    let stem = name.strip_suffix(".bin.index.json").or_else(|| name.strip_suffix(".bin"))?;
+    let is_number = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let whole = stem.rsplit_once("-of-").and_then(|(before, count)| {
+        let (whole, number) = before.rsplit_once('-')?;
+        (is_number(count) && is_number(number)).then_some(whole)
+    });
+    let stem = whole.unwrap_or(stem);
+    let stem = if stem.starts_with("pytorch_model") { &stem["pytorch_".len()..] } else { stem };
+    Some([format!("{stem}.safetensors").into(), format!("{stem}.safetensors.index.json").into()])
+}

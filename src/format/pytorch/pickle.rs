@@ -1,0 +1,638 @@
+//! Reads a pickle as a tree of plain values. Nothing that it names is imported, called or created: a global is its two
+//! names, and an object is the names of its class, its arguments and its state.
+//!
+//! Source: `Lib/pickletools.py` of CPython 3.13. The opcodes are those of protocols 2 to 5 that torch, Python and
+//! Lightning write for checkpoints. Others are refused. There is no recursion, and memory is bounded by a number of
+//! values: a value that is used many times is stored once.
+
+use std::collections::HashMap;
+
+/// Maximum number of values that a pickle may have.
+const VALUES_MAX: usize = 1 << 25;
+
+/// A place in the pickle, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    start: u32,
+    len: u32,
+}
+
+/// A value. Numbers are indices into the [`Tree`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Value {
+    None,
+    Bool(bool),
+    Int(i64),
+    /// A whole number that does not fit into 64 bits, in little-endian order.
+    Big(Span),
+    Float(f64),
+    /// UTF-8, unless the pickle is broken or of Python 2.
+    Text(Span),
+    Bytes(Span),
+    Tuple(u32),
+    /// A list or a set.
+    List(u32),
+    Dict(u32),
+    /// What a name of a module leads to: a class or a function.
+    Global(u32),
+    Object(u32),
+    /// What the program that loads the pickle has to supply: a storage.
+    Persistent(u32),
+}
+
+/// An object that Python would create by a call.
+#[derive(Debug, Clone)]
+pub struct Object {
+    /// The class or the function, mostly a [`Value::Global`].
+    pub class: Value,
+    /// The arguments, mostly a [`Value::Tuple`].
+    pub args: Value,
+    /// What is set after the call.
+    pub state: Value,
+    /// Items that are added after the call, as those of a list or a dict.
+    pub items: Option<Box<Items>>,
+}
+
+/// Items that are added to an object.
+#[derive(Debug, Clone, Default)]
+pub struct Items {
+    pub list: Vec<Value>,
+    pub dict: Vec<(Value, Value)>,
+}
+
+/// The values of a pickle.
+#[derive(Debug)]
+pub struct Tree<'i> {
+    bytes: &'i [u8],
+    tuples: Vec<(u32, u32)>,
+    in_tuples: Vec<Value>,
+    lists: Vec<Vec<Value>>,
+    dicts: Vec<Vec<(Value, Value)>>,
+    globals: Vec<(Span, Span)>,
+    objects: Vec<Object>,
+    persistent: Vec<Value>,
+    /// The value of the whole pickle.
+    pub root: Value,
+    /// Number of bytes of the pickle. Others may follow.
+    pub len: usize,
+    /// Number of values.
+    pub values: usize,
+}
+
+/// Why a pickle cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("byte {at} of the pickle: {fault}")]
+pub struct Broken {
+    /// In bytes from the start of the pickle.
+    pub at: usize,
+    /// What is wrong there.
+    pub fault: Fault,
+}
+
+/// A broken rule.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    #[error("it is cut short")]
+    Cut,
+    #[error("a length of {len} bytes, but {left} are left")]
+    Length { len: i64, left: usize },
+    #[error("protocol {protocol}; 2 to 5 are supported")]
+    Protocol { protocol: u8 },
+    #[error("it does not begin with a protocol number, as all pickles that torch writes do")]
+    NoProtocol,
+    #[error("opcode {name} can run code, and torch does not write it")]
+    Code { name: &'static str },
+    #[error("opcode {opcode:#04x} is none that torch writes")]
+    Opcode { opcode: u8 },
+    #[error("the stack has too few values")]
+    Stack,
+    #[error("value {number} was not stored before it is used")]
+    Memo { number: u32 },
+    #[error("{what} has another type")]
+    Type { what: &'static str },
+    #[error("more than {VALUES_MAX} values")]
+    TooMany,
+}
+
+/// The state of the interpreter.
+struct Machine<'i> {
+    tree: Tree<'i>,
+    at: usize,
+    stack: Vec<Value>,
+    /// The lengths of the stack at the marks.
+    marks: Vec<usize>,
+    memo: HashMap<u32, Value>,
+}
+
+/// Reads a pickle.
+pub fn load(bytes: &[u8]) -> Result<Tree<'_>, Broken> {
+    let tree = Tree {
+        bytes,
+        tuples: Vec::new(),
+        in_tuples: Vec::new(),
+        lists: Vec::new(),
+        dicts: Vec::new(),
+        globals: Vec::new(),
+        objects: Vec::new(),
+        persistent: Vec::new(),
+        root: Value::None,
+        len: 0,
+        values: 0,
+    };
+    let mut machine = Machine { tree, at: 0, stack: Vec::new(), marks: Vec::new(), memo: HashMap::new() };
+    loop {
+        let at = machine.at;
+        match machine.step() {
+            Ok(true) => {}
+            Ok(false) => {
+                machine.tree.len = machine.at;
+                return Ok(machine.tree);
+            }
+            Err(fault) => return Err(Broken { at, fault }),
+        }
+    }
+}
+
+impl<'i> Tree<'i> {
+    /// The bytes at a place.
+    pub fn bytes(&self, span: Span) -> &'i [u8] {
+        self.bytes.get(span.start as usize..span.start as usize + span.len as usize).unwrap_or_default()
+    }
+
+    /// The elements of a tuple or a list; empty for other values.
+    pub fn elements(&self, value: Value) -> &[Value] {
+        match value {
+            Value::Tuple(at) => {
+                let (start, len) = self.tuples[at as usize];
+                &self.in_tuples[start as usize..(start + len) as usize]
+            }
+            Value::List(at) => &self.lists[at as usize],
+            _ => &[],
+        }
+    }
+
+    /// The items of a dict; empty for other values.
+    pub fn items(&self, value: Value) -> &[(Value, Value)] {
+        match value {
+            Value::Dict(at) => &self.dicts[at as usize],
+            _ => &[],
+        }
+    }
+
+    /// The module and the name of a global; `None` for other values.
+    pub fn global(&self, value: Value) -> Option<(&'i str, &'i str)> {
+        let Value::Global(at) = value else { return None };
+        let (module, name) = self.globals[at as usize];
+        let text = |span| str::from_utf8(self.bytes(span)).unwrap_or("?");
+        Some((text(module), text(name)))
+    }
+
+    /// Every global that the pickle names, in the order of their first use.
+    pub fn globals(&self) -> impl Iterator<Item = (&'i str, &'i str)> {
+        (0..self.globals.len() as u32).filter_map(|at| self.global(Value::Global(at)))
+    }
+
+    /// An object; `None` for other values.
+    pub fn object(&self, value: Value) -> Option<&Object> {
+        let Value::Object(at) = value else { return None };
+        self.objects.get(at as usize)
+    }
+
+    /// The identifier of something that is not in the pickle; `None` for other values.
+    pub fn persistent(&self, value: Value) -> Option<Value> {
+        let Value::Persistent(at) = value else { return None };
+        self.persistent.get(at as usize).copied()
+    }
+
+    /// A text, if it is one and is UTF-8.
+    pub fn text(&self, value: Value) -> Option<&'i str> {
+        let Value::Text(span) = value else { return None };
+        str::from_utf8(self.bytes(span)).ok()
+    }
+}
+
+impl Machine<'_> {
+    /// Carries out the next opcode. Returns whether another follows.
+    fn step(&mut self) -> Result<bool, Fault> {
+        let is_first = self.at == 0;
+        let opcode = self.u8()?;
+        if is_first && opcode != 0x80 {
+            return Err(Fault::NoProtocol);
+        }
+        match opcode {
+            0x80 => match self.u8()? {
+                2..=5 => {}
+                protocol => return Err(Fault::Protocol { protocol }),
+            },
+            // FRAME. The length is a hint for buffers.
+            0x95 => drop(self.number(8)?),
+            b'.' => {
+                self.tree.root = self.pop()?;
+                return Ok(false);
+            }
+            b'(' => self.marks.push(self.stack.len()),
+            b'0' => match self.marks.last() {
+                Some(mark) if *mark == self.stack.len() => drop(self.marks.pop()),
+                _ => drop(self.pop()?),
+            },
+            b'1' => drop(self.pop_mark()?),
+            b'2' => {
+                let top = self.top()?;
+                self.push(top)?;
+            }
+            b'N' => self.push(Value::None)?,
+            0x88 => self.push(Value::Bool(true))?,
+            0x89 => self.push(Value::Bool(false))?,
+            b'K' => self.unsigned(1)?,
+            b'M' => self.unsigned(2)?,
+            b'J' => {
+                let number = self.number(4)? as u32;
+                self.push(Value::Int(i64::from(number.cast_signed())))?;
+            }
+            b'G' => {
+                // The only number in big-endian order.
+                let bits = self.number(8)?.swap_bytes();
+                self.push(Value::Float(f64::from_bits(bits)))?;
+            }
+            0x8a => {
+                let len = self.length(1)?;
+                self.long(len)?;
+            }
+            0x8b => {
+                let len = self.length(4)?;
+                self.long(len)?;
+            }
+            b'U' => self.text(1)?,
+            b'T' => self.text(4)?,
+            0x8c => self.text(1)?,
+            b'X' => self.text(4)?,
+            0x8d => self.text(8)?,
+            b'C' => self.binary(1)?,
+            b'B' => self.binary(4)?,
+            0x8e => self.binary(8)?,
+            0x96 => self.binary(8)?,
+            b')' => self.tuple(Vec::new())?,
+            0x85 => self.tuple_of(1)?,
+            0x86 => self.tuple_of(2)?,
+            0x87 => self.tuple_of(3)?,
+            b't' => {
+                let values = self.pop_mark()?;
+                self.tuple(values)?;
+            }
+            b']' | 0x8f => self.list(Vec::new())?,
+            b'l' | 0x91 => {
+                let values = self.pop_mark()?;
+                self.list(values)?;
+            }
+            b'}' => self.dict(Vec::new())?,
+            b'd' => {
+                let items = pairs(&self.pop_mark()?)?;
+                self.dict(items)?;
+            }
+            b'a' => {
+                let value = self.pop()?;
+                self.append(vec![value])?;
+            }
+            b'e' | 0x90 => {
+                let values = self.pop_mark()?;
+                self.append(values)?;
+            }
+            b's' => {
+                let (value, key) = (self.pop()?, self.pop()?);
+                self.set(vec![(key, value)])?;
+            }
+            b'u' => {
+                let items = pairs(&self.pop_mark()?)?;
+                self.set(items)?;
+            }
+            b'q' => {
+                let number = self.number(1)? as u32;
+                self.remember(number)?;
+            }
+            b'r' => {
+                let number = self.number(4)? as u32;
+                self.remember(number)?;
+            }
+            0x94 => self.remember(self.memo.len() as u32)?,
+            b'h' => {
+                let number = self.number(1)? as u32;
+                self.recall(number)?;
+            }
+            b'j' => {
+                let number = self.number(4)? as u32;
+                self.recall(number)?;
+            }
+            b'c' => {
+                let (module, name) = (self.line()?, self.line()?);
+                self.global(module, name)?;
+            }
+            0x93 => {
+                let (Value::Text(name), Value::Text(module)) = (self.pop()?, self.pop()?) else {
+                    return Err(Fault::Type { what: "the name of a global" });
+                };
+                self.global(module, name)?;
+            }
+            // REDUCE, NEWOBJ: a class or a function, and arguments.
+            b'R' | 0x81 => {
+                let (args, class) = (self.pop()?, self.pop()?);
+                self.object(class, args)?;
+            }
+            // NEWOBJ_EX: with named arguments too.
+            0x92 => {
+                let (named, args, class) = (self.pop()?, self.pop()?, self.pop()?);
+                self.object(class, args)?;
+                self.set(self.tree.items(named).to_vec())?;
+            }
+            b'b' => {
+                let state = self.pop()?;
+                if let Value::Object(at) = self.top()? {
+                    self.tree.objects[at as usize].state = state;
+                }
+            }
+            b'Q' => {
+                let id = self.pop()?;
+                self.tree.persistent.push(id);
+                self.push(Value::Persistent(self.tree.persistent.len() as u32 - 1))?;
+            }
+            b'i' => return Err(Fault::Code { name: "INST" }),
+            b'o' => return Err(Fault::Code { name: "OBJ" }),
+            0x82..=0x84 => return Err(Fault::Code { name: "EXT" }),
+            opcode => return Err(Fault::Opcode { opcode }),
+        }
+        Ok(true)
+    }
+
+    fn left(&self) -> usize {
+        self.tree.bytes.len() - self.at
+    }
+
+    fn take(&mut self, len: usize) -> Result<Span, Fault> {
+        if len > self.left() {
+            return Err(Fault::Cut);
+        }
+        let span = Span { start: self.at as u32, len: len as u32 };
+        self.at += len;
+        Ok(span)
+    }
+
+    fn u8(&mut self) -> Result<u8, Fault> {
+        Ok(self.number(1)? as u8)
+    }
+
+    /// A number of `len` bytes, at most 8, in little-endian order.
+    fn number(&mut self, len: usize) -> Result<u64, Fault> {
+        let span = self.take(len)?;
+        Ok(self.tree.bytes(span).iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+    }
+
+    /// A length that is stored in `width` bytes, of what is still there.
+    fn length(&mut self, width: usize) -> Result<usize, Fault> {
+        let number = self.number(width)?;
+        // LONG4 has a signed length. In other opcodes so many bytes are never left.
+        let len = if width == 4 { i64::from((number as u32).cast_signed()) } else { number.cast_signed() };
+        let left = self.left();
+        usize::try_from(len).ok().filter(|len| *len <= left).ok_or(Fault::Length { len, left })
+    }
+
+    /// Pushes a value. Each is counted, so that memory is bounded.
+    fn push(&mut self, value: Value) -> Result<(), Fault> {
+        self.tree.values += 1;
+        if self.tree.values > VALUES_MAX {
+            return Err(Fault::TooMany);
+        }
+        self.stack.push(value);
+        Ok(())
+    }
+
+    fn pop(&mut self) -> Result<Value, Fault> {
+        if self.marks.last().is_some_and(|mark| *mark >= self.stack.len()) {
+            return Err(Fault::Stack);
+        }
+        self.stack.pop().ok_or(Fault::Stack)
+    }
+
+    fn top(&self) -> Result<Value, Fault> {
+        self.stack.last().copied().ok_or(Fault::Stack)
+    }
+
+    /// The values above the last mark.
+    fn pop_mark(&mut self) -> Result<Vec<Value>, Fault> {
+        let mark = self.marks.pop().filter(|mark| *mark <= self.stack.len()).ok_or(Fault::Stack)?;
+        Ok(self.stack.split_off(mark))
+    }
+
+    fn unsigned(&mut self, len: usize) -> Result<(), Fault> {
+        let number = self.number(len)?;
+        self.push(Value::Int(number.cast_signed()))
+    }
+
+    fn long(&mut self, len: usize) -> Result<(), Fault> {
+        let span = self.take(len)?;
+        let bytes = self.tree.bytes(span);
+        if len > 8 {
+            return self.push(Value::Big(span));
+        }
+        let is_negative = bytes.last().is_some_and(|last| last & 0x80 != 0);
+        let fill = if is_negative { u64::MAX } else { 0 };
+        let number = bytes.iter().rev().fold(fill, |number, byte| number << 8 | u64::from(*byte));
+        self.push(Value::Int(number.cast_signed()))
+    }
+
+    fn text(&mut self, width: usize) -> Result<(), Fault> {
+        let len = self.length(width)?;
+        let span = self.take(len)?;
+        self.push(Value::Text(span))
+    }
+
+    fn binary(&mut self, width: usize) -> Result<(), Fault> {
+        let len = self.length(width)?;
+        let span = self.take(len)?;
+        self.push(Value::Bytes(span))
+    }
+
+    fn line(&mut self) -> Result<Span, Fault> {
+        let rest = &self.tree.bytes[self.at..];
+        let len = rest.iter().position(|byte| *byte == b'\n').ok_or(Fault::Cut)?;
+        let span = self.take(len)?;
+        self.at += 1;
+        Ok(span)
+    }
+
+    fn tuple_of(&mut self, len: usize) -> Result<(), Fault> {
+        let start = self.stack.len().checked_sub(len).ok_or(Fault::Stack)?;
+        if self.marks.last().is_some_and(|mark| *mark > start) {
+            return Err(Fault::Stack);
+        }
+        let values = self.stack.split_off(start);
+        self.tuple(values)
+    }
+
+    fn tuple(&mut self, values: Vec<Value>) -> Result<(), Fault> {
+        let tree = &mut self.tree;
+        tree.tuples.push((tree.in_tuples.len() as u32, values.len() as u32));
+        tree.in_tuples.extend(values);
+        let at = tree.tuples.len() as u32 - 1;
+        self.push(Value::Tuple(at))
+    }
+
+    fn list(&mut self, values: Vec<Value>) -> Result<(), Fault> {
+        self.tree.lists.push(values);
+        self.push(Value::List(self.tree.lists.len() as u32 - 1))
+    }
+
+    fn dict(&mut self, items: Vec<(Value, Value)>) -> Result<(), Fault> {
+        self.tree.dicts.push(items);
+        self.push(Value::Dict(self.tree.dicts.len() as u32 - 1))
+    }
+
+    fn global(&mut self, module: Span, name: Span) -> Result<(), Fault> {
+        self.tree.globals.push((module, name));
+        self.push(Value::Global(self.tree.globals.len() as u32 - 1))
+    }
+
+    fn object(&mut self, class: Value, args: Value) -> Result<(), Fault> {
+        // An object takes as much memory as several values.
+        self.tree.values += 3;
+        self.tree.objects.push(Object { class, args, state: Value::None, items: None });
+        self.push(Value::Object(self.tree.objects.len() as u32 - 1))
+    }
+
+    /// Adds values to the list, the set or the object on top.
+    fn append(&mut self, values: Vec<Value>) -> Result<(), Fault> {
+        match self.top()? {
+            Value::List(at) => self.tree.lists[at as usize].extend(values),
+            Value::Object(at) => {
+                self.tree.objects[at as usize].items.get_or_insert_default().list.extend(values);
+            }
+            _ => return Err(Fault::Type { what: "what values are added to" }),
+        }
+        Ok(())
+    }
+
+    /// Adds items to the dict or the object on top.
+    fn set(&mut self, items: Vec<(Value, Value)>) -> Result<(), Fault> {
+        match self.top()? {
+            Value::Dict(at) => self.tree.dicts[at as usize].extend(items),
+            Value::Object(at) => {
+                self.tree.values += items.len();
+                self.tree.objects[at as usize].items.get_or_insert_default().dict.extend(items);
+            }
+            _ => return Err(Fault::Type { what: "what items are added to" }),
+        }
+        if self.tree.values > VALUES_MAX { Err(Fault::TooMany) } else { Ok(()) }
+    }
+
+    fn remember(&mut self, number: u32) -> Result<(), Fault> {
+        let top = self.top()?;
+        self.memo.insert(number, top);
+        Ok(())
+    }
+
+    fn recall(&mut self, number: u32) -> Result<(), Fault> {
+        let value = *self.memo.get(&number).ok_or(Fault::Memo { number })?;
+        self.push(value)
+    }
+}
+
+/// Pairs of keys and values.
+fn pairs(values: &[Value]) -> Result<Vec<(Value, Value)>, Fault> {
+    let (pairs, rest) = values.as_chunks::<2>();
+    match rest {
+        [] => Ok(pairs.iter().map(|[key, value]| (*key, *value)).collect()),
+        _ => Err(Fault::Type { what: "a key without a value" }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fault(bytes: &[u8]) -> String {
+        load(bytes).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn values_of_all_protocols_are_read() {
+        // pickle.dumps({'a': [1, -2, 2.5, None, True], 'b': (3, 4), 'c': b'x'}, protocol) of Python 3.13.
+        let two = b"\x80\x02}q\0(X\x01\0\0\0aq\x01]q\x02(K\x01J\xfe\xff\xff\xffG@\x04\0\0\0\0\0\0N\x88eX\x01\0\0\0bq\x03K\x03K\x04\x86q\x04u.";
+        let five = b"\x80\x05\x95\x25\0\0\0\0\0\0\0}\x94(\x8c\x01a\x94]\x94(K\x01J\xfe\xff\xff\xffG@\x04\0\0\0\0\0\0N\x88e\x8c\x01b\x94K\x03K\x04\x86\x94u.";
+        for bytes in [&two[..], five] {
+            let tree = load(bytes).unwrap();
+            let [(a, list), (b, pair)] = tree.items(tree.root) else { panic!("{tree:?}") };
+            assert_eq!((tree.text(*a), tree.text(*b)), (Some("a"), Some("b")));
+            assert_eq!(tree.elements(*pair), [Value::Int(3), Value::Int(4)]);
+            let expected = [Value::Int(1), Value::Int(-2), Value::Float(2.5), Value::None, Value::Bool(true)];
+            assert_eq!((tree.elements(*list), tree.len), (&expected[..], bytes.len()));
+        }
+        let long =
+            |bytes: &[u8]| load(&[&b"\x80\x02\x8a"[..], &[bytes.len() as u8], bytes, &b"."[..]].concat()).unwrap().root;
+        assert_eq!((long(&[]), long(&[0xff]), long(&[0, 1])), (Value::Int(0), Value::Int(-1), Value::Int(256)));
+        assert_eq!(long(&i64::MIN.to_le_bytes()), Value::Int(i64::MIN));
+        assert!(matches!(long(&[1; 255]), Value::Big(_)));
+    }
+
+    #[test]
+    fn nothing_is_called() {
+        let tree = load(b"\x80\x02cos\nsystem\nX\x02\0\0\0id\x85R.").unwrap();
+        let object = tree.object(tree.root).unwrap();
+        assert_eq!(tree.global(object.class), Some(("os", "system")));
+        assert_eq!(tree.text(tree.elements(object.args)[0]), Some("id"));
+        assert_eq!(tree.globals().collect::<Vec<_>>(), [("os", "system")]);
+        // The names of a global can be values.
+        let tree = load(b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x02id\x85R.").unwrap();
+        assert_eq!(tree.globals().collect::<Vec<_>>(), [("os", "system")]);
+    }
+
+    #[test]
+    fn hostile_pickles_are_refused() {
+        let cases: [(&[u8], &str); 22] = [
+            (b"", "byte 0 of the pickle: it is cut short"),
+            (b"\x80\x02", "byte 2 of the pickle: it is cut short"),
+            (b"\x80\x02X\x05\0\0\0abc", "byte 2 of the pickle: a length of 5 bytes, but 3 are left"),
+            (b"\x80\x02X\xff\xff\xff\xff", "a length of -1 bytes, but 0 are left"),
+            (b"\x80\x02\x8b\xfb\xff\xff\xff.", "a length of -5 bytes"),
+            (b"\x80\x04\x8e\0\0\0\0\0\0\0\x40.", "a length of 4611686018427387904 bytes"),
+            (b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xff.", "a length of -1 bytes"),
+            (b"\x80\x01.", "protocol 1; 2 to 5 are supported"),
+            (b"\x80\x06.", "protocol 6"),
+            (b"}.", "it does not begin with a protocol number"),
+            (b"\x80\x02(cos\nsystem\no.", "opcode OBJ can run code"),
+            (b"\x80\x02(ios\nsystem\n.", "opcode INST can run code"),
+            (b"\x80\x02\x82\x01.", "opcode EXT can run code"),
+            (b"\x80\x02P1\n.", "opcode 0x50 is none that torch writes"),
+            (b"\x80\x02.", "the stack has too few values"),
+            (b"\x80\x02t.", "the stack has too few values"),
+            (b"\x80\x02N(R.", "the stack has too few values"),
+            (b"\x80\x02N(\x85.", "the stack has too few values"),
+            (b"\x80\x02h\x05.", "value 5 was not stored before it is used"),
+            (b"\x80\x02K\x01K\x02a.", "what values are added to has another type"),
+            (b"\x80\x02}(K\x01u.", "a key without a value has another type"),
+            (b"\x80\x04K\x01K\x02\x93.", "the name of a global has another type"),
+        ];
+        for (bytes, expected) in cases {
+            let found = fault(bytes);
+            assert!(found.contains(expected), "{found}\n{expected}");
+        }
+        assert!(fault(b"\x80\x02cos").contains("cut short"));
+    }
+
+    #[test]
+    fn deep_and_shared_values_take_little_memory() {
+        // A million nested tuples: no recursion, also when they are dropped.
+        let deep = [&b"\x80\x02)"[..], &[0x85; 1_000_000], b"."].concat();
+        assert_eq!(load(&deep).unwrap().values, 1_000_001);
+        // Lists that hold the one before ten times: 10^10 paths, and few values.
+        let mut bomb = b"\x80\x02]q\0".to_vec();
+        for level in 0..10u8 {
+            bomb.extend(b"](");
+            bomb.extend([b'h', level].repeat(10));
+            bomb.extend([b'e', b'q', level + 1]);
+        }
+        bomb.push(b'.');
+        assert!(load(&bomb).unwrap().values < 200);
+        // A list that holds itself.
+        assert!(load(b"\x80\x02]q\0h\0a.").is_ok());
+        let many = [&b"\x80\x02"[..], &vec![b'N'; VALUES_MAX + 1], b"."].concat();
+        assert!(fault(&many).ends_with("more than 33554432 values"));
+    }
+}

@@ -1,0 +1,282 @@
+//! Checkpoints that are built opcode by opcode.
+
+use super::*;
+use crate::format::header::{Header, Mode};
+use crate::format::input::{Input, Missing};
+use crate::format::lint::{Lint, LintKind};
+use crate::format::zip::tests::archive;
+
+/// Builds pickles.
+struct Pickle(Vec<u8>);
+
+impl Pickle {
+    fn new() -> Self {
+        Self(vec![0x80, 2])
+    }
+
+    fn text(mut self, text: &str) -> Self {
+        self.0.push(b'X');
+        self.0.extend((text.len() as u32).to_le_bytes());
+        self.0.extend(text.as_bytes());
+        self
+    }
+
+    fn raw(mut self, bytes: &[u8]) -> Self {
+        self.0.extend(bytes);
+        self
+    }
+
+    fn int(mut self, number: i32) -> Self {
+        self.0.push(b'J');
+        self.0.extend(number.to_le_bytes());
+        self
+    }
+
+    fn ints(self, numbers: &[i32]) -> Self {
+        numbers.iter().fold(self.raw(b"("), |pickle, number| pickle.int(*number)).raw(b"t")
+    }
+
+    /// A tensor of `class` in storage `key`.
+    fn tensor(self, class: &str, key: &str, numel: i32, offset: i32, shape: &[i32], strides: &[i32]) -> Self {
+        let pickle = self.raw(b"ctorch._utils\n_rebuild_tensor_v2\n((").text("storage");
+        let pickle = pickle.raw(format!("ctorch\n{class}\n").as_bytes()).text(key).text("cpu").int(numel);
+        pickle.raw(b"tQ").int(offset).ints(shape).ints(strides).raw(b"\x89}tR")
+    }
+
+    fn end(mut self) -> Vec<u8> {
+        self.0.push(b'.');
+        self.0
+    }
+}
+
+fn file(pickle: Vec<u8>) -> Vec<u8> {
+    archive(&[("a/data.pkl", &pickle), ("a/data/0", &[7; 48]), ("a/version", b"3\n")]).0
+}
+
+fn read(file: &[u8], mode: Mode) -> Result<Header, Error> {
+    parse(&Input::with_prefix(file.len() as u64, file.to_vec()), mode)
+}
+
+/// A dict with one tensor `w`.
+fn one(class: &str, numel: i32, offset: i32, shape: &[i32], strides: &[i32]) -> Vec<u8> {
+    file(Pickle::new().raw(b"}").text("w").tensor(class, "0", numel, offset, shape, strides).raw(b"s").end())
+}
+
+#[test]
+fn tensors_are_parts_of_the_file() {
+    let header = read(&one("FloatStorage", 12, 2, &[2, 3], &[3, 1]), Mode::Strict).unwrap();
+    let tensor = header.tensor(0);
+    assert_eq!((tensor.name, tensor.dtype.name(), tensor.shape, tensor.layout), ("w", "F32", &[2, 3][..], None));
+    assert_eq!((tensor.range.start - header.data_start(), tensor.nbytes()), (8, 24));
+    let header = read(&one("HalfStorage", 24, 1, &[3, 4], &[1, 5]), Mode::Strict).unwrap();
+    let tensor = header.tensor(0);
+    assert_eq!((tensor.layout.unwrap().strides, tensor.nbytes()), (&[1, 5][..], 24));
+    assert_eq!(tensor.range.end - tensor.range.start, 2 * (2 + 15 + 1));
+}
+
+#[test]
+fn wrong_tensors_are_refused_or_left_out() {
+    let most = i32::MAX;
+    let cases = [
+        (one("FloatStorage", 11, 0, &[1], &[1]), "its storage \"data/0\" has 48 bytes, but 11 elements of 4 bytes"),
+        (one("FloatStorage", -1, 0, &[1], &[1]), "its storage is not a storage of the file"),
+        (
+            one("FloatStorage", 12, 0, &[13], &[1]),
+            "shape [13] with strides [1] from element 0 on needs 13 elements, but its storage has 12",
+        ),
+        (one("FloatStorage", 12, 12, &[1], &[1]), "needs 13 elements, but its storage has 12"),
+        (one("FloatStorage", 12, 0, &[2, 2], &[11, 1]), "needs 13 elements"),
+        (one("FloatStorage", 12, 0, &[2], &[1, 1]), "has 1 dimensions, but there are 2 strides"),
+        (one("FloatStorage", 12, 0, &[-2], &[1]), "shape [-2] or strides [1]: a number is negative"),
+        (one("FloatStorage", 12, -1, &[2], &[1]), "a number is negative"),
+        (one("FloatStorage", 12, 0, &[2], &[-1]), "a number is negative"),
+        (one("FloatStorage", 12, 0, &[most, most, most], &[0, 0, 0]), "is larger than 2^63-1 bytes"),
+        (one("StrangeStorage", 12, 0, &[1], &[1]), "storage class \"torch.StrangeStorage\" is not known"),
+        (one("QUInt4x2Storage", 48, 0, &[1], &[1]), "share a byte, which is not supported"),
+        (
+            file(Pickle::new().raw(b"}").text("w").tensor("FloatStorage", "1", 12, 0, &[1], &[1]).raw(b"s").end()),
+            "its storage \"data/1\" is not in the archive",
+        ),
+        (
+            file(Pickle::new().raw(b"}").text("w").raw(b"ctorch._utils\n_rebuild_tensor_v2\n)Rs").end()),
+            "_rebuild_tensor_v2 has arguments that torch does not write",
+        ),
+    ];
+    for (file, expected) in cases {
+        let error = read(&file, Mode::Strict).unwrap_err().to_string();
+        assert!(error.starts_with("tensor \"w\": ") && error.contains(expected), "{error}\n{expected}");
+        let header = read(&file, Mode::Lenient).unwrap();
+        assert_eq!((header.len(), header.skipped().total()), (0, 1));
+    }
+    // Legal, although large: no elements, or one element many times.
+    assert_eq!(
+        read(&one("FloatStorage", 12, 0, &[0, most, most, most], &[1, 1, 1, 1]), Mode::Strict).unwrap().len(),
+        1
+    );
+    let header = read(&one("FloatStorage", 12, 0, &[most, 3], &[0, 1]), Mode::Strict).unwrap();
+    assert_eq!(header.tensor(0).nbytes(), 12 * most as u64);
+}
+
+#[test]
+fn archives_without_a_usable_pickle_are_refused() {
+    let plain = Pickle::new().raw(b"}").end();
+    let cases = [
+        (archive(&[("a/version", b"3\n")]).0, "no entry data.pkl in the zip archive"),
+        (
+            archive(&[("a/data.pkl", &plain), ("b/data.pkl", &plain)]).0,
+            "both \"a/data.pkl\" and \"b/data.pkl\" could be",
+        ),
+        (archive(&[("a/data.pkl", b"\x80\x02")]).0, "PyTorch checkpoint: byte 2 of the pickle: it is cut short"),
+        (archive(&[("a/data.pkl", &plain), ("a/byteorder", b"middle")]).0, "the entry byteorder is neither"),
+    ];
+    for (file, expected) in cases {
+        for mode in [Mode::Strict, Mode::Lenient] {
+            let error = read(&file, mode).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}\n{expected}");
+        }
+    }
+}
+
+#[test]
+fn bombs_are_refused() {
+    // Lists that hold the one before ten times.
+    let mut bomb = Pickle::new().raw(b"]K\x01aq\0");
+    for level in 0..10u8 {
+        bomb = bomb.raw(b"](").raw(&[b'h', level].repeat(10)).raw(&[b'e', b'q', level + 1]);
+    }
+    let nested = Pickle::new().raw(b")").raw(&[0x85; 100_000]);
+    let cyclic = Pickle::new().raw(b"]q\0h\0a");
+    let name = "n".repeat(1 << 20);
+    let mut long = Pickle::new().raw(b"}(");
+    long = long.text(&name).raw(b"q\0N");
+    for _ in 0..3000 {
+        long = long.raw(b"h\0N");
+    }
+    let long = long.raw(b"u");
+    let cases = [
+        (bomb, "too many paths lead to the same values"),
+        (nested, "values are nested too deeply"),
+        (cyclic, "values are nested too deeply"),
+        (long, "more than 128 MiB of names and metadata"),
+    ];
+    for (pickle, expected) in cases {
+        let error = read(&file(pickle.end()), Mode::Strict).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error:.300}\n{expected}");
+    }
+}
+
+#[test]
+fn other_values_are_metadata() {
+    let pickle = Pickle::new().raw(b"}(").text("epoch").int(3).text("none").raw(b"N");
+    let pickle = pickle.text("list").raw(b"](K\x01K\x02e").text("mixed").raw(b"](K\x01").text("x").raw(b"e");
+    let pickle = pickle.text("lr").raw(b"G?\xe0\0\0\0\0\0\0").raw(b"K\x07").text("int key");
+    let pickle = pickle.text("class").raw(b"cargparse\nNamespace\n)\x81}").text("seed").int(5).raw(b"sb");
+    let pickle = pickle.text("device").raw(b"ctorch\ndevice\n").text("cuda").int(1).raw(b"\x86R");
+    let pickle = pickle.text("dtype").raw(b"ctorch\nfloat16\n").text("w");
+    let pickle = pickle.tensor("FloatStorage", "0", 12, 0, &[12], &[1]).raw(b"u");
+    let header = read(&file(pickle.end()), Mode::Strict).unwrap();
+    let found: Vec<_> = header.metadata().iter().map(|(key, value)| (&key[..], value.text())).collect();
+    let expected = [
+        ("7", "int key"),
+        ("class", "<argparse.Namespace>"),
+        ("class.seed", "5"),
+        ("device", "cuda:1"),
+        ("dtype", "torch.float16"),
+        ("epoch", "3"),
+        ("list", "1\n2\n"),
+        ("lr", "0.5"),
+        ("mixed.0", "1"),
+        ("mixed.1", "x"),
+        ("none", "None"),
+    ];
+    assert_eq!(found, expected);
+    assert_eq!(header.tensor(0).name, "w");
+}
+
+#[test]
+fn names_begin_in_the_state_dict_if_it_has_all_tensors() {
+    let tensor = |pickle: Pickle| pickle.tensor("FloatStorage", "0", 12, 0, &[12], &[1]);
+    let inside = || tensor(Pickle::new().raw(b"}(").text("state_dict").raw(b"}").text("w")).raw(b"s");
+    let names = |pickle: Pickle| {
+        let header = read(&file(pickle.end()), Mode::Strict).unwrap();
+        header.tensors().map(|tensor| tensor.name.to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(inside().text("epoch").int(1).raw(b"u")), ["w"]);
+    assert_eq!(names(tensor(inside().text("ema")).raw(b"u")), ["state_dict.w", "ema"]);
+    assert_eq!(names(tensor(Pickle::new())), ["tensor"]);
+    // A key with a dot and a path are the same name.
+    let both = tensor(Pickle::new().raw(b"}(").text("a.b")).text("a").raw(b"}").text("b");
+    let both = file(tensor(both).raw(b"su").end());
+    let error = read(&both, Mode::Strict).unwrap_err().to_string();
+    assert!(error.starts_with("tensor \"a.b\": two values have this name"), "{error}");
+    assert_eq!(read(&both, Mode::Lenient).unwrap().len(), 1);
+}
+
+#[test]
+fn globals_are_reported_by_what_they_can_do() {
+    let calls =
+        b"cposix\nsystem\nX\x02\0\0\0id\x85R0cmy.module\nThing\n)R0cbuiltins\neval\n)R0ccollections\nOrderedDict\n)R";
+    let file = file(Pickle::new().raw(calls).end());
+    let input = Input::with_prefix(file.len() as u64, file.clone());
+    let mut found = Vec::new();
+    lint(&read(&file, Mode::Strict).unwrap(), &input, &mut |lint: Lint| found.push((lint.kind, lint.subject.unwrap())))
+        .unwrap();
+    let expected = [
+        (LintKind::Code, "builtins.eval".to_owned()),
+        (LintKind::Global, "my.module.Thing".to_owned()),
+        (LintKind::Code, "posix.system".to_owned()),
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn only_a_part_of_the_file_is_needed() {
+    let storages: Vec<(String, Vec<u8>)> = (0..20).map(|at| (format!("a/data/{at}"), vec![at; 1 << 20])).collect();
+    let pickle = (0..20).fold(Pickle::new().raw(b"}("), |pickle, at| {
+        pickle.text(&format!("w{at}")).tensor("FloatStorage", &at.to_string(), 1 << 18, 0, &[1 << 18], &[1])
+    });
+    let pickle = pickle.raw(b"u").end();
+    let mut entries = vec![("a/data.pkl", &pickle[..])];
+    entries.extend(storages.iter().map(|(name, data)| (&name[..], &data[..])));
+    let (whole, _) = archive(&entries);
+    let mut input = Input::new(whole.len() as u64);
+    let (mut asked, mut bytes) = (0, 0);
+    let header = loop {
+        match parse(&input, Mode::Strict) {
+            Err(Error::Missing(Missing(range))) => {
+                (asked, bytes) = (asked + 1, bytes + range.end - range.start);
+                input.add(range.start, whole[range.start as usize..range.end as usize].to_vec());
+            }
+            parsed => break parsed.unwrap(),
+        }
+    };
+    // The end with the directory, and the pickle.
+    assert_eq!((asked, header.len()), (2, 20));
+    assert!(bytes < 80_000, "{bytes}");
+}
+
+#[test]
+fn files_beside_a_model_are_no_models() {
+    for name in ["optimizer.pt", "scheduler.pt", "rng_state.pth", "rng_state_3.pth", "training_args.bin", "x.bin"] {
+        assert!(is_other(name.as_ref()), "{name}");
+    }
+    for name in ["model.pt", "last.ckpt", "pytorch_model.bin", "pytorch_lora_weights.bin", "consolidated.00.pth"] {
+        assert!(!is_other(name.as_ref()), "{name}");
+    }
+}
+
+#[test]
+fn safetensors_models_are_preferred() {
+    let cases = [
+        ("pytorch_model.bin", Some("model.safetensors")),
+        ("pytorch_model.bin.index.json", Some("model.safetensors")),
+        ("pytorch_model-00001-of-00002.bin", Some("model.safetensors")),
+        ("adapter_model.bin", Some("adapter_model.safetensors")),
+        ("diffusion_pytorch_model.fp16.bin", Some("diffusion_pytorch_model.fp16.safetensors")),
+        ("last.ckpt", None),
+    ];
+    for (name, expected) in cases {
+        let found = preferred(name.as_ref()).map(|[file, _]| file.into_string().unwrap());
+        assert_eq!(found.as_deref(), expected, "{name}");
+    }
+}

@@ -1,0 +1,206 @@
+//! PyTorch checkpoints. `pytorch.py` writes and reads them without PyTorch.
+
+use crate::support::{Mount, Scene, python, real_file, require_fuse, run_ok};
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Runs `pytorch.py`.
+pub fn script<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> String {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pytorch.py").into_os_string();
+    let args = args.into_iter().map(|arg| arg.as_ref().to_owned());
+    run_ok(python().to_str().unwrap(), std::iter::once(script).chain(args))
+}
+
+/// A directory with the files that `pytorch.py` writes.
+fn written(scene: &Scene) -> PathBuf {
+    let dir = scene.mkdir("torch");
+    script([OsStr::new("write"), dir.as_os_str()]);
+    dir
+}
+
+/// Writes `views.pt` again, with another name of an entry in the local header, and also in the directory if `count` is
+/// greater than 1.
+fn rename(scene: &Scene, path: &str, count: usize) {
+    let (name, other) = (b"archive/data/2", b"archive/data/X");
+    let mut bytes = fs::read(scene.path("torch/views.pt")).unwrap();
+    let places: Vec<usize> = (0..bytes.len()).filter(|at| bytes[*at..].starts_with(name)).take(count).collect();
+    places.iter().for_each(|at| bytes[*at..at + other.len()].copy_from_slice(other));
+    fs::write(scene.path(path), bytes).unwrap();
+}
+
+/// The bytes of all files in some directories of a mount.
+fn files(mount: &Mount, dirs: &[&str]) -> BTreeMap<String, Vec<u8>> {
+    let names = |dir: &&str| mount.list(*dir).into_iter().map(move |name| format!("{dir}/{name}")).collect::<Vec<_>>();
+    let paths: Vec<String> = dirs.iter().flat_map(names).collect();
+    paths.into_iter().map(|path| (path.clone(), mount.read(&path))).collect()
+}
+
+#[test]
+fn views_are_those_of_the_same_model_as_safetensors() {
+    require_fuse!();
+    let scene = Scene::new();
+    let dir = written(&scene);
+    let views = ["tensors", "f32", "npy", "safetensors", "stats", "plots"];
+    let expected = scene.mount(&dir.join("views.safetensors"), &[]);
+    let expected = files(&expected, &views);
+    assert!(expected.len() > 15 * 5, "{}", expected.len());
+    for name in ["views.pt", "plain.pt", "big.pt", "protocol5.pt", "training.ckpt", "pytorch_model.bin.index.json"] {
+        let mount = scene.mount(&dir.join(name), &[]);
+        let found = files(&mount, &views);
+        assert!(found.keys().eq(expected.keys()), "{name}: {:?}", found.keys());
+        for (path, bytes) in &found {
+            assert!(*bytes == expected[path], "{name}: {path}");
+        }
+        // A part of a tensor whose elements are gathered, from the middle of an element on.
+        let whole = &expected["tensors/transposed"];
+        let mut part = vec![0; 1001];
+        let file = fs::File::open(mount.path("tensors/transposed")).unwrap();
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut part, 54_321).unwrap();
+        assert!(part == whole[54_321..][..1001], "{name}");
+    }
+}
+
+#[test]
+fn converted_models_are_equal() {
+    require_fuse!();
+    let scene = Scene::new();
+    written(&scene);
+    for name in ["views.pt", "big.pt", "plain.pt", "training.ckpt", "pytorch_model.bin.index.json"] {
+        let out = scene.ok(&format!("weightfs diff --data torch/{name} torch/views.safetensors || true"));
+        assert!(out.contains("0 added, 0 removed, 0 changed, 15 alike"), "{name}: {out}");
+        assert!(out.ends_with("\ndata: 0 different, 15 equal\n"), "{name}: {out}");
+        scene.ok(&format!("weightfs export torch/{name} out.safetensors && weightfs check out.safetensors"));
+        let out = scene.ok("weightfs diff --data out.safetensors torch/views.safetensors || true; rm out.safetensors");
+        assert!(out.ends_with("\ndata: 0 different, 15 equal\n"), "{name}: {out}");
+    }
+    // A tensor that differs is found in gathered data too.
+    scene.ok(
+        "cp torch/views.pt torch/other.pt && printf '\\x01' | dd of=torch/other.pt bs=1 conv=notrunc status=none \
+         seek=$(($(weightfs ls --json torch/views.pt | tr '}' '\\n' | grep '\"transposed\"' | \
+         sed 's/.*\"offset\": *\\([0-9]*\\).*/\\1/') + 2000))",
+    );
+    let out = scene.ok("weightfs diff --data torch/other.pt torch/views.safetensors || true");
+    assert!(out.contains("1 different, 14 equal") && out.contains("transposed"), "{out}");
+}
+
+#[test]
+fn metadata_and_commands() {
+    require_fuse!();
+    let scene = Scene::new();
+    written(&scene);
+    let out = scene.ok("weightfs inspect torch/resumed.ckpt");
+    for line in [
+        "  Format           pytorch",
+        "  epoch                            3",
+        "  losses                           [1.5, 2, 3]",
+        "  optimizer.param_groups.0.params  [0, 1]",
+        "  tags                             [\"a\", \"b\"]",
+    ] {
+        assert!(out.contains(&format!("{line}\n")), "{out}");
+    }
+    let out = scene.ok("weightfs ls torch/resumed.ckpt");
+    assert!(out.contains(" state_dict.weight\n") && out.contains(" optimizer.state.0.exp_avg\n"), "{out}");
+    let said = scene.sh("weightfs metadata set torch/views.pt a=b");
+    assert!(said.code == 1 && said.err.contains("views.pt: metadata of pytorch files cannot be changed"), "{said:?}");
+    assert_eq!(scene.ok("weightfs id torch/views.pt | wc -l"), scene.ok("weightfs id torch/views.safetensors | wc -l"));
+}
+
+#[test]
+fn check_reports_code_and_does_not_run_it() {
+    require_fuse!();
+    let scene = Scene::new();
+    written(&scene);
+    let marker = Path::new("/tmp/weightfs-was-here");
+    let said = scene.sh("weightfs check torch/evil.pt");
+    assert!(said.code == 1, "{said:?}");
+    assert!(said.out.contains("evil.pt: error: the pickle names posix.system, which can run code"), "{said:?}");
+    assert!(
+        said.out.contains("evil.pt: warning: the pickle names pytorch_lightning.utilities.AttributeDict"),
+        "{said:?}"
+    );
+    let out = scene.ok("weightfs inspect torch/evil.pt");
+    assert!(out.contains("  evil   <posix.system>\n"), "{out}");
+    let mount = scene.mount(&scene.path("torch/evil.pt"), &[]);
+    assert_eq!(mount.list("tensors").len(), 15);
+    assert!(!marker.exists());
+    // A local header that differs from the directory.
+    rename(&scene, "torch/renamed.pt", 1);
+    let said = scene.sh("weightfs check torch/renamed.pt");
+    assert!(said.code == 1 && said.out.contains("archive/data/X"), "{said:?}");
+}
+
+#[test]
+fn folders_and_damaged_files() {
+    require_fuse!();
+    let scene = Scene::new();
+    let dir = written(&scene);
+    scene.ok(
+        "mkdir both && cp torch/views.safetensors both/model.safetensors && cp torch/views.pt both/pytorch_model.bin && \
+         cp torch/views.pt both/optimizer.pt && cp torch/views.pt both/training_args.bin",
+    );
+    // The same model as safetensors is preferred, and what a trainer writes beside it is no model.
+    let mount = scene.mount(&scene.path("both"), &[]);
+    assert_eq!(mount.list("tensors").len(), 15);
+    drop(mount);
+    let mount = scene.mount(&dir, &[]);
+    let listed = mount.list("");
+    for name in ["views", "big", "training", "pytorch_model"] {
+        assert!(listed.iter().any(|listed| listed.starts_with(name)), "{listed:?}");
+    }
+    assert!(!listed.iter().any(|name| name.contains("00001-of")), "{listed:?}");
+    drop(mount);
+    // A storage that is missing: one tensor is left out.
+    rename(&scene, "torch/lost.pt", usize::MAX);
+    let said = scene.sh("weightfs ls torch/lost.pt");
+    assert!(
+        said.code == 1 && said.err.contains("tensor \"transposed\": its storage \"data/2\" is not in the archive"),
+        "{said:?}"
+    );
+    let said = scene.sh("weightfs check torch/lost.pt");
+    assert!(said.out.ends_with("lost.pt: 1 error (14 tensors, 13.2 kB; data aligned to 4 bytes)\n"), "{said:?}");
+    let mount = scene.mount(&scene.path("torch/lost.pt"), &["--lenient"]);
+    assert_eq!(mount.list("tensors").len(), 14);
+    // Other containers are named.
+    scene.ok("head -c 200000 torch/views.pt > torch/cut.pt; cat torch/views.pt torch/plain.pt > torch/__0_0.distcp");
+    for (name, expected) in [
+        ("cut.pt", "no directory in the last 65536 bytes of 200000: the file is cut short"),
+        ("__0_0.distcp", "torch.distributed.checkpoint.format_utils dcp_to_torch"),
+    ] {
+        let said = scene.sh(&format!("weightfs ls torch/{name}"));
+        assert!(said.code == 1 && said.err.contains(expected), "{said:?}");
+    }
+}
+
+#[test]
+fn real_checkpoints_are_read_as_by_python() {
+    require_fuse!();
+    let dir = real_file("pytorch");
+    let files: Vec<PathBuf> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(files.len() >= 4, "{files:?}");
+    let mut args = vec![PathBuf::from("read")];
+    args.extend(files.iter().cloned());
+    let mut expected: BTreeMap<String, BTreeMap<String, serde_json::Value>> = BTreeMap::new();
+    for line in script(args).lines() {
+        let [path, name, rest @ ..] = &serde_json::from_str::<Vec<serde_json::Value>>(line).unwrap()[..] else {
+            panic!("{line}")
+        };
+        let (path, name) = (path.as_str().unwrap().to_owned(), name.as_str().unwrap().to_owned());
+        expected.entry(path).or_default().insert(name, rest.to_vec().into());
+    }
+    let scene = Scene::new();
+    for (path, expected) in expected {
+        let mount = scene.mount(Path::new(&path), &[]);
+        let index: serde_json::Value = serde_json::from_slice(&mount.read("index.json")).unwrap();
+        let sums = scene.ok(&format!("cd {} && sha256sum -- *", mount.path("tensors").display()));
+        let sums: BTreeMap<&str, &str> =
+            sums.lines().map(|line| line.split_once("  ").unwrap()).map(|(sum, name)| (name, sum)).collect();
+        let found = index["tensors"].as_array().unwrap().iter().map(|tensor| {
+            let name = tensor["name"].as_str().unwrap();
+            (name.to_owned(), serde_json::json!([tensor["dtype"], tensor["shape"], sums[name]]))
+        });
+        let found: BTreeMap<String, serde_json::Value> = found.collect();
+        assert_eq!(found, expected, "{path}");
+    }
+}
