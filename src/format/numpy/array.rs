@@ -24,28 +24,34 @@ pub struct Array {
     pub range: Range<u64>,
 }
 
-/// Reads the header of the array that takes the bytes `part` of a file.
-pub fn read(input: &Input, part: Range<u64>) -> Result<Result<Array, Fault>, Missing> {
+/// The version of the array that takes the bytes `part` of a file, and the range of the text of its header.
+pub fn locate(input: &Input, part: &Range<u64>) -> Result<Result<(u8, Range<u64>), Fault>, Missing> {
     let at = |from: u64, len: u64| part.start.saturating_add(from)..part.start.saturating_add(from + len).min(part.end);
     let head = input.get(at(0, 12))?;
     let Some([version, _, length @ ..]) = head.strip_prefix(MAGIC) else { return Ok(Err(Fault::Magic)) };
     let (from, len) = match (version, length) {
         (1, [a, b, ..]) => (10, u64::from(u16::from_le_bytes([*a, *b]))),
         (2 | 3, [a, b, c, d]) => (12, u64::from(u32::from_le_bytes([*a, *b, *c, *d]))),
-        (1..=3, _) => (0, MAX_HEADER),
+        (1..=3, _) => return Ok(Err(Fault::HeaderCut { end: part.start.saturating_add(12), len: part.end })),
         _ => return Ok(Err(Fault::Version { version: *version })),
     };
-    let cut = Fault::HeaderCut { end: part.start.saturating_add(from + len), len: part.end };
-    if from == 0 {
-        return Ok(Err(Fault::HeaderCut { end: part.start.saturating_add(12), len: part.end }));
-    }
     if len > MAX_HEADER {
         return Ok(Err(Fault::LongHeader { len }));
     }
-    if part.start.saturating_add(from + len) > part.end {
-        return Ok(Err(cut));
+    let end = part.start.saturating_add(from + len);
+    if end > part.end {
+        return Ok(Err(Fault::HeaderCut { end, len: part.end }));
     }
-    let text = input.get(at(from, len))?;
+    Ok(Ok((*version, part.start + from..end)))
+}
+
+/// Reads the header of the array that takes the bytes `part` of a file.
+pub fn read(input: &Input, part: &Range<u64>) -> Result<Result<Array, Fault>, Missing> {
+    let (version, range) = match locate(input, part)? {
+        Ok(found) => found,
+        Err(fault) => return Ok(Err(fault)),
+    };
+    let text = input.get(range.clone())?;
     // Version 3 is UTF-8, the others are Latin-1, whose characters have the same numbers in Unicode.
     let text = match version {
         3 => match String::from_utf8(text.to_vec()) {
@@ -54,7 +60,7 @@ pub fn read(input: &Input, part: Range<u64>) -> Result<Result<Array, Fault>, Mis
         },
         _ => text.iter().map(|byte| char::from(*byte)).collect(),
     };
-    Ok(describe(&text, *version, part.start + from + len))
+    Ok(describe(&text, version, range.end))
 }
 
 fn describe(text: &str, version: u8, data: u64) -> Result<Array, Fault> {

@@ -14,7 +14,7 @@ pub fn is_npy(input: &Input) -> Result<bool, Missing> {
 
 /// Reads the header of a file.
 pub fn parse(input: &Input, mode: Mode) -> Result<Header, Error> {
-    let array = array::read(input, 0..input.len())?.map_err(Error::Array)?;
+    let array = array::read(input, &(0..input.len()))?.map_err(Error::Array)?;
     let (end, len) = (array.range.end, input.len());
     if end > len && mode == Mode::Strict {
         return Err(Error::DataCut { end, len });

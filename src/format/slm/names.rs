@@ -1,5 +1,6 @@
 //! The names of tensors, by their hashes.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 
 /// Tensors of a model besides those of its layers.
@@ -18,6 +19,9 @@ const LAYER: [&str; 9] = [
     "w3.weight",
 ];
 
+/// After so many layers without any tensor, no more are searched. The number of layers in a header is not trusted.
+const EMPTY_MAX: u32 = 64;
+
 /// The start and the prime of 64-bit FNV-1a. Source: RFC 9923. The documentation of SLM1 only names the algorithm.
 const START: u64 = 0xcbf2_9ce4_8422_2325;
 const PRIME: u64 = 0x0000_0100_0000_01b3;
@@ -35,21 +39,22 @@ fn extend(hash: u64, text: &str) -> u64 {
 /// hash occurs more than once, all have the same name.
 pub fn recover(hashes: &[u64], layers: u32) -> Vec<String> {
     let mut wanted: HashMap<u64, Option<String>> = hashes.iter().map(|hash| (*hash, None)).collect();
-    let mut left = wanted.len();
+    let left = Cell::new(wanted.len());
     let mut found = |hash: u64, name: &dyn Fn() -> String| {
         if let Some(entry @ None) = wanted.get_mut(&hash) {
             *entry = Some(name());
-            left -= 1;
+            left.set(left.get() - 1);
         }
-        left > 0
+        left.get() > 0
     };
     GLOBAL.iter().all(|name| found(hash(name), &|| (*name).to_owned()));
     let prefix = hash("layers.");
-    // A directory cannot have tensors of more layers than entries, whatever the header says.
-    let layers = (layers as usize).min(hashes.len());
+    let mut empty = 0;
     (0..layers).all(|layer| {
-        let start = extend(prefix, &format!("{layer}."));
-        LAYER.iter().all(|name| found(extend(start, name), &|| format!("layers.{layer}.{name}")))
+        let (start, before) = (extend(prefix, &format!("{layer}.")), left.get());
+        let more = LAYER.iter().all(|name| found(extend(start, name), &|| format!("layers.{layer}.{name}")));
+        empty = if left.get() < before { 0 } else { empty + 1 };
+        more && empty < EMPTY_MAX
     });
     let name = |hash: &u64| wanted.get(hash).cloned().flatten().unwrap_or_else(|| format!("tensor-{hash:016x}"));
     hashes.iter().map(name).collect()
