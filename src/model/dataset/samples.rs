@@ -39,7 +39,7 @@ mod tests {
             (&["a__b__x", "c__x"], Some("__")),
             (&["one"], None),
             (&[], None),
-            (&["__x", "a__x"], None),
+            (&["__x", "b:x"], None),
             (&["a__x", "a__y", "b__x"], None),
             (&["a__x", "b::x"], None),
         ] {
