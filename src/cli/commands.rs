@@ -28,7 +28,7 @@ Exit status: 0 success, 1 failure or a PATTERN that matches no tensor, 2 usage e
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = LS_HELP)]
 pub struct LsArgs {
-    /// A .safetensors or .gguf file, the index of a sharded model (.safetensors.index.json), a dataset manifest
+    /// A model file, the index of a sharded model (such as model.safetensors.index.json), a dataset manifest
     /// (dataset_manifest.json), a directory with one or more models, or a URL as for `weightfs mount`
     #[arg(value_parser = source(), value_hint = ValueHint::AnyPath)]
     pub source: SourceArg,
@@ -135,7 +135,7 @@ Exit status: 0 success, 1 failure, 2 usage error.";
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = INSPECT_HELP)]
 pub struct InspectArgs {
-    /// .safetensors or .gguf files, indexes, dataset manifests, directories with one or more models, or URLs
+    /// Model files, indexes of sharded models, dataset manifests, directories with one or more models, or URLs
     #[arg(required = true, value_name = "SOURCE", value_parser = source(), value_hint = ValueHint::AnyPath)]
     pub sources: Vec<SourceArg>,
 
@@ -166,7 +166,7 @@ Exit status: 0 success, 1 failure, 2 usage error.";
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = ID_HELP)]
 pub struct IdArgs {
-    /// .safetensors or .gguf files, indexes, dataset manifests, directories with one or more models, or URLs
+    /// Model files, indexes of sharded models, dataset manifests, directories with one or more models, or URLs
     #[arg(required = true, value_name = "SOURCE", value_parser = source(), value_hint = ValueHint::AnyPath)]
     pub sources: Vec<SourceArg>,
 
@@ -189,7 +189,7 @@ Exit status: 0 success, 1 failure, 2 usage error.";
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = SUMMARY_HELP)]
 pub struct SummaryArgs {
-    /// .safetensors or .gguf files, indexes, dataset manifests, directories with one or more models, or URLs
+    /// Model files, indexes of sharded models, dataset manifests, directories with one or more models, or URLs
     #[arg(required = true, value_name = "SOURCE", value_parser = source(), value_hint = ValueHint::AnyPath)]
     pub sources: Vec<SourceArg>,
 
@@ -222,7 +222,7 @@ the check, or output that cannot be printed.";
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = CHECK_HELP)]
 pub struct CheckArgs {
-    /// .safetensors or .gguf files, indexes, dataset manifests, directories with one or more models, or URLs
+    /// Model files, indexes of sharded models, dataset manifests, directories with one or more models, or URLs
     #[arg(required = true, value_name = "SOURCE", value_parser = source(), value_hint = ValueHint::AnyPath)]
     pub sources: Vec<SourceArg>,
 
@@ -448,7 +448,7 @@ Exit status: 0 success, 1 failure, 2 usage error.";
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = EXPORT_HELP)]
 pub struct ExportArgs {
-    /// A .safetensors or .gguf file, the index of a sharded model (.safetensors.index.json), a dataset manifest
+    /// A model file, the index of a sharded model (such as model.safetensors.index.json), a dataset manifest
     /// (dataset_manifest.json), a directory with one or more models, or a URL as for `weightfs mount`
     #[arg(value_parser = source(), value_hint = ValueHint::AnyPath)]
     pub source: SourceArg,
@@ -508,7 +508,7 @@ Examples:
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = CAT_HELP)]
 pub struct CatArgs {
-    /// A .safetensors or .gguf file, the index of a sharded model (.safetensors.index.json), a dataset manifest
+    /// A model file, the index of a sharded model (such as model.safetensors.index.json), a dataset manifest
     /// (dataset_manifest.json), a directory with one or more models, or a URL as for `weightfs mount`
     #[arg(value_parser = source(), value_hint = ValueHint::AnyPath)]
     pub source: SourceArg,
@@ -551,7 +551,7 @@ changed. Files of a URL (from the cache) and links in a directory of models are 
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = CP_HELP, override_usage = "weightfs cp [OPTIONS] SOURCE PATH... DIR")]
 pub struct CpArgs {
-    /// A .safetensors or .gguf file, the index of a sharded model (.safetensors.index.json), a dataset manifest
+    /// A model file, the index of a sharded model (such as model.safetensors.index.json), a dataset manifest
     /// (dataset_manifest.json), a directory with one or more models, or a URL as for `weightfs mount`
     #[arg(value_parser = source(), value_hint = ValueHint::AnyPath)]
     pub source: SourceArg,

@@ -194,7 +194,7 @@ impl Command {
 /// The arguments of `mount`.
 #[derive(Args, Debug, PartialEq)]
 pub struct MountArgs {
-    /// A .safetensors or .gguf file, the index of a sharded model (.safetensors.index.json), a dataset manifest
+    /// A model file, the index of a sharded model (such as model.safetensors.index.json), a dataset manifest
     /// (dataset_manifest.json), a directory with one or more models, such as an Ollama store, or a URL: hf://,
     /// https://, s3://, gs:// or az://
     #[arg(value_parser = source(), value_hint = ValueHint::AnyPath)]

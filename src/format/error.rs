@@ -15,7 +15,7 @@ pub enum Error {
     #[error(transparent)]
     Missing(#[from] Missing),
     /// The file is of a format that weightfs does not read.
-    #[error("not safetensors or GGUF but {0}")]
+    #[error("not a model but {0}")]
     Foreign(Foreign),
     /// The file breaks a rule of safetensors.
     #[error(transparent)]

@@ -135,6 +135,6 @@ fn no_model(location: &Location, catalog: &Catalog) -> Error {
     }
     let suffixes: Vec<_> = format::suffixes().collect();
     let unreadable = catalog.unreadable().next().map(|message| format!("; {message}")).unwrap_or_default();
-    let found = format!("with no {} file in it{unreadable}", suffixes.join(" or "));
+    let found = format!("without models, whose names end in {}{unreadable}", suffixes.join(", "));
     Error::Directory { location: location.clone(), found }
 }

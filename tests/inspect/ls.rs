@@ -251,7 +251,7 @@ fn errors_are_one_line() {
     room.ok("head -c 1000 m.safetensors >cut.safetensors; mkdir empty");
     let cases = [
         ("weightfs ls absent", 1, "absent: No such file or directory"),
-        ("weightfs ls empty", 1, "empty: a directory with no .safetensors or .gguf or"),
+        ("weightfs ls empty", 1, "empty: a directory without models, whose names end in .safetensors, "),
         ("weightfs ls cut.safetensors", 1, "cut.safetensors: cut short: "),
         ("weightfs ls", 2, "SOURCE"),
         ("weightfs ls m.safetensors '[a'", 2, "'[a' for '[SOURCE|PATTERN]...'"),

@@ -90,7 +90,7 @@ fn failed_command_prints_one_error_and_leaves_nothing_behind() {
         ("weightfs absent.safetensors", "absent.safetensors: No such file or directory"),
         ("weightfs file/x mnt", "file/x: Not a directory"),
         ("weightfs broken mnt", "broken: No such file or directory"),
-        ("weightfs dir mnt", "dir: a directory with no .safetensors or .gguf or"),
+        ("weightfs dir mnt", "dir: a directory without models, whose names end in .safetensors, *"),
         ("weightfs pipe mnt", "pipe: a named pipe, not a regular file"),
         ("weightfs /dev/null mnt", "/dev/null: a character device, not a regular file"),
         ("weightfs text.safetensors", "text.safetensors: too short: 5 bytes, *"),

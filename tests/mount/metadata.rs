@@ -317,7 +317,7 @@ fn refused_commands_leave_files_unchanged() {
     let before = scene.ok(STATE);
     let table = [
         ("clear cut.safetensors", 1, "cut.safetensors: cut short"),
-        ("clear lfs.safetensors", 1, "lfs.safetensors: not safetensors or GGUF but a Git LFS pointer"),
+        ("clear lfs.safetensors", 1, "lfs.safetensors: not a model but a Git LFS pointer"),
         ("clear twice.safetensors", 1, "twice.safetensors: "),
         ("clear hole.safetensors", 1, "hole.safetensors: "),
         ("set cut.safetensors a=b", 1, "cut.safetensors: cut short"),

@@ -168,8 +168,8 @@ pub(super) fn check_names(model: &Model, name: &str, report: &mut Report) {
     }
 }
 
-/// Whether safetensors-spark may have given a file this name: the number of the task, the number of the shard within it,
-/// and a UUID. Numbers have more digits if needed.
+/// Whether safetensors-spark may have given a file this name: the number of the task, the number of the shard within
+/// it, and a UUID. Numbers have more digits if needed.
 fn is_part(path: &str) -> bool {
     let name = path.rsplit_once('/').map_or(path, |(_, name)| name);
     let rest = name.strip_prefix("part-").and_then(|rest| rest.strip_suffix(".safetensors"));
