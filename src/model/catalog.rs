@@ -13,6 +13,7 @@ use super::split::Split;
 use super::stem::{is_model, stem};
 use super::unused::Unused;
 use super::{dataset, index, parts, recognise};
+use crate::format::numpy::is_array;
 use crate::format::pytorch::preferred;
 use crate::format::{self, Mode};
 use crate::name::harmless;
@@ -441,7 +442,13 @@ impl Scan {
         let later_splits = later_splits(entries);
         // The same model as safetensors is preferred, so that a directory with both is one model. `entries` is sorted.
         let is_there = |name: &OsString| entries.binary_search_by(|entry| entry.name.cmp(name)).is_ok();
-        let is_second = |entry: &Entry| preferred(&entry.name).is_some_and(|names| names.iter().any(is_there));
+        let is_copy = |entry: &Entry| preferred(&entry.name).is_some_and(|names| names.iter().any(is_there));
+        // Arrays beside a model belong to it, such as a mean or a vocabulary.
+        let is_main = |entry: &Entry| {
+            entry.kind == EntryKind::File && is_model(&entry.name) && !is_array(&entry.name) && !is_copy(entry)
+        };
+        let has_main = entries.iter().any(is_main);
+        let is_second = |entry: &Entry| is_copy(entry) || has_main && is_array(&entry.name);
         for (at, entry) in entries.iter().enumerate() {
             if later_splits.contains(&at) {
                 self.claimed.insert(dir.join(&entry.name));

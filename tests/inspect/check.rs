@@ -737,6 +737,7 @@ fn dataset(room: &Room, padding: usize) {
 }
 
 /// Copies a file of `tests/inspect/index` into the index of tensors of the dataset.
+#[cfg(feature = "parquet")]
 fn index(room: &Room, file: &str) {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/inspect/index").join(file);
     std::fs::copy(from, room.path(&format!("set/_tensor_index.parquet/part-{file}"))).unwrap();

@@ -138,9 +138,9 @@ fn folders_and_damaged_files() {
     let dir = written(&scene);
     scene.ok(
         "mkdir both && cp torch/views.safetensors both/model.safetensors && cp torch/views.pt both/pytorch_model.bin && \
-         cp torch/views.pt both/optimizer.pt && cp torch/views.pt both/training_args.bin",
+         cp torch/views.pt both/optimizer.pt && cp torch/views.pt both/training_args.bin && echo >both/mean.npy",
     );
-    // The same model as safetensors is preferred, and what a trainer writes beside it is no model.
+    // The same model as safetensors is preferred, and neither what a trainer writes beside it nor an array is a model.
     let mount = scene.mount(&scene.path("both"), &[]);
     assert_eq!(mount.list("tensors").len(), 15);
     drop(mount);

@@ -11,10 +11,18 @@ mod literal;
 mod npy;
 mod npz;
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
 pub use descr::{element_size, is_own};
 pub use error::{Error, Fault};
 pub use npy::{is_npy, lint, parse};
 pub use npz::{is_npz, lint as lint_npz, parse as parse_npz};
+
+/// Whether a file has arrays by its name.
+pub fn is_array(name: &OsStr) -> bool {
+    [".npy", ".npz"].iter().any(|suffix| name.as_bytes().ends_with(suffix.as_bytes()))
+}
 
 /// Name of the format of a file of one array, in headers and messages.
 pub const NPY: &str = "npy";
