@@ -613,9 +613,9 @@ fn parse_align(text: &str) -> Result<u64, String> {
 }
 
 const STATUS_HELP: &str = "\
-SERVED is what readers have received from a mount. FETCHED, REQUESTS and SPEED are what a mount of a
-URL has fetched since it was mounted. HITS is the share of the bytes that were read for which nobody
-had to wait. A mount whose daemon has ended is dead; `weightfs umount` removes it.
+SERVED is how many bytes readers have received. FETCHED, REQUESTS and SPEED describe what a mount of a
+URL has fetched since it was mounted. HITS is the share of the bytes read that were
+available without waiting. A mount whose daemon has ended is dead; `weightfs umount` removes it.
 
 Exit status: 0 success, 1 failure, 2 usage error.";
 
@@ -634,8 +634,8 @@ Examples:
   weightfs doctor model.safetensors        also open a model
   weightfs doctor hf://org/model           also check the network, the server and the credentials
 
-A failure prevents mounting. A warning is about something that works worse, or only for some users.
-Of credentials, only the place where they were found is printed.
+A failure prevents mounting. A warning is about something that is slower or limited, or that only some users can do.
+Credentials are never printed, only the place where they were found.
 
 Exit status: 0 nothing prevents mounting, 1 something does, 2 usage error.";
 

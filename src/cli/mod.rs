@@ -95,7 +95,7 @@ pub enum Command {
     Umount(UmountArgs),
     /// List the mounts, what they have served and fetched, and the size of the cache
     Status(StatusArgs),
-    /// Find out what prevents mounting, and how to mend it
+    /// Find out what prevents mounting, and how to fix it
     Doctor(DoctorArgs),
     /// List tensors
     Ls(LsArgs),

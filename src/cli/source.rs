@@ -159,7 +159,7 @@ pub struct NumbersArgs {
     #[arg(long)]
     pub stored: bool,
 
-    /// The text between key and column in the names of a dataset in key-value mode, for samples/ [default: found out]
+    /// The text between key and column in the names of a dataset in key-value mode, for samples/ [default: inferred]
     #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
     pub kv_separator: Option<String>,
 }

@@ -77,8 +77,8 @@ fn check(location: &Location, args: &CheckArgs) -> Result<Report, Error> {
 
 /// Reads no index of tensors.
 #[cfg(not(feature = "parquet"))]
-fn index_rows(_: &dyn Source, _: &mut dyn FnMut(IndexRow)) -> Result<(), String> {
-    Err("it is not read, because this weightfs was built without Parquet".into())
+fn index_rows(_: &dyn Source, _: &mut dyn FnMut(&IndexRow) -> bool) -> Result<(), String> {
+    Err("it is not read, because this weightfs was built without support for Parquet".into())
 }
 
 /// Maximum number of findings of one rule that are printed.

@@ -1,4 +1,4 @@
-//! `weightfs doctor`: finds out what prevents mounting on this machine, and how to mend it. Changes nothing
+//! `weightfs doctor`: finds out what prevents mounting on this machine, and how to fix it. Changes nothing
 //! but the cache.
 
 use crate::cli::{DoctorArgs, RemoteArgs, SourceArg};
@@ -25,7 +25,7 @@ use weightfs::model::{self, Opened};
 use weightfs::source::{self, Failure};
 use weightfs::text::{message, shell_word};
 
-/// Where libfuse says what users may do.
+/// The configuration file of libfuse.
 const FUSE_CONF: &str = "/etc/fuse.conf";
 
 /// Read-ahead of a mount, in KiB, as root sets it when it mounts.
@@ -183,14 +183,13 @@ fn permission() -> Finding {
     };
     let shown = helper.display();
     if is_root {
-        let text =
-            format!("root has no CAP_SYS_ADMIN here; mounting is left to {shown}, which may not be permitted to");
+        let text = format!("root has no CAP_SYS_ADMIN here; {shown} mounts instead, which may not be permitted");
         return Finding::warning(CHECK, text, container);
     }
     if let Some((text, remedy)) = obstacle(&helper) {
         return Finding::failure(CHECK, format!("{shown} {text}"), remedy);
     }
-    Finding::good(CHECK, format!("users may mount by {shown}, which is setuid root"))
+    Finding::good(CHECK, format!("users may mount with {shown}, which is setuid root"))
 }
 
 /// Why a user cannot mount by the setuid program `helper`, and what to do about it.
@@ -265,7 +264,7 @@ fn mounted() -> Vec<Finding> {
     let answers = match probe::ask(&mounts, &all, &[]) {
         Ok(answers) => answers,
         Err(error) => {
-            return vec![Finding::warning(CHECK, reason(&error), "restore /dev/null, or end other processes")];
+            return vec![Finding::warning(CHECK, reason(&error), "recreate /dev/null, or end other processes")];
         }
     };
     let asked = mounts.iter().zip(answers);
@@ -293,7 +292,7 @@ fn trouble(mount: &Mount, health: Health) -> Option<Finding> {
             return Some(Finding::warning(
                 CHECK,
                 text,
-                format!("let it continue if it is stopped, or weightfs umount {word}"),
+                format!("resume it with `kill -CONT` if it is stopped, or run weightfs umount {word}"),
             ));
         }
         Health::Alive | Health::Private | Health::Covered => {}
@@ -301,7 +300,7 @@ fn trouble(mount: &Mount, health: Health) -> Option<Finding> {
     let file = format!("/sys/class/bdi/{}/read_ahead_kb", mount.device);
     let kib: u32 = std::fs::read_to_string(&file).ok()?.trim().parse().ok()?;
     (kib < READ_AHEAD).then(|| {
-        let text = format!("{path}: reads only {kib} KiB ahead, so that reading large files in order is slower");
+        let text = format!("{path}: reads only {kib} KiB ahead, which slows down sequential reads of large files");
         Finding::warning(CHECK, text, format!("as root: echo {READ_AHEAD} >{file}"))
     })
 }
@@ -318,12 +317,12 @@ fn remote(url: Option<&SourceArg>, args: &RemoteArgs, findings: &mut Vec<Finding
     let options = transport::Options { token_file: args.token_file.clone(), ..transport::Options::default() };
     let (finding, remedy) = match transport::credentials(&options, &location) {
         Ok(Some(place)) => {
-            let remedy = format!("check that the credentials from {place} are valid, and may read it");
+            let remedy = format!("check that the credentials from {place} are valid, and give access to the file");
             (Finding::good(CHECK, format!("from {place}")), remedy)
         }
         Ok(None) => (Finding::good(CHECK, "none: requests carry no credentials"), how_to_log_in(&location).to_owned()),
         Err(error) => {
-            let remedy = "correct that file, or unset the variable or leave out the option that names it";
+            let remedy = "correct that file, or remove the variable or option that names it";
             (Finding::failure(CHECK, error.to_string(), remedy), remedy.to_owned())
         }
     };
@@ -384,7 +383,7 @@ fn cache(is_needed: bool) -> Finding {
             let limit = default_limit(&dir, cached);
             let kind = file_system(existing).unwrap_or_else(|| "an unknown file system".into());
             if limit == Some(0) {
-                return broken(format!("{shown}: {kind} has no room"), &format!("free disk space, or {OTHER}"));
+                return broken(format!("{shown}: no space left on {kind}"), &format!("free disk space, or {OTHER}"));
             }
             if let Some(error) = contents.failed.first() {
                 let text = format!("{}: {error}", plural(contents.failed.len() as u64, "unreadable file"));
@@ -427,7 +426,7 @@ fn opened(source: &SourceArg, remote: &RemoteArgs, refused: Option<String>) -> F
                 Some(Failure::Transient) => ("network", NETWORK),
                 Some(Failure::Refused) => ("credentials", refused.as_deref().unwrap_or(URL)),
                 Some(Failure::WholeOnly) => ("server", "download the file, and mount the copy"),
-                Some(Failure::Changed) => (CHECK, "try again: the file has changed in the meantime"),
+                Some(Failure::Changed) => (CHECK, "try again: the file changed while it was read"),
                 Some(Failure::Lasting) => (CHECK, URL),
                 None => (
                     CHECK,

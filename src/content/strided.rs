@@ -1,5 +1,5 @@
 //! Arrays whose elements do not lie in C order in a source, or whose numbers have their bytes in reverse order. They
-//! are read as if they did not: a range of bytes of the array in C order is gathered from the places that it needs.
+//! are presented in C order and little-endian order: each range of bytes is gathered from the places that it needs.
 
 use crate::source::{Error, Source};
 use smallvec::SmallVec;

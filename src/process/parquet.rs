@@ -5,7 +5,7 @@
 //! its rows to standard output as lines of JSON, and has no other files.
 
 use super::descriptors;
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use nix::sys::resource::{Resource, setrlimit};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::{Field, ListAccessor, Row, RowAccessor};
@@ -28,6 +28,10 @@ const MEMORY_MAX: u64 = 6 << 30;
 /// Maximum processor time of the process in seconds.
 const TIME_MAX: u64 = 300;
 
+/// Maximum size of a name in bytes, and of a shape.
+const TEXT_MAX: usize = 1 << 20;
+const RANK_MAX: usize = 1024;
+
 /// How many bytes are passed at a time.
 const STEP: u64 = 1 << 20;
 
@@ -39,8 +43,9 @@ enum Line {
     End,
 }
 
-/// Passes the rows of the index of tensors in `source` to `each`. The error says why the file cannot be read.
-pub fn rows(source: &dyn Source, each: &mut dyn FnMut(IndexRow)) -> Result<(), String> {
+/// Passes the rows of the index of tensors in `source` to `each` until that returns false. The error says why the file
+/// cannot be read.
+pub fn rows(source: &dyn Source, each: &mut dyn FnMut(&IndexRow) -> bool) -> Result<(), String> {
     if source.len() > LEN_MAX {
         return Err(format!("it has {} bytes; up to {LEN_MAX} are read", source.len()));
     }
@@ -54,7 +59,7 @@ pub fn rows(source: &dyn Source, each: &mut dyn FnMut(IndexRow)) -> Result<(), S
     passed
 }
 
-fn receive(source: &dyn Source, child: &mut Child, each: &mut dyn FnMut(IndexRow)) -> Result<(), String> {
+fn receive(source: &dyn Source, child: &mut Child, each: &mut dyn FnMut(&IndexRow) -> bool) -> Result<(), String> {
     let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
         return Err(format!("{NAME} has no standard input and output"));
     };
@@ -62,10 +67,14 @@ fn receive(source: &dyn Source, child: &mut Child, each: &mut dyn FnMut(IndexRow
         let sent = scope.spawn(|| send(source, stdin));
         let lines = serde_json::Deserializer::from_reader(BufReader::new(stdout)).into_iter::<Line>();
         // A process that was ended by a panic or by a limit has not written the last line.
-        let mut end = Err("it is damaged: the Parquet reader has crashed".to_owned());
+        let mut end = Err("it is damaged: the Parquet reader crashed or exceeded a limit".to_owned());
         for line in lines {
             match line {
-                Ok(Line::Row(row)) => each(row),
+                Ok(Line::Row(row)) if !each(&row) => {
+                    end = Err("it has many more rows than there are tensors".into());
+                    break;
+                }
+                Ok(Line::Row(_)) => {}
                 Ok(Line::Failed(reason)) => end = Err(reason),
                 Ok(Line::End) => end = Ok(()),
                 Err(_) => break,
@@ -135,8 +144,13 @@ fn parse(row: &Row) -> anyhow::Result<IndexRow> {
         let found = row.get_column_iter().position(|(column, _)| column == name);
         found.with_context(|| format!("there is no column {name}"))
     };
-    let text = |name| anyhow::Ok(row.get_string(column(name)?)?.clone());
+    let text = |name| {
+        let text = row.get_string(column(name)?)?;
+        ensure!(text.len() <= TEXT_MAX, "a text of {} bytes in the column {name}", text.len());
+        anyhow::Ok(text.clone())
+    };
     let shape = row.get_list(column("shape")?)?;
+    ensure!(shape.len() <= RANK_MAX, "a shape of {} dimensions", shape.len());
     let dimensions = shape.elements().iter().enumerate();
     let dimensions = dimensions.map(|(at, field)| match field {
         Field::Int(dimension) => Ok(*dimension),

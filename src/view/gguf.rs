@@ -127,6 +127,10 @@ impl Builder {
     fn tensor(&mut self, model: &Model, id: TensorId) -> Option<u64> {
         let (tensor, offset) = (model.tensor(id), self.data_len);
         if let Parts::One(shard) = tensor.parts {
+            // A shard may be of another format.
+            if tensor.info.layout.is_some() {
+                return None;
+            }
             let end = offset.checked_add(tensor.info.nbytes())?;
             self.data_len = end.checked_next_multiple_of(self.alignment).filter(|len| *len <= LEN_MAX)?;
             push(&mut self.data, offset, shard.index(), tensor.info.range);

@@ -40,7 +40,7 @@ fn finding(said: &Said, check: &str) -> (String, String, String) {
 }
 
 #[test]
-fn root_may_mount_and_is_told_so() {
+fn doctor_reports_that_root_may_mount() {
     require_fuse!();
     let scene = scene();
     let said = scene.sh("weightfs doctor sample.safetensors");
@@ -53,8 +53,8 @@ fn root_may_mount_and_is_told_so() {
     assert!(said.out.contains("failure  source") && said.out.contains("broken: "), "{said:?}");
 }
 
-/// Each obstacle is made, and both `doctor` and an attempt to mount must fail because of it. Then the remedy of
-/// `doctor` is carried out, and both must succeed.
+/// Each obstacle is made, and both `doctor` and an attempt to mount must fail because of it. It is removed, as
+/// `doctor` advises, and both must succeed.
 #[test]
 fn obstacles_of_users_are_found_and_their_remedies_work() {
     require_fuse!();

@@ -5,9 +5,13 @@ use crate::model::{Model, ShardId, TensorId};
 use crate::source::{self, EntryKind, Location};
 use crate::text::{brackets, quote};
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
 
 /// The index of tensors, beside the manifest: a directory of Parquet files, as Spark writes it, or one such file.
 const INDEX: &str = "_tensor_index.parquet";
+
+/// How many more rows than tensors an index may have.
+const SURPLUS_MAX: usize = 1_000_000;
 
 /// A row of the index of tensors.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,14 +32,21 @@ pub(super) struct Dataset {
     model: Model,
     /// The manifest, in messages.
     name: String,
+    /// The shards by their file names, which the index has.
+    shards: HashMap<String, ShardId>,
     /// The tensors that the index has, by number.
     indexed: Vec<bool>,
+    /// How many rows the index has.
+    rows: usize,
 }
 
 impl Dataset {
     pub fn new(model: Model, name: String) -> Self {
         let indexed = vec![false; model.stored().iter().last().map_or(0, |last| last.index() + 1)];
-        Self { model, name, indexed }
+        let file_name = |shard: &str| shard.rsplit('/').next().unwrap_or(shard).to_owned();
+        let shards = (0..model.shards().len()).map(ShardId::new);
+        let shards = shards.map(|shard| (file_name(&model.shard(shard).name), shard)).collect();
+        Self { model, name, shards, indexed, rows: 0 }
     }
 
     /// The files of the index of tensors, sorted. There are none if the writer was not told to write an index.
@@ -53,24 +64,27 @@ impl Dataset {
         Ok(names.iter().map(|name| index.join(name)).collect())
     }
 
-    /// Compares a row of the index with the files.
-    pub fn compare(&mut self, row: &IndexRow, report: &mut Report) {
-        let Self { model, name, indexed } = self;
+    /// Compares a row of the index with the files. Returns false if there are so many more rows than tensors that the
+    /// index cannot be right.
+    pub fn compare(&mut self, row: &IndexRow, report: &mut Report) -> bool {
+        self.rows += 1;
+        self.compare_row(row, report);
+        self.rows <= self.indexed.len().saturating_add(SURPLUS_MAX)
+    }
+
+    fn compare_row(&mut self, row: &IndexRow, report: &mut Report) {
+        let Self { model, name, shards, indexed, .. } = self;
         let IndexRow { tensor_key, file_name, shape, dtype } = row;
         let mut add = |message: String| report.add(Rule::TensorIndex, name, Some(tensor_key), || message);
         let tensor = || quote(tensor_key);
-        let shards = model.shards();
-        // A shard in another directory is named by its path in the manifest.
-        let is_named = |shard: &str| shard.rsplit('/').next() == Some(file_name);
-        let found = shards.binary_search_by(|shard| shard.name.as_str().cmp(file_name)).ok();
-        let Some(shard) = found.or_else(|| shards.iter().position(|shard| is_named(&shard.name))) else {
+        let Some(shard) = shards.get(file_name).copied() else {
             // A shard that cannot be opened is reported once.
             if !model.unopened().iter().any(|shard| shard.file_name() == file_name.as_str()) {
-                add(format!("{INDEX} has {} in {}, which is no shard", tensor(), quote(file_name)));
+                add(format!("{INDEX} has {} in {}, which is not a shard", tensor(), quote(file_name)));
             }
             return;
         };
-        let Some(id) = model.find_in(ShardId::new(shard), tensor_key) else {
+        let Some(id) = model.find_in(shard, tensor_key) else {
             return add(format!("{INDEX} has {} in {}, which does not have it", tensor(), quote(file_name)));
         };
         if let Some(seen) = indexed.get_mut(id.index())
@@ -127,7 +141,7 @@ impl Dataset {
         let mut found: Option<(u64, u64)> = None;
         for id in model.stored_in(shard).iter() {
             let info = model.tensor(id).info;
-            let Some(&rows) = info.shape.first() else { return Ok(None) };
+            let Some(&rows) = info.shape.first().filter(|_| info.layout.is_none()) else { return Ok(None) };
             let (mut zero, all) = found.unwrap_or((rows, rows));
             if rows != all || zero == 0 || info.nbytes() == 0 {
                 return Ok(None);

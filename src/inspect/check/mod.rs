@@ -106,17 +106,17 @@ impl Check {
     }
 
     /// Compares the index of tensors of a dataset with its files, if it has one. `read` passes the rows of a Parquet
-    /// file on, or says why the file cannot be read.
+    /// file on until that returns false, or says why the file cannot be read.
     pub fn compare_index(
         &mut self,
-        read: impl Fn(&dyn Source, &mut dyn FnMut(IndexRow)) -> Result<(), String>,
+        read: impl Fn(&dyn Source, &mut dyn FnMut(&IndexRow) -> bool) -> Result<(), String>,
     ) -> Result<(), Error> {
         let Self { dataset: Some(dataset), report, .. } = self else { return Ok(()) };
         let files = dataset.index_files()?;
         let mut is_whole = !files.is_empty();
         for file in files {
             let source = source::open(&file)?;
-            if let Err(reason) = read(&*source, &mut |row| dataset.compare(&row, report)) {
+            if let Err(reason) = read(&*source, &mut |row| dataset.compare(row, report)) {
                 dataset.unreadable(&file, &reason, report);
                 is_whole = false;
             }

@@ -129,7 +129,11 @@ fn join_one(
     for (name, shard) in shards {
         let part = shard.and_then(|shard| Some((shard, part_in(ShardId::new(shard))?)));
         let Some((shard, part)) = part else { return Err(format!("{} does not have it", quote(name))) };
-        let TensorInfo { dtype, shape, range, .. } = model.tensor(part).info;
+        let TensorInfo { dtype, shape, range, layout, .. } = model.tensor(part).info;
+        // A shard may be of another format than its name says.
+        if layout.is_some() {
+            return Err(format!("its elements in {} are not in C order and little-endian", quote(name)));
+        }
         if dtype != like.dtype {
             let (like, dtype) = (like.dtype.quoted(), dtype.quoted());
             return Err(format!("it is {like} in {home}, and {dtype} in {}", quote(name)));

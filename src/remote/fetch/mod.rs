@@ -628,7 +628,7 @@ impl Session {
         }
     }
 
-    /// The planner is told first what is in the cache and what is not, so that it fetches what is absent and nothing
+    /// Which blocks are in the cache is reported to the planner first, so that it fetches what is absent and nothing
     /// else. It may be wrong about a block that was evicted before the end of its transfer was handled.
     fn need(&mut self, ticket: TicketId, object: ObjectId, range: Range<u64>, within: Range<u64>) {
         if let Err(error) = self.report_blocks(object, &range) {

@@ -1,4 +1,4 @@
-//! Where credentials come from, for people. Nothing here returns a part of a credential, and nothing is sent.
+//! The sources of credentials, for messages. Nothing here returns a part of a credential, and nothing is sent.
 
 use super::error::Error;
 use super::options::Options;
