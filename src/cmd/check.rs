@@ -150,7 +150,10 @@ fn summarise(report: &Report, location: &Location, out: &mut Output) -> io::Resu
         Rule::Overlap,
     ];
     if report.values && report.tensors > 0 && not_finite.iter().all(|rule| report.count(*rule) == 0) {
-        facts.push("all values finite".to_owned());
+        facts.push(match report.unsearched {
+            0 => "all values finite".to_owned(),
+            some => format!("values of {} not searched, all others finite", plural(some, "tensor")),
+        });
     }
     writeln!(out, "{}: {verdict} ({})", printable(&location.to_string()), facts.join("; "))
 }
@@ -162,7 +165,7 @@ fn print_json(report: &mut Report, location: &Location, out: &mut Output) -> io:
     let object = json!({
         "source": location.to_string(), "sound": errors == 0, "errors": errors,
         "warnings": report.total(Severity::Warning), "notes": report.total(Severity::Note), "files": report.files, "tensors": report.tensors,
-        "nbytes": report.nbytes, "alignment": report.alignment, "values": report.values,
+        "nbytes": report.nbytes, "alignment": report.alignment, "values": report.values, "unsearched": report.unsearched,
         "verified": verified.collect::<Vec<_>>(), "findings": findings,
     });
     writeln!(out, "{}", pretty(&object)?)

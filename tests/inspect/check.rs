@@ -45,7 +45,7 @@ fn sound_file_is_reported_as_sound() {
     assert_eq!(room.ok("weightfs check --values m.safetensors"), line);
     assert_eq!(room.ok("weightfs check --quiet m.safetensors"), "");
     let object = json!({"source": "m.safetensors", "sound": true, "errors": 0, "warnings": 0, "notes": 0, "files": 1, "tensors": 2,
-        "nbytes": 10, "alignment": 8, "values": false, "verified": [], "findings": []});
+        "nbytes": 10, "alignment": 8, "values": false, "unsearched": 0, "verified": [], "findings": []});
     assert_eq!(room.json("weightfs check --json m.safetensors"), [object]);
 }
 

@@ -74,6 +74,8 @@ fn commands_read_arrays() {
         assert!(said.contains("\ndata: 0 different, "), "{said}");
     }
     assert!(scene.ok("weightfs check --values both-f8.npy.safetensors arrays/streamed.npz").contains("sound"));
+    let said = scene.ok("weightfs check --values arrays/both-f8.npy");
+    assert!(said.contains("values of 1 tensor not searched"), "{said}");
     scene.ok("weightfs export arrays/dtype-f4.npy out.safetensors");
     assert!(
         scene

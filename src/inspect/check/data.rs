@@ -57,16 +57,22 @@ const ZERO_INSIDE_MIN: u64 = 4096;
 const ZERO_DATA_MIN: u64 = 4096;
 
 /// Selects the tensors to search, in the order of the data. Of overlapping tensors, only the first is searched, because
-/// a damaged file may have a million tensors that cover all of it.
+/// a damaged file may have a million tensors that cover all of it. Tensors whose elements must be gathered are not
+/// searched.
 #[derive(Default)]
 struct Picker {
     /// The end of the last selected tensor.
     reached: u64,
+    /// Number of tensors with bytes that are not searched.
+    unsearched: u64,
 }
 
 impl Picker {
     fn picks(&mut self, tensor: &TensorInfo) -> bool {
         let picked = tensor.layout.is_none() && tensor.nbytes() > 0 && tensor.range.start >= self.reached;
+        if !picked && tensor.nbytes() > 0 && (tensor.layout.is_some() || tensor.range.end > self.reached) {
+            self.unsearched += 1;
+        }
         if picked {
             self.reached = tensor.range.end;
         }
@@ -91,7 +97,8 @@ pub(super) fn read(
     report: &mut Report,
     advance: &(dyn Fn(u64) + Sync),
 ) -> Result<(), source::Error> {
-    let pieces = if values { pieces(file) } else { Vec::new() };
+    let (pieces, unsearched) = if values { pieces(file) } else { Default::default() };
+    report.unsearched += unsearched;
     let mut found: BTreeMap<usize, Found> = BTreeMap::new();
     let start = file.header.data_start();
     let mut nonzero_end = start;
@@ -145,8 +152,9 @@ pub(super) fn read(
     Ok(())
 }
 
-/// The pieces to search, in the order of the data. Small tensors are joined; large ones are split between blocks.
-fn pieces(file: &File) -> Vec<Piece> {
+/// The pieces to search, in the order of the data, and the number of tensors that are not searched. Small tensors are
+/// joined; large ones are split between blocks.
+fn pieces(file: &File) -> (Vec<Piece>, u64) {
     let (mut pieces, mut picker): (Vec<Piece>, Picker) = Default::default();
     for (at, tensor) in file.header.tensors().enumerate().filter(|(_, tensor)| picker.picks(tensor)) {
         let Range { mut start, end } = tensor.range;
@@ -164,7 +172,7 @@ fn pieces(file: &File) -> Vec<Piece> {
             start = next;
         }
     }
-    pieces
+    (pieces, picker.unsearched)
 }
 
 /// Searches a piece for special values and zeros.

@@ -193,6 +193,8 @@ pub struct Report {
     pub verified: Vec<(String, String)>,
     /// Whether values were checked.
     pub values: bool,
+    /// Number of tensors whose values were not checked: their elements must be gathered, or they overlap with others.
+    pub unsearched: u64,
 }
 
 impl Report {
@@ -242,6 +244,7 @@ impl Report {
             *self.counts.entry(rule).or_default() += count.saturating_sub(KEPT);
         }
         self.files += other.files;
+        self.unsearched += other.unsearched;
         self.tensors += other.tensors;
         self.nbytes = self.nbytes.saturating_add(other.nbytes);
         self.alignment = self.alignment.into_iter().chain(other.alignment).min();
