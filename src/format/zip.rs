@@ -58,6 +58,11 @@ pub enum Fault {
         "zip archive: no directory in the last {TAIL} bytes of {len}: the file is cut short (did a download stop?)"
     )]
     NoEnd { len: u64 },
+    #[error(
+        "zip archive: by the last record it ends at byte {end}, but the file ends at byte {len}, so that programs differ \
+         in what they read (create the file again)"
+    )]
+    End { end: u64, len: u64 },
     #[error("zip archive: the record at byte {at} is not a {what}")]
     Signature { at: u64, what: &'static str },
     #[error("zip archive: it is one of several parts, which are not supported")]
@@ -389,13 +394,17 @@ fn find(input: &Input) -> Result<(Range<u64>, u64), Error> {
     let len = input.len();
     let tail_start = len.saturating_sub(TAIL);
     let tail = input.get(tail_start..len)?;
-    let is_end = |at: usize| {
-        tail[at..].starts_with(b"PK\x05\x06") && at + END as usize + usize::from(u16_at(tail, at + 20)) <= tail.len()
-    };
+    // The last one counts, as in torch and Python, whatever the length of its comment is. A reader that takes another one
+    // sees another archive.
+    let is_end = |at: usize| tail[at..].starts_with(b"PK\x05\x06");
     let at = (0..(tail.len() + 1).saturating_sub(END as usize)).rev().find(|at| is_end(*at));
     let at = at.ok_or(Fault::NoEnd { len })?;
     let end = &tail[at..];
     let mut end_at = tail_start + at as u64;
+    let comment_end = end_at + END + u64::from(u16_at(end, 20));
+    if comment_end != len {
+        return Err(Fault::End { end: comment_end, len }.into());
+    }
     let (mut count, mut size, mut offset) =
         (u64::from(u16_at(end, 10)), u64::from(u32_at(end, 12)), u64::from(u32_at(end, 16)));
     let mut parts = [u16_at(end, 4), u16_at(end, 6)].iter().any(|part| ![0, u16::MAX].contains(part));
@@ -587,6 +596,13 @@ pub(super) mod tests {
             let error = read(&file).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}\n{expected}");
         }
+        // The record of another directory in the place of the comment, with a wrong length of its own comment.
+        let mut other = file[end..].to_vec();
+        other[20..].fill(0xff);
+        let mut two = [&file[..], &other].concat();
+        two[end + 20] = other.len() as u8;
+        let error = read(&two).unwrap_err().to_string();
+        assert!(error.contains("by the last record it ends at byte 65751, but the file ends at byte"), "{error}");
         // No length of a file causes a panic.
         for len in 0..file.len() {
             assert!(read(&file[..len]).is_err());

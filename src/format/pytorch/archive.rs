@@ -12,6 +12,9 @@ use std::ops::Range;
 /// The entry that describes the tensors.
 const PICKLE: &str = "data.pkl";
 
+/// Maximum size of the entry `byteorder`: that of the longer word.
+const BYTE_ORDER_MAX: u64 = "little".len() as u64;
+
 /// If so many bytes or fewer lie between two entries, both are read at once.
 const TOGETHER: u64 = 16 << 10;
 
@@ -44,6 +47,12 @@ impl<'d> Archive<'d> {
         }
         let byte_order = (0..directory.len()).rfind(|at| own(*at) == Some("byteorder"));
         let mut wanted = vec![at];
+        if let Some(at) = byte_order {
+            directory.check_stored(at)?;
+            if directory.entry(at).size > BYTE_ORDER_MAX {
+                return Err(Error::ByteOrder);
+            }
+        }
         wanted.extend(byte_order);
         let others = wanted.len();
         wanted.extend((0..directory.len()).filter(|at| own(*at).is_some_and(|name| name.starts_with("data/"))));

@@ -1,6 +1,7 @@
 //! Errors of PyTorch checkpoints, with the expected and the actual numbers.
 
 use super::PICKLE_MAX;
+use super::lower::RANK_MAX;
 use super::pickle::Broken;
 use crate::format::input::Missing;
 use crate::format::zip;
@@ -85,6 +86,8 @@ pub enum Fault {
     Entry(#[from] zip::Fault),
     #[error("its storage {} has {size} bytes, but {numel} elements of {width} bytes", quote(entry))]
     Size { entry: String, size: u64, numel: u64, width: u32 },
+    #[error("{rank} dimensions; torch has at most {RANK_MAX}")]
+    Dimensions { rank: usize },
     #[error("shape {shape} has {rank} dimensions, but there are {strides} strides")]
     Rank { shape: String, rank: usize, strides: usize },
     #[error("shape {shape} or strides {strides}: a number is negative")]

@@ -7,7 +7,7 @@ use super::dtype;
 
 /// Functions and classes that weightfs understands.
 const KNOWN: [(&str, &[&str]); 12] = [
-    ("collections", &["OrderedDict", "Counter", "defaultdict"]),
+    ("collections", &["OrderedDict", "Counter"]),
     ("builtins", BUILTINS),
     ("__builtin__", BUILTINS),
     ("_codecs", &["encode"]),
@@ -36,10 +36,10 @@ const KNOWN: [(&str, &[&str]); 12] = [
     ("torch._C._nn", &["Parameter"]),
 ];
 
-const BUILTINS: &[&str] = &["bytearray", "set", "frozenset", "complex", "dict", "list", "tuple"];
+const BUILTINS: &[&str] = &["bytearray", "set", "complex"];
 
 /// Modules whose functions can run code or change the system.
-const DANGEROUS: [&str; 37] = [
+const DANGEROUS: &[&str] = &[
     "os",
     "nt",
     "posix",
@@ -77,15 +77,83 @@ const DANGEROUS: [&str; 37] = [
     "tempfile",
     "operator",
     "functools",
+    "bz2",
+    "commands",
+    "cPickle",
+    "concurrent",
+    "dbm",
+    "distutils",
+    "distutils.core",
+    "doctest",
+    "ensurepip",
+    "fileinput",
+    "ftplib",
+    "gc",
+    "glob",
+    "gzip",
+    "imp",
+    "_imp",
+    "inspect",
+    "io",
+    "_io",
+    "joblib",
+    "linecache",
+    "logging",
+    "lzma",
+    "mmap",
+    "nturl2path",
+    "numpy.f2py",
+    "numpy.lib.npyio",
+    "numpy.ctypeslib",
+    "pandas.io",
+    "pkgutil",
+    "platform",
+    "popen2",
+    "pydoc",
+    "_thread",
+    "thread",
+    "threading",
+    "setuptools",
+    "shelve",
+    "signal",
+    "site",
+    "smtplib",
+    "socketserver",
+    "sqlite3",
+    "ssl",
+    "tarfile",
+    "telnetlib",
+    "torch._dynamo",
+    "torch._inductor",
+    "torch.fx",
+    "torch.hub",
+    "torch.jit",
+    "torch.multiprocessing",
+    "torch.onnx",
+    "torch.package",
+    "torch.utils.cpp_extension",
+    "torch.utils.collect_env",
+    "torch.utils.bottleneck",
+    "torch.utils.model_zoo",
+    "types",
+    "unittest",
+    "urllib2",
+    "venv",
+    "wsgiref",
+    "xmlrpc",
+    "zipapp",
+    "zipfile",
+    "zipimport",
 ];
 
 /// Functions of other modules that can run code, or lead to some that can.
-const DANGEROUS_FUNCTIONS: [(&str, &[&str]); 6] = [
+const DANGEROUS_FUNCTIONS: &[(&str, &[&str])] = &[
     ("builtins", BUILTIN_FUNCTIONS),
     ("__builtin__", BUILTIN_FUNCTIONS),
     ("torch", &["load", "compile"]),
-    ("torch.hub", &["load", "load_state_dict_from_url"]),
     ("torch.serialization", &["load"]),
+    ("torch.storage", &["_load_from_bytes"]),
+    ("numpy", &["load", "fromfile", "memmap", "save", "savez", "savetxt", "loadtxt", "genfromtxt"]),
     ("numpy.testing._private.utils", &["runstring"]),
 ];
 
@@ -109,6 +177,36 @@ const BUILTIN_FUNCTIONS: &[&str] = &[
     "breakpoint",
 ];
 
+/// Modules whose functions do nothing but build a value. The modules in them are others.
+const HARMLESS: &[&str] = &[
+    "copyreg",
+    "copy_reg",
+    "datetime",
+    "decimal",
+    "fractions",
+    "numpy._core.multiarray",
+    "numpy._core.numeric",
+    "numpy.core.multiarray",
+    "numpy.core.numeric",
+    "numpy.ma.core",
+    "numpy.random._pickle",
+    "torch._tensor",
+    "torch._utils",
+    "uuid",
+];
+
+/// The same for single functions, and for classes with names in lower case.
+const HARMLESS_FUNCTIONS: &[(&str, &[&str])] = &[
+    ("builtins", VALUES),
+    ("__builtin__", VALUES),
+    ("collections", &["defaultdict", "deque"]),
+    ("numpy", &["dtype", "ndarray"]),
+    ("numpy.random", &["__RandomState_ctor"]),
+];
+
+const VALUES: &[&str] =
+    &["bool", "bytes", "dict", "float", "frozenset", "int", "list", "object", "range", "slice", "str", "tuple", "type"];
+
 /// What a global means for whoever loads the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -116,28 +214,34 @@ pub enum Kind {
     Known,
     /// Another class or function, which `torch.load` refuses.
     Unknown,
+    /// A function that is called, and may do anything.
+    UnknownCall,
     /// A function that can run code.
     Dangerous,
 }
 
-/// What the global `name` of `module` means.
-pub fn kind(module: &str, name: &str) -> Kind {
+/// What the global `name` of `module` means. `is_called` is whether the pickle calls it.
+pub fn kind(module: &str, name: &str, is_called: bool) -> Kind {
     let is_in = |list: &[(&str, &[&str])]| list.iter().any(|(of, names)| *of == module && names.contains(&name));
     // `a.b.c` can name an attribute of any object in a module.
-    let is_plain = !name.contains('.');
-    if is_plain
-        && (is_in(&KNOWN) || dtype::of_storage(module, name).is_some() || dtype::of_name(module, name).is_some())
-    {
+    if name.contains('.') {
+        return Kind::Dangerous;
+    }
+    if is_in(&KNOWN) || dtype::of_storage(module, name).is_some() || dtype::of_name(module, name).is_some() {
         return Kind::Known;
     }
     let is_scheme = ["per_tensor_affine", "per_channel_affine"].contains(&name);
-    let is_tensor = module == "torch" && (name.ends_with("Tensor") || is_scheme);
-    if is_plain && is_tensor {
+    if module == "torch" && (name.ends_with("Tensor") || is_scheme) {
         return Kind::Known;
     }
-    let top = module.split('.').next().unwrap_or(module);
-    match DANGEROUS.contains(&top) || DANGEROUS.contains(&module) || is_in(&DANGEROUS_FUNCTIONS) {
-        true => Kind::Dangerous,
-        false => Kind::Unknown,
+    let inside = |dangerous: &&str| {
+        module.strip_prefix(*dangerous).is_some_and(|rest| matches!(rest.as_bytes(), [] | [b'.', ..]))
+    };
+    // Classes have capitals. Enumerations and paths are called too.
+    let is_class = name.trim_start_matches('_').starts_with(char::is_uppercase);
+    match () {
+        () if DANGEROUS.iter().any(inside) || is_in(DANGEROUS_FUNCTIONS) => Kind::Dangerous,
+        () if is_called && !is_class && !HARMLESS.contains(&module) && !is_in(HARMLESS_FUNCTIONS) => Kind::UnknownCall,
+        () => Kind::Unknown,
     }
 }

@@ -10,7 +10,7 @@ use crate::format::input::{Input, Missing};
 use crate::format::lint::{Lint, LintKind};
 use crate::format::zip::Directory;
 use crate::text::quote;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 /// Reports everything in a sound file that readers accept, but that users should know.
 pub fn lint(_: &Header, input: &Input, found: &mut dyn FnMut(Lint)) -> Result<(), Missing> {
@@ -41,14 +41,26 @@ pub fn lint(_: &Header, input: &Input, found: &mut dyn FnMut(Lint)) -> Result<()
         found(Lint { kind: LintKind::Archive, subject, message: fault.to_string() });
     }
     let all: BTreeSet<_> = tree.globals().collect();
+    let called: HashSet<_> = tree.called().filter_map(|value| tree.global(value)).collect();
+    if tree.called().any(|value| tree.global(value).is_none()) {
+        let message = "the pickle calls what is no class or function by name, which can run code when Python loads the \
+                       file; weightfs does not run it";
+        found(Lint { kind: LintKind::Code, subject: None, message: message.to_owned() });
+    }
     for (module, name) in all {
         let subject = format!("{module}.{name}");
-        let (kind, message) = match globals::kind(module, name) {
+        let (kind, message) = match globals::kind(module, name, called.contains(&(module, name))) {
             Kind::Known => continue,
             Kind::Unknown => (
                 LintKind::Global,
                 format!(
                     "the pickle names {subject}, which torch.load(..., weights_only=True) refuses; weightfs does not import it"
+                ),
+            ),
+            Kind::UnknownCall => (
+                LintKind::Code,
+                format!(
+                    "the pickle calls {subject}, which is not known to be harmless, when Python loads the file; weightfs does not run it"
                 ),
             ),
             Kind::Dangerous => (

@@ -22,6 +22,9 @@ const DEPTH_MAX: usize = 200;
 /// Maximum number of bytes of all names and metadata.
 const TEXT_MAX: usize = 128 << 20;
 
+/// Maximum number of dimensions of a tensor, as in torch.
+pub const RANK_MAX: usize = 64;
+
 /// Depth up to which functions are looked through for the tensor that they wrap.
 const WRAPPERS_MAX: usize = 8;
 
@@ -394,8 +397,16 @@ impl<'a> Lowering<'a> {
         };
         let numbers = |value: Value| -> Option<Vec<i64>> {
             let Kind::List(values) = self.kind(value) else { return None };
+            let values = (values.len() <= RANK_MAX).then_some(values)?;
             values.iter().map(|value| if let Value::Int(number) = value { Some(*number) } else { None }).collect()
         };
+        // Before the numbers are copied: many tensors can share a long tuple.
+        for value in [shape, strides] {
+            let rank = self.tree.elements(*value).len();
+            if rank > RANK_MAX {
+                return Err(Fault::Dimensions { rank });
+            }
+        }
         let (Value::Int(offset), Some(shape), Some(strides)) = (*offset, numbers(*shape), numbers(*strides)) else {
             return Err(arguments());
         };

@@ -45,6 +45,8 @@ pub enum Value {
 pub struct Object {
     /// The class or the function, mostly a [`Value::Global`].
     pub class: Value,
+    /// Whether it is called. Otherwise only its `__new__` is.
+    pub is_call: bool,
     /// The arguments, mostly a [`Value::Tuple`].
     pub args: Value,
     /// What is set after the call.
@@ -192,6 +194,17 @@ impl<'i> Tree<'i> {
         (0..self.globals.len() as u32).filter_map(|at| self.global(Value::Global(at)))
     }
 
+    /// What Python would call.
+    pub fn called(&self) -> impl Iterator<Item = Value> {
+        let calls = self.objects.iter().filter(|object| object.is_call);
+        calls.flat_map(|object| {
+            // This function calls its first argument.
+            let inner = self.global(object.class) == Some(("torch._tensor", "_rebuild_from_type_v2"));
+            let inner = self.elements(object.args).first().copied().filter(|_| inner);
+            std::iter::once(object.class).chain(inner)
+        })
+    }
+
     /// An object; `None` for other values.
     pub fn object(&self, value: Value) -> Option<&Object> {
         let Value::Object(at) = value else { return None };
@@ -335,12 +348,12 @@ impl Machine<'_> {
             // REDUCE, NEWOBJ: a class or a function, and arguments.
             b'R' | 0x81 => {
                 let (args, class) = (self.pop()?, self.pop()?);
-                self.object(class, args)?;
+                self.object(class, args, opcode == b'R')?;
             }
             // NEWOBJ_EX: with named arguments too.
             0x92 => {
                 let (named, args, class) = (self.pop()?, self.pop()?, self.pop()?);
-                self.object(class, args)?;
+                self.object(class, args, false)?;
                 self.set(self.tree.items(named).to_vec())?;
             }
             b'b' => {
@@ -490,10 +503,10 @@ impl Machine<'_> {
         self.push(Value::Global(self.tree.globals.len() as u32 - 1))
     }
 
-    fn object(&mut self, class: Value, args: Value) -> Result<(), Fault> {
+    fn object(&mut self, class: Value, args: Value, is_call: bool) -> Result<(), Fault> {
         // An object takes as much memory as several values.
         self.tree.values += 3;
-        self.tree.objects.push(Object { class, args, state: Value::None, items: None });
+        self.tree.objects.push(Object { class, is_call, args, state: Value::None, items: None });
         self.push(Value::Object(self.tree.objects.len() as u32 - 1))
     }
 

@@ -87,6 +87,7 @@ fn wrong_tensors_are_refused_or_left_out() {
         (one("FloatStorage", 12, 12, &[1], &[1]), "needs 13 elements, but its storage has 12"),
         (one("FloatStorage", 12, 0, &[2, 2], &[11, 1]), "needs 13 elements"),
         (one("FloatStorage", 12, 0, &[2], &[1, 1]), "has 1 dimensions, but there are 2 strides"),
+        (one("FloatStorage", 12, 0, &[1; 65], &[1; 65]), "65 dimensions; torch has at most 64"),
         (one("FloatStorage", 12, 0, &[-2], &[1]), "shape [-2] or strides [1]: a number is negative"),
         (one("FloatStorage", 12, -1, &[2], &[1]), "a number is negative"),
         (one("FloatStorage", 12, 0, &[2], &[-1]), "a number is negative"),
@@ -128,6 +129,7 @@ fn archives_without_a_usable_pickle_are_refused() {
         ),
         (archive(&[("a/data.pkl", b"\x80\x02")]).0, "PyTorch checkpoint: byte 2 of the pickle: it is cut short"),
         (archive(&[("a/data.pkl", &plain), ("a/byteorder", b"middle")]).0, "the entry byteorder is neither"),
+        (archive(&[("a/data.pkl", &plain), ("a/byteorder", b"little\n")]).0, "the entry byteorder is neither"),
     ];
     for (file, expected) in cases {
         for mode in [Mode::Strict, Mode::Lenient] {
@@ -214,19 +216,54 @@ fn names_begin_in_the_state_dict_if_it_has_all_tensors() {
 
 #[test]
 fn globals_are_reported_by_what_they_can_do() {
-    let calls =
-        b"cposix\nsystem\nX\x02\0\0\0id\x85R0cmy.module\nThing\n)R0cbuiltins\neval\n)R0ccollections\nOrderedDict\n)R";
+    let calls = b"cposix\nsystem\nX\x02\0\0\0id\x85R0cmy.module\nThing\n)R0cbuiltins\neval\n)R0ccollections\nOrderedDict\n)R\
+        0cmy.module\nrun\n)R0cmy.module\nvalue\n0cmy.module\nconfig\n)\x810ctorch.serialization\nos.system\n\
+        0cnumpy.core.multiarray\nscalar\n)R0ctorch.jit\nload\n0ctorch._tensor\n_rebuild_from_type_v2\ncmy.module\ninner\n\x85R0N";
     let file = file(Pickle::new().raw(calls).end());
     let input = Input::with_prefix(file.len() as u64, file.clone());
     let mut found = Vec::new();
     lint(&read(&file, Mode::Strict).unwrap(), &input, &mut |lint: Lint| found.push((lint.kind, lint.subject.unwrap())))
         .unwrap();
     let expected = [
-        (LintKind::Code, "builtins.eval".to_owned()),
-        (LintKind::Global, "my.module.Thing".to_owned()),
-        (LintKind::Code, "posix.system".to_owned()),
-    ];
+        (LintKind::Code, "builtins.eval"),
+        (LintKind::Global, "my.module.Thing"),
+        (LintKind::Global, "my.module.config"),
+        (LintKind::Code, "my.module.inner"),
+        (LintKind::Code, "my.module.run"),
+        (LintKind::Global, "my.module.value"),
+        (LintKind::Global, "numpy.core.multiarray.scalar"),
+        (LintKind::Code, "posix.system"),
+        (LintKind::Code, "torch.jit.load"),
+        (LintKind::Code, "torch.serialization.os.system"),
+    ]
+    .map(|(kind, name)| (kind, name.to_owned()));
     assert_eq!(found, expected);
+}
+
+#[test]
+fn a_long_byte_order_is_not_read() {
+    let plain = Pickle::new().raw(b"}").end();
+    let (file, start) = archive(&[("a/data.pkl", &plain), ("a/byteorder", b"")]);
+    let mut tail = file[start..].to_vec();
+    let (entry, end) = (46 + 10, tail.len() - 22);
+    let size = u32::MAX - 1;
+    tail[entry + 20..entry + 24].copy_from_slice(&size.to_le_bytes());
+    tail[entry + 24..entry + 28].copy_from_slice(&size.to_le_bytes());
+    let offset = start as u64 + u64::from(size);
+    // The place of the directory needs 64 bits.
+    let mut end64 = [0; 56];
+    end64[..4].copy_from_slice(b"PK\x06\x06");
+    end64[32..40].copy_from_slice(&2_u64.to_le_bytes());
+    end64[40..48].copy_from_slice(&(end as u64).to_le_bytes());
+    end64[48..56].copy_from_slice(&offset.to_le_bytes());
+    let place = (offset + end as u64).to_le_bytes();
+    let locator = [&b"PK\x06\x07\0\0\0\0"[..], &place, &[1, 0, 0, 0]].concat();
+    tail.splice(end..end, [&end64[..], &locator].concat());
+    let len = offset + tail.len() as u64;
+    let mut input = Input::with_prefix(len, file[..start].to_vec());
+    let before = 64 << 10;
+    input.add(offset - before, [vec![0; before as usize], tail].concat());
+    assert_eq!(parse(&input, Mode::Strict).unwrap_err(), Error::ByteOrder);
 }
 
 #[test]
