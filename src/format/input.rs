@@ -6,6 +6,7 @@ use std::ops::Range;
 #[derive(Debug)]
 pub struct Input {
     len: u64,
+    /// In the order of their starts and of their ends: none lies inside another one.
     pieces: Vec<Piece>,
 }
 
@@ -48,7 +49,11 @@ impl Input {
     pub fn add(&mut self, start: u64, bytes: Vec<u8>) {
         let end = start + bytes.len() as u64;
         self.pieces.retain(|piece| piece.start < start || piece.start + piece.bytes.len() as u64 > end);
-        self.pieces.push(Piece { start, bytes });
+        let at = self.pieces.partition_point(|piece| piece.start <= start);
+        let before = at.checked_sub(1).map(|at| &self.pieces[at]);
+        if before.is_none_or(|piece| piece.start + (piece.bytes.len() as u64) < end) {
+            self.pieces.insert(at, Piece { start, bytes });
+        }
     }
 
     /// The longest part that begins at the start of the file.
@@ -74,7 +79,10 @@ impl Input {
             let len = usize::try_from(range.end - range.start).ok()?;
             Some(start..start.checked_add(len)?)
         };
-        let found = self.pieces.iter().find_map(|piece| piece.bytes.get(find(piece)?));
+        // The last one that begins before the range reaches farthest.
+        let after = self.pieces.partition_point(|piece| piece.start <= range.start);
+        let piece = after.checked_sub(1).map(|at| &self.pieces[at]);
+        let found = piece.and_then(|piece| piece.bytes.get(find(piece)?));
         found.ok_or(Missing(range))
     }
 }

@@ -40,6 +40,9 @@ const TOGETHER: u64 = 1 << 20;
 /// Maximum number of times that local headers are read.
 const LOCAL_READS_MAX: usize = 1000;
 
+/// Maximum number of times that local headers are read for a report.
+const LOCAL_CHECKS_MAX: usize = 3000;
+
 /// Why the entries of an archive cannot be found.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
@@ -358,6 +361,28 @@ impl Directory {
             size: u32_at(fixed, 22),
             data: header + LOCAL + name + extra,
         })
+    }
+
+    /// Requires the local headers of these entries, neighbours together. Returns how many of the entries can be checked,
+    /// because a caller that starts again after each read needs much time for many.
+    pub fn require(&self, input: &Input, wanted: &mut [usize]) -> Result<usize, Missing> {
+        wanted.sort_by_key(|at| self.entries[*at].header);
+        let (mut reads, mut start, mut end) = (0, 0, 0);
+        for place in 0..wanted.len() {
+            let (header, local_end) = (self.entries[wanted[place]].header, self.local_end(wanted[place]));
+            if reads > 0 && local_end <= start + TOGETHER {
+                continue;
+            }
+            reads += 1;
+            if reads > LOCAL_CHECKS_MAX {
+                return Ok(place);
+            }
+            let near = wanted[place..].iter().map(|at| self.local_end(*at));
+            (start, end) =
+                (header, near.take_while(|end| *end <= header + TOGETHER).last().unwrap_or(local_end).max(end));
+            input.get(start..end)?;
+        }
+        Ok(wanted.len())
     }
 
     /// Compares the local header of an entry with the directory, and its data with the place `range`.

@@ -10,6 +10,7 @@ use super::{NPZ, SUFFIX};
 use crate::format::header::{BuildError, Header, HeaderBuilder, Mode};
 use crate::format::input::{Input, Missing};
 use crate::format::lint::{Lint, LintKind};
+use crate::format::pytorch::is_pickle;
 use crate::format::zip::{self, Directory};
 use crate::text::quote;
 use std::ops::Range;
@@ -26,9 +27,16 @@ const READS_MAX: usize = 1000;
 /// Maximum product of that number and the number of arrays.
 const WORK_MAX: usize = 10_000_000;
 
-/// Whether a file is a zip archive whose first entry is an array.
+/// Whether a file is a zip archive whose first entry is an array, and torch would find no pickle in it.
 pub fn is_npz(input: &Input) -> Result<bool, Missing> {
-    Ok(zip::is_zip(input)? && zip::first_name(input)?.ends_with(SUFFIX))
+    if !zip::is_zip(input)? || !zip::first_name(input)?.ends_with(SUFFIX) {
+        return Ok(false);
+    }
+    match Directory::read(input) {
+        Ok(directory) => Ok(!(0..directory.len()).any(|at| is_pickle(directory.name(at)))),
+        Err(zip::Error::Missing(missing)) => Err(missing),
+        Err(zip::Error::Fault(_)) => Ok(true),
+    }
 }
 
 /// An entry with an array.
@@ -236,6 +244,16 @@ mod tests {
         let found: Vec<_> = header.tensors().map(|tensor| (tensor.name, tensor.range)).collect();
         assert_eq!(found, [("b/c", first..first + 24), ("a", second..second + 24)]);
         assert_eq!((header.data_start(), header.skipped().total()), (first, 0));
+    }
+
+    #[test]
+    fn an_archive_with_a_pickle_is_none_of_arrays() {
+        let recognised = |name| {
+            let file = archive(&[sound("a/x.npy", &array(DICT, 24)), sound(name, b"")]);
+            is_npz(&Input::with_prefix(file.len() as u64, file)).unwrap()
+        };
+        assert!(recognised("b.npy") && recognised("adata.pkl"));
+        assert!(!recognised("a/data.pkl") && !recognised("/DATA.pkl"));
     }
 
     #[test]

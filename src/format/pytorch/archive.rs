@@ -33,13 +33,13 @@ pub struct Archive<'d> {
 impl<'d> Archive<'d> {
     /// Finds the entries that torch reads.
     pub fn read(directory: &'d Directory, input: &Input, mode: Mode) -> Result<Self, Error> {
-        let mut pickles = (0..directory.len()).filter(|at| prefix(directory.name(*at)).is_some());
+        let mut pickles = (0..directory.len()).filter(|at| is_pickle(directory.name(*at)));
         let at = pickles.next().ok_or(Error::NoPickle)?;
         if let Some(other) = pickles.next() {
             let (a, b) = (directory.name(at).to_owned(), directory.name(other).to_owned());
             return Err(Error::Pickles { a, b });
         }
-        let prefix = prefix(directory.name(at)).unwrap_or_default();
+        let prefix = prefix(directory.name(at)).ok_or(Error::NoPickle)?;
         let own = |at: usize| directory.name(at).strip_prefix(prefix);
         let by_name = directory.by_name();
         if mode != Mode::Lenient {
@@ -103,6 +103,14 @@ impl<'d> Archive<'d> {
         self.directory.check_stored(*at)?;
         Ok((entry(), range.clone()))
     }
+}
+
+/// Whether a reader could take the entry of that name for the pickle. Torch looks entries up in any case.
+pub fn is_pickle(name: &str) -> bool {
+    let before = name.len().checked_sub(PICKLE.len());
+    let parts = before.and_then(|at| name.as_bytes().split_at_checked(at));
+    parts
+        .is_some_and(|(before, last)| last.eq_ignore_ascii_case(PICKLE.as_bytes()) && matches!(before, [] | [.., b'/']))
 }
 
 /// What precedes `data.pkl` in its name; `None` for other entries.

@@ -27,14 +27,22 @@ pub fn lint(_: &Header, input: &Input, found: &mut dyn FnMut(Lint)) -> Result<()
         Ok(archive) => archive,
         Err(error) => return missing(error),
     };
+    // Before the pickle is parsed, because the lint starts again for each that is missing.
+    let mut wanted: Vec<usize> = archive.used.iter().map(|(at, _)| *at).collect();
+    let count = directory.require(input, &mut wanted)?;
+    let left: HashSet<usize> = wanted[count..].iter().copied().collect();
+    let used = archive.used.iter().filter(|(at, _)| !left.contains(at));
     let tree = match archive.tree(input) {
         Ok(tree) => tree,
         Err(error) => return missing(error),
     };
-    // All local headers are needed before anything is reported, because the lint starts again for each that is missing.
     let mut faults = Vec::new();
-    for (at, range) in &archive.used {
+    for (at, range) in used {
         faults.extend(directory.check_local(input, *at, range)?.map(|fault| (*at, fault)));
+    }
+    if !left.is_empty() {
+        let message = format!("{} local headers are far apart and were not compared with the directory", left.len());
+        found(Lint { kind: LintKind::Unverified, subject: None, message });
     }
     for (at, fault) in faults {
         let subject = Some(directory.name(at).to_owned());

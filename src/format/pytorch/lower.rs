@@ -14,6 +14,7 @@ use crate::format::header::{HeaderBuilder, Mode, NewTensor};
 use crate::format::metadata::{Scalar, Value as Metadata};
 use crate::text::{brackets, write_json_string};
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::ops::Range;
 
 /// Maximum depth of nested values.
@@ -27,6 +28,12 @@ pub const RANK_MAX: usize = 64;
 
 /// Depth up to which functions are looked through for the tensor that they wrap.
 const WRAPPERS_MAX: usize = 8;
+
+/// What a tensor or an entry of the metadata takes without its text, in bytes.
+const ENTRY: usize = 128;
+
+/// Maximum number of bytes that are shown of a text in a key that is a tuple.
+const KEY_PART_MAX: usize = 1024;
 
 /// A tensor, as the pickle describes it.
 struct Tensor {
@@ -66,14 +73,14 @@ pub struct Lowering<'a> {
 /// Adds everything in the tree to the header.
 pub fn lower(tree: &Tree, archive: &Archive, builder: &mut HeaderBuilder) -> Result<(), Error> {
     // A value can be reached by several paths, but a program writes few such values.
-    let visits = 4 * tree.values + 1000;
+    let visits = 8 * tree.values + 1000;
     let (path, text) = (String::new(), TEXT_MAX);
     let mut lowering = Lowering { tree, archive, builder, path, visits, text, only_tensors: false };
     let root = tree.root;
     let Some(inner) = lowering.state_dict(root)? else { return lowering.walk(root, 0) };
     lowering.walk(inner, 1)?;
     let Kind::Dict(items) = lowering.kind(root) else { return Ok(()) };
-    let others = items.iter().filter(|(key, _)| tree.text(*key) != Some(STATE_DICT));
+    let others = items.iter().filter(|(key, _)| !tree.is_text(*key, STATE_DICT));
     lowering.items(others, 0)
 }
 
@@ -83,7 +90,7 @@ impl<'a> Lowering<'a> {
         let Kind::Dict(items) = self.kind(root) else { return Ok(None) };
         let mut inner = None;
         for (key, value) in items.iter() {
-            if self.tree.text(*key) == Some(STATE_DICT) {
+            if self.tree.is_text(*key, STATE_DICT) {
                 inner = Some(*value);
             } else if self.holds_tensor(*value, 1)? {
                 return Ok(None);
@@ -94,6 +101,9 @@ impl<'a> Lowering<'a> {
 
     fn holds_tensor(&mut self, value: Value, depth: usize) -> Result<bool, Error> {
         self.visit(depth)?;
+        if !is_container(value) {
+            return Ok(false);
+        }
         let tree = self.tree;
         let mut any = |values: &mut dyn Iterator<Item = Value>| -> Result<bool, Error> {
             for value in values {
@@ -105,7 +115,7 @@ impl<'a> Lowering<'a> {
         };
         match kind(tree, value) {
             Kind::Tensor { .. } => Ok(true),
-            Kind::Scalar(..) => Ok(false),
+            Kind::Scalar(_, text) => self.count(text.len()).map(|()| false),
             Kind::Dict(items) => any(&mut items.iter().map(|(_, value)| *value)),
             Kind::List(values) => any(&mut values.iter().copied()),
             Kind::Object(object) => {
@@ -127,7 +137,13 @@ impl<'a> Lowering<'a> {
         if depth > DEPTH_MAX {
             return Err(limit("values are nested too deeply"));
         }
-        self.visits = self.visits.checked_sub(1).ok_or_else(|| limit("too many paths lead to the same values"))?;
+        self.spend(1)
+    }
+
+    /// Counts values that are looked at.
+    fn spend(&mut self, count: usize) -> Result<(), Error> {
+        let what = "too many paths lead to the same values";
+        self.visits = self.visits.checked_sub(count).ok_or_else(|| Error::Limit { what, path: self.path.clone() })?;
         Ok(())
     }
 
@@ -195,6 +211,10 @@ impl<'a> Lowering<'a> {
 
     /// The text of an element of a key that is a tuple.
     fn inner_key(&self, value: Value) -> String {
+        if let Value::Text(span) | Value::Bytes(span) = value {
+            let bytes = self.tree.bytes(span);
+            return format!("'{}'", String::from_utf8_lossy(&bytes[..bytes.len().min(KEY_PART_MAX)]));
+        }
         match self.kind(value) {
             Kind::Scalar(Scalar::String, text) => format!("'{text}'"),
             Kind::Scalar(_, text) => text,
@@ -203,10 +223,10 @@ impl<'a> Lowering<'a> {
     }
 
     fn metadata(&mut self, value: Metadata) -> Result<(), Error> {
+        self.count(self.path.len() + value.text().len() + ENTRY)?;
         if self.only_tensors {
             return Ok(());
         }
-        self.count(self.path.len() + value.text().len())?;
         let key = if self.path.is_empty() { UNNAMED.to_owned() } else { self.path.clone() };
         self.builder.metadata(key, value);
         Ok(())
@@ -253,14 +273,16 @@ impl<'a> Lowering<'a> {
             Value::Tuple(_) => self.tree.elements(object.state).to_vec(),
             state => vec![state],
         };
+        // These are searched for keys.
+        let searched = states.iter().map(|state| 1 + self.tree.items(*state).len()).sum();
+        self.spend(searched)?;
         let is_module = |state: &Value| self.find(*state, "_parameters").and(self.find(*state, "_modules")).is_some();
         if let Some(state) = states.iter().find(|state| is_module(state)) {
             return self.module(*state, depth);
         }
         for state in states {
-            match self.kind(state) {
-                Kind::Scalar(..) => {}
-                _ => self.walk_into(state, depth + 1)?,
+            if is_container(state) {
+                self.walk_into(state, depth + 1)?;
             }
         }
         if let Some(items) = &object.items {
@@ -287,15 +309,15 @@ impl<'a> Lowering<'a> {
     /// Adds the parameters and the buffers of a module, as `torch.nn.Module.state_dict` does.
     fn module(&mut self, state: Value, depth: usize) -> Result<(), Error> {
         let left_out = self.find(state, "_non_persistent_buffers_set");
-        let left_out: Vec<&str> = left_out.map_or(Vec::new(), |set| {
-            let Kind::List(names) = self.kind(set) else { return Vec::new() };
+        let left_out: HashSet<&str> = left_out.map_or(HashSet::new(), |set| {
+            let Kind::List(names) = self.kind(set) else { return HashSet::new() };
             names.iter().filter_map(|name| self.tree.text(*name)).collect()
         });
         for kind in ["_parameters", "_buffers", "_modules"] {
             let Some(part) = self.find(state, kind) else { continue };
             let Kind::Dict(items) = self.kind(part) else { continue };
             for (key, value) in items.iter() {
-                let is_left_out = kind == "_buffers" && self.tree.text(*key).is_some_and(|key| left_out.contains(&key));
+                let is_left_out = kind == "_buffers" && self.tree.text(*key).is_some_and(|key| left_out.contains(key));
                 if *value != Value::None && !is_left_out {
                     let key = self.key(*key);
                     self.at(&key, |lowering| lowering.walk(*value, depth + 1))?;
@@ -308,7 +330,7 @@ impl<'a> Lowering<'a> {
     /// The value of a key of a dict.
     fn find(&self, dict: Value, key: &str) -> Option<Value> {
         let Kind::Dict(items) = self.kind(dict) else { return None };
-        let found = items.iter().find(|(found, _)| self.tree.text(*found) == Some(key));
+        let found = items.iter().find(|(found, _)| self.tree.is_text(*found, key));
         found.map(|(_, value)| *value)
     }
 
@@ -340,17 +362,24 @@ impl<'a> Lowering<'a> {
             _ => {}
         }
         let is_lenient = self.builder.mode() == Mode::Lenient;
-        let name = if self.path.is_empty() { UNNAMED } else { &self.path };
         match self.rebuild(function, args) {
             Ok(tensor) => {
+                let dims = tensor.shape.len() + tensor.strides.len();
+                self.count(self.path.len() + ENTRY + dims * size_of::<u64>())?;
+                let name = if self.path.is_empty() { UNNAMED } else { &self.path };
                 let name = self.builder.name(name);
                 self.push(name, &tensor);
                 if function == "_rebuild_qtensor" {
                     return self.quantizer(args.get(4).copied(), depth);
                 }
             }
-            Err(fault) if is_lenient => self.builder.skip(name, || fault.to_string()),
-            Err(fault) => return Err(Error::Tensor { name: name.to_owned(), fault }),
+            Err(fault) => {
+                let name = if self.path.is_empty() { UNNAMED } else { &self.path };
+                if !is_lenient {
+                    return Err(Error::Tensor { name: name.to_owned(), fault });
+                }
+                self.builder.skip(name, || fault.to_string());
+            }
         }
         Ok(())
     }
@@ -447,6 +476,10 @@ impl<'a> Lowering<'a> {
     /// Fails if the values of a tensor differ from its bytes.
     fn check_bits(&self, bits: Option<Value>) -> Result<(), Fault> {
         let Some(bits) = bits else { return Ok(()) };
+        // Torch writes at most two items, and several tensors can share what another program writes.
+        if self.tree.items(bits).len() > 16 || matches!(bits, Value::Object(_)) {
+            return Err(Fault::Arguments { function: "_rebuild_tensor".to_owned() });
+        }
         let has = |key| self.find(bits, key) == Some(Value::Bool(true));
         match () {
             () if has("conj") => Err(Fault::Lazy { what: "conjugate", method: "resolve_conj" }),
@@ -528,6 +561,11 @@ fn contiguous(shape: &[u64]) -> Vec<u64> {
         strides[at - 1] = shape[at].saturating_mul(strides[at]);
     }
     strides
+}
+
+/// Whether a value can hold others.
+fn is_container(value: Value) -> bool {
+    matches!(value, Value::Tuple(_) | Value::List(_) | Value::Dict(_) | Value::Object(_))
 }
 
 /// What a value is.

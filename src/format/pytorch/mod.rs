@@ -18,6 +18,7 @@ mod tests;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
+pub use archive::is_pickle;
 pub use error::{Error, Fault};
 pub use lint::{damage, lint};
 pub use reader::{is_pytorch, parse};

@@ -217,6 +217,11 @@ impl<'i> Tree<'i> {
         self.persistent.get(at as usize).copied()
     }
 
+    /// Whether a value is this text.
+    pub fn is_text(&self, value: Value, text: &str) -> bool {
+        matches!(value, Value::Text(span) if self.bytes(span) == text.as_bytes())
+    }
+
     /// A text, if it is one and is UTF-8.
     pub fn text(&self, value: Value) -> Option<&'i str> {
         let Value::Text(span) = value else { return None };

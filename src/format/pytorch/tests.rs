@@ -131,6 +131,8 @@ fn archives_without_a_usable_pickle_are_refused() {
         (archive(&[("a/data.pkl", &plain), ("a/byteorder", b"middle")]).0, "the entry byteorder is neither"),
         (archive(&[("a/data.pkl", &plain), ("a/byteorder", b"little\n")]).0, "the entry byteorder is neither"),
     ];
+    let twice = archive(&[("a/data.pkl", &plain), ("a/DATA.PKL", &plain)]).0;
+    let cases = cases.into_iter().chain([(twice, "both \"a/data.pkl\" and \"a/DATA.PKL\" could be")]);
     for (file, expected) in cases {
         for mode in [Mode::Strict, Mode::Lenient] {
             let error = read(&file, mode).unwrap_err().to_string();
@@ -155,7 +157,12 @@ fn bombs_are_refused() {
         long = long.raw(b"h\0N");
     }
     let long = long.raw(b"u");
+    // A million entries without a name or with one letter, and a long text in many lists.
+    let mut entries = Pickle::new().raw(b"}(");
+    entries = (0..1_100_000).fold(entries.text("").raw(b"q\0h\0"), |pickle, _| pickle.raw(b"h\0h\0"));
+    let entries = entries.raw(b"u");
     let cases = [
+        (entries, "more than 128 MiB of names and metadata"),
         (bomb, "too many paths lead to the same values"),
         (nested, "values are nested too deeply"),
         (cyclic, "values are nested too deeply"),
@@ -264,6 +271,24 @@ fn a_long_byte_order_is_not_read() {
     let before = 64 << 10;
     input.add(offset - before, [vec![0; before as usize], tail].concat());
     assert_eq!(parse(&input, Mode::Strict).unwrap_err(), Error::ByteOrder);
+}
+
+#[test]
+fn local_headers_are_read_together_for_the_lint() {
+    let storages: Vec<String> = (0..200).map(|at| format!("a/data/{at}")).collect();
+    let plain = Pickle::new().raw(b"}").end();
+    let mut entries = vec![("a/data.pkl", &plain[..])];
+    let bytes = vec![0; 80 << 10];
+    entries.extend(storages.iter().map(|name| (&name[..], &bytes[..])));
+    let (whole, _) = archive(&entries);
+    let header = read(&whole, Mode::Strict).unwrap();
+    let mut input = Input::new(whole.len() as u64);
+    let mut asked = 0;
+    while let Err(Missing(range)) = lint(&header, &input, &mut |_| {}) {
+        input.add(range.start, whole[range.start as usize..range.end as usize].to_vec());
+        asked += 1;
+    }
+    assert!(asked < 30, "{asked}");
 }
 
 #[test]
