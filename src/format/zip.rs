@@ -92,7 +92,7 @@ pub enum Fault {
     Twice { name: String },
     #[error("zip archive: entries {} and {} share bytes, from byte {at} on", quote(a), quote(b))]
     Overlap { a: String, b: String, at: u64 },
-    #[error("zip archive: the local header of entry {} at byte {at} is not one", quote(name))]
+    #[error("zip archive: the local header of entry {} is not at byte {at}", quote(name))]
     Local { name: String, at: u64 },
     #[error("zip archive: entry {} is called {} in its local header", quote(name), quote(local))]
     Renamed { name: String, local: String },
@@ -611,7 +611,7 @@ pub(super) mod tests {
             (change(second + 10, &[8]), "entry \"a/y\" is compressed (method 8)"),
             (change(second + 24, &[2]), "is stored, but takes 3 bytes for 2"),
             (change(second + 8, &[1]), "is encrypted"),
-            (change(38, b"XX"), "the local header of entry \"a/y\" at byte 38 is not one"),
+            (change(38, b"XX"), "the local header of entry \"a/y\" is not at byte 38"),
             (change(38 + 30, b"b"), "entry \"a/y\" is called \"b/y\" in its local header"),
             (change(38 + 8, &[8]), "its method is 8 in the local header, and 0 in the directory"),
             (change(38 + 22, &[9]), "its size is 9 in the local header, and 3 in the directory"),

@@ -16,7 +16,7 @@ pub struct Array {
     pub version: u8,
     /// The dtype.
     pub descr: Descr,
-    /// Whether the first index varies fastest, and that makes a difference.
+    /// Whether the elements are in Fortran order, and that differs from C order.
     pub fortran_order: bool,
     /// Dimensions in elements.
     pub shape: Vec<u64>,

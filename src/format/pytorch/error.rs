@@ -17,7 +17,7 @@ pub enum Error {
     #[error("PyTorch checkpoint: {0}")]
     Zip(#[from] zip::Fault),
     /// The archive has no pickle.
-    #[error("PyTorch checkpoint: no entry data.pkl in the zip archive (was the program that saved it ended?)")]
+    #[error("PyTorch checkpoint: no entry data.pkl in the zip archive (was the program that saved it interrupted?)")]
     NoPickle,
     /// The archive has several.
     #[error("PyTorch checkpoint: both {} and {} could be the pickle", quote(a), quote(b))]

@@ -104,7 +104,7 @@ pub enum Fault {
     NoProtocol,
     #[error("opcode {name} can run code, and torch does not write it")]
     Code { name: &'static str },
-    #[error("opcode {opcode:#04x} is none that torch writes")]
+    #[error("opcode {opcode:#04x} is not one that torch writes")]
     Opcode { opcode: u8 },
     #[error("the stack has too few values")]
     Stack,
@@ -617,7 +617,7 @@ mod tests {
             (b"\x80\x02(cos\nsystem\no.", "opcode OBJ can run code"),
             (b"\x80\x02(ios\nsystem\n.", "opcode INST can run code"),
             (b"\x80\x02\x82\x01.", "opcode EXT can run code"),
-            (b"\x80\x02P1\n.", "opcode 0x50 is none that torch writes"),
+            (b"\x80\x02P1\n.", "opcode 0x50 is not one that torch writes"),
             (b"\x80\x02.", "the stack has too few values"),
             (b"\x80\x02t.", "the stack has too few values"),
             (b"\x80\x02N(R.", "the stack has too few values"),

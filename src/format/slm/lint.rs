@@ -97,7 +97,7 @@ fn lint_tensors(header: &Header, found: &mut dyn FnMut(Lint)) {
     let named = header.tensors().filter(|tensor| !tensor.name.ends_with(SCALES)).count();
     if named > known {
         let message =
-            format!("{} tensors have hashes of no documented name: they are called tensor-HASH", named - known);
+            format!("{} tensors have hashes that match no documented name: they are called tensor-HASH", named - known);
         found(Lint { kind: LintKind::Model, subject: None, message });
     }
 }

@@ -580,7 +580,7 @@ mod tests {
             "the field rope_theta of the header is nan: it must be positive and finite",
             "tensor \"tok_embeddings.weight\" is missing",
             "tensor \"layers.0.wq.weight\": shape [4, 8] does not have the 64 elements of the header",
-            "1 tensors have hashes of no documented name: they are called tensor-HASH",
+            "1 tensors have hashes that match no documented name: they are called tensor-HASH",
             "64 bytes after the last tensor belong to no tensor",
         ] {
             assert!(found.iter().any(|message| message == expected), "{expected}\n{found:#?}");
