@@ -170,8 +170,8 @@ impl Tree {
         }
     }
 
-    /// Passes the entries of a directory, or of that of the view if `node` is `None`, to `add` until it returns true. Starts
-    /// at position `from`. The last argument of `add` is the position of the next entry.
+    /// Passes the entries of a directory, or of that of the view if `node` is `None`, to `add` until it returns true.
+    /// Starts at position `from`. The last argument of `add` is the position of the next entry.
     pub fn list<'m>(
         &self,
         model: &'m Model,

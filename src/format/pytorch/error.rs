@@ -1,8 +1,7 @@
 //! Errors of PyTorch checkpoints, with the expected and the actual numbers.
 
-use super::PICKLE_MAX;
-use super::lower::RANK_MAX;
 use super::pickle::Broken;
+use super::{PICKLE_MAX, RANK_MAX};
 use crate::format::input::Missing;
 use crate::format::zip;
 use crate::text::quote;

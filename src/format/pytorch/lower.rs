@@ -9,7 +9,7 @@ use super::archive::Archive;
 use super::dtype::{self, F4_PAIR, Type};
 use super::error::{Error, Fault};
 use super::pickle::{Object, Tree, Value};
-use super::{STATE_DICT, UNNAMED};
+use super::{RANK_MAX, STATE_DICT, UNNAMED};
 use crate::format::header::{HeaderBuilder, Mode, NewTensor};
 use crate::format::metadata::{Scalar, Value as Metadata};
 use crate::text::{brackets, write_json_string};
@@ -22,9 +22,6 @@ const DEPTH_MAX: usize = 200;
 
 /// Maximum number of bytes of all names and metadata.
 const TEXT_MAX: usize = 128 << 20;
-
-/// Maximum number of dimensions of a tensor, as in torch.
-pub const RANK_MAX: usize = 64;
 
 /// Depth up to which functions are looked through for the tensor that they wrap.
 const WRAPPERS_MAX: usize = 8;

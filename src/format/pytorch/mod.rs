@@ -26,6 +26,9 @@ pub use reader::{is_pytorch, parse};
 /// Name of the format in headers and messages.
 pub const NAME: &str = "pytorch";
 
+/// Maximum number of dimensions of a tensor, as in torch.
+const RANK_MAX: usize = 64;
+
 /// Maximum size of a pickle in bytes. Those of the largest models have a few megabytes.
 pub const PICKLE_MAX: u64 = 100 << 20;
 
