@@ -9,6 +9,9 @@ use crate::format::input::{Input, Missing};
 use crate::text::brackets;
 use std::ops::Range;
 
+/// Maximum size of an element in bytes, if elements or their bytes are not in C order.
+pub const ELEMENT_MAX: u64 = 64 << 10;
+
 /// An array, as its header describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Array {
@@ -91,7 +94,8 @@ fn describe(text: &str, version: u8, data: u64) -> Result<Array, Fault> {
     // In an array with fewer than two dimensions of several elements, both orders are the same.
     let is_one_run = shape.contains(&0) || shape.iter().filter(|dim| **dim > 1).count() < 2;
     let fortran_order = fortran_order && !is_one_run;
-    if fortran_order && u32::try_from(descr.item).is_err() {
+    // Such elements are gathered one by one, each as a whole.
+    if (fortran_order || descr.swapped.is_some()) && descr.item > ELEMENT_MAX {
         return Err(Fault::Wide { size: descr.item });
     }
     Ok(Array { version, descr, fortran_order, shape, range: data..end })

@@ -1,6 +1,7 @@
 //! Errors of NumPy files, with the expected and the actual numbers.
 
 use super::MAX_HEADER;
+use super::array::ELEMENT_MAX;
 use crate::format::input::Missing;
 use crate::format::zip;
 use crate::text::quote;
@@ -76,7 +77,7 @@ pub enum Fault {
     Objects,
     #[error("shape {shape} of {} has more than 2^63-1 elements or bytes", quote(descr))]
     Overflow { shape: String, descr: String },
-    #[error("elements of {size} bytes in Fortran order; at most 2^32-1 bytes are read")]
+    #[error("elements of {size} bytes in Fortran order or with reversed bytes; at most {ELEMENT_MAX} bytes are read")]
     Wide { size: u64 },
     #[error("{fault} (load it with numpy.load, and save it with numpy.savez, which does not compress)")]
     Packed { fault: String },

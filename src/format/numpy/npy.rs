@@ -125,6 +125,11 @@ mod tests {
             (dict("'<f4'", "False", "('6',)"), "the shape is not a tuple of whole numbers"),
             (dict("'<f4'", "False", "(-6,)"), "not a Python literal"),
             (dict("'<f3'", "False", "(6,)"), "dtype \"<f3\" is not known"),
+            (dict("'>U1073741824'", "False", "(0, 6)"), "elements of 4294967296 bytes in Fortran order or with"),
+            (
+                dict("'|V65537'", "True", "(2, 2)"),
+                "elements of 65537 bytes in Fortran order or with reversed bytes; at most",
+            ),
             (dict("'|O'", "False", "(6,)"), "Python objects, which are stored as a pickle"),
             (dict("'<f8'", "False", &format!("({most},)")), "more than 2^63-1 elements or bytes"),
             (dict("'|u1'", "False", &format!("({most}, {most})")), "more than 2^63-1 elements or bytes"),
