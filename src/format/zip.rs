@@ -363,8 +363,8 @@ impl Directory {
         })
     }
 
-    /// Requires the local headers of these entries, neighbours together. Returns how many of the entries can be checked,
-    /// because a caller that starts again after each read needs much time for many.
+    /// Requires the local headers of these entries, neighbours together. Returns how many of the entries can be
+    /// checked, because a caller that starts again after each read needs much time for many.
     pub fn require(&self, input: &Input, wanted: &mut [usize]) -> Result<usize, Missing> {
         wanted.sort_by_key(|at| self.entries[*at].header);
         let (mut reads, mut start, mut end) = (0, 0, 0);
@@ -419,8 +419,8 @@ fn find(input: &Input) -> Result<(Range<u64>, u64), Error> {
     let len = input.len();
     let tail_start = len.saturating_sub(TAIL);
     let tail = input.get(tail_start..len)?;
-    // The last one counts, as in torch and Python, whatever the length of its comment is. A reader that takes another one
-    // sees another archive.
+    // The last one counts, as in torch and Python, whatever the length of its comment is. A reader that takes another
+    // one sees another archive.
     let is_end = |at: usize| tail[at..].starts_with(b"PK\x05\x06");
     let at = (0..(tail.len() + 1).saturating_sub(END as usize)).rev().find(|at| is_end(*at));
     let at = at.ok_or(Fault::NoEnd { len })?;

@@ -3,14 +3,11 @@
 use super::descr::Descr;
 use super::error::Fault;
 use super::literal::{self, Literal};
-use super::{MAGIC, MAX_HEADER};
+use super::{ELEMENT_MAX, MAGIC, MAX_HEADER};
 use crate::format::header::{HeaderBuilder, Name, NewTensor};
 use crate::format::input::{Input, Missing};
 use crate::text::brackets;
 use std::ops::Range;
-
-/// Maximum size of an element in bytes, if elements or their bytes are not in C order.
-pub const ELEMENT_MAX: u64 = 64 << 10;
 
 /// An array, as its header describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]

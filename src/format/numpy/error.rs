@@ -1,7 +1,6 @@
 //! Errors of NumPy files, with the expected and the actual numbers.
 
-use super::MAX_HEADER;
-use super::array::ELEMENT_MAX;
+use super::{ELEMENT_MAX, MAX_HEADER};
 use crate::format::input::Missing;
 use crate::format::zip;
 use crate::text::quote;

@@ -40,5 +40,8 @@ const MAGIC: &[u8] = b"\x93NUMPY";
 /// the file.
 pub const MAX_HEADER: u64 = 1 << 20;
 
+/// Maximum size of an element in bytes, if elements or their bytes are not in C order.
+const ELEMENT_MAX: u64 = 64 << 10;
+
 /// The name of an array that has none: the one that `numpy.savez` gives to its first array without a name.
 pub const UNNAMED: &str = "arr_0";
