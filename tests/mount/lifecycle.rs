@@ -210,12 +210,13 @@ fn signal_during_the_start_leaves_nothing_or_a_mount_that_works() {
     for (user, option) in [("env", "-f"), ("env", "-v"), (user, "-f"), (user, "-v")] {
         // Without MOUNTPOINT, a directory is created.
         let mut command = namespace.command(&format!("cd home && exec {user} weightfs {option} ../model.safetensors"));
-        command.stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
+        command.stdout(Stdio::piped()).process_group(0);
         // Signals are spread over the time of a start, which depends on the machine.
         let mut usual = Duration::ZERO;
         for at in 0..STARTS {
             let start = Instant::now();
-            let mut child = command.spawn().unwrap();
+            let said = scene.path("said");
+            let mut child = command.stderr(std::fs::File::create(&said).unwrap()).spawn().unwrap();
             if at == 0 {
                 let mut out = BufReader::new(child.stdout.take().unwrap());
                 // In the background, this is the end of the command.
@@ -228,7 +229,19 @@ fn signal_during_the_start_leaves_nothing_or_a_mount_that_works() {
             // Ctrl-C signals the group, and kill(1) only the process.
             let pid = Pid::from_raw(child.id() as i32);
             if at % 2 == 0 { killpg(pid, signal) } else { kill(pid, signal) }.unwrap();
-            let status = child.wait().unwrap();
+            let signalled = Instant::now();
+            let status = loop {
+                if let Some(status) = child.try_wait().unwrap() {
+                    break status;
+                }
+                if signalled.elapsed() > Duration::from_secs(60) {
+                    // The mount of this process must not outlive the test.
+                    let said = std::fs::read_to_string(&said);
+                    let _ = child.kill().and_then(|()| child.wait());
+                    panic!("{user} {option} does not end after {signal} {at}: {said:?}");
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            };
             let is_served = status.success() && option != "-f";
             let ends_well = status.success() || status.signal() == Some(signal as i32);
             let mount = namespace.sh(&format!("{user} ls home/model/tensors"));
