@@ -274,6 +274,8 @@ impl Channel {
             let mut parts = [IoSliceMut::new(&mut packet)];
             match recvmsg(&self.0, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
                 Err(rustix::io::Errno::INTR) => {}
+                // The other process has ended before it had read all messages.
+                Err(rustix::io::Errno::CONNRESET) => return Ok(None),
                 received => break received?,
             }
         };
@@ -393,6 +395,14 @@ mod tests {
         let mut text = String::new();
         reader.read_to_string(&mut text).unwrap();
         assert_eq!(text, "onetwo");
+    }
+
+    #[test]
+    fn end_of_the_other_side_is_no_error_if_it_has_unread_messages() {
+        let (a, b) = Channel::pair().unwrap();
+        b.send(&Request::Cancel { id: 5 }, &[]).unwrap();
+        drop(a);
+        assert!(b.receive::<Reply>().unwrap().is_none());
     }
 
     #[test]
