@@ -9,13 +9,8 @@ mod terminal;
 use cli::Invocation;
 use std::process::ExitCode;
 
-#[cfg(all(panic = "unwind", not(any(test, doc))))]
-compile_error!(
-    "panic = \"abort\" is needed: a panic in one thread would leave a mount that answers some requests and not others"
-);
-
 fn main() -> ExitCode {
-    process::logging::report_panics();
+    process::logging::end_on_panics();
     #[cfg(feature = "remote")]
     if process::fetcher::is_this() {
         return process::fetcher::run();

@@ -95,9 +95,10 @@ fn to_syslog(verbose: bool, syslog: Syslog) -> env_logger::Logger {
     builder.build()
 }
 
-/// Logs a panic like other errors before it ends the program. In the background, the message that the standard library
-/// prints would be lost; it is printed only if RUST_BACKTRACE is set.
-pub fn report_panics() {
+/// Makes a panic in any thread end the program, after it was logged like other errors: if it ended only its thread, a
+/// mount would answer some requests and not others. In the background, the message that the standard library prints
+/// would be lost; it is printed only if RUST_BACKTRACE is set.
+pub fn end_on_panics() {
     let default_hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         if std::env::var_os("RUST_BACKTRACE").is_some_and(|value| value != "0") {
@@ -117,6 +118,7 @@ pub fn report_panics() {
         } else {
             let _ = writeln!(io::stderr(), "weightfs: {}", message(&report));
         }
+        std::process::abort();
     }));
 }
 
