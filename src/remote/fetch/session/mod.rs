@@ -1,0 +1,473 @@
+//! One loop receives requests and the results of transfers, and carries out what the planner decides.
+
+mod parts;
+
+use super::counted::Counted;
+use super::find::{Found, resolve};
+use super::kept::Version;
+use super::open::{self, Content, Opened};
+use super::remarks::cut;
+use super::trouble::Trouble;
+use crate::remote::cache::{self, Cache, Evicted, Object};
+use crate::remote::planner::{BLOCK, Event, HostId, Limits, ObjectId, PartId, Planner, TicketId};
+use crate::remote::protocol::{self, About, Channel, Failed, HEAD, Reply, Request};
+use crate::remote::transport::{self, Certainty, Client};
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::AbortHandle;
+
+/// Maximum number of files that are opened at a time.
+const OPENING_MAX: usize = 32;
+
+/// Maximum size of the paths in a message, in bytes: half of what a message may have.
+const ENTRIES_SIZE: usize = protocol::PACKET_MAX / 2;
+
+/// The numbers of requests are below this one. The loop's own needs have numbers from here on.
+const OWN: u64 = 1 << 63;
+
+/// Maximum number of inputs between two decisions of the planner.
+const TURN_MAX: usize = 1024;
+
+/// How many reasons of failed parts are kept for the tickets that fail because of them.
+const TROUBLES_MAX: u64 = 1024;
+
+/// Minimum time between two writes of what is known of trees.
+const KEEP_EVERY: Duration = Duration::from_secs(1);
+
+/// What the loop receives.
+pub(super) enum Input {
+    Request(Request),
+    /// The reading process has ended.
+    Ended,
+    Resolved {
+        id: u64,
+        found: Result<Found, Trouble>,
+    },
+    Opened {
+        id: u64,
+        tree: u32,
+        path: String,
+        head: u64,
+        opened: Box<Result<Opened, Trouble>>,
+    },
+    Received {
+        part: PartId,
+        bytes: u64,
+        evicted: Vec<Evicted>,
+    },
+    /// Bytes of a part that are in the cache already.
+    Skipped {
+        part: PartId,
+        bytes: u64,
+    },
+    Finished {
+        part: PartId,
+    },
+    Failed {
+        part: PartId,
+        trouble: Trouble,
+    },
+}
+
+/// A file that the reading process reads.
+struct Open {
+    version: Version,
+    /// `None` if it cannot be fetched.
+    remote: Option<transport::Object>,
+    local: Object,
+}
+
+/// A part that is being fetched.
+struct Part {
+    object: ObjectId,
+    range: Range<u64>,
+    abort: AbortHandle,
+    /// Bytes that are still to be written.
+    missing: u64,
+}
+
+/// The state of the loop.
+pub(super) struct Session {
+    channel: Arc<Channel>,
+    client: Client,
+    cache: Cache,
+    planner: Planner,
+    timeout: Duration,
+    ahead_total: u64,
+    offline: bool,
+    /// Whether the reading process has entered its sandbox. From then on it may be compromised, so only files that were
+    /// known before are opened.
+    is_sealed: bool,
+    epoch: Instant,
+    /// By their number.
+    trees: Vec<Found>,
+    /// Without those that were closed.
+    objects: HashMap<u32, Open>,
+    /// The number of the next object.
+    next_object: u32,
+    /// The requests for files of which the first bytes are being fetched, and the object, by the ticket.
+    opening_heads: HashMap<TicketId, (u64, ObjectId)>,
+    hosts: HashMap<String, HostId>,
+    /// The hosts of which the log says that their files have no reliable version.
+    unsure: HashSet<String>,
+    parts: HashMap<PartId, Part>,
+    /// The requests for files that are being probed.
+    probing: HashSet<u64>,
+    /// Why parts failed, as long as a ticket may fail for it.
+    troubles: HashMap<PartId, (Failed, String)>,
+    opening: Arc<Semaphore>,
+    inputs: mpsc::UnboundedSender<Input>,
+    counted: Counted,
+    /// The trees of which more is known than what the cache keeps, and when it was kept last.
+    unkept: HashSet<u32>,
+    kept_at: Option<Instant>,
+}
+
+impl Session {
+    /// Call this in the runtime of the loop.
+    pub fn new(
+        channel: Arc<Channel>,
+        client: Client,
+        cache: Cache,
+        limits: Limits,
+        offline: bool,
+        inputs: mpsc::UnboundedSender<Input>,
+    ) -> Self {
+        let Limits { timeout, ahead_total, .. } = limits;
+        let planner = Planner::new(limits, u64::from(std::process::id()));
+        let (trees, objects, opening_heads, hosts, unsure) = Default::default();
+        let (parts, probing, troubles, counted) = Default::default();
+        let (epoch, opening) = (Instant::now(), Arc::new(Semaphore::new(OPENING_MAX)));
+        Self {
+            channel,
+            client,
+            cache,
+            planner,
+            timeout,
+            ahead_total,
+            offline,
+            is_sealed: false,
+            epoch,
+            trees,
+            objects,
+            next_object: 0,
+            opening_heads,
+            hosts,
+            unsure,
+            parts,
+            probing,
+            troubles,
+            opening,
+            inputs,
+            counted,
+            unkept: HashSet::new(),
+            kept_at: None,
+        }
+    }
+
+    /// Runs until the reading process has ended.
+    pub async fn run(mut self, mut taken: mpsc::UnboundedReceiver<Input>) {
+        loop {
+            let wake = self.planner.wake_at().map(|at| tokio::time::Instant::from_std(self.epoch + at));
+            let input = match wake {
+                Some(at) => tokio::time::timeout_at(at, taken.recv()).await.ok(),
+                None => Some(taken.recv().await),
+            };
+            match input {
+                Some(None | Some(Input::Ended)) => return self.keep(),
+                Some(Some(input)) => self.take(input),
+                None => {}
+            }
+            // Inputs that have arrived already are handled before the planner decides.
+            for _ in 0..TURN_MAX {
+                let Ok(input) = taken.try_recv() else { break };
+                if matches!(input, Input::Ended) {
+                    return self.keep();
+                }
+                self.take(input);
+            }
+            let evicted = self.cache.take_evicted();
+            self.forget(evicted);
+            while let Some(action) = self.planner.poll(self.epoch.elapsed()) {
+                self.act(action);
+            }
+            let is_idle = self.parts.is_empty() && self.probing.is_empty();
+            if let Some(counts) = self.counted.report(is_idle, self.client.requests()) {
+                self.reply(&Reply::Counts(counts));
+            }
+            if !self.unkept.is_empty() && self.kept_at.is_none_or(|at| at.elapsed() >= KEEP_EVERY) {
+                self.keep();
+            }
+        }
+    }
+
+    /// Keeps in the cache what is known of trees.
+    fn keep(&mut self) {
+        for tree in std::mem::take(&mut self.unkept) {
+            if let Some(found) = self.trees.get(tree as usize) {
+                found.kept.keep(&self.cache, &found.name);
+            }
+        }
+        self.kept_at = Some(Instant::now());
+    }
+
+    fn event(&mut self, event: Event) {
+        self.planner.handle(self.epoch.elapsed(), event);
+    }
+
+    /// Sends a reply. If the other side is gone, the loop ends soon.
+    fn reply(&self, reply: &Reply) {
+        self.send(None, reply, &[]);
+    }
+
+    /// Sends a reply and descriptors. If the reply makes no message, the request `id` fails, so that nobody waits for
+    /// it.
+    fn send(&self, id: Option<u64>, reply: &Reply, beside: &[BorrowedFd]) {
+        let Err(error) = self.channel.send(reply, beside) else { return };
+        if error.raw_os_error().is_none() {
+            log::error!("a message to the reading process cannot be sent: {error}");
+            if let Some(id) = id {
+                let reason = "weightfs-fetch cannot describe it".to_owned();
+                let _ = self.channel.send(&Reply::Failed { id, failure: Failed::Lasting, reason }, &[]);
+            }
+        }
+    }
+
+    fn fail(&self, id: u64, failure: Failed, mut reason: String) {
+        cut(&mut reason);
+        self.reply(&Reply::Failed { id, failure, reason });
+    }
+
+    fn take(&mut self, input: Input) {
+        match input {
+            Input::Ended => {}
+            Input::Request(request) => self.request(request),
+            Input::Resolved { id, found: Ok(found) } => self.add_tree(id, found),
+            Input::Resolved { id, found: Err(trouble) } => self.fail(id, trouble.failed(), trouble.reason()),
+            Input::Opened { id, tree, path, head, opened } => {
+                self.probing.remove(&id);
+                match *opened {
+                    Ok(opened) => self.add_opened(id, tree, path, head, opened),
+                    Err(trouble) => self.fail(id, trouble.failed(), trouble.reason()),
+                }
+            }
+            Input::Received { part, bytes, evicted } => {
+                if let Some(running) = self.parts.get_mut(&part) {
+                    running.missing = running.missing.saturating_sub(bytes);
+                }
+                self.forget(evicted);
+                self.counted.bytes += bytes;
+                self.event(Event::Received { part, bytes });
+            }
+            Input::Skipped { part, bytes } => {
+                if let Some(running) = self.parts.get_mut(&part) {
+                    running.missing = running.missing.saturating_sub(bytes);
+                }
+                self.event(Event::Skipped { part, bytes });
+            }
+            Input::Finished { part } => {
+                self.parts.remove(&part);
+                self.event(Event::Finished { part });
+            }
+            Input::Failed { part, trouble } => {
+                self.parts.remove(&part);
+                self.troubles.retain(|old, _| old.0 + TROUBLES_MAX > part.0);
+                self.troubles.insert(part, (trouble.failed(), trouble.reason()));
+                self.event(Event::Failed { part, failure: trouble.failure() });
+            }
+        }
+    }
+
+    fn request(&mut self, request: Request) {
+        match request {
+            Request::Start(_) => {}
+            Request::Resolve { id, url } => self.resolve(id, url),
+            Request::Open { id, tree, path, head } => self.open(id, tree, path, head.min(HEAD)),
+            Request::Need { id, object, range, within } => {
+                let (range, within) = (range.start..range.end, within.start..within.end);
+                self.need(TicketId(id), ObjectId(object), range, within);
+            }
+            Request::Touched { object, range, within } => {
+                let (range, within) = (range.start..range.end, within.start..within.end);
+                if let Some(open) = self.objects.get(&object) {
+                    let end = range.end.div_ceil(BLOCK).min(open.local.blocks());
+                    (range.start / BLOCK..end).for_each(|block| open.local.clear_trigger(block));
+                }
+                self.event(Event::Touched { object: ObjectId(object), range, within });
+            }
+            Request::Cancel { id } => self.event(Event::Cancel { ticket: TicketId(id) }),
+            Request::Close { object } => {
+                self.event(Event::Closed { object: ObjectId(object) });
+                self.objects.remove(&object);
+            }
+            Request::Rest => {
+                self.is_sealed = true;
+                self.keep();
+                self.reply(&Reply::Rested);
+            }
+        }
+    }
+
+    fn resolve(&self, id: u64, url: String) {
+        if self.is_sealed {
+            return self.fail(id, Failed::Lasting, "no other URL can be opened after the mount".into());
+        }
+        let (client, cache, inputs) = (self.client.clone(), self.cache.clone(), self.inputs.clone());
+        let (timeout, offline) = (self.timeout, self.offline);
+        tokio::spawn(async move {
+            let found = resolve(&client, &cache, &url, timeout, offline).await;
+            let _ = inputs.send(Input::Resolved { id, found });
+        });
+    }
+
+    fn add_tree(&mut self, id: u64, found: Found) {
+        let number = self.trees.len() as u32;
+        let kept = &found.kept;
+        let about = About {
+            url: kept.url.clone(),
+            path: kept.path.clone(),
+            is_listed: kept.is_listed,
+            is_public: kept.is_public(),
+            mtime: kept.mtime(),
+        };
+        self.send(Some(id), &Reply::Tree { id, tree: number, about, entries: kept.files.len() as u64 }, &[]);
+        let mut entries = Vec::new();
+        let mut size = 0;
+        for (path, file) in &kept.files {
+            size += path.len() + 20;
+            entries.push((path.clone(), file.len));
+            if size > ENTRIES_SIZE {
+                let entries = std::mem::take(&mut entries);
+                self.send(Some(id), &Reply::Entries { tree: number, entries }, &[]);
+                size = 0;
+            }
+        }
+        if !entries.is_empty() {
+            self.send(Some(id), &Reply::Entries { tree: number, entries }, &[]);
+        }
+        self.trees.push(found);
+    }
+
+    fn open(&mut self, id: u64, tree: u32, path: String, head: u64) {
+        let Some(found) = self.trees.get(tree as usize) else {
+            return self.fail(id, Failed::Lasting, "no such tree".into());
+        };
+        if self.is_sealed && !found.kept.files.contains_key(&path) {
+            return self.fail(id, Failed::Lasting, "not found when it was mounted; mount it again".into());
+        }
+        let Some(live) = found.tree.clone() else {
+            let opened = Box::new(open::open_kept(&self.cache, &found.kept, &path));
+            let _ = self.inputs.send(Input::Opened { id, tree, path, head, opened });
+            return;
+        };
+        let listed = live.file(&path).and_then(|file| file.object.as_ref());
+        let known = listed.or_else(|| found.opened.get(&path)).cloned();
+        let (client, cache, timeout) = (self.client.clone(), self.cache.clone(), self.timeout);
+        let (inputs, opening) = (self.inputs.clone(), self.opening.clone());
+        if known.is_none() {
+            self.probing.insert(id);
+        }
+        tokio::spawn(async move {
+            let _permit = opening.acquire().await;
+            let opened = match known {
+                Some(remote) => open::open_known(&cache, remote),
+                None => open::probe(&client, &cache, &live, &path, head, timeout).await,
+            };
+            let _ = inputs.send(Input::Opened { id, tree, path, head, opened: Box::new(opened) });
+        });
+    }
+
+    fn add_opened(&mut self, id: u64, tree: u32, path: String, head: u64, opened: Opened) {
+        let Opened { version, content, received } = opened;
+        self.counted.bytes += received;
+        let mut host = String::new();
+        if let Some(found) = self.trees.get_mut(tree as usize) {
+            host = host_of(&found.kept.url);
+            if let Content::Blocks { remote: Some(remote), .. } = &content {
+                if found.kept.add(&path, remote) {
+                    self.unkept.insert(tree);
+                }
+                let listed = found.tree.as_ref().and_then(|tree| tree.file(&path)?.object.as_ref());
+                if listed.is_none() {
+                    found.opened.insert(path, remote.clone());
+                }
+            }
+        }
+        match content {
+            Content::Blocks { remote, local } => self.add_object(id, &host, head, Open { version, remote, local }),
+            Content::Whole { file, len } => {
+                let Version { is_public, mtime, .. } = version;
+                self.send(Some(id), &Reply::Whole { id, len, is_public, mtime }, &[file.as_fd()]);
+            }
+        }
+    }
+
+    /// Numbers an object, and announces it when its first bytes are present: a reader asks for them next.
+    fn add_object(&mut self, id: u64, host: &str, head: u64, open: Open) {
+        let number = ObjectId(self.next_object);
+        self.next_object += 1;
+        self.warn_if_unsure(host, &open);
+        let next = HostId(self.hosts.len() as u32);
+        let host = *self.hosts.entry(host.to_owned()).or_insert(next);
+        let len = open.local.len();
+        self.objects.insert(number.0, open);
+        self.event(Event::Opened { object: number, len, host });
+        let ticket = TicketId(OWN | id);
+        self.opening_heads.insert(ticket, (id, number));
+        self.need(ticket, number, 0..head.min(len), 0..0);
+    }
+
+    /// Logs that a change on the server may go unnoticed, once for each host.
+    fn warn_if_unsure(&mut self, host: &str, open: &Open) {
+        let Some(remote) = &open.remote else { return };
+        let noticed = match remote.certainty() {
+            Certainty::Exact => return,
+            Certainty::Date => "only a change of the date or the length is noticed",
+            Certainty::Length => "only a change of the length is noticed",
+        };
+        if self.unsure.insert(host.to_owned()) {
+            log::warn!("{}: the server gives no strong ETag: {noticed}", remote.name());
+        }
+    }
+
+    /// Sends the descriptors of an object.
+    fn announce(&self, id: u64, object: ObjectId) {
+        let Some(open) = self.objects.get(&object.0) else { return };
+        match open.local.descriptors() {
+            Ok(cache::Descriptors { data, present, marks, lock }) => {
+                let beside = [data.as_fd(), present.as_fd(), marks.as_fd(), lock.as_fd()];
+                let Version { is_public, mtime, .. } = open.version;
+                let reply = Reply::Object { id, object: object.0, len: open.local.len(), is_public, mtime };
+                self.send(Some(id), &reply, &beside);
+            }
+            Err(error) => self.fail(id, Failed::Transient, error.to_string()),
+        }
+    }
+
+    /// Answers the request of a ticket.
+    fn answer(&mut self, ticket: TicketId, answer: Result<(), (Failed, String)>) {
+        match (self.opening_heads.remove(&ticket), answer) {
+            (None, Ok(())) => self.reply(&Reply::Ready { id: ticket.0 }),
+            (None, Err((failure, reason))) => self.fail(ticket.0, failure, reason),
+            (Some((id, object)), Ok(())) => self.announce(id, object),
+            (Some((id, object)), Err((failure, reason))) => {
+                self.event(Event::Closed { object });
+                self.objects.remove(&object.0);
+                self.fail(id, failure, reason);
+            }
+        }
+    }
+}
+
+/// Scheme and host of a URL. Connection limits and rate limits apply to each of them.
+fn host_of(url: &str) -> String {
+    match url.split_once("://") {
+        // All repositories are on the same host.
+        Some(("hf", _)) | None => "hf".into(),
+        Some((scheme, rest)) => format!("{scheme}://{}", rest.split('/').next().unwrap_or_default()),
+    }
+}
