@@ -54,6 +54,8 @@ fn offered(scene: &Scene, line: &str) -> [(&'static str, Vec<String>); 3] {
 fn typed(scene: &Scene, shell: &str, line: &str, key: &str) -> Vec<String> {
     let mut command = scene.command("script");
     command.args(["-qc", shell, "/dev/null"]).env("TERM", "dumb").env("ZDOTDIR", scene.dir.path());
+    // What is typed here does not belong into the history of the user.
+    command.env("HISTFILE", "/dev/null");
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let (mut keys, mut screen) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
     let mut shown = Vec::new();
