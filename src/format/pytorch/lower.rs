@@ -13,9 +13,10 @@ use super::{RANK_MAX, STATE_DICT, UNNAMED};
 use crate::format::header::{HeaderBuilder, Mode, NewTensor};
 use crate::format::metadata::{Scalar, Value as Metadata};
 use crate::text::{brackets, write_json_string};
-use std::borrow::Cow;
-use std::collections::HashSet;
 use std::ops::Range;
+
+/// Maximum number of values that are visited, by all paths.
+const VISITS_MAX: usize = 1 << 28;
 
 /// Maximum depth of nested values.
 const DEPTH_MAX: usize = 200;
@@ -43,15 +44,45 @@ struct Tensor {
 /// What a value is.
 enum Kind<'t> {
     /// A function that builds a tensor, and its arguments.
-    Tensor { function: &'t str, args: &'t [Value] },
-    /// A mapping.
-    Dict(Cow<'t, [(Value, Value)]>),
+    Tensor {
+        function: &'t str,
+        args: &'t [Value],
+    },
+    Dict(Mapping<'t>),
     /// A sequence.
     List(&'t [Value]),
     /// An object of another class.
     Object(&'t Object),
     /// A value of one line.
     Scalar(Scalar, String),
+}
+
+/// A mapping: a dict, or the arguments of a class of dicts and the items that are added. Nothing is copied, because many
+/// objects can share their arguments.
+#[derive(Clone, Copy)]
+struct Mapping<'t> {
+    tree: &'t Tree<'t>,
+    /// Dicts and lists of pairs.
+    args: &'t [Value],
+    added: &'t [(Value, Value)],
+}
+
+impl<'t> Mapping<'t> {
+    fn items(self) -> impl Iterator<Item = (Value, Value)> + 't {
+        let Self { tree, args, added } = self;
+        // Python 2 writes pairs.
+        let pairs = args.iter().flat_map(move |arg| tree.elements(*arg)).filter_map(move |pair| {
+            let [key, value] = tree.elements(*pair) else { return None };
+            Some((*key, *value))
+        });
+        args.iter().flat_map(move |arg| tree.items(*arg)).copied().chain(pairs).chain(added.iter().copied())
+    }
+
+    /// How many values are looked at to find one.
+    fn work(self) -> usize {
+        let given = self.args.iter().map(|arg| self.tree.elements(*arg).len() + self.tree.items(*arg).len());
+        given.sum::<usize>() + self.added.len()
+    }
 }
 
 /// The state of a walk through a tree.
@@ -70,14 +101,14 @@ pub struct Lowering<'a> {
 /// Adds everything in the tree to the header.
 pub fn lower(tree: &Tree, archive: &Archive, builder: &mut HeaderBuilder) -> Result<(), Error> {
     // A value can be reached by several paths, but a program writes few such values.
-    let visits = 8 * tree.values + 1000;
+    let visits = (8 * tree.values + 1000).min(VISITS_MAX);
     let (path, text) = (String::new(), TEXT_MAX);
     let mut lowering = Lowering { tree, archive, builder, path, visits, text, only_tensors: false };
     let root = tree.root;
     let Some(inner) = lowering.state_dict(root)? else { return lowering.walk(root, 0) };
     lowering.walk(inner, 1)?;
     let Kind::Dict(items) = lowering.kind(root) else { return Ok(()) };
-    let others = items.iter().filter(|(key, _)| !tree.is_text(*key, STATE_DICT));
+    let others = items.items().filter(|(key, _)| !tree.is_text(*key, STATE_DICT));
     lowering.items(others, 0)
 }
 
@@ -86,10 +117,10 @@ impl<'a> Lowering<'a> {
     fn state_dict(&mut self, root: Value) -> Result<Option<Value>, Error> {
         let Kind::Dict(items) = self.kind(root) else { return Ok(None) };
         let mut inner = None;
-        for (key, value) in items.iter() {
-            if self.tree.is_text(*key, STATE_DICT) {
-                inner = Some(*value);
-            } else if self.holds_tensor(*value, 1)? {
+        for (key, value) in items.items() {
+            if self.tree.is_text(key, STATE_DICT) {
+                inner = Some(value);
+            } else if self.holds_tensor(value, 1)? {
                 return Ok(None);
             }
         }
@@ -113,7 +144,7 @@ impl<'a> Lowering<'a> {
         match kind(tree, value) {
             Kind::Tensor { .. } => Ok(true),
             Kind::Scalar(_, text) => self.count(text.len()).map(|()| false),
-            Kind::Dict(items) => any(&mut items.iter().map(|(_, value)| *value)),
+            Kind::Dict(items) => any(&mut items.items().map(|(_, value)| value)),
             Kind::List(values) => any(&mut values.iter().copied()),
             Kind::Object(object) => {
                 let items = object.items.iter();
@@ -156,17 +187,17 @@ impl<'a> Lowering<'a> {
         self.visit(depth)?;
         match self.kind(value) {
             Kind::Tensor { function, args } => self.tensor(function, args, depth),
-            Kind::Dict(items) => self.items(items.iter(), depth),
+            Kind::Dict(items) => self.items(items.items(), depth),
             Kind::List(values) => self.list(values, depth),
             Kind::Object(object) => self.object(object, depth),
             Kind::Scalar(scalar, text) => self.metadata(Metadata::scalar(scalar, text)),
         }
     }
 
-    fn items<'i>(&mut self, items: impl Iterator<Item = &'i (Value, Value)>, depth: usize) -> Result<(), Error> {
+    fn items(&mut self, items: impl Iterator<Item = (Value, Value)>, depth: usize) -> Result<(), Error> {
         for (key, value) in items {
-            let key = self.key(*key);
-            self.at(&key, |lowering| lowering.walk(*value, depth + 1))?;
+            let key = self.key(key);
+            self.at(&key, |lowering| lowering.walk(value, depth + 1))?;
         }
         Ok(())
     }
@@ -266,24 +297,23 @@ impl<'a> Lowering<'a> {
         };
         self.metadata(Metadata::string(class))?;
         // A state of slots is a tuple of a dict and a dict.
+        let single = [object.state];
         let states = match object.state {
-            Value::Tuple(_) => self.tree.elements(object.state).to_vec(),
-            state => vec![state],
+            Value::Tuple(_) => self.tree.elements(object.state),
+            _ => &single,
         };
-        // These are searched for keys.
-        let searched = states.iter().map(|state| 1 + self.tree.items(*state).len()).sum();
-        self.spend(searched)?;
-        let is_module = |state: &Value| self.find(*state, "_parameters").and(self.find(*state, "_modules")).is_some();
-        if let Some(state) = states.iter().find(|state| is_module(state)) {
-            return self.module(*state, depth);
+        for state in states {
+            if self.find(*state, "_parameters")?.is_some() && self.find(*state, "_modules")?.is_some() {
+                return self.module(*state, depth);
+            }
         }
         for state in states {
-            if is_container(state) {
-                self.walk_into(state, depth + 1)?;
+            if is_container(*state) {
+                self.walk_into(*state, depth + 1)?;
             }
         }
         if let Some(items) = &object.items {
-            self.items(items.dict.iter(), depth)?;
+            self.items(items.dict.iter().copied(), depth)?;
             if !items.list.is_empty() {
                 self.list(&items.list, depth)?;
             }
@@ -305,19 +335,24 @@ impl<'a> Lowering<'a> {
 
     /// Adds the parameters and the buffers of a module, as `torch.nn.Module.state_dict` does.
     fn module(&mut self, state: Value, depth: usize) -> Result<(), Error> {
-        let left_out = self.find(state, "_non_persistent_buffers_set");
-        let left_out: HashSet<&str> = left_out.map_or(HashSet::new(), |set| {
-            let Kind::List(names) = self.kind(set) else { return HashSet::new() };
-            names.iter().filter_map(|name| self.tree.text(*name)).collect()
-        });
+        let left_out = match self.find(state, "_non_persistent_buffers_set")?.map(|set| self.kind(set)) {
+            Some(Kind::List(names)) => names,
+            _ => &[],
+        };
         for kind in ["_parameters", "_buffers", "_modules"] {
-            let Some(part) = self.find(state, kind) else { continue };
+            let Some(part) = self.find(state, kind)? else { continue };
             let Kind::Dict(items) = self.kind(part) else { continue };
-            for (key, value) in items.iter() {
-                let is_left_out = kind == "_buffers" && self.tree.text(*key).is_some_and(|key| left_out.contains(key));
-                if *value != Value::None && !is_left_out {
-                    let key = self.key(*key);
-                    self.at(&key, |lowering| lowering.walk(*value, depth + 1))?;
+            for (key, value) in items.items() {
+                self.visit(depth)?;
+                let key = self.key(key);
+                if kind == "_buffers" {
+                    self.spend(left_out.len())?;
+                    if left_out.iter().any(|name| self.tree.is_text(*name, &key)) {
+                        continue;
+                    }
+                }
+                if value != Value::None {
+                    self.at(&key, |lowering| lowering.walk(value, depth + 1))?;
                 }
             }
         }
@@ -325,10 +360,11 @@ impl<'a> Lowering<'a> {
     }
 
     /// The value of a key of a dict.
-    fn find(&self, dict: Value, key: &str) -> Option<Value> {
-        let Kind::Dict(items) = self.kind(dict) else { return None };
-        let found = items.iter().find(|(found, _)| self.tree.is_text(*found, key));
-        found.map(|(_, value)| *value)
+    fn find(&mut self, dict: Value, key: &str) -> Result<Option<Value>, Error> {
+        let Kind::Dict(items) = self.kind(dict) else { return Ok(None) };
+        // Many objects can share a dict.
+        self.spend(1 + items.work())?;
+        Ok(items.items().find(|(found, _)| self.tree.is_text(*found, key)).map(|(_, value)| value))
     }
 
     /// Adds what a function of torch builds.
@@ -474,10 +510,11 @@ impl<'a> Lowering<'a> {
     fn check_bits(&self, bits: Option<Value>) -> Result<(), Fault> {
         let Some(bits) = bits else { return Ok(()) };
         // Torch writes at most two items, and several tensors can share what another program writes.
-        if self.tree.items(bits).len() > 16 || matches!(bits, Value::Object(_)) {
+        let items = self.tree.items(bits);
+        if items.len() > 16 || matches!(bits, Value::Object(_)) {
             return Err(Fault::Arguments { function: "_rebuild_tensor".to_owned() });
         }
-        let has = |key| self.find(bits, key) == Some(Value::Bool(true));
+        let has = |text| items.iter().any(|(key, value)| self.tree.is_text(*key, text) && *value == Value::Bool(true));
         match () {
             () if has("conj") => Err(Fault::Lazy { what: "conjugate", method: "resolve_conj" }),
             () if has("neg") => Err(Fault::Lazy { what: "negative", method: "resolve_neg" }),
@@ -579,7 +616,7 @@ fn kind<'t>(tree: &'t Tree, value: Value) -> Kind<'t> {
         Value::Float(value) => Kind::Scalar(Scalar::F64, float(value)),
         Value::Text(span) | Value::Bytes(span) => string(String::from_utf8_lossy(tree.bytes(span)).into_owned()),
         Value::Tuple(_) | Value::List(_) => Kind::List(tree.elements(value)),
-        Value::Dict(_) => Kind::Dict(tree.items(value).into()),
+        Value::Dict(_) => Kind::Dict(Mapping { tree, args: &[], added: tree.items(value) }),
         Value::Global(_) => string(match tree.global(value) {
             Some(("torch", name)) => format!("torch.{name}"),
             Some((module, name)) => format!("<{module}.{name}>"),
@@ -605,19 +642,8 @@ fn object_kind<'t>(tree: &'t Tree, object: &'t Object) -> Kind<'t> {
     match (module, name) {
         ("collections", "OrderedDict" | "Counter" | "defaultdict") | ("builtins" | "__builtin__", "dict") => {
             let added = items.map_or(&[][..], |items| &items.dict);
-            // The arguments can have a dict, or the pairs that Python 2 writes.
-            let pairs = first.map_or(&[][..], |first| tree.elements(first)).iter();
-            let pairs = pairs.filter_map(|pair| match tree.elements(*pair) {
-                [key, value] => Some((*key, *value)),
-                _ => None,
-            });
-            let given = args.iter().flat_map(|arg| tree.items(*arg)).copied();
-            let mut given: Vec<_> = given.chain(pairs).collect();
-            if given.is_empty() {
-                return Kind::Dict(added.into());
-            }
-            given.extend(added);
-            Kind::Dict(given.into())
+            // The class of a default value precedes the items.
+            Kind::Dict(Mapping { tree, args: &args[..args.len().min(2)], added })
         }
         ("torch", "Size") | ("builtins" | "__builtin__", "set" | "frozenset" | "list" | "tuple") => {
             Kind::List(first.map_or(&[], |first| tree.elements(first)))

@@ -2,13 +2,17 @@
 //! names, and an object is the names of its class, its arguments and its state.
 //!
 //! Source: `Lib/pickletools.py` of CPython 3.13. The opcodes are those of protocols 2 to 5 that torch, Python and
-//! Lightning write for checkpoints. Others are refused. There is no recursion, and memory is bounded by a number of
-//! values: a value that is used many times is stored once.
+//! Lightning write for checkpoints. Others are refused. There is no recursion, and a value that is used many times is
+//! stored once. One opcode of a byte can make a value of many bytes, so the memory that is allocated is counted.
 
-use std::collections::HashMap;
+/// Memory that a pickle may take for each of its bytes, in bytes. A large state dict takes 6.
+const HEAP_PER_BYTE: usize = 8;
 
-/// Maximum number of values that a pickle may have.
-const VALUES_MAX: usize = 1 << 25;
+/// Memory that every pickle may take in addition, in bytes.
+const HEAP_BASE: usize = 64 << 20;
+
+/// What an allocation takes in addition to its size, in bytes.
+const ALLOCATION: usize = 16;
 
 /// A place in the pickle, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,18 +116,62 @@ pub enum Fault {
     Memo { number: u32 },
     #[error("{what} has another type")]
     Type { what: &'static str },
-    #[error("more than {VALUES_MAX} values")]
-    TooMany,
+    #[error("a key has no value")]
+    NoValue,
+    #[error("its values take more than {max} bytes of memory")]
+    Heap { max: usize },
+}
+
+/// The memory that the interpreter may allocate.
+struct Heap {
+    max: usize,
+    left: usize,
+}
+
+impl Heap {
+    fn new(len: usize) -> Self {
+        let max = len.saturating_mul(HEAP_PER_BYTE).saturating_add(HEAP_BASE);
+        Self { max, left: max }
+    }
+
+    /// Counts bytes.
+    fn take(&mut self, bytes: usize) -> Result<(), Fault> {
+        self.left = self.left.checked_sub(bytes).ok_or(Fault::Heap { max: self.max })?;
+        Ok(())
+    }
+
+    /// Makes room for more elements. Every vector of the interpreter grows in this way only.
+    fn reserve<T>(&mut self, vec: &mut Vec<T>, more: usize) -> Result<(), Fault> {
+        let (old, needed) = (vec.capacity(), vec.len().saturating_add(more));
+        if needed <= old {
+            return Ok(());
+        }
+        let new = needed.max(old.saturating_mul(2));
+        let first = if old == 0 { ALLOCATION } else { 0 };
+        self.take((new - old).saturating_mul(size_of::<T>()).saturating_add(first))?;
+        vec.try_reserve_exact(new - vec.len()).map_err(|_| Fault::Heap { max: self.max })
+    }
+
+    /// Adds an element. Returns its index.
+    fn push<T>(&mut self, vec: &mut Vec<T>, element: T) -> Result<u32, Fault> {
+        self.reserve(vec, 1)?;
+        vec.push(element);
+        Ok(vec.len() as u32 - 1)
+    }
 }
 
 /// The state of the interpreter.
 struct Machine<'i> {
     tree: Tree<'i>,
+    heap: Heap,
     at: usize,
     stack: Vec<Value>,
     /// The lengths of the stack at the marks.
-    marks: Vec<usize>,
-    memo: HashMap<u32, Value>,
+    marks: Vec<u32>,
+    /// The stored values by their numbers. Writers count from 0.
+    memo: Vec<Option<Value>>,
+    /// How many of them are stored.
+    stored: u32,
 }
 
 /// Reads a pickle.
@@ -141,7 +189,8 @@ pub fn load(bytes: &[u8]) -> Result<Tree<'_>, Broken> {
         len: 0,
         values: 0,
     };
-    let mut machine = Machine { tree, at: 0, stack: Vec::new(), marks: Vec::new(), memo: HashMap::new() };
+    let (heap, stack) = (Heap::new(bytes.len()), Vec::new());
+    let mut machine = Machine { tree, heap, at: 0, stack, marks: Vec::new(), memo: Vec::new(), stored: 0 };
     loop {
         let at = machine.at;
         match machine.step() {
@@ -248,12 +297,15 @@ impl Machine<'_> {
                 self.tree.root = self.pop()?;
                 return Ok(false);
             }
-            b'(' => self.marks.push(self.stack.len()),
+            b'(' => drop(self.heap.push(&mut self.marks, self.stack.len() as u32)?),
             b'0' => match self.marks.last() {
-                Some(mark) if *mark == self.stack.len() => drop(self.marks.pop()),
+                Some(mark) if *mark as usize == self.stack.len() => drop(self.marks.pop()),
                 _ => drop(self.pop()?),
             },
-            b'1' => drop(self.pop_mark()?),
+            b'1' => {
+                let start = self.pop_mark()?;
+                self.stack.truncate(start);
+            }
             b'2' => {
                 let top = self.top()?;
                 self.push(top)?;
@@ -289,39 +341,31 @@ impl Machine<'_> {
             b'B' => self.binary(4)?,
             0x8e => self.binary(8)?,
             0x96 => self.binary(8)?,
-            b')' => self.tuple(Vec::new())?,
-            0x85 => self.tuple_of(1)?,
-            0x86 => self.tuple_of(2)?,
-            0x87 => self.tuple_of(3)?,
+            b')' => self.tuple(self.stack.len())?,
+            0x85..=0x87 => self.tuple(self.last(usize::from(opcode - 0x84))?)?,
             b't' => {
-                let values = self.pop_mark()?;
-                self.tuple(values)?;
+                let start = self.pop_mark()?;
+                self.tuple(start)?;
             }
-            b']' | 0x8f => self.list(Vec::new())?,
+            b']' | 0x8f => self.list(self.stack.len())?,
             b'l' | 0x91 => {
-                let values = self.pop_mark()?;
-                self.list(values)?;
+                let start = self.pop_mark()?;
+                self.list(start)?;
             }
-            b'}' => self.dict(Vec::new())?,
+            b'}' => self.dict(self.stack.len())?,
             b'd' => {
-                let items = pairs(&self.pop_mark()?)?;
-                self.dict(items)?;
+                let start = self.pop_mark()?;
+                self.dict(start)?;
             }
-            b'a' => {
-                let value = self.pop()?;
-                self.append(vec![value])?;
-            }
+            b'a' => self.append(self.last(1)?)?,
             b'e' | 0x90 => {
-                let values = self.pop_mark()?;
-                self.append(values)?;
+                let start = self.pop_mark()?;
+                self.append(start)?;
             }
-            b's' => {
-                let (value, key) = (self.pop()?, self.pop()?);
-                self.set(vec![(key, value)])?;
-            }
+            b's' => self.set(self.last(2)?)?,
             b'u' => {
-                let items = pairs(&self.pop_mark()?)?;
-                self.set(items)?;
+                let start = self.pop_mark()?;
+                self.set(start)?;
             }
             b'q' => {
                 let number = self.number(1)? as u32;
@@ -331,7 +375,7 @@ impl Machine<'_> {
                 let number = self.number(4)? as u32;
                 self.remember(number)?;
             }
-            0x94 => self.remember(self.memo.len() as u32)?,
+            0x94 => self.remember(self.stored)?,
             b'h' => {
                 let number = self.number(1)? as u32;
                 self.recall(number)?;
@@ -359,7 +403,7 @@ impl Machine<'_> {
             0x92 => {
                 let (named, args, class) = (self.pop()?, self.pop()?, self.pop()?);
                 self.object(class, args, false)?;
-                self.set(self.tree.items(named).to_vec())?;
+                self.set_named(named)?;
             }
             b'b' => {
                 let state = self.pop()?;
@@ -369,8 +413,8 @@ impl Machine<'_> {
             }
             b'Q' => {
                 let id = self.pop()?;
-                self.tree.persistent.push(id);
-                self.push(Value::Persistent(self.tree.persistent.len() as u32 - 1))?;
+                let at = self.heap.push(&mut self.tree.persistent, id)?;
+                self.push(Value::Persistent(at))?;
             }
             b'i' => return Err(Fault::Code { name: "INST" }),
             b'o' => return Err(Fault::Code { name: "OBJ" }),
@@ -412,20 +456,20 @@ impl Machine<'_> {
         usize::try_from(len).ok().filter(|len| *len <= left).ok_or(Fault::Length { len, left })
     }
 
-    /// Pushes a value. Each is counted, so that memory is bounded.
     fn push(&mut self, value: Value) -> Result<(), Fault> {
+        self.insert(self.stack.len(), value)
+    }
+
+    /// Adds a value to the stack, below those that it will hold.
+    fn insert(&mut self, at: usize, value: Value) -> Result<(), Fault> {
         self.tree.values += 1;
-        if self.tree.values > VALUES_MAX {
-            return Err(Fault::TooMany);
-        }
-        self.stack.push(value);
+        self.heap.reserve(&mut self.stack, 1)?;
+        self.stack.insert(at, value);
         Ok(())
     }
 
     fn pop(&mut self) -> Result<Value, Fault> {
-        if self.marks.last().is_some_and(|mark| *mark >= self.stack.len()) {
-            return Err(Fault::Stack);
-        }
+        self.last(1)?;
         self.stack.pop().ok_or(Fault::Stack)
     }
 
@@ -433,10 +477,17 @@ impl Machine<'_> {
         self.stack.last().copied().ok_or(Fault::Stack)
     }
 
-    /// The values above the last mark.
-    fn pop_mark(&mut self) -> Result<Vec<Value>, Fault> {
-        let mark = self.marks.pop().filter(|mark| *mark <= self.stack.len()).ok_or(Fault::Stack)?;
-        Ok(self.stack.split_off(mark))
+    /// Where the values above the last mark begin in the stack.
+    fn pop_mark(&mut self) -> Result<usize, Fault> {
+        let mark = self.marks.pop().map(|mark| mark as usize);
+        mark.filter(|mark| *mark <= self.stack.len()).ok_or(Fault::Stack)
+    }
+
+    /// Where the last `count` values begin in the stack. They must be above the last mark.
+    fn last(&self, count: usize) -> Result<usize, Fault> {
+        let start = self.stack.len().checked_sub(count).ok_or(Fault::Stack)?;
+        let is_below = self.marks.last().is_some_and(|mark| *mark as usize > start);
+        if is_below { Err(Fault::Stack) } else { Ok(start) }
     }
 
     fn unsigned(&mut self, len: usize) -> Result<(), Fault> {
@@ -476,89 +527,114 @@ impl Machine<'_> {
         Ok(span)
     }
 
-    fn tuple_of(&mut self, len: usize) -> Result<(), Fault> {
-        let start = self.stack.len().checked_sub(len).ok_or(Fault::Stack)?;
-        if self.marks.last().is_some_and(|mark| *mark > start) {
-            return Err(Fault::Stack);
-        }
-        let values = self.stack.split_off(start);
-        self.tuple(values)
-    }
-
-    fn tuple(&mut self, values: Vec<Value>) -> Result<(), Fault> {
-        let tree = &mut self.tree;
-        tree.tuples.push((tree.in_tuples.len() as u32, values.len() as u32));
-        tree.in_tuples.extend(values);
-        let at = tree.tuples.len() as u32 - 1;
+    /// Makes a tuple of the values from `start` on in the stack.
+    fn tuple(&mut self, start: usize) -> Result<(), Fault> {
+        let Self { tree, heap, stack, .. } = self;
+        let len = stack.len() - start;
+        heap.reserve(&mut tree.in_tuples, len)?;
+        let at = heap.push(&mut tree.tuples, (tree.in_tuples.len() as u32, len as u32))?;
+        tree.in_tuples.extend(stack.drain(start..));
         self.push(Value::Tuple(at))
     }
 
-    fn list(&mut self, values: Vec<Value>) -> Result<(), Fault> {
-        self.tree.lists.push(values);
-        self.push(Value::List(self.tree.lists.len() as u32 - 1))
+    /// Makes a list or a set of the values from `start` on in the stack.
+    fn list(&mut self, start: usize) -> Result<(), Fault> {
+        let at = self.heap.push(&mut self.tree.lists, Vec::new())?;
+        self.insert(start, Value::List(at))?;
+        self.append(start + 1)
     }
 
-    fn dict(&mut self, items: Vec<(Value, Value)>) -> Result<(), Fault> {
-        self.tree.dicts.push(items);
-        self.push(Value::Dict(self.tree.dicts.len() as u32 - 1))
+    /// Makes a dict of the values from `start` on in the stack.
+    fn dict(&mut self, start: usize) -> Result<(), Fault> {
+        let at = self.heap.push(&mut self.tree.dicts, Vec::new())?;
+        self.insert(start, Value::Dict(at))?;
+        self.set(start + 1)
     }
 
     fn global(&mut self, module: Span, name: Span) -> Result<(), Fault> {
-        self.tree.globals.push((module, name));
-        self.push(Value::Global(self.tree.globals.len() as u32 - 1))
+        let at = self.heap.push(&mut self.tree.globals, (module, name))?;
+        self.push(Value::Global(at))
     }
 
     fn object(&mut self, class: Value, args: Value, is_call: bool) -> Result<(), Fault> {
-        // An object takes as much memory as several values.
-        self.tree.values += 3;
-        self.tree.objects.push(Object { class, is_call, args, state: Value::None, items: None });
-        self.push(Value::Object(self.tree.objects.len() as u32 - 1))
+        let object = Object { class, is_call, args, state: Value::None, items: None };
+        let at = self.heap.push(&mut self.tree.objects, object)?;
+        self.push(Value::Object(at))
     }
 
-    /// Adds values to the list, the set or the object on top.
-    fn append(&mut self, values: Vec<Value>) -> Result<(), Fault> {
-        match self.top()? {
-            Value::List(at) => self.tree.lists[at as usize].extend(values),
-            Value::Object(at) => {
-                self.tree.objects[at as usize].items.get_or_insert_default().list.extend(values);
-            }
+    /// Adds the values from `start` on in the stack to the list, the set or the object before them.
+    fn append(&mut self, start: usize) -> Result<(), Fault> {
+        let target = self.target(start)?;
+        let Self { tree, heap, stack, .. } = self;
+        let list = match target {
+            Value::List(at) => &mut tree.lists[at as usize],
+            Value::Object(at) => &mut added(&mut tree.objects[at as usize], heap)?.list,
             _ => return Err(Fault::Type { what: "what values are added to" }),
-        }
+        };
+        heap.reserve(list, stack.len() - start)?;
+        list.extend(stack.drain(start..));
         Ok(())
     }
 
-    /// Adds items to the dict or the object on top.
-    fn set(&mut self, items: Vec<(Value, Value)>) -> Result<(), Fault> {
-        match self.top()? {
-            Value::Dict(at) => self.tree.dicts[at as usize].extend(items),
-            Value::Object(at) => {
-                self.tree.values += items.len();
-                self.tree.objects[at as usize].items.get_or_insert_default().dict.extend(items);
-            }
-            _ => return Err(Fault::Type { what: "what items are added to" }),
+    /// Adds the items from `start` on in the stack to the dict or the object before them.
+    fn set(&mut self, start: usize) -> Result<(), Fault> {
+        let target = self.target(start)?;
+        let Self { tree, heap, stack, .. } = self;
+        let (pairs, rest) = stack[start..].as_chunks::<2>();
+        if !rest.is_empty() {
+            return Err(Fault::NoValue);
         }
-        if self.tree.values > VALUES_MAX { Err(Fault::TooMany) } else { Ok(()) }
+        let dict = match target {
+            Value::Dict(at) => &mut tree.dicts[at as usize],
+            Value::Object(at) => &mut added(&mut tree.objects[at as usize], heap)?.dict,
+            _ => return Err(Fault::Type { what: "what items are added to" }),
+        };
+        heap.reserve(dict, pairs.len())?;
+        dict.extend(pairs.iter().map(|[key, value]| (*key, *value)));
+        stack.truncate(start);
+        Ok(())
+    }
+
+    /// Adds the named arguments of the object on top.
+    fn set_named(&mut self, named: Value) -> Result<(), Fault> {
+        let (Value::Dict(dict), Value::Object(at)) = (named, self.top()?) else { return Ok(()) };
+        let Self { tree, heap, .. } = self;
+        let (from, to) = (&tree.dicts[dict as usize], &mut added(&mut tree.objects[at as usize], heap)?.dict);
+        heap.reserve(to, from.len())?;
+        to.extend_from_slice(from);
+        Ok(())
+    }
+
+    /// The value before `start` in the stack.
+    fn target(&self, start: usize) -> Result<Value, Fault> {
+        start.checked_sub(1).and_then(|at| self.stack.get(at)).copied().ok_or(Fault::Stack)
     }
 
     fn remember(&mut self, number: u32) -> Result<(), Fault> {
-        let top = self.top()?;
-        self.memo.insert(number, top);
+        let (top, at) = (self.top()?, number as usize);
+        let len = self.memo.len();
+        if at >= len {
+            self.heap.reserve(&mut self.memo, at + 1 - len)?;
+            self.memo.resize(at + 1, None);
+        }
+        if self.memo[at].replace(top).is_none() {
+            self.stored += 1;
+        }
         Ok(())
     }
 
     fn recall(&mut self, number: u32) -> Result<(), Fault> {
-        let value = *self.memo.get(&number).ok_or(Fault::Memo { number })?;
+        let value = self.memo.get(number as usize).copied().flatten().ok_or(Fault::Memo { number })?;
         self.push(value)
     }
 }
 
-/// Pairs of keys and values.
-fn pairs(values: &[Value]) -> Result<Vec<(Value, Value)>, Fault> {
-    let (pairs, rest) = values.as_chunks::<2>();
-    match rest {
-        [] => Ok(pairs.iter().map(|[key, value]| (*key, *value)).collect()),
-        _ => Err(Fault::Type { what: "a key without a value" }),
+/// The items that are added to an object.
+fn added<'o>(object: &'o mut Object, heap: &mut Heap) -> Result<&'o mut Items, Fault> {
+    if object.items.is_none() {
+        heap.take(size_of::<Items>() + ALLOCATION)?;
     }
+    Ok(object.items.get_or_insert_default())
 }
 
 #[cfg(test)]
@@ -624,7 +700,7 @@ mod tests {
             (b"\x80\x02N(\x85.", "the stack has too few values"),
             (b"\x80\x02h\x05.", "value 5 was not stored before it is used"),
             (b"\x80\x02K\x01K\x02a.", "what values are added to has another type"),
-            (b"\x80\x02}(K\x01u.", "a key without a value has another type"),
+            (b"\x80\x02}(K\x01u.", "byte 6 of the pickle: a key has no value"),
             (b"\x80\x04K\x01K\x02\x93.", "the name of a global has another type"),
         ];
         for (bytes, expected) in cases {
@@ -650,7 +726,31 @@ mod tests {
         assert!(load(&bomb).unwrap().values < 200);
         // A list that holds itself.
         assert!(load(b"\x80\x02]q\0h\0a.").is_ok());
-        let many = [&b"\x80\x02"[..], &vec![b'N'; VALUES_MAX + 1], b"."].concat();
-        assert!(fault(&many).ends_with("more than 33554432 values"));
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let len = 12 << 20;
+        let max = HEAP_BASE + HEAP_PER_BYTE * len;
+        // Each unit takes as much memory as possible for its length.
+        let units: [(&[u8], &[u8]); 8] = [
+            (b"", b"N"),
+            (b"", b"}"),
+            (b"", b"]0"),
+            (b"", b"]Na"),
+            (b"N", b"\x94"),
+            (b"", b"]\x94("),
+            (b"ca\nb\n\x94", b"h\0)RNNs0"),
+            (b"ca\nb\n\x940}\x94(NNNNNNu0", b"h\0)h\x01\x920"),
+        ];
+        for (head, unit) in units {
+            let mut bytes = [b"\x80\x04", head].concat();
+            bytes.extend(unit.repeat((len - bytes.len()) / unit.len()));
+            bytes.resize(len, b'N');
+            let found = fault(&bytes);
+            assert!(found.ends_with(&format!("its values take more than {max} bytes of memory")), "{unit:?}: {found}");
+        }
+        // A number of a stored value that no writer reaches.
+        assert!(fault(b"\x80\x02Nr\xff\xff\xff\xff.").ends_with("bytes of memory"));
     }
 }

@@ -158,10 +158,16 @@ fn bombs_are_refused() {
     }
     let long = long.raw(b"u");
     // A million entries without a name or with one letter, and a long text in many lists.
-    let mut entries = Pickle::new().raw(b"}(");
-    entries = (0..1_100_000).fold(entries.text("").raw(b"q\0h\0"), |pickle, _| pickle.raw(b"h\0h\0"));
-    let entries = entries.raw(b"u");
+    let batch = [&b"("[..], &b"h\0".repeat(2000), b"u"].concat();
+    let entries = Pickle::new().text("").raw(b"q\x000}").raw(&batch.repeat(1100));
+    // Modules that share a state of many items, and their list of buffers that are left out.
+    let modules = Pickle::new().raw(b"ccollections\nOrderedDict\n}(").text("_parameters").raw(b"}");
+    let modules = modules.text("_modules").raw(b"}").text("_buffers").raw(b"}(");
+    let modules = (0..1000).fold(modules, |pickle, at| pickle.text(&at.to_string()).raw(b"N")).raw(b"u");
+    let modules = modules.text("_non_persistent_buffers_set").raw(b"](").raw(&b"N".repeat(100_000));
+    let modules = modules.raw(b"eu\x85Rq\0](").raw(&b"cmy\nModule\n)\x81h\0b".repeat(5000)).raw(b"e");
     let cases = [
+        (modules, "too many paths lead to the same values"),
         (entries, "more than 128 MiB of names and metadata"),
         (bomb, "too many paths lead to the same values"),
         (nested, "values are nested too deeply"),
