@@ -1,6 +1,8 @@
 //! The parts of a file that were read for a parser.
 
+use std::any::Any;
 use std::ops::Range;
+use std::sync::{Arc, OnceLock};
 
 /// Parts of a file of a known size. If a parser returns [`Missing`], the caller adds that range and parses again.
 #[derive(Debug)]
@@ -8,6 +10,8 @@ pub struct Input {
     len: u64,
     /// In the order of their starts and of their ends: none lies inside another one.
     pieces: Vec<Piece>,
+    /// What a parser found, for when it starts again.
+    kept: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
 /// A part of a file.
@@ -25,7 +29,7 @@ pub struct Missing(pub Range<u64>);
 impl Input {
     /// The input for a file of `len` bytes, still without any part.
     pub fn new(len: u64) -> Self {
-        Self { len, pieces: Vec::new() }
+        Self { len, pieces: Vec::new(), kept: OnceLock::new() }
     }
 
     /// The input for a file of `len` bytes that begins with `prefix`.
@@ -54,6 +58,18 @@ impl Input {
         if before.is_none_or(|piece| piece.start + (piece.bytes.len() as u64) < end) {
             self.pieces.insert(at, Piece { start, bytes });
         }
+    }
+
+    /// What `find` returned when it last succeeded, so that a parser that starts again need not find it again. One value
+    /// is kept; for a value of another type, `find` is called each time.
+    pub fn keep<T: Any + Send + Sync, E>(&self, find: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
+        if let Some(kept) = self.kept.get().and_then(|kept| kept.clone().downcast().ok()) {
+            return Ok(kept);
+        }
+        let found = Arc::new(find()?);
+        // A value of another type stays.
+        let _ = self.kept.set(found.clone());
+        Ok(found)
     }
 
     /// The longest part that begins at the start of the file.
@@ -90,6 +106,14 @@ impl Input {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_value_is_found_once() {
+        let input = Input::new(1);
+        let find = |number: u32| input.keep(|| if number > 1 { Ok(number) } else { Err(()) });
+        assert_eq!((find(1), find(2), find(3)), (Err(()), Ok(2.into()), Ok(2.into())));
+        assert_eq!(input.keep(|| Ok::<u8, ()>(4)), Ok(4.into()));
+    }
 
     #[test]
     fn missing_range_is_limited_to_the_end_of_the_file() {

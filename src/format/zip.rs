@@ -2,13 +2,14 @@
 //!
 //! Source: APPNOTE.TXT of PKWARE, 6.3.10. The directory at the end of the file is what readers trust. The header before
 //! each entry repeats most of it, but torch leaves sizes and checksums there empty. The number of bytes between the two
-//! is only in the local header: torch and others pad the data there. If the next entry shows where the data ends, the
-//! local header need not be read.
+//! is only in the local header: torch and others pad the data there. It need not be read if no byte is left for padding,
+//! or if the archive is known to be written by torch, and the next entry begins where torch would have written it.
 
 use super::input::{Input, Missing};
 use crate::text::quote;
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// The first bytes of an archive with entries.
 pub const MAGIC: &[u8] = b"PK\x03\x04";
@@ -30,6 +31,12 @@ const CENTRAL: usize = 46;
 
 /// Size of a local header without its name and the extra fields.
 const LOCAL: u64 = 30;
+
+/// Maximum size of the extra fields of a local header.
+const EXTRA_MAX: u64 = u16::MAX as u64;
+
+/// The field of a local header with which torch pads. Source: `caffe2/serialize/inline_container.cc`, `getPadding`.
+const PADDING: &[u8] = b"FB";
 
 /// Number of bytes at the end of a file that are read first. Longer comments are not supported.
 const TAIL: u64 = 64 << 10;
@@ -115,7 +122,9 @@ pub enum Fault {
     Compressed { name: String, method: u16 },
     #[error("zip archive: entry {} is stored, but takes {compressed} bytes for {size}", quote(name))]
     Sizes { name: String, compressed: u64, size: u64 },
-    #[error("zip archive: more than {LOCAL_READS_MAX} local headers are not where torch and Python write them")]
+    #[error(
+        "zip archive: the data of entries cannot be found without more than {LOCAL_READS_MAX} reads of local headers"
+    )]
     TooManyLocal,
 }
 
@@ -130,6 +139,8 @@ pub struct Directory {
     places: Vec<u32>,
     /// Offset of the directory, in bytes from the start of the file.
     start: u64,
+    /// An entry whose name another one has too.
+    repeated: Option<usize>,
 }
 
 /// An entry of an archive.
@@ -175,8 +186,12 @@ pub fn is_zip(input: &Input) -> Result<bool, Missing> {
 }
 
 impl Directory {
-    /// Reads the directory at the end of a file.
-    pub fn read(input: &Input) -> Result<Self, Error> {
+    /// Reads the directory at the end of a file. It is read once for an input.
+    pub fn read(input: &Input) -> Result<Arc<Self>, Error> {
+        input.keep(|| Self::parse(input))
+    }
+
+    fn parse(input: &Input) -> Result<Self, Error> {
         let (range, stated) = find(input)?;
         let bytes = input.get(range.clone())?;
         let (mut names, mut entries) = (String::new(), Vec::new());
@@ -193,8 +208,10 @@ impl Directory {
         order.sort_by_key(|at| entries[*at as usize].header);
         let mut places = vec![0; entries.len()];
         order.iter().enumerate().for_each(|(place, at)| places[*at as usize] = place as u32);
-        let directory = Self { names, entries, order, places, start: range.start };
+        let mut directory = Self { names, entries, order, places, start: range.start, repeated: None };
         directory.check_overlap()?;
+        let mut seen = HashSet::with_capacity(directory.len());
+        directory.repeated = (0..directory.len()).find(|at| !seen.insert(directory.name(*at)));
         Ok(directory)
     }
 
@@ -214,15 +231,14 @@ impl Directory {
         &self.names[start as usize..end as usize]
     }
 
-    /// The entries by their names. Fails if two entries have the same name.
-    pub fn by_name(&self) -> Result<HashMap<&str, usize>, Fault> {
-        let mut found = HashMap::with_capacity(self.len());
-        for at in 0..self.len() {
-            if found.insert(self.name(at), at).is_some() {
-                return Err(Fault::Twice { name: self.name(at).to_owned() });
-            }
-        }
-        Ok(found)
+    /// Fails if two entries have the same name.
+    pub fn check_names(&self) -> Result<(), Fault> {
+        self.repeated.map_or(Ok(()), |at| Err(Fault::Twice { name: self.name(at).to_owned() }))
+    }
+
+    /// The entries in the order of the file.
+    pub fn in_file_order(&self) -> impl Iterator<Item = usize> {
+        self.order.iter().map(|at| *at as usize)
     }
 
     /// The end of the space that an entry can take: the next local header, or the directory.
@@ -260,86 +276,116 @@ impl Directory {
         }
     }
 
-    /// The range of the data of each of these entries, in bytes from the start of the file. Local headers are read only
+    /// The range of the data of each of these entries, in bytes from the start of the file, or what is wrong with its
+    /// local header. `alignment` is the one of the data in an archive that torch has written. Local headers are read only
     /// where the data cannot be found without them.
-    pub fn ranges(&self, input: &Input, wanted: &[usize]) -> Result<Vec<Range<u64>>, Error> {
-        let mut found: Vec<Option<Range<u64>>> = Vec::with_capacity(wanted.len());
-        let mut unknown: Vec<usize> = Vec::new();
-        for (at, entry) in wanted.iter().enumerate() {
-            let range = self.predict(*entry);
-            if range.is_none() {
-                unknown.push(at);
-            }
-            found.push(range);
+    pub fn ranges(
+        &self,
+        input: &Input,
+        wanted: &[usize],
+        alignment: Option<u64>,
+    ) -> Result<Vec<Result<Range<u64>, Fault>>, Error> {
+        let known: Vec<Option<Range<u64>>> = wanted.iter().map(|at| self.place(*at, alignment)).collect();
+        let unknown = wanted.iter().zip(&known).filter(|(_, known)| known.is_none());
+        let mut unknown: Vec<usize> = unknown.map(|(at, _)| *at).collect();
+        let groups = self.groups(&mut unknown);
+        if groups.len() > LOCAL_READS_MAX {
+            return Err(Fault::TooManyLocal.into());
         }
-        unknown.sort_by_key(|at| self.entries[wanted[*at]].header);
-        let mut reads = 0;
-        let mut read_to = 0;
-        for (place, at) in unknown.iter().enumerate() {
-            let entry = wanted[*at];
-            let header = self.entries[entry].header;
-            if header >= read_to {
-                reads += 1;
-                // The local headers that follow are asked for together with this one.
-                let end = |at: &usize| self.local_end(wanted[*at]);
-                let near = unknown[place..].iter().take_while(|next| end(next) <= header + TOGETHER);
-                read_to = near.last().map_or(end(at), end);
-                if reads > LOCAL_READS_MAX {
-                    return Err(Fault::TooManyLocal.into());
-                }
-                input.get(header..read_to)?;
-            }
-            found[*at] = Some(self.read_range(input, entry)?);
+        groups.into_iter().try_for_each(|(_, group)| input.get(group).map(drop))?;
+        let mut found = Vec::with_capacity(wanted.len());
+        for (at, known) in wanted.iter().zip(known) {
+            found.push(known.map_or_else(|| self.local_range(input, *at), |known| Ok(Ok(known)))?);
         }
-        Ok(found.into_iter().flatten().collect())
+        Ok(found)
+    }
+
+    /// Sorts entries in the order of the file. Returns ranges of bytes that have their local headers, neighbours
+    /// together, each with the place of its first entry in `wanted`.
+    fn groups(&self, wanted: &mut [usize]) -> Vec<(usize, Range<u64>)> {
+        wanted.sort_unstable_by_key(|at| self.places[*at]);
+        let mut groups: Vec<(usize, Range<u64>)> = Vec::new();
+        for (place, at) in wanted.iter().enumerate() {
+            let (start, end) = (self.entries[*at].header, self.local_end(*at));
+            match groups.last_mut() {
+                Some((_, group)) if end <= group.start + TOGETHER => group.end = end.max(group.end),
+                _ => groups.push((place, start..end)),
+            }
+        }
+        groups
+    }
+
+    /// All bytes that the local header of an entry, its data and a descriptor can take.
+    pub fn space(&self, at: usize) -> Range<u64> {
+        const DESCRIPTOR: u64 = 24;
+        let most =
+            self.local_end(at).saturating_add(EXTRA_MAX + DESCRIPTOR).saturating_add(self.entries[at].compressed);
+        self.entries[at].header..self.next(at).min(most)
     }
 
     /// The end of the fixed part of a local header and of the name.
-    fn local_end(&self, at: usize) -> u64 {
+    pub fn local_end(&self, at: usize) -> u64 {
         let Entry { header, name_len, .. } = self.entries[at];
         header + LOCAL + u64::from(name_len)
     }
 
-    /// The place of the data, if it follows from the next entry in one way only. Torch pads the data to a multiple of
-    /// 64 bytes and writes a descriptor after it. Python's zipfile writes neither, unless it cannot seek.
-    fn predict(&self, at: usize) -> Option<Range<u64>> {
-        const DESCRIPTOR: u16 = 8;
-        const ALIGNMENT: u64 = 64;
-        // The header of the field for padding.
-        const PADDING: u64 = 4;
-        let Entry { flags, compressed, size, header, .. } = self.entries[at];
-        let (after, next, max) = (self.local_end(at), self.next(at), u64::from(u32::MAX));
-        if flags & DESCRIPTOR == 0 {
-            let start = next.checked_sub(compressed)?;
-            // Without extra fields, or with the 64-bit sizes.
-            return (start == after || start == after + 20).then_some(start..next);
+    /// The place of the data, if there is no other.
+    fn place(&self, at: usize, alignment: Option<u64>) -> Option<Range<u64>> {
+        let (start, end) = (self.local_end(at), self.next(at));
+        if start.checked_add(self.entries[at].compressed) == Some(end) {
+            return Some(start..end);
         }
-        let wide = compressed >= max || size >= max || header >= max;
-        // 64-bit sizes take 16 bytes, a 64-bit offset takes 8.
-        let fields = if size >= max { 16 } else { 0 } + if header >= max { 8 } else { 0 };
-        let field = if fields > 0 { 4 + fields } else { 0 };
-        let start = (after + PADDING + field).next_multiple_of(ALIGNMENT);
-        let descriptor = match (compressed, wide) {
-            (0, _) => 0,
-            (_, false) => 16,
-            (_, true) => 24,
-        };
-        let end = start.checked_add(compressed)?;
-        let is_whole = [descriptor, 16, 24].into_iter().any(|descriptor| end + descriptor == next);
-        is_whole.then_some(start..end)
+        let (range, after) = self.by_torch(at, alignment?)?;
+        (after == end).then_some(range)
     }
 
-    /// The place of the data, by the local header.
-    fn read_range(&self, input: &Input, at: usize) -> Result<Range<u64>, Error> {
-        let start = self.local(input, at)?.data;
+    /// Where torch would have written the data of an entry, and what follows it. It aligns the data, and writes a
+    /// descriptor after it.
+    fn by_torch(&self, at: usize, alignment: u64) -> Option<(Range<u64>, u64)> {
+        // The header of the field for padding.
+        const FIELD: u64 = 4;
+        let Entry { compressed, size, header, .. } = self.entries[at];
+        let max = u64::from(u32::MAX);
+        // 64-bit sizes take 16 bytes, a 64-bit offset takes 8.
+        let fields = if size >= max { 16 } else { 0 } + if header >= max { 8 } else { 0 };
+        let wide = if fields > 0 { FIELD + fields } else { 0 };
+        let start = (self.local_end(at) + FIELD + wide).checked_next_multiple_of(alignment)?;
+        let end = start.checked_add(compressed)?;
+        let descriptor = match compressed {
+            0 => 0,
+            _ if wide > 0 => 24,
+            _ => 16,
+        };
+        Some((start..end, end.checked_add(descriptor)?))
+    }
+
+    /// Whether the local header of an entry is one that torch has written in an archive with this alignment.
+    pub fn is_by_torch(&self, input: &Input, at: usize, alignment: u64) -> Result<bool, Missing> {
+        let Ok(range) = self.local_range(input, at)? else { return Ok(false) };
+        let mut extra = input.get(self.local_end(at)..range.start)?;
+        let mut is_padded = false;
+        while let Some((field, rest)) = extra.split_at_checked(4 + usize::from(u16_at(extra, 2))) {
+            is_padded |= field.starts_with(PADDING);
+            extra = rest;
+        }
+        Ok(is_padded && self.by_torch(at, alignment).is_some_and(|(expected, _)| expected == range))
+    }
+
+    /// The place of the data by the local header, or what is wrong with that.
+    pub fn local_range(&self, input: &Input, at: usize) -> Result<Result<Range<u64>, Fault>, Missing> {
+        let start = match self.local(input, at) {
+            Ok(local) => local.data,
+            Err(Error::Missing(missing)) => return Err(missing),
+            Err(Error::Fault(fault)) => return Ok(Err(fault)),
+        };
         let (size, next) = (self.entries[at].compressed, self.next(at));
-        match start.checked_add(size).filter(|end| *end <= next) {
+        Ok(match start.checked_add(size).filter(|end| *end <= next) {
             Some(end) => Ok(start..end),
             None => {
                 let (name, end) = (self.name(at).to_owned(), start.saturating_add(size));
-                Err(Fault::Outside { name, size, end, next }.into())
+                Err(Fault::Outside { name, size, end, next })
             }
-        }
+        })
     }
 
     fn local(&self, input: &Input, at: usize) -> Result<Local, Error> {
@@ -366,23 +412,10 @@ impl Directory {
     /// Requires the local headers of these entries, neighbours together. Returns how many of the entries can be
     /// checked, because a caller that starts again after each read needs much time for many.
     pub fn require(&self, input: &Input, wanted: &mut [usize]) -> Result<usize, Missing> {
-        wanted.sort_by_key(|at| self.entries[*at].header);
-        let (mut reads, mut start, mut end) = (0, 0, 0);
-        for place in 0..wanted.len() {
-            let (header, local_end) = (self.entries[wanted[place]].header, self.local_end(wanted[place]));
-            if reads > 0 && local_end <= start + TOGETHER {
-                continue;
-            }
-            reads += 1;
-            if reads > LOCAL_CHECKS_MAX {
-                return Ok(place);
-            }
-            let near = wanted[place..].iter().map(|at| self.local_end(*at));
-            (start, end) =
-                (header, near.take_while(|end| *end <= header + TOGETHER).last().unwrap_or(local_end).max(end));
-            input.get(start..end)?;
-        }
-        Ok(wanted.len())
+        let groups = self.groups(wanted);
+        let count = groups.get(LOCAL_CHECKS_MAX).map_or(wanted.len(), |(first, _)| *first);
+        groups.into_iter().take(LOCAL_CHECKS_MAX).try_for_each(|(_, group)| input.get(group).map(drop))?;
+        Ok(count)
     }
 
     /// Compares the local header of an entry with the directory, and its data with the place `range`.
@@ -512,7 +545,7 @@ fn entry(bytes: &[u8], number: usize, names: &mut String) -> Result<(Entry, usiz
     Ok((Entry { name, name_len: name_len as u16, flags, method, compressed, size, header }, len))
 }
 
-/// The name of the entry at the beginning of a file.
+/// The name in the local header at the beginning of a file, for an archive without a directory.
 pub fn first_name(input: &Input) -> Result<String, Missing> {
     let fixed = input.get(0..LOCAL)?;
     let name = input.get(LOCAL..LOCAL + u64::from(u16_at(fixed, 26)))?;
@@ -544,13 +577,41 @@ pub(super) mod tests {
         (out, start)
     }
 
+    /// The file of an archive with these entries, as torch writes it, and the offset of its directory.
+    pub fn by_torch(entries: &[(&str, &[u8])], alignment: usize) -> (Vec<u8>, usize) {
+        let (mut out, mut directory) = (Vec::new(), Vec::new());
+        for (name, data) in entries {
+            let start = out.len();
+            let from = start + LOCAL as usize + name.len() + 4;
+            let padding = from.next_multiple_of(alignment) - from;
+            let mut fields = [0; 26];
+            fields[2..4].copy_from_slice(&0x808_u16.to_le_bytes());
+            fields[22..24].copy_from_slice(&(name.len() as u16).to_le_bytes());
+            let mut central = fields;
+            fields[24..26].copy_from_slice(&(padding as u16 + 4).to_le_bytes());
+            let field = [PADDING, &(padding as u16).to_le_bytes()].concat();
+            out.extend([MAGIC, &fields, name.as_bytes(), &field, &vec![b'Z'; padding], data].concat());
+            out.extend(vec![0; if data.is_empty() { 0 } else { 16 }]);
+            central[14..18].copy_from_slice(&(data.len() as u32).to_le_bytes());
+            central[18..22].copy_from_slice(&(data.len() as u32).to_le_bytes());
+            let start = (start as u32).to_le_bytes();
+            directory.extend([b"PK\x01\x02\0\0", &central[..], &[0; 10], &start, name.as_bytes()].concat());
+        }
+        let start = out.len();
+        out.extend(&directory);
+        let count = (entries.len() as u16).to_le_bytes();
+        let (len, at) = ((directory.len() as u32).to_le_bytes(), (start as u32).to_le_bytes());
+        out.extend([b"PK\x05\x06\0\0\0\0", &count[..], &count, &len, &at, &[0, 0]].concat());
+        (out, start)
+    }
+
     fn read(file: &[u8]) -> Result<Vec<Range<u64>>, Error> {
         let input = Input::with_prefix(file.len() as u64, file.to_vec());
         let directory = Directory::read(&input)?;
-        directory.by_name()?;
+        directory.check_names()?;
         let all: Vec<usize> = (0..directory.len()).collect();
         all.iter().try_for_each(|at| directory.check_stored(*at))?;
-        let ranges = directory.ranges(&input, &all)?;
+        let ranges = directory.ranges(&input, &all, None)?.into_iter().collect::<Result<Vec<_>, _>>()?;
         for (at, range) in all.iter().zip(&ranges) {
             if let Some(fault) = directory.check_local(&input, *at, range)? {
                 return Err(fault.into());
@@ -583,6 +644,44 @@ pub(super) mod tests {
         let (end, at) = (file.len() - 6, (start as u32 + 7).to_le_bytes());
         file[end..end + 4].copy_from_slice(&at);
         assert_eq!(read(&file).unwrap(), [33..38, 78..81]);
+    }
+
+    #[test]
+    fn bytes_between_entries_are_not_taken_for_fields() {
+        let (mut file, start) = archive(TWO);
+        // As many bytes as the field with 64-bit sizes takes.
+        file.splice(38..38, [0; 20]);
+        let (second, end) = (start + 20 + 46 + 3 + 42, file.len() - 6);
+        file[second..second + 4].copy_from_slice(&58_u32.to_le_bytes());
+        file[end..end + 4].copy_from_slice(&(start as u32 + 20).to_le_bytes());
+        assert_eq!(read(&file).unwrap(), [33..38, 91..94]);
+    }
+
+    #[test]
+    fn local_headers_are_read_only_if_others_than_torch_wrote_them() {
+        let data = vec![7; 100_000];
+        let entries = [("a/data.pkl", &b"12345"[..]), ("a/data/0", &data), ("a/data/1", b""), ("a/data/2", &data)];
+        for alignment in [1_u64, 16, 64, 4096] {
+            let (file, _) = by_torch(&entries, alignment as usize);
+            let mut input = Input::new(file.len() as u64);
+            let tail = file.len() - TAIL as usize;
+            input.add(tail as u64, file[tail..].to_vec());
+            let directory = Directory::read(&input).unwrap();
+            let first = directory.local_end(0) + (1 << 16);
+            input.add(0, file[..file.len().min(first as usize)].to_vec());
+            assert!(directory.is_by_torch(&input, 0, alignment).unwrap());
+            // Another alignment does not fit.
+            assert!(alignment == 1 || !directory.is_by_torch(&input, 0, alignment * 512).unwrap());
+            let mut input = Input::new(file.len() as u64);
+            input.add(tail as u64, file[tail..].to_vec());
+            let found = directory.ranges(&input, &[1, 2, 3], Some(alignment)).unwrap();
+            assert!(matches!(directory.ranges(&input, &[1, 2, 3], None), Err(Error::Missing(_))));
+            for (range, expected) in found.into_iter().zip([&data[..], b"", &data]) {
+                let range = range.unwrap();
+                assert!(range.start % alignment == 0);
+                assert!(file[range.start as usize..range.end as usize] == *expected, "{alignment}");
+            }
+        }
     }
 
     #[test]

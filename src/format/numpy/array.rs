@@ -24,10 +24,13 @@ pub struct Array {
     pub range: Range<u64>,
 }
 
+/// Size of the magic number, the version and the longest length of a header, in bytes.
+pub const FIXED: u64 = 12;
+
 /// The version of the array that takes the bytes `part` of a file, and the range of the text of its header.
 pub fn locate(input: &Input, part: &Range<u64>) -> Result<Result<(u8, Range<u64>), Fault>, Missing> {
     let at = |from: u64, len: u64| part.start.saturating_add(from)..part.start.saturating_add(from + len).min(part.end);
-    let head = input.get(at(0, 12))?;
+    let head = input.get(at(0, FIXED))?;
     let Some([version, _, length @ ..]) = head.strip_prefix(MAGIC) else { return Ok(Err(Fault::Magic)) };
     let (from, len) = match (version, length) {
         (1, [a, b, ..]) => (10, u64::from(u16::from_le_bytes([*a, *b]))),

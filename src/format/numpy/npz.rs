@@ -15,13 +15,14 @@ use crate::format::zip::{self, Directory};
 use crate::text::quote;
 use std::ops::Range;
 
-/// Number of bytes of an array that are read first. Most headers take 128 bytes.
+/// Number of bytes that are read first of an array, and of the extra fields before it. Most headers take 128 bytes, and
+/// most fields 20.
 const HEAD: u64 = 256;
 
 /// Heads of arrays at most this far apart are read together, in bytes.
 const TOGETHER: u64 = 1 << 20;
 
-/// Maximum number of times that heads are read. It bounds the time, because the file is parsed again after each read.
+/// Maximum number of times that heads are read. It bounds the time, because the parser starts again after each read.
 const READS_MAX: usize = 1000;
 
 /// Maximum product of that number and the number of arrays.
@@ -29,13 +30,17 @@ const WORK_MAX: usize = 10_000_000;
 
 /// Whether a file is a zip archive whose first entry is an array, and torch would find no pickle in it.
 pub fn is_npz(input: &Input) -> Result<bool, Missing> {
-    if !zip::is_zip(input)? || !zip::first_name(input)?.ends_with(SUFFIX) {
+    if !zip::is_zip(input)? {
         return Ok(false);
     }
     match Directory::read(input) {
-        Ok(directory) => Ok(!(0..directory.len()).any(|at| is_pickle(directory.name(at)))),
+        Ok(directory) => {
+            let first = directory.in_file_order().next();
+            let is_array = first.is_some_and(|at| directory.name(at).ends_with(SUFFIX));
+            Ok(is_array && !(0..directory.len()).any(|at| is_pickle(directory.name(at))))
+        }
         Err(zip::Error::Missing(missing)) => Err(missing),
-        Err(zip::Error::Fault(_)) => Ok(true),
+        Err(zip::Error::Fault(_)) => Ok(zip::first_name(input)?.ends_with(SUFFIX)),
     }
 }
 
@@ -53,7 +58,7 @@ struct Member<'d> {
 pub fn parse(input: &Input, mode: Mode) -> Result<Header, Error> {
     let directory = Directory::read(input)?;
     if mode != Mode::Lenient {
-        directory.by_name().map_err(Error::Zip)?;
+        directory.check_names().map_err(Error::Zip)?;
     }
     let mut reader = Reader { builder: HeaderBuilder::new(mode), left_out: None, start: None };
     let mut found = Vec::new();
@@ -74,13 +79,12 @@ pub fn parse(input: &Input, mode: Mode) -> Result<Header, Error> {
             Err(fault) => reader.refuse(array, Fault::Entry { fault: fault.to_string() })?,
         }
     }
-    let wanted: Vec<usize> = found.iter().map(|(at, _)| *at).collect();
-    let ranges = directory.ranges(input, &wanted)?;
-    let mut members: Vec<Member> =
-        found.iter().zip(ranges).map(|((at, name), range)| Member { at: *at, name, range }).collect();
     // In the order of the file, so that neighbours are read together.
-    members.sort_by_key(|member| member.range.start);
-    request(input, &directory, &members)?;
+    found.sort_unstable_by_key(|(at, _)| directory.entry(*at).header);
+    let (members, broken) = request(input, &directory, found)?;
+    for (name, fault) in broken {
+        reader.refuse(name, Fault::Entry { fault: fault.to_string() })?;
+    }
     for Member { at, name, range } in members {
         if let Some(fault) = directory.check_local(input, at, &range)? {
             reader.refuse(name, Fault::Entry { fault: fault.to_string() })?;
@@ -104,13 +108,18 @@ pub fn parse(input: &Input, mode: Mode) -> Result<Header, Error> {
     reader.finish(input.len())
 }
 
-/// Requests the local header and the header of each array, neighbours together.
+/// Arrays, and the names of others with what is wrong with their local headers.
+type Located<'d> = (Vec<Member<'d>>, Vec<(&'d str, zip::Fault)>);
+
+/// Requests the local header and the header of each array, neighbours together. `found` has the indices in the
+/// directory and the names, in the order of the file.
 ///
-/// No header is parsed before all are there: the file is parsed again after each request.
-fn request(input: &Input, directory: &Directory, members: &[Member]) -> Result<(), Error> {
-    let begin = |member: &Member| directory.entry(member.at).header;
-    let end = |member: &Member| member.range.end.min(member.range.start.saturating_add(HEAD));
-    let (mut rest, mut groups) = (members, Vec::new());
+/// No header is parsed before all are there: the parser starts again after each request.
+fn request<'d>(input: &Input, directory: &Directory, found: Vec<(usize, &'d str)>) -> Result<Located<'d>, Error> {
+    let arrays = found.len();
+    let begin = |(at, _): &(usize, &str)| directory.entry(*at).header;
+    let end = |(at, _): &(usize, &str)| directory.space(*at).end.min(directory.local_end(*at).saturating_add(HEAD));
+    let (mut rest, mut groups) = (&found[..], Vec::new());
     while let Some(first) = rest.first() {
         let limit = begin(first).saturating_add(TOGETHER);
         let count = rest.iter().take_while(|member| end(member) <= limit).count().max(1);
@@ -119,20 +128,34 @@ fn request(input: &Input, directory: &Directory, members: &[Member]) -> Result<(
         rest = after;
     }
     let mut reads = groups.len();
-    check_work(reads, members.len())?;
+    check_work(reads, arrays)?;
     groups.into_iter().try_for_each(|group| input.get(group).map(drop))?;
-    // Long headers, which others may follow.
+    let (mut members, mut broken) = (Vec::with_capacity(arrays), Vec::new());
+    // Long fields and headers, which others may follow.
     let mut read_to = 0;
-    for Member { range, .. } in members {
-        let Ok((_, text)) = array::locate(input, range)? else { continue };
-        if text.end > range.start.saturating_add(HEAD).max(read_to) {
-            read_to = text.start.saturating_add(TOGETHER);
+    let mut more = |range: &Range<u64>, first: u64, end: u64| -> Result<(), Error> {
+        if end > first.max(read_to) {
+            read_to = range.start.saturating_add(TOGETHER).max(end);
             reads += 1;
-            check_work(reads, members.len())?;
+            check_work(reads, arrays)?;
             input.get(range.start..read_to)?;
         }
+        Ok(())
+    };
+    for (at, name) in found {
+        match directory.local_range(input, at)? {
+            Ok(range) => {
+                let first = end(&(at, name));
+                more(&range, first, range.end.min(range.start.saturating_add(array::FIXED)))?;
+                if let Ok((_, text)) = array::locate(input, &range)? {
+                    more(&range, first, text.end)?;
+                }
+                members.push(Member { at, name, range });
+            }
+            Err(fault) => broken.push((name, fault)),
+        }
     }
-    Ok(())
+    Ok((members, broken))
 }
 
 /// Fails if too much time would be needed.
@@ -254,6 +277,20 @@ mod tests {
         };
         assert!(recognised("b.npy") && recognised("adata.pkl"));
         assert!(!recognised("a/data.pkl") && !recognised("/DATA.pkl"));
+        // The first entry that the directory has counts, and not what the file begins with.
+        let file = archive(&[sound("a/x.txt", b"text"), sound("b.npy", &array(DICT, 24))]);
+        let mut rest = file.clone();
+        let entry = 30 + 7 + 4 + 30 + 5 + array(DICT, 24).len();
+        let (end, removed) = (rest.len() - 22, 46 + 7);
+        rest[end + 8..end + 12].copy_from_slice(&[1, 0, 1, 0]);
+        let size = u32::from_le_bytes(rest[end + 12..end + 16].try_into().unwrap()) - removed as u32;
+        rest[end + 12..end + 16].copy_from_slice(&size.to_le_bytes());
+        rest.drain(entry..entry + removed);
+        for (file, expected) in [(file, false), (rest, true)] {
+            let input = Input::with_prefix(file.len() as u64, file);
+            assert_eq!(is_npz(&input).unwrap(), expected);
+            assert!(!expected || parse(&input, Mode::Strict).unwrap().len() == 1);
+        }
     }
 
     #[test]

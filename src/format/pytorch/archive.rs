@@ -5,7 +5,7 @@ use super::error::{Error, Fault};
 use super::pickle::{self, Tree};
 use crate::format::header::Mode;
 use crate::format::input::Input;
-use crate::format::zip::Directory;
+use crate::format::zip::{self, Directory};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -15,14 +15,20 @@ const PICKLE: &str = "data.pkl";
 /// Maximum size of the entry `byteorder`: that of the longer word.
 const BYTE_ORDER_MAX: u64 = "little".len() as u64;
 
+/// Maximum size of the entry with the alignment.
+const ALIGNMENT_LEN_MAX: u64 = 20;
+
+/// The alignment of storages if no entry gives another one, in bytes.
+const ALIGNMENT: u64 = 64;
+
 /// If so many bytes or fewer lie between two entries, both are read at once.
 const TOGETHER: u64 = 16 << 10;
 
 /// An archive that torch has written.
 pub struct Archive<'d> {
     directory: &'d Directory,
-    /// The storages by their keys: the entry, and the range of its bytes.
-    storages: HashMap<&'d str, (usize, Range<u64>)>,
+    /// The storages by their keys: the entry, and the range of its bytes or why it is not known.
+    storages: HashMap<&'d str, (usize, Result<Range<u64>, zip::Fault>)>,
     /// Whether numbers are in big-endian order.
     pub is_big_endian: bool,
     /// The entries whose bytes are used, and where they are.
@@ -41,49 +47,71 @@ impl<'d> Archive<'d> {
         }
         let prefix = prefix(directory.name(at)).ok_or(Error::NoPickle)?;
         let own = |at: usize| directory.name(at).strip_prefix(prefix);
-        let by_name = directory.by_name();
         if mode != Mode::Lenient {
-            by_name?;
+            directory.check_names()?;
         }
-        let byte_order = (0..directory.len()).rfind(|at| own(*at) == Some("byteorder"));
-        let mut wanted = vec![at];
-        if let Some(at) = byte_order {
-            directory.check_stored(at)?;
-            if directory.entry(at).size > BYTE_ORDER_MAX {
-                return Err(Error::ByteOrder);
-            }
-        }
-        wanted.extend(byte_order);
-        let others = wanted.len();
-        wanted.extend((0..directory.len()).filter(|at| own(*at).is_some_and(|name| name.starts_with("data/"))));
-        let ranges = directory.ranges(input, &wanted)?;
-        let used: Vec<(usize, Range<u64>)> = wanted.into_iter().zip(ranges).collect();
-        let storages = used[others..]
-            .iter()
-            .filter_map(|(at, range)| Some((own(*at)?.strip_prefix("data/")?, (*at, range.clone()))));
-        // The last of repeated names counts, as in torch.
-        let storages = storages.collect();
-        let pickle = used[0].1.clone();
         directory.check_stored(at)?;
         let size = directory.entry(at).size;
         if size > PICKLE_MAX {
             return Err(Error::LongPickle { size });
         }
-        // One read for both.
-        let order = byte_order.map(|_| used[1].1.clone());
-        let near = order.as_ref().filter(|order| order.start >= pickle.end && order.end - pickle.end <= TOGETHER);
-        input.get(pickle.start..near.map_or(pickle.end, |order| order.end))?;
-        let is_big_endian = match order.map(|order| input.get(order)).transpose()? {
-            None | Some(b"little") => false,
-            Some(b"big") => true,
+        let short = |name, max: u64| {
+            let found = (0..directory.len()).rfind(|at| own(*at) == Some(name));
+            found.filter(|at| directory.check_stored(*at).is_ok() && directory.entry(*at).size <= max)
+        };
+        let byte_order = short("byteorder", BYTE_ORDER_MAX);
+        let alignment = short(".storage_alignment", ALIGNMENT_LEN_MAX);
+        if byte_order.is_none() && (0..directory.len()).any(|at| own(at) == Some("byteorder")) {
+            return Err(Error::ByteOrder);
+        }
+        let mut small: Vec<usize> = [Some(at), byte_order, alignment].into_iter().flatten().collect();
+        small.sort_unstable_by_key(|at| directory.entry(*at).header);
+        read_together(directory, input, &small)?;
+        let bytes = |at: usize| -> Result<(Range<u64>, &[u8]), Error> {
+            let range = directory.local_range(input, at)??;
+            Ok((range.clone(), input.get(range)?))
+        };
+        let (pickle, _) = bytes(at)?;
+        let mut used = vec![(at, pickle.clone())];
+        let is_big_endian = match byte_order.map(bytes).transpose()? {
+            None => false,
+            Some((_, b"little")) => false,
+            Some((_, b"big")) => true,
             Some(_) => return Err(Error::ByteOrder),
         };
+        if let Some(at) = byte_order {
+            used.push((at, bytes(at)?.0));
+        }
+        let alignment = alignment.map(bytes).transpose()?.map_or(Some(ALIGNMENT), |(_, text)| {
+            let number = str::from_utf8(text).ok()?.trim().parse().ok();
+            number.filter(|number: &u64| *number > 0)
+        });
+        // The local header of the pickle shows whether torch has written the archive.
+        let alignment = match alignment {
+            Some(alignment) if directory.is_by_torch(input, at, alignment)? => Some(alignment),
+            _ => None,
+        };
+        let wanted = (0..directory.len()).filter(|at| own(*at).is_some_and(|name| name.starts_with("data/")));
+        let wanted: Vec<usize> = wanted.collect();
+        let mut ranges = directory.ranges(input, &wanted, alignment)?;
+        if mode != Mode::Lenient
+            && let Some(at) = ranges.iter().position(Result::is_err)
+        {
+            return Err(ranges.swap_remove(at).err().map_or(Error::NoPickle, Error::Zip));
+        }
+        let known = wanted.iter().zip(&ranges).filter_map(|(at, range)| Some((*at, range.clone().ok()?)));
+        used.extend(known);
+        let storages = wanted.iter().zip(ranges);
+        let storages = storages.filter_map(|(at, range)| Some((own(*at)?.strip_prefix("data/")?, (*at, range))));
+        // The last of repeated names counts, as in torch.
+        let storages = storages.collect();
         Ok(Self { directory, storages, is_big_endian, used, pickle })
     }
 
     /// Where the data begins, in bytes from the start of the file.
     pub fn data_start(&self) -> u64 {
-        self.storages.values().map(|(_, range)| range.start).min().unwrap_or(self.pickle.end)
+        let known = self.storages.values().filter_map(|(_, range)| range.as_ref().ok());
+        known.map(|range| range.start).min().unwrap_or(self.pickle.end)
     }
 
     /// Size of the entry of the pickle in bytes.
@@ -101,8 +129,21 @@ impl<'d> Archive<'d> {
         let entry = || format!("data/{key}");
         let (at, range) = self.storages.get(key).ok_or_else(|| Fault::NoEntry { entry: entry() })?;
         self.directory.check_stored(*at)?;
-        Ok((entry(), range.clone()))
+        Ok((entry(), range.clone()?))
     }
+}
+
+/// Requires the entries `wanted`, which are in the order of the file, with their local headers. Neighbours are read
+/// together.
+fn read_together(directory: &Directory, input: &Input, wanted: &[usize]) -> Result<(), Error> {
+    let mut groups: Vec<Range<u64>> = Vec::new();
+    for space in wanted.iter().map(|at| directory.space(*at)) {
+        match groups.last_mut() {
+            Some(group) if space.start <= group.end + TOGETHER => group.end = space.end.max(group.end),
+            _ => groups.push(space),
+        }
+    }
+    groups.into_iter().try_for_each(|group| Ok(input.get(group).map(drop)?))
 }
 
 /// Whether a reader could take the entry of that name for the pickle. Torch looks entries up in any case.

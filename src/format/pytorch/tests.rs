@@ -4,7 +4,7 @@ use super::*;
 use crate::format::header::{Header, Mode};
 use crate::format::input::{Input, Missing};
 use crate::format::lint::{Lint, LintKind};
-use crate::format::zip::tests::archive;
+use crate::format::zip::tests::{archive, by_torch};
 
 /// Builds pickles.
 struct Pickle(Vec<u8>);
@@ -304,23 +304,62 @@ fn only_a_part_of_the_file_is_needed() {
         pickle.text(&format!("w{at}")).tensor("FloatStorage", &at.to_string(), 1 << 18, 0, &[1 << 18], &[1])
     });
     let pickle = pickle.raw(b"u").end();
-    let mut entries = vec![("a/data.pkl", &pickle[..])];
-    entries.extend(storages.iter().map(|(name, data)| (&name[..], &data[..])));
-    let (whole, _) = archive(&entries);
-    let mut input = Input::new(whole.len() as u64);
-    let (mut asked, mut bytes) = (0, 0);
-    let header = loop {
-        match parse(&input, Mode::Strict) {
-            Err(Error::Missing(Missing(range))) => {
-                (asked, bytes) = (asked + 1, bytes + range.end - range.start);
-                input.add(range.start, whole[range.start as usize..range.end as usize].to_vec());
+    for alignment in ["64", "16", "4096"] {
+        let mut entries = vec![("a/data.pkl", &pickle[..]), ("a/.storage_alignment", alignment.as_bytes())];
+        entries.push(("a/byteorder", b"little"));
+        entries.extend(storages.iter().map(|(name, data)| (&name[..], &data[..])));
+        let (whole, _) = by_torch(&entries, alignment.parse().unwrap());
+        let mut input = Input::new(whole.len() as u64);
+        let (mut asked, mut bytes) = (0, 0);
+        let header = loop {
+            match parse(&input, Mode::Strict) {
+                Err(Error::Missing(Missing(range))) => {
+                    (asked, bytes) = (asked + 1, bytes + range.end - range.start);
+                    input.add(range.start, whole[range.start as usize..range.end as usize].to_vec());
+                }
+                parsed => break parsed.unwrap(),
             }
-            parsed => break parsed.unwrap(),
+        };
+        // The end with the directory, and the pickle.
+        assert_eq!((asked, header.len()), (2, 20), "{alignment}");
+        assert!(bytes < 90_000, "{bytes}");
+        for (at, tensor) in header.tensors().enumerate() {
+            assert_eq!(whole[tensor.range.start as usize..][..2], [at as u8; 2], "{alignment}");
+            assert_eq!(whole[tensor.range.end as usize - 1], at as u8);
         }
-    };
-    // The end with the directory, and the pickle.
-    assert_eq!((asked, header.len()), (2, 20));
-    assert!(bytes < 80_000, "{bytes}");
+    }
+}
+
+#[test]
+fn an_entry_with_a_wrong_local_header_is_left_out_in_lenient_mode() {
+    let tensor = |pickle: Pickle, key: &str| pickle.text(key).tensor("FloatStorage", key, 12, 0, &[12], &[1]);
+    let pickle = tensor(tensor(Pickle::new().raw(b"}("), "0"), "1").raw(b"u").end();
+    let (mut file, _) = archive(&[("a/data.pkl", &pickle), ("a/data/0", &[7; 48]), ("a/data/1", &[8; 48])]);
+    let at = file.windows(8).position(|bytes| bytes == b"a/data/0").unwrap() - 30;
+    // The fields are as long as the data, so that the data would end in the next entry.
+    file[at + 28] = 48;
+    // Bytes after the data, so that the place of the data does not follow from the next entry.
+    let error = read(&gap(&file), Mode::Strict).unwrap_err().to_string();
+    assert!(error.contains("the 48 bytes of entry \"a/data/0\" end at byte"), "{error}");
+    let header = read(&gap(&file), Mode::Lenient).unwrap();
+    assert_eq!(header.tensors().map(|tensor| tensor.name.to_owned()).collect::<Vec<_>>(), ["1"]);
+    let (skipped, _) = header.skipped().kept();
+    assert!(skipped.len() == 1 && skipped[0].name == "0", "{skipped:?}");
+    assert!(skipped[0].reason.contains("the 48 bytes of entry \"a/data/0\" end at byte"), "{skipped:?}");
+}
+
+/// Puts a byte before the entry `a/data/1`.
+fn gap(file: &[u8]) -> Vec<u8> {
+    let mut file = file.to_vec();
+    let find = |file: &[u8]| file.windows(8).rposition(|bytes| bytes == b"a/data/1").unwrap();
+    let first = file.windows(8).position(|bytes| bytes == b"a/data/1").unwrap() - 30;
+    file.insert(first, 0);
+    let (entry, end) = (find(&file) - 4, file.len() - 6);
+    for at in [entry, end] {
+        let offset = u32::from_le_bytes(file[at..at + 4].try_into().unwrap()) + 1;
+        file[at..at + 4].copy_from_slice(&offset.to_le_bytes());
+    }
+    file
 }
 
 #[test]
