@@ -3,6 +3,7 @@
 use super::dtype::Dtype;
 use super::metadata::Value;
 use super::names::NameTable;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 /// How to treat a file that breaks the rules of its format.
@@ -496,6 +497,41 @@ impl HeaderBuilder {
     pub fn skip_entry(&mut self, name: &Name, reason: impl FnOnce() -> String) {
         let names = &self.names;
         self.skipped.push(|| Skipped::new(&names[span(&name.0)], reason()));
+    }
+
+    /// Numbers the tensors that have the same name in the order in which they were added: NAME, NAME#2, NAME#3. `origins`
+    /// has a number for each tensor. Tensors with the same name and the same number are not changed.
+    pub fn number_repeated(&mut self, origins: &[u64]) {
+        let mut by_name = NameTable::with_capacity(self.records.len());
+        let mut repeated = Vec::new();
+        for at in 0..self.records.len() {
+            if !by_name.insert(at, |at| &self.names[span(&self.records[at].name)]) {
+                repeated.push(at);
+            }
+        }
+        // For each name, the numbers that were seen, and how many tensors have the name.
+        let (mut seen, mut counts) = (HashSet::new(), HashMap::new());
+        for at in repeated {
+            let name = self.names[span(&self.records[at].name)].to_owned();
+            let find = |name: &str| by_name.find(name, |at| &self.names[span(&self.records[at].name)]);
+            let Some(first) = find(&name) else { continue };
+            let origin = |at: usize| (first, origins.get(at).copied());
+            seen.insert(origin(first));
+            if !seen.insert(origin(at)) {
+                continue;
+            }
+            let count = counts.entry(first).or_insert(1_u32);
+            let numbered = loop {
+                *count += 1;
+                let numbered = format!("{name}#{count}");
+                if find(&numbered).is_none() {
+                    break numbered;
+                }
+            };
+            let Name(range) = self.name(&numbered);
+            self.records[at].name = range;
+            by_name.insert(at, |at| &self.names[span(&self.records[at].name)]);
+        }
     }
 
     /// Leaves out every tensor that ends beyond a file of `len` bytes.

@@ -102,6 +102,6 @@ pub enum Fault {
     Lazy { what: &'static str, method: &'static str },
     #[error("strides {strides} of pairs of 4-bit numbers are not supported")]
     StridedPairs { strides: String },
-    #[error("two values have this name: a key with a dot, and a path through several keys")]
+    #[error("a dict on the path to it has the same key twice")]
     Duplicate,
 }

@@ -3,16 +3,20 @@
 //! The name of a tensor is the path to it: keys and indices, joined by dots. If every tensor is inside the entry
 //! `state_dict` of the root, names begin there, as in files that the converter of safetensors writes. An object of an
 //! unknown class is metadata, its class in angle brackets; what it holds is found like the items of a dict. Modules
-//! have the names of their state dict.
+//! have the names of their state dict. A key with a dot and a path of several keys can be the same name: the second
+//! tensor with a name has a number behind it.
 
 use super::archive::Archive;
 use super::dtype::{self, F4_PAIR, Type};
 use super::error::{Error, Fault};
+use super::ndarray;
 use super::pickle::{Object, Tree, Value};
 use super::{RANK_MAX, STATE_DICT, UNNAMED};
 use crate::format::header::{HeaderBuilder, Mode, NewTensor};
 use crate::format::metadata::{Scalar, Value as Metadata};
 use crate::text::{brackets, write_json_string};
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 /// Maximum number of values that are visited, by all paths.
@@ -91,6 +95,11 @@ pub struct Lowering<'a> {
     archive: &'a Archive<'a>,
     builder: &'a mut HeaderBuilder,
     path: String,
+    /// The containers on the path, to find those that contain themselves.
+    open: HashSet<(&'static str, u32)>,
+    /// A hash of the keys on the path, and that of each tensor.
+    keys: u64,
+    tensor_keys: Vec<u64>,
     /// How many values may still be visited, and how many bytes of text may still be added.
     visits: usize,
     text: usize,
@@ -102,17 +111,33 @@ pub struct Lowering<'a> {
 pub fn lower(tree: &Tree, archive: &Archive, builder: &mut HeaderBuilder) -> Result<(), Error> {
     // A value can be reached by several paths, but a program writes few such values.
     let visits = (8 * tree.values + 1000).min(VISITS_MAX);
-    let (path, text) = (String::new(), TEXT_MAX);
-    let mut lowering = Lowering { tree, archive, builder, path, visits, text, only_tensors: false };
-    let root = tree.root;
-    let Some(inner) = lowering.state_dict(root)? else { return lowering.walk(root, 0) };
-    lowering.walk(inner, 1)?;
-    let Kind::Dict(items) = lowering.kind(root) else { return Ok(()) };
-    let others = items.items().filter(|(key, _)| !tree.is_text(*key, STATE_DICT));
-    lowering.items(others, 0)
+    let mut lowering = Lowering {
+        tree,
+        archive,
+        builder,
+        path: String::new(),
+        open: HashSet::new(),
+        keys: 0,
+        tensor_keys: Vec::new(),
+        visits,
+        text: TEXT_MAX,
+        only_tensors: false,
+    };
+    lowering.root(tree.root)?;
+    let Lowering { tensor_keys, .. } = lowering;
+    builder.number_repeated(&tensor_keys);
+    Ok(())
 }
 
 impl<'a> Lowering<'a> {
+    fn root(&mut self, root: Value) -> Result<(), Error> {
+        let Some(inner) = self.state_dict(root)? else { return self.walk(root, 0) };
+        self.walk(inner, 1)?;
+        let Kind::Dict(items) = self.kind(root) else { return Ok(()) };
+        let tree = self.tree;
+        self.items(items.items().filter(|(key, _)| !tree.is_text(*key, STATE_DICT)), 0)
+    }
+
     /// The value of the key `state_dict` of the root, if it holds all tensors.
     fn state_dict(&mut self, root: Value) -> Result<Option<Value>, Error> {
         let Kind::Dict(items) = self.kind(root) else { return Ok(None) };
@@ -129,9 +154,16 @@ impl<'a> Lowering<'a> {
 
     fn holds_tensor(&mut self, value: Value, depth: usize) -> Result<bool, Error> {
         self.visit(depth)?;
-        if !is_container(value) {
+        let Some(container) = container(value) else { return Ok(false) };
+        if !self.open.insert(container) {
             return Ok(false);
         }
+        let holds = self.contents_hold_tensor(value, depth)?;
+        self.open.remove(&container);
+        Ok(holds)
+    }
+
+    fn contents_hold_tensor(&mut self, value: Value, depth: usize) -> Result<bool, Error> {
         let tree = self.tree;
         let mut any = |values: &mut dyn Iterator<Item = Value>| -> Result<bool, Error> {
             for value in values {
@@ -185,6 +217,16 @@ impl<'a> Lowering<'a> {
     /// Adds a value, at the current path.
     fn walk(&mut self, value: Value, depth: usize) -> Result<(), Error> {
         self.visit(depth)?;
+        let Some(container) = container(value) else { return self.contents(value, depth) };
+        if !self.open.insert(container) {
+            return self.metadata(Metadata::string(format!("<{} that contains itself>", container.0)));
+        }
+        self.contents(value, depth)?;
+        self.open.remove(&container);
+        Ok(())
+    }
+
+    fn contents(&mut self, value: Value, depth: usize) -> Result<(), Error> {
         match self.kind(value) {
             Kind::Tensor { function, args } => self.tensor(function, args, depth),
             Kind::Dict(items) => self.items(items.items(), depth),
@@ -196,8 +238,8 @@ impl<'a> Lowering<'a> {
 
     fn items(&mut self, items: impl Iterator<Item = (Value, Value)>, depth: usize) -> Result<(), Error> {
         for (key, value) in items {
-            let key = self.key(key);
-            self.at(&key, |lowering| lowering.walk(value, depth + 1))?;
+            let text = self.key(key);
+            self.at_key(&text, matches!(key, Value::Text(_)), |lowering| lowering.walk(value, depth + 1))?;
         }
         Ok(())
     }
@@ -214,7 +256,21 @@ impl<'a> Lowering<'a> {
 
     /// Goes one step along the path.
     fn at(&mut self, key: &str, go: impl FnOnce(&mut Self) -> Result<(), Error>) -> Result<(), Error> {
-        let len = self.path.len();
+        self.at_key(key, true, go)
+    }
+
+    /// As [`Lowering::at`], for a key that may be a number or another value.
+    fn at_key(
+        &mut self,
+        key: &str,
+        is_text: bool,
+        go: impl FnOnce(&mut Self) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let (len, keys) = (self.path.len(), self.keys);
+        let mut hasher = DefaultHasher::new();
+        // With the name, the lengths give the keys.
+        (keys, key.len(), is_text).hash(&mut hasher);
+        self.keys = hasher.finish();
         self.count(len + key.len())?;
         if len > 0 {
             self.path.push('.');
@@ -222,6 +278,7 @@ impl<'a> Lowering<'a> {
         self.path.push_str(key);
         go(self)?;
         self.path.truncate(len);
+        self.keys = keys;
         Ok(())
     }
 
@@ -307,9 +364,15 @@ impl<'a> Lowering<'a> {
                 return self.module(*state, depth);
             }
         }
-        for state in states {
-            if is_container(*state) {
-                self.walk_into(*state, depth + 1)?;
+        for (at, state) in states.iter().enumerate() {
+            match self.kind(*state) {
+                Kind::Dict(_) => self.walk(*state, depth + 1)?,
+                // At the path of the object, it would replace the class.
+                _ if container(*state).is_some() => {
+                    let key = if states.len() == 1 { "state".to_owned() } else { format!("state.{at}") };
+                    self.at(&key, |lowering| lowering.walk(*state, depth + 1))?;
+                }
+                _ => {}
             }
         }
         if let Some(items) = &object.items {
@@ -320,17 +383,9 @@ impl<'a> Lowering<'a> {
         }
         // Arguments other than tensors have no names that mean anything.
         let only_tensors = std::mem::replace(&mut self.only_tensors, true);
-        let walked = self.walk_into(object.args, depth + 1);
+        let walked = self.walk(object.args, depth + 1);
         self.only_tensors = only_tensors;
         walked
-    }
-
-    /// Adds what a value holds, at the same path. The class of an object at this path was added already.
-    fn walk_into(&mut self, value: Value, depth: usize) -> Result<(), Error> {
-        match self.kind(value) {
-            Kind::Object(_) => self.at("state", |lowering| lowering.walk(value, depth)),
-            _ => self.walk(value, depth),
-        }
     }
 
     /// Adds the parameters and the buffers of a module, as `torch.nn.Module.state_dict` does.
@@ -369,10 +424,14 @@ impl<'a> Lowering<'a> {
 
     /// Adds what a function of torch builds.
     fn tensor(&mut self, function: &str, args: &[Value], depth: usize) -> Result<(), Error> {
-        let (mut function, mut args) = (function, args);
+        let (mut function, mut args, mut converted) = (function, args, None);
         for _ in 0..WRAPPERS_MAX {
             let inner = match (function, args) {
                 ("_rebuild_parameter" | "_rebuild_parameter_with_state" | "Parameter", [inner, ..]) => {
+                    self.kind(*inner)
+                }
+                ("_rebuild_device_tensor_from_cpu_tensor", [inner, dtype, ..]) => {
+                    converted = Some(*dtype);
                     self.kind(*inner)
                 }
                 ("_rebuild_from_type_v2", [inner, _, inner_args, ..]) => {
@@ -387,15 +446,16 @@ impl<'a> Lowering<'a> {
         }
         match (function, args) {
             ("_rebuild_sparse_tensor", [layout, parts, ..]) => return self.sparse(*layout, *parts, depth),
-            ("_rebuild_meta_tensor_no_storage" | "_rebuild_wrapper_subclass", _)
-            | ("_rebuild_device_tensor_from_numpy" | "_rebuild_device_tensor_from_cpu_tensor", _) => {
-                // It has no data in a storage of the file.
-                return self.metadata(Metadata::string(format!("<torch._utils.{function}>")));
-            }
+            // It has no data in a storage of the file.
+            _ if NO_STORAGE.contains(&function) => return self.builder_name(function),
             _ => {}
         }
         let is_lenient = self.builder.mode() == Mode::Lenient;
         match self.rebuild(function, args) {
+            // Torch would convert the values.
+            Ok(tensor) if converted.is_some_and(|dtype| self.dtype(dtype) != Some(tensor.dtype)) => {
+                return self.builder_name(CONVERTED);
+            }
             Ok(tensor) => {
                 let dims = tensor.shape.len() + tensor.strides.len();
                 self.count(self.path.len() + ENTRY + dims * size_of::<u64>())?;
@@ -415,6 +475,16 @@ impl<'a> Lowering<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Adds the name of a function whose tensor cannot be shown.
+    fn builder_name(&mut self, function: &str) -> Result<(), Error> {
+        self.metadata(Metadata::string(format!("<torch._utils.{function}>")))
+    }
+
+    fn dtype(&self, value: Value) -> Option<Type> {
+        let (module, name) = self.tree.global(value)?;
+        dtype::of_name(module, name)
     }
 
     /// Adds the parts of a sparse tensor.
@@ -523,6 +593,7 @@ impl<'a> Lowering<'a> {
     }
 
     fn push(&mut self, name: crate::format::header::Name, tensor: &Tensor) {
+        self.tensor_keys.push(self.keys);
         let Tensor { dtype, shape, strides, range } = tensor;
         let start = self.builder.next_dim();
         let pairs = u64::from(dtype.name == F4_PAIR);
@@ -597,9 +668,15 @@ fn contiguous(shape: &[u64]) -> Vec<u64> {
     strides
 }
 
-/// Whether a value can hold others.
-fn is_container(value: Value) -> bool {
-    matches!(value, Value::Tuple(_) | Value::List(_) | Value::Dict(_) | Value::Object(_))
+/// The kind and the number of a value that can hold others.
+fn container(value: Value) -> Option<(&'static str, u32)> {
+    match value {
+        Value::Tuple(at) => Some(("tuple", at)),
+        Value::List(at) => Some(("list", at)),
+        Value::Dict(at) => Some(("dict", at)),
+        Value::Object(at) => Some(("object", at)),
+        _ => None,
+    }
 }
 
 /// What a value is.
@@ -635,6 +712,9 @@ fn object_kind<'t>(tree: &'t Tree, object: &'t Object) -> Kind<'t> {
     let args = tree.elements(object.args);
     if let Some(function) = builder(module, name) {
         return Kind::Tensor { function, args };
+    }
+    if let Some((scalar, text)) = ndarray::describe(tree, object) {
+        return Kind::Scalar(scalar, text);
     }
     let string = |text: String| Kind::Scalar(Scalar::String, text);
     let items = object.items.as_deref();
@@ -679,9 +759,16 @@ fn kind_of_text(tree: &Tree, value: Value) -> Option<String> {
     }
 }
 
+/// A function that copies a tensor to a device, and converts it to a dtype.
+const CONVERTED: &str = "_rebuild_device_tensor_from_cpu_tensor";
+
+/// Functions whose tensors have no data in a storage.
+const NO_STORAGE: [&str; 3] =
+    ["_rebuild_device_tensor_from_numpy", "_rebuild_meta_tensor_no_storage", "_rebuild_wrapper_subclass"];
+
 /// The function with that name, if it builds a tensor.
 fn builder(module: &str, name: &str) -> Option<&'static str> {
-    const BUILDERS: [&str; 10] = [
+    const BUILDERS: [&str; 11] = [
         "_rebuild_tensor",
         "_rebuild_tensor_v2",
         "_rebuild_tensor_v3",
@@ -689,9 +776,10 @@ fn builder(module: &str, name: &str) -> Option<&'static str> {
         "_rebuild_parameter_with_state",
         "_rebuild_qtensor",
         "_rebuild_sparse_tensor",
-        "_rebuild_device_tensor_from_numpy",
-        "_rebuild_meta_tensor_no_storage",
-        "_rebuild_wrapper_subclass",
+        CONVERTED,
+        NO_STORAGE[0],
+        NO_STORAGE[1],
+        NO_STORAGE[2],
     ];
     match module {
         "torch._utils" => BUILDERS.iter().find(|known| **known == name).copied(),
@@ -702,7 +790,7 @@ fn builder(module: &str, name: &str) -> Option<&'static str> {
 }
 
 /// The text of a number, with as many digits as are needed to read the same number again.
-fn float(value: f64) -> String {
+pub(super) fn float(value: f64) -> String {
     match value {
         value if value.is_finite() => serde_json::to_string(&value).unwrap_or_default(),
         value if value.is_nan() => "nan".to_owned(),

@@ -10,6 +10,7 @@ mod error;
 mod globals;
 mod lint;
 mod lower;
+mod ndarray;
 mod pickle;
 mod reader;
 #[cfg(test)]

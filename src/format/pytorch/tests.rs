@@ -149,7 +149,6 @@ fn bombs_are_refused() {
         bomb = bomb.raw(b"](").raw(&[b'h', level].repeat(10)).raw(&[b'e', b'q', level + 1]);
     }
     let nested = Pickle::new().raw(b")").raw(&[0x85; 100_000]);
-    let cyclic = Pickle::new().raw(b"]q\0h\0a");
     let name = "n".repeat(1 << 20);
     let mut long = Pickle::new().raw(b"}(");
     long = long.text(&name).raw(b"q\0N");
@@ -171,7 +170,6 @@ fn bombs_are_refused() {
         (entries, "more than 128 MiB of names and metadata"),
         (bomb, "too many paths lead to the same values"),
         (nested, "values are nested too deeply"),
-        (cyclic, "values are nested too deeply"),
         (long, "more than 128 MiB of names and metadata"),
     ];
     for (pickle, expected) in cases {
@@ -219,12 +217,117 @@ fn names_begin_in_the_state_dict_if_it_has_all_tensors() {
     assert_eq!(names(inside().text("epoch").int(1).raw(b"u")), ["w"]);
     assert_eq!(names(tensor(inside().text("ema")).raw(b"u")), ["state_dict.w", "ema"]);
     assert_eq!(names(tensor(Pickle::new())), ["tensor"]);
-    // A key with a dot and a path are the same name.
-    let both = tensor(Pickle::new().raw(b"}(").text("a.b")).text("a").raw(b"}").text("b");
-    let both = file(tensor(both).raw(b"su").end());
-    let error = read(&both, Mode::Strict).unwrap_err().to_string();
-    assert!(error.starts_with("tensor \"a.b\": two values have this name"), "{error}");
-    assert_eq!(read(&both, Mode::Lenient).unwrap().len(), 1);
+}
+
+#[test]
+fn tensors_of_different_paths_with_the_same_name_are_numbered() {
+    let tensor = |pickle: Pickle, offset: i32| pickle.tensor("FloatStorage", "0", 12, offset, &[1], &[1]);
+    // Two keys with a dot beside paths, a number beside its digits, and a name that a number would give.
+    let pickle = tensor(Pickle::new().raw(b"}(").text("a.b"), 0);
+    let pickle = tensor(pickle.text("a").raw(b"}").text("b"), 1).raw(b"s");
+    let pickle = tensor(pickle.text("1"), 2);
+    let pickle = tensor(pickle.raw(b"K\x01"), 3);
+    let pickle = tensor(pickle.text("c.d"), 4);
+    let pickle = tensor(pickle.text("c").raw(b"}").text("d"), 5).raw(b"s");
+    let file_of = |pickle: Pickle| file(pickle.raw(b"u").end());
+    let numbered = file_of(tensor(pickle.text("c.d#2"), 6));
+    for mode in [Mode::Strict, Mode::Lenient] {
+        let header = read(&numbered, mode).unwrap();
+        let names: Vec<_> = header.tensors().map(|tensor| tensor.name.to_owned()).collect();
+        assert_eq!(names, ["a.b", "a.b#2", "1", "1#2", "c.d", "c.d#3", "c.d#2"]);
+    }
+    // One dict with the same key twice, of which Python keeps the last.
+    let pickle = tensor(Pickle::new().raw(b"}(").text("a").raw(b"}").text("b"), 0).raw(b"s");
+    let twice = file_of(tensor(pickle.text("a").raw(b"}").text("b"), 1).raw(b"s"));
+    let error = read(&twice, Mode::Strict).unwrap_err().to_string();
+    assert_eq!(error, "tensor \"a.b\": a dict on the path to it has the same key twice");
+    let header = read(&twice, Mode::Lenient).unwrap();
+    assert_eq!((header.len(), header.skipped().total()), (1, 1));
+    assert_eq!(header.tensor(0).range.start - header.data_start(), 4);
+}
+
+#[test]
+fn containers_that_contain_themselves_are_named() {
+    let pickle = Pickle::new().raw(b"}q\0(").text("self").raw(b"h\0").text("list").raw(b"]q\x01(K\x01h\x01e");
+    let pickle = pickle.text("object").raw(b"cmy\nThing\n)\x81q\x02}").text("me").raw(b"h\x02sb").text("w");
+    let pickle = pickle.tensor("FloatStorage", "0", 12, 0, &[12], &[1]).raw(b"u");
+    let header = read(&file(pickle.end()), Mode::Strict).unwrap();
+    let found: Vec<_> = header.metadata().iter().map(|(key, value)| (&key[..], value.text())).collect();
+    let expected = [
+        ("list.0", "1"),
+        ("list.1", "<list that contains itself>"),
+        ("object", "<my.Thing>"),
+        ("object.me", "<object that contains itself>"),
+        ("self", "<dict that contains itself>"),
+    ];
+    assert_eq!(found, expected);
+    assert_eq!((header.len(), header.tensor(0).name), (1, "w"));
+    // Also if the search for `state_dict` meets them, and if there is nothing else.
+    let pickle = Pickle::new().raw(b"}q\0(").text("self").raw(b"h\0").text("state_dict").raw(b"}u");
+    assert_eq!(read(&file(pickle.end()), Mode::Strict).unwrap().metadata().len(), 1);
+    assert!(read(&file(Pickle::new().raw(b"]q\0h\0a").end()), Mode::Strict).unwrap().is_empty());
+}
+
+#[test]
+fn tensors_that_are_copied_to_a_device_are_those_of_the_file() {
+    let device = |dtype: &str| {
+        let pickle = Pickle::new().raw(b"}").text("w").raw(b"ctorch._utils\n_rebuild_device_tensor_from_cpu_tensor\n(");
+        let pickle = pickle.tensor("FloatStorage", "0", 12, 0, &[12], &[1]);
+        let pickle = pickle.raw(format!("ctorch\n{dtype}\n").as_bytes()).text("xla:0").raw(b"\x89tRs");
+        read(&file(pickle.end()), Mode::Strict).unwrap()
+    };
+    let header = device("float32");
+    assert_eq!((header.tensor(0).name, header.tensor(0).dtype.name(), header.metadata().len()), ("w", "F32", 0));
+    // Torch would convert the values.
+    let header = device("float16");
+    let expected = "<torch._utils._rebuild_device_tensor_from_cpu_tensor>";
+    assert_eq!((header.len(), header.metadata()[0].1.text()), (0, expected));
+}
+
+#[test]
+fn arrays_of_numpy_are_named_and_its_scalars_are_read() {
+    let dtype = |pickle: Pickle, code: &str, order: &str| {
+        let pickle = pickle.raw(b"cnumpy\ndtype\n(").text(code).raw(b"\x89\x88tR(K\x03").text(order);
+        pickle.raw(b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb")
+    };
+    let encode = |pickle: Pickle, text: &str| pickle.raw(b"c_codecs\nencode\n").text(text).text("latin1").raw(b"\x86R");
+    let scalar = |pickle: Pickle, key: &str, code: &str, order: &str, bytes: &str| {
+        let pickle = pickle.text(key).raw(b"cnumpy._core.multiarray\nscalar\n");
+        encode(dtype(pickle, code, order), bytes).raw(b"\x86R")
+    };
+    let array = |pickle: Pickle, key: &str| {
+        let pickle = pickle.text(key).raw(b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85");
+        encode(pickle, "b").raw(b"\x87R(K\x01K\x02K\x01\x86")
+    };
+    // As numpy 2.4.6 and pickle.dumps(..., 2) write them.
+    let pickle = Pickle::new().raw(b"}(");
+    let pickle = encode(dtype(array(pickle, "array"), "f4", "<").raw(b"\x89"), "\0\0\u{80}?\0\0\0@").raw(b"tb");
+    let pickle = dtype(array(pickle, "objects"), "O8", "|").raw(b"\x89](").text("x").raw(b"]etb");
+    let pickle = dtype(pickle.text("dtype"), "i8", "<");
+    let pickle = scalar(pickle, "f8", "f8", "<", "\0\0\0\0\0\0\u{f8}?");
+    let pickle = scalar(pickle, "big", "i2", ">", "\u{ff}\u{fe}");
+    let pickle = scalar(pickle, "bool", "b1", "|", "\x01");
+    let pickle = scalar(pickle, "u8", "u8", "<", "\u{ff}\u{ff}\u{ff}\u{ff}\u{ff}\u{ff}\u{ff}\u{ff}");
+    let pickle = scalar(pickle, "short", "f4", "<", "\0");
+    let pickle = scalar(pickle, "time", "M8", "<", "\0\0\0\0\0\0\0\0").raw(b"u");
+    let header = read(&file(pickle.end()), Mode::Strict).unwrap();
+    let found: Vec<_> = header.metadata().iter().map(|(key, value)| (&key[..], value.text())).collect();
+    let expected = [
+        ("array", "<numpy.ndarray float32 [2, 1]>"),
+        ("big", "-2"),
+        ("bool", "true"),
+        ("dtype", "numpy.int64"),
+        ("f8", "1.5"),
+        ("objects", "<numpy.core.multiarray._reconstruct>"),
+        ("objects.state.1", "2\n1\n"),
+        ("objects.state.2", "numpy.object"),
+        ("objects.state.4.0", "x"),
+        ("objects.state.4.1", ""),
+        ("short", "<numpy.float32>"),
+        ("time", "<numpy.M8>"),
+        ("u8", "18446744073709551615"),
+    ];
+    assert_eq!(found, expected);
 }
 
 #[test]
