@@ -26,6 +26,8 @@ use weightfs::view::Shown;
 pub struct Models {
     /// Named as on the command line.
     pub files: Vec<Location>,
+    /// The files of the same models in another format.
+    pub copies: Vec<Location>,
     /// Whether searching a source for models failed. The reason was printed.
     pub failed: bool,
 }
@@ -34,7 +36,7 @@ impl Models {
     /// Finds the models at `sources`: files, indexes, manifests, and directories of one model or several.
     pub fn find(sources: &[SourceArg], remote: &RemoteArgs, out: &mut Output) -> anyhow::Result<Self> {
         prepare()?;
-        let mut models = Self { files: Vec::new(), failed: false };
+        let mut models = Self { files: Vec::new(), copies: Vec::new(), failed: false };
         let mut split = HashSet::new();
         let mut locator = Locator::new(remote);
         for source in sources {
@@ -51,9 +53,10 @@ impl Models {
                 continue;
             }
             let complaints = match model::files(source) {
-                Ok((files, unreadable)) => {
-                    models.files.extend(files);
-                    unreadable
+                Ok(found) => {
+                    models.files.extend(found.models);
+                    models.copies.extend(found.copies);
+                    found.unreadable
                 }
                 Err(error) => vec![error.to_string()],
             };

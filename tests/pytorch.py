@@ -172,7 +172,7 @@ def tensor(array, kind="FloatStorage"):
     return View(Storage(kind, array), 0, array.shape, strides)
 
 
-def save(path, value, prefix="archive", byteorder=b"little", protocol=2, plain=False):
+def save(path, value, prefix="archive", byteorder=b"little", protocol=2, plain=False, alignment=64):
     """Writes a checkpoint as torch.save does, or as Python's zipfile would."""
     storages = []
 
@@ -187,7 +187,7 @@ def save(path, value, prefix="archive", byteorder=b"little", protocol=2, plain=F
 
     out = io.BytesIO()
     Pickler(out, protocol).dump(value)
-    entries = [("data.pkl", out.getvalue()), (".format_version", b"1"), (".storage_alignment", b"64")]
+    entries = [("data.pkl", out.getvalue()), (".format_version", b"1"), (".storage_alignment", str(alignment).encode())]
     entries.append(("byteorder", byteorder))
     order = ">" if byteorder == b"big" else "<"
     for at, storage in enumerate(storages):
@@ -199,15 +199,15 @@ def save(path, value, prefix="archive", byteorder=b"little", protocol=2, plain=F
             for name, data in entries:
                 archive.writestr(name, data)
     else:
-        Path(path).write_bytes(archive_of(entries))
+        Path(path).write_bytes(archive_of(entries, alignment))
 
 
-def archive_of(entries):
+def archive_of(entries, alignment):
     """An archive as PyTorchStreamWriter writes it."""
     out, directory = bytearray(), bytearray()
     for name, data in entries:
         start, name = len(out), name.encode()
-        padding = -(start + 30 + len(name) + 4) % 64
+        padding = -(start + 30 + len(name) + 4) % alignment
         out += struct.pack("<4s5H3I2H", b"PK\3\4", 0, 0x808, 0, 0, 0, 0, 0, 0, len(name), padding + 4)
         out += name + struct.pack("<2sH", b"FB", padding) + b"Z" * padding + data
         crc = zlib.crc32(data)
@@ -288,6 +288,7 @@ def write(directory):
     save_file(expected, out / "views.safetensors")
     save(out / "views.pt", state)
     save(out / "plain.pt", state, plain=True)
+    save(out / "aligned.pt", state, alignment=4096)
     save(out / "big.pt", state, byteorder=b"big")
     for protocol in (3, 4, 5):
         save(out / f"protocol{protocol}.pt", state, protocol=protocol)

@@ -29,7 +29,8 @@ pub fn run(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     let done = to_stdout(|out| {
         let models = Models::find(&args.sources, &args.remote, out)?;
         let mut code = if models.failed { TROUBLE } else { 0 };
-        for location in &models.files {
+        // Programs may load a file that no mount shows.
+        for location in models.files.iter().chain(&models.copies) {
             match check(location, args) {
                 Ok(mut report) => {
                     let counted = report.total(Severity::Error) > 0

@@ -43,6 +43,8 @@ pub struct Catalog {
     folders: Vec<Folder>,
     models: Vec<Found>,
     links: Vec<Location>,
+    /// Files of models that are there in another format too.
+    copies: Vec<Location>,
     unreadable: Vec<Unreadable>,
     dirs: Directories,
     /// The directory itself.
@@ -237,6 +239,12 @@ impl Catalog {
         &self.reads
     }
 
+    /// The files of models that are not shown, because the same model is there as safetensors. Shards are not listed if
+    /// their index is.
+    pub fn copies(&self) -> &[Location] {
+        &self.copies
+    }
+
     /// Messages about directories that cannot be listed.
     pub fn unreadable(&self) -> impl Iterator<Item = &str> {
         self.unreadable.iter().map(|unreadable| &unreadable.message[..])
@@ -329,9 +337,9 @@ struct TooMany;
 
 impl Scan {
     fn new(top: &Location, mode: Mode) -> Self {
-        let (folders, models, links, unreadable, dirs, reads) = Default::default();
+        let (folders, models, links, copies, unreadable, dirs, reads) = Default::default();
         let top = top.clone();
-        let catalog = Catalog { mode, folders, models, links, unreadable, dirs, top, reads, bytes: 0 };
+        let catalog = Catalog { mode, folders, models, links, copies, unreadable, dirs, top, reads, bytes: 0 };
         let (seen, claimed, depth, shown) = Default::default();
         Self { catalog, seen, limit: ENTRIES_MAX, claimed, depth, shown }
     }
@@ -420,7 +428,7 @@ impl Scan {
         }
         let Catalog { folders, models, links, unreadable, bytes, .. } = &self.catalog;
         let before = (folders.len(), models.len(), links.len(), unreadable.len(), *bytes, self.seen, self.depth);
-        let (shown, claimed) = (self.shown.len(), self.claimed.len());
+        let (shown, claimed, copies) = (self.shown.len(), self.claimed.len(), self.catalog.copies.len());
         self.limit = self.seen + BEHIND_LINK_MAX;
         let item = self.directory(location, parent);
         self.limit = ENTRIES_MAX;
@@ -429,6 +437,7 @@ impl Scan {
             catalog.folders.truncate(before.0);
             catalog.models.truncate(before.1);
             catalog.links.truncate(before.2);
+            catalog.copies.truncate(copies);
             catalog.unreadable.truncate(before.3);
             (catalog.bytes, self.seen, self.depth) = (before.4, before.5, before.6);
             // The directories there may be reached by another path.
@@ -449,6 +458,10 @@ impl Scan {
         };
         let has_main = entries.iter().any(is_main);
         let is_second = |entry: &Entry| is_copy(entry) || has_main && is_array(&entry.name);
+        let copies = entries.iter().filter(|entry| entry.kind == EntryKind::File && is_model(&entry.name));
+        let copies: Vec<Location> = copies.filter(|entry| is_copy(entry)).map(|entry| dir.join(&entry.name)).collect();
+        let shards: HashSet<Location> = copies.iter().flat_map(parts::others).collect();
+        self.catalog.copies.extend(copies.into_iter().filter(|copy| !shards.contains(copy)));
         for (at, entry) in entries.iter().enumerate() {
             if later_splits.contains(&at) {
                 self.claimed.insert(dir.join(&entry.name));

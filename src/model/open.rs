@@ -115,17 +115,27 @@ pub fn open_in(catalog: &Catalog, model: ModelId) -> Result<Model, Error> {
     Ok(opened)
 }
 
-/// The files to open for the models at a location: the location itself, or the files below a directory, as paths that
-/// begin with the location. Also returns messages about directories that cannot be listed.
-pub fn files(location: &Location) -> Result<(Vec<Location>, Vec<String>), Error> {
+/// The files to open for the models at a location, as paths that begin with the location.
+pub struct Files {
+    /// The location itself, or files below a directory.
+    pub models: Vec<Location>,
+    /// Files below a directory that no mount of it shows, because the same model is there as safetensors.
+    pub copies: Vec<Location>,
+    /// Messages about directories that cannot be listed.
+    pub unreadable: Vec<String>,
+}
+
+/// The files to open for the models at a location.
+pub fn files(location: &Location) -> Result<Files, Error> {
     let Some(catalog) = catalog(location, Mode::Strict)? else {
-        return Ok((vec![location.clone()], Vec::new()));
+        return Ok(Files { models: vec![location.clone()], copies: Vec::new(), unreadable: Vec::new() });
     };
-    let files: Vec<Location> = catalog.models().map(|model| location.rename(catalog.model(model))).collect();
-    if files.is_empty() {
+    let models: Vec<Location> = catalog.models().map(|model| location.rename(catalog.model(model))).collect();
+    if models.is_empty() {
         return Err(no_model(location, &catalog));
     }
-    Ok((files, catalog.unreadable().map(str::to_owned).collect()))
+    let copies = catalog.copies().iter().map(|copy| location.rename(copy)).collect();
+    Ok(Files { models, copies, unreadable: catalog.unreadable().map(str::to_owned).collect() })
 }
 
 /// The error for a catalog without models.

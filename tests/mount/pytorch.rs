@@ -46,7 +46,15 @@ fn views_are_those_of_the_same_model_as_safetensors() {
     let expected = scene.mount(&dir.join("views.safetensors"), &[]);
     let expected = files(&expected, &views);
     assert!(expected.len() > 15 * 5, "{}", expected.len());
-    for name in ["views.pt", "plain.pt", "big.pt", "protocol5.pt", "training.ckpt", "pytorch_model.bin.index.json"] {
+    for name in [
+        "views.pt",
+        "plain.pt",
+        "aligned.pt",
+        "big.pt",
+        "protocol5.pt",
+        "training.ckpt",
+        "pytorch_model.bin.index.json",
+    ] {
         let mount = scene.mount(&dir.join(name), &[]);
         let found = files(&mount, &views);
         assert!(found.keys().eq(expected.keys()), "{name}: {:?}", found.keys());
@@ -144,6 +152,15 @@ fn folders_and_damaged_files() {
     let mount = scene.mount(&scene.path("both"), &[]);
     assert_eq!(mount.list("tensors").len(), 15);
     drop(mount);
+    // `check` looks into both, because programs can load either.
+    scene.ok("cp torch/evil.pt both/pytorch_model.bin");
+    let said = scene.sh("weightfs check both");
+    assert!(said.code == 1 && said.out.contains("both/model.safetensors: sound"), "{said:?}");
+    assert!(said.out.contains("both/pytorch_model.bin: error: the pickle names posix.system"), "{said:?}");
+    scene.ok("mkdir shards && cp torch/views.safetensors shards/model.safetensors && \
+         cp torch/pytorch_model.bin.index.json torch/pytorch_model-*.bin shards");
+    let out = scene.ok("weightfs check shards");
+    assert!(out.contains("shards/pytorch_model.bin.index.json: sound") && !out.contains("00001"), "{out}");
     let mount = scene.mount(&dir, &[]);
     let listed = mount.list("");
     for name in ["views", "big", "training", "pytorch_model"] {
@@ -162,6 +179,22 @@ fn folders_and_damaged_files() {
     assert!(said.out.ends_with("lost.pt: 1 error (14 tensors, 13.2 kB; data aligned to 4 bytes)\n"), "{said:?}");
     let mount = scene.mount(&scene.path("torch/lost.pt"), &["--lenient"]);
     assert_eq!(mount.list("tensors").len(), 14);
+    // Shards of a model: one that is missing, and one that is damaged.
+    scene.ok("mkdir part && cp torch/pytorch_model* part && \
+         head -c 2000 torch/pytorch_model-00002-of-00002.bin >part/pytorch_model-00002-of-00002.bin");
+    for (change, reason) in [
+        ("true", "no directory in the last 65536 bytes"),
+        ("rm part/pytorch_model-00002-of-00002.bin", "No such file or directory"),
+    ] {
+        scene.ok(change);
+        let said = scene.sh("weightfs ls part/pytorch_model.bin.index.json");
+        assert!(said.code == 1 && said.err.contains("pytorch_model-00002-of-00002.bin"), "{said:?}");
+        let mount = scene.mount(&scene.path("part/pytorch_model.bin.index.json"), &["--lenient"]);
+        assert_eq!(mount.list("tensors").len(), 7, "{change}");
+        let index: serde_json::Value = serde_json::from_slice(&mount.read("index.json")).unwrap();
+        let skipped = index["skipped"].to_string();
+        assert!(skipped.contains("00002-of-00002.bin") && skipped.contains(reason), "{skipped}");
+    }
     // Other containers are named.
     scene.ok("head -c 200000 torch/views.pt > torch/cut.pt; cat torch/views.pt torch/plain.pt > torch/__0_0.distcp");
     for (name, expected) in [

@@ -356,19 +356,22 @@ fn tensor_costs_its_own_blocks() {
 #[test]
 fn checkpoints_are_read_from_servers() {
     require_fuse!();
-    let client = Client::new();
+    let mut client = Client::new();
     let torch = client.scene.mkdir("models");
     pytorch::script(["write".as_ref(), torch.as_os_str()]);
     let nginx = web(&client, "models");
-    for source in ["wide.pt", "views.pt", "pytorch_model.bin.index.json"] {
-        let remote = client.mount(&nginx.url(source), &[]);
+    let (_hub, _s3) = (hub(&mut client, "models"), s3(&mut client, "models"));
+    for source in ["wide.pt", "views.pt", "aligned.pt", "pytorch_model.bin.index.json"] {
         let local = client.scene.mount(&client.scene.path("models").join(source), &[]);
-        let compared = client.sh(&format!(
-            "cd {} && diff -r . {}/tensors",
-            local.path("tensors").display(),
-            remote.point.display()
-        ));
-        assert!(compared.out.is_empty() && compared.code == 0, "{source}: {compared:?}");
+        for url in [nginx.url(source), format!("s3://models/{source}"), format!("hf://org/model/{source}")] {
+            let remote = client.mount(&url, &[]);
+            let compared = client.sh(&format!(
+                "cd {} && diff -r . {}/tensors",
+                local.path("tensors").display(),
+                remote.point.display()
+            ));
+            assert!(compared.out.is_empty() && compared.code == 0, "{url}: {compared:?}");
+        }
     }
     let remote = client.mount(&nginx.url("wide.pt"), &[]);
     assert_eq!(remote.read("npy/turned.npy").len(), 2_000_128);
