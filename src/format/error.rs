@@ -17,6 +17,12 @@ pub enum Error {
     /// The file is of a format that weightfs does not read.
     #[error("not a model but {0}")]
     Foreign(Foreign),
+    /// The header is spread over too much of the file.
+    #[error("its header needs more than {max} bytes in different places of the file")]
+    Spread {
+        /// How many bytes are read at most.
+        max: u64,
+    },
     /// The file breaks a rule of safetensors.
     #[error(transparent)]
     Safetensors(safetensors::Error),

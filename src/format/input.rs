@@ -49,6 +49,11 @@ impl Input {
         self.len == 0
     }
 
+    /// Size of all parts in bytes.
+    pub fn held(&self) -> u64 {
+        self.pieces.iter().map(|piece| piece.bytes.len() as u64).sum()
+    }
+
     /// Adds the part of the file at offset `start`. Earlier parts that lie inside it are dropped.
     pub fn add(&mut self, start: u64, bytes: Vec<u8>) {
         let end = start + bytes.len() as u64;
@@ -128,7 +133,7 @@ mod tests {
         input.add(90, (90..100).collect());
         assert_eq!(input.get(98..u64::MAX), Ok(&[98, 99][..]));
         input.add(0, (0..50).collect());
-        assert_eq!(input.pieces.len(), 2);
+        assert_eq!((input.pieces.len(), input.held()), (2, 60));
         assert_eq!(input.get(49..50), Ok(&[49][..]));
         // Adjacent parts are not merged.
         input.add(50, (50..90).collect());

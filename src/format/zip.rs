@@ -48,7 +48,7 @@ const TOGETHER: u64 = 1 << 20;
 const LOCAL_READS_MAX: usize = 1000;
 
 /// Maximum number of times that local headers are read for a report.
-const LOCAL_CHECKS_MAX: usize = 3000;
+const LOCAL_CHECKS_MAX: usize = 500;
 
 /// Why the entries of an archive cannot be found.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

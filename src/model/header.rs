@@ -12,6 +12,9 @@ const FIRST_READ: u64 = 64 << 10;
 /// common model has 15.8 MB, nearly all of it vocabulary.
 const STREAM_MAX: u64 = 16 << 20;
 
+/// Maximum size of all parts of a file that are read for its header, in bytes. Archives of many arrays need the most.
+const PARTS_MAX: u64 = 1 << 30;
+
 /// Reads the header of `source`. Errors name it `location`.
 pub(super) fn read(location: &Location, source: &dyn Source, mode: Mode) -> Result<Header, Error> {
     let (_, header) = load(source, mode)?;
@@ -35,10 +38,23 @@ pub fn load_more(
     source: &dyn Source,
     mode: Mode,
 ) -> Result<Result<Header, format::Error>, source::Error> {
+    load_parts(input, source, mode, PARTS_MAX)
+}
+
+/// As [`load_more`], of at most `max` bytes.
+fn load_parts(
+    input: &mut Input,
+    source: &dyn Source,
+    mode: Mode,
+    max: u64,
+) -> Result<Result<Header, format::Error>, source::Error> {
     let mut stream = None;
     loop {
         match format::parse(input, mode) {
             Err(format::Error::Missing(format::Missing(range))) => {
+                if input.held().saturating_add(range.end - range.start) > max {
+                    return Ok(Err(format::Error::Spread { max }));
+                }
                 // The parser does not know yet where the header ends. One request is enough, which ends here.
                 if range.start == 0 && range.end <= STREAM_MAX {
                     stream = stream.or_else(|| source.stream(0..STREAM_MAX));
@@ -69,4 +85,22 @@ fn add(input: &mut Input, source: &dyn Source, range: Range<u64>) -> Result<(), 
     source.read_exact_at(&mut bytes, range.start)?;
     input.add(range.start, bytes);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::Memory;
+
+    #[test]
+    fn parts_of_a_header_are_bounded() {
+        let header = br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+        let file = [&(header.len() as u64).to_le_bytes()[..], header, &[7]].concat();
+        let load = |max| {
+            let source = Memory::new(file.clone());
+            load_parts(&mut Input::new(source.len()), &source, Mode::Strict, max).unwrap()
+        };
+        assert_eq!(load(1000).unwrap().len(), 1);
+        assert_eq!(load(20).unwrap_err(), format::Error::Spread { max: 20 });
+    }
 }
