@@ -54,7 +54,7 @@ fn compare(args: &DiffArgs, out: &Output) -> anyhow::Result<(bool, String)> {
         (Opened::Model(a), Opened::Model(b)) => {
             compare_models((at_a, &a), (at_b, &b), args, |report| render(report, args, out))
         }
-        (Opened::Catalog(a), Opened::Catalog(b)) => compare_catalogs((at_a, &a), (at_b, &b), args, out),
+        (Opened::Catalog(a), Opened::Catalog(b)) => compare_catalogs((at_a, &*a), (at_b, &*b), args, out),
         (Opened::Catalog(catalog), _) => bail!("{}", models::several(at_a, &catalog)),
         (_, Opened::Catalog(catalog)) => bail!("{}", models::several(at_b, &catalog)),
     }

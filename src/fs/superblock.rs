@@ -60,7 +60,7 @@ impl Superblock {
                 let owner = ownership.of(model.stat()?);
                 Root::Volume(Volume::new(*model, shown, owner, Arc::default(), 0, ROOT).into())
             }
-            Opened::Catalog(catalog) => Root::Folders(Folders::new(catalog, shown, ownership).into()),
+            Opened::Catalog(catalog) => Root::Folders(Folders::new(*catalog, shown, ownership).into()),
         };
         Some(Self { root, traffic: None, served: Counter::default() })
     }

@@ -18,7 +18,7 @@ pub enum Opened {
     /// One model.
     Model(Box<Model>),
     /// A directory of several models, none of which is open.
-    Catalog(Catalog),
+    Catalog(Box<Catalog>),
 }
 
 impl Opened {
@@ -55,7 +55,7 @@ pub fn open(location: &Location, mode: Mode) -> Result<Opened, Error> {
             Ok(Opened::Model(model.into()))
         }
         None if catalog.models().len() == 0 => Err(no_model(location, &catalog)),
-        None => Ok(Opened::Catalog(catalog)),
+        None => Ok(Opened::Catalog(catalog.into())),
     }
 }
 
