@@ -499,7 +499,7 @@ impl HeaderBuilder {
         self.skipped.push(|| Skipped::new(&names[span(&name.0)], reason()));
     }
 
-    /// Numbers the tensors that have the same name in the order in which they were added: NAME, NAME#2, NAME#3. `origins`
+    /// Numbers tensors with the same name in the order in which they were added: NAME, NAME#2, NAME#3. `origins`
     /// has a number for each tensor. Tensors with the same name and the same number are not changed.
     pub fn number_repeated(&mut self, origins: &[u64]) {
         let mut by_name = NameTable::with_capacity(self.records.len());

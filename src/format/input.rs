@@ -65,7 +65,7 @@ impl Input {
         }
     }
 
-    /// What `find` returned when it last succeeded, so that a parser that starts again need not find it again. One value
+    /// What `find` returned when it succeeded, so that a parser that starts again need not find it again. One value
     /// is kept; for a value of another type, `find` is called each time.
     pub fn keep<T: Any + Send + Sync, E>(&self, find: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
         if let Some(kept) = self.kept.get().and_then(|kept| kept.clone().downcast().ok()) {

@@ -2,7 +2,7 @@
 //!
 //! Source: APPNOTE.TXT of PKWARE, 6.3.10. The directory at the end of the file is what readers trust. The header before
 //! each entry repeats most of it, but torch leaves sizes and checksums there empty. The number of bytes between the two
-//! is only in the local header: torch and others pad the data there. It need not be read if no byte is left for padding,
+//! is only in the local header: torch and others pad the data there. It need not be read if none is left for padding,
 //! or if the archive is known to be written by torch, and the next entry begins where torch would have written it.
 
 use super::input::{Input, Missing};
@@ -277,7 +277,7 @@ impl Directory {
     }
 
     /// The range of the data of each of these entries, in bytes from the start of the file, or what is wrong with its
-    /// local header. `alignment` is the one of the data in an archive that torch has written. Local headers are read only
+    /// local header. `alignment` is that of the data in an archive that torch has written. Local headers are read only
     /// where the data cannot be found without them.
     pub fn ranges(
         &self,

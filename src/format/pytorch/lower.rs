@@ -61,7 +61,7 @@ enum Kind<'t> {
     Scalar(Scalar, String),
 }
 
-/// A mapping: a dict, or the arguments of a class of dicts and the items that are added. Nothing is copied, because many
+/// A mapping: dict, or the arguments of a class of dicts and the items that are added. Nothing is copied, because many
 /// objects can share their arguments.
 #[derive(Clone, Copy)]
 struct Mapping<'t> {
