@@ -9,7 +9,7 @@
 use super::archive::Archive;
 use super::dtype::{self, F4_PAIR, Type};
 use super::error::{Error, Fault};
-use super::ndarray;
+use super::ndarray::{self, float};
 use super::pickle::{Object, Tree, Value};
 use super::{RANK_MAX, STATE_DICT, UNNAMED};
 use crate::format::header::{HeaderBuilder, Mode, NewTensor};
@@ -786,14 +786,5 @@ fn builder(module: &str, name: &str) -> Option<&'static str> {
         "torch._tensor" if name == "_rebuild_from_type_v2" => Some("_rebuild_from_type_v2"),
         "torch.nn.parameter" if name == "Parameter" => Some("Parameter"),
         _ => None,
-    }
-}
-
-/// The text of a number, with as many digits as are needed to read the same number again.
-pub(super) fn float(value: f64) -> String {
-    match value {
-        value if value.is_finite() => serde_json::to_string(&value).unwrap_or_default(),
-        value if value.is_nan() => "nan".to_owned(),
-        value => if value > 0.0 { "inf" } else { "-inf" }.to_owned(),
     }
 }

@@ -101,12 +101,21 @@ fn scalar(dtype: &Dtype, mut bytes: Vec<u8>) -> Option<(Scalar, String)> {
     let number = u64::from_le_bytes(wide);
     let unused = 64 - 8 * size as u32;
     Some(match (&dtype.code[..1], size) {
-        ("f", 8) => (Scalar::F64, super::lower::float(f64::from_bits(number))),
-        ("f", 4) => (Scalar::F64, super::lower::float(f32::from_bits(number as u32).into())),
+        ("f", 8) => (Scalar::F64, float(f64::from_bits(number))),
+        ("f", 4) => (Scalar::F64, float(f32::from_bits(number as u32).into())),
         ("i", 1 | 2 | 4 | 8) => (Scalar::I64, (number << unused).cast_signed().wrapping_shr(unused).to_string()),
         ("u", 1 | 2 | 4) => (Scalar::I64, number.to_string()),
         ("u", 8) => (Scalar::U64, number.to_string()),
         ("b", 1) => (Scalar::Bool, (number != 0).to_string()),
         _ => return None,
     })
+}
+
+/// The text of a number, with as many digits as are needed to read the same number again.
+pub fn float(value: f64) -> String {
+    match value {
+        value if value.is_finite() => serde_json::to_string(&value).unwrap_or_default(),
+        value if value.is_nan() => "nan".to_owned(),
+        value => if value > 0.0 { "inf" } else { "-inf" }.to_owned(),
+    }
 }
