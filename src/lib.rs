@@ -14,11 +14,12 @@
 //!   [`format::Header`].
 //! - [`model`] is the table of the tensors of one or more files, and finds the models in a directory.
 //! - [`view`] defines the kinds of files in a mount; [`stats`] and [`plot`] compute the contents of two of them.
-//! - [`fs`] arranges them as directories with inode numbers; [`fuse`] connects that to the kernel.
+//! - [`fs`] arranges them as directories with inode numbers; [`fuse`] connects that to the kernel, and `serve` to HTTP
+//!   clients.
 //! - [`schedule`] continues operations that have to wait for a device or a computation.
 //! - Commands that do not mount use [`inspect`], [`compare`] and [`write`](mod@write).
 //! - [`remote`] makes sources of files on servers: local files that are filled when they are read.
-//! - Everything may use [`text`], [`name`], [`natural`], [`kept`] and [`threads`].
+//! - Everything may use [`text`], [`name`], [`natural`], [`kept`], [`threads`] and [`units`].
 //!
 //! `tests/layers.rs` checks that the code keeps to these layers.
 
@@ -37,9 +38,12 @@ pub mod plot;
 #[cfg(feature = "remote")]
 pub mod remote;
 pub mod schedule;
+#[cfg(feature = "serve")]
+pub mod serve;
 pub mod source;
 pub mod stats;
 pub mod text;
 pub mod threads;
+pub mod units;
 pub mod view;
 pub mod write;

@@ -32,6 +32,10 @@ fn main() -> ExitCode {
         cli::Command::Umount(args) => cmd::umount::run(&args),
         cli::Command::Status(args) => cmd::status::run(&args),
         cli::Command::Doctor(args) => cmd::doctor::run(&args),
+        #[cfg(feature = "serve")]
+        cli::Command::Serve(args) => cmd::serve::run(&args),
+        #[cfg(not(feature = "serve"))]
+        cli::Command::Serve(_) => Err(anyhow::anyhow!("this weightfs was built without the feature serve")),
         cli::Command::Ls(args) => cmd::ls::run(&args),
         cli::Command::Cat(args) => cmd::cat::run(&args),
         cli::Command::Cp(args) => cmd::cp::run(&args),

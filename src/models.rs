@@ -4,6 +4,7 @@ use crate::cli::{RemoteArgs, SourceArg};
 #[cfg(feature = "remote")]
 use crate::process::fetcher;
 use crate::process::logging::reason;
+use crate::process::sandbox::Sandbox;
 use crate::process::{limits, logging};
 use crate::terminal::output::Output;
 use anyhow::{Context, bail};
@@ -166,16 +167,26 @@ impl<'a> Locator<'a> {
         }
     }
 
-    /// Calls `enter`, which enters the sandbox, while no thread of this process runs for remote sources.
-    pub fn enter(&self, enter: impl FnOnce()) -> anyhow::Result<()> {
+    /// Enters the sandbox while no thread of this process runs for remote sources. Logs which parts of it are not
+    /// enforced.
+    pub fn enter(&self, sandbox: Option<Sandbox>) -> anyhow::Result<()> {
         #[cfg(feature = "remote")]
         if let Some(client) = &self.client {
             client.rest();
-            enter();
+            enter(sandbox);
             return client.resume().context("cannot start a thread");
         }
-        enter();
+        enter(sandbox);
         Ok(())
+    }
+}
+
+fn enter(sandbox: Option<Sandbox>) {
+    let Some(sandbox) = sandbox else { return log::info!("no sandbox") };
+    let enforced = sandbox.enter();
+    log::info!("sandbox: {enforced}");
+    for missing in enforced.missing() {
+        log::warn!("incomplete sandbox: {missing}");
     }
 }
 

@@ -1,12 +1,14 @@
 //! The arguments and help text of the commands that do not mount.
 
 use super::value::{number, parse_bytes, parse_size};
-use super::{NumbersArgs, RemoteArgs, SourceArg, pattern, source};
+use super::{NumbersArgs, RemoteArgs, SourceArg, parse_views, pattern, source, views_help};
 use bytesize::ByteSize;
 use clap::builder::{NonEmptyStringValueParser, OsStringValueParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use weightfs::view::Shown;
 
 const LS_HELP: &str = "\
 Examples:
@@ -531,6 +533,68 @@ pub struct CatArgs {
     /// Write files of the valid tensors of a damaged model, instead of failing
     #[arg(long)]
     pub lenient: bool,
+
+    #[command(flatten)]
+    pub remote: RemoteArgs,
+}
+
+const SERVE_HELP: &str = "\
+Examples:
+  weightfs serve model.safetensors                      pages for a browser on this machine
+  weightfs serve hf://org/model --port 8000             a model of the Hugging Face Hub
+  curl -r 0-1023 http://127.0.0.1:8411/tensors/lm_head.weight
+  weightfs serve models --address 0.0.0.0               other machines need the token that is printed
+
+Like a mount, the files are for the user who has started the server, and for root. Everybody else needs a token.
+Ctrl-C stops the server after the transfers that are running; a second Ctrl-C stops it at once.";
+
+/// The arguments of `serve`.
+#[derive(Args, Debug, PartialEq)]
+#[command(after_help = SERVE_HELP)]
+pub struct ServeArgs {
+    /// A model file, the index of a sharded model (such as model.safetensors.index.json), a dataset manifest
+    /// (dataset_manifest.json), a directory with one or more models, or a URL as for `weightfs mount`
+    #[arg(value_parser = source(), value_hint = ValueHint::AnyPath)]
+    pub source: SourceArg,
+
+    /// Port; 0 for any [default: 8411, or the next one that is free]
+    #[arg(long, value_name = "PORT")]
+    pub port: Option<u16>,
+
+    /// IP address to listen on; other machines reach 0.0.0.0 or [::], and need a token
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub address: IpAddr,
+
+    /// A name of this machine by which browsers may address the server, besides IP addresses and localhost
+    #[arg(long, value_name = "NAME")]
+    pub host: Vec<String>,
+
+    /// Also admit clients with the token in this file [default: none on this machine; a random one on other addresses]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub client_token: Option<PathBuf>,
+
+    // The help text lists the names of all views.
+    #[arg(long, value_name = "VIEW[,VIEW...]", value_parser = parse_views, help = views_help())]
+    pub views: Option<Shown>,
+
+    #[command(flatten)]
+    pub numbers: NumbersArgs,
+
+    /// Serve the valid tensors of a damaged model, instead of failing
+    #[arg(long)]
+    pub lenient: bool,
+
+    /// Run without a sandbox [default: the server can open SOURCE and no other file]
+    #[arg(long)]
+    pub no_sandbox: bool,
+
+    /// Append messages to FILE [default: standard error]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub log_file: Option<PathBuf>,
+
+    /// Log informational messages; the environment variable RUST_LOG overrides the log level
+    #[arg(short, long)]
+    pub verbose: bool,
 
     #[command(flatten)]
     pub remote: RemoteArgs,

@@ -97,6 +97,8 @@ pub enum Command {
     Status(StatusArgs),
     /// Find out what prevents mounting, and how to fix it
     Doctor(DoctorArgs),
+    /// Serve the files of a mount and pages about them over HTTP, without mounting
+    Serve(ServeArgs),
     /// List tensors
     Ls(LsArgs),
     /// Write files of a mount to standard output, without mounting
@@ -142,6 +144,7 @@ impl Command {
             Self::Umount(args) => args.mountpoints.iter().map(PathBuf::as_path).collect(),
             Self::Export(args) => vec![&args.out],
             Self::Cp(args) => args.paths.last().map(PathBuf::as_path).into_iter().collect(),
+            Self::Serve(args) => args.client_token.iter().map(PathBuf::as_path).collect(),
             Self::Metadata(MetadataArgs { action }) => match action {
                 Action::Get { .. } => Vec::new(),
                 Action::Set { file, options, .. }
@@ -183,6 +186,7 @@ impl Command {
             Self::Diff(args) => vec![&args.a, &args.b],
             Self::Metadata(MetadataArgs { action: Action::Get { source, .. } }) => vec![source],
             Self::Export(args) => vec![&args.source],
+            Self::Serve(args) => vec![&args.source],
             Self::Cat(args) => vec![&args.source],
             Self::Cp(args) => vec![&args.source],
             Self::Doctor(args) => args.source.iter().collect(),
@@ -481,11 +485,12 @@ fn is_command(word: &OsStr) -> bool {
 const HELP: &str = "help";
 
 /// Each command, and words that may be meant for it.
-const MISTAKEN: [(&str, &[&str]); 17] = [
+const MISTAKEN: [(&str, &[&str]); 18] = [
     ("mount", &[]),
     ("umount", &["unmount", "eject", "detach"]),
     ("status", &["mounts", "mounted"]),
     ("doctor", &["diagnose", "troubleshoot"]),
+    ("serve", &["http", "web", "browse", "server"]),
     ("ls", &["list", "tensors", "names"]),
     ("cat", &["print", "dump"]),
     ("cp", &["copy", "extract"]),
@@ -632,7 +637,7 @@ fn run_by_mount() -> bool {
     [parent, grandparent].iter().any(|status| field(status, "Name:").as_deref() == Some("mount"))
 }
 
-fn views_help() -> String {
+pub(super) fn views_help() -> String {
     let mut names = view::names();
     names.sort_unstable();
     format!("Show only these views: {} [default: all]", names.join(", "))
@@ -640,7 +645,7 @@ fn views_help() -> String {
 
 /// Parses view names, separated by commas, or by colons where a comma would end the option, as in
 /// `-o views=tensors:tree`.
-fn parse_views(names: &str) -> Result<Shown, String> {
+pub(super) fn parse_views(names: &str) -> Result<Shown, String> {
     view::shown(names.split([',', ':'])).map_err(|error| error.to_string())
 }
 

@@ -1,7 +1,7 @@
 //! `weightfs cache`: lists and removes what was fetched from remote sources.
 
 use crate::cli::{CacheAction, CacheArgs, RemovalOptions};
-use crate::terminal::output::{Output, plural, pretty, size, squeeze, table, to_stdout};
+use crate::terminal::output::{Output, pretty, squeeze, table, to_stdout};
 use anyhow::{Context, Result};
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -12,6 +12,7 @@ use std::time::SystemTime;
 use unicode_width::UnicodeWidthStr;
 use weightfs::remote::cache::{self, Cache, Contents, Entry, Error, Freed, Listings, Pruned, Pruning};
 use weightfs::text::printable;
+use weightfs::units::{plural, size};
 
 /// Lists or removes what was fetched.
 pub fn run(args: &CacheArgs) -> Result<ExitCode> {

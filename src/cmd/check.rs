@@ -5,7 +5,7 @@ use crate::models::Models;
 use crate::process::logging::complain;
 #[cfg(feature = "parquet")]
 use crate::process::parquet::rows as index_rows;
-use crate::terminal::output::{ERROR, GOOD, NOTE, Output, WARNING, plural, pretty, size, to_stdout};
+use crate::terminal::output::{ERROR, GOOD, NOTE, Output, WARNING, pretty, to_stdout};
 use crate::terminal::progress::Progress;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -19,6 +19,7 @@ use weightfs::model::Error;
 use weightfs::source::Source;
 use weightfs::source::{self, Location};
 use weightfs::text::printable;
+use weightfs::units::{plural, size};
 
 /// Exit code if something could not be read or printed.
 const TROUBLE: u8 = 2;

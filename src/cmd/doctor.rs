@@ -7,7 +7,7 @@ use crate::process::logging::reason;
 use crate::process::mounts::{self, FUSERMOUNT, Mount};
 use crate::process::probe::{self, Health};
 use crate::process::sandbox;
-use crate::terminal::output::{ERROR, GOOD, Output, WARNING, plural, pretty, to_stdout};
+use crate::terminal::output::{ERROR, GOOD, Output, WARNING, pretty, to_stdout};
 use caps::{CapSet, Capability};
 use nix::errno::Errno;
 use nix::sys::statvfs::{FsFlags, statvfs};
@@ -24,6 +24,7 @@ use weightfs::fuse::DEVICE;
 use weightfs::model::{self, Opened};
 use weightfs::source::{self, Failure};
 use weightfs::text::{message, shell_word};
+use weightfs::units::plural;
 
 /// The configuration file of libfuse.
 const FUSE_CONF: &str = "/etc/fuse.conf";
@@ -354,8 +355,8 @@ fn remote(_: Option<&SourceArg>, _: &RemoteArgs, findings: &mut Vec<Finding>) ->
 /// Whether the cache can be used. Without it, no URL can be mounted.
 #[cfg(feature = "remote")]
 fn cache(is_needed: bool) -> Finding {
-    use crate::terminal::output::size;
     use weightfs::remote::cache::{Cache, default_dir, default_limit};
+    use weightfs::units::size;
     const CHECK: &str = "cache";
     let broken = |text: String, remedy: &str| match is_needed {
         true => Finding::failure(CHECK, text, remedy),

@@ -2,7 +2,7 @@
 
 use crate::cli::{LsArgs, Sort};
 use crate::models::Files;
-use crate::terminal::output::{HEADING, Output, compact, size, to_stdout};
+use crate::terminal::output::{HEADING, Output, compact, to_stdout};
 use anyhow::bail;
 use serde_json::json;
 use std::cmp::Reverse;
@@ -14,6 +14,7 @@ use weightfs::content::Request;
 use weightfs::fs::{Attr, FileKind};
 use weightfs::natural;
 use weightfs::text::printable;
+use weightfs::units::size;
 use weightfs::view::Shown;
 
 /// A file or directory, by its path in the mount.

@@ -2,7 +2,7 @@
 
 use crate::cli::InspectArgs;
 use crate::models::{Models, mode};
-use crate::terminal::output::{HEADING, Output, count, cut, grouped, plural, pretty, size, table, to_stdout};
+use crate::terminal::output::{HEADING, Output, cut, pretty, table, to_stdout};
 use crate::terminal::totals::{self, group_name};
 use serde_json::{Map, Value, json};
 use std::cmp::Reverse;
@@ -18,6 +18,7 @@ use weightfs::inspect::{
 use weightfs::model::{Kind, Model, Shard};
 use weightfs::source::{Location, Source};
 use weightfs::text::{brackets, printable, quote};
+use weightfs::units::{count, grouped, plural, size};
 
 /// Maximum number of items of a kind that are shown without --all.
 const SHOWN: usize = 12;

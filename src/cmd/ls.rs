@@ -4,7 +4,7 @@ use super::files;
 use crate::cli::pattern::{Wanted, unmatched};
 use crate::cli::{LsArgs, Operand, Sort};
 use crate::models::{Models, mode};
-use crate::terminal::output::{HEADING, Output, compact, plural, push_shape, size, squeeze, to_stdout};
+use crate::terminal::output::{HEADING, Output, compact, push_shape, squeeze, to_stdout};
 use crate::terminal::totals;
 use anyhow::Result;
 use serde_json::json;
@@ -17,6 +17,7 @@ use weightfs::inspect::Breakdown;
 use weightfs::model::{Model, Parts, TensorId};
 use weightfs::source::Location;
 use weightfs::text::printable;
+use weightfs::units::{plural, size};
 use weightfs::{natural, threads, view};
 
 /// Lists tensors.

@@ -15,6 +15,8 @@ pub mod inspect;
 pub mod ls;
 pub mod metadata;
 pub mod mount;
+#[cfg(feature = "serve")]
+pub mod serve;
 pub mod status;
 pub mod summary;
 pub mod umount;

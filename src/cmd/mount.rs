@@ -218,7 +218,7 @@ fn serve(
         true => keep_messages(&recent, &mounted_line),
         false => String::new(),
     };
-    locator.enter(|| enter(sandbox))?;
+    locator.enter(sandbox)?;
     // All threads that keep running are started after this, so they are in the sandbox.
     let session = Session::new(superblock, device, serving, watch).map_err(|error| match error.raw_os_error() {
         Some(nix::libc::EPERM) if mounted_before => not_mounted(&mounted.0.path),
@@ -257,16 +257,6 @@ fn keep_messages(recent: &Recent, first: &str) -> String {
         Err(error) => {
             format!("no syslog here, and {}; later messages are lost (--log-file FILE keeps them)", reason(&error))
         }
-    }
-}
-
-/// Enters the sandbox, and logs which parts of it are not enforced.
-fn enter(sandbox: Option<Sandbox>) {
-    let Some(sandbox) = sandbox else { return log::info!("no sandbox") };
-    let enforced = sandbox.enter();
-    log::info!("sandbox: {enforced}");
-    for missing in enforced.missing() {
-        log::warn!("incomplete sandbox: {missing}");
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::cli::StatusArgs;
 use crate::process::mounts::{self, Mount};
 use crate::process::probe::{self, Answer, Health};
-use crate::terminal::output::{Output, pretty, size, squeeze, table, to_stdout};
+use crate::terminal::output::{Output, pretty, squeeze, table, to_stdout};
 use nix::unistd::{Uid, User};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -13,6 +13,7 @@ use std::process::ExitCode;
 use unicode_width::UnicodeWidthStr;
 use weightfs::fs::{SERVED, TRAFFIC};
 use weightfs::text::{printable, shell_word};
+use weightfs::units::size;
 
 /// Lists the mounts of all users. The traffic of a mount is known to those who may access it.
 pub fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
@@ -198,7 +199,7 @@ fn cache() -> Cached {
 #[cfg(feature = "remote")]
 fn cache_line(dir: &Path, files: u64, cached: u64, limit: Option<u64>) -> String {
     let limit = limit.map(|limit| format!("; default limit {}", size(limit))).unwrap_or_default();
-    let files = crate::terminal::output::plural(files, "file");
+    let files = weightfs::units::plural(files, "file");
     format!("cache: {}: {files}, {}{limit}", printable(&dir.to_string_lossy()), size(cached))
 }
 

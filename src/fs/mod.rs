@@ -15,3 +15,4 @@ pub use attr::{
     Attr, BLOCK_SIZE, DIR_BLOCK_SIZE, Dentry, Error, FileKind, Ino, NAME_MAX, Owner, Ownership, ROOT, SECTOR, Statfs,
 };
 pub use superblock::{SERVED, Superblock, TRAFFIC};
+pub use volume::TensorFile;

@@ -4,9 +4,9 @@ use super::attr::{Attr, Dentry, Error, Ino, Ownership, ROOT, Statfs};
 use super::counter::Counter;
 use super::folders::Folders;
 use super::ino;
-use super::volume::Volume;
+use super::volume::{TensorFile, Volume};
 use crate::content::{Content, Request};
-use crate::model::{ModelId, Opened};
+use crate::model::{Model, ModelId, Opened, TensorId};
 use crate::source::Location;
 use crate::view::Shown;
 use std::fmt;
@@ -180,6 +180,22 @@ impl Superblock {
         match self.tree(ino, request)? {
             (Tree::Volume(volume), _) => Ok(volume.version()),
             (Tree::Folders(folders), ino) => folders.version(ino),
+        }
+    }
+
+    /// The model whose root has this inode number, if it is the root of one.
+    pub fn model(&self, ino: Ino, request: &Request) -> Result<Option<&Model>, Error> {
+        match self.tree(ino, request)? {
+            (Tree::Volume(volume), ROOT) => Ok(Some(volume.model())),
+            _ => Ok(None),
+        }
+    }
+
+    /// The files that show one tensor, in the directories of views of the model whose root is `root`.
+    pub fn files_of(&self, root: Ino, tensor: TensorId, request: &Request) -> Result<Vec<TensorFile>, Error> {
+        match self.tree(root, request)? {
+            (Tree::Volume(volume), ROOT) => volume.files_of(tensor, request),
+            _ => Err(Error::NoEntry),
         }
     }
 

@@ -71,6 +71,17 @@ fn short(value: &str) -> Option<String> {
     (value.len() <= XATTR_MAX).then(|| value.to_owned())
 }
 
+/// A file that shows one tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorFile {
+    /// The directory of the view, such as `npy`.
+    pub dir: &'static str,
+    /// The file name.
+    pub name: String,
+    /// Its attributes.
+    pub attr: Attr,
+}
+
 /// Which tensors a directory has files for, and under which names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Names {
@@ -266,7 +277,19 @@ impl Volume {
         Statfs { blocks, files: (model.listed().len() + model.metadata().len()) as u64 }
     }
 
-    fn model(&self) -> &Model {
+    /// See [`super::Superblock::files_of`].
+    pub fn files_of(&self, tensor: TensorId, request: &Request) -> Result<Vec<TensorFile>, Error> {
+        let mut files = Vec::new();
+        for view in View::all().filter(|view| view.is_in_root(&self.views)) {
+            let Files::Tensors { suffix, .. } = view.row().files else { continue };
+            let Some(node) = self.tensor_file(view, tensor) else { continue };
+            let name = name::encode(view.numbers(&self.views, tensor).name()).into_owned() + suffix;
+            files.push(TensorFile { dir: view.row().file, name, attr: self.attr(&node, request)? });
+        }
+        Ok(files)
+    }
+
+    pub fn model(&self) -> &Model {
         self.views.model()
     }
 

@@ -1,6 +1,6 @@
 //! The differences between two models as text, Markdown and JSON.
 
-use super::output::{Output, grouped, plural, size};
+use super::output::Output;
 use anstyle::{AnsiColor, Style};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -11,6 +11,7 @@ use weightfs::format::{Block, TensorInfo};
 use weightfs::model::{Diff, Model, TensorId};
 use weightfs::source::Location;
 use weightfs::text::{brackets, printable, quote};
+use weightfs::units::{grouped, plural, size};
 
 /// The differences between two models.
 #[derive(Serialize)]

@@ -1,7 +1,7 @@
 //! The report of `diff --values` on two models, as text, Markdown and JSON.
 
 use super::comparison::{NotCompared, code, count, line, rounded, signed, table};
-use super::output::{self, Output, grouped, plural, size, squeeze};
+use super::output::{self, Output, squeeze};
 use serde::Serialize;
 use std::fmt::Write;
 use unicode_width::UnicodeWidthStr;
@@ -10,6 +10,8 @@ use weightfs::model::{Model, Partners, TensorId};
 use weightfs::natural;
 use weightfs::source::Location;
 use weightfs::text::{brackets, printable};
+use weightfs::units;
+use weightfs::units::{grouped, plural, size};
 
 /// Significant digits of an error.
 const DIGITS: usize = 3;
@@ -317,7 +319,7 @@ impl Side {
         let quantization = quantization.as_ref().map(|summary| format!("; {summary}")).unwrap_or_default();
         let tensors = plural(*tensors as u64, "tensor");
         let parameters = if *elements == 1 { "parameter" } else { "parameters" };
-        format!("{tensors}, {} {parameters}, {}{quantization}", output::count(*elements), size(*nbytes))
+        format!("{tensors}, {} {parameters}, {}{quantization}", units::count(*elements), size(*nbytes))
     }
 }
 

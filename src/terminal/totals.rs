@@ -1,12 +1,13 @@
 //! Totals of tensors by dtype and by module: as tables, as two lines below a list, and as JSON.
 
-use super::output::{Output, count, cut, plural, size, table};
+use super::output::{Output, cut, table};
 use serde_json::{Value, json};
 use std::cmp::Reverse;
 use std::io::{self, Write};
 use unicode_width::UnicodeWidthStr;
 use weightfs::inspect::{Breakdown, Quantization, Totals};
 use weightfs::text::printable;
+use weightfs::units::{count, plural, size};
 
 /// Maximum width of a dtype or module in a line with others, in terminal columns.
 const NAME_MAX: usize = 60;

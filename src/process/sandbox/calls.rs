@@ -155,11 +155,27 @@ mod filter {
         SYS_memfd_create,
     ];
 
+    /// Further calls that serving HTTP clients needs: connections of the socket that listens already.
+    const LISTENING: &[c_long] = &[
+        SYS_accept4,
+        SYS_getsockname,
+        SYS_getpeername,
+        SYS_getsockopt,
+        SYS_epoll_create1,
+        SYS_epoll_ctl,
+        SYS_epoll_pwait,
+        SYS_epoll_pwait2,
+    ];
+
     /// Older calls, which only x86-64 has. musl prefers them.
     #[cfg(not(target_arch = "x86_64"))]
     const ALLOWED_OLD: &[c_long] = &[];
     #[cfg(target_arch = "x86_64")]
     const FETCHING_OLD: &[c_long] = &[SYS_epoll_wait, SYS_mkdir, SYS_rename, SYS_renameat, SYS_rmdir, SYS_unlink];
+    #[cfg(target_arch = "x86_64")]
+    const LISTENING_OLD: &[c_long] = &[SYS_accept, SYS_epoll_wait];
+    #[cfg(not(target_arch = "x86_64"))]
+    const LISTENING_OLD: &[c_long] = &[SYS_accept];
     #[cfg(target_arch = "aarch64")]
     const FETCHING_OLD: &[c_long] = &[SYS_renameat];
     #[cfg(target_arch = "riscv64")]
@@ -245,6 +261,11 @@ mod filter {
                 (SYS_sendto, vec![vec![is_null(4)]]),
                 (SYS_setsockopt, vec![timeout(SO_RCVTIMEO), timeout(SO_SNDTIMEO)]),
             ]),
+            Task::Listening => conditional.extend([
+                (SYS_sendto, vec![vec![is_null(4)]]),
+                (SYS_setsockopt, vec![vec![is(1, IPPROTO_TCP as u64), is(2, TCP_NODELAY as u64)]]),
+                (SYS_socketpair, vec![vec![is(0, AF_UNIX as u64)]]),
+            ]),
             Task::Fetching => conditional.extend([
                 // Not AF_UNIX: its sockets lead to other programs, such as a container engine or a desktop. Landlock
                 // does not restrict connections to their paths.
@@ -267,9 +288,12 @@ mod filter {
 
     fn filter(task: Task) -> Result<BpfProgram, BackendError> {
         let mut rules: BTreeMap<_, _> = ALLOWED.iter().chain(ALLOWED_OLD).map(|call| (*call, Vec::new())).collect();
-        if task == Task::Fetching {
-            rules.extend(FETCHING.iter().chain(FETCHING_OLD).map(|call| (*call, Vec::new())));
-        }
+        let more: [&[c_long]; 2] = match task {
+            Task::Serving => [&[], &[]],
+            Task::Listening => [LISTENING, LISTENING_OLD],
+            Task::Fetching => [FETCHING, FETCHING_OLD],
+        };
+        rules.extend(more.into_iter().flatten().map(|call| (*call, Vec::new())));
         for (call, lists) in conditional(task) {
             let all = |list: Vec<Comparison>| {
                 let each = list

@@ -45,6 +45,12 @@ impl Sandbox {
         Self { files: rules(reads, device), capability, task: Task::Serving }
     }
 
+    /// Allows opening the files `reads` for reading, and connections of sockets that listen already.
+    #[cfg_attr(not(feature = "serve"), allow(dead_code, reason = "nothing is served over HTTP"))]
+    pub fn for_listening(reads: &[PathBuf]) -> Self {
+        Self { task: Task::Listening, ..Self::new(reads, None) }
+    }
+
     /// Allows connections to other hosts, everything but executing files and making devices below the directory
     /// `cache`, and reading `reads`: files, and directories with all that is below them. Opens all paths, as
     /// [`Self::new`] does.

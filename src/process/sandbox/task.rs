@@ -5,6 +5,9 @@
 pub enum Task {
     /// Serves a mount.
     Serving,
+    /// Serves HTTP clients.
+    #[cfg_attr(not(feature = "serve"), allow(dead_code, reason = "nothing is served over HTTP"))]
+    Listening,
     /// Fetches remote files.
     Fetching,
 }

@@ -1,0 +1,136 @@
+//! Bodies of responses: text, or a part of a file that is read while it is sent.
+
+use super::work::Work;
+use crate::content::Content;
+use crate::fs;
+use hyper::body::{Body as HttpBody, Bytes, Frame, SizeHint};
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+/// Size of the pieces in which a file is sent, in bytes. A connection has at most three of them in memory: one that is
+/// read, one that waits, and one that is sent.
+const PIECE: u64 = 256 << 10;
+
+/// A body.
+#[derive(Debug)]
+pub(super) enum Body {
+    /// `None` after it was sent.
+    Text(Option<Bytes>),
+    File(FileBody),
+}
+
+impl Body {
+    pub fn empty() -> Self {
+        Self::Text(None)
+    }
+
+    pub fn text(text: impl Into<Bytes>) -> Self {
+        Self::Text(Some(text.into()).filter(|text| !text.is_empty()))
+    }
+}
+
+type Reading = Pin<Box<dyn Future<Output = Result<Vec<u8>, fs::Error>> + Send>>;
+
+/// A part of a file.
+pub(super) struct FileBody {
+    work: Arc<Work>,
+    content: Content,
+    /// For messages.
+    name: String,
+    /// What is still to be read.
+    rest: Range<u64>,
+    /// Bytes that are still to be sent.
+    unsent: u64,
+    /// The piece that is being read. Dropping it cancels reading.
+    reading: Option<Reading>,
+    /// Called when a piece was read: the client takes what it gets.
+    progress: Box<dyn Fn() + Send + Sync>,
+}
+
+impl FileBody {
+    /// The bytes of `range`, which lies inside `content`.
+    pub fn new(
+        work: Arc<Work>,
+        content: Content,
+        name: String,
+        range: Range<u64>,
+        progress: impl Fn() + Send + Sync + 'static,
+    ) -> Self {
+        let unsent = range.end - range.start;
+        Self { work, content, name, rest: range, unsent, reading: None, progress: Box::new(progress) }
+    }
+
+    fn read_next(&mut self) {
+        let range = self.rest.start..self.rest.end.min(self.rest.start.saturating_add(PIECE));
+        if range.is_empty() {
+            return;
+        }
+        self.rest.start = range.end;
+        let content = self.content.clone();
+        let read = self.work.run(move |_, request| {
+            if let Some(wait) = content.waits_for(&range) {
+                request.wait(wait)?;
+            }
+            let mut bytes = Vec::new();
+            content.copy(range.clone(), request, &mut bytes)?;
+            Ok(bytes)
+        });
+        self.reading = Some(Box::pin(read));
+    }
+}
+
+impl fmt::Debug for FileBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FileBody").field("name", &self.name).field("unsent", &self.unsent).finish_non_exhaustive()
+    }
+}
+
+impl HttpBody for Body {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        match self.get_mut() {
+            Self::Text(text) => Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
+            Self::File(file) => {
+                if file.reading.is_none() {
+                    file.read_next();
+                }
+                let Some(reading) = &mut file.reading else { return Poll::Ready(None) };
+                let read = std::task::ready!(reading.as_mut().poll(context));
+                file.reading = None;
+                // The next piece is read while this one is sent.
+                file.read_next();
+                (file.progress)();
+                Poll::Ready(Some(match read {
+                    Ok(bytes) => {
+                        file.unsent -= bytes.len() as u64;
+                        file.work.superblock().count_served(bytes.len());
+                        Ok(Frame::data(bytes.into()))
+                    }
+                    Err(error) => {
+                        (file.rest.start, file.reading) = (file.rest.end, None);
+                        log::warn!("{}: {error}", file.name);
+                        // The connection is closed, so that the client sees that bytes are missing.
+                        Err(io::Error::other(error))
+                    }
+                }))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.size_hint().exact() == Some(0)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(match self {
+            Self::Text(text) => text.as_ref().map_or(0, |text| text.len() as u64),
+            Self::File(file) => file.unsent,
+        })
+    }
+}

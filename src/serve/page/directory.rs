@@ -1,0 +1,81 @@
+//! The page of a directory that is not the root of a model.
+
+use super::html::{Page, has_words, paged};
+use super::{Place, Query};
+use crate::content::Request;
+use crate::fs::{Error, FileKind, Ino, Superblock};
+use crate::serve::url;
+use crate::units::{plural, size};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+
+/// Number of rows on a page.
+const ROWS: usize = 500;
+
+/// A name in a directory.
+pub(super) struct Entry {
+    name: OsString,
+    ino: Ino,
+    kind: FileKind,
+}
+
+/// The names in a directory that contain all `words`, in its order.
+pub(super) fn entries(
+    superblock: &Superblock,
+    ino: Ino,
+    words: &[String],
+    wants: &Request,
+) -> Result<Vec<Entry>, Error> {
+    let mut entries = Vec::new();
+    superblock.readdir(ino, 0, wants, |entry| {
+        let name = entry.name.into_owned();
+        if name != "." && name != ".." && has_words(&name.to_string_lossy(), words) {
+            entries.push(Entry { name, ino: entry.ino, kind: entry.kind });
+        }
+        false
+    })?;
+    Ok(entries)
+}
+
+/// Writes a table of entries with links and sizes.
+pub(super) fn table(superblock: &Superblock, entries: &[Entry], page: &mut Page, wants: &Request) -> Result<(), Error> {
+    page.raw(
+        "<table><thead><tr><th scope=\"col\">Name</th><th scope=\"col\" class=\"n\">Size</th></tr></thead><tbody>\n",
+    );
+    for Entry { name, ino, kind } in entries {
+        let slash = if *kind == FileKind::Dir { "/" } else { "" };
+        let shown = name.to_string_lossy();
+        page.raw("<tr><td>");
+        if *kind == FileKind::Link {
+            page.name(&shown).raw(" <span class=\"dim\">link, not served</span></td><td></td></tr>\n");
+            continue;
+        }
+        page.raw("<a href=\"").raw(&url::encode(name.as_bytes())).raw(slash).raw("\">").name(&shown).raw(slash);
+        page.raw("</a></td>");
+        // The size of a file that cannot be opened now is left out.
+        match superblock.getattr(*ino, wants) {
+            Ok(attr) if *kind == FileKind::File => page.number(&size(attr.size)),
+            Err(error) if error.would_block() => return Err(error),
+            _ => page.number(""),
+        };
+        page.raw("</tr>\n");
+    }
+    page.raw("</tbody></table>\n");
+    Ok(())
+}
+
+/// The page.
+pub(super) fn page(superblock: &Superblock, place: &Place, query: &Query, wants: &Request) -> Result<String, Error> {
+    let entries = entries(superblock, place.ino, &query.words(), wants)?;
+    let (pages, at) = paged(entries.len(), ROWS, query.page);
+    let shown = &entries[(at * ROWS).min(entries.len())..((at + 1) * ROWS).min(entries.len())];
+    let name = place.name();
+    let mut page = Page::at(place, &name);
+    page.raw("<main><h1>").name(&name).raw("</h1>\n");
+    page.filter(query, "part of a name", &[]);
+    page.raw("<section id=\"rows\"><p>").text(&plural(entries.len() as u64, "name")).raw("</p>\n");
+    table(superblock, shown, &mut page, wants)?;
+    page.pages(at, pages, &[("q", &query.q)]);
+    page.raw("</section></main>");
+    Ok(page.end())
+}

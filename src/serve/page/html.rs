@@ -1,0 +1,186 @@
+//! The parts that pages share. All text is escaped here.
+
+use super::{ASSET, Place, Query};
+use crate::serve::url;
+use crate::text::{printable, shorten};
+use crate::units::grouped;
+use std::fmt::{Display, Write};
+
+/// Maximum length of a name in a page, in bytes. Longer ones are cut in the middle.
+pub(super) const NAME_MAX: usize = 160;
+
+/// A page that is being written.
+pub(super) struct Page {
+    html: String,
+}
+
+impl Page {
+    /// Begins a page.
+    pub fn new(title: &str) -> Self {
+        let mut page = Self { html: String::with_capacity(16 << 10) };
+        page.raw(
+            "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+                  <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"><title>",
+        );
+        page.name(title).raw(" · weightfs</title><link rel=\"icon\" href=\"data:,\">");
+        page.raw("<link rel=\"stylesheet\" href=\"/?").raw(ASSET).raw("=style.css\">");
+        page.raw("<script src=\"/?").raw(ASSET).raw("=script.js\" defer></script></head>\n<body>\n");
+        page
+    }
+
+    /// Begins the page of a place, with the path to it.
+    pub fn at(place: &Place, title: &str) -> Self {
+        let mut page = Self::new(title);
+        page.raw("<nav aria-label=\"Path\"><a href=\"/\">").name(place.site).raw("</a>");
+        let mut href = String::from("/");
+        for name in place.path {
+            href = href + &url::encode(name) + "/";
+            page.raw(" / <a href=\"").raw(&href).raw("\">").name(&String::from_utf8_lossy(name)).raw("</a>");
+        }
+        page.raw("</nav>\n");
+        page
+    }
+
+    /// The finished page.
+    pub fn end(mut self) -> String {
+        self.raw("\n</body></html>\n");
+        self.html
+    }
+
+    /// Adds HTML. It has no text from files or requests.
+    pub fn raw(&mut self, html: &str) -> &mut Self {
+        self.html.push_str(html);
+        self
+    }
+
+    /// Adds a number or another value whose text has no special characters.
+    pub fn show(&mut self, value: impl Display) -> &mut Self {
+        // Writing to a string cannot fail.
+        let _ = write!(self.html, "{value}");
+        self
+    }
+
+    /// Adds text. Characters that are invisible or change the direction of text are shown as escapes.
+    pub fn text(&mut self, text: &str) -> &mut Self {
+        for char in printable(text).chars() {
+            match char {
+                '&' => self.html.push_str("&amp;"),
+                '<' => self.html.push_str("&lt;"),
+                '>' => self.html.push_str("&gt;"),
+                '"' => self.html.push_str("&quot;"),
+                '\'' => self.html.push_str("&#39;"),
+                char => self.html.push(char),
+            }
+        }
+        self
+    }
+
+    /// Adds text of several lines.
+    pub fn lines(&mut self, text: &str) -> &mut Self {
+        for (at, line) in text.split('\n').enumerate() {
+            self.raw(if at == 0 { "" } else { "\n" }).text(line);
+        }
+        self
+    }
+
+    /// Adds a name, which is cut if it is long.
+    pub fn name(&mut self, name: &str) -> &mut Self {
+        self.text(&shorten(name, NAME_MAX))
+    }
+
+    /// Adds a cell of a table with a number at its right edge.
+    pub fn number(&mut self, text: &str) -> &mut Self {
+        self.raw("<td class=\"n\">").text(text).raw("</td>")
+    }
+
+    /// Adds a row of a list of facts, unless there is no value.
+    pub fn fact(&mut self, name: &str, value: &str) -> &mut Self {
+        if value.is_empty() {
+            return self;
+        }
+        self.raw("<dt>").text(name).raw("</dt><dd>").text(value).raw("</dd>")
+    }
+
+    /// Adds the form with the filter. `kept` are the other parameters.
+    pub fn filter(&mut self, query: &Query, what: &str, kept: &[(&str, &str)]) -> &mut Self {
+        self.raw("<form role=\"search\" data-swap=\"rows\"><label>Filter <input type=\"search\" name=\"q\" value=\"");
+        self.text(&query.q).raw("\" placeholder=\"").text(what).raw("\" maxlength=\"256\"></label>");
+        for (name, value) in kept.iter().filter(|(_, value)| !value.is_empty()) {
+            self.raw("<input type=\"hidden\" name=\"").raw(name).raw("\" value=\"").text(value).raw("\">");
+        }
+        self.raw("<button>Show</button></form>\n")
+    }
+
+    /// Adds links to the other pages of a list. `part` of `all` rows is on page number `page`, counted from 0.
+    pub fn pages(&mut self, page: usize, pages: usize, parameters: &[(&str, &str)]) -> &mut Self {
+        if pages <= 1 {
+            return self;
+        }
+        let href = |page: usize| query_of(parameters, &[("page", &(page + 1).to_string())]);
+        self.raw("<p class=\"pages\">");
+        if page > 0 {
+            self.raw("<a rel=\"prev\" href=\"").text(&href(page - 1)).raw("\">← previous</a> ");
+        }
+        self.raw("page ").show(page + 1).raw(" of ").text(&grouped(pages as u64));
+        if page + 1 < pages {
+            self.raw(" <a rel=\"next\" href=\"").text(&href(page + 1)).raw("\">next →</a>");
+        }
+        self.raw("</p>\n")
+    }
+}
+
+/// A query with parameters of a page and others, without empty ones.
+pub(super) fn query_of(parameters: &[(&str, &str)], others: &[(&str, &str)]) -> String {
+    let mut query = String::from("?");
+    for (name, value) in parameters.iter().chain(others).filter(|(_, value)| !value.is_empty()) {
+        if query.len() > 1 {
+            query.push('&');
+        }
+        query.extend([name, "=", &url::encode(value.as_bytes())]);
+    }
+    query
+}
+
+/// The number of pages of `len` rows, at least one, and the page `page` or the last one.
+pub(super) fn paged(len: usize, each: usize, page: usize) -> (usize, usize) {
+    let pages = len.div_ceil(each).max(1);
+    (pages, page.min(pages - 1))
+}
+
+/// Whether all `words`, which are in lower case, occur in `name`.
+pub(super) fn has_words(name: &str, words: &[String]) -> bool {
+    if words.is_empty() {
+        return true;
+    }
+    let name = name.to_lowercase();
+    words.iter().all(|word| name.contains(&word[..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_of_files_is_escaped_and_cut() {
+        let mut page = Page { html: String::new() };
+        page.text("<script>alert('x')</script>&\"\u{202e}\u{0}");
+        assert_eq!(page.html, "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&amp;&quot;\\u{202e}\\u{0}");
+        let mut page = Page { html: String::new() };
+        page.name(&"<".repeat(65_536));
+        assert!(page.html.len() < 5 * NAME_MAX && page.html.contains("bytes"), "{}", page.html);
+    }
+
+    #[test]
+    fn queries_are_built_from_what_is_set() {
+        assert_eq!(query_of(&[("q", "a b&c"), ("sort", "")], &[("page", "2")]), "?q=a%20b%26c&page=2");
+        assert_eq!(query_of(&[], &[]), "?");
+    }
+
+    #[test]
+    fn last_page_stands_for_all_later_ones() {
+        assert_eq!(paged(0, 200, 5), (1, 0));
+        assert_eq!(paged(200, 200, 1), (1, 0));
+        assert_eq!(paged(201, 200, 1), (2, 1));
+        assert_eq!(paged(201, 200, usize::MAX), (2, 1));
+    }
+}

@@ -1,0 +1,246 @@
+//! The page of a model: facts, a map of its bytes, its tensors, its metadata and its files.
+
+use super::html::{Page, has_words, paged, query_of};
+use super::{Place, Query, directory, treemap};
+use crate::content::Request;
+use crate::fs::{Error, Superblock};
+use crate::inspect::{Breakdown, Quantization, Totals};
+use crate::model::{Model, Numbers, TensorId};
+use crate::natural;
+use crate::text::brackets;
+use crate::threads;
+use crate::units::{count, grouped, plural, size};
+use std::cmp::Ordering;
+
+/// Number of tensors on a page.
+const ROWS: usize = 200;
+
+/// Maximum number of dtypes, quantizations and metadata keys that are shown.
+const SHOWN: usize = 12;
+const KEYS_MAX: usize = 200;
+
+/// Maximum length of a value of the metadata, in bytes. Longer ones are cut in the middle.
+const VALUE_MAX: usize = 2_000;
+
+/// Length in bytes from which on a value is folded.
+const FOLDED: usize = 120;
+
+/// A column of the table of tensors.
+struct Column {
+    title: &'static str,
+    /// The value of the parameter `sort`. With a minus sign before it, the order is reversed.
+    key: &'static str,
+    is_number: bool,
+    compare: fn(&Model, TensorId, TensorId) -> Ordering,
+}
+
+const COLUMNS: &[Column] = &[
+    Column {
+        title: "Name",
+        key: "name",
+        is_number: false,
+        compare: |model, a, b| natural::compare_paths(model.name(a), model.name(b)),
+    },
+    Column {
+        title: "Dtype",
+        key: "dtype",
+        is_number: false,
+        compare: |model, a, b| model.tensor(a).info.dtype.name().cmp(model.tensor(b).info.dtype.name()),
+    },
+    Column {
+        title: "Shape",
+        key: "shape",
+        is_number: false,
+        compare: |model, a, b| {
+            let shape = |id| model.tensor(id).info.shape;
+            shape(a).len().cmp(&shape(b).len()).then_with(|| shape(a).cmp(shape(b)))
+        },
+    },
+    Column {
+        title: "Size",
+        key: "size",
+        is_number: true,
+        compare: |model, a, b| model.tensor(a).info.nbytes().cmp(&model.tensor(b).info.nbytes()),
+    },
+    Column {
+        title: "Quantization",
+        key: "quantization",
+        is_number: false,
+        compare: |model, a, b| quantization(model, a).cmp(&quantization(model, b)),
+    },
+];
+
+/// How a tensor is quantized, or what it is for another one; empty if it is neither.
+pub(super) fn quantization(model: &Model, id: TensorId) -> String {
+    let quantized = model.quantized();
+    if let Some(weight) = quantized.weight(id) {
+        return weight.class.summary();
+    }
+    let owner = quantized.owner(id);
+    owner.map_or_else(String::new, |owner| format!("{} of {}", owner.role(id.index()), model.weight_name(owner)))
+}
+
+/// The page.
+pub(super) fn page(
+    superblock: &Superblock,
+    place: &Place,
+    model: &Model,
+    query: &Query,
+    wants: &Request,
+) -> Result<String, Error> {
+    let name = place.name();
+    let mut page = Page::at(place, &name);
+    page.raw("<main><h1>").name(&name).raw("</h1>\n");
+    facts(model, &mut page);
+    treemap::write(model, &query.prefix, &mut page);
+    tensors(model, query, &mut page);
+    metadata(model, &mut page);
+    page.raw("<section><h2>Files</h2><p>The same files as in a mount.</p>\n");
+    let files = directory::entries(superblock, place.ino, &[], wants)?;
+    directory::table(superblock, &files, &mut page, wants)?;
+    page.raw("</section></main>");
+    Ok(page.end())
+}
+
+fn facts(model: &Model, page: &mut Page) {
+    let Breakdown { all, dtypes, quantized, .. } = Breakdown::of(model, model.listed().iter(), 1);
+    let bytes = model.sources().iter().map(|source| source.len()).fold(0, u64::saturating_add);
+    let bits = all.bits_per_weight().filter(|_| !quantized.is_empty());
+    let bits = bits.map_or(String::new(), |bits| format!(", {bits:.2} bits each"));
+    let exact = if bytes < 1000 { String::new() } else { format!(" ({} bytes)", grouped(bytes)) };
+    let files = model.shards().len();
+    let groups: Vec<String> = dtypes
+        .iter()
+        .take(SHOWN)
+        .map(|(name, Totals { tensors, nbytes, .. })| {
+            format!("{name}: {} in {}", size(*nbytes), plural(*tensors, "tensor"))
+        })
+        .collect();
+    page.raw("<dl>").fact("Format", model.format()).fact("Size", &(size(bytes) + &exact));
+    if files > 1 {
+        page.fact("Files", &grouped(files as u64));
+    }
+    page.fact("Tensors", &grouped(all.tensors)).fact("Parameters", &(count(all.parameters) + &bits));
+    for (at, group) in groups.iter().enumerate() {
+        page.fact(if at == 0 { "Dtypes" } else { "" }, group);
+    }
+    for (at, Quantization { summary, totals, .. }) in quantized.iter().take(SHOWN).enumerate() {
+        let Totals { tensors, nbytes, .. } = totals;
+        let text = format!("{summary}: {} in {}", size(*nbytes), plural(*tensors, "weight"));
+        page.fact(if at == 0 { "Quantization" } else { "" }, &text);
+    }
+    if model.left_out() > 0 {
+        page.fact("Left out", &grouped(model.left_out() as u64));
+    }
+    page.raw("</dl>\n");
+}
+
+fn tensors(model: &Model, query: &Query, page: &mut Page) {
+    let words = query.words();
+    let listed = model.listed();
+    let matches = |id: &TensorId| {
+        has_words(model.name(*id), &words)
+            || words.len() == 1 && model.tensor(*id).info.dtype.name().eq_ignore_ascii_case(&words[0])
+    };
+    let mut found: Vec<TensorId> = listed.iter().filter(matches).collect();
+    let (is_reversed, key) = query.sort.strip_prefix('-').map_or((false, &query.sort[..]), |key| (true, key));
+    let sorted = COLUMNS.iter().find(|column| column.key == key);
+    if let Some(column) = sorted {
+        // Equal tensors stay in the order of the model.
+        threads::sort_by(&mut found, |a, b| {
+            let order = (column.compare)(model, *a, *b);
+            (if is_reversed { order.reverse() } else { order }).then(a.index().cmp(&b.index()))
+        });
+    }
+    let (pages, at) = paged(found.len(), ROWS, query.page);
+    let shown = &found[(at * ROWS).min(found.len())..((at + 1) * ROWS).min(found.len())];
+    page.raw("<section id=\"tensors\"><h2>Tensors</h2>\n");
+    page.filter(query, "part of a name, or a dtype", &[("sort", &query.sort), ("prefix", &query.prefix)]);
+    page.raw("<div id=\"rows\"><p>").text(&plural(found.len() as u64, "tensor"));
+    if !words.is_empty() {
+        page.raw(" of ").text(&grouped(listed.len() as u64));
+    }
+    page.raw("</p>\n<div class=\"wide\"><table><thead><tr>");
+    for column in COLUMNS {
+        let is_sorted = sorted.is_some_and(|sorted| sorted.key == column.key);
+        // The first click on a column of numbers shows the largest.
+        let is_descending = if is_sorted { !is_reversed } else { column.is_number };
+        let key = format!("{}{}", if is_descending { "-" } else { "" }, column.key);
+        let state = match (is_sorted, is_reversed) {
+            (false, _) => "",
+            (true, false) => " aria-sort=\"ascending\"",
+            (true, true) => " aria-sort=\"descending\"",
+        };
+        page.raw("<th scope=\"col\"").raw(state).raw(if column.is_number { " class=\"n\"" } else { "" });
+        let href = query_of(&[("q", &query.q), ("prefix", &query.prefix)], &[("sort", &key)]) + "#tensors";
+        page.raw("><a data-swap=\"rows\" href=\"").text(&href).raw("\">").raw(column.title).raw("</a></th>");
+    }
+    page.raw("</tr></thead><tbody>\n");
+    for id in shown {
+        let tensor = model.tensor(*id).info;
+        page.raw("<tr><td><a href=\"?tensor=")
+            .show(id.index())
+            .raw("\">")
+            .name(shown_name(tensor.name))
+            .raw("</a></td><td>");
+        page.name(tensor.dtype.name()).raw("</td><td>").name(&brackets(tensor.shape)).raw("</td>");
+        page.number(&size(tensor.nbytes())).raw("<td>").name(&quantization(model, *id)).raw("</td></tr>\n");
+    }
+    page.raw("</tbody></table></div>\n");
+    let parameters = [("q", &query.q[..]), ("sort", &query.sort), ("prefix", &query.prefix)];
+    page.pages(at, pages, &parameters).raw("</div></section>\n");
+}
+
+/// The name of a tensor, or a word for the empty name.
+pub(super) fn shown_name(name: &str) -> &str {
+    if name.is_empty() { "(no name)" } else { name }
+}
+
+fn metadata(model: &Model, page: &mut Page) {
+    let metadata = model.metadata();
+    if metadata.is_empty() {
+        return;
+    }
+    page.raw("<section><h2>Metadata</h2>\n<dl>");
+    for (key, value) in metadata.iter().take(KEYS_MAX) {
+        let text = crate::text::shorten(value.text(), VALUE_MAX);
+        page.raw("<dt>").name(key).raw("</dt><dd>");
+        if text.len() > FOLDED {
+            let summary: String = text.chars().take(FOLDED / 2).collect();
+            page.raw("<details><summary>")
+                .text(&summary)
+                .raw("…</summary><pre>")
+                .lines(&text)
+                .raw("</pre></details></dd>");
+        } else {
+            page.text(&text).raw("</dd>");
+        }
+    }
+    page.raw("</dl>");
+    if metadata.len() > KEYS_MAX {
+        page.raw("<p>and ").text(&plural((metadata.len() - KEYS_MAX) as u64, "more key")).raw(" in metadata.json</p>");
+    }
+    page.raw("</section>\n");
+}
+
+/// The numbers of a tensor as the views show them: a quantized weight has its logical dtype and shape.
+pub(super) fn numbers(model: &Model, id: TensorId) -> Numbers<'_> {
+    model.numbers(id, true)
+}
+
+/// The tensors before and after one.
+pub(super) fn neighbours(model: &Model, id: TensorId) -> (Option<TensorId>, Option<TensorId>) {
+    let listed = model.listed();
+    // Numbers of listed tensors ascend.
+    let position = {
+        let (mut low, mut high) = (0, listed.len());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if listed.at(middle).index() < id.index() { low = middle + 1 } else { high = middle }
+        }
+        low
+    };
+    let at = |position: Option<usize>| position.filter(|at| *at < listed.len()).map(|at| listed.at(at));
+    let is_there = at(Some(position)) == Some(id);
+    (at(position.checked_sub(1)), at(Some(position + usize::from(is_there))))
+}

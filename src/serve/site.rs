@@ -1,0 +1,329 @@
+//! Answers requests: finds the file of a URL, and sends it or a page.
+
+use super::access::{self, Access, Admitted, Refused};
+use super::body::{Body, FileBody};
+use super::page::{self, Place};
+use super::range::{Selected, Validators};
+use super::work::Work;
+use super::{Busy, url};
+use crate::content::{self, Content, Request as Wants};
+use crate::fs::{self, Attr, FileKind, ROOT, Superblock};
+use crate::source;
+use httpdate::fmt_http_date;
+use hyper::body::Incoming;
+use hyper::header::{
+    ACCEPT_RANGES, ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG,
+    HeaderName, HeaderValue, LAST_MODIFIED, LOCATION, REFERRER_POLICY, SET_COOKIE, WWW_AUTHENTICATE,
+    X_CONTENT_TYPE_OPTIONS,
+};
+use hyper::http::response::Builder;
+use hyper::{Method, Request, Response, StatusCode, Version};
+use sha2::{Digest, Sha256};
+use std::sync::Arc;
+
+/// What a URL leads to.
+enum Found {
+    /// The path of a directory without the slash at its end.
+    Moved,
+    Page(String),
+    File(Box<Content>, Attr, Option<String>),
+    /// A link of a folder to a file that is not a model. The file may lie anywhere, and the server may have more rights
+    /// than the client.
+    Link,
+}
+
+/// Pages and files load nothing from elsewhere, and are not shown inside pages of others.
+const POLICY: &str = "default-src 'none'; img-src 'self'; style-src 'self'; script-src 'self'; connect-src 'self'; \
+                      form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+
+const HTML: &str = "text/html; charset=utf-8";
+
+/// A file system with its pages.
+#[derive(Debug)]
+pub(super) struct Site {
+    work: Arc<Work>,
+    /// The source, for people.
+    name: Arc<str>,
+    /// What differs between servers of the same source.
+    version: String,
+    access: Access,
+    port: u16,
+}
+
+impl Site {
+    pub fn new(
+        superblock: Superblock,
+        name: String,
+        version: &str,
+        access: Access,
+        port: u16,
+        memory: Option<u64>,
+    ) -> Self {
+        let work = Arc::new(Work::new(superblock, memory));
+        Self { work, name: name.into(), version: version.to_owned(), access, port }
+    }
+
+    pub fn access(&self) -> &Access {
+        &self.access
+    }
+
+    /// The response to a request. `is_own` is whether its connection needs no token.
+    pub async fn respond(&self, request: Request<Incoming>, is_own: bool, busy: Busy) -> Response<Body> {
+        let is_head = request.method() == Method::HEAD;
+        let mut response = self.answer(&request, is_own, busy).await;
+        let headers = response.headers_mut();
+        for (name, value) in [
+            (CONTENT_SECURITY_POLICY, POLICY),
+            (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+            (REFERRER_POLICY, "no-referrer"),
+            (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+            // Browsers ask each time whether a file has changed.
+            (CACHE_CONTROL, "private, no-cache"),
+        ] {
+            headers.insert(name, HeaderValue::from_static(value));
+        }
+        if is_head {
+            *response.body_mut() = Body::empty();
+        }
+        response
+    }
+
+    async fn answer(&self, request: &Request<Incoming>, is_own: bool, busy: Busy) -> Response<Body> {
+        if !access::is_method(request.method()) {
+            let page = page::failure("Only reading is possible", "This server answers GET and HEAD requests.");
+            return finish(status(StatusCode::METHOD_NOT_ALLOWED).header(ALLOW, "GET, HEAD"), HTML, page);
+        }
+        let (path, query) = (request.uri().path(), request.uri().query().unwrap_or_default().to_owned());
+        // HTTP/2 over a clear connection, and requests to proxies, are not supported by the parser or have a host.
+        match self.access.check(request.uri(), request.headers(), is_own, self.port) {
+            Ok(Admitted::AsItIs) => {}
+            Ok(Admitted::ByUrl) => return self.admit(path, &query),
+            Err(refused) => return self.refuse(refused),
+        }
+        if let Some(name) = url::parameter(&query, page::ASSET) {
+            return match page::asset(&name) {
+                Some((kind, text)) => finish(status(StatusCode::OK), kind, text),
+                None => failed(StatusCode::NOT_FOUND, "Not found", "The server has no such part of its pages."),
+            };
+        }
+        let Some((path, is_dir)) = url::components(path) else {
+            return failed(StatusCode::NOT_FOUND, "Not found", "No file can have this path.");
+        };
+        let (wanted, name) = (path.clone(), self.name.clone());
+        let asked = query.clone();
+        let found =
+            self.work.run(move |superblock, wants| find(superblock, wants, &name, &wanted, is_dir, &asked)).await;
+        let shown = || path.iter().map(|name| String::from_utf8_lossy(name)).collect::<Vec<_>>().join("/");
+        match found {
+            Ok(Found::Page(page)) => finish(status(StatusCode::OK), HTML, page),
+            Ok(Found::Moved) => {
+                let query = if query.is_empty() { String::new() } else { format!("?{query}") };
+                moved(&format!("{}/{query}", href(&path)), None)
+            }
+            Ok(Found::Link) => failed(
+                StatusCode::FORBIDDEN,
+                "Not served",
+                "This is a link to a file that is not a model. A mount shows where it leads; the server does not follow it.",
+            ),
+            Ok(Found::File(content, attr, version)) => {
+                let etag = version.map(|version| self.etag(&version));
+                self.file(request, *content, &attr, etag, shown(), busy)
+            }
+            Err(error) => {
+                let (code, title, text) = failure(&error);
+                if code != StatusCode::NOT_FOUND {
+                    log::warn!("{}: {error}", shown());
+                }
+                failed(code, title, text)
+            }
+        }
+    }
+
+    /// The response with a file, or with a part of it.
+    fn file(
+        &self,
+        request: &Request<Incoming>,
+        content: Content,
+        attr: &Attr,
+        etag: Option<String>,
+        name: String,
+        busy: Busy,
+    ) -> Response<Body> {
+        let len = content.len();
+        let validators = Validators::new(etag, attr.mtime);
+        let mut builder = Response::builder()
+            .header(ACCEPT_RANGES, "bytes")
+            .header(LAST_MODIFIED, fmt_http_date(validators.modified));
+        if let Some(etag) = &validators.etag {
+            builder = builder.header(ETAG, etag);
+        }
+        // A range is defined for GET only.
+        let selected = match validators.select(request.headers(), len) {
+            Selected::Part(_) | Selected::OutOfRange if request.method() == Method::HEAD => Selected::Whole,
+            selected => selected,
+        };
+        let range = match selected {
+            Selected::Whole => 0..len,
+            Selected::Part(range) => {
+                let text = format!("bytes {}-{}/{len}", range.start, range.end - 1);
+                builder = builder.status(StatusCode::PARTIAL_CONTENT).header(CONTENT_RANGE, text);
+                range
+            }
+            Selected::NotModified => return complete(builder.status(StatusCode::NOT_MODIFIED), Body::empty()),
+            Selected::Failed => return complete(builder.status(StatusCode::PRECONDITION_FAILED), Body::empty()),
+            Selected::OutOfRange => {
+                let builder = builder.status(StatusCode::RANGE_NOT_SATISFIABLE);
+                return complete(builder.header(CONTENT_RANGE, format!("bytes */{len}")), Body::empty());
+            }
+        };
+        let sent = range.end - range.start;
+        let builder = builder.header(CONTENT_TYPE, content_type(&name)).header(CONTENT_LENGTH, sent);
+        let body = FileBody::new(self.work.clone(), content, name, range, move || busy.touch());
+        complete(builder, Body::File(body))
+    }
+
+    /// The entity tag of a version of a file.
+    fn etag(&self, version: &str) -> String {
+        let digest = Sha256::digest(format!("{}\n{version}", self.version));
+        format!("\"{}\"", digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect::<String>())
+    }
+
+    /// Sets the cookie with the token, and leads to the URL without the token.
+    fn admit(&self, path: &str, query: &str) -> Response<Body> {
+        let token = self.access.token.as_deref().unwrap_or_default();
+        let cookie = format!("{}={token}; HttpOnly; SameSite=Strict; Path=/", access::cookie(self.port));
+        moved(&format!("{path}{}", url::without(query, access::TOKEN)), Some(&cookie))
+    }
+
+    fn refuse(&self, refused: Refused) -> Response<Body> {
+        let (code, text) = match refused {
+            Refused::Host => (
+                StatusCode::MISDIRECTED_REQUEST,
+                "The address of this page names another machine. Use the IP address, or start the server with --host NAME.",
+            ),
+            Refused::Site => (StatusCode::FORBIDDEN, "A page of another site asked for this."),
+            Refused::Stranger => (
+                StatusCode::FORBIDDEN,
+                "Only the user who has started this server may use it. With --token-file FILE, it admits others by a token.",
+            ),
+            Refused::NoToken => {
+                (StatusCode::UNAUTHORIZED, "Use the URL with the token that `weightfs serve` has printed.")
+            }
+            Refused::WrongToken => {
+                (StatusCode::UNAUTHORIZED, "The token is not that of this server. It may have been started again.")
+            }
+        };
+        let mut builder = status(code);
+        if code == StatusCode::UNAUTHORIZED {
+            builder = builder.header(WWW_AUTHENTICATE, "Bearer");
+        }
+        finish(builder, HTML, page::failure("Not admitted", text))
+    }
+}
+
+/// Finds what a URL leads to. Pages are written here, because that may read tables of the model.
+fn find(
+    superblock: &Superblock,
+    wants: &Wants,
+    site: &str,
+    path: &[Vec<u8>],
+    is_dir: bool,
+    query: &str,
+) -> Result<Found, fs::Error> {
+    let mut attr = superblock.getattr(ROOT, wants)?;
+    for name in path {
+        if attr.kind != FileKind::Dir {
+            return Err(fs::Error::NotADirectory);
+        }
+        attr = superblock.lookup(attr.ino, name, wants)?;
+    }
+    match attr.kind {
+        FileKind::Link => Ok(Found::Link),
+        FileKind::Dir if !is_dir => Ok(Found::Moved),
+        FileKind::Dir => {
+            let place = Place { site, path, ino: attr.ino };
+            page::page(superblock, &place, query, wants).map(Found::Page)
+        }
+        FileKind::File if is_dir => Err(fs::Error::NotADirectory),
+        FileKind::File => {
+            let content = superblock.open(attr.ino, wants)?;
+            Ok(Found::File(content.into(), attr, superblock.version(attr.ino, wants)?))
+        }
+    }
+}
+
+/// The status and the text of a page about an error. The log has the details, which may name other files.
+fn failure(error: &fs::Error) -> (StatusCode, &'static str, &'static str) {
+    match error {
+        fs::Error::NoEntry | fs::Error::NotADirectory | fs::Error::IsADirectory => {
+            (StatusCode::NOT_FOUND, "Not found", "There is no such file.")
+        }
+        fs::Error::Changed { .. }
+        | fs::Error::Content(content::Error::Source(source::Error::Changed { .. } | source::Error::Replaced { .. })) => {
+            (
+                StatusCode::GONE,
+                "The source has changed",
+                "The model was replaced or overwritten since the server was started. Start it again.",
+            )
+        }
+        fs::Error::Content(content::Error::TimedOut) => {
+            (StatusCode::GATEWAY_TIMEOUT, "Too slow", "The source did not answer in time. Try again.")
+        }
+        fs::Error::Content(content::Error::NoMemory) => {
+            (StatusCode::SERVICE_UNAVAILABLE, "No memory", "There is too little memory now. Try again.")
+        }
+        _ => (StatusCode::INTERNAL_SERVER_ERROR, "Cannot be read", "The log of the server has the reason."),
+    }
+}
+
+/// The type of a file, by its name.
+fn content_type(name: &str) -> &'static str {
+    let last = name.rsplit('/').next().unwrap_or(name);
+    match last.rsplit_once('.').map(|(_, suffix)| suffix) {
+        Some("json") => "application/json",
+        Some("png") => "image/png",
+        Some("txt") => "text/plain; charset=utf-8",
+        _ if last == "SHA256SUMS" => "text/plain; charset=utf-8",
+        _ => "application/octet-stream",
+    }
+}
+
+/// The URL of a path.
+fn href(path: &[Vec<u8>]) -> String {
+    path.iter().map(|name| format!("/{}", url::encode(name))).collect()
+}
+
+fn status(code: StatusCode) -> Builder {
+    Response::builder().status(code)
+}
+
+/// A response with a text.
+fn finish(builder: Builder, kind: &'static str, text: impl Into<hyper::body::Bytes>) -> Response<Body> {
+    let text = text.into();
+    complete(builder.header(CONTENT_TYPE, kind).header(CONTENT_LENGTH, text.len()), Body::text(text))
+}
+
+fn failed(code: StatusCode, title: &str, text: &str) -> Response<Body> {
+    finish(status(code), HTML, page::failure(title, text))
+}
+
+/// A redirection on this server.
+fn moved(location: &str, cookie: Option<&str>) -> Response<Body> {
+    // A location that begins with two slashes would be another host.
+    let location = format!("/{}", location.trim_start_matches('/'));
+    let mut builder = status(StatusCode::SEE_OTHER).header(LOCATION, location).header(CONTENT_LENGTH, 0);
+    if let Some(cookie) = cookie {
+        builder = builder.header(SET_COOKIE, cookie);
+    }
+    complete(builder, Body::empty())
+}
+
+/// The response of a builder. A header with characters that no header may have gives an empty response.
+fn complete(builder: Builder, body: Body) -> Response<Body> {
+    builder.version(Version::HTTP_11).body(body).unwrap_or_else(|error| {
+        log::error!("a response cannot be written: {error}");
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+        response
+    })
+}

@@ -1,0 +1,77 @@
+//! Paths and queries of URLs.
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
+use std::borrow::Cow;
+
+/// What is encoded in a component of a path or in a value of a query: all but the unreserved characters of RFC 3986.
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+/// A component of a path, or a value of a query.
+pub(super) fn encode(text: &[u8]) -> String {
+    percent_encode(text, RESERVED).to_string()
+}
+
+/// The components of the path of a URL, and whether it ends in a slash. `None` if no file can have that path: a
+/// component is empty, `.` or `..`, or has a slash or NUL.
+pub(super) fn components(path: &str) -> Option<(Vec<Vec<u8>>, bool)> {
+    let path = path.strip_prefix('/')?;
+    if path.is_empty() {
+        return Some((Vec::new(), true));
+    }
+    let (path, is_dir) = path.strip_suffix('/').map_or((path, false), |path| (path, true));
+    let component = |part: &str| {
+        let name: Vec<u8> = percent_decode_str(part).collect();
+        let is_name = !matches!(&name[..], b"" | b"." | b"..") && !name.iter().any(|byte| matches!(byte, b'/' | 0));
+        is_name.then_some(name)
+    };
+    Some((path.split('/').map(component).collect::<Option<_>>()?, is_dir))
+}
+
+/// The parameters of a query, decoded, as forms encode them.
+pub(super) fn parameters(query: &str) -> impl Iterator<Item = (String, String)> {
+    let decode = |text: &str| percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned();
+    query.split('&').filter(|pair| !pair.is_empty()).map(move |pair| {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (decode(key), decode(value))
+    })
+}
+
+/// The first value of a parameter.
+pub(super) fn parameter(query: &str, name: &str) -> Option<String> {
+    parameters(query).find(|(key, _)| key == name).map(|(_, value)| value)
+}
+
+/// A query without the parameter `name`, not decoded, with the question mark before it; empty if nothing is left.
+pub(super) fn without<'q>(query: &'q str, name: &str) -> Cow<'q, str> {
+    let is_kept = |pair: &&str| !pair.is_empty() && pair.split('=').next() != Some(name);
+    let kept: Vec<&str> = query.split('&').filter(is_kept).collect();
+    if kept.is_empty() { Cow::Borrowed("") } else { format!("?{}", kept.join("&")).into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_have_components_that_are_names() {
+        let parse = |path: &str| components(path).map(|(names, is_dir)| (names.join(&b'|'), is_dir));
+        assert_eq!(parse("/"), Some((Vec::new(), true)));
+        assert_eq!(parse("/a/b%20c/"), Some((b"a|b c".to_vec(), true)));
+        assert_eq!(parse("/%ff%25"), Some((b"\xff%".to_vec(), false)));
+        // What is not encoded is taken as it is.
+        assert_eq!(parse("/%zz%2"), Some((b"%zz%2".to_vec(), false)));
+        for path in ["", "a", "//", "/a//b", "/.", "/../a", "/%2e%2e/a", "/a%2fb", "/a%00", "/a/./b"] {
+            assert_eq!(parse(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn queries_are_decoded() {
+        assert_eq!(parameter("a=1&b=x+y%26&a=2", "a").as_deref(), Some("1"));
+        assert_eq!(parameter("a=1&b=x+y%26&a=2", "b").as_deref(), Some("x y&"));
+        assert_eq!(parameter("a&&=&", "a").as_deref(), Some(""));
+        assert_eq!(parameter("", "a"), None);
+        assert_eq!(without("token=1&q=a+b&token=2", "token"), "?q=a+b");
+        assert_eq!(without("token=1", "token"), "");
+    }
+}
