@@ -14,6 +14,7 @@ const LIBRARY: &[(&str, &[&str])] = &[
     ("name", &["text"]),
     ("natural", &[]),
     ("threads", &[]),
+    ("units", &[]),
     ("kept", &[]),
     ("source", &[]),
     ("remote", &["source"]),
@@ -30,6 +31,7 @@ const LIBRARY: &[(&str, &[&str])] = &[
     ("fs", &["content", "model", "name", "natural", "source", "text", "threads", "view"]),
     ("schedule", &["content", "threads"]),
     ("fuse", &["content", "fs", "model", "schedule", "source", "threads"]),
+    ("serve", &["content", "fs", "inspect", "model", "natural", "schedule", "source", "text", "threads", "units"]),
 ];
 
 /// Each layer of the binary, and the layers of the binary that it uses. All of them may use the library.
@@ -50,7 +52,8 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("seccompiler::", &["src/process/sandbox/"]),
     ("use parquet::", &["src/process/parquet.rs"]),
     ("plotters::", &["src/plot/"]),
-    ("tokio::", &["src/remote/fetch", "src/remote/transport/"]),
+    ("tokio::", &["src/remote/fetch", "src/remote/transport/", "src/serve/"]),
+    ("hyper_util::", &["src/serve/"]),
     ("reqwest::", &["src/remote/transport/"]),
     ("object_store::", &["src/remote/transport/store/"]),
     ("postcard::", &["src/remote/protocol.rs"]),
@@ -211,7 +214,7 @@ fn rust_files(dir: &Path) -> Vec<PathBuf> {
         let path = entry.unwrap().path();
         if path.is_dir() {
             found.extend(rust_files(&path));
-        } else {
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
             found.push(path);
         }
     }

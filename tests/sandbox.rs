@@ -39,13 +39,23 @@ type Attempts = BTreeMap<&'static str, Result<(), Errno>>;
 #[test]
 #[ignore = "run by another test in a separate process"]
 fn inside() {
+    inside_serving(|reads| Sandbox::new(reads, Some(Path::new("/dev/zero"))));
+}
+
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn inside_listening() {
+    inside_serving(Sandbox::for_listening);
+}
+
+fn inside_serving(sandbox: impl FnOnce(&[PathBuf]) -> Sandbox) {
     let dir = PathBuf::from(std::env::var_os(DIR).unwrap());
     let open = Open::new(&dir);
     let reads = ["source", "folder/deep/file", "link", "absent", "shard"].map(|name| dir.join(name));
     let mut log = File::open(dir.join("log")).unwrap();
     log::set_boxed_logger(Box::new(ToLog(open.log.try_clone().unwrap()))).unwrap();
     log::set_max_level(log::LevelFilter::Warn);
-    let enforced = Sandbox::new(&reads, Some(Path::new("/dev/zero"))).enter();
+    let enforced = sandbox(&reads).enter();
     let here = attempts(&dir, &open);
     // New threads inherit the sandbox.
     let there = std::thread::scope(|scope| scope.spawn(|| attempts(&dir, &open)).join().unwrap());
@@ -119,13 +129,19 @@ struct Open {
     log: File,
     stream: (UnixStream, UnixStream),
     datagram: UnixDatagram,
+    listener: TcpListener,
+    /// One for each thread that accepts.
+    _clients: [TcpStream; 2],
 }
 
 impl Open {
     fn new(dir: &Path) -> Self {
         let source = File::open(dir.join("source")).unwrap();
         let log = File::options().append(true).open(dir.join("log")).unwrap();
-        Self { source, log, stream: UnixStream::pair().unwrap(), datagram: UnixDatagram::unbound().unwrap() }
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let _clients = [(); 2].map(|()| TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+        let (stream, datagram) = (UnixStream::pair().unwrap(), UnixDatagram::unbound().unwrap());
+        Self { source, log, stream, datagram, listener, _clients }
     }
 }
 
@@ -189,6 +205,7 @@ fn attempts(dir: &Path, open: &Open) -> Attempts {
     attempt("change times", open.source.set_modified(SystemTime::UNIX_EPOCH));
     attempt("truncate the log", open.log.set_len(0));
 
+    attempt("accept a connection", open.listener.accept().map(drop));
     attempt("listen on TCP", TcpListener::bind("127.0.0.1:0").map(drop));
     attempt("connect by TCP", TcpStream::connect("127.0.0.1:9").map(drop));
     attempt("open a UDP socket", UdpSocket::bind("127.0.0.1:0").map(drop));
@@ -444,6 +461,16 @@ fn only_what_fetching_needs_is_allowed() {
 
 #[test]
 fn only_what_the_daemon_needs_is_allowed() {
+    check_serving("inside", &["open the device"]);
+}
+
+#[test]
+fn only_what_the_http_server_needs_is_allowed() {
+    check_serving("inside_listening", &["accept a connection", "make a socket pair"]);
+}
+
+/// Checks what a process in a sandbox for serving may do. `more` is what only this one may.
+fn check_serving(test: &str, more: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     fs::create_dir_all(path("folder/deep")).unwrap();
@@ -460,8 +487,8 @@ fn only_what_the_daemon_needs_is_allowed() {
     fs::set_permissions(path("secret"), Permissions::from_mode(0o600)).unwrap();
     let _socket = UnixDatagram::bind(path("socket")).unwrap();
     let _listening = TcpListener::bind("127.0.0.1:0").unwrap();
-    let Some(report) = run_inside("inside", dir.path(), 0) else { return };
-    let allowed = [
+    let Some(report) = run_inside(test, dir.path(), 0) else { return };
+    let mut allowed = vec![
         "read the source",
         "read behind a link",
         "read below the folder",
@@ -472,10 +499,10 @@ fn only_what_the_daemon_needs_is_allowed() {
         "write to the log",
         "use an open socket",
         "start a thread",
-        "open the device",
         "stat another file",
         "signal itself",
     ];
+    allowed.extend(more);
     let unknown = ["start a process by clone3", "make an unlisted system call", "call through the x32 ABI"];
     let attempts: Vec<(&str, &str)> = report.lines().filter_map(|line| line.split_once(": ")).collect();
     let attempts: Vec<_> =

@@ -20,7 +20,7 @@ const PIECE: u64 = 256 << 10;
 pub(super) enum Body {
     /// `None` after it was sent.
     Text(Option<Bytes>),
-    File(FileBody),
+    File(Box<FileBody>),
 }
 
 impl Body {

@@ -4,6 +4,7 @@
 
 mod access;
 mod body;
+mod connections;
 mod page;
 mod peer;
 mod range;
@@ -15,6 +16,7 @@ pub use access::Access;
 pub use peer::Peers;
 
 use crate::fs::Superblock;
+use connections::{Busy, Connection, Connections};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -23,24 +25,14 @@ use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 
-/// Maximum number of connections. When there are more, the one that has been idle for the longest time is closed.
-const CONNECTIONS_MAX: usize = 256;
-
 /// After this time without a request, or without the end of its headers, a connection is closed.
 const IDLE: Duration = Duration::from_secs(60);
-
-/// After this time without taking anything of its response, a client loses its connection if another one needs it.
-const STALLED: Duration = Duration::from_secs(30);
-
-/// How long the transfers that are running may go on after the server was asked to stop.
-const GRACE: Duration = Duration::from_secs(10);
 
 /// Time between two tries to accept a connection, after a failure or while there are too many.
 const RETRY: Duration = Duration::from_millis(100);
@@ -95,117 +87,20 @@ pub fn run(
     done
 }
 
-/// The open connections.
-#[derive(Debug, Default)]
-struct Connections {
-    open: Mutex<Vec<Arc<Connection>>>,
-    /// Notified when one has ended.
-    ended: Notify,
-}
-
-/// A connection, as the loop that accepts others sees it.
-#[derive(Debug)]
-struct Connection {
-    started: Instant,
-    /// When something was last received or sent, in milliseconds after `started`.
-    active: AtomicU64,
-    /// Number of requests and responses in progress.
-    busy: AtomicUsize,
-    /// Notified when it is to be closed.
-    close: Notify,
-    /// Whether it is to be closed at once, even in the middle of a response.
-    at_once: AtomicBool,
-}
-
-impl Connection {
-    fn new() -> Self {
-        let (active, busy, close, at_once) = Default::default();
-        Self { started: Instant::now(), active, busy, close, at_once }
-    }
-
-    fn touch(&self) {
-        self.active.store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
-    }
-
-    fn quiet(&self) -> Duration {
-        self.started.elapsed().saturating_sub(Duration::from_millis(self.active.load(Ordering::Relaxed)))
-    }
-
-    fn close(&self, at_once: bool) {
-        self.at_once.store(at_once, Ordering::Relaxed);
-        self.close.notify_one();
-    }
-}
-
-/// Marks a connection as busy until it is dropped.
-#[derive(Debug)]
-struct Busy(Arc<Connection>);
-
-impl Busy {
-    fn new(connection: Arc<Connection>) -> Self {
-        connection.busy.fetch_add(1, Ordering::Relaxed);
-        connection.touch();
-        Self(connection)
-    }
-
-    fn touch(&self) {
-        self.0.touch();
-    }
-}
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        self.0.touch();
-        self.0.busy.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl Connections {
-    fn open(&self) -> MutexGuard<'_, Vec<Arc<Connection>>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether there is room for another connection. If not, makes one end that nobody needs, if there is one.
-    fn has_room(&self) -> bool {
-        let open = self.open();
-        if open.len() < CONNECTIONS_MAX {
-            return true;
-        }
-        let is_busy = |connection: &Connection| connection.busy.load(Ordering::Relaxed) > 0;
-        let can_end = |connection: &&Arc<Connection>| !is_busy(connection) || connection.quiet() > STALLED;
-        if let Some(connection) = open.iter().filter(can_end).max_by_key(|connection| connection.quiet()) {
-            connection.close(true);
-        }
-        false
-    }
-
-    /// Ends all connections: those that are idle at once, the others after their responses.
-    async fn end(&self) {
-        let deadline = tokio::time::Instant::now() + GRACE;
-        self.open().iter().for_each(|connection| connection.close(false));
-        while !self.open().is_empty() {
-            if tokio::time::timeout_at(deadline, self.ended.notified()).await.is_err() {
-                return;
-            }
-        }
-    }
-}
-
 async fn accept(listener: TcpListener, site: Arc<Site>, connections: Arc<Connections>) {
     loop {
         if !connections.has_room() {
-            let _ = tokio::time::timeout(RETRY, connections.ended.notified()).await;
+            tokio::time::sleep(RETRY).await;
             continue;
         }
         match listener.accept().await {
             Ok((stream, peer)) => {
                 let connection = Arc::new(Connection::new());
-                connections.open().push(connection.clone());
+                connections.add(connection.clone());
                 let (site, connections) = (site.clone(), connections.clone());
                 tokio::spawn(async move {
                     serve(stream, peer, site, &connection).await;
-                    connections.open().retain(|open| !Arc::ptr_eq(open, &connection));
-                    connections.ended.notify_one();
+                    connections.remove(&connection);
                 });
             }
             Err(error) => {
@@ -232,12 +127,12 @@ async fn serve(stream: TcpStream, peer: SocketAddr, site: Arc<Site>, connection:
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(IDLE).max_buf_size(HEADERS_MAX).half_close(true);
     let mut served = pin!(builder.serve_connection(TokioIo::new(stream), service));
-    let mut close = pin!(connection.close.notified());
+    let mut close = pin!(connection.closed());
     let mut is_closing = false;
     std::future::poll_fn(|context| {
         if !is_closing && close.as_mut().poll(context).is_ready() {
             is_closing = true;
-            if connection.at_once.load(Ordering::Relaxed) {
+            if connection.ends_at_once() {
                 return Poll::Ready(());
             }
             served.as_mut().graceful_shutdown();

@@ -31,6 +31,8 @@ impl Peers {
     }
 
     fn user(&self, peer: SocketAddr, local: SocketAddr) -> Option<u32> {
+        // A socket for IPv6 shows an IPv4 address as a mapped one, and the other end may be a socket of either kind.
+        let [peer, local] = [peer, local].map(|address| SocketAddr::new(address.ip().to_canonical(), address.port()));
         let ends = [
             format!("{} {} ", hex(peer, false), hex(local, false)),
             format!("{} {} ", hex(peer, true), hex(local, true)),

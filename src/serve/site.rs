@@ -2,10 +2,11 @@
 
 use super::access::{self, Access, Admitted, Refused};
 use super::body::{Body, FileBody};
+use super::connections::Busy;
 use super::page::{self, Place};
 use super::range::{Selected, Validators};
+use super::url;
 use super::work::Work;
-use super::{Busy, url};
 use crate::content::{self, Content, Request as Wants};
 use crate::fs::{self, Attr, FileKind, ROOT, Superblock};
 use crate::source;
@@ -179,7 +180,7 @@ impl Site {
         let sent = range.end - range.start;
         let builder = builder.header(CONTENT_TYPE, content_type(&name)).header(CONTENT_LENGTH, sent);
         let body = FileBody::new(self.work.clone(), content, name, range, move || busy.touch());
-        complete(builder, Body::File(body))
+        complete(builder, Body::File(body.into()))
     }
 
     /// The entity tag of a version of a file.

@@ -1,7 +1,7 @@
 //! The page of a directory that is not the root of a model.
 
 use super::html::{Page, has_words, paged};
-use super::{Place, Query};
+use super::query::{Place, Query};
 use crate::content::Request;
 use crate::fs::{Error, FileKind, Ino, Superblock};
 use crate::serve::url;

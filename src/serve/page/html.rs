@@ -1,10 +1,13 @@
 //! The parts that pages share. All text is escaped here.
 
-use super::{ASSET, Place, Query};
+use super::query::{Place, Query};
 use crate::serve::url;
 use crate::text::{printable, shorten};
 use crate::units::grouped;
 use std::fmt::{Display, Write};
+
+/// The name of the query parameter for the parts of pages.
+pub const ASSET: &str = "asset";
 
 /// Maximum length of a name in a page, in bytes. Longer ones are cut in the middle.
 pub(super) const NAME_MAX: usize = 160;

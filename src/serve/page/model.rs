@@ -1,7 +1,8 @@
 //! The page of a model: facts, a map of its bytes, its tensors, its metadata and its files.
 
 use super::html::{Page, has_words, paged, query_of};
-use super::{Place, Query, directory, treemap};
+use super::query::{Place, Query};
+use super::{directory, treemap};
 use crate::content::Request;
 use crate::fs::{Error, Superblock};
 use crate::inspect::{Breakdown, Quantization, Totals};

@@ -2,7 +2,7 @@
 
 use super::html::{Page, query_of};
 use super::model::{neighbours, numbers, quantization, shown_name};
-use super::{Place, Query};
+use super::query::{Place, Query};
 use crate::content::Request;
 use crate::fs::{Error, Superblock, TensorFile};
 use crate::model::{Model, Parts, TensorId};

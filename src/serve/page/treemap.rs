@@ -14,6 +14,9 @@ const HEIGHT: f64 = 400.0;
 /// Maximum number of groups that are shown on a level. The rest is one group.
 const GROUPS_MAX: usize = 64;
 
+/// A group is shown if this many of its size are more than the size of the level.
+const SMALLEST: f64 = 1e6;
+
 /// Height of a line of text, and mean width of a character, in units of the picture.
 const LINE: f64 = 15.0;
 const CHARACTER: f64 = 6.6;
@@ -78,7 +81,8 @@ pub(super) fn write(model: &Model, prefix: &str, page: &mut Page) {
         let (nbytes, tensors) = (sum(|group| group.nbytes), sum(|group| group.tensors));
         groups.push(Group { name: "", prefix: "", nbytes, tensors, leaf: None });
     }
-    groups.retain(|group| group.nbytes > 0);
+    // Others would be invisible.
+    groups.retain(|group| group.nbytes as f64 * SMALLEST > all as f64);
     let weights: Vec<f64> = groups.iter().map(|group| group.nbytes as f64).collect();
     let areas = squarify(&weights, Area { x: 0.0, y: 0.0, width: WIDTH, height: HEIGHT });
     page.raw("<svg viewBox=\"0 0 1000 400\" role=\"img\" aria-label=\"Map of the sizes of tensors\">\n");
@@ -201,9 +205,9 @@ fn squarify(weights: &[f64], mut area: Area) -> Vec<Area> {
             at += length;
         }
         if area.width >= area.height {
-            (area.x, area.width) = (area.x + depth, (area.width - depth).max(f64::MIN_POSITIVE));
+            (area.x, area.width) = (area.x + depth, (area.width - depth).max(f64::EPSILON));
         } else {
-            (area.y, area.height) = (area.y + depth, (area.height - depth).max(f64::MIN_POSITIVE));
+            (area.y, area.height) = (area.y + depth, (area.height - depth).max(f64::EPSILON));
         }
         left -= sum;
         rest = later;
@@ -217,7 +221,7 @@ mod tests {
 
     #[test]
     fn areas_are_in_proportion_and_fill_the_map() {
-        for weights in [vec![1.0], vec![6.0, 6.0, 4.0, 3.0, 2.0, 2.0, 1.0], vec![1e18, 1.0], vec![1.0; 65]] {
+        for weights in [vec![1.0], vec![6.0, 6.0, 4.0, 3.0, 2.0, 2.0, 1.0], vec![1e6, 1.0], vec![1.0; 65]] {
             let whole = Area { x: 0.0, y: 0.0, width: WIDTH, height: HEIGHT };
             let areas = squarify(&weights, whole);
             let all: f64 = weights.iter().sum();
