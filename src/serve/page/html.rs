@@ -25,7 +25,7 @@ impl Page {
             "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
                   <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"><title>",
         );
-        page.name(title).raw(" · weightfs</title><link rel=\"icon\" href=\"data:,\">");
+        page.name(title).raw(" · weightfs</title><link rel=\"icon\" href=\"/?").raw(ASSET).raw("=icon.svg\">");
         page.raw("<link rel=\"stylesheet\" href=\"/?").raw(ASSET).raw("=style.css\">");
         page.raw("<script src=\"/?").raw(ASSET).raw("=script.js\" defer></script></head>\n<body>\n");
         page
@@ -96,18 +96,26 @@ impl Page {
         self.raw("<td class=\"n\">").text(text).raw("</td>")
     }
 
-    /// Adds a row of a list of facts, unless there is no value.
+    /// Adds a fact to a list, unless there is no value.
     pub fn fact(&mut self, name: &str, value: &str) -> &mut Self {
-        if value.is_empty() {
-            return self;
+        if value.is_empty() { self } else { self.facts(name, &[value]) }
+    }
+
+    /// Adds a fact with several values to a list.
+    pub fn facts(&mut self, name: &str, values: &[impl AsRef<str>]) -> &mut Self {
+        if !values.is_empty() {
+            self.raw("<dt>").text(name).raw("</dt>");
         }
-        self.raw("<dt>").text(name).raw("</dt><dd>").text(value).raw("</dd>")
+        for value in values {
+            self.raw("<dd>").text(value.as_ref()).raw("</dd>");
+        }
+        self
     }
 
     /// Adds the form with the filter. `kept` are the other parameters.
     pub fn filter(&mut self, query: &Query, what: &str, kept: &[(&str, &str)]) -> &mut Self {
         self.raw("<form role=\"search\" data-swap=\"rows\"><label>Filter <input type=\"search\" name=\"q\" value=\"");
-        self.text(&query.q).raw("\" placeholder=\"").text(what).raw("\" maxlength=\"256\"></label>");
+        self.text(&query.q).raw("\" placeholder=\"").text(what).raw("\" maxlength=\"256\"></label> ");
         for (name, value) in kept.iter().filter(|(_, value)| !value.is_empty()) {
             self.raw("<input type=\"hidden\" name=\"").raw(name).raw("\" value=\"").text(value).raw("\">");
         }

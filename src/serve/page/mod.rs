@@ -16,10 +16,11 @@ use crate::model::TensorId;
 use html::Page;
 use query::Query;
 
-/// The type and the text of a part of the pages: the style sheet or the script.
+/// The type and the text of a part of the pages: the style sheet, the script or the icon.
 pub(super) fn asset(name: &str) -> Option<(&'static str, &'static str)> {
     match name {
         "style.css" => Some(("text/css; charset=utf-8", include_str!("style.css"))),
+        "icon.svg" => Some(("image/svg+xml", include_str!("icon.svg"))),
         "script.js" => Some(("text/javascript; charset=utf-8", include_str!("script.js"))),
         _ => None,
     }

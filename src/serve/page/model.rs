@@ -110,26 +110,21 @@ fn facts(model: &Model, page: &mut Page) {
     let bits = bits.map_or(String::new(), |bits| format!(", {bits:.2} bits each"));
     let exact = if bytes < 1000 { String::new() } else { format!(" ({} bytes)", grouped(bytes)) };
     let files = model.shards().len();
-    let groups: Vec<String> = dtypes
+    let part = |name: &str, totals: &Totals, what| {
+        format!("{name}: {} in {}", size(totals.nbytes), plural(totals.tensors, what))
+    };
+    let dtypes: Vec<String> = dtypes.iter().take(SHOWN).map(|(name, totals)| part(name, totals, "tensor")).collect();
+    let quantized: Vec<String> = quantized
         .iter()
         .take(SHOWN)
-        .map(|(name, Totals { tensors, nbytes, .. })| {
-            format!("{name}: {} in {}", size(*nbytes), plural(*tensors, "tensor"))
-        })
+        .map(|Quantization { summary, totals, .. }| part(summary, totals, "weight"))
         .collect();
     page.raw("<dl>").fact("Format", model.format()).fact("Size", &(size(bytes) + &exact));
     if files > 1 {
         page.fact("Files", &grouped(files as u64));
     }
     page.fact("Tensors", &grouped(all.tensors)).fact("Parameters", &(count(all.parameters) + &bits));
-    for (at, group) in groups.iter().enumerate() {
-        page.fact(if at == 0 { "Dtypes" } else { "" }, group);
-    }
-    for (at, Quantization { summary, totals, .. }) in quantized.iter().take(SHOWN).enumerate() {
-        let Totals { tensors, nbytes, .. } = totals;
-        let text = format!("{summary}: {} in {}", size(*nbytes), plural(*tensors, "weight"));
-        page.fact(if at == 0 { "Quantization" } else { "" }, &text);
-    }
+    page.facts("Dtypes", &dtypes).facts("Quantization", &quantized);
     if model.left_out() > 0 {
         page.fact("Left out", &grouped(model.left_out() as u64));
     }

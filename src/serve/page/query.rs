@@ -40,6 +40,15 @@ pub(super) struct Query {
 /// Maximum length of the words to look for, in characters. More than a person types.
 const WORDS_MAX: usize = 256;
 
+/// Maximum number of words. Each is looked for in the name of every tensor.
+const WORDS: usize = 16;
+
+/// Maximum length of a prefix of names, in bytes. It is repeated in many links of a page.
+pub(super) const PREFIX_MAX: usize = 1024;
+
+/// Maximum length of the name of an order, in bytes.
+const SORT_MAX: usize = 32;
+
 impl Query {
     /// Understands what it can.
     pub fn parse(query: &str) -> Self {
@@ -47,9 +56,9 @@ impl Query {
         for (name, value) in url::parameters(query) {
             match &name[..] {
                 "q" => parsed.q = value.chars().take(WORDS_MAX).collect(),
-                "sort" => parsed.sort = value,
+                "sort" if value.len() <= SORT_MAX => parsed.sort = value,
                 "page" => parsed.page = value.parse().unwrap_or(1_usize).saturating_sub(1),
-                "prefix" => parsed.prefix = value,
+                "prefix" if value.len() <= PREFIX_MAX => parsed.prefix = value,
                 "tensor" => parsed.tensor = value.parse().ok(),
                 "figures" => parsed.figures = true,
                 _ => {}
@@ -60,7 +69,7 @@ impl Query {
 
     /// The words to look for, in lower case.
     pub fn words(&self) -> Vec<String> {
-        self.q.split_whitespace().map(str::to_lowercase).collect()
+        self.q.split_whitespace().take(WORDS).map(str::to_lowercase).collect()
     }
 }
 
@@ -75,7 +84,7 @@ mod tests {
         assert_eq!(pages, [0, 0, 0, 1, 0, 0, usize::MAX - 1, 0]);
         assert_eq!(Query::parse("tensor=x&sort=%00&other=1&figures").tensor, None);
         assert!(Query::parse("figures").figures);
-        let long = Query::parse(&format!("q={}", "%C3%A9+".repeat(5000)));
-        assert!(long.q.chars().count() <= WORDS_MAX && long.words().len() <= WORDS_MAX, "{}", long.q.len());
+        let long = Query::parse(&format!("q={}&prefix={}", "%C3%A9+".repeat(5000), "a".repeat(PREFIX_MAX + 1)));
+        assert_eq!((long.q.chars().count(), long.words().len(), long.prefix.len()), (WORDS_MAX, WORDS, 0));
     }
 }

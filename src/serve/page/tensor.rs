@@ -47,15 +47,15 @@ pub(super) fn page(
         _ => None,
     };
     let mut page = Page::at(place, name);
-    page.raw("<main><p class=\"pages\">");
+    page.raw("<main><p class=\"around\"><a href=\".#tensors\">All tensors</a>");
     let (before, after) = neighbours(model, id);
-    for (neighbour, relation, label) in [(before, "prev", "← "), (after, "next", "→ ")] {
+    for (neighbour, relation, label) in [(before, "prev", "← previous: "), (after, "next", "→ next: ")] {
         if let Some(neighbour) = neighbour {
-            page.raw("<a rel=\"").raw(relation).raw("\" href=\"?tensor=").show(neighbour.index()).raw("\">");
-            page.raw(label).name(shown_name(model.name(neighbour))).raw("</a> ");
+            page.raw(" <a rel=\"").raw(relation).raw("\" href=\"?tensor=").show(neighbour.index()).raw("\">");
+            page.raw(label).name(shown_name(model.name(neighbour))).raw("</a>");
         }
     }
-    page.raw("<a href=\".#tensors\">All tensors</a></p>\n<h1>").name(name).raw("</h1>\n");
+    page.raw("</p>\n<h1>").name(name).raw("</h1>\n");
     facts(model, id, &mut page);
     picture(&files, &mut page);
     match (figures, files.iter().any(|file| file.dir == FIGURES)) {

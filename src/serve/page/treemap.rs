@@ -1,6 +1,8 @@
 //! A map of where the bytes of a model are: areas in proportion to sizes, by the components of names.
 
 use super::html::{Page, query_of};
+use super::model::shown_name;
+use super::query::PREFIX_MAX;
 use crate::model::{Model, TensorId};
 use crate::natural;
 use crate::units::{plural, size};
@@ -11,27 +13,38 @@ use std::collections::HashMap;
 const WIDTH: f64 = 1000.0;
 const HEIGHT: f64 = 400.0;
 
-/// Maximum number of groups that are shown on a level. The rest is one group.
+/// Maximum number of groups that a group is divided into. The rest is one group.
 const GROUPS_MAX: usize = 64;
 
-/// A group is shown if this many of its size are more than the size of the level.
+/// Maximum number of groups in a map, and of levels.
+const BOXES_MAX: usize = 400;
+const LEVELS_MAX: usize = 4;
+
+/// Minimum width and height of a group that is divided, and its minimum area, in units of the picture.
+const DIVIDED_SIDE: f64 = 60.0;
+const DIVIDED_AREA: f64 = 6_000.0;
+
+/// A group is shown if this many of its size are more than the size of its level. Others would be invisible.
 const SMALLEST: f64 = 1e6;
 
 /// Height of a line of text, and mean width of a character, in units of the picture.
 const LINE: f64 = 15.0;
 const CHARACTER: f64 = 6.6;
 
-/// The tensors whose names begin with the same components.
+/// Maximum number of components in the path to the map.
+const COMPONENTS_MAX: usize = 16;
+
+/// Tensors whose names begin with the same components.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Group<'m> {
-    /// The component in which the groups of a level differ. Empty for the rest.
+    /// The component in which the groups of a level differ; the whole rest of the name of a single tensor. Empty for
+    /// the group of the rest.
     name: &'m str,
-    /// The prefix of all names, without a dot at its end.
+    /// What all names begin with, without a dot at its end.
     prefix: &'m str,
     nbytes: u64,
-    tensors: u64,
-    /// The only tensor, if its name is the prefix.
-    leaf: Option<TensorId>,
+    tensors: Vec<TensorId>,
+    is_rest: bool,
 }
 
 /// A rectangle.
@@ -45,87 +58,127 @@ struct Area {
 
 /// Writes the map of the tensors whose names begin with the components of `prefix`; of all if it is empty.
 pub(super) fn write(model: &Model, prefix: &str, page: &mut Page) {
+    let below = |id: &TensorId| prefix.is_empty() || is_below(model.name(*id), prefix);
+    let mut tensors: Vec<TensorId> = model.listed().iter().filter(below).collect();
+    let mut start = if prefix.is_empty() { 0 } else { prefix.len() + 1 };
+    if tensors.is_empty() {
+        (tensors, start) = (model.listed().iter().collect(), 0);
+    }
     // Groups with one member say nothing, so the map begins where names differ.
-    let mut prefix = prefix.trim_end_matches('.').to_owned();
-    let mut groups = groups(model, &prefix);
-    if groups.is_empty() && !prefix.is_empty() {
-        prefix.clear();
-        groups = self::groups(model, "");
-    }
-    while let [Group { leaf: None, prefix: deeper, .. }] = &groups[..] {
-        prefix = (*deeper).to_owned();
-        groups = self::groups(model, &prefix);
-    }
-    let all: u64 = groups.iter().map(|group| group.nbytes).fold(0, u64::saturating_add);
+    start = common(model, &tensors, start);
+    let all = tensors.iter().map(|id| model.tensor(*id).info.nbytes()).fold(0, u64::saturating_add);
     page.raw("<section id=\"map\"><h2>Where the bytes are</h2>\n<p>");
-    if prefix.is_empty() {
-        page.text("All tensors");
-    } else {
-        page.raw("<a href=\"?#map\">All tensors</a>");
-        let mut end = 0;
-        while end < prefix.len() {
-            let next = prefix[end..].find('.').map_or(prefix.len(), |at| end + at);
-            let (name, here) = (&prefix[end..next], &prefix[..next]);
-            page.raw(" . <a href=\"").text(&query_of(&[("prefix", here)], &[])).raw("#map\">").name(name).raw("</a>");
-            end = next + 1;
+    match tensors.first().map(|id| &model.name(*id)[..start.saturating_sub(1)]) {
+        Some(prefix) if start > 0 => path(prefix, page),
+        _ => {
+            page.text("All tensors");
         }
     }
-    page.raw(": ").text(&size(all)).raw("</p>\n");
+    page.raw(": ").text(&size(all)).raw(" in ").text(&plural(tensors.len() as u64, "tensor"));
     if all == 0 {
-        page.raw("<p class=\"dim\">No bytes.</p></section>\n");
+        page.raw("</p></section>\n");
         return;
     }
-    let rest = groups.split_off(groups.len().min(GROUPS_MAX));
-    if !rest.is_empty() {
-        let sum = |count: fn(&Group) -> u64| rest.iter().map(count).fold(0, u64::saturating_add);
-        let (nbytes, tensors) = (sum(|group| group.nbytes), sum(|group| group.tensors));
-        groups.push(Group { name: "", prefix: "", nbytes, tensors, leaf: None });
-    }
-    // Others would be invisible.
-    groups.retain(|group| group.nbytes as f64 * SMALLEST > all as f64);
-    let weights: Vec<f64> = groups.iter().map(|group| group.nbytes as f64).collect();
-    let areas = squarify(&weights, Area { x: 0.0, y: 0.0, width: WIDTH, height: HEIGHT });
-    page.raw("<svg viewBox=\"0 0 1000 400\" role=\"img\" aria-label=\"Map of the sizes of tensors\">\n");
-    for (at, (group, area)) in groups.iter().zip(areas).enumerate() {
-        write_group(group, area, at, all, page);
-    }
-    page.raw("</svg></section>\n");
+    page.raw(". <a class=\"skip\" href=\"#tensors\">Skip the map</a></p>\n<div class=\"wide\">");
+    page.show(format_args!("<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"group\" "));
+    page.raw("aria-label=\"Map of the sizes of tensors\">\n");
+    let area = Area { x: 0.0, y: 0.0, width: WIDTH, height: HEIGHT };
+    let mut map = Map { model, all, page, left: BOXES_MAX };
+    map.divide(&tensors, start, area, LEVELS_MAX, None);
+    page.raw("</svg></div></section>\n");
 }
 
-fn write_group(group: &Group, area: Area, at: usize, all: u64, page: &mut Page) {
-    let href = match group.leaf {
-        Some(tensor) => format!("?tensor={}", tensor.index()),
-        None if group.prefix.is_empty() => String::new(),
-        None => query_of(&[("prefix", group.prefix)], &[]) + "#map",
-    };
-    let name =
-        if group.name.is_empty() { if group.leaf.is_some() { "(no name)" } else { "others" } } else { group.name };
-    if !href.is_empty() {
-        page.raw("<a href=\"").text(&href).raw("\">");
+/// Writes the path to the map, with a link for each component.
+fn path(prefix: &str, page: &mut Page) {
+    page.raw("<a href=\"?#map\">All tensors</a>");
+    let ends = prefix.match_indices('.').map(|(at, _)| at).chain([prefix.len()]);
+    let mut begin = 0;
+    for end in ends.take(COMPONENTS_MAX).take_while(|end| *end <= PREFIX_MAX) {
+        let (name, here) = (&prefix[begin..end], &prefix[..end]);
+        page.raw(" . <a href=\"").text(&query_of(&[("prefix", here)], &[])).raw("#map\">").name(name).raw("</a>");
+        begin = end + 1;
     }
-    let Area { x, y, width, height } = area;
-    page.raw("<g><title>").name(name).raw(": ").text(&size(group.nbytes));
-    let share = 100.0 * group.nbytes as f64 / all as f64;
-    page.raw(", ")
-        .show(format_args!("{share:.1} %"))
-        .raw(" in ")
-        .text(&plural(group.tensors, "tensor"))
-        .raw("</title>");
-    page.raw("<rect class=\"c").show(at % 8).raw("\" ");
-    page.show(format_args!("x=\"{x:.2}\" y=\"{y:.2}\" width=\"{width:.2}\" height=\"{height:.2}\"/>"));
-    // The text must fit into the area.
-    let room = ((width - 8.0) / CHARACTER).max(0.0) as usize;
-    if room >= 3 && height > LINE + 4.0 {
-        let (x, first) = (x + 5.0, y + LINE);
-        page.show(format_args!("<text x=\"{x:.2}\" y=\"{first:.2}\">")).text(&fitted(name, room)).raw("</text>");
-        let label = size(group.nbytes);
-        if height > 2.0 * LINE + 4.0 && label.len() <= room {
-            let second = first + LINE;
-            page.show(format_args!("<text class=\"dim\" x=\"{x:.2}\" y=\"{second:.2}\">")).text(&label).raw("</text>");
+    if begin <= prefix.len() {
+        page.raw(" . …");
+    }
+}
+
+/// A map that is being written.
+struct Map<'m, 'p> {
+    model: &'m Model,
+    /// The bytes of all tensors in the map.
+    all: u64,
+    page: &'p mut Page,
+    /// Number of groups that may still be added.
+    left: usize,
+}
+
+impl Map<'_, '_> {
+    /// Divides an area between the groups of `tensors`, whose names are equal before `start`.
+    fn divide(&mut self, tensors: &[TensorId], start: usize, area: Area, levels: usize, colour: Option<usize>) {
+        let groups = groups(self.model, tensors, start);
+        self.left = self.left.saturating_sub(groups.len());
+        let weights: Vec<f64> = groups.iter().map(|group| group.nbytes as f64).collect();
+        for (at, (group, area)) in groups.iter().zip(squarify(&weights, area)).enumerate() {
+            self.group(group, area, levels, colour.unwrap_or(at % 8));
         }
     }
-    page.raw("</g>");
-    page.raw(if href.is_empty() { "\n" } else { "</a>\n" });
+
+    fn group(&mut self, group: &Group, area: Area, levels: usize, colour: usize) {
+        let Area { x, y, width, height } = area;
+        let is_divided = group.tensors.len() > 1
+            && !group.is_rest
+            && levels > 1
+            && width.min(height) >= DIVIDED_SIDE
+            && width * height >= DIVIDED_AREA
+            && self.left >= group.tensors.len().min(GROUPS_MAX);
+        let start = if is_divided { common(self.model, &group.tensors, group.prefix.len() + 1) } else { 0 };
+        // A level with one member is shown together with the next one.
+        let name = match group.tensors.first() {
+            Some(id) if is_divided && start > group.prefix.len() + 1 => {
+                &self.model.name(*id)[group.prefix.len() - group.name.len()..start - 1]
+            }
+            _ if group.is_rest => "others",
+            _ => shown_name(group.name),
+        };
+        let href = match group.tensors[..] {
+            _ if group.is_rest => String::new(),
+            [tensor] => format!("?tensor={}", tensor.index()),
+            _ if group.prefix.len() > PREFIX_MAX => String::new(),
+            _ => query_of(&[("prefix", group.prefix)], &[]) + "#map",
+        };
+        let share = 100.0 * group.nbytes as f64 / self.all as f64;
+        let page = &mut *self.page;
+        page.raw(if href.is_empty() { "<g>" } else { "<a href=\"" });
+        if !href.is_empty() {
+            page.text(&href).raw("\">");
+        }
+        page.raw("<title>").name(name).raw(": ").text(&size(group.nbytes));
+        page.show(format_args!(", {share:.1} %")).raw(" in ").text(&plural(group.tensors.len() as u64, "tensor"));
+        page.raw("</title><rect class=\"c").show(colour).raw(if is_divided { " outer\" " } else { "\" " });
+        page.show(format_args!("x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\"/>"));
+        // The text must fit into the area.
+        let room = ((width - 8.0) / CHARACTER).max(0.0) as usize;
+        let label = size(group.nbytes);
+        let (left, first) = (x + 4.0, y + LINE - 2.0);
+        if is_divided {
+            let text = format!("{name}  {label}");
+            let text = if text.chars().count() <= room { text } else { fitted(name, room) };
+            page.show(format_args!("<text x=\"{left:.1}\" y=\"{first:.1}\">")).text(&text).raw("</text>");
+        } else if room >= 3.min(name.chars().count()) && height > LINE + 2.0 {
+            page.show(format_args!("<text x=\"{left:.1}\" y=\"{first:.1}\">")).text(&fitted(name, room)).raw("</text>");
+            if height > 2.0 * LINE + 2.0 && label.len() <= room {
+                let second = first + LINE;
+                page.show(format_args!("<text class=\"dim\" x=\"{left:.1}\" y=\"{second:.1}\">"));
+                page.text(&label).raw("</text>");
+            }
+        }
+        page.raw(if href.is_empty() { "</g>\n" } else { "</a>\n" });
+        if is_divided {
+            let inner = Area { x: x + 3.0, y: y + LINE + 3.0, width: width - 6.0, height: height - LINE - 6.0 };
+            self.divide(&group.tensors, start, inner, levels - 1, Some(colour));
+        }
+    }
 }
 
 /// A name with at most `room` characters.
@@ -136,38 +189,66 @@ fn fitted(name: &str, room: usize) -> String {
     }
 }
 
-/// The groups on the level below `prefix`, the largest first.
-fn groups<'m>(model: &'m Model, prefix: &str) -> Vec<Group<'m>> {
+/// The groups that have bytes, by the components of names from `start` on, the largest first. All names are equal before
+/// `start`. If there are too many groups, the last one has the tensors of all smaller ones.
+fn groups<'m>(model: &'m Model, tensors: &[TensorId], start: usize) -> Vec<Group<'m>> {
     let mut groups: Vec<Group> = Vec::new();
     let mut places: HashMap<(&str, bool), usize> = HashMap::new();
-    for id in model.listed().iter() {
-        let name = model.name(id);
-        let Some(rest) = below(name, prefix) else { continue };
+    for id in tensors {
+        let (name, nbytes) = (model.name(*id), model.tensor(*id).info.nbytes());
+        if nbytes == 0 {
+            continue;
+        }
+        let rest = &name[start..];
         let component = rest.split('.').next().unwrap_or(rest);
         // The name of a tensor may be the prefix of others.
-        let is_leaf = component.len() == rest.len();
-        let prefix = &name[..name.len() - rest.len() + component.len()];
-        let nbytes = model.tensor(id).info.nbytes();
-        let at = *places.entry((component, is_leaf)).or_insert_with(|| {
-            groups.push(Group { name: component, prefix, nbytes: 0, tensors: 0, leaf: is_leaf.then_some(id) });
+        let is_tensor = component.len() == rest.len();
+        let at = *places.entry((component, is_tensor)).or_insert_with(|| {
+            let prefix = &name[..start + component.len()];
+            groups.push(Group { name: component, prefix, nbytes: 0, tensors: Vec::new(), is_rest: false });
             groups.len() - 1
         });
         groups[at].nbytes = groups[at].nbytes.saturating_add(nbytes);
-        groups[at].tensors += 1;
+        groups[at].tensors.push(*id);
     }
     groups.sort_by(|a, b| {
         let by_size = Reverse(a.nbytes).cmp(&Reverse(b.nbytes));
-        by_size.then_with(|| natural::compare_components(a.name, b.name)).then(a.leaf.is_some().cmp(&b.leaf.is_some()))
+        by_size.then_with(|| natural::compare_components(a.name, b.name)).then(a.tensors.cmp(&b.tensors))
     });
+    if groups.len() > GROUPS_MAX {
+        let rest = groups.split_off(GROUPS_MAX);
+        let nbytes = rest.iter().map(|group| group.nbytes).fold(0, u64::saturating_add);
+        let tensors = rest.into_iter().flat_map(|group| group.tensors).collect();
+        groups.push(Group { name: "", prefix: "", nbytes, tensors, is_rest: true });
+    }
+    let all = groups.iter().map(|group| group.nbytes as f64).sum::<f64>();
+    groups.retain(|group| group.nbytes as f64 * SMALLEST > all);
+    for group in &mut groups {
+        if let [id] = group.tensors[..] {
+            group.name = &model.name(id)[start..];
+        }
+    }
     groups
 }
 
-/// What follows the components of `prefix` in a name. `None` if it does not begin with them, or nothing follows.
-fn below<'n>(name: &'n str, prefix: &str) -> Option<&'n str> {
-    if prefix.is_empty() {
-        return Some(name);
+/// Where the components begin in which the names of several tensors differ. All names are equal before `start`. This reads
+/// each name once, however many components it has.
+fn common(model: &Model, tensors: &[TensorId], start: usize) -> usize {
+    let [first, others @ ..] = tensors else { return start };
+    if others.is_empty() {
+        return start;
     }
-    name.strip_prefix(prefix)?.strip_prefix('.')
+    let first = model.name(*first);
+    let equal = others.iter().fold(first.len(), |len, id| {
+        let pairs = first.as_bytes()[..len].iter().zip(model.name(*id).as_bytes());
+        pairs.take_while(|(a, b)| a == b).count()
+    });
+    first.as_bytes()[..equal].iter().rposition(|byte| *byte == b'.').map_or(start, |dot| start.max(dot + 1))
+}
+
+/// Whether a name begins with the components of `prefix`, and has more.
+fn is_below(name: &str, prefix: &str) -> bool {
+    name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.'))
 }
 
 /// Divides `area` in proportion to `weights`, which are positive and descending, into rectangles that are as close to
@@ -244,16 +325,16 @@ mod tests {
 
     #[test]
     fn names_below_a_prefix_begin_with_all_of_its_components() {
-        for (name, prefix, rest) in [
-            ("a.b.c", "", Some("a.b.c")),
-            ("a.b.c", "a", Some("b.c")),
-            ("a.b.c", "a.b", Some("c")),
-            ("a.b.c", "a.b.c", None),
-            ("ab.c", "a", None),
-            ("a", "a", None),
-            ("a.", "a", Some("")),
+        for (name, prefix, expected) in [
+            ("a.b.c", "a", true),
+            ("a.b.c", "a.b", true),
+            ("a.b.c", "a.b.c", false),
+            ("ab.c", "a", false),
+            ("a", "a", false),
+            ("a.", "a", true),
+            ("a..b", "a.", true),
         ] {
-            assert_eq!(below(name, prefix), rest, "{name} {prefix}");
+            assert_eq!(is_below(name, prefix), expected, "{name} {prefix}");
         }
     }
 }
