@@ -72,7 +72,7 @@ pub(super) fn page(superblock: &Superblock, place: &Place, query: &Query, wants:
     let name = place.name();
     let mut page = Page::at(place, &name);
     page.raw("<main><h1>").name(&name).raw("</h1>\n");
-    page.filter(query, "part of a name", &[]);
+    page.filter(query, "part of a name");
     page.raw("<section id=\"rows\"><p>").text(&plural(entries.len() as u64, "name")).raw("</p>\n");
     table(superblock, shown, &mut page, wants)?;
     page.pages(at, pages, &[("q", &query.q)]);

@@ -112,14 +112,23 @@ impl Page {
         self
     }
 
-    /// Adds the form with the filter. `kept` are the other parameters.
-    pub fn filter(&mut self, query: &Query, what: &str, kept: &[(&str, &str)]) -> &mut Self {
-        self.raw("<form role=\"search\" data-swap=\"rows\"><label>Filter <input type=\"search\" name=\"q\" value=\"");
-        self.text(&query.q).raw("\" placeholder=\"").text(what).raw("\" maxlength=\"256\"></label> ");
-        for (name, value) in kept.iter().filter(|(_, value)| !value.is_empty()) {
-            self.raw("<input type=\"hidden\" name=\"").raw(name).raw("\" value=\"").text(value).raw("\">");
+    /// Adds the form with the filter.
+    pub fn filter(&mut self, query: &Query, what: &str) -> &mut Self {
+        self.raw("<form id=\"filter\" role=\"search\" data-swap=\"rows\"><label>Filter ");
+        self.raw("<input type=\"search\" name=\"q\" value=\"").text(&query.q).raw("\" placeholder=\"").text(what);
+        self.raw("\" maxlength=\"256\"></label> <button>Show</button></form>\n")
+    }
+
+    /// Adds the other parameters that the filter keeps. They belong to the rows, so that they are replaced together.
+    pub fn kept(&mut self, parameters: &[(&str, &str)]) -> &mut Self {
+        for (name, value) in parameters.iter().filter(|(_, value)| !value.is_empty()) {
+            self.raw("<input type=\"hidden\" form=\"filter\" name=\"")
+                .raw(name)
+                .raw("\" value=\"")
+                .text(value)
+                .raw("\">");
         }
-        self.raw("<button>Show</button></form>\n")
+        self
     }
 
     /// Adds links to the other pages of a list. `part` of `all` rows is on page number `page`, counted from 0.

@@ -151,8 +151,10 @@ fn tensors(model: &Model, query: &Query, page: &mut Page) {
     let (pages, at) = paged(found.len(), ROWS, query.page);
     let shown = &found[(at * ROWS).min(found.len())..((at + 1) * ROWS).min(found.len())];
     page.raw("<section id=\"tensors\"><h2>Tensors</h2>\n");
-    page.filter(query, "part of a name, or a dtype", &[("sort", &query.sort), ("prefix", &query.prefix)]);
-    page.raw("<div id=\"rows\"><p>").text(&plural(found.len() as u64, "tensor"));
+    page.filter(query, "part of a name, or a dtype").raw("<div id=\"rows\">");
+    page.kept(&[("sort", &query.sort), ("prefix", &query.prefix)])
+        .raw("<p>")
+        .text(&plural(found.len() as u64, "tensor"));
     if !words.is_empty() {
         page.raw(" of ").text(&grouped(listed.len() as u64));
     }

@@ -43,9 +43,6 @@ document.addEventListener("click", (event) => {
   if (!link || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
   event.preventDefault();
   const url = new URL(link.href);
-  // What is typed next keeps the order of the rows.
-  const sort = document.querySelector("form[data-swap] input[name=sort]");
-  if (sort) sort.value = url.searchParams.get("sort") ?? "";
   swap(url.pathname + url.search, link.dataset.swap);
 });
 

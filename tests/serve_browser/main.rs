@@ -1,0 +1,6 @@
+//! The pages of `weightfs serve` in a headless Chromium.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
+
+mod browser;
+mod pages;
+mod server;
