@@ -6,6 +6,7 @@ use crate::content::Request;
 use crate::fs::{Error, FileKind, Ino, Superblock};
 use crate::serve::url;
 use crate::units::{plural, size};
+use jiff::Timestamp;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
@@ -40,24 +41,31 @@ pub(super) fn entries(
 /// Writes a table of entries with links and sizes.
 pub(super) fn table(superblock: &Superblock, entries: &[Entry], page: &mut Page, wants: &Request) -> Result<(), Error> {
     page.raw(
-        "<table><thead><tr><th scope=\"col\">Name</th><th scope=\"col\" class=\"n\">Size</th></tr></thead><tbody>\n",
+        "<table><thead><tr><th scope=\"col\">Name</th><th scope=\"col\" class=\"n\">Modified (UTC)</th>\
+         <th scope=\"col\" class=\"n\">Size</th></tr></thead><tbody>\n",
     );
     for Entry { name, ino, kind } in entries {
         let slash = if *kind == FileKind::Dir { "/" } else { "" };
         let shown = name.to_string_lossy();
         page.raw("<tr><td>");
         if *kind == FileKind::Link {
-            page.name(&shown).raw(" <span class=\"dim\">link, not served</span></td><td></td></tr>\n");
+            page.name(&shown).raw(" <span class=\"dim\">link, not served</span></td><td></td><td></td></tr>\n");
             continue;
         }
         page.raw("<a href=\"").raw(&url::encode(name.as_bytes())).raw(slash).raw("\">").name(&shown).raw(slash);
         page.raw("</a></td>");
-        // The size of a file that cannot be opened now is left out.
+        // The facts of a file that cannot be opened now are left out.
         match superblock.getattr(*ino, wants) {
-            Ok(attr) if *kind == FileKind::File => page.number(&size(attr.size)),
+            Ok(attr) => {
+                let time = Timestamp::try_from(attr.mtime).map(|time| time.strftime("%Y-%m-%d %H:%M").to_string());
+                page.number(&time.unwrap_or_default());
+                page.number(&if *kind == FileKind::File { size(attr.size) } else { String::new() });
+            }
             Err(error) if error.would_block() => return Err(error),
-            _ => page.number(""),
-        };
+            Err(_) => {
+                page.raw("<td></td><td></td>");
+            }
+        }
         page.raw("</tr>\n");
     }
     page.raw("</tbody></table>\n");

@@ -34,7 +34,11 @@ impl Page {
     /// Begins the page of a place, with the path to it.
     pub fn at(place: &Place, title: &str) -> Self {
         let mut page = Self::new(title);
-        page.raw("<nav aria-label=\"Path\"><a href=\"/\">").name(place.site).raw("</a>");
+        page.raw("<nav aria-label=\"Path\"><a href=\"/\" title=\"")
+            .name(place.site)
+            .raw("\">")
+            .name(place.root())
+            .raw("</a>");
         let mut href = String::from("/");
         for name in place.path {
             href = href + &url::encode(name) + "/";

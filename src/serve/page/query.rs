@@ -16,10 +16,12 @@ pub struct Place<'p> {
 impl Place<'_> {
     /// The name of the last directory, or of the source.
     pub fn name(&self) -> String {
-        match self.path.last() {
-            Some(name) => String::from_utf8_lossy(name).into_owned(),
-            None => self.site.rsplit('/').find(|part| !part.is_empty()).unwrap_or(self.site).to_owned(),
-        }
+        self.path.last().map_or_else(|| self.root().to_owned(), |name| String::from_utf8_lossy(name).into_owned())
+    }
+
+    /// The name of the source, without the directories above it.
+    pub fn root(&self) -> &str {
+        self.site.rsplit('/').find(|part| !part.is_empty()).unwrap_or(self.site)
     }
 }
 
