@@ -22,7 +22,7 @@ const LEVELS_MAX: usize = 4;
 
 /// Minimum width and height of a group that is divided, and its minimum area, in units of the picture.
 const DIVIDED_SIDE: f64 = 60.0;
-const DIVIDED_AREA: f64 = 6_000.0;
+const DIVIDED_AREA: f64 = 7_500.0;
 
 /// A group is shown if this many of its size are more than the size of its level. Others would be invisible.
 const SMALLEST: f64 = 1e6;
