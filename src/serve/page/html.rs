@@ -180,6 +180,11 @@ pub(super) fn has_words(name: &str, words: &[String]) -> bool {
     words.iter().all(|word| name.contains(&word[..]))
 }
 
+/// The name of a tensor, or a word for the empty name.
+pub(super) fn shown_name(name: &str) -> &str {
+    if name.is_empty() { "(no name)" } else { name }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -44,6 +44,6 @@ pub(super) fn page(superblock: &Superblock, place: &Place, query: &str, wants: &
 /// A page about a request that failed.
 pub(super) fn failure(title: &str, text: &str) -> String {
     let mut page = Page::new(title);
-    page.raw("<main><h1>").text(title).raw("</h1><p>").text(text).raw("</p></main>");
+    page.raw("<main><h1>").text(title).raw("</h1><p>").text(text).raw("</p><p><a href=\"/\">All files</a></p></main>");
     page.end()
 }

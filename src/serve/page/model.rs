@@ -1,6 +1,6 @@
 //! The page of a model: facts, a map of its bytes, its tensors, its metadata and its files.
 
-use super::html::{Page, has_words, paged, query_of};
+use super::html::{Page, has_words, paged, query_of, shown_name};
 use super::query::{Place, Query};
 use super::{directory, treemap};
 use crate::content::Request;
@@ -187,11 +187,6 @@ fn tensors(model: &Model, query: &Query, page: &mut Page) {
     page.raw("</tbody></table></div>\n");
     let parameters = [("q", &query.q[..]), ("sort", &query.sort), ("prefix", &query.prefix)];
     page.pages(at, pages, &parameters).raw("</div></section>\n");
-}
-
-/// The name of a tensor, or a word for the empty name.
-pub(super) fn shown_name(name: &str) -> &str {
-    if name.is_empty() { "(no name)" } else { name }
 }
 
 fn metadata(model: &Model, page: &mut Page) {

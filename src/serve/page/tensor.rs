@@ -1,7 +1,7 @@
 //! The page of a tensor: facts, its picture, its figures, and its files.
 
-use super::html::{Page, query_of};
-use super::model::{neighbours, numbers, quantization, shown_name};
+use super::html::{Page, query_of, shown_name};
+use super::model::{neighbours, numbers, quantization};
 use super::query::{Place, Query};
 use crate::content::Request;
 use crate::fs::{Error, Superblock, TensorFile};

@@ -1,7 +1,6 @@
 //! A map of where the bytes of a model are: areas in proportion to sizes, by the components of names.
 
-use super::html::{Page, query_of};
-use super::model::shown_name;
+use super::html::{Page, query_of, shown_name};
 use super::query::PREFIX_MAX;
 use crate::model::{Model, TensorId};
 use crate::natural;
