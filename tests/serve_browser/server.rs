@@ -38,7 +38,8 @@ impl Drop for Server {
     }
 }
 
-/// Whether Chromium and the real models of `scripts/test` are here. With `REQUIRE_FUSE=1`, the test fails if they are not.
+/// Whether Chromium and the real models of `scripts/test` are here. With `REQUIRE_FUSE=1`, the test fails if they are
+/// not.
 pub fn browser_is_here() -> bool {
     let has_driver = Command::new("chromedriver").arg("--version").output().is_ok();
     if has_driver && real_model().exists() {

@@ -188,8 +188,8 @@ fn fitted(name: &str, room: usize) -> String {
     }
 }
 
-/// The groups that have bytes, by the components of names from `start` on, the largest first. All names are equal before
-/// `start`. If there are too many groups, the last one has the tensors of all smaller ones.
+/// The groups that have bytes, by the components of names from `start` on, the largest first. All names are equal
+/// before `start`. If there are too many groups, the last one has the tensors of all smaller ones.
 fn groups<'m>(model: &'m Model, tensors: &[TensorId], start: usize) -> Vec<Group<'m>> {
     let mut groups: Vec<Group> = Vec::new();
     let mut places: HashMap<(&str, bool), usize> = HashMap::new();
@@ -230,8 +230,8 @@ fn groups<'m>(model: &'m Model, tensors: &[TensorId], start: usize) -> Vec<Group
     groups
 }
 
-/// Where the components begin in which the names of several tensors differ. All names are equal before `start`. This reads
-/// each name once, however many components it has.
+/// Where the components begin in which the names of several tensors differ. All names are equal before `start`. This
+/// reads each name once, however many components it has.
 fn common(model: &Model, tensors: &[TensorId], start: usize) -> usize {
     let [first, others @ ..] = tensors else { return start };
     if others.is_empty() {
