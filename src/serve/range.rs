@@ -79,8 +79,8 @@ impl Validators {
     }
 }
 
-/// The part of a file of `len` bytes that a Range header asks for. A server may ignore the header: this is done if it is
-/// not valid, and if it asks for several ranges.
+/// The part of a file of `len` bytes that a Range header asks for. A server may ignore the header: this is done if it
+/// is not valid, and if it asks for several ranges.
 fn part(header: &str, len: u64) -> Selected {
     let number = |text: &str| -> Option<u64> {
         let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
