@@ -266,6 +266,7 @@ impl Volume {
                 source.path()?;
                 parts.update(format!("{} {:?} {:?}\n", source.len(), source.stat().mtime, source.id()));
             }
+            parts.update(format!("{:?}", self.model().decided()));
             Some(parts.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
         };
         self.version.get_or_init(compute).clone()

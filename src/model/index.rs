@@ -151,7 +151,7 @@ pub(super) fn open(location: &Location, mode: Mode) -> Result<Model, Error> {
     let notes = Notes { mismatches, remarks, stated, missing };
     let mut model = Model::new(location, Kind::Sharded, files, notes);
     model.set_unopened(unopened);
-    model.need(stat);
+    model.depend_on(stat);
     Ok(model)
 }
 

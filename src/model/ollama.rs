@@ -261,7 +261,7 @@ pub(super) fn open(location: &Location, manifest: &Manifest, name: &OsStr, mode:
     let stem = manifest.stem();
     let stem = if name == "model" { stem } else { [&stem, name].join("-".as_ref()) };
     model.set_list(manifest.location.clone(), manifest.store.clone(), stem);
-    model.need(stat);
+    model.depend_on(stat);
     Ok(model)
 }
 

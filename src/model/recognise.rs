@@ -31,7 +31,7 @@ impl Model {
     pub(super) fn recognise(&mut self) -> Result<(), Error> {
         let (quantized, needed) = find(self)?;
         self.set_quantized(quantized);
-        needed.into_iter().for_each(|needed| self.need(needed));
+        needed.into_iter().for_each(|needed| self.depend_on(needed));
         Ok(())
     }
 }

@@ -15,6 +15,7 @@ use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
+use std::time::SystemTime;
 
 /// All tensors of the files of one model as one name space.
 ///
@@ -50,6 +51,8 @@ pub struct Model {
     /// What users need besides access to the files: owner and permissions of the index or the manifest, and of the
     /// directories on the way to the files.
     needed: Vec<Stat>,
+    /// When the files were last modified that decide what the model is, besides those of its tensors.
+    decided: Vec<SystemTime>,
     /// The files of the model that could not be opened.
     unopened: Vec<Location>,
     list: Option<List>,
@@ -179,7 +182,7 @@ impl Model {
         };
         let location = location.absolute().unwrap_or_else(|_| location.clone());
         let (joined, aside, by_name, quantized, manifest) = Default::default();
-        let (separator, needed, unopened, list) = Default::default();
+        let (separator, needed, decided, unopened, list) = Default::default();
         let (sources, len) = (sources.into(), stored);
         Self {
             location,
@@ -196,6 +199,7 @@ impl Model {
             manifest,
             separator,
             needed,
+            decided,
             unopened,
             list,
             metadata,
@@ -244,6 +248,17 @@ impl Model {
     /// Restricts [`Model::stat`] to the permissions that `needed` gives too, such as those of the index or manifest.
     pub(super) fn need(&mut self, needed: Stat) {
         self.needed.push(needed);
+    }
+
+    /// Also depends on a file beside those of its tensors: an index, a manifest or a configuration.
+    pub(super) fn depend_on(&mut self, file: Stat) {
+        self.need(file);
+        self.decided.push(file.mtime);
+    }
+
+    /// When the files were last modified that decide what the model is, besides those of its tensors.
+    pub fn decided(&self) -> &[SystemTime] {
+        &self.decided
     }
 
     /// The locations of all its files, including those that could not be opened.

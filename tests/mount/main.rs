@@ -40,6 +40,8 @@ mod reads;
 mod remote;
 mod sandbox;
 mod scheduling;
+#[cfg(feature = "serve")]
+mod serve;
 #[cfg(feature = "remote")]
 #[path = "../servers/mod.rs"]
 mod servers;

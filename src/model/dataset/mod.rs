@@ -48,7 +48,7 @@ pub(super) fn open(location: &Location, mode: Mode) -> Result<Model, Error> {
     broken.iter().for_each(|broken| skipped.push(|| broken.skipped()));
     let mut model = Model::new(location, Kind::Dataset, files, Notes::default());
     model.set_unopened(unopened);
-    model.need(stat);
+    model.depend_on(stat);
     model.set_manifest(source::open(location)?);
     // Shards are numbered by name, and joined in the order of the manifest.
     let shards: Vec<ListedShard> = names.iter().map(|name| &name[..]).zip(homes).collect();

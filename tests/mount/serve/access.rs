@@ -1,0 +1,141 @@
+//! Who may read, tried as a real second user.
+
+use super::support::Server;
+use crate::support::Scene;
+use std::io::{Read, Write};
+use std::net::TcpListener;
+
+const USER: &str = "setpriv --reuid=65533 --regid=65533 --clear-groups --";
+
+/// A scene with a model that everybody may read.
+fn scene() -> Scene {
+    let scene = Scene::new();
+    scene.sample();
+    scene.ok("chmod 755 . && chmod 644 sample.safetensors");
+    scene
+}
+
+/// The status that curl gets as some user.
+fn status(scene: &Scene, user: &str, args: &str) -> u32 {
+    let line = format!("{user} curl -s -o /dev/null -w '%{{http_code}}' {args}");
+    scene.ok(&line).parse().unwrap()
+}
+
+#[test]
+fn only_the_own_user_and_root_are_admitted() {
+    let scene = scene();
+    let root = Server::new(&scene, "sample.safetensors", &[]);
+    assert_eq!(status(&scene, "", &root.url("header.json")), 200);
+    assert_eq!(status(&scene, USER, &root.url("header.json")), 403);
+    assert_eq!(status(&scene, USER, &format!("'{}?token='", root.url(""))), 403);
+    // A server of that user admits it, root, and nobody else.
+    let line = "weightfs serve --log-file /dev/null sample.safetensors --port 0 >served & echo $! >pid";
+    scene.ok(&format!("touch served && chmod 666 served && {USER} {line}"));
+    crate::support::wait_until("the server listens", || scene.ok("cat served").contains("http://"));
+    let served = scene.ok("cat served");
+    let url = served.trim_end().rsplit(' ').next().unwrap();
+    let third = "setpriv --reuid=65532 --regid=65532 --clear-groups --";
+    let found = [USER, "", third].map(|user| status(&scene, user, url));
+    scene.ok("kill $(cat pid)");
+    assert_eq!(found, [200, 200, 403]);
+}
+
+#[test]
+fn others_need_the_token_which_shows_nowhere() {
+    let scene = scene();
+    let token = "a-token-of-some-length-0123456789";
+    std::fs::write(scene.path("token"), format!("{token}\n")).unwrap();
+    let server = Server::new(&scene, "sample.safetensors", &["--client-token", "token"]);
+    let url = server.url("header.json");
+    assert_eq!(status(&scene, USER, &url), 401);
+    assert_eq!(status(&scene, USER, &format!("-H 'Authorization: Bearer {token}' {url}")), 200);
+    assert_eq!(status(&scene, USER, &format!("-H 'Authorization: Bearer {token}x' {url}")), 401);
+    assert_eq!(status(&scene, USER, &format!("'{url}?token=wrong'")), 401);
+    // The token in a URL becomes a cookie, and the URL loses it.
+    scene.ok("touch jar && chmod 666 jar");
+    let line = format!("-c jar -w '%{{redirect_url}}' '{url}?token={token}'");
+    let moved = scene.ok(&format!("{USER} curl -s {line}"));
+    assert_eq!(moved, url);
+    assert_eq!(status(&scene, USER, &format!("-b jar {url}")), 200);
+    assert!(
+        scene.ok("cat jar").contains(&format!("#HttpOnly_127.0.0.1\tFALSE\t/\tFALSE\t0\tweightfs-{}", server.port))
+    );
+    let shown = [
+        std::fs::read_to_string(scene.path("log")).unwrap(),
+        std::fs::read_to_string(format!("/proc/{}/cmdline", server.pid())).unwrap(),
+        server.line.clone(),
+    ];
+    assert!(shown.iter().all(|text| !text.contains(token)), "{shown:?}");
+    for (text, reason) in [("short", "16 to 1024"), ("a token with blanks in it", "characters other than")] {
+        std::fs::write(scene.path("token"), text).unwrap();
+        let said = scene.sh("weightfs serve sample.safetensors --client-token token");
+        assert!(said.code == 1 && said.err.contains(reason), "{said:?}");
+    }
+}
+
+#[test]
+fn other_addresses_need_a_token_that_is_printed() {
+    let scene = scene();
+    let server = Server::new(&scene, "sample.safetensors", &["--address", "0.0.0.0"]);
+    let token = server.line.trim_end().split("?token=").nth(1).unwrap();
+    assert_eq!(token.len(), 48, "{}", server.line);
+    assert!(server.line.contains("http://127.0.0.1:"), "{}", server.line);
+    let url = server.url("header.json");
+    assert_eq!(status(&scene, USER, &url), 401);
+    assert_eq!(status(&scene, USER, &format!("-L -c jar2 -b jar2 '{url}?token={token}'")), 200);
+    let second = Server::new(&scene, "sample.safetensors", &["--address", "0.0.0.0"]);
+    assert!(!second.line.contains(token));
+}
+
+#[test]
+fn requests_of_other_sites_and_for_other_hosts_are_refused() {
+    let scene = scene();
+    let server = Server::new(&scene, "sample.safetensors", &["--host", "gpu-7"]);
+    let status = |headers: &[(&str, &str)]| server.request("GET", "header.json", headers).status;
+    for host in ["127.0.0.1", "localhost:9000", "[::1]", "gpu-7:1"] {
+        assert_eq!(status(&[("Host", host)]), 200, "{host}");
+    }
+    for host in ["evil.example", "127.0.0.1.evil.example", ""] {
+        assert_eq!(status(&[("Host", host)]), 421, "{host}");
+    }
+    let mut stream = server.connect();
+    stream.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains(" 421 "), "{answer}");
+    let from = |site: &str, mode: &str, dest: &str| {
+        status(&[("Sec-Fetch-Site", site), ("Sec-Fetch-Mode", mode), ("Sec-Fetch-Dest", dest)])
+    };
+    assert_eq!(from("cross-site", "no-cors", "image"), 403);
+    assert_eq!(from("same-site", "cors", "empty"), 403);
+    assert_eq!(from("cross-site", "navigate", "document"), 200);
+    assert_eq!(from("same-origin", "cors", "empty"), 200);
+}
+
+#[test]
+fn ports_that_are_in_use_are_named_or_passed_over() {
+    let scene = scene();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let said = scene.sh(&format!("weightfs serve sample.safetensors --port {port}"));
+    assert!(said.code == 1 && said.err.contains(&format!("port {port} of 127.0.0.1")), "{said:?}");
+    let (first, second) =
+        (Server::with(&scene, "sample.safetensors", &[]), Server::with(&scene, "sample.safetensors", &[]));
+    assert!(first.port >= 8411 && second.port > first.port, "{} {}", first.port, second.port);
+}
+
+#[test]
+fn server_is_in_a_sandbox() {
+    let scene = scene();
+    let server = Server::new(&scene, "sample.safetensors", &[]);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+    for line in ["Seccomp:\t2", "NoNewPrivs:\t1", "CapEff:\t0000000000000000"] {
+        assert!(status.lines().any(|found| found == line), "{line}: {status}");
+    }
+    // Every kind of page and file needs no more calls than the sandbox allows.
+    for path in ["", "?tensor=1", "tensors/", "export/", "plots/model.layers.2.w.png", "SHA256SUMS"] {
+        assert_eq!(server.get(path).status, 200, "{path}");
+    }
+    let log = std::fs::read_to_string(scene.path("log")).unwrap();
+    assert!(log.contains("seccomp") && !log.contains("refused"), "{log}");
+}

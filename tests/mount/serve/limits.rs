@@ -1,0 +1,106 @@
+//! Many connections, slow clients, and the end of the server.
+
+use super::support::Server;
+use crate::support::{Scene, pattern, status, wait_until};
+use nix::sys::signal::Signal;
+use safetensors::Dtype;
+use std::io::{Read, Write};
+use std::os::unix::process::ExitStatusExt;
+
+const GET: &[u8] = b"GET /tensors/t HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n";
+
+/// A scene with the model `m.safetensors`, which has the tensor `t` of `len` bytes.
+fn scene(len: usize) -> Scene {
+    let scene = Scene::new();
+    scene.model("m.safetensors", &[("t", Dtype::U8, &[len], pattern(len))], &[]);
+    scene
+}
+
+#[test]
+fn idle_connections_do_not_shut_out_others() {
+    let scene = scene(1000);
+    let server = Server::new(&scene, "m.safetensors", &[]);
+    let idle: Vec<_> = (0..400).map(|_| server.connect()).collect();
+    assert!(server.get("tensors/t").body == pattern(1000));
+    drop(idle);
+    assert_eq!(server.get("").status, 200);
+}
+
+#[test]
+fn slow_readers_take_little_memory_and_get_all_bytes() {
+    let len = 32 << 20;
+    let scene = scene(len);
+    let server = Server::new(&scene, "m.safetensors", &[]);
+    let mut readers: Vec<_> = (0..64).map(|_| server.connect()).collect();
+    for reader in &mut readers {
+        reader.write_all(GET).unwrap();
+        reader.read_exact(&mut [0; 1000]).unwrap();
+    }
+    let peak = status(server.pid(), "RssAnon");
+    assert!(peak < 200 << 10, "{peak} kB");
+    let mut rest = Vec::new();
+    let mut last = readers.pop().unwrap();
+    last.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
+    while rest.len() < len {
+        let mut piece = vec![0; 1 << 20];
+        let read = last.read(&mut piece).unwrap();
+        assert!(read > 0);
+        rest.extend_from_slice(&piece[..read]);
+    }
+    assert!(pattern(len).ends_with(&rest[rest.len() - 1000..]));
+}
+
+#[test]
+fn computations_of_clients_that_are_gone_end() {
+    let len = 256 << 20;
+    let scene = Scene::new();
+    scene.model("m.safetensors", &[("t", Dtype::U8, &[len], vec![7; len])], &[]);
+    let server = Server::new(&scene, "m.safetensors", &[]);
+    let time = || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", server.pid())).unwrap();
+        let fields: Vec<u64> =
+            stat.rsplit(") ").next().unwrap().split(' ').filter_map(|field| field.parse().ok()).collect();
+        fields[10] + fields[11]
+    };
+    for _ in 0..20 {
+        let mut stream = server.connect();
+        stream.write_all(b"GET /plots/t.png HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").unwrap();
+    }
+    // The processor is idle soon, although twenty pictures were asked for.
+    wait_until("the server computes nothing", || {
+        let before = time();
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        time() == before
+    });
+    assert_eq!(server.get("").status, 200);
+}
+
+#[test]
+fn a_signal_lets_transfers_end_and_a_second_one_does_not() {
+    let len = 64 << 20;
+    let scene = scene(len);
+    let mut idle = Server::new(&scene, "m.safetensors", &[]);
+    let _connection = idle.connect();
+    idle.signal(Signal::SIGTERM);
+    assert!(idle.ended().success());
+
+    let mut server = Server::new(&scene, "m.safetensors", &[]);
+    let mut stream = server.connect();
+    stream.write_all(GET).unwrap();
+    let mut received = vec![0; 4096];
+    stream.read_exact(&mut received).unwrap();
+    server.signal(Signal::SIGINT);
+    stream.read_to_end(&mut received).unwrap();
+    assert!(received.len() > len && received.ends_with(&pattern(len)[len - 1000..]));
+    assert!(server.ended().success());
+
+    let mut server = Server::new(&scene, "m.safetensors", &[]);
+    let mut stream = server.connect();
+    stream.write_all(GET).unwrap();
+    stream.read_exact(&mut received[..4096]).unwrap();
+    server.signal(Signal::SIGTERM);
+    // The first signal was taken when no connection is accepted any more.
+    wait_until("the server accepts nothing", || std::net::TcpStream::connect(("127.0.0.1", server.port)).is_err());
+    server.signal(Signal::SIGTERM);
+    assert_eq!(server.ended().signal(), Some(Signal::SIGTERM as i32));
+}
