@@ -34,7 +34,8 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let signals = signals::block()?;
     logging::init(args.verbose, args.log_file.as_deref(), None)?;
     let mut at_once = signals::EndAtOnce::start(&signals, |_| ())?;
-    models::prepare()?;
+    limits::raise_open_files();
+    limits::limit_address_space();
     let memory = limits::memory();
     let (token, is_random) = token(args)?;
     let mut locator = Locator::new(&args.remote).without_sandbox(args.no_sandbox);

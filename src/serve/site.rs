@@ -205,7 +205,7 @@ impl Site {
             Refused::Site => (StatusCode::FORBIDDEN, "A page of another site asked for this."),
             Refused::Stranger => (
                 StatusCode::FORBIDDEN,
-                "Only the user who has started this server may use it. With --token-file FILE, it admits others by a token.",
+                "Only the user who has started this server may use it. With --client-token FILE, it admits others by a token.",
             ),
             Refused::NoToken => {
                 (StatusCode::UNAUTHORIZED, "Use the URL with the token that `weightfs serve` has printed.")

