@@ -104,6 +104,11 @@ impl Connections {
         self.ended.notify_one();
     }
 
+    /// Waits until a connection has ended, at most `time`.
+    pub async fn wait(&self, time: Duration) {
+        let _ = tokio::time::timeout(time, self.ended.notified()).await;
+    }
+
     /// Whether there is room for another connection. If not, makes one end that nobody needs, if there is one.
     pub fn has_room(&self) -> bool {
         let open = self.open();

@@ -90,7 +90,7 @@ pub fn run(
 async fn accept(listener: TcpListener, site: Arc<Site>, connections: Arc<Connections>) {
     loop {
         if !connections.has_room() {
-            tokio::time::sleep(RETRY).await;
+            connections.wait(RETRY).await;
             continue;
         }
         match listener.accept().await {
@@ -125,7 +125,7 @@ async fn serve(stream: TcpStream, peer: SocketAddr, site: Arc<Site>, connection:
         async move { Ok::<_, Infallible>(site.respond(request, is_own, busy).await) }
     });
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(IDLE).max_buf_size(HEADERS_MAX).half_close(true);
+    builder.timer(TokioTimer::new()).header_read_timeout(IDLE).max_buf_size(HEADERS_MAX);
     let mut served = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let mut close = pin!(connection.closed());
     let mut is_closing = false;
