@@ -2,7 +2,7 @@
 //!
 //! Source: APPNOTE.TXT of PKWARE, 6.3.10. The directory at the end of the file is what readers trust. The header before
 //! each entry repeats most of it, but torch leaves sizes and checksums there empty. The number of bytes between the two
-//! is only in the local header: torch and others pad the data there. It need not be read if none is left for padding,
+//! is only in the local header: torch and others pad the data there. It need not be read if no byte is left for padding,
 //! or if the archive is known to be written by torch, and the next entry begins where torch would have written it.
 
 use super::input::{Input, Missing};
@@ -569,9 +569,14 @@ pub(super) mod tests {
             directory
                 .extend([b"PK\x01\x02\0\0", &fields[..], &[0; 10], &start.to_le_bytes(), name.as_bytes()].concat());
         }
+        with_directory(out, &directory, entries.len())
+    }
+
+    /// The file of an archive: its entries, its directory and the end record. Also returns the offset of the directory.
+    fn with_directory(mut out: Vec<u8>, directory: &[u8], entries: usize) -> (Vec<u8>, usize) {
         let start = out.len();
-        out.extend(&directory);
-        let count = (entries.len() as u16).to_le_bytes();
+        out.extend(directory);
+        let count = (entries as u16).to_le_bytes();
         let (len, at) = ((directory.len() as u32).to_le_bytes(), (start as u32).to_le_bytes());
         out.extend([b"PK\x05\x06\0\0\0\0", &count[..], &count, &len, &at, &[0, 0]].concat());
         (out, start)
@@ -597,12 +602,7 @@ pub(super) mod tests {
             let start = (start as u32).to_le_bytes();
             directory.extend([b"PK\x01\x02\0\0", &central[..], &[0; 10], &start, name.as_bytes()].concat());
         }
-        let start = out.len();
-        out.extend(&directory);
-        let count = (entries.len() as u16).to_le_bytes();
-        let (len, at) = ((directory.len() as u32).to_le_bytes(), (start as u32).to_le_bytes());
-        out.extend([b"PK\x05\x06\0\0\0\0", &count[..], &count, &len, &at, &[0, 0]].concat());
-        (out, start)
+        with_directory(out, &directory, entries.len())
     }
 
     fn read(file: &[u8]) -> Result<Vec<Range<u64>>, Error> {

@@ -95,7 +95,6 @@ impl Site {
             return finish(status(StatusCode::METHOD_NOT_ALLOWED).header(ALLOW, "GET, HEAD"), HTML, page);
         }
         let (path, query) = (request.uri().path(), request.uri().query().unwrap_or_default().to_owned());
-        // HTTP/2 over a clear connection, and requests to proxies, are not supported by the parser or have a host.
         match self.access.check(request.uri(), request.headers(), is_own, self.port) {
             Ok(Admitted::AsItIs) => {}
             Ok(Admitted::ByUrl) => return self.admit(path, &query),

@@ -135,7 +135,7 @@ impl Page {
         self
     }
 
-    /// Adds links to the other pages of a list. `part` of `all` rows is on page number `page`, counted from 0.
+    /// Adds links to the pages of a list before and after page number `page`, counted from 0.
     pub fn pages(&mut self, page: usize, pages: usize, parameters: &[(&str, &str)]) -> &mut Self {
         if pages <= 1 {
             return self;

@@ -6,7 +6,7 @@ use super::{directory, treemap};
 use crate::content::Request;
 use crate::fs::{Error, Superblock};
 use crate::inspect::{Breakdown, Quantization, Totals};
-use crate::model::{Model, Numbers, TensorId};
+use crate::model::{Model, TensorId};
 use crate::natural;
 use crate::text::brackets;
 use crate::threads;
@@ -214,11 +214,6 @@ fn metadata(model: &Model, page: &mut Page) {
         page.raw("<p>and ").text(&plural((metadata.len() - KEYS_MAX) as u64, "more key")).raw(" in metadata.json</p>");
     }
     page.raw("</section>\n");
-}
-
-/// The numbers of a tensor as the views show them: a quantized weight has its logical dtype and shape.
-pub(super) fn numbers(model: &Model, id: TensorId) -> Numbers<'_> {
-    model.numbers(id, true)
 }
 
 /// The tensors before and after one.

@@ -1,7 +1,7 @@
 //! The page of a tensor: facts, its picture, its figures, and its files.
 
 use super::html::{Page, query_of, shown_name};
-use super::model::{neighbours, numbers, quantization};
+use super::model::{neighbours, quantization};
 use super::query::{Place, Query};
 use crate::content::Request;
 use crate::fs::{Error, Superblock, TensorFile};
@@ -79,7 +79,8 @@ fn facts(model: &Model, id: TensorId, page: &mut Page) {
         |bytes: u64| if bytes < 1000 { size(bytes) } else { format!("{} ({} bytes)", size(bytes), grouped(bytes)) };
     page.raw("<dl>").fact("Dtype", info.dtype.name()).fact("Shape", &shorten(&brackets(info.shape), 500));
     page.fact("Size", &exact(info.nbytes()));
-    let values = numbers(model, id);
+    // A quantized weight has its logical dtype and shape.
+    let values = model.numbers(id, true);
     if values.weight.is_some() {
         page.fact("Values", &format!("{} {}", values.dtype(), brackets(values.shape())));
     }
