@@ -2,8 +2,9 @@
 //!
 //! Source: APPNOTE.TXT of PKWARE, 6.3.10. The directory at the end of the file is what readers trust. The header before
 //! each entry repeats most of it, but torch leaves sizes and checksums there empty. The number of bytes between the two
-//! is only in the local header: torch and others pad the data there. It need not be read if no byte is left for padding,
-//! or if the archive is known to be written by torch, and the next entry begins where torch would have written it.
+//! is only in the local header: torch and others pad the data there. It need not be read if no byte is left for
+//! padding, or if the archive is known to be written by torch, and the next entry begins where torch would have written
+//! it.
 
 use super::input::{Input, Missing};
 use crate::text::quote;

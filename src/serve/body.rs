@@ -64,6 +64,16 @@ impl FileBody {
         Self { work, content, name, rest: range, unsent, reading: None, progress: Box::new(progress) }
     }
 
+    /// Reads the first piece, so that a file that cannot be read has a response that says so.
+    pub async fn begin(&mut self) -> Result<(), fs::Error> {
+        self.read_next();
+        if let Some(reading) = self.reading.take() {
+            let first = reading.await?;
+            self.reading = Some(Box::pin(std::future::ready(Ok(first))));
+        }
+        Ok(())
+    }
+
     fn read_next(&mut self) {
         let range = self.rest.start..self.rest.end.min(self.rest.start.saturating_add(PIECE));
         if range.is_empty() {

@@ -127,20 +127,14 @@ impl Site {
             ),
             Ok(Found::File(content, attr, version)) => {
                 let etag = version.map(|version| self.etag(&version));
-                self.file(request, *content, &attr, etag, shown(), busy)
+                self.file(request, *content, &attr, etag, shown(), busy).await
             }
-            Err(error) => {
-                let (code, title, text) = failure(&error);
-                if code != StatusCode::NOT_FOUND {
-                    log::warn!("{}: {error}", shown());
-                }
-                failed(code, title, text)
-            }
+            Err(error) => unreadable(&shown(), &error),
         }
     }
 
     /// The response with a file, or with a part of it.
-    fn file(
+    async fn file(
         &self,
         request: &Request<Incoming>,
         content: Content,
@@ -178,7 +172,12 @@ impl Site {
         };
         let sent = range.end - range.start;
         let builder = builder.header(CONTENT_TYPE, content_type(&name)).header(CONTENT_LENGTH, sent);
-        let body = FileBody::new(self.work.clone(), content, name, range, move || busy.touch());
+        let mut body = FileBody::new(self.work.clone(), content, name.clone(), range, move || busy.touch());
+        if request.method() == Method::GET
+            && let Err(error) = body.begin().await
+        {
+            return unreadable(&name, &error);
+        }
         complete(builder, Body::File(body.into()))
     }
 
@@ -250,6 +249,15 @@ fn find(
             Ok(Found::File(content.into(), attr, superblock.version(attr.ino, wants)?))
         }
     }
+}
+
+/// The response for a file or directory that cannot be read. Logs the reason, unless it does not exist.
+fn unreadable(name: &str, error: &fs::Error) -> Response<Body> {
+    let (code, title, text) = failure(error);
+    if code != StatusCode::NOT_FOUND {
+        log::warn!("{name}: {error}");
+    }
+    failed(code, title, text)
 }
 
 /// The status and the text of a page about an error. The log has the details, which may name other files.
