@@ -1,4 +1,5 @@
-//! Servers written in Python, or started by Python: the stub of the Hub, moto for S3, and the emulators of the clouds.
+//! Servers written in Python, or started by Python: the stub of the Hub, moto and SeaweedFS for S3, and the emulators
+//! of the clouds.
 
 use std::process::Command;
 

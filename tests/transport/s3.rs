@@ -1,4 +1,4 @@
-//! S3, against moto with signatures and policies enforced.
+//! S3, against moto and SeaweedFS, which enforce signatures and permissions.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -17,9 +17,12 @@ struct S3 {
     url: String,
 }
 
+/// The scripts that start moto and SeaweedFS.
+const SERVERS: [&str; 2] = ["s3.py", "seaweed.py"];
+
 impl S3 {
-    fn start() -> S3 {
-        let python = Python::start("s3.py");
+    fn start(script: &str) -> S3 {
+        let python = Python::start(script);
         let url = python.text("url");
         S3 { python, url }
     }
@@ -47,128 +50,136 @@ impl S3 {
 
 #[tokio::test]
 async fn keys_and_prefixes_are_pinned_listed_and_read() {
-    let mut s3 = S3::start();
-    let big = content(300_000, 1);
-    s3.put("models", "llama/model.safetensors", &big);
-    s3.put("models", "llama/a b+?#%ü.gguf", b"odd");
-    s3.put("models", "llama/sub/x.gguf", b"deep");
-    s3.put("models", "llama/sub/", b"");
-    s3.put("models", "llama-2/x.gguf", b"other");
-    s3.put("models", "empty", b"");
-    let client = s3.client("reader");
+    for script in SERVERS {
+        let mut s3 = S3::start(script);
+        let big = content(300_000, 1);
+        s3.put("models", "llama/model.safetensors", &big);
+        s3.put("models", "llama/a b+?#%ü.gguf", b"odd");
+        s3.put("models", "llama/sub/x.gguf", b"deep");
+        s3.put("models", "llama/sub/", b"");
+        s3.put("models", "llama-2/x.gguf", b"other");
+        s3.put("models", "empty", b"");
+        let client = s3.client("reader");
 
-    let tree = resolve(&client, "s3://models/llama").await.unwrap();
-    let listed: Vec<_> = tree.files().iter().map(|file| (file.path.as_str(), file.len.unwrap())).collect();
-    assert_eq!(listed, [("a b+?#%ü.gguf", 3), ("model.safetensors", 300_000), ("sub/x.gguf", 4)]);
-    assert!(tree.is_complete());
-    let object = tree.file("model.safetensors").unwrap().object.clone().unwrap();
-    assert_eq!((object.certainty(), object.is_public()), (Certainty::Exact, false));
-    for range in [0..1, 1000..200_000, 0..300_000] {
-        assert!(fetch(&client, &object, range.clone()).await.unwrap() == big[range.start as usize..range.end as usize]);
+        let tree = resolve(&client, "s3://models/llama").await.unwrap();
+        let listed: Vec<_> = tree.files().iter().map(|file| (file.path.as_str(), file.len.unwrap())).collect();
+        assert_eq!(listed, [("a b+?#%ü.gguf", 3), ("model.safetensors", 300_000), ("sub/x.gguf", 4)]);
+        assert!(tree.is_complete());
+        let object = tree.file("model.safetensors").unwrap().object.clone().unwrap();
+        assert_eq!((object.certainty(), object.is_public()), (Certainty::Exact, false));
+        for range in [0..1, 1000..200_000, 0..300_000] {
+            assert!(
+                fetch(&client, &object, range.clone()).await.unwrap() == big[range.start as usize..range.end as usize]
+            );
+        }
+        let (_, head) = client.probe(&tree, "a b+?#%ü.gguf", 100).await.unwrap();
+        assert_eq!(head, b"odd");
+        failure(client.probe(&tree, "missing", 100).await, Kind::Missing, &[]);
+        assert_eq!(resolve(&client, "s3://models/llama/").await.unwrap().files().len(), 3);
+        assert_eq!(resolve(&client, "s3://models").await.unwrap().files().len(), 5);
+
+        let tree = resolve(&client, "s3://models/llama/model.safetensors").await.unwrap();
+        assert_eq!(tree.named(), Some("model.safetensors"));
+        let same = tree.file("model.safetensors").unwrap().object.clone().unwrap();
+        assert_eq!((same.identity(), same.validator()), (object.identity(), object.validator()));
+        let (_, head) = client.probe(&tree, "sub/x.gguf", 2).await.unwrap();
+        assert_eq!(head, b"de");
+        failure(client.probe(&tree, "missing", 100).await, Kind::Missing, &[]);
+        let (empty, head) = open(&client, "s3://models/empty", 100).await.unwrap();
+        assert_eq!((empty.len(), head.len()), (0, 0));
+        failure(resolve(&client, "s3://models/nothing").await, Kind::Missing, &[]);
+        failure(resolve(&client, "s3://no-such-bucket/x").await, Kind::Missing, &[]);
+        let mut got = 0;
+        let mut stop = |piece: &[u8]| {
+            got += piece.len() as u64;
+            ControlFlow::Break(())
+        };
+        let delivered = client.fetch(&object, 0..300_000, &mut stop).await.unwrap();
+        assert!(delivered == got && got > 0);
     }
-    let (_, head) = client.probe(&tree, "a b+?#%ü.gguf", 100).await.unwrap();
-    assert_eq!(head, b"odd");
-    failure(client.probe(&tree, "missing", 100).await, Kind::Missing, &[]);
-    assert_eq!(resolve(&client, "s3://models/llama/").await.unwrap().files().len(), 3);
-    assert_eq!(resolve(&client, "s3://models").await.unwrap().files().len(), 5);
-
-    let tree = resolve(&client, "s3://models/llama/model.safetensors").await.unwrap();
-    assert_eq!(tree.named(), Some("model.safetensors"));
-    let same = tree.file("model.safetensors").unwrap().object.clone().unwrap();
-    assert_eq!((same.identity(), same.validator()), (object.identity(), object.validator()));
-    let (_, head) = client.probe(&tree, "sub/x.gguf", 2).await.unwrap();
-    assert_eq!(head, b"de");
-    failure(client.probe(&tree, "missing", 100).await, Kind::Missing, &[]);
-    let (empty, head) = open(&client, "s3://models/empty", 100).await.unwrap();
-    assert_eq!((empty.len(), head.len()), (0, 0));
-    failure(resolve(&client, "s3://models/nothing").await, Kind::Missing, &[]);
-    failure(resolve(&client, "s3://no-such-bucket/x").await, Kind::Missing, &[]);
-    let mut got = 0;
-    let mut stop = |piece: &[u8]| {
-        got += piece.len() as u64;
-        ControlFlow::Break(())
-    };
-    let delivered = client.fetch(&object, 0..300_000, &mut stop).await.unwrap();
-    assert!(delivered == got && got > 0);
 }
 
 #[tokio::test]
 async fn an_overwritten_key_is_noticed_and_its_version_kept() {
-    let mut s3 = S3::start();
-    let client = s3.client("reader");
-    for bucket in ["models", "versioned"] {
-        s3.put(bucket, "m", &content(5000, 1));
-        let (object, _) = open(&client, &format!("s3://{bucket}/m"), 10).await.unwrap();
-        s3.put(bucket, "m", &content(5000, 2));
-        let got = fetch(&client, &object, 100..200).await;
-        if bucket == "versioned" {
-            assert_eq!(got.unwrap(), content(5000, 1)[100..200], "the pinned version is still there");
-            assert_eq!(fetch(&client, &object, 0..5000).await.unwrap(), content(5000, 1));
-        } else {
-            failure(got, Kind::Changed, &[]);
-        }
-        s3.python.ask(json!({"do": "delete", "bucket": bucket, "key": "m"}));
-        let got = fetch(&client, &object, 100..200).await;
-        if bucket == "versioned" {
-            assert_eq!(got.unwrap(), content(5000, 1)[100..200]);
-        } else {
-            failure(got, Kind::Missing, &[]);
+    for script in SERVERS {
+        let mut s3 = S3::start(script);
+        let client = s3.client("reader");
+        for bucket in ["models", "versioned"] {
+            s3.put(bucket, "m", &content(5000, 1));
+            let (object, _) = open(&client, &format!("s3://{bucket}/m"), 10).await.unwrap();
+            s3.put(bucket, "m", &content(5000, 2));
+            let got = fetch(&client, &object, 100..200).await;
+            if bucket == "versioned" {
+                assert_eq!(got.unwrap(), content(5000, 1)[100..200], "the pinned version is still there");
+                assert_eq!(fetch(&client, &object, 0..5000).await.unwrap(), content(5000, 1));
+            } else {
+                failure(got, Kind::Changed, &[]);
+            }
+            s3.python.ask(json!({"do": "delete", "bucket": bucket, "key": "m"}));
+            let got = fetch(&client, &object, 100..200).await;
+            if bucket == "versioned" {
+                assert_eq!(got.unwrap(), content(5000, 1)[100..200]);
+            } else {
+                failure(got, Kind::Missing, &[]);
+            }
         }
     }
 }
 
 #[tokio::test]
 async fn credentials_are_found_and_wrong_ones_refused_without_showing_them() {
-    let mut s3 = S3::start();
-    s3.put("models", "m", b"bytes");
-    let (id, secret) = s3.user("reader");
-    let wrong = "WRONG-SECRET-8d0f2a";
-    let secrets = [secret.as_str(), wrong, "Signature="];
-    let base = [("AWS_ENDPOINT_URL", s3.url.as_str()), ("AWS_REGION", "us-east-1")];
-    let with = |more: &[(&str, &str)]| client(&[&base, more].concat());
+    for script in SERVERS {
+        let mut s3 = S3::start(script);
+        s3.put("models", "m", b"bytes");
+        let (id, secret) = s3.user("reader");
+        let wrong = "WRONG-SECRET-8d0f2a";
+        let secrets = [secret.as_str(), wrong, "Signature="];
+        let base = [("AWS_ENDPOINT_URL", s3.url.as_str()), ("AWS_REGION", "us-east-1")];
+        let with = |more: &[(&str, &str)]| client(&[&base, more].concat());
 
-    let refused = with(&[("AWS_ACCESS_KEY_ID", &id), ("AWS_SECRET_ACCESS_KEY", wrong)]);
-    let error = failure(resolve(&refused, "s3://models/m").await, Kind::Forbidden, &secrets);
-    assert!(error.to_string().contains("SignatureDoesNotMatch"), "{error}");
-    let error = failure(resolve(&refused, "s3://models/").await, Kind::Forbidden, &secrets);
-    assert!(error.to_string().contains("SignatureDoesNotMatch"), "{error}");
-    let unknown = with(&[("AWS_ACCESS_KEY_ID", "AKIAUNKNOWN"), ("AWS_SECRET_ACCESS_KEY", wrong)]);
-    failure(resolve(&unknown, "s3://models/m").await, Kind::Forbidden, &secrets);
-    let stranger = s3.client("stranger");
-    let error = failure(resolve(&stranger, "s3://models/m").await, Kind::Forbidden, &secrets);
-    assert!(error.to_string().contains("AccessDenied"), "{error}");
-    assert!(error.to_string().contains("missing keys"), "{error}");
+        let refused = with(&[("AWS_ACCESS_KEY_ID", &id), ("AWS_SECRET_ACCESS_KEY", wrong)]);
+        let error = failure(resolve(&refused, "s3://models/m").await, Kind::Forbidden, &secrets);
+        assert!(error.to_string().contains("SignatureDoesNotMatch"), "{error}");
+        let error = failure(resolve(&refused, "s3://models/").await, Kind::Forbidden, &secrets);
+        assert!(error.to_string().contains("SignatureDoesNotMatch"), "{error}");
+        let unknown = with(&[("AWS_ACCESS_KEY_ID", "AKIAUNKNOWN"), ("AWS_SECRET_ACCESS_KEY", wrong)]);
+        failure(resolve(&unknown, "s3://models/m").await, Kind::Forbidden, &secrets);
+        let stranger = s3.client("stranger");
+        let error = failure(resolve(&stranger, "s3://models/m").await, Kind::Forbidden, &secrets);
+        assert!(error.to_string().contains("AccessDenied"), "{error}");
+        assert!(error.to_string().contains("missing keys"), "{error}");
 
-    let home = tempfile::tempdir().unwrap();
-    std::fs::create_dir(home.path().join(".aws")).unwrap();
-    let process = format!("echo '{{\"Version\":1,\"AccessKeyId\":\"{id}\",\"SecretAccessKey\":\"{secret}\"}}'");
-    let config = format!(
-        "[profile keys]\nregion = us-east-1\nendpoint_url = {}\n[profile process]\nendpoint_url = {}\ncredential_process = {process}\n",
-        s3.url, s3.url
-    );
-    std::fs::write(home.path().join(".aws/config"), config).unwrap();
-    let keys = format!("[keys]\naws_access_key_id = {id}\naws_secret_access_key = {secret}\n");
-    std::fs::write(home.path().join(".aws/credentials"), keys).unwrap();
-    let home = home.path().to_str().unwrap();
-    for profile in ["keys", "process"] {
-        let client = client(&[("HOME", home), ("AWS_PROFILE", profile)]);
-        let (object, head) = open(&client, "s3://models/m", 10).await.unwrap();
-        assert_eq!(head, b"bytes", "{profile}");
-        shows_no(&format!("{client:?} {object:?} {} {}", object.identity(), object.validator()), &secrets);
+        let home = tempfile::tempdir().unwrap();
+        std::fs::create_dir(home.path().join(".aws")).unwrap();
+        let process = format!("echo '{{\"Version\":1,\"AccessKeyId\":\"{id}\",\"SecretAccessKey\":\"{secret}\"}}'");
+        let config = format!(
+            "[profile keys]\nregion = us-east-1\nendpoint_url = {}\n[profile process]\nendpoint_url = {}\ncredential_process = {process}\n",
+            s3.url, s3.url
+        );
+        std::fs::write(home.path().join(".aws/config"), config).unwrap();
+        let keys = format!("[keys]\naws_access_key_id = {id}\naws_secret_access_key = {secret}\n");
+        std::fs::write(home.path().join(".aws/credentials"), keys).unwrap();
+        let home = home.path().to_str().unwrap();
+        for profile in ["keys", "process"] {
+            let client = client(&[("HOME", home), ("AWS_PROFILE", profile)]);
+            let (object, head) = open(&client, "s3://models/m", 10).await.unwrap();
+            assert_eq!(head, b"bytes", "{profile}");
+            shows_no(&format!("{client:?} {object:?} {} {}", object.identity(), object.validator()), &secrets);
+        }
+        let missing = client(&[("HOME", home), ("AWS_PROFILE", "missing")]);
+        failure(resolve(&missing, "s3://models/m").await, Kind::Credentials, &secrets);
+
+        // Without the permission to read for everybody, a request without credentials is refused too.
+        let anonymous = with(&[("AWS_SKIP_SIGNATURE", "true")]);
+        assert!(resolve(&anonymous, "s3://models/m").await.is_err());
+        let anonymous = Client::new(Options { anonymous: true, ..options(&base) }).unwrap();
+        assert!(resolve(&anonymous, "s3://models/m").await.is_err());
     }
-    let missing = client(&[("HOME", home), ("AWS_PROFILE", "missing")]);
-    failure(resolve(&missing, "s3://models/m").await, Kind::Credentials, &secrets);
-
-    // Without the permission to read for everybody, a request without credentials is refused too.
-    let anonymous = with(&[("AWS_SKIP_SIGNATURE", "true")]);
-    assert!(resolve(&anonymous, "s3://models/m").await.is_err());
-    let anonymous = Client::new(Options { anonymous: true, ..options(&base) }).unwrap();
-    assert!(resolve(&anonymous, "s3://models/m").await.is_err());
 }
 
 #[tokio::test]
 async fn a_machine_without_credentials_says_so_soon() {
-    let s3 = S3::start();
+    let s3 = S3::start("s3.py");
     let start = Instant::now();
     let off = client(&[("AWS_ENDPOINT_URL", &s3.url), ("AWS_EC2_METADATA_DISABLED", "true")]);
     failure(resolve(&off, "s3://models/m").await, Kind::Credentials, &[]);

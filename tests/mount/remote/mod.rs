@@ -122,7 +122,12 @@ fn requests(nginx: &Nginx, path: &str) -> Vec<(String, u64)> {
 
 /// moto with the files of a directory of the scene in the bucket `models`. Its user `reader` may read them.
 fn s3(client: &mut Client, dir: &str) -> Python {
-    let mut python = Python::start("s3.py");
+    bucket(client, dir, "s3.py")
+}
+
+/// As [`s3`], with the server that a script starts.
+fn bucket(client: &mut Client, dir: &str, script: &str) -> Python {
+    let mut python = Python::start(script);
     upload(client, dir, &mut python);
     let user = &python.hello["users"]["reader"];
     client.set("AWS_ENDPOINT_URL_S3", python.hello["url"].as_str().unwrap());

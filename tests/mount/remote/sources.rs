@@ -1,7 +1,7 @@
 //! Every kind of source on every server: mounts and commands show what they show for the same files on this machine,
 //! and what they cost in requests and bytes.
 
-use super::{Client, data_requests, hub, length, requests, s3, serve, upload, web};
+use super::{Client, bucket, data_requests, hub, length, requests, s3, serve, upload, web};
 use crate::gguf;
 use crate::pytorch;
 use crate::servers::python::Python;
@@ -207,12 +207,14 @@ fn web_servers_have_what_local_files_have() {
 #[test]
 fn object_stores_have_what_local_files_have() {
     require_fuse!();
-    let mut client = Client::new();
-    models(&client, true);
-    let _s3 = s3(&mut client, "models");
-    for (source, _) in SOURCES {
-        let url = format!("s3://models/{source}");
-        assert_same(&client, &url, &url, &client.scene.path("models").join(source));
+    for script in ["s3.py", "seaweed.py"] {
+        let mut client = Client::new();
+        models(&client, true);
+        let _s3 = bucket(&mut client, "models", script);
+        for (source, _) in SOURCES {
+            let url = format!("s3://models/{source}");
+            assert_same(&client, &url, &url, &client.scene.path("models").join(source));
+        }
     }
 }
 
