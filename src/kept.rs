@@ -38,7 +38,20 @@ impl<K: Hash + Eq, V: Clone> Kept<K, V> {
 
     /// Adds a value, or replaces the value for a key.
     pub fn keep(&self, key: K, value: V) {
+        self.put(&mut self.lock(), key, value);
+    }
+
+    /// The value for a key. If there is none, this one is added.
+    pub fn find_or_keep(&self, key: K, value: V) -> V {
         let mut state = self.lock();
+        if let Some(found) = state.cache.get(&key) {
+            return found.clone();
+        }
+        self.put(&mut state, key, value.clone());
+        value
+    }
+
+    fn put(&self, state: &mut State<K, V>, key: K, value: V) {
         state.bytes += (self.size)(&value);
         if let Some(before) = state.cache.put(key, value) {
             state.bytes -= (self.size)(&before);
@@ -75,6 +88,7 @@ mod tests {
         // A value that replaces another one gives back its room.
         kept.keep(10, 20);
         assert!(kept.contains(&3) && kept.find(&10) == Some(20));
+        assert_eq!((kept.find_or_keep(10, 21), kept.find_or_keep(12, 2)), (20, 2));
         // A value that exceeds the capacity is not kept.
         kept.keep(11, 101);
         assert_eq!((0..=11).filter(|key| kept.contains(key)).count(), 0);

@@ -18,7 +18,7 @@ const LIBRARY: &[(&str, &[&str])] = &[
     ("kept", &[]),
     ("source", &[]),
     ("remote", &["source"]),
-    ("content", &["source"]),
+    ("content", &["kept", "source"]),
     ("codec", &[]),
     ("format", &["codec", "text"]),
     ("model", &["codec", "content", "format", "kept", "name", "source", "text", "threads"]),

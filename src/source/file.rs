@@ -1,6 +1,6 @@
 //! A local file as a source.
 
-use super::map::{Mapped, OpenFile};
+use super::map::{Mapped, OpenFile, end_of_runs};
 use super::pool::{Pool, Slot};
 use super::version::{FileId, Version};
 use super::{Block, Bytes, Error, Source, Stat, indices};
@@ -102,6 +102,11 @@ impl Source for MappedFile {
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
         indices(&(offset..offset.saturating_add(buf.len() as u64)), self.len())?;
         self.get()?.read_exact_at(buf, offset)
+    }
+
+    fn read_runs_at(&self, buf: &mut [u8], len: usize, offset: u64, step: u64) -> Result<(), Error> {
+        indices(&(offset..end_of_runs(buf, len, offset, step)), self.len())?;
+        self.get()?.read_runs_at(buf, len, offset, step)
     }
 
     fn verify(&self) -> Result<(), Error> {

@@ -65,6 +65,13 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// Copies `buf.len()` bytes from `offset` on. All bytes that weightfs itself interprets are read this way.
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error>;
 
+    /// Fills `buf` with runs of `len` bytes, which begin at `offset` and at each multiple of `step` bytes after it.
+    /// `len` is at least 1.
+    fn read_runs_at(&self, buf: &mut [u8], len: usize, offset: u64, step: u64) -> Result<(), Error> {
+        let starts = (0..).map(|run: u64| offset.saturating_add(run.saturating_mul(step)));
+        buf.chunks_mut(len).zip(starts).try_for_each(|(buf, start)| self.read_exact_at(buf, start))
+    }
+
     /// Fails if the source is no longer the version that was opened.
     fn verify(&self) -> Result<(), Error>;
 
@@ -159,6 +166,15 @@ mod tests {
                 source.read_exact_at(&mut buf, start).unwrap();
                 assert_eq!(buf, expected);
             }
+        }
+        for (len, step) in [(1, 0), (1, 1), (2, 3), (3, 7), (18, 0)] {
+            let starts = (0..4).map(|run| run * step).take_while(|start| start + len <= content.len());
+            let expected: Vec<u8> = starts.flat_map(|start| content[start..start + len].iter().copied()).collect();
+            let mut buf = vec![0; expected.len()];
+            source.read_runs_at(&mut buf, len, 0, step as u64).unwrap();
+            assert_eq!(buf, expected, "{len} {step}");
+            let outside = source.read_runs_at(&mut [0; 2], 1, 0, content.len() as u64);
+            assert!(matches!(outside, Err(Error::OutOfRange { .. })));
         }
         for range in [0..len + 1, len + 1..len + 1, len..u64::MAX, u64::MAX - 1..u64::MAX] {
             assert!(matches!(source.bytes(range.clone()), Err(Error::OutOfRange { .. })), "{range:?}");
