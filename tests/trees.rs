@@ -39,7 +39,7 @@ impl Tree for Files {
     }
 
     fn stat(&self) -> Stat {
-        Stat { uid: 0, gid: 0, mode: 0o555, mtime: SystemTime::UNIX_EPOCH }
+        Stat { uid: 0, gid: 0, mode: 0o555, mtime: SystemTime::UNIX_EPOCH, ctime: (0, 0) }
     }
 
     fn open(&self, path: &str) -> Result<Arc<dyn Source>, source::Error> {

@@ -46,7 +46,7 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     }
     let sandbox = (!args.no_sandbox).then(|| Sandbox::for_listening(&opened.reads()));
     let shown = args.numbers.shown(args.views.clone());
-    let version = format!("{} {shown:?}", env!("CARGO_PKG_VERSION"));
+    let version = format!("{} {shown:?} {}", env!("CARGO_PKG_VERSION"), args.lenient);
     let superblock = models::superblock(opened, &source, shown, Ownership::default())?;
     let superblock = locator.show_traffic(superblock);
     if source.path().is_none() {

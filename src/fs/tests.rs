@@ -293,7 +293,7 @@ impl Fake {
             names.iter().map(|name| format!(r#""{name}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#)).collect();
         let header = format!("{{{}}}", entries.join(","));
         let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
-        let stat = Stat { uid: 5, gid: 6, mode: 0o644, mtime: SystemTime::UNIX_EPOCH };
+        let stat = Stat { uid: 5, gid: 6, mode: 0o644, mtime: SystemTime::UNIX_EPOCH, ctime: (0, 0) };
         Self { memory: Memory::new(file), stat, is_slow: false }
     }
 }

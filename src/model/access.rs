@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::SystemTime;
 
 /// No access for anyone but root.
-pub(super) const NOBODY: Stat = Stat { uid: 0, gid: 0, mode: 0, mtime: SystemTime::UNIX_EPOCH };
+pub(super) const NOBODY: Stat = Stat { uid: 0, gid: 0, mode: 0, mtime: SystemTime::UNIX_EPOCH, ctime: (0, 0) };
 
 /// Owner and permissions of a file that cannot be opened as a part of a model. `None` if the file itself cannot be
 /// opened; no message then quotes it.

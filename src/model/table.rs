@@ -52,7 +52,7 @@ pub struct Model {
     /// directories on the way to the files.
     needed: Vec<Stat>,
     /// When the files were last modified that decide what the model is, besides those of its tensors.
-    decided: Vec<SystemTime>,
+    decided: Vec<(SystemTime, (i64, i64))>,
     /// The files of the model that could not be opened.
     unopened: Vec<Location>,
     list: Option<List>,
@@ -253,11 +253,11 @@ impl Model {
     /// Also depends on a file beside those of its tensors: an index, a manifest or a configuration.
     pub(super) fn depend_on(&mut self, file: Stat) {
         self.need(file);
-        self.decided.push(file.mtime);
+        self.decided.push((file.mtime, file.ctime));
     }
 
-    /// When the files were last modified that decide what the model is, besides those of its tensors.
-    pub fn decided(&self) -> &[SystemTime] {
+    /// The modification times and ctimes of the files that decide what the model is, besides those of its tensors.
+    pub fn decided(&self) -> &[(SystemTime, (i64, i64))] {
         &self.decided
     }
 

@@ -127,7 +127,7 @@ fn stat(attributes: Attributes) -> Stat {
     let (uid, gid) = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
     let mtime = u64::try_from(attributes.mtime).ok().and_then(|at| UNIX_EPOCH.checked_add(Duration::from_secs(at)));
     let mode = if attributes.is_public { 0o444 } else { 0o400 };
-    Stat { uid, gid, mode, mtime: mtime.unwrap_or(UNIX_EPOCH) }
+    Stat { uid, gid, mode, mtime: mtime.unwrap_or(UNIX_EPOCH), ctime: (0, 0) }
 }
 
 impl fmt::Debug for RemoteTree {

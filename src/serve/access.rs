@@ -65,7 +65,8 @@ impl Access {
         if let Some(given) = super::url::parameter(uri.query().unwrap_or_default(), TOKEN) {
             return if is_equal(&given, token) { Ok(Admitted::ByUrl) } else { Err(Refused::WrongToken) };
         }
-        let bearer = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
+        let authorization = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()?.split_once(' '));
+        let bearer = authorization.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, given)| given);
         let name = cookie(port);
         let cookies =
             headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok()).flat_map(|all| all.split(';'));
@@ -167,6 +168,7 @@ mod tests {
         let with = |name, value| check(&access, "/", &[host, (name, value)], false);
         assert_eq!(check(&access, "/", &[host], false), Err(Refused::NoToken));
         assert_eq!(with("authorization", "Bearer secret"), Ok(Admitted::AsItIs));
+        assert_eq!(with("authorization", "bearer secret"), Ok(Admitted::AsItIs));
         assert_eq!(with("cookie", "a=b; weightfs-80=secret"), Ok(Admitted::AsItIs));
         assert_eq!(check(&access, "/x?q=1&token=secret", &[host], false), Ok(Admitted::ByUrl));
         for (name, value) in

@@ -27,10 +27,14 @@ pub(super) fn components(path: &str) -> Option<(Vec<Vec<u8>>, bool)> {
     Some((path.split('/').map(component).collect::<Option<_>>()?, is_dir))
 }
 
-/// The parameters of a query, decoded, as forms encode them.
+/// A part of a query, decoded as forms encode it.
+fn decode(text: &str) -> String {
+    percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned()
+}
+
+/// The parameters of a query, decoded.
 pub(super) fn parameters(query: &str) -> impl Iterator<Item = (String, String)> {
-    let decode = |text: &str| percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned();
-    query.split('&').filter(|pair| !pair.is_empty()).map(move |pair| {
+    query.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
         (decode(key), decode(value))
     })
@@ -41,9 +45,10 @@ pub(super) fn parameter(query: &str, name: &str) -> Option<String> {
     parameters(query).find(|(key, _)| key == name).map(|(_, value)| value)
 }
 
-/// A query without the parameter `name`, not decoded, with the question mark before it; empty if nothing is left.
+/// A query without the parameter `name`, with the others as they are and the question mark before it; empty if nothing
+/// is left.
 pub(super) fn without<'q>(query: &'q str, name: &str) -> Cow<'q, str> {
-    let is_kept = |pair: &&str| !pair.is_empty() && pair.split('=').next() != Some(name);
+    let is_kept = |pair: &&str| !pair.is_empty() && decode(pair.split('=').next().unwrap_or_default()) != name;
     let kept: Vec<&str> = query.split('&').filter(is_kept).collect();
     if kept.is_empty() { Cow::Borrowed("") } else { format!("?{}", kept.join("&")).into() }
 }
@@ -73,5 +78,6 @@ mod tests {
         assert_eq!(parameter("", "a"), None);
         assert_eq!(without("token=1&q=a+b&token=2", "token"), "?q=a+b");
         assert_eq!(without("token=1", "token"), "");
+        assert_eq!(without("%74oken=1&tokens=%20&q", "token"), "?tokens=%20&q");
     }
 }

@@ -40,6 +40,6 @@ impl Source for Memory {
     }
 
     fn stat(&self) -> Stat {
-        Stat { uid: 0, gid: 0, mode: 0o644, mtime: SystemTime::UNIX_EPOCH }
+        Stat { uid: 0, gid: 0, mode: 0o644, mtime: SystemTime::UNIX_EPOCH, ctime: (0, 0) }
     }
 }

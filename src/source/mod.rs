@@ -136,6 +136,9 @@ pub struct Stat {
     pub mode: u16,
     /// Time of the last modification.
     pub mtime: SystemTime,
+    /// When the bytes or the attributes of a file of this machine were last changed, in seconds and nanoseconds since
+    /// 1970; zeros for others. Unlike the modification time, no program can set it.
+    pub ctime: (i64, i64),
 }
 
 /// `range` as indices into `len` bytes.

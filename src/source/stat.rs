@@ -36,6 +36,7 @@ impl Stat {
             gid: metadata.gid(),
             mode,
             mtime: metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH),
+            ctime: (metadata.ctime(), metadata.ctime_nsec()),
         }
     }
 
@@ -102,7 +103,7 @@ mod tests {
     use super::*;
 
     fn stat(uid: u32, gid: u32, mode: u16) -> Stat {
-        Stat { uid, gid, mode, mtime: SystemTime::UNIX_EPOCH }
+        Stat { uid, gid, mode, mtime: SystemTime::UNIX_EPOCH, ctime: (0, 0) }
     }
 
     #[test]

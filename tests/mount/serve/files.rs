@@ -129,12 +129,19 @@ fn entity_tags_change_with_everything_that_decides_the_bytes() {
     config(64);
     let configured = tag("npy/w.weight.npy", &[]);
     assert_ne!(configured, first);
+    // Another configuration with the same length and time.
+    scene.ok("cp -p m/config.json before");
+    config(32);
+    scene.ok("touch -r before m/config.json");
+    let replaced = tag("npy/w.weight.npy", &[]);
+    let lenient = tag("npy/w.weight.npy", &["--lenient"]);
+    assert_ne!(lenient, replaced);
     std::fs::remove_file(scene.path("m/config.json")).unwrap();
     let without = tag("npy/w.weight.npy", &[]);
     model(3.0_f32.to_le_bytes().to_vec());
     let changed = tag("npy/w.weight.npy", &[]);
-    let all = std::collections::BTreeSet::from([first, stored, configured, without, changed]);
-    assert_eq!(all.len(), 5, "{all:?}");
+    let all = std::collections::BTreeSet::from([first, stored, configured, replaced, lenient, without, changed]);
+    assert_eq!(all.len(), 7, "{all:?}");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use nix::sys::signal::Signal;
 use safetensors::Dtype;
 use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
+use std::time::Duration;
 
 const GET: &[u8] = b"GET /tensors/t HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n";
 
@@ -43,28 +44,43 @@ fn slow_readers_take_little_memory_and_get_all_bytes() {
     assert!(rest.ends_with(&pattern(len)[1000..]));
 }
 
+/// The processor time that a server has used, in clock ticks.
+fn processor_time(server: &Server) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", server.pid())).unwrap();
+    // The fields after the name of the program; utime is the eleventh after the state, stime the twelfth.
+    let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
 #[test]
 fn computations_of_clients_that_are_gone_end() {
-    let len = 256 << 20;
+    // A sparse file of 2 GiB.
     let scene = Scene::new();
-    scene.model("m.safetensors", &[("t", Dtype::U8, &[len], vec![7; len])], &[]);
+    let header = format!(r#"{{"t":{{"dtype":"U8","shape":[{0}],"data_offsets":[0,{0}]}}}}"#, 2_u64 << 30);
+    let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+    std::fs::write(scene.path("m.safetensors"), &bytes).unwrap();
+    let file = std::fs::File::options().write(true).open(scene.path("m.safetensors")).unwrap();
+    file.set_len(bytes.len() as u64 + (2 << 30)).unwrap();
+    // What it costs to compute the sums for a client that waits.
     let server = Server::new(&scene, "m.safetensors", &[]);
-    let time = || {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", server.pid())).unwrap();
-        let fields: Vec<u64> =
-            stat.rsplit(") ").next().unwrap().split(' ').filter_map(|field| field.parse().ok()).collect();
-        fields[10] + fields[11]
-    };
+    let before = processor_time(&server);
+    assert_eq!(server.get("SHA256SUMS").status, 200);
+    let whole = processor_time(&server) - before;
+    drop(server);
+
+    let server = Server::new(&scene, "m.safetensors", &[]);
+    let before = processor_time(&server);
     for _ in 0..20 {
         let mut stream = server.connect();
-        stream.write_all(b"GET /plots/t.png HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").unwrap();
+        stream.write_all(b"GET /SHA256SUMS HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").unwrap();
     }
-    // The processor is idle soon, although twenty pictures were asked for.
     wait_until("the server computes nothing", || {
-        let before = time();
-        std::thread::sleep(std::time::Duration::from_millis(300));
-        time() == before
+        let before = processor_time(&server);
+        std::thread::sleep(Duration::from_millis(500));
+        processor_time(&server) == before
     });
+    let used = processor_time(&server) - before;
+    assert!(used < whole / 2, "{used} of {whole} ticks");
     assert_eq!(server.get("").status, 200);
 }
 
