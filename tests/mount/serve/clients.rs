@@ -40,6 +40,11 @@ fn curl_resumes_and_jq_reads_the_index() {
     let names = scene.ok(&format!("curl -s {} | jq -r '.tensors[].name'", server.url("index.json")));
     assert_eq!(names, scene.ok(&format!("weightfs cat {} index.json | jq -r '.tensors[].name'", model.display())));
     assert!(names.lines().count() > 10, "{names}");
+    // A directory without the slash at its end leads to its page, with the query.
+    let moved =
+        scene.ok(&format!("curl -s -L -o page -w '%{{http_code}} %{{url_effective}}' '{}'", server.url("npy?x=1")));
+    assert_eq!(moved, format!("200 {}", server.url("npy/?x=1")));
+    scene.ok("grep -q '</html>' page");
 }
 
 #[cfg(feature = "remote")]
@@ -55,6 +60,11 @@ fn weightfs_reads_what_it_serves() {
         scene.ok(&format!("weightfs id {local}")).split(' ').next()
     );
     scene.ok(&format!("weightfs diff --data {local} {url}"));
+    for command in ["inspect", "ls"] {
+        let said = |source: &str| scene.ok(&format!("weightfs {command} --json {source} | jq .totals"));
+        assert_eq!(said(&url), said(local), "{command}");
+    }
+    scene.ok(&format!("weightfs cp {url} npy remote-copy && weightfs cp {local} npy copy && diff -r copy remote-copy"));
     // A server may serve what another one serves.
     let second = Server::new(&scene, &url, &[]);
     let name = scene.ok(&format!("weightfs ls --json {local} | jq -r '.tensors[3].name'"));

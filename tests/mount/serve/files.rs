@@ -20,17 +20,14 @@ fn encoded(path: &str) -> String {
     path.bytes().map(|byte| if plain(byte) { (byte as char).to_string() } else { format!("%{byte:02X}") }).collect()
 }
 
-#[test]
-fn every_file_has_the_bytes_of_cat_and_any_range_is_a_part_of_them() {
-    let scene = Scene::new();
-    scene.sample();
-    let server = Server::new(&scene, "sample.safetensors", &[]);
-    let files = files(&scene, "sample.safetensors");
-    assert!(files.len() > 50, "{files:?}");
-    for path in files {
-        let output = scene.command("weightfs").args(["cat", "sample.safetensors", &path]).output().unwrap();
+/// Asserts that every file of a source has the bytes that `weightfs cat` writes, in ranges too, and returns the paths.
+fn assert_served(scene: &Scene, source: &str) -> Vec<String> {
+    let server = Server::new(scene, source, &[]);
+    let files = files(scene, source);
+    for path in &files {
+        let output = scene.command("weightfs").args(["cat", source, path]).output().unwrap();
         assert!(output.status.success(), "{path}: {output:?}");
-        let (whole, url) = (output.stdout, encoded(&path));
+        let (whole, url) = (output.stdout, encoded(path));
         let response = server.get(&url);
         assert_eq!(response.status, 200, "{path}");
         assert!(response.body == whole, "{path}");
@@ -47,6 +44,47 @@ fn every_file_has_the_bytes_of_cat_and_any_range_is_a_part_of_them() {
             assert_eq!(response.header("content-range"), format!("bytes {first}-{}/{len}", end - 1), "{path}");
             assert!(response.body == whole[first..end], "{path} {first}-{last}");
         }
+    }
+    files
+}
+
+#[test]
+fn every_file_has_the_bytes_of_cat_and_any_range_is_a_part_of_them() {
+    let scene = Scene::new();
+    scene.sample();
+    let files = assert_served(&scene, "sample.safetensors");
+    assert!(files.len() > 50, "{files:?}");
+}
+
+#[test]
+fn sharded_models_and_datasets_of_a_folder_have_the_bytes_of_cat() {
+    let scene = Scene::new();
+    scene.ok("mkdir -p all/sharded all/data");
+    let shard = |path: &str, name: &str| {
+        scene.model(path, &[(name, Dtype::BF16, &[2, 5], pattern(20))], &[]);
+        std::fs::metadata(scene.path(path)).unwrap().len()
+    };
+    shard("all/sharded/model-00001-of-00002.safetensors", "first.weight");
+    shard("all/sharded/model-00002-of-00002.safetensors", "second.weight");
+    let map =
+        r#"{"first.weight": "model-00001-of-00002.safetensors", "second.weight": "model-00002-of-00002.safetensors"}"#;
+    let index = format!(r#"{{"metadata": {{"total_size": 40}}, "weight_map": {map}}}"#);
+    std::fs::write(scene.path("all/sharded/model.safetensors.index.json"), index).unwrap();
+    let part = |at: u32| format!("part-{at:05}-0000-0e8b1f5c-1d6e-4f0a-9f5e-0123456789ab.safetensors");
+    let rows = |at| {
+        let bytes = shard(&format!("all/data/{}", part(at)), "column");
+        serde_json::json!({"shard_path": part(at), "samples_count": 2, "bytes": bytes})
+    };
+    let shards = [rows(0), rows(1)];
+    let manifest = serde_json::json!({
+        "format_version": "1.0", "safetensors_version": "1.0", "total_samples": 4,
+        "total_bytes": 2 * shards[0]["bytes"].as_u64().unwrap(), "shards": shards,
+    });
+    std::fs::write(scene.path("all/data/dataset_manifest.json"), manifest.to_string()).unwrap();
+    let files = assert_served(&scene, "all");
+    let of_part = format!("data/shards/{}/npy/column.npy", part(1));
+    for path in ["sharded/model/npy/second.weight.npy", "data/tensors/column", &of_part] {
+        assert!(files.iter().any(|file| file == path), "{path}: {files:?}");
     }
 }
 
