@@ -499,38 +499,17 @@ impl HeaderBuilder {
         self.skipped.push(|| Skipped::new(&names[span(&name.0)], reason()));
     }
 
-    /// Numbers tensors with the same name in the order in which they were added: NAME, NAME#2, NAME#3. `origins`
-    /// has a number for each tensor. Tensors with the same name and the same number are not changed.
-    pub fn number_repeated(&mut self, origins: &[u64]) {
-        let mut by_name = NameTable::with_capacity(self.records.len());
-        let mut repeated = Vec::new();
-        for at in 0..self.records.len() {
-            if !by_name.insert(at, |at| &self.names[span(&self.records[at].name)]) {
-                repeated.push(at);
-            }
-        }
-        // For each name, the numbers that were seen, and how many tensors have the name.
-        let (mut seen, mut counts) = (HashSet::new(), HashMap::new());
-        for at in repeated {
-            let name = self.names[span(&self.records[at].name)].to_owned();
-            let find = |name: &str| by_name.find(name, |at| &self.names[span(&self.records[at].name)]);
-            let Some(first) = find(&name) else { continue };
-            let origin = |at: usize| (first, origins.get(at).copied());
-            seen.insert(origin(first));
-            if !seen.insert(origin(at)) {
-                continue;
-            }
-            let count = counts.entry(first).or_insert(1_u32);
-            let numbered = loop {
-                *count += 1;
-                let numbered = format!("{name}#{count}");
-                if find(&numbered).is_none() {
-                    break numbered;
-                }
-            };
+    /// Numbers tensors with the same name in the order in which they were added: NAME, NAME#2, NAME#3. Metadata with
+    /// the same key is numbered in the same way. `tensors` and `metadata` have the origin of each. Those with the same
+    /// name and the same origin have the same number.
+    pub fn number_repeated(&mut self, tensors: &[u64], metadata: &[u64]) {
+        let names = &self.names;
+        for (at, numbered) in numbered(self.records.len(), |at| &names[span(&self.records[at].name)], tensors) {
             let Name(range) = self.name(&numbered);
             self.records[at].name = range;
-            by_name.insert(at, |at| &self.names[span(&self.records[at].name)]);
+        }
+        for (at, numbered) in numbered(self.metadata.len(), |at| &self.metadata[at].0, metadata) {
+            self.metadata[at].0 = numbered;
         }
     }
 
@@ -635,9 +614,53 @@ impl HeaderBuilder {
     }
 }
 
+/// The names that change if repeated names are numbered, each with its index. `origins` has a number for each name. The
+/// first origin of a name keeps the name.
+fn numbered<'n>(count: usize, name: impl Fn(usize) -> &'n str + Copy, origins: &[u64]) -> Vec<(usize, String)> {
+    let mut by_name = NameTable::with_capacity(count);
+    let repeated: Vec<usize> = (0..count).filter(|at| !by_name.insert(*at, name)).collect();
+    // For each name, the numbers of its origins, and the last number.
+    let (mut numbers, mut last, mut taken) = (HashMap::new(), HashMap::new(), HashSet::new());
+    let mut changed = Vec::new();
+    for at in repeated {
+        let Some(first) = by_name.find(name(at), name) else { continue };
+        let origin = |at: usize| (first, origins.get(at).copied());
+        numbers.entry(origin(first)).or_insert(1_u32);
+        let number = *numbers.entry(origin(at)).or_insert_with(|| {
+            let last = last.entry(first).or_insert(1_u32);
+            loop {
+                *last += 1;
+                let numbered = format!("{}#{last}", name(at));
+                if by_name.find(&numbered, name).is_none() && taken.insert(numbered) {
+                    break *last;
+                }
+            }
+        });
+        if number > 1 {
+            changed.push((at, format!("{}#{number}", name(at))));
+        }
+    }
+    changed
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn repeated_names_of_different_origins_are_numbered() {
+        let case = |names: &[&'static str], origins: &[u64]| -> Vec<String> {
+            let mut found: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            for (at, name) in numbered(names.len(), |at| names[at], origins) {
+                found[at] = name;
+            }
+            found
+        };
+        assert_eq!(case(&["a", "b", "a", "a"], &[1, 1, 2, 3]), ["a", "b", "a#2", "a#3"]);
+        assert_eq!(case(&["a", "a", "a", "a"], &[1, 2, 2, 1]), ["a", "a#2", "a#2", "a"]);
+        assert_eq!(case(&["a", "a", "a#2", "a"], &[1, 2, 3, 4]), ["a", "a#3", "a#2", "a#4"]);
+        assert_eq!(case(&["a", "a", "a#2", "a#2"], &[1, 2, 3, 4]), ["a", "a#3", "a#2", "a#2#2"]);
+    }
 
     #[test]
     fn entries_beyond_the_limit_are_only_counted() {

@@ -4,7 +4,7 @@
 //! `state_dict` of the root, names begin there, as in files that the converter of safetensors writes. An object of an
 //! unknown class is metadata, its class in angle brackets; what it holds is found like the items of a dict. Modules
 //! have the names of their state dict. A key with a dot and a path of several keys can be the same name: the second
-//! tensor with a name has a number behind it.
+//! tensor with a name, and the second value of metadata, have a number behind it.
 
 use super::archive::Archive;
 use super::dtype::{self, F4_PAIR, Type};
@@ -97,9 +97,10 @@ pub struct Lowering<'a> {
     path: String,
     /// The containers on the path, to find those that contain themselves.
     open: HashSet<(&'static str, u32)>,
-    /// A hash of the keys on the path, and that of each tensor.
+    /// A hash of the keys on the path, and that of each tensor and of each value of metadata.
     keys: u64,
     tensor_keys: Vec<u64>,
+    metadata_keys: Vec<u64>,
     /// How many values may still be visited, and how many bytes of text may still be added.
     visits: usize,
     text: usize,
@@ -119,20 +120,21 @@ pub fn lower(tree: &Tree, archive: &Archive, builder: &mut HeaderBuilder) -> Res
         open: HashSet::new(),
         keys: 0,
         tensor_keys: Vec::new(),
+        metadata_keys: Vec::new(),
         visits,
         text: TEXT_MAX,
         only_tensors: false,
     };
     lowering.root(tree.root)?;
-    let Lowering { tensor_keys, .. } = lowering;
-    builder.number_repeated(&tensor_keys);
+    let Lowering { tensor_keys, metadata_keys, .. } = lowering;
+    builder.number_repeated(&tensor_keys, &metadata_keys);
     Ok(())
 }
 
 impl<'a> Lowering<'a> {
     fn root(&mut self, root: Value) -> Result<(), Error> {
         let Some(inner) = self.state_dict(root)? else { return self.walk(root, 0) };
-        self.walk(inner, 1)?;
+        self.part(STATE_DICT, |lowering| lowering.walk(inner, 1))?;
         let Kind::Dict(items) = self.kind(root) else { return Ok(()) };
         let tree = self.tree;
         self.items(items.items().filter(|(key, _)| !tree.is_text(*key, STATE_DICT)), 0)
@@ -266,18 +268,25 @@ impl<'a> Lowering<'a> {
         is_text: bool,
         go: impl FnOnce(&mut Self) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let (len, keys) = (self.path.len(), self.keys);
-        let mut hasher = DefaultHasher::new();
-        // With the name, the lengths give the keys.
-        (keys, key.len(), is_text).hash(&mut hasher);
-        self.keys = hasher.finish();
+        let len = self.path.len();
         self.count(len + key.len())?;
         if len > 0 {
             self.path.push('.');
         }
         self.path.push_str(key);
-        go(self)?;
+        // With the name, the lengths give the keys.
+        self.part((key.len(), is_text), go)?;
         self.path.truncate(len);
+        Ok(())
+    }
+
+    /// Goes to a part of a value that has the same path as another part.
+    fn part(&mut self, part: impl Hash, go: impl FnOnce(&mut Self) -> Result<(), Error>) -> Result<(), Error> {
+        let keys = self.keys;
+        let mut hasher = DefaultHasher::new();
+        (keys, part).hash(&mut hasher);
+        self.keys = hasher.finish();
+        go(self)?;
         self.keys = keys;
         Ok(())
     }
@@ -313,6 +322,7 @@ impl<'a> Lowering<'a> {
             return Ok(());
         }
         let key = if self.path.is_empty() { UNNAMED.to_owned() } else { self.path.clone() };
+        self.metadata_keys.push(self.keys);
         self.builder.metadata(key, value);
         Ok(())
     }
@@ -366,8 +376,7 @@ impl<'a> Lowering<'a> {
         }
         for (at, state) in states.iter().enumerate() {
             match self.kind(*state) {
-                Kind::Dict(_) => self.walk(*state, depth + 1)?,
-                // At the path of the object, it would replace the class.
+                Kind::Dict(_) => self.part(at, |lowering| lowering.walk(*state, depth + 1))?,
                 _ if container(*state).is_some() => {
                     let key = if states.len() == 1 { "state".to_owned() } else { format!("state.{at}") };
                     self.at(&key, |lowering| lowering.walk(*state, depth + 1))?;
@@ -376,14 +385,14 @@ impl<'a> Lowering<'a> {
             }
         }
         if let Some(items) = &object.items {
-            self.items(items.dict.iter().copied(), depth)?;
+            self.part("items", |lowering| lowering.items(items.dict.iter().copied(), depth))?;
             if !items.list.is_empty() {
-                self.list(&items.list, depth)?;
+                self.part("list", |lowering| lowering.list(&items.list, depth))?;
             }
         }
         // Arguments other than tensors have no names that mean anything.
         let only_tensors = std::mem::replace(&mut self.only_tensors, true);
-        let walked = self.walk(object.args, depth + 1);
+        let walked = self.part("args", |lowering| lowering.walk(object.args, depth + 1));
         self.only_tensors = only_tensors;
         walked
     }

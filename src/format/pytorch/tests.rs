@@ -247,6 +247,44 @@ fn tensors_of_different_paths_with_the_same_name_are_numbered() {
 }
 
 #[test]
+fn metadata_of_different_paths_with_the_same_key_is_numbered() {
+    let pickle = Pickle::new().raw(b"}(").text("a.b").int(1);
+    let pickle = pickle.text("a").raw(b"}").text("b").int(2).raw(b"s");
+    let pickle = pickle.text("1").text("text").raw(b"K\x01").text("number");
+    // One key twice, of which Python keeps the last.
+    let pickle = pickle.text("c.d").int(3).text("c.d").int(4).text("c").raw(b"}").text("d").int(5).raw(b"s");
+    // A dict and a list with attributes.
+    let pickle = pickle.text("dict").raw(b"cmy\nDict\n)\x81}").text("loss").int(6).raw(b"sb").text("loss").int(7);
+    let pickle = pickle.raw(b"s").text("list").raw(b"cmy\nList\n)\x81(K\x08K\x09e");
+    let pickle = pickle.text("w").tensor("FloatStorage", "0", 12, 0, &[1], &[1]).raw(b"u");
+    let file = file(pickle.end());
+    for mode in [Mode::Strict, Mode::Lenient] {
+        let header = read(&file, mode).unwrap();
+        let found: Vec<_> = header.metadata().iter().map(|(key, value)| (&key[..], value.text())).collect();
+        let expected = [
+            ("1", "text"),
+            ("1#2", "number"),
+            ("a.b", "1"),
+            ("a.b#2", "2"),
+            ("c.d", "4"),
+            ("c.d#2", "5"),
+            ("dict", "<my.Dict>"),
+            ("dict.loss", "6"),
+            ("dict.loss#2", "7"),
+            ("list", "<my.List>"),
+            ("list#2", "8\n9\n"),
+        ];
+        assert_eq!(found, expected);
+    }
+    // Beside the dict with the tensors.
+    let inner = Pickle::new().raw(b"}(").text("state_dict").raw(b"}(").text("epoch").int(1).text("w");
+    let inner = inner.tensor("FloatStorage", "0", 12, 0, &[1], &[1]).raw(b"u").text("epoch").int(2).raw(b"u");
+    let header = read(&self::file(inner.end()), Mode::Strict).unwrap();
+    let found: Vec<_> = header.metadata().iter().map(|(key, value)| (&key[..], value.text())).collect();
+    assert_eq!(found, [("epoch", "1"), ("epoch#2", "2")]);
+}
+
+#[test]
 fn containers_that_contain_themselves_are_named() {
     let pickle = Pickle::new().raw(b"}q\0(").text("self").raw(b"h\0").text("list").raw(b"]q\x01(K\x01h\x01e");
     let pickle = pickle.text("object").raw(b"cmy\nThing\n)\x81q\x02}").text("me").raw(b"h\x02sb").text("w");
