@@ -69,11 +69,9 @@ impl Foreign {
         if prefix.is_empty() {
             return other("empty", Some("a download may not have started"));
         }
-        if let [_, _, _, _, 0, 0, 0, 0, header @ ..] = prefix {
-            // safetensors: a length below 4 GiB, then a JSON object. Such a length can begin with a magic number.
-            if header.trim_ascii_start().starts_with(b"{") {
-                return None;
-            }
+        // Its length can begin with a magic number.
+        if is_safetensors(prefix) {
+            return None;
         }
         if let Some(pointer) = lfs_pointer(prefix) {
             return Some(pointer);
@@ -124,6 +122,24 @@ impl Foreign {
         }
         None
     }
+
+    /// A zip archive after other bytes.
+    pub fn archive_after(bytes: u64) -> Self {
+        let hint = "torch.load and numpy.load do not read it either; unpack it with unzip, and pack it again with \
+                    `zip -0 -D -r`";
+        Self { name: format!("a zip archive after {bytes} bytes of something else"), hint: Some(hint) }
+    }
+}
+
+/// Whether a zip archive may follow what a file begins with: a program that unpacks it, or something unknown.
+pub fn may_precede_archive(prefix: &[u8]) -> bool {
+    let is_program = [&b"\x7fELF"[..], b"#!"].iter().any(|magic| prefix.starts_with(magic));
+    is_program || Foreign::detect(prefix).is_none() && !is_safetensors(prefix)
+}
+
+/// Whether a file begins like safetensors: a length below 4 GiB, then a JSON object.
+fn is_safetensors(prefix: &[u8]) -> bool {
+    matches!(prefix, [_, _, _, _, 0, 0, 0, 0, header @ ..] if header.trim_ascii_start().starts_with(b"{"))
 }
 
 /// Detects the pointer, a text of three lines, that Git LFS leaves in place of a file that was not fetched.

@@ -6,7 +6,7 @@ use super::error::Error;
 use super::header::{Header, Mode, TensorInfo};
 use super::input::{Input, Missing};
 use super::lint::{self, Lint};
-use super::{gguf, numpy, pytorch, safetensors, slm};
+use super::{gguf, numpy, pytorch, safetensors, slm, zip};
 use std::ffi::OsStr;
 use std::mem;
 use std::os::unix::ffi::OsStrExt;
@@ -130,8 +130,19 @@ pub fn parse(input: &Input, mode: Mode) -> Result<Header, Error> {
         Error::Missing(_) => Err(error),
         _ if format.name != last.name => Err(error),
         // A file that does not parse may be of a format that weightfs does not read.
-        _ => Err(Foreign::detect(input.get(0..detect::PREFIX)?).map_or(error, Error::Foreign)),
+        _ => Err(foreign(input)?.map_or(error, Error::Foreign)),
     })
+}
+
+/// Identifies a file of a format that weightfs does not read.
+fn foreign(input: &Input) -> Result<Option<Foreign>, Missing> {
+    let prefix = input.get(0..detect::PREFIX)?;
+    if detect::may_precede_archive(prefix)
+        && let Some(before) = zip::bytes_before(input)?
+    {
+        return Ok(Some(Foreign::archive_after(before)));
+    }
+    Ok(Foreign::detect(prefix))
 }
 
 /// Reports everything in a header that readers accept although the format does not define it. `header` was parsed from

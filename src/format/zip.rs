@@ -87,7 +87,10 @@ pub enum Fault {
         "several zip archives one after the other, as in the .distcp files of torch.distributed.checkpoint (convert them \
          with `python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIRECTORY FILE`)"
     )]
-    Several,
+    Several {
+        /// Where the last archive would begin by its offsets, in bytes from the start of the file.
+        at: u64,
+    },
     #[error("zip archive: a directory of {size} bytes, and at most {DIRECTORY_MAX} are read")]
     TooLong { size: u64 },
     #[error("zip archive: the directory has {found} entries, and should have {stated}")]
@@ -183,7 +186,25 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 
 /// Whether a file begins with the local header of an entry.
 pub fn is_zip(input: &Input) -> Result<bool, Missing> {
-    Ok(input.get(0..MAGIC.len() as u64)? == MAGIC)
+    is_entry(input, 0)
+}
+
+/// Whether a local header is at an offset, in bytes from the start of the file.
+fn is_entry(input: &Input, at: u64) -> Result<bool, Missing> {
+    Ok(input.get(at..at.saturating_add(MAGIC.len() as u64))? == MAGIC)
+}
+
+/// The number of bytes before the first entry of an archive at the end of a file. `None` if there is no archive, or if
+/// it begins with the file. Offsets can count from the start of the file or from that of the archive.
+pub fn bytes_before(input: &Input) -> Result<Option<u64>, Missing> {
+    let at = match Directory::read(input) {
+        Ok(directory) => directory.in_file_order().next().map(|at| directory.entry(at).header),
+        Err(Error::Missing(missing)) => return Err(missing),
+        Err(Error::Fault(Fault::Several { at })) => Some(at),
+        Err(Error::Fault(_)) => None,
+    };
+    let Some(at) = at.filter(|at| *at > 0) else { return Ok(None) };
+    Ok(is_entry(input, at)?.then_some(at))
 }
 
 impl Directory {
@@ -476,7 +497,8 @@ fn find(input: &Input) -> Result<(Range<u64>, u64), Error> {
             // The offsets of an archive count from its own start.
             let own = input.get(locator_at.saturating_sub(END64)..locator_at)?;
             if own.starts_with(b"PK\x06\x06") {
-                return Err(Fault::Several.into());
+                let at = locator_at.saturating_sub(END64).saturating_sub(end64_at);
+                return Err(Fault::Several { at }.into());
             }
             return Err(Fault::Signature { at: end64_at, what: "64-bit end record" }.into());
         }
@@ -490,10 +512,9 @@ fn find(input: &Input) -> Result<(Range<u64>, u64), Error> {
     if offset.checked_add(size) != Some(end_at) {
         // Offsets count from the start of an archive, which may begin behind another one.
         let own = end_at.checked_sub(size).and_then(|start| start.checked_sub(offset));
-        let own = own.map(|own| input.get(own..own + MAGIC.len() as u64)).transpose()?;
-        return Err(match own == Some(MAGIC) {
-            true => Fault::Several.into(),
-            false => Fault::Place { offset, size, end: end_at }.into(),
+        return Err(match own {
+            Some(at) if is_entry(input, at)? => Fault::Several { at }.into(),
+            _ => Fault::Place { offset, size, end: end_at }.into(),
         });
     }
     if size > DIRECTORY_MAX {
@@ -683,6 +704,27 @@ pub(super) mod tests {
                 assert!(file[range.start as usize..range.end as usize] == *expected, "{alignment}");
             }
         }
+    }
+
+    #[test]
+    fn archives_after_other_bytes_are_found() {
+        let before = |file: &[u8]| bytes_before(&Input::with_prefix(file.len() as u64, file.to_vec())).unwrap();
+        let (file, start) = archive(TWO);
+        assert_eq!(before(&file), None);
+        // Offsets from the start of the archive.
+        let relative = [&b"#!/bin/sh\n"[..], &file].concat();
+        assert_eq!(before(&relative), Some(10));
+        // Offsets from the start of the file.
+        let mut absolute = relative.clone();
+        let (first, second, end) = (10 + start + 42, 10 + start + 46 + 3 + 42, absolute.len() - 6);
+        for at in [first, second, end] {
+            absolute[at] += 10;
+        }
+        assert_eq!(before(&absolute), Some(10));
+        // A directory without its entries, and no archive.
+        absolute[10] = 0;
+        assert_eq!(before(&absolute), None);
+        assert_eq!(before(&relative[..100]), None);
     }
 
     #[test]

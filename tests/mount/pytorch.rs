@@ -195,9 +195,18 @@ fn folders_and_damaged_files() {
         let skipped = index["skipped"].to_string();
         assert!(skipped.contains("00002-of-00002.bin") && skipped.contains(reason), "{skipped}");
     }
+    // Archives after other bytes, with offsets from the start of the archive and from the start of the file.
+    let rewrite = "import sys, zipfile; old = zipfile.ZipFile(sys.argv[1]); new = zipfile.ZipFile(sys.argv[2], 'a'); \
+                   [new.writestr(name, old.read(name)) for name in old.namelist()]; new.close()";
+    scene.ok("printf '#!/bin/sh\\nexit\\n' | tee torch/files.pt torch/archive.pt > /dev/null && \
+              cat torch/plain.pt >> torch/archive.pt");
+    let paths = [scene.path("torch/plain.pt"), scene.path("torch/files.pt")].map(|path| path.into_os_string());
+    run_ok(python().to_str().unwrap(), ["-c".into(), rewrite.into()].into_iter().chain(paths));
     // Other containers are named.
     scene.ok("head -c 200000 torch/views.pt > torch/cut.pt; cat torch/views.pt torch/plain.pt > torch/__0_0.distcp");
     for (name, expected) in [
+        ("archive.pt", "archive.pt: not a model but a zip archive after 15 bytes of something else (torch.load and"),
+        ("files.pt", "files.pt: not a model but a zip archive after 15 bytes of something else (torch.load and"),
         ("cut.pt", "no directory in the last 65536 bytes of 200000: the file is cut short"),
         ("__0_0.distcp", "torch.distributed.checkpoint.format_utils dcp_to_torch"),
     ] {
