@@ -78,7 +78,10 @@ pub enum EditError {
         most: usize,
     },
     /// The format has no metadata, or its metadata cannot be changed.
-    #[error("metadata of {format} files cannot be changed")]
+    #[error(
+        "metadata of {format} files cannot be changed (`weightfs export FILE OUT.safetensors` writes a copy whose metadata \
+         can be changed)"
+    )]
     Fixed {
         /// The name of the format.
         format: &'static str,

@@ -17,6 +17,7 @@ mod fault_table;
 mod faults;
 mod files;
 mod folders;
+mod formats;
 mod gate;
 mod gguf;
 mod gguf_edit;
