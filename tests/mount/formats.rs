@@ -1,7 +1,7 @@
 //! Every format through every view and every command: the same model in each format, compared with the same model as
 //! safetensors. `formats.py` writes them.
 
-use crate::support::{Mount, Said, Scene, python, require_fuse, run_ok};
+use crate::support::{Mount, Scene, python, require_fuse, run_ok};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,12 +41,23 @@ const ROWS: [Row; 7] = [
 
 type Files = BTreeMap<String, Vec<u8>>;
 
-/// A scene with the files of `formats.py`.
-fn written() -> Scene {
-    let scene = Scene::new();
+/// Writes the files of `formats.py`.
+pub fn write(dir: &Path) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mount/formats.py");
-    run_ok(python().to_str().unwrap(), [&script, scene.dir.path()]);
+    run_ok(python().to_str().unwrap(), [&script, dir]);
+}
+
+/// A scene with the files of `formats.py`.
+pub fn written() -> Scene {
+    let scene = Scene::new();
+    write(scene.dir.path());
     scene
+}
+
+/// The models in [`written`].
+#[cfg_attr(not(feature = "serve"), expect(dead_code, reason = "for servers"))]
+pub fn sources() -> impl Iterator<Item = &'static str> {
+    ROWS.iter().map(|row| row.source)
 }
 
 /// Runs `test` for all rows at the same time, each with some empty directories.
@@ -187,7 +198,7 @@ fn every_command_reads_every_format() {
         let status = json(scene.ok("weightfs status --json").as_bytes());
         let point = point.to_str().unwrap();
         assert!(status["mounts"].as_array().unwrap().iter().any(|mount| mount["mountpoint"] == point), "{status}");
-        commands(&scene, row, row.source, &shown, |line| scene.sh(line));
+        commands(&scene, row, &shown);
         // Commands that change a file.
         for line in ["set SOURCE a=b", "clear -o out SOURCE"] {
             let said = scene.sh(&format!("weightfs metadata {}", line.replace("SOURCE", row.source)));
@@ -196,13 +207,13 @@ fn every_command_reads_every_format() {
     });
 }
 
-/// Runs every command that reads the model at `source`, which is a path or a URL. `shown` are the files of its mount.
-fn commands(scene: &Scene, row: &Row, source: &str, shown: &Files, sh: impl Fn(&str) -> Said) {
+/// Runs every command that reads a model. `shown` are the files of its mount.
+fn commands(scene: &Scene, row: &Row, shown: &Files) {
+    let (source, sh, ok) = (row.source, |line: &str| scene.sh(line), |line: &str| scene.ok(line));
     let want = |name: &str| format!("want/{name}.safetensors");
     let (stored, values, out) = (want(row.stored), want(row.values), format!("out-{}", row.name.replace('/', "-")));
     let index = json(&shown["index.json"]);
     let count = tensors(&index).len();
-    let ok = |line: &str| sh(line).ok(line);
     assert_eq!(ok(&format!("weightfs ls -n {source}")).lines().count(), count, "{source}");
     let listed = json(ok(&format!("weightfs ls --json {source}")).as_bytes());
     assert_eq!(tensors(&listed), tensors(&index), "{source}");

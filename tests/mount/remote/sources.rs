@@ -182,18 +182,21 @@ fn web_servers_have_what_local_files_have() {
     let client = Client::new();
     models(&client, false);
     // Formats that are read in the same way on every server.
-    let written = client.scene.mkdir("written");
-    crate::arrays::numpy(["write".as_ref(), written.as_os_str()]);
-    crate::slm::slm(["write".as_ref(), written.as_os_str()]);
-    let others = ["streamed.npz", "both-f4.npy", "bpe.slm"];
-    for name in others {
-        fs::copy(written.join(name), client.scene.path("models/file").join(name)).unwrap();
-    }
+    let written = client.scene.mkdir("models/formats");
+    crate::formats::write(&written);
     permit(&client, false);
     let nginx = web(&client, "models");
-    for name in others {
-        let url = nginx.url(&format!("file/{name}"));
-        assert_same(&client, &url, &url, &client.scene.path("models/file").join(name));
+    for source in [
+        "models/strided.pt",
+        "models/sharded/pytorch_model.bin.index.json",
+        "models/script.pt",
+        "models/tiny.slm",
+        "models/dataset/dataset_manifest.json",
+        "arrays/arrays.npz",
+        "arrays/one.npy",
+    ] {
+        let (url, local) = (nginx.url(&format!("formats/{source}")), written.join(source));
+        assert_same(&client, &url, &url, &local);
     }
     for (source, _) in SOURCES.into_iter().filter(|(_, is_listed)| !is_listed) {
         // The time of nginx is that of the file.
@@ -210,8 +213,11 @@ fn object_stores_have_what_local_files_have() {
     for script in ["s3.py", "seaweed.py"] {
         let mut client = Client::new();
         models(&client, true);
+        crate::formats::write(&client.scene.mkdir("models/formats"));
+        permit(&client, true);
         let _s3 = bucket(&mut client, "models", script);
-        for (source, _) in SOURCES {
+        let others = ["formats/models/sharded", "formats/models/dataset"];
+        for source in SOURCES.into_iter().map(|(source, _)| source).chain(others) {
             let url = format!("s3://models/{source}");
             assert_same(&client, &url, &url, &client.scene.path("models").join(source));
         }

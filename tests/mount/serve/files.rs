@@ -89,6 +89,29 @@ fn sharded_models_and_datasets_of_a_folder_have_the_bytes_of_cat() {
 }
 
 #[test]
+fn every_format_is_served() {
+    let scene = crate::formats::written();
+    for source in crate::formats::sources() {
+        let server = Server::new(&scene, source, &[]);
+        let views = ["tensors", "npy", "stats", "safetensors", "export", "index.json", "metadata.json"];
+        scene.ok(&format!("weightfs cp {source} {} copy", views.join(" ")));
+        let copied = scene.ok("cd copy && find . -type f -printf '%P\\n'");
+        assert!(copied.lines().count() > 8, "{source}: {copied}");
+        for path in copied.lines() {
+            let (response, expected) =
+                (server.get(&encoded(path)), std::fs::read(scene.path("copy").join(path)).unwrap());
+            assert!(response.status == 200 && response.body == expected, "{source}: {path}");
+        }
+        std::fs::remove_dir_all(scene.path("copy")).unwrap();
+        for page in ["", "?tensor=0", "tensors/"] {
+            let response = server.get(page);
+            let text = String::from_utf8_lossy(&response.body);
+            assert!(response.status == 200 && text.contains("<html"), "{source}: {page}: {text}");
+        }
+    }
+}
+
+#[test]
 fn types_validators_and_security_headers_are_sent() {
     let scene = Scene::new();
     scene.sample();
