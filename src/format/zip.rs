@@ -70,7 +70,7 @@ pub enum Fault {
     )]
     NoEnd { len: u64 },
     #[error(
-        "zip archive: by the last record it ends at byte {end}, but the file ends at byte {len}, so that programs differ \
+        "zip archive: its last record says that it ends at byte {end}, but the file ends at byte {len}, so that programs differ \
          in what they read (create the file again)"
     )]
     End { end: u64, len: u64 },
@@ -91,7 +91,7 @@ pub enum Fault {
         /// Where the last archive would begin by its offsets, in bytes from the start of the file.
         at: u64,
     },
-    #[error("zip archive: a directory of {size} bytes, and at most {DIRECTORY_MAX} are read")]
+    #[error("zip archive: the directory has {size} bytes; weightfs reads at most {DIRECTORY_MAX}")]
     TooLong { size: u64 },
     #[error("zip archive: the directory has {found} entries, and should have {stated}")]
     Count { found: u64, stated: u64 },
@@ -769,7 +769,10 @@ pub(super) mod tests {
         let mut two = [&file[..], &other].concat();
         two[end + 20] = other.len() as u8;
         let error = read(&two).unwrap_err().to_string();
-        assert!(error.contains("by the last record it ends at byte 65751, but the file ends at byte"), "{error}");
+        assert!(
+            error.contains("its last record says that it ends at byte 65751, but the file ends at byte"),
+            "{error}"
+        );
         // No length of a file causes a panic.
         for len in 0..file.len() {
             assert!(read(&file[..len]).is_err());

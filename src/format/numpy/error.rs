@@ -51,7 +51,7 @@ pub enum Fault {
     Version { version: u8 },
     #[error("cut short: its header goes on to byte {end}, but it ends at byte {len} (did a download stop?)")]
     HeaderCut { end: u64, len: u64 },
-    #[error("a header of {len} bytes, and at most {MAX_HEADER} are read")]
+    #[error("its header has {len} bytes; weightfs reads at most {MAX_HEADER}")]
     LongHeader { len: u64 },
     #[error("its header is not UTF-8")]
     NotUtf8,

@@ -112,7 +112,10 @@ mod tests {
             (MAGIC.to_vec(), "does not begin with the magic number"),
             (file(1, DICT, 0)[..11].to_vec(), "cut short: its header goes on to byte 69, but it ends at byte 11"),
             (file(2, DICT, 0)[..11].to_vec(), "cut short: its header goes on to byte 12, but it ends at byte 11"),
-            ([MAGIC, b"\x02\0\xff\xff\xff\xff"].concat(), "a header of 4294967295 bytes, and at most 1048576"),
+            (
+                [MAGIC, b"\x02\0\xff\xff\xff\xff"].concat(),
+                "its header has 4294967295 bytes; weightfs reads at most 1048576",
+            ),
             (file(3, "\u{e9}", 0)[..13].to_vec(), "cut short"),
             (file(1, DICT, 23), "cut short: the data ends at byte 93, but the file ends at byte 92; 1 bytes missing"),
             (file(1, "(1,)", 0), "its header is not a dict"),

@@ -27,7 +27,7 @@ pub enum Error {
         b: String,
     },
     /// The pickle is too long.
-    #[error("PyTorch checkpoint: data.pkl has {size} bytes, and at most {PICKLE_MAX} are read")]
+    #[error("PyTorch checkpoint: data.pkl has {size} bytes; weightfs reads at most {PICKLE_MAX}")]
     LongPickle {
         /// Its size in bytes.
         size: u64,

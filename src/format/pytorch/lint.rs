@@ -51,7 +51,7 @@ pub fn lint(_: &Header, input: &Input, found: &mut dyn FnMut(Lint)) -> Result<()
     let all: BTreeSet<_> = tree.globals().collect();
     let called: HashSet<_> = tree.called().filter_map(|value| tree.global(value)).collect();
     if tree.called().any(|value| tree.global(value).is_none()) {
-        let message = "the pickle calls what is no class or function by name, which can run code when Python loads the \
+        let message = "the pickle calls a value that is not a class or function with a name, which can run code when Python loads the \
                        file; weightfs does not run it";
         found(Lint { kind: LintKind::Code, subject: None, message: message.to_owned() });
     }
@@ -68,7 +68,7 @@ pub fn lint(_: &Header, input: &Input, found: &mut dyn FnMut(Lint)) -> Result<()
             Kind::UnknownCall => (
                 LintKind::Code,
                 format!(
-                    "the pickle calls {subject}, which is not known to be harmless, when Python loads the file; weightfs does not run it"
+                    "the pickle calls {subject}, which is not known to be harmless and may run code when Python loads the file; weightfs does not run it"
                 ),
             ),
             Kind::Dangerous => (

@@ -17,17 +17,17 @@ pub enum Error {
         "cut short: the {part} takes bytes {begin} to {end}, but the file ends at byte {len} (did a download stop?)"
     )]
     Cut { part: &'static str, begin: u64, end: u64, len: u64 },
-    #[error("the {part} ends at byte {end}, and at most {MAX_HEADER} bytes before the data are read")]
+    #[error("SLM1 file: the {part} ends at byte {end}; weightfs reads at most {MAX_HEADER} bytes before the data")]
     HeaderTooLarge { part: &'static str, end: u64 },
-    #[error("a header of {len} bytes; it has at least {HEADER}")]
+    #[error("SLM1 file: the length of the header is {len} bytes; a header has at least {HEADER}")]
     HeaderLength { len: u32 },
-    #[error("the field {field} of the header is 0")]
+    #[error("SLM1 file: the field {field} of the header is 0")]
     Zero { field: &'static str },
-    #[error("the data begins at byte {start}, which is not a multiple of {ALIGNMENT}")]
+    #[error("SLM1 file: the data begins at byte {start}, which is not a multiple of {ALIGNMENT}")]
     DataStart { start: u64 },
-    #[error("the {part} ends at byte {end}, but the data begins at byte {start}")]
+    #[error("SLM1 file: the {part} ends at byte {end}, but the data begins at byte {start}")]
     Order { part: &'static str, end: u64, start: u64 },
-    #[error("tokenizer: {fault}")]
+    #[error("SLM1 file: tokenizer: {fault}")]
     Tokenizer { fault: Fault },
     #[error("tensor {}: {fault}", quote(name))]
     Tensor { name: String, fault: Fault },
@@ -39,7 +39,7 @@ pub enum Error {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages describe the variants")]
 pub enum Fault {
-    #[error("it begins with {}, neither BTOK nor BPE1", quote(found))]
+    #[error("it begins with {}, which is neither BTOK nor BPE1", quote(found))]
     Kind { found: String },
     #[error("version {version}; version 1 is supported")]
     TokenizerVersion { version: u32 },

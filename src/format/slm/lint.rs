@@ -43,6 +43,11 @@ fn lint_fields(header: &Header, found: &mut dyn FnMut(Lint)) {
     if field("model_type") != 1 {
         report("model_type", "only 1 is defined".to_owned());
     }
+    for (name, least) in [("vocab_size", 260), ("special_token_count", 4)] {
+        if field(name) < least {
+            report(name, format!("it must be at least {least}"));
+        }
+    }
     let (hidden, heads, dim) = (field("hidden_size"), field("head_count"), field("head_dim"));
     if u64::from(heads) * u64::from(dim) != u64::from(hidden) {
         report("hidden_size", format!("{heads} heads of {dim} have another width"));
@@ -97,7 +102,7 @@ fn lint_tensors(header: &Header, found: &mut dyn FnMut(Lint)) {
     let named = header.tensors().filter(|tensor| !tensor.name.ends_with(SCALES)).count();
     if named > known {
         let message =
-            format!("{} tensors have hashes that match no documented name: they are called tensor-HASH", named - known);
+            format!("tensors whose hash matches no documented name: {}; they are called tensor-HASH", named - known);
         found(Lint { kind: LintKind::Model, subject: None, message });
     }
 }

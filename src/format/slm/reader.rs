@@ -434,7 +434,7 @@ mod tests {
         };
         let cases: Vec<(String, &str)> = vec![
             (change(&|file| file.version = 2), "SLM1 version 2; version 1 is supported"),
-            (change(&|file| file.header = 107), "a header of 107 bytes; it has at least 108"),
+            (change(&|file| file.header = 107), "the length of the header is 107 bytes; a header has at least 108"),
             (
                 change(&|file| file.header = u32::MAX),
                 "the header takes bytes 0 to 4294967295, but the file ends at byte 1280",
@@ -442,7 +442,10 @@ mod tests {
             (change(&|file| file.fields[2] = 0), "the field vocab_size of the header is 0"),
             (change(&|file| file.checksum = 0), "the field checksum of the header is 0"),
             (change(&|file| file.moved[0] = 2000), "the tokenizer takes bytes 2108 to 2136, but the file ends"),
-            (change(&|file| file.moved[1] = u64::MAX - 27), "tokenizer: it begins with \"\", neither BTOK nor BPE1"),
+            (
+                change(&|file| file.moved[1] = u64::MAX - 27),
+                "tokenizer: it begins with \"\", which is neither BTOK nor BPE1",
+            ),
             (change(&|file| file.moved[0] = u64::MAX - 200), "the tokenizer takes bytes"),
             (change(&|file| file.moved[2] = u64::MAX - 200), "the directory takes bytes"),
             (change(&|file| file.moved[3] = 1 << 31), "the directory takes bytes"),
@@ -565,7 +568,7 @@ mod tests {
     #[test]
     fn findings_name_what_is_not_as_in_a_complete_model() {
         let mut file = three();
-        (file.fields[0], file.fields[6], file.fields[11]) = (2, 3, f32::NAN.to_bits());
+        (file.fields[0], file.fields[3], file.fields[6], file.fields[11]) = (2, 3, 3, f32::NAN.to_bits());
         file.data = 320;
         let bytes = file.bytes();
         let input = Input::with_prefix(bytes.len() as u64, bytes);
@@ -575,12 +578,13 @@ mod tests {
         for expected in [
             "checksum 0x0000000000000007 (unverified: its constants are not published)",
             "the field model_type of the header is 2: only 1 is defined",
+            "the field special_token_count of the header is 3: it must be at least 4",
             "the field hidden_size of the header is 8: 3 heads of 4 have another width",
             "the field kv_head_count of the header is 2: it does not divide the number of heads, 3",
             "the field rope_theta of the header is nan: it must be positive and finite",
             "tensor \"tok_embeddings.weight\" is missing",
             "tensor \"layers.0.wq.weight\": shape [4, 8] does not have the 64 elements of the header",
-            "1 tensors have hashes that match no documented name: they are called tensor-HASH",
+            "tensors whose hash matches no documented name: 1; they are called tensor-HASH",
             "64 bytes after the last tensor belong to no tensor",
         ] {
             assert!(found.iter().any(|message| message == expected), "{expected}\n{found:#?}");
