@@ -39,4 +39,4 @@ pub use quantized::Quantized;
 pub use refusal::Refusal;
 pub use split::remark as split_remark;
 pub use stem::{first_split, is_set, name_of, stem};
-pub use table::{Kind, Model, Parts, Shard, Stated, Tensor, find_value, is_data_hash, value};
+pub use table::{Kind, Model, Parts, Shard, Stated, Tensor, data_in, find_value, is_data_hash, value};

@@ -389,17 +389,7 @@ impl Model {
     /// The data of a tensor.
     pub fn data(&self, tensor: &Tensor) -> Data {
         match tensor.parts {
-            Parts::One(shard) => {
-                let TensorInfo { shape, range, layout, .. } = &tensor.info;
-                let (source, range) = (self.source(shard).clone(), range.clone());
-                match layout {
-                    None => Data::Extent(Extent { source, range }),
-                    Some(format::Layout { strides, size, word }) => {
-                        let layout = Layout::new(shape, strides, *size as usize, (*word).into());
-                        Data::Strided(Strided { source, range, layout: Arc::new(layout) })
-                    }
-                }
-            }
+            Parts::One(shard) => data_in(self.source(shard), &tensor.info),
             Parts::Many(runs) => Data::Extents(self.extents(runs.clone(), tensor.info.range.end)),
         }
     }
@@ -622,4 +612,16 @@ pub fn find_value<'m>(metadata: &'m [(String, Value)], key: &str) -> Option<&'m 
 /// Whether the value of a metadata key is a hash of the data in the same file. ModelSpec and sd-scripts have such keys.
 pub fn is_data_hash(key: &str) -> bool {
     ["modelspec.hash_", "sshs_"].iter().any(|prefix| key.starts_with(prefix))
+}
+
+/// The data of a tensor of a file.
+pub fn data_in(source: &Arc<dyn Source>, tensor: &TensorInfo) -> Data {
+    let (source, range) = (source.clone(), tensor.range.clone());
+    match tensor.layout {
+        None => Data::Extent(Extent { source, range }),
+        Some(format::Layout { strides, size, word }) => {
+            let layout = Layout::new(tensor.shape, strides, size as usize, word.into());
+            Data::Strided(Strided { source, range, layout: Arc::new(layout) })
+        }
+    }
 }

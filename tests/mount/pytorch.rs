@@ -140,6 +140,45 @@ fn check_reports_code_and_does_not_run_it() {
 }
 
 #[test]
+fn check_searches_the_values_of_gathered_tensors() {
+    let scene = Scene::new();
+    let write = "
+import sys
+sys.dont_write_bytecode = True
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+import pytorch
+pytorch.prepare()
+numbers = np.ones(3000 * 2000, np.float32)
+numbers[2 * 2000 + 7] = np.nan
+numbers[2999 * 2000 + 1999] = -np.inf
+storage = pytorch.Storage('FloatStorage', numbers)
+transposed = pytorch.View(storage, 0, (2000, 3000), (1, 2000))
+gap = pytorch.View(storage, 2 * 2000 + 6, (2, 2), (2, 4))
+many = pytorch.View(storage, 0, (2**40,), (0,))
+zero = pytorch.View(pytorch.Storage('FloatStorage', np.zeros(8, np.float32)), 0, (2, 2), (1, 4))
+for order in 'little', 'big':
+    path = f'{sys.argv[2]}/{order}.pt'
+    pytorch.save(path, dict(transposed=transposed, zero=zero), byteorder=order.encode())
+pytorch.save(f'{sys.argv[2]}/sound.pt', dict(gap=gap, many=many))
+";
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    run_ok(
+        python().to_str().unwrap(),
+        ["-c".as_ref(), write.as_ref(), tests.as_os_str(), scene.dir.path().as_os_str()],
+    );
+    for order in ["little", "big"] {
+        let said = scene.sh(&format!("weightfs check --values {order}.pt"));
+        let nan = "error: tensor \"transposed\": 1 NaN, 1 -Inf among 6000000 elements, the first at [7, 2]\n";
+        assert!(said.code == 1 && said.out.contains(nan), "{said:?}");
+        assert!(said.out.contains("tensor \"zero\": all 16 bytes are zero"), "{said:?}");
+    }
+    // The elements between those of a tensor are not a part of it.
+    let said = scene.ok("weightfs check --values sound.pt");
+    assert!(said.contains("values of 1 tensor not searched, all others finite"), "{said}");
+}
+
+#[test]
 fn folders_and_damaged_files() {
     require_fuse!();
     let scene = Scene::new();

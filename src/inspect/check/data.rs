@@ -4,6 +4,7 @@
 use super::file::File;
 use super::report::{Report, Rule};
 use crate::format::{Block, Dtype, TensorInfo};
+use crate::model;
 use crate::source;
 use crate::stats::Specials;
 use crate::text::{Hex, brackets, quote};
@@ -15,6 +16,13 @@ use std::sync::{Mutex, PoisonError};
 
 /// Approximate number of bytes that are read at a time.
 const AT_ONCE: u64 = 1 << 20;
+
+/// Approximate number of bytes that are gathered at a time. It is more than [`AT_ONCE`], because the elements of a part
+/// can be anywhere in the tensor.
+const GATHERED_AT_ONCE: u64 = 16 << 20;
+
+/// Number of gathered tensors that are searched before what was found is kept.
+const GATHERED_TENSORS: usize = 1024;
 
 /// Number of pieces that are searched in parallel while the same bytes are hashed.
 const PIECES: usize = 64;
@@ -57,8 +65,8 @@ const ZERO_INSIDE_MIN: u64 = 4096;
 const ZERO_DATA_MIN: u64 = 4096;
 
 /// Selects the tensors to search, in the order of the data. Of overlapping tensors, only the first is searched, because
-/// a damaged file may have a million tensors that cover all of it. Tensors whose elements must be gathered are not
-/// searched.
+/// a damaged file may have a million tensors that cover all of it. Tensors whose elements must be gathered are selected
+/// by [`gathered`].
 #[derive(Default)]
 struct Picker {
     /// The end of the last selected tensor.
@@ -69,8 +77,11 @@ struct Picker {
 
 impl Picker {
     fn picks(&mut self, tensor: &TensorInfo) -> bool {
-        let picked = tensor.layout.is_none() && tensor.nbytes() > 0 && tensor.range.start >= self.reached;
-        if !picked && tensor.nbytes() > 0 && (tensor.layout.is_some() || tensor.range.end > self.reached) {
+        if tensor.layout.is_some() {
+            return false;
+        }
+        let picked = tensor.nbytes() > 0 && tensor.range.start >= self.reached;
+        if !picked && tensor.range.end > self.reached {
             self.unsearched += 1;
         }
         if picked {
@@ -80,12 +91,32 @@ impl Picker {
     }
 }
 
+/// Selects the tensors to search whose elements must be gathered, and counts the others. Together they have at most
+/// twice as many bytes as the file, because many tensors can share elements, and a tensor can repeat them.
+fn gathered(file: &File) -> (Vec<usize>, u64) {
+    let mut left = file.source.len().saturating_mul(2);
+    let (mut picked, mut unsearched) = (Vec::new(), 0);
+    let tensors = file.header.tensors().enumerate();
+    for (at, tensor) in tensors.filter(|(_, tensor)| tensor.layout.is_some() && tensor.nbytes() > 0) {
+        match left.checked_sub(tensor.nbytes()) {
+            Some(rest) => {
+                left = rest;
+                picked.push(at);
+            }
+            None => unsearched += 1,
+        }
+    }
+    (picked, unsearched)
+}
+
 /// Number of bytes that [`read`] processes. Bytes that are both hashed and searched count twice.
 pub(super) fn bytes_to_read(file: &File, values: bool) -> u64 {
     let hashed = if file.stated.is_empty() { 0 } else { file.source.len() - file.header.data_start() };
     let mut picker = Picker::default();
     let searched = file.header.tensors().filter(|tensor| values && picker.picks(tensor)).map(|tensor| tensor.nbytes());
-    searched.fold(hashed, u64::saturating_add)
+    let gathered = if values { gathered(file).0 } else { Vec::new() };
+    let gathered = gathered.into_iter().map(|at| file.header.tensor(at).nbytes());
+    searched.chain(gathered).fold(hashed, u64::saturating_add)
 }
 
 /// Verifies the data hashes in the metadata and, if `values`, searches for NaN, infinity and zero data. What is found
@@ -124,6 +155,14 @@ pub(super) fn read(
         hashed = end;
     }
     hash(file, hashed..data.end, &hasher, advance)?;
+    let (gathered, unsearched) = if values { gathered(file) } else { Default::default() };
+    report.unsearched += unsearched;
+    for some in gathered.chunks(GATHERED_TENSORS) {
+        let searched = threads::map(some.len(), |at| search_gathered(file, some[at], advance));
+        for (at, part) in some.iter().zip(searched) {
+            found.insert(*at, part?);
+        }
+    }
     let zero_from = zero_end(file, &pieces, nonzero_end, report);
     for (tensor, Found { specials, zero }) in found {
         let tensor = file.header.tensor(tensor);
@@ -133,7 +172,7 @@ pub(super) fn read(
         if !specials.is_empty() {
             report_specials(file, &tensor, &specials, report);
         }
-        if zero == tensor.nbytes() && zero_from.is_none_or(|from| tensor.range.start < from) {
+        if zero > 0 && zero == tensor.nbytes() && zero_from.is_none_or(|from| tensor.range.start < from) {
             report.add(Rule::Zero, &file.name, Some(tensor.name), || {
                 format!("tensor {}: all {zero} bytes are zero", quote(tensor.name))
             });
@@ -202,6 +241,27 @@ fn search(file: &File, piece: &Piece, advance: &(dyn Fn(u64) + Sync)) -> Result<
     }
     advance(buf.len() as u64);
     Ok(Seen { tensors: seen, end: (end > 0).then(|| bytes.start + end as u64) })
+}
+
+/// Searches a tensor whose elements are gathered.
+fn search_gathered(file: &File, at: usize, advance: &(dyn Fn(u64) + Sync)) -> Result<Found, source::Error> {
+    let tensor = file.header.tensor(at);
+    let (data, len) = (model::data_in(&file.source, &tensor), tensor.nbytes());
+    let size = tensor.layout.map_or(1, |layout| u64::from(layout.size).max(1));
+    let step = (GATHERED_AT_ONCE / size).max(1) * size;
+    let (mut found, mut buf, mut start) = (Found::default(), Vec::new(), 0);
+    while start < len {
+        let end = len.min(start + step);
+        buf.resize((end - start) as usize, 0);
+        data.read_exact_at(&mut buf, start)?;
+        found.specials.merge(&Specials::of(tensor.dtype, &buf).unwrap_or_default(), start / size);
+        if tensor.elements() > 1 && nonzero_len(&buf) == 0 {
+            found.zero += end - start;
+        }
+        advance(end - start);
+        start = end;
+    }
+    Ok(found)
 }
 
 /// The length of `bytes` without the zeros at their end.

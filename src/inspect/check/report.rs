@@ -193,7 +193,7 @@ pub struct Report {
     pub verified: Vec<(String, String)>,
     /// Whether values were checked.
     pub values: bool,
-    /// Number of tensors whose values were not checked: their elements must be gathered, or they overlap with others.
+    /// Number of tensors whose values were not checked, because they overlap with others or repeat many elements.
     pub unsearched: u64,
 }
 
