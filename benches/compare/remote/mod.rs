@@ -216,6 +216,8 @@ fn whole(client: &Client) -> anyhow::Result<Vec<Option<f64>>> {
     if client.program == Program::Rclone {
         return Ok(values);
     }
+    // The cache is read, and not written to the disk at the same time. The local file is clean too.
+    nix::unistd::sync();
     let start = Instant::now();
     let mount = client.mount(FILE)?;
     values[4] = Some(ms(start));
