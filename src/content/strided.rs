@@ -214,7 +214,8 @@ fn spans<E>(
     };
     dims.truncate(inner + 1);
     let read_len = span + (cut.len - 1) * cut.stride;
-    let reads_max = if at_once < cut.len || is_run(&dims) { 1 } else { (SPAN_MAX / size / read_len).min(READS_MAX) };
+    let reads_max =
+        if at_once < cut.len || is_run(&dims) { 1 } else { (SPAN_MAX / size / read_len).clamp(1, READS_MAX) };
     // What differs between the reads of a span.
     let rows = if reads_max > 1 { outer.pop() } else { None }.unwrap_or(Dim { len: 1, stride: 0, out: 0 });
     dims.push(rows);
@@ -231,7 +232,7 @@ fn spans<E>(
             let read_len = span + (len - 1) * cut.stride;
             let mut row = 0;
             while row < rows.len {
-                let reads = reads_max.max(1).min(rows.len - row);
+                let reads = reads_max.min(rows.len - row);
                 dims[inner + 1] = Dim { len: reads, stride: read_len, out: rows.out };
                 let (from, out) = (from + row * rows.stride, out + row * rows.out);
                 take(Span { from, len: read_len, reads, step: rows.stride, out, dims: &dims })?;

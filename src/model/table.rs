@@ -15,7 +15,6 @@ use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
-use std::time::SystemTime;
 
 /// All tensors of the files of one model as one name space.
 ///
@@ -51,8 +50,8 @@ pub struct Model {
     /// What users need besides access to the files: owner and permissions of the index or the manifest, and of the
     /// directories on the way to the files.
     needed: Vec<Stat>,
-    /// When the files were last modified that decide what the model is, besides those of its tensors.
-    decided: Vec<(SystemTime, (i64, i64))>,
+    /// Of the files that decide what the model is, besides those of its tensors.
+    decided: Vec<Stat>,
     /// The files of the model that could not be opened.
     unopened: Vec<Location>,
     list: Option<List>,
@@ -253,11 +252,11 @@ impl Model {
     /// Also depends on a file beside those of its tensors: an index, a manifest or a configuration.
     pub(super) fn depend_on(&mut self, file: Stat) {
         self.need(file);
-        self.decided.push((file.mtime, file.ctime));
+        self.decided.push(file);
     }
 
-    /// The modification times and ctimes of the files that decide what the model is, besides those of its tensors.
-    pub fn decided(&self) -> &[(SystemTime, (i64, i64))] {
+    /// Owner, permissions and times of the files that decide what the model is, besides those of its tensors.
+    pub fn decided(&self) -> &[Stat] {
         &self.decided
     }
 

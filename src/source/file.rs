@@ -1,7 +1,8 @@
 //! A local file as a source.
 
-use super::map::{Mapped, OpenFile, end_of_runs};
+use super::map::{Mapped, OpenFile};
 use super::pool::{Pool, Slot};
+use super::runs;
 use super::version::{FileId, Version};
 use super::{Block, Bytes, Error, Source, Stat, indices};
 use fiemap::{Fiemap, FiemapExtent, FiemapExtentFlags, FiemapFlags};
@@ -105,7 +106,7 @@ impl Source for MappedFile {
     }
 
     fn read_runs_at(&self, buf: &mut [u8], len: usize, offset: u64, step: u64) -> Result<(), Error> {
-        indices(&(offset..end_of_runs(buf, len, offset, step)), self.len())?;
+        indices(&(offset..runs::end(buf, len, offset, step)), self.len())?;
         self.get()?.read_runs_at(buf, len, offset, step)
     }
 

@@ -5,6 +5,7 @@ use super::page_cache::PageCache;
 use super::pool::{Pool, Reopen};
 use super::resident::Resident;
 use super::resolve::resolve;
+use super::runs;
 use super::storage::Storage;
 use super::version::{Status, Version};
 use nix::unistd::{AccessFlags, access, eaccess};
@@ -88,9 +89,8 @@ impl OpenFile {
 
     /// Fills `buf` with runs of `len` bytes, `step` bytes apart, which must be inside the file.
     pub fn read_runs_at(&self, buf: &mut [u8], len: usize, offset: u64, step: u64) -> Result<(), Error> {
-        let range = offset..end_of_runs(buf, len, offset, step);
-        let starts = (0..).map(|run: u64| offset.saturating_add(run.saturating_mul(step)));
-        let read = buf.chunks_mut(len).zip(starts).try_for_each(|(buf, start)| self.file.read_exact_at(buf, start));
+        let range = offset..runs::end(buf, len, offset, step);
+        let read = runs::each(buf, len, offset, step).try_for_each(|(buf, start)| self.file.read_exact_at(buf, start));
         // Checked after the reads, so that the bytes are of the version that was opened.
         self.verify(range)?;
         read.map_err(|error| self.version.io(error))
@@ -303,13 +303,6 @@ impl Drop for Mapped {
             release_all(self.open.pool);
         }
     }
-}
-
-/// The end of the last of the runs that fill a buffer: see [`super::Source::read_runs_at`].
-pub(super) fn end_of_runs(buf: &[u8], len: usize, offset: u64, step: u64) -> u64 {
-    let before = buf.len().div_ceil(len).saturating_sub(1);
-    let last = (buf.len() - before * len) as u64;
-    offset.saturating_add(step.saturating_mul(before as u64)).saturating_add(last)
 }
 
 fn open_file(path: &Path) -> io::Result<File> {

@@ -15,6 +15,7 @@ mod pool;
 mod reopened;
 mod resident;
 mod resolve;
+mod runs;
 mod sparse;
 mod stat;
 mod storage;
@@ -68,8 +69,7 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// Fills `buf` with runs of `len` bytes, which begin at `offset` and at each multiple of `step` bytes after it.
     /// `len` is at least 1.
     fn read_runs_at(&self, buf: &mut [u8], len: usize, offset: u64, step: u64) -> Result<(), Error> {
-        let starts = (0..).map(|run: u64| offset.saturating_add(run.saturating_mul(step)));
-        buf.chunks_mut(len).zip(starts).try_for_each(|(buf, start)| self.read_exact_at(buf, start))
+        runs::each(buf, len, offset, step).try_for_each(|(buf, start)| self.read_exact_at(buf, start))
     }
 
     /// Fails if the source is no longer the version that was opened.

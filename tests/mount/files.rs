@@ -1,6 +1,6 @@
 //! `weightfs ls --files`, `cat` and `cp`: they show what a mount shows.
 
-use crate::support::{Mount, Scene, pattern, real_model, require_fuse};
+use crate::support::{Mount, Scene, files_below, pattern, real_model, require_fuse};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use safetensors::Dtype;
@@ -32,20 +32,7 @@ fn sources(scene: &Scene) -> Vec<PathBuf> {
 
 /// The files below a directory, by their paths in it; symlinks are followed.
 fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
-    let (mut found, mut dirs) = (BTreeMap::new(), vec![dir.to_owned()]);
-    while let Some(next) = dirs.pop() {
-        for entry in fs::read_dir(next).unwrap() {
-            let path = entry.unwrap().path();
-            match path.is_dir() {
-                true => dirs.push(path),
-                false => {
-                    let name = path.strip_prefix(dir).unwrap().to_str().unwrap().to_owned();
-                    assert!(found.insert(name, fs::read(path).unwrap()).is_none());
-                }
-            }
-        }
-    }
-    found
+    files_below(dir).into_iter().map(|(name, path)| (name, fs::read(path).unwrap())).collect()
 }
 
 /// The files of a mount.

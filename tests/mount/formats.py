@@ -2,8 +2,9 @@
 
     formats.py DIRECTORY
 
-DIRECTORY/models and DIRECTORY/arrays have the models. DIRECTORY/want has what their tensors hold: model.safetensors, one.safetensors for the
-array without a name, and for SLM1 codes.safetensors with what is stored and numbers.safetensors with what it means.
+DIRECTORY/models and DIRECTORY/arrays have the models. DIRECTORY/want has what their tensors hold: model.safetensors,
+one.safetensors for the array without a name, and for SLM1 codes.safetensors with what is stored and numbers.safetensors
+with what it means.
 """
 
 import json

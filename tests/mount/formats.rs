@@ -1,7 +1,7 @@
 //! Every format through every view and every command: the same model in each format, compared with the same model as
 //! safetensors. `formats.py` writes them.
 
-use crate::support::{Mount, Scene, python, require_fuse, run_ok};
+use crate::support::{Mount, Scene, files_below, python, require_fuse, run_ok};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -72,20 +72,11 @@ fn for_each<const N: usize>(scene: &Scene, test: impl Fn(&Row, [PathBuf; N]) + S
 /// The files below a directory, by their paths in it. Pictures take long to draw, so they are read only if `plots` is
 /// true, and otherwise empty.
 fn files(dir: &Path, plots: bool) -> Files {
-    let (mut found, mut dirs) = (Files::new(), vec![dir.to_owned()]);
-    while let Some(next) = dirs.pop() {
-        for entry in fs::read_dir(next).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                dirs.push(path);
-                continue;
-            }
-            let is_read = plots || path.extension().is_none_or(|extension| extension != "png");
-            let name = path.strip_prefix(dir).unwrap().to_str().unwrap().to_owned();
-            found.insert(name, if is_read { fs::read(path).unwrap() } else { Vec::new() });
-        }
-    }
-    found
+    let read = |(name, path): (String, PathBuf)| {
+        let is_read = plots || path.extension().is_none_or(|extension| extension != "png");
+        (name, if is_read { fs::read(path).unwrap() } else { Vec::new() })
+    };
+    files_below(dir).into_iter().map(read).collect()
 }
 
 /// The files of a directory of a mount.

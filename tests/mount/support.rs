@@ -3,7 +3,7 @@
 use nix::unistd::Pid;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -333,6 +333,24 @@ pub fn wait_until(condition: &str, mut done: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "timed out waiting until {condition}");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// The files below a directory, by their paths in it; symlinks are followed.
+pub fn files_below(dir: &Path) -> BTreeMap<String, PathBuf> {
+    let (mut found, mut dirs) = (BTreeMap::new(), vec![dir.to_owned()]);
+    while let Some(next) = dirs.pop() {
+        for entry in std::fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => dirs.push(path),
+                false => {
+                    let name = path.strip_prefix(dir).unwrap().to_str().unwrap().to_owned();
+                    assert!(found.insert(name, path).is_none());
+                }
+            }
+        }
+    }
+    found
 }
 
 /// Bytes in an irregular pattern, so that a read at a wrong offset is detected.

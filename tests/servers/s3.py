@@ -1,15 +1,14 @@
 """moto as an S3 server with signatures and IAM enforced. Its output and its commands are like those of hub.py."""
-import base64
 import json
 import logging
 import os
-import sys
 
 for name in list(os.environ):
     if name.startswith("AWS_"):
         del os.environ[name]
 os.environ["INITIAL_NO_AUTH_ACTION_COUNT"] = "1000000"
 import boto3  # noqa: E402
+import bucket  # noqa: E402
 from moto import settings  # noqa: E402
 from moto.server import ThreadedMotoServer  # noqa: E402
 
@@ -35,8 +34,8 @@ users = {
     "stranger": user("stranger", "s3:ListAllMyBuckets"),
     "writer": user("writer", "s3:*"),
 }
-for bucket in ("models", "versioned"):
-    s3.create_bucket(Bucket=bucket)
+for name in ("models", "versioned"):
+    s3.create_bucket(Bucket=name)
 s3.put_bucket_versioning(Bucket="versioned", VersioningConfiguration={"Status": "Enabled"})
 settings.INITIAL_NO_AUTH_ACTION_COUNT = 0
 os.environ["INITIAL_NO_AUTH_ACTION_COUNT"] = "0"
@@ -44,14 +43,5 @@ writer = boto3.client(
     "s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id=users["writer"]["id"],
     aws_secret_access_key=users["writer"]["secret"])
 print(json.dumps({"url": url, "users": users}), flush=True)
-for line in sys.stdin:
-    command = json.loads(line)
-    try:
-        if command["do"] == "put":
-            writer.put_object(Bucket=command["bucket"], Key=command["key"], Body=base64.b64decode(command["data"]))
-        if command["do"] == "delete":
-            writer.delete_object(Bucket=command["bucket"], Key=command["key"])
-        print("{}", flush=True)
-    except Exception as error:  # The test shows it.
-        print(json.dumps({"error": str(error)}), flush=True)
+bucket.obey(writer)
 server.stop()

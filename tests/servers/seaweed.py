@@ -1,5 +1,4 @@
 """SeaweedFS as an S3 server, with signatures and permissions enforced. Its output and commands are like those of s3.py."""
-import base64
 import contextlib
 import json
 import pathlib
@@ -11,6 +10,7 @@ import tempfile
 import time
 
 import boto3
+import bucket
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -56,11 +56,11 @@ def start(directory):
             # It takes some seconds until buckets can be created and written to. It ends if a port is taken meanwhile.
             while server.poll() is None:
                 try:
-                    for bucket in ("models", "versioned"):
+                    for name in ("models", "versioned"):
                         with contextlib.suppress(s3.exceptions.BucketAlreadyExists, s3.exceptions.BucketAlreadyOwnedByYou):
-                            s3.create_bucket(Bucket=bucket)
-                        s3.put_object(Bucket=bucket, Key="ready", Body=b"")
-                        s3.delete_object(Bucket=bucket, Key="ready")
+                            s3.create_bucket(Bucket=name)
+                        s3.put_object(Bucket=name, Key="ready", Body=b"")
+                        s3.delete_object(Bucket=name, Key="ready")
                     s3.put_bucket_versioning(Bucket="versioned", VersioningConfiguration={"Status": "Enabled"})
                     return server, s3, url
                 except (BotoCoreError, ClientError):
@@ -76,16 +76,7 @@ with tempfile.TemporaryDirectory() as directory:
     server, s3, url = start(directory)
     try:
         print(json.dumps({"url": url, "users": users}), flush=True)
-        for line in sys.stdin:
-            asked = json.loads(line)
-            try:
-                if asked["do"] == "put":
-                    s3.put_object(Bucket=asked["bucket"], Key=asked["key"], Body=base64.b64decode(asked["data"]))
-                if asked["do"] == "delete":
-                    s3.delete_object(Bucket=asked["bucket"], Key=asked["key"])
-                print("{}", flush=True)
-            except Exception as error:  # The test shows it.
-                print(json.dumps({"error": str(error)}), flush=True)
+        bucket.obey(s3)
     finally:
         server.kill()
         server.wait()

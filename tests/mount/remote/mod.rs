@@ -12,7 +12,7 @@ mod users;
 
 use crate::servers::nginx::Nginx;
 use crate::servers::{self, python::Python};
-use crate::support::{Mount, Said, Scene};
+use crate::support::{Mount, Said, Scene, files_below};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use safetensors::Dtype;
@@ -87,22 +87,7 @@ impl Client {
 
 /// The files below a directory, with their paths in it, sorted.
 fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
-    let mut found = Vec::new();
-    let mut dirs = vec![dir.to_owned()];
-    while let Some(next) = dirs.pop() {
-        for entry in fs::read_dir(next).unwrap() {
-            let path = entry.unwrap().path();
-            match path.is_dir() {
-                true => dirs.push(path),
-                false => {
-                    let name = path.strip_prefix(dir).unwrap().to_str().unwrap().to_owned();
-                    found.push((name, fs::read(path).unwrap()));
-                }
-            }
-        }
-    }
-    found.sort();
-    found
+    files_below(dir).into_iter().map(|(name, path)| (name, fs::read(path).unwrap())).collect()
 }
 
 /// An nginx that has the files of a directory of the scene.
