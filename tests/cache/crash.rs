@@ -22,9 +22,10 @@ fn writer() {
         let range = bytes_of(object, first..(first + 1 + random.below(40)).min(object.blocks()));
         cache.make_room(range.end - range.start).unwrap();
         let mut at = range.start;
+        let mut incoming = object.incoming(range.clone());
         while at < range.end {
             let end = (at + 1 + random.below(300_000)).min(range.end);
-            _ = object.write(at, &content(number + 1, at..end)).unwrap();
+            _ = incoming.write(&content(number + 1, at..end)).unwrap();
             at = end;
         }
         if step == 3 {

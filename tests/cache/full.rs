@@ -48,11 +48,12 @@ fn full_disk_evicts_older_blocks() {
     drop(unused);
     let object = cache.object(&key(1, 64 << 20)).unwrap();
     let mut evicted = 0;
+    let mut incoming = object.incoming(0..object.len());
     for block in 0..object.blocks() {
         let range = bytes_of(&object, block..block + 1);
         // In two parts, so that a part is in memory when the disk is full.
-        assert!(object.write(range.start, &content(1, range.start..range.start + 100)).unwrap().blocks.is_empty());
-        let written = object.write(range.start + 100, &content(1, range.start + 100..range.end)).unwrap();
+        assert!(incoming.write(&content(1, range.start..range.start + 100)).unwrap().blocks.is_empty());
+        let written = incoming.write(&content(1, range.start + 100..range.end)).unwrap();
         assert_eq!(written.blocks, block..block + 1);
         evicted += written.evicted.len();
         assert!(object.is_present(block));

@@ -238,6 +238,53 @@ fn sparse_file_occupies_no_more_than_its_blocks() {
     assert_eq!(cache.size().unwrap(), 0);
 }
 
+#[test]
+fn space_that_is_allocated_for_a_transfer_is_freed_when_it_ends_early() {
+    let dir = tempdir();
+    let cache = open(dir.path());
+    let object = cache.object(&key(1, 16 * MIB)).unwrap();
+    let occupied = || fs::metadata(file(dir.path(), "data")).unwrap().blocks() * 512;
+    let write = |bytes: u64| {
+        let mut incoming = object.incoming(MIB..5 * MIB);
+        _ = incoming.write(&content(1, MIB..MIB + bytes)).unwrap();
+        incoming
+    };
+    let incoming = write(3 * BLOCK + 5);
+    let during = occupied();
+    drop(incoming);
+    assert_eq!((during, occupied()), (MIB, 3 * BLOCK));
+    assert_eq!(verify(&object, 1), 3);
+    // All of it arrives.
+    drop(write(4 * MIB));
+    assert_eq!((occupied(), verify(&object, 1)), (4 * MIB, 64));
+
+    // What another session may be writing is kept. It counts, and is evicted in the end.
+    let other = open(dir.path());
+    let user = other.object(&key(1, 16 * MIB)).unwrap();
+    assert_eq!(cache.evict(u64::MAX).unwrap().freed, 0, "two sessions use it");
+    let mut incoming = object.incoming(12 * MIB..16 * MIB);
+    _ = incoming.write(&content(1, 12 * MIB..12 * MIB + 5)).unwrap();
+    drop(incoming);
+    assert_eq!(occupied(), 5 * MIB);
+    drop((user, other));
+    assert_eq!(cache.evict(u64::MAX).unwrap().freed, 5 * MIB);
+    assert_eq!((occupied(), cache.size().unwrap()), (0, 0));
+}
+
+#[test]
+fn object_that_has_only_allocated_space_is_removed() {
+    let dir = tempdir();
+    let sessions = [open(dir.path()), open(dir.path())];
+    let objects = sessions.each_ref().map(|cache| cache.object(&key(1, 8 * MIB)).unwrap());
+    let mut incoming = objects[0].incoming(0..MIB);
+    _ = incoming.write(&content(1, 0..5)).unwrap();
+    drop(incoming);
+    drop(objects);
+    assert_eq!(sessions[0].size().unwrap(), MIB);
+    let pruned = prune(dir.path(), 4096).unwrap();
+    assert_eq!((pruned.removed(), pruned.freed(), pruned.left), (1, MIB, 0));
+}
+
 fn verify_sparse(object: &Object) -> usize {
     [0, 1_000_000, object.blocks() - 1]
         .iter()

@@ -71,10 +71,26 @@ impl<'a> Sole<'a> {
         let _changing = store.changing.write().unwrap_or_else(PoisonError::into_inner);
         for (block, entry) in all.clone().zip(store.files.table.read(all)?) {
             if !entry.exists() && !store.present.has(block..block + 1) {
-                punch(&store.files.bytes, &(block..block + 1))?;
+                punch(&store.files.bytes, bytes_of(&(block..block + 1)))?;
             }
         }
         Ok(())
+    }
+
+    /// Frees space that is allocated and has no bytes: what a crash leaves of transfers. It is not among
+    /// [`Sole::segments`]. Returns the number of freed bytes.
+    pub fn free_allocated(&self) -> io::Result<u64> {
+        let store = self.store;
+        let file = &store.files.bytes;
+        let _changing = store.changing.write().unwrap_or_else(PoisonError::into_inner);
+        let before = occupied(file)?;
+        let mut at = 0;
+        while at < store.len {
+            let data = next_data(file, at)?;
+            punch(file, at..data.unwrap_or(store.blocks * BLOCK))?;
+            at = data.map_or(Ok(None), |data| seek(file, data, Whence::SeekHole))?.unwrap_or(store.len);
+        }
+        Ok(before.saturating_sub(occupied(file)?))
     }
 }
 
@@ -106,10 +122,10 @@ impl Store {
             }
             let were_present = run.clone().filter(|&block| state(block).is_some_and(|state| state & PRESENT != 0));
             were_present.for_each(|block| _ = self.present.clear(block, TRIGGER));
-            let bytes = allocated(&self.files.bytes, bytes_of(&run))?;
             evicted.push(run.clone());
-            punch(&self.files.bytes, &run)?;
-            freed += bytes;
+            let before = occupied(&self.files.bytes)?;
+            punch(&self.files.bytes, bytes_of(&run))?;
+            freed += before.saturating_sub(occupied(&self.files.bytes)?);
         }
         Ok(freed)
     }
@@ -129,7 +145,8 @@ pub(super) enum Outcome {
 }
 
 /// Evicts `want` bytes of an object that nobody uses, from its end, because programs read the start of a file first.
-/// Removes the object if it has no more than that. With `dry_run`, nothing changes, and the result is the same.
+/// Removes the object if it has no more than that, or only space that was allocated in vain. With `dry_run`, nothing
+/// changes, and the result is the same.
 pub(super) fn evict_unused(cache: &CacheDir, id: Id, want: u64, dry_run: bool) -> Result<Outcome, Error> {
     let path = cache.path_of(id);
     let io = Error::io(&path);
@@ -142,10 +159,10 @@ pub(super) fn evict_unused(cache: &CacheDir, id: Id, want: u64, dry_run: bool) -
         return Ok(Outcome::InUse);
     }
     let data = open_file(&dir, DATA, OFlag::O_RDWR).ok();
-    let size = data.as_ref().and_then(|data| data.metadata().ok()).map_or(0, |metadata| metadata.blocks() * 512);
+    let size = data.as_ref().and_then(|data| occupied(data).ok()).unwrap_or_default();
     if let Some(data) = data.filter(|_| size > want)
         && let Some(freed) = shorten(&dir, &data, want, dry_run).map_err(&io)?
-        && freed < size
+        && (1..size).contains(&freed)
     {
         return Ok(Outcome::Shortened(freed));
     }
@@ -179,7 +196,7 @@ fn shorten(dir: &OwnedFd, data: &File, want: u64, dry_run: bool) -> io::Result<O
             let bytes = allocated(data, bytes_of(&run))?;
             if !dry_run {
                 table::clear(&table, run.clone())?;
-                punch(data, &run)?;
+                punch(data, bytes_of(&run))?;
             }
             freed += bytes;
             if freed >= want {
@@ -195,9 +212,12 @@ fn bytes_of(blocks: &Range<u64>) -> Range<u64> {
     blocks.start * BLOCK..blocks.end * BLOCK
 }
 
-/// Replaces blocks by a hole. The hole may end after the end of the file, so that the last page is freed too.
-fn punch(file: &File, blocks: &Range<u64>) -> io::Result<()> {
-    let Range { start, end } = bytes_of(blocks);
+/// Replaces bytes by a hole. The hole may end after the end of the file, so that the last page is freed too.
+fn punch(file: &File, bytes: Range<u64>) -> io::Result<()> {
+    let Range { start, end } = bytes;
+    if start >= end {
+        return Ok(());
+    }
     let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
     loop {
         match fallocate(file, flags, offset(start), offset(end - start)) {
@@ -209,7 +229,7 @@ fn punch(file: &File, blocks: &Range<u64>) -> io::Result<()> {
 
 /// Whether the file system has holes. A hole after the end of the file changes nothing.
 fn can_punch(file: &File, blocks: u64) -> io::Result<bool> {
-    match punch(file, &(blocks..blocks + 1)) {
+    match punch(file, bytes_of(&(blocks..blocks + 1))) {
         Err(error) if error.raw_os_error() == Some(Errno::EOPNOTSUPP as i32) => Ok(false),
         punched => punched.map(|()| true),
     }
@@ -225,6 +245,11 @@ fn seek(file: &File, from: u64, whence: Whence) -> io::Result<Option<u64>> {
         Err(Errno::ENXIO) => Ok(None),
         found => Ok(Some(found? as u64)),
     }
+}
+
+/// How many bytes a file occupies on the disk.
+fn occupied(file: &File) -> io::Result<u64> {
+    Ok(file.metadata()?.blocks() * 512)
 }
 
 /// How many bytes of `range` occupy the disk.

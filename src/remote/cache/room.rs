@@ -172,5 +172,14 @@ impl Cache {
                 Err(error) => log::warn!("cannot evict: {}: {error}", store.path.display()),
             }
         }
+        for (store, sole) in &soles {
+            if room.freed >= wanted {
+                break;
+            }
+            match sole.free_allocated() {
+                Ok(freed) => room.freed += freed,
+                Err(error) => log::warn!("cannot evict: {}: {error}", store.path.display()),
+            }
+        }
     }
 }

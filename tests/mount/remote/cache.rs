@@ -3,6 +3,7 @@
 use super::{Client, data_requests, hub, length, requests, s3, servers, web};
 use crate::support::{Mount, Tensor, detach, python, require_fuse, wait_until};
 use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Whence, lseek64};
 use safetensors::Dtype;
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -134,11 +135,28 @@ fn objects(client: &Client) -> usize {
     fs::read_dir(client.cache().join("objects")).map_or(0, |dir| dir.count())
 }
 
+/// The data files in the cache.
+fn data_files(client: &Client) -> impl Iterator<Item = fs::File> {
+    let objects = fs::read_dir(client.cache().join("objects")).into_iter().flatten();
+    objects.filter_map(|entry| fs::File::open(entry.unwrap().path().join("data")).ok())
+}
+
 /// Bytes that the files in the cache use on the disk.
 fn used(client: &Client) -> u64 {
-    let objects = fs::read_dir(client.cache().join("objects")).into_iter().flatten();
-    let data = objects.map(|entry| entry.unwrap().path().join("data"));
-    data.filter_map(|data| Some(fs::metadata(data).ok()?.blocks() * 512)).sum()
+    data_files(client).map(|file| file.metadata().unwrap().blocks() * 512).sum()
+}
+
+/// Bytes that were written to the files in the cache.
+fn written(client: &Client) -> u64 {
+    let sizes = data_files(client).map(|file| {
+        let (mut sum, mut at) = (0, 0);
+        while let Ok(start) = lseek64(&file, at, Whence::SeekData) {
+            at = lseek64(&file, start, Whence::SeekHole).unwrap();
+            sum += (at - start) as u64;
+        }
+        sum
+    });
+    sizes.sum()
 }
 
 #[test]
@@ -159,7 +177,7 @@ fn killed_processes_leave_right_bytes_in_the_cache() {
                 .stderr(Stdio::null())
                 .spawn()
                 .unwrap();
-            wait_until("a part is in the cache", || used(&client) >= goal);
+            wait_until("a part is in the cache", || written(&client) >= goal);
             nginx.suspend(true);
             let pids = if victim == "weightfs" { client.scene.daemons() } else { client.scene.fetchers() };
             assert!(!pids.is_empty(), "{victim}");

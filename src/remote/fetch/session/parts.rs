@@ -132,10 +132,10 @@ async fn transfer(
             if held > 0 && send(Input::Skipped { part, bytes: held }).is_continue() {
                 at += held;
             }
+            let mut incoming = local.incoming(at..present.start);
             client
-                .fetch(remote, at..present.start, &mut |bytes| match local.write(at, bytes) {
+                .fetch(remote, at..present.start, &mut |bytes| match incoming.write(bytes) {
                     Ok(Written { evicted, .. }) => {
-                        at += bytes.len() as u64;
                         send(Input::Received { part, bytes: bytes.len() as u64, evicted })
                     }
                     Err(error) => {
