@@ -220,6 +220,21 @@ fn read_ahead_grows_with_the_reader_and_ends_with_the_tensor() {
 }
 
 #[test]
+fn rest_of_a_tensor_that_is_no_longer_than_the_lead_is_fetched_too() {
+    // The first read, and the end of what is then fetched of a tensor of this size.
+    let end = |read: Range<u64>, tensor: u64| {
+        let ranges = ranges(&Caller::new(64).read(1, read, 0..tensor));
+        ranges.iter().map(|range| range.end).max().unwrap()
+    };
+    let first = 2 * BLOCK;
+    assert_eq!(end(0..first, 2 * LEAD), 2 * LEAD);
+    assert_eq!(end(0..first, 3 * LEAD), first + 4 * first + LEAD);
+    assert_eq!(end(0..1, 2 * LEAD), BLOCK, "a look at the first bytes costs one block");
+    // A reader that does not begin at the start may want a few rows.
+    assert_eq!(end(BLOCK..BLOCK + first, 2 * LEAD), BLOCK + first);
+}
+
+#[test]
 fn a_connection_is_kept_free_from_read_ahead() {
     let mut caller = Caller::new(4);
     let parts = fetches(&caller.read(1, 0..64 * MIB, 0..900 * MIB));

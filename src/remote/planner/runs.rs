@@ -5,8 +5,9 @@
 //! position and not to a file handle. A run that is read at its end, or from the start of a tensor, is sequential. What
 //! is fetched ahead of it is at most [`AHEAD`] times its length and a *lead*, so the bytes that are wasted when a
 //! reader stops are bounded by the bytes that it has read. The lead depends on what a request costs, because a reader
-//! that has caught up waits for a request. Reads that stride or go backward do not extend the end of a run, so nothing
-//! is fetched ahead of them.
+//! that has caught up waits for a request. If it was read from the start of a tensor, and the rest of the tensor beyond
+//! that is no longer than the lead, the rest is fetched too. Reads that stride or go backward do not extend the end of
+//! a run, so nothing is fetched ahead of them.
 //!
 //! Reads of present blocks are not reported, except those of triggers: some blocks ahead of each run. A reader that
 //! touches them is followed, and one that appears behind a trigger without having touched it starts a new run.
@@ -17,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
-/// The blocks fetched ahead of a run are at most this multiple of its length, and the lead.
+/// The blocks fetched ahead of a run are at most this multiple of its length, the lead, and a rest as long as the lead.
 const AHEAD: u64 = 4;
 
 /// The lead is this multiple of the cost of a request: several connections fill the time of several round trips,
@@ -44,12 +45,10 @@ const IDLE: Duration = Duration::from_secs(2);
 /// lead is short.
 const STEADY: u64 = (1 << 20) / BLOCK;
 
-/// The blocks fetched ahead of a sequential run of `len` blocks, if nothing else limits them. `cost` is what a
-/// connection receives in the time of a request, in blocks.
-fn window(len: u64, starts_tensor: bool, cost: u64) -> u64 {
+/// The lead of a run of `len` blocks. `cost` is what a connection receives in the time of a request, in blocks.
+fn lead(len: u64, starts_tensor: bool, cost: u64) -> u64 {
     let (least, most) = LEAD_BLOCKS.into_inner();
-    let lead = if starts_tensor || len >= STEADY { cost.saturating_mul(LEAD).clamp(least, most) } else { least };
-    len.saturating_mul(AHEAD).saturating_add(lead)
+    if starts_tensor || len >= STEADY { cost.saturating_mul(LEAD).clamp(least, most) } else { least }
 }
 
 /// How far to fetch ahead, in blocks.
@@ -179,7 +178,15 @@ impl Runs {
         let run = self.map.get_mut(&key).filter(|run| run.sequential && run.end - key.1 >= SEQUENTIAL)?;
         let own = run.ahead - run.end;
         let budget = bounds.total.saturating_sub(self.ahead - own);
-        let window = window(run.end - key.1, run.starts_tensor, bounds.cost).min(bounds.window).min(budget);
+        let len = run.end - key.1;
+        let lead = lead(len, run.starts_tensor, bounds.cost);
+        let mut window = len.saturating_mul(AHEAD).saturating_add(lead);
+        let rest = run.limit.saturating_sub(run.end);
+        if run.starts_tensor && rest.saturating_sub(window) <= lead {
+            // The reader would wait for another request because of a few blocks.
+            window = rest;
+        }
+        let window = window.min(bounds.window).min(budget);
         let ahead = run.limit.min(run.end.saturating_add(window));
         if ahead <= run.ahead || own.saturating_mul(4) > window.saturating_mul(3) {
             return None;
