@@ -74,14 +74,14 @@ impl Client {
     /// Makes a client. Reads no credentials yet and sends nothing.
     ///
     /// # Errors
-    /// The certificates of the system cannot be read, or a variable such as `HF_ENDPOINT` is invalid.
+    /// A variable such as `HF_ENDPOINT` is invalid.
     pub fn new(options: Options) -> Result<Client, Error> {
         let wire = wire::Wire::new(
             &options.user_agent,
             options.connect_timeout,
             options.idle_timeout,
             options.connections.max(1),
-        )?;
+        );
         let hub = hub::Hub::new(wire.clone(), &options)?;
         let web = web::Web::new(wire.clone(), &options);
         let stores = store::Stores::new(wire.clone(), &options);

@@ -1,8 +1,8 @@
 //! One HTTP request: connects, sends credentials only where they belong, follows redirects, and bounds every wait.
 
 use std::error::Error as StdError;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -22,13 +22,49 @@ const REDIRECTS: usize = 5;
 /// Sends requests over a pool of HTTP/1.1 connections.
 #[derive(Clone, Debug)]
 pub(super) struct Wire {
-    client: Client,
-    /// For this machine and the services of a cloud inside it: credentials for them must not pass a proxy.
-    direct: Client,
+    pools: Arc<Pools>,
     /// How long to wait for a head, or for the next bytes of a body.
     idle: Duration,
     /// How many requests were sent.
     requests: Arc<AtomicU64>,
+}
+
+/// The connections. Each client is made when it is first needed, because it reads the certificates of the system, which
+/// takes some milliseconds.
+#[derive(Debug)]
+struct Pools {
+    user_agent: String,
+    connect: Duration,
+    /// The most idle connections to one host.
+    idle: usize,
+    client: OnceLock<Client>,
+    /// For this machine and the services of a cloud inside it: credentials for them must not pass a proxy.
+    direct: OnceLock<Client>,
+}
+
+impl Pools {
+    /// # Errors
+    /// The certificates of the system cannot be read.
+    fn client(&self, url: &Url) -> Result<&Client, Error> {
+        let is_direct = is_loopback(url) || is_metadata(url);
+        let made = if is_direct { &self.direct } else { &self.client };
+        if let Some(client) = made.get() {
+            return Ok(client);
+        }
+        // An error means that the program installed a provider before, which serves as well.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let builder = Client::builder()
+            .user_agent(&self.user_agent)
+            .connect_timeout(self.connect)
+            .redirect(redirect::Policy::none())
+            .referer(false)
+            .http1_only()
+            .pool_max_idle_per_host(self.idle)
+            .pool_idle_timeout(Duration::from_secs(60));
+        let builder = if is_direct { builder.no_proxy() } else { builder };
+        let client = builder.build().map_err(|error| describe(&error).of_kind(Kind::Certificate))?;
+        Ok(made.get_or_init(|| client))
+    }
 }
 
 /// The head of the final answer; its body is not read yet.
@@ -52,29 +88,10 @@ pub(super) struct Hop {
 }
 
 impl Wire {
-    /// # Errors
-    /// The certificates of the system cannot be read.
-    pub(super) fn new(user_agent: &str, connect: Duration, idle: Duration, pool: usize) -> Result<Wire, Error> {
-        // An error means that the program installed a provider before, which serves as well.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let builder = || {
-            Client::builder()
-                .user_agent(user_agent)
-                .connect_timeout(connect)
-                .redirect(redirect::Policy::none())
-                .referer(false)
-                .http1_only()
-                .pool_max_idle_per_host(pool)
-                .pool_idle_timeout(Duration::from_secs(60))
-        };
-        let wrong = |error: reqwest::Error| describe(&error).of_kind(Kind::Certificate);
-        let client = builder().build().map_err(wrong)?;
-        let direct = builder().no_proxy().build().map_err(wrong)?;
-        Ok(Wire { client, direct, idle, requests: Arc::default() })
-    }
-
-    fn client(&self, url: &Url) -> &Client {
-        if is_loopback(url) || is_metadata(url) { &self.direct } else { &self.client }
+    pub(super) fn new(user_agent: &str, connect: Duration, idle: Duration, pool: usize) -> Wire {
+        let (client, direct) = Default::default();
+        let pools = Pools { user_agent: user_agent.to_owned(), connect, idle: pool, client, direct };
+        Wire { pools: Arc::new(pools), idle, requests: Arc::default() }
     }
 
     /// The number of requests that were sent.
@@ -107,7 +124,7 @@ impl Wire {
         let origin = url.origin();
         loop {
             let left = hops.iter().any(|hop| hop.leaves);
-            let mut request = self.client(&url).get(url.clone()).headers(headers.clone());
+            let mut request = self.pools.client(&url)?.get(url.clone()).headers(headers.clone());
             request = request.header(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
             if let Some(authorization) = authorization.filter(|authorization| !left && authorization.is_for(&url)) {
                 let header = authorization.header().ok_or_else(|| {
@@ -134,7 +151,7 @@ impl Wire {
     /// again.
     pub(super) async fn execute(&self, request: reqwest::Request) -> Result<Response, Error> {
         let again = request.try_clone();
-        let client = self.client(request.url());
+        let client = self.pools.client(request.url())?;
         self.requests.fetch_add(1, Ordering::Relaxed);
         let answer = tokio::time::timeout(self.idle, async {
             match (client.execute(request).await, again) {
