@@ -88,7 +88,7 @@ impl Folders {
     /// tried again when it is needed.
     pub fn open_all(&self) {
         let models: Vec<ModelId> = self.catalog.models().collect();
-        models.iter().for_each(|model| source::announce(self.catalog.model(*model)));
+        models.iter().for_each(|model| source::announce(self.catalog.model(*model), None));
         threads::map(models.len(), |at| self.check(models[at], &Request::WAIT).is_ok());
     }
 

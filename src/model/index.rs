@@ -29,7 +29,8 @@ type Entry<'t> = (Cow<'t, str>, u32);
 
 /// Deserialises an index, or the `weight_map` in it, and numbers the shards in the order of their first use.
 struct Reader<'r> {
-    number: &'r mut dyn FnMut(&str) -> Result<u32, SetError>,
+    /// Takes the names of a tensor and of its shard, and returns the number of the shard.
+    number: &'r mut dyn FnMut(&str, &str) -> Result<u32, SetError>,
     /// Why a shard was refused. An error of the JSON parser cannot contain this value.
     refused: &'r mut Option<SetError>,
     stated: &'r mut Stated,
@@ -61,7 +62,7 @@ impl<'de> Visitor<'de> for Reader<'_> {
         if in_map {
             let mut entries = Vec::new();
             while let Some((tensor, shard)) = map.next_entry::<Text, Text>()? {
-                let number = number(&shard.0).map_err(|error| {
+                let number = number(&tensor.0, &shard.0).map_err(|error| {
                     *refused = Some(error);
                     A::Error::custom("refused")
                 })?;
@@ -90,7 +91,7 @@ impl<'de> Visitor<'de> for Reader<'_> {
 /// Reads an index.
 fn read<'t>(
     text: &'t [u8],
-    number: &mut dyn FnMut(&str) -> Result<u32, SetError>,
+    number: &mut dyn FnMut(&str, &str) -> Result<u32, SetError>,
 ) -> Result<(Vec<Entry<'t>>, Stated), SetError> {
     let (mut refused, mut stated) = Default::default();
     let reader = Reader { number, refused: &mut refused, stated: &mut stated, in_map: false };
@@ -102,7 +103,7 @@ fn read<'t>(
 /// The shards that the index at `location` names; `None` if it cannot be read.
 pub(super) fn shards(location: &Location) -> Option<BTreeSet<String>> {
     let mut names = BTreeSet::new();
-    let number = &mut |name: &str| {
+    let number = &mut |_: &str, name: &str| {
         if !names.contains(name) {
             if names.len() == SHARDS_MAX {
                 return Err(SetError::TooManyShards);
@@ -131,7 +132,7 @@ pub(super) fn stem(name: &OsStr) -> Option<OsString> {
 pub(super) fn open(location: &Location, mode: Mode) -> Result<Model, Error> {
     let (text, stat) = set::read_list(location, LIST_MAX)?;
     let ((entries, stated), Set { names, homes, files, broken, unopened }) =
-        set::open(location, mode, |names| read(&text, &mut |name| names.number(name)))?;
+        set::open(location, mode, |names| read(&text, &mut |tensor, shard| names.number_with(tensor, shard)))?;
     let (mut shards, sources): (Vec<Shard>, Vec<_>) = files.into_iter().unzip();
     let missing = broken.len();
     let mut mismatches = broken;

@@ -12,6 +12,13 @@ use std::sync::Arc;
 /// Maximum length of the name of a shard, in bytes: messages about each of its tensors repeat it.
 const NAME_MAX: usize = 1024;
 
+/// The least size of the first request for a remote file of a set after the first one, in bytes. Most headers of shards
+/// are shorter; for those that are not, another request follows.
+pub(super) const HEAD_MIN: u64 = 128 << 10;
+
+/// The usual size of a tensor in the header of a shard without its name, in bytes.
+const ENTRY: u64 = 80;
+
 /// The files of a set.
 pub(super) struct Set {
     /// In the order of their first use.
@@ -35,12 +42,24 @@ pub(super) struct Names<'a> {
     numbers: HashMap<String, u32>,
     list: Vec<String>,
     locations: Vec<Location>,
+    /// The sizes of the headers of the shards as far as the index was read, about, and the largest.
+    headers: Vec<u64>,
+    longest: u64,
 }
 
 /// A shard and its bytes.
 pub(super) type File = (Shard, Arc<dyn Source>);
 
 impl Names<'_> {
+    /// The number of the shard `name`, which has a tensor.
+    pub fn number_with(&mut self, tensor: &str, name: &str) -> Result<u32, SetError> {
+        let number = self.number(name)?;
+        let header = &mut self.headers[number as usize];
+        *header += ENTRY + tensor.len() as u64;
+        self.longest = self.longest.max(*header);
+        Ok(number)
+    }
+
     /// The number of a shard. A name that is not allowed is refused before its file is opened.
     pub fn number(&mut self, name: &str) -> Result<u32, SetError> {
         // Adjacent entries mostly belong to the same shard.
@@ -62,7 +81,10 @@ impl Names<'_> {
         if number == SHARDS_MAX {
             return Err(SetError::TooManyShards);
         }
-        source::announce(&location);
+        // The next shards have about as many tensors as those before.
+        let head = (number > 0).then(|| HEAD_MIN.max(self.longest * 5 / 4));
+        source::announce(&location, head);
+        self.headers.push(0);
         self.list.push(name.clone());
         self.locations.push(location.clone());
         (self.open)((location, name));
@@ -78,8 +100,9 @@ pub(super) fn open<R>(
 ) -> Result<(R, Set), Error> {
     let error = |error| Error::Set { location: location.clone(), error };
     let read = |open: &mut dyn FnMut((Location, String))| {
-        let (numbers, list, locations) = Default::default();
-        let mut names = Names { open, dir: location.parent(), is_bin: is_bin(location), numbers, list, locations };
+        let (numbers, list, locations, headers, longest) = Default::default();
+        let (dir, is_bin) = (location.parent(), is_bin(location));
+        let mut names = Names { open, dir, is_bin, numbers, list, locations, headers, longest };
         (read(&mut names), names.list, names.locations)
     };
     let ((read, names, locations), opened) =

@@ -112,7 +112,7 @@ pub(super) fn open(location: &Location, split: &Split, mode: Mode) -> Result<Mod
         model.notes_mut().remarks.push(format!("{refused}; only its own tensors are shown"));
         return Ok(model);
     }
-    others(location).for_each(|other| source::announce(&other));
+    others(location).for_each(|other| source::announce(&other, Some(set::HEAD_MIN)));
     if !others(location).any(|other| source::exists(&other)) {
         let mut model = Model::from_source(location, source::open(location)?, mode)?;
         let stated = model.shards().first().map(|shard| integer(&shard.header, COUNT));

@@ -1,7 +1,7 @@
 //! The reading process's end of the connection to the process that fetches.
 
 use super::location;
-use super::planner::Limits;
+use super::planner::{BLOCK, Limits};
 use super::protocol::{About, Channel, Counts, Failed, HEAD, Reply, Request, Span, Start};
 use crate::source::{
     Error, Failure, Fill, Reopened, Reopener, Source, Sparse, SparseParts, Whole, reopened_files_limit,
@@ -68,6 +68,8 @@ struct State {
     waiting: HashMap<u64, Option<Answer>>,
     /// The requests for files that were announced, by tree and path.
     early: HashMap<(u32, String), u64>,
+    /// The size of the first request for each file that was announced and not yet opened, in bytes.
+    heads: HashMap<(u32, String), u64>,
     /// The objects that the other process is still to close, because it was slow to receive messages.
     unclosed: Vec<u32>,
     /// The trees whose entries are still arriving.
@@ -197,9 +199,12 @@ impl Client {
     }
 
     /// Starts to open a file of a tree, without waiting for it.
-    pub(super) fn announce(&self, tree: u32, path: &str) {
+    pub(super) fn announce(&self, tree: u32, path: &str, head: Option<u64>) {
         let key = (tree, path.to_owned());
         let mut state = self.0.lock();
+        // Whole blocks are present or absent.
+        let head = head.map_or(HEAD, |head| head.min(HEAD).next_multiple_of(BLOCK));
+        state.heads.insert(key.clone(), head);
         let most = EARLY_MAX.min(reopened_files_limit() / 2);
         if state.ended || state.early.len() >= most || state.early.contains_key(&key) {
             return;
@@ -207,7 +212,7 @@ impl Client {
         // Nobody may look for the request before it is among the early ones, so the lock is held. Sending does not
         // wait.
         let id = state.number();
-        let request = Request::Open { id, tree, path: path.to_owned(), head: HEAD };
+        let request = Request::Open { id, tree, path: path.to_owned(), head };
         if self.0.channel.try_send(&request).is_ok_and(|sent| sent) {
             state.early.insert(key, id);
         } else {
@@ -223,8 +228,11 @@ impl Client {
         name: &str,
         parts: impl FnOnce(Attributes) -> SparseParts,
     ) -> Result<Arc<dyn Source>, Error> {
-        let early = self.0.lock().early.remove(&(tree, path.to_owned()));
-        let request = |id| Request::Open { id, tree, path: path.to_owned(), head: HEAD };
+        let key = (tree, path.to_owned());
+        let mut state = self.0.lock();
+        let (early, head) = (state.early.remove(&key), state.heads.remove(&key).unwrap_or(HEAD));
+        drop(state);
+        let request = |id| Request::Open { id, tree, path: path.to_owned(), head };
         let id = early.map_or_else(|| self.0.send(request, &|| false), Ok);
         let answer = id.and_then(|id| self.0.wait(id, &|| false)).map_err(|why| why.error(name))?;
         let (first, parts) = self.source(answer, name, parts)?;

@@ -150,9 +150,9 @@ impl Tree for RemoteTree {
         tried.map_or_else(|| self.open_now(path), Ok)
     }
 
-    fn announce(&self, path: &str) {
+    fn announce(&self, path: &str, head: Option<u64>) {
         if location::check_path(path).is_ok() {
-            self.client.announce(self.number, path);
+            self.client.announce(self.number, path, head);
         }
     }
 

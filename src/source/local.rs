@@ -17,10 +17,11 @@ pub fn open(location: &Location) -> Result<Arc<dyn Source>, Error> {
     }
 }
 
-/// Starts to open a file that will be opened soon, if opening it takes time for which others need not wait.
-pub fn announce(location: &Location) {
+/// Starts to open a file that will be opened soon, if opening it takes time for which others need not wait. `head` is
+/// how many bytes at its start are likely to be read first, if that can be told.
+pub fn announce(location: &Location, head: Option<u64>) {
     if let Location::Remote(remote) = location {
-        remote.tree().announce(remote.path());
+        remote.tree().announce(remote.path(), head);
     }
 }
 

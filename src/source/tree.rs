@@ -21,8 +21,9 @@ pub trait Tree: Send + Sync + fmt::Debug {
     /// Opens a file.
     fn open(&self, path: &str) -> Result<Arc<dyn Source>, Error>;
 
-    /// Starts to open a file that will be opened soon, without waiting for it.
-    fn announce(&self, _path: &str) {}
+    /// Starts to open a file that will be opened soon, without waiting for it. `head` is how many bytes at its start
+    /// are likely to be read first, if that can be told.
+    fn announce(&self, _path: &str, _head: Option<u64>) {}
 
     /// Lists a directory. An error if the tree cannot be listed, as most HTTP servers cannot.
     fn list(&self, path: &str) -> Result<Listing, Error>;

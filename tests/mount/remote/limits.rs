@@ -49,6 +49,51 @@ fn more_shards_than_descriptors_are_read() {
     }
 }
 
+#[test]
+fn first_requests_for_shards_are_as_long_as_the_index_suggests() {
+    require_fuse!();
+    let client = Client::new();
+    let nginx = Nginx::start();
+    // The number of tensors in each shard.
+    let counts = [1500, 1500, 1400, 10, 1600, 9000];
+    let (mut map, mut headers) = (Map::new(), Vec::new());
+    let len = 4 << 20;
+    for (shard, count) in counts.into_iter().enumerate() {
+        let file = format!("{shard}.safetensors");
+        let mut header = Map::new();
+        for at in 0..count {
+            let name = format!("model.layers.{shard}.experts.{at}.weight");
+            // The last one has the rest.
+            let end = if at + 1 == count { len } else { at + 1 };
+            header.insert(name.clone(), json!({"dtype": "U8", "shape": [end - at], "data_offsets": [at, end]}));
+            map.insert(name, file.clone().into());
+        }
+        let header = Value::Object(header).to_string();
+        headers.push(8 + header.len() as u64);
+        let bytes = servers::content(len, shard as u64);
+        nginx.put(&file, &[&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &bytes].concat());
+    }
+    let index = json!({"metadata": {}, "weight_map": Value::Object(map)});
+    nginx.put("model.safetensors.index.json", index.to_string().as_bytes());
+
+    let mount = client.mount(&nginx.url("model.safetensors.index.json"), &[]);
+    assert_eq!(fs::read_dir(mount.path("tensors")).unwrap().count(), counts.iter().sum::<usize>());
+    let sent: Vec<Vec<u64>> = (0..counts.len())
+        .map(|shard| requests(&nginx, &format!("{shard}.safetensors")).into_iter().map(|(_, bytes)| bytes).collect())
+        .collect();
+    assert_eq!(sent[0], [512 << 10], "nothing is known yet");
+    for shard in 1..5 {
+        assert_eq!(sent[shard].len(), 1, "{sent:?}");
+        assert!((headers[shard].max(128 << 10)..320 << 10).contains(&sent[shard][0]), "{sent:?} for {headers:?}");
+    }
+    // A header that is longer than the guess costs another request.
+    assert!((2..4).contains(&sent[5].len()) && sent[5].iter().sum::<u64>() >= headers[5], "{sent:?} for {headers:?}");
+    for (shard, count) in counts.into_iter().enumerate() {
+        let found = mount.read(format!("tensors/model.layers.{shard}.experts.{}.weight", count - 1));
+        assert!(found == servers::content(len, shard as u64)[count - 1..], "{shard}");
+    }
+}
+
 /// Unmounts a file system on drop.
 struct Disk(PathBuf);
 

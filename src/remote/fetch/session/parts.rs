@@ -135,9 +135,7 @@ async fn transfer(
             let mut incoming = local.incoming(at..present.start);
             client
                 .fetch(remote, at..present.start, &mut |bytes| match incoming.write(bytes) {
-                    Ok(Written { evicted, .. }) => {
-                        send(Input::Received { part, bytes: bytes.len() as u64, evicted })
-                    }
+                    Ok(Written { evicted, .. }) => send(Input::Received { part, bytes: bytes.len() as u64, evicted }),
                     Err(error) => {
                         trouble = Some(Trouble::Cache(error));
                         ControlFlow::Break(())
