@@ -158,6 +158,7 @@ class Hub(Handler):
             return self.answer(200, json.dumps({
                 "_id": "1", "id": name, "modelId": name, "sha": COMMIT, "private": repo.get("private", False),
                 "gated": repo.get("gated", False), "disabled": False, "downloads": 0, "likes": 0, "tags": [],
+                "lastModified": "2024-05-13T10:20:30.000Z",
                 "siblings": [{"rfilename": path} for path in FILES],
             }).encode(), [("Content-Type", "application/json")])
         if api and verb == "tree":

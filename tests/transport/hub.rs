@@ -80,6 +80,7 @@ async fn a_repository_is_pinned_listed_and_read() {
         assert_eq!(file.len, Some(expected.len() as u64));
         let object = file.object.as_ref().unwrap();
         assert!(object.is_public());
+        assert_eq!(object.modified(), 1_715_595_630, "the date of the last commit");
         let about = &files[&file.path];
         let hash = if about["lfs"] == true {
             format!("sha256:{}", about["sha256"].as_str().unwrap())

@@ -8,6 +8,7 @@ use crate::servers::python::Python;
 use crate::support::{Mount, pattern, require_fuse};
 use safetensors::Dtype;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// Size of the blocks in which files are fetched.
@@ -258,6 +259,10 @@ fn repositories_have_what_local_files_have() {
         let shown = format!("hf://org/model@{commit}/{source}");
         assert_same(&client, &format!("hf://org/model@v1/{source}"), &shown, &all.join(source));
     }
+    // The date of the last commit, because the Hub lists no dates of files.
+    let mount = client.mount(&format!("hf://org/model@v1/{}", SOURCES[0].0), &[]);
+    assert_eq!(fs::metadata(mount.path("tensors")).unwrap().mtime(), 1_715_595_630);
+    drop(mount);
     // A repository is a folder with its name.
     for (source, repository) in
         [("sharded", "hf://org/model"), ("zoo", "hf://org/model"), ("data", "hf://datasets/org/data")]

@@ -13,6 +13,7 @@ use super::super::secret::Authorization;
 use super::super::wire::{Reply, explain};
 use super::Hub;
 use super::entry::{Entry, content_from_hash, is_commit};
+use super::pinned::About;
 use super::settings::push;
 use crate::remote::location::{HubLocation, check_path};
 
@@ -26,6 +27,8 @@ const PAGES: usize = 1000;
 struct Revision {
     sha: String,
     private: Option<bool>,
+    #[serde(rename = "lastModified")]
+    modified: Option<String>,
     /// `false`, or how access is granted.
     gated: Option<serde_json::Value>,
 }
@@ -48,8 +51,8 @@ struct Lfs {
 }
 
 impl Hub {
-    /// The commit of a revision, and whether everybody may read the repository.
-    pub(super) async fn commit(&self, place: &HubLocation, revision: &str) -> Result<(String, bool), Error> {
+    /// The commit of a revision, and what is known of the repository.
+    pub(super) async fn commit(&self, place: &HubLocation, revision: &str) -> Result<(String, About), Error> {
         let url = self.settings.api_url(place, "revision", revision)?;
         let (bytes, _) = self.ask(&url, place).await?;
         let answer: Revision = serde_json::from_slice(&bytes).map_err(|_| nonsense())?;
@@ -57,7 +60,8 @@ impl Hub {
             return Err(nonsense());
         }
         let gated = answer.gated.is_some_and(|gated| gated != serde_json::Value::Bool(false));
-        Ok((answer.sha, answer.private == Some(false) && !gated))
+        let public = answer.private == Some(false) && !gated;
+        Ok((answer.sha, About { public, modified: answer.modified }))
     }
 
     /// Lists what a location needs: all files below a directory, or the directory that holds a file. The flag says

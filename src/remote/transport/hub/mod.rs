@@ -19,11 +19,11 @@ use super::options::Options;
 use super::range::{Wanted, check};
 use super::tree::{File, Object, Origin, Source, Tree};
 use super::url_file::{UrlFile, range_headers};
-use super::validator::Validator;
 use super::wire::{Reply, Wire, pieces};
 use crate::remote::location::{HubLocation, Location};
 use cache::Cache;
 use entry::{Entry, content_from_hash, is_commit};
+use pinned::About;
 pub(super) use pinned::{RemoteFile, Snapshot};
 use settings::Settings;
 pub(super) use settings::{found, reads};
@@ -50,8 +50,8 @@ impl Hub {
     /// in the Hugging Face cache needs no request.
     pub(super) async fn resolve(&self, place: &HubLocation) -> Result<Tree, Error> {
         let asked = place.revision.as_deref().unwrap_or("main");
-        let (commit, public) = if is_commit(asked) {
-            (asked.to_string(), false)
+        let (commit, about) = if is_commit(asked) {
+            (asked.to_string(), About::default())
         } else if self.settings.offline {
             let cached = self.cache.as_ref().and_then(|cache| cache.commit(place, asked));
             let cached = cached.ok_or_else(|| {
@@ -60,7 +60,7 @@ impl Hub {
                     format!("weightfs is offline, and revision {asked} is not in the Hugging Face cache"),
                 )
             })?;
-            (cached, false)
+            (cached, About::default())
         } else {
             self.commit(place, asked).await?
         };
@@ -77,7 +77,7 @@ impl Hub {
             },
             None => self.list_for(&root, &place.path).await?,
         };
-        self.tree(root, commit, public, place, entries, complete)
+        self.tree(root, commit, about, place, entries, complete)
     }
 
     /// Builds the tree: of the entries, those in the directory that is shown.
@@ -85,7 +85,7 @@ impl Hub {
         &self,
         root: HubLocation,
         commit: String,
-        public: bool,
+        about: About,
         place: &HubLocation,
         entries: Vec<Entry>,
         complete: bool,
@@ -97,7 +97,7 @@ impl Hub {
             (false, _) => place.path.as_str(),
         };
         let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
-        let snapshot = Arc::new(Snapshot { root: root.clone(), commit, public });
+        let snapshot = Arc::new(Snapshot { root: root.clone(), commit, about });
         let mut files = Vec::new();
         for entry in entries {
             let Some(path) = entry.path.strip_prefix(&prefix).map(str::to_string) else { continue };
@@ -126,13 +126,9 @@ impl Hub {
             }
             None => Source::Hub(self.remote(place.clone(), &snapshot.commit, entry.len, content.clone())?),
         };
-        let validator = match content {
-            // Without a hash of the content, the commit pins it.
-            None => Validator { content: Some(format!("commit:{}", snapshot.commit)), ..Validator::default() },
-            content => Validator { content, ..Validator::default() },
-        };
+        let validator = snapshot.validator(content);
         let (identity, name) = (self.identity(&place), Location::Hub(place));
-        Ok(Object::new(identity, validator, entry.len, &name, snapshot.public, source))
+        Ok(Object::new(identity, validator, entry.len, &name, snapshot.about.public, source))
     }
 
     fn remote(&self, place: HubLocation, commit: &str, len: u64, content: Option<String>) -> Result<RemoteFile, Error> {
@@ -178,10 +174,9 @@ impl Hub {
             ControlFlow::Continue(())
         })
         .await?;
-        let content = remote.content.clone().unwrap_or_else(|| format!("commit:{}", snapshot.commit));
-        let validator = Validator { content: Some(content), ..Validator::default() };
+        let validator = snapshot.validator(remote.content.clone());
         let (identity, name) = (self.identity(&place), Location::Hub(place));
-        Ok((Object::new(identity, validator, len, &name, snapshot.public, Source::Hub(remote)), head))
+        Ok((Object::new(identity, validator, len, &name, snapshot.about.public, Source::Hub(remote)), head))
     }
 
     /// Delivers a range.
