@@ -6,6 +6,7 @@ use super::super::wire::Wire;
 use crate::remote::location::{Location, StoreKind};
 use object_store::ObjectStore;
 use object_store::path::Path;
+use std::fmt;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
@@ -26,13 +27,21 @@ pub(in super::super) struct Bucket {
     pub(in super::super::store) store: Mutex<Opened>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Opened {
     pub store: Arc<dyn ObjectStore>,
     /// Whether requests carry no credentials.
     pub anonymous: bool,
     /// The server, if it is not the service's own.
     pub endpoint: Option<String>,
+}
+
+/// Without the store, which shows secrets of identities.
+impl fmt::Debug for Opened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { store: _, anonymous, endpoint } = self;
+        f.debug_struct("Opened").field("anonymous", anonymous).field("endpoint", endpoint).finish_non_exhaustive()
+    }
 }
 
 impl Opened {
