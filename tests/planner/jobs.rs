@@ -35,9 +35,9 @@ fn check(job: &Job, ratios: [[f64; 2]; 2], requests: u64) {
 fn opening_takes_one_request_for_each_file() {
     let (outcome, _) = run(&job::open_one(), 30, 10.0);
     assert_eq!(outcome.requests, 1);
-    check(&job::open_shards(), [[1.1, 1.8], [1.3, 4.0]], 160);
+    check(&job::open_shards(), [[1.1, 3.2], [2.2, 5.2]], 160);
     let (outcome, _) = run(&job::open_shards(), 30, 10.0);
-    assert!(outcome.seconds() < 1.0, "{}", at(&outcome));
+    assert!(outcome.seconds() < 0.6, "{}", at(&outcome));
 }
 
 #[test]
