@@ -68,7 +68,7 @@ REPOS = {
 RENAMED = {"org/old-name": "org/model"}
 
 state = {"lifetime": 3600, "generation": 0, "log": [], "whole": False, "lie": None, "broken": 0,
-         "busy": 0, "stalled": False}
+         "busy": 0, "stalled": False, "pause": None}
 lock = threading.Lock()
 
 
@@ -96,7 +96,12 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body)
+            # A long body stops after this many bytes, until there is no pause any more.
+            at = state["pause"] or len(body)
+            self.wfile.write(body[:at])
+            while state["pause"] and at < len(body):
+                time.sleep(0.02)
+            self.wfile.write(body[at:])
 
     def bytes(self, data, headers=()):
         """A whole file, or the range that was asked for."""

@@ -7,6 +7,7 @@ use crate::pytorch;
 use crate::servers::python::Python;
 use crate::support::{Mount, pattern, require_fuse};
 use safetensors::Dtype;
+use serde_json::json;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -323,6 +324,25 @@ fn headers_cost_one_request_or_two() {
             assert_eq!(requests(&nginx, part).last().unwrap().1, 1, "{source}: {part}");
         }
     }
+}
+
+#[test]
+fn repository_is_mounted_as_soon_as_headers_have_arrived() {
+    require_fuse!();
+    let mut client = Client::new();
+    let bytes = client.one("models/m.safetensors", 2 << 20, 3);
+    let mut hub = hub(&mut client, "models");
+    // One and a half blocks of the head.
+    hub.ask(json!({"do": "set", "state": {"pause": BLOCK * 3 / 2}}));
+    let mount = client.mount("hf://org/model/m.safetensors", &[]);
+    assert_eq!(fs::metadata(mount.path("tensors/w")).unwrap().len(), 2 << 20);
+    hub.ask(json!({"do": "set", "state": {"pause": null}}));
+    assert!(mount.read("tensors/w") == bytes);
+    let ranges: Vec<u64> =
+        data_requests(&mut hub).iter().map(|request| length(request["range"].as_str().unwrap())).collect();
+    assert_eq!(ranges[0], HEAD, "one request for the head");
+    let file = fs::metadata(client.scene.path("models/m.safetensors")).unwrap().len();
+    assert_eq!(ranges.iter().sum::<u64>(), file, "nothing is fetched twice: {ranges:?}");
 }
 
 #[test]

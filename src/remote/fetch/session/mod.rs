@@ -29,6 +29,9 @@ const ENTRIES_SIZE: usize = protocol::PACKET_MAX / 2;
 /// The numbers of requests are below this one. The loop's own needs have numbers from here on.
 const OWN: u64 = 1 << 63;
 
+/// The numbers of own needs for which nobody waits are from here on.
+const UNWAITED: u64 = OWN | 1 << 62;
+
 /// Maximum number of inputs between two decisions of the planner.
 const TURN_MAX: usize = 1024;
 
@@ -406,7 +409,8 @@ impl Session {
         }
     }
 
-    /// Numbers an object, and announces it when its first bytes are present: a reader asks for them next.
+    /// Numbers an object, and announces it when its first block is present: a reader asks for it next. The rest of the
+    /// head is in the same request, and is present when a reader needs it, or soon after.
     fn add_object(&mut self, id: u64, host: &str, head: u64, open: Open) {
         let number = ObjectId(self.next_object);
         self.next_object += 1;
@@ -416,9 +420,13 @@ impl Session {
         let len = open.local.len();
         self.objects.insert(number.0, open);
         self.event(Event::Opened { object: number, len, host });
+        let head = head.min(len);
+        if head > BLOCK {
+            self.need(TicketId(UNWAITED | id), number, 0..head, 0..0);
+        }
         let ticket = TicketId(OWN | id);
         self.opening_heads.insert(ticket, (id, number));
-        self.need(ticket, number, 0..head.min(len), 0..0);
+        self.need(ticket, number, 0..head.min(BLOCK), 0..0);
     }
 
     /// Logs that a change on the server may go unnoticed, once for each host.
@@ -450,6 +458,9 @@ impl Session {
 
     /// Answers the request of a ticket.
     fn answer(&mut self, ticket: TicketId, answer: Result<(), (Failed, String)>) {
+        if ticket.0 >= UNWAITED {
+            return;
+        }
         match (self.opening_heads.remove(&ticket), answer) {
             (None, Ok(())) => self.reply(&Reply::Ready { id: ticket.0 }),
             (None, Err((failure, reason))) => self.fail(ticket.0, failure, reason),
