@@ -1,5 +1,6 @@
 """Azurite, the emulator of Azure Blob Storage, with one container. Its output and its commands are like those of hub.py."""
 import base64
+import datetime
 import json
 import pathlib
 import socket
@@ -8,7 +9,7 @@ import sys
 import tempfile
 import time
 
-from azure.storage.blob import BlobServiceClient
+from azure.storage.blob import BlobServiceClient, ContainerSasPermissions, generate_container_sas
 from ports import free_ports
 
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -32,7 +33,10 @@ with tempfile.TemporaryDirectory() as folder:
                 time.sleep(0.1)
         service = BlobServiceClient.from_connection_string(text)
         service.create_container("models")
-        print(json.dumps({"url": url, "account": "devstoreaccount1", "key": KEY}), flush=True)
+        sas = generate_container_sas(
+            "devstoreaccount1", "models", KEY, permission=ContainerSasPermissions(read=True, list=True),
+            expiry=datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(hours=1))
+        print(json.dumps({"url": url, "account": "devstoreaccount1", "key": KEY, "sas": sas}), flush=True)
         for line in sys.stdin:
             command = json.loads(line)
             try:

@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use crate::servers::canned::{Then, in_turn};
 use crate::servers::free_port;
 use crate::servers::nginx::{Nginx, TOKEN};
 use crate::support::*;
@@ -27,7 +28,9 @@ fn open_in_child(url: &str, variables: &[(&str, &str)]) -> String {
 #[ignore = "runs in a child of the other tests"]
 async fn opens_the_url_of_its_environment() {
     let Ok(url) = std::env::var("WEIGHTFS_TEST_URL") else { return };
-    let client = client(&[]);
+    let store = std::env::var("GOOGLE_BASE_URL").unwrap_or_default();
+    let variables = if store.is_empty() { vec![] } else { vec![("GOOGLE_BASE_URL", store.as_str())] };
+    let client = client(&variables);
     println!("DEBUG {client:?}");
     match open(&client, &url, 100).await {
         Ok((_, head)) => println!("RESULT {}", String::from_utf8_lossy(&head)),
@@ -48,6 +51,27 @@ fn certificates_come_from_the_system_and_its_variables() {
     let downgrade = format!("https://localhost:{}/open/x", nginx.tls);
     let refused = open_in_child(&downgrade, &[("SSL_CERT_FILE", authority.to_str().unwrap())]);
     assert!(refused.starts_with("Protocol") && refused.contains("unencrypted"), "{refused}");
+}
+
+#[test]
+fn metadata_service_of_google_gives_a_token_for_the_store() {
+    let json = r#"{"access_token":"ACCESS-TOKEN-1","expires_in":3600,"token_type":"Bearer"}"#;
+    let token = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{json}", json.len());
+    let about = "ETag: \"v1\"\r\nLast-Modified: Sun, 06 Nov 1994 08:49:37 GMT\r\nx-goog-generation: 7\r\n\
+        Connection: close\r\n";
+    let head = format!("HTTP/1.1 200 OK\r\n{about}Content-Length: 5\r\n\r\n");
+    let part = format!("HTTP/1.1 206 Part\r\n{about}Content-Range: bytes 0-4/5\r\nContent-Length: 5\r\n\r\nbytes");
+    let (service, asked) = in_turn(&[&token], Then::Close);
+    let (store, read) = in_turn(&[&head, &part], Then::Close);
+    let variables = [("GCE_METADATA_HOST", service.to_string()), ("GOOGLE_BASE_URL", format!("http://{store}"))];
+    let variables = variables.each_ref().map(|(name, value)| (*name, value.as_str()));
+    assert_eq!(open_in_child("gs://models/m", &variables), "bytes");
+    let asked = asked.recv().unwrap();
+    assert!(asked.contains("/instance/service-accounts/default/token"), "{asked}");
+    assert!(asked.contains("metadata-flavor: Google\r\n"), "{asked}");
+    for read in [read.recv().unwrap(), read.recv().unwrap()] {
+        assert!(read.contains("authorization: Bearer ACCESS-TOKEN-1\r\n"), "{read}");
+    }
 }
 
 #[test]

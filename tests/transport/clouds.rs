@@ -58,7 +58,7 @@ async fn google_cloud_storage_is_read() {
 }
 
 #[tokio::test]
-async fn azure_is_read_with_a_shared_key() {
+async fn azure_is_read_with_a_shared_key_or_signature() {
     let mut server = Python::start("azurite.py");
     let key = server.text("key");
     let variables = [
@@ -80,6 +80,18 @@ async fn azure_is_read_with_a_shared_key() {
     variables[1].1 = wrong;
     failure(resolve(&client(&variables), "az://models/m").await, Kind::Forbidden, &[wrong, &key]);
     log_shows_no(&[&key, wrong]);
+    let sas = server.text("sas");
+    let signature = sas.split('&').find(|pair| pair.starts_with("sig=")).unwrap();
+    variables[1] = ("AZURE_STORAGE_SAS_TOKEN", &sas);
+    let reader = client(&variables);
+    let (object, head) = open(&reader, "az://models/m", 10).await.unwrap();
+    assert_eq!(head, content(5000, 2)[..10]);
+    assert_eq!(fetch(&reader, &object, 100..200).await.unwrap(), content(5000, 2)[100..200]);
+    shows_no(&format!("{reader:?} {object:?} {} {}", object.identity(), object.validator()), &[signature]);
+    let cut = sas.replace(signature, "sig=V1JPTkc%3D");
+    variables[1].1 = &cut;
+    failure(resolve(&client(&variables), "az://models/m").await, Kind::Forbidden, &[&key, "V1JPTkc"]);
+    log_shows_no(&[signature]);
     let none = client(&[("AZURE_STORAGE_KEY", &key)]);
     failure(resolve(&none, "az://models/m").await, Kind::Credentials, &[&key]);
 }
