@@ -410,7 +410,7 @@ impl Session {
     }
 
     /// Numbers an object, and announces it when its first block is present: a reader asks for it next. The rest of the
-    /// head is in the same request, and is present when a reader needs it, or soon after.
+    /// head is in the same request, and a reader who needs it waits for it.
     fn add_object(&mut self, id: u64, host: &str, head: u64, open: Open) {
         let number = ObjectId(self.next_object);
         self.next_object += 1;
