@@ -7,9 +7,9 @@
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
 use std::sync::Arc;
-use weightfs::content::{Content, Data, Extent, Request, Segment};
-use weightfs::format::{self, Input, Mode};
-use weightfs::source::{Memory, Source};
+use weightfs::content::{Content, Data, Extent, ReadRequest, Segment};
+use weightfs::format::{self, HeaderInput, ParseMode};
+use weightfs::source::{MemorySource, Source};
 
 const TENSORS: usize = 1_000_000;
 const READ: u64 = 128 << 10;
@@ -29,13 +29,17 @@ fn file(count: usize) -> Vec<u8> {
 
 fn header(criterion: &mut Criterion) {
     let file = file(TENSORS);
-    let input = Input::with_prefix((file.len() + TENSORS * 64) as u64, file);
+    let input = HeaderInput::with_prefix((file.len() + TENSORS * 64) as u64, file);
     let mut group = criterion.benchmark_group("header");
     group.sample_size(10).throughput(Throughput::Elements(TENSORS as u64));
     group.bench_function("parse 1,000,000 tensors", |bencher| {
-        bencher.iter_batched(|| (), |()| format::parse(black_box(&input), Mode::Strict), BatchSize::PerIteration)
+        bencher.iter_batched(
+            || (),
+            |()| format::parse_header(black_box(&input), ParseMode::Strict),
+            BatchSize::PerIteration,
+        )
     });
-    let Ok(header) = format::parse(&input, Mode::Strict) else { return };
+    let Ok(header) = format::parse_header(&input, ParseMode::Strict) else { return };
     let names: Vec<String> = (0..TENSORS).map(|at| name(at.wrapping_mul(7919) % TENSORS)).collect();
     group.sample_size(100).throughput(Throughput::Elements(1));
     let mut at = 0;
@@ -52,9 +56,9 @@ fn header(criterion: &mut Criterion) {
 }
 
 fn read(criterion: &mut Criterion) {
-    let source: Arc<dyn Source> = Arc::new(Memory::new(vec![7; 64 << 20]));
+    let source: Arc<dyn Source> = Arc::new(MemorySource::new(vec![7; 64 << 20]));
     let data = || Segment::Data(Data::Extent(Extent { source: source.clone(), range: 8..64 << 20 }));
-    let len = |content: Content, at: u64| content.read(at..at + READ, &Request::WAIT).map(|bytes| bytes.len()).ok();
+    let len = |content: Content, at: u64| content.read(at..at + READ, &ReadRequest::WAIT).map(|bytes| bytes.len()).ok();
     let npy = || Content::new([Segment::Literal(vec![b' '; 128].into()), data()]);
     let mut group = criterion.benchmark_group("read 128 KiB");
     group.bench_function("raw", |bencher| bencher.iter(|| len(Content::new([data()]), black_box(1 << 20))));

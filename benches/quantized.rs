@@ -8,12 +8,13 @@ use std::collections::HashMap;
 use std::hint::black_box;
 use std::time::Instant;
 use weightfs::codec::quantized::{
-    Decoder, Formula, Gathered, Global, Grid, Layout, Number, Output, Packing, Part, Parts, Real, Zeros,
+    CodeNumber, CodePacking, DecodedOutput, DequantizeFormula, GatheredParts, GlobalScale, LayoutDecoder, Parts,
+    QuantizedLayout, QuantizedPart, ScaleGrid, ScaleType, ZeroPoints,
 };
-use weightfs::content::{Content, Request, Segment};
-use weightfs::format::Mode;
+use weightfs::content::{Content, ReadRequest, Segment};
+use weightfs::format::ParseMode;
 use weightfs::model::open_model;
-use weightfs::model::quantization::{Config, Stored, Tensors, recognise};
+use weightfs::model::quantization::{QuantizationConfig, SiteTensor, StoredTensors, recognise_weights};
 
 const READ: usize = 1 << 20;
 const ROUNDS: usize = 60;
@@ -21,29 +22,29 @@ const ROUNDS: usize = 60;
 const ROWS: u64 = 4096;
 const COLS: u64 = 4096;
 
-fn layout(packing: Packing, number: Number, block: [u64; 2], scale: Real) -> Layout {
+fn layout(packing: CodePacking, number: CodeNumber, block: [u64; 2], scale: ScaleType) -> QuantizedLayout {
     let groups = COLS.div_ceil(block[1]);
     let strides = if block[0] >= ROWS { [0, 0, 0] } else { [0, groups, 1] };
-    Layout {
+    QuantizedLayout {
         batch: 1,
         rows: ROWS,
         cols: COLS,
         packing,
         number,
-        grid: Grid::Blocks { block, groups, strides },
+        grid: ScaleGrid::Blocks { block, groups, strides },
         scale,
         bias: scale,
-        global: Global::None,
-        zeros: Zeros::None,
+        global: GlobalScale::None,
+        zeros: ZeroPoints::None,
         group_index: false,
-        formula: Formula::Scale,
+        formula: DequantizeFormula::Scale,
     }
 }
 
-fn layouts() -> Vec<(&'static str, Layout)> {
-    let stream = |bits: u32| Packing::Stream { bits, row_bytes: COLS * u64::from(bits) / 8 };
-    let transposed = Grid::Blocks { block: [1, 128], groups: COLS / 128, strides: [0, 1, ROWS] };
-    let zeros = |interleaved: bool| Zeros::Packed {
+fn layouts() -> Vec<(&'static str, QuantizedLayout)> {
+    let stream = |bits: u32| CodePacking::Stream { bits, row_bytes: COLS * u64::from(bits) / 8 };
+    let transposed = ScaleGrid::Blocks { block: [1, 128], groups: COLS / 128, strides: [0, 1, ROWS] };
+    let zeros = |interleaved: bool| ZeroPoints::Packed {
         bits: 4,
         along: 1,
         across: ROWS / 8,
@@ -51,65 +52,75 @@ fn layouts() -> Vec<(&'static str, Layout)> {
         add: u32::from(!interleaved),
         offset: 0,
     };
-    let fp8 = |block| layout(stream(8), Number::E4M3, block, Real::F32);
-    let gptq = Layout {
+    let fp8 = |block| layout(stream(8), CodeNumber::E4M3, block, ScaleType::F32);
+    let gptq = QuantizedLayout {
         grid: transposed,
         zeros: zeros(false),
-        ..layout(Packing::Down { bits: 4 }, Number::Unsigned, [1, 128], Real::F16)
+        ..layout(CodePacking::Down { bits: 4 }, CodeNumber::Unsigned, [1, 128], ScaleType::F16)
     };
-    let mlx = |bits: u32| Layout {
-        formula: Formula::ScaleThenAdd,
-        ..layout(stream(bits), Number::Unsigned, [1, 64], Real::Bf16)
+    let mlx = |bits: u32| QuantizedLayout {
+        formula: DequantizeFormula::ScaleThenAdd,
+        ..layout(stream(bits), CodeNumber::Unsigned, [1, 64], ScaleType::Bf16)
     };
-    let nf4 = Layout {
+    let nf4 = QuantizedLayout {
         rows: 1,
         cols: ROWS * COLS,
-        packing: Packing::HighFirst { row_bytes: ROWS * COLS / 2 },
-        grid: Grid::Blocks { block: [1, 64], groups: ROWS * COLS / 64, strides: [0, 0, 1] },
-        ..layout(stream(4), Number::Map, [1, 64], Real::F32)
+        packing: CodePacking::HighFirst { row_bytes: ROWS * COLS / 2 },
+        grid: ScaleGrid::Blocks { block: [1, 64], groups: ROWS * COLS / 64, strides: [0, 0, 1] },
+        ..layout(stream(4), CodeNumber::Map, [1, 64], ScaleType::F32)
     };
     vec![
         ("fp8 block", fp8([128, 128])),
         ("fp8 tensor", fp8([ROWS, COLS])),
         ("fp8 channel", fp8([1, COLS])),
-        ("mxfp8", layout(stream(8), Number::E4M3, [1, 32], Real::E8M0)),
-        ("mxfp4", layout(stream(4), Number::E2M1, [1, 32], Real::E8M0)),
+        ("mxfp8", layout(stream(8), CodeNumber::E4M3, [1, 32], ScaleType::E8M0)),
+        ("mxfp4", layout(stream(4), CodeNumber::E2M1, [1, 32], ScaleType::E8M0)),
         (
             "nvfp4",
-            Layout { global: Global::Times { each: false }, ..layout(stream(4), Number::E2M1, [1, 16], Real::E4M3) },
+            QuantizedLayout {
+                global: GlobalScale::Times { each: false },
+                ..layout(stream(4), CodeNumber::E2M1, [1, 16], ScaleType::E4M3)
+            },
         ),
         (
             "nvfp4 comfy",
-            Layout {
-                global: Global::Times { each: false },
-                grid: Grid::Tiled { block: 16, groups: COLS / 16 },
-                ..layout(Packing::HighFirst { row_bytes: COLS / 2 }, Number::E2M1, [1, 16], Real::E4M3)
+            QuantizedLayout {
+                global: GlobalScale::Times { each: false },
+                grid: ScaleGrid::Tiled { block: 16, groups: COLS / 16 },
+                ..layout(CodePacking::HighFirst { row_bytes: COLS / 2 }, CodeNumber::E2M1, [1, 16], ScaleType::E4M3)
             },
         ),
-        ("int8 channel", layout(stream(8), Number::Signed, [1, COLS], Real::Bf16)),
-        ("packed int4 g128", layout(stream(4), Number::Offset, [1, 128], Real::Bf16)),
+        ("int8 channel", layout(stream(8), CodeNumber::Signed, [1, COLS], ScaleType::Bf16)),
+        ("packed int4 g128", layout(stream(4), CodeNumber::Offset, [1, 128], ScaleType::Bf16)),
         (
             "packed int4 g32 zeros",
-            Layout {
-                zeros: Zeros::Packed { bits: 4, along: COLS / 32, across: 1, interleaved: false, add: 0, offset: 8 },
-                ..layout(stream(4), Number::Offset, [1, 32], Real::Bf16)
+            QuantizedLayout {
+                zeros: ZeroPoints::Packed {
+                    bits: 4,
+                    along: COLS / 32,
+                    across: 1,
+                    interleaved: false,
+                    add: 0,
+                    offset: 8,
+                },
+                ..layout(stream(4), CodeNumber::Offset, [1, 32], ScaleType::Bf16)
             },
         ),
-        ("packed int3 g128", layout(stream(3), Number::Offset, [1, 128], Real::Bf16)),
+        ("packed int3 g128", layout(stream(3), CodeNumber::Offset, [1, 128], ScaleType::Bf16)),
         (
             "awq",
-            Layout {
+            QuantizedLayout {
                 grid: transposed,
                 zeros: zeros(true),
-                ..layout(Packing::Across, Number::Unsigned, [1, 128], Real::F16)
+                ..layout(CodePacking::Across, CodeNumber::Unsigned, [1, 128], ScaleType::F16)
             },
         ),
         ("gptq", gptq),
-        ("gptq act-order", Layout { group_index: true, ..gptq }),
-        ("gptq 8 bits", Layout { packing: Packing::Down { bits: 8 }, ..gptq }),
-        ("gptq 3 bits", Layout { packing: Packing::Down { bits: 3 }, ..gptq }),
+        ("gptq act-order", QuantizedLayout { group_index: true, ..gptq }),
+        ("gptq 8 bits", QuantizedLayout { packing: CodePacking::Down { bits: 8 }, ..gptq }),
+        ("gptq 3 bits", QuantizedLayout { packing: CodePacking::Down { bits: 3 }, ..gptq }),
         ("nf4", nf4),
-        ("nf4 nested", Layout { scale: Real::Nested { block: 256, offset: 0.01 }, ..nf4 }),
+        ("nf4 nested", QuantizedLayout { scale: ScaleType::Nested { block: 256, offset: 0.01 }, ..nf4 }),
         ("mlx 2 bits", mlx(2)),
         ("mlx 3 bits", mlx(3)),
         ("mlx 4 bits", mlx(4)),
@@ -152,15 +163,15 @@ fn main() {
         }
         let required = layout.required().unwrap();
         let mut parts: Parts<Vec<u8>> = required.map(|size| source[..size as usize].to_vec());
-        if layout.scale == Real::F32 {
-            make_scales(&mut parts[Part::Scales as usize]);
+        if layout.scale == ScaleType::F32 {
+            make_scales(&mut parts[QuantizedPart::Scales as usize]);
         }
         if layout.group_index {
             let cols = layout.cols as u32;
             let index = (0..cols).flat_map(|column| (column.wrapping_mul(2_654_435_761) % (cols / 128)).to_le_bytes());
-            parts[Part::GroupIndex as usize] = index.collect();
+            parts[QuantizedPart::GroupIndex as usize] = index.collect();
         }
-        let decoder = Decoder::new(layout, &required).unwrap();
+        let decoder = LayoutDecoder::new(layout, &required).unwrap();
         for kind in ["f32", "bf16"] {
             let size = if kind == "f32" { 4 } else { 2 };
             let elements = READ as u64 / size;
@@ -174,18 +185,18 @@ fn main() {
                 let start = (round as u64 * elements) % layout.elements();
                 let range = start..start + elements;
                 let held = decoder.layout().window(range.clone());
-                let mut gathered = Gathered::default();
+                let mut gathered = GatheredParts::default();
                 gathers.push(time(|| {
-                    let read = |part: Part, offset: u64, bytes: &mut [u8]| {
+                    let read = |part: QuantizedPart, offset: u64, bytes: &mut [u8]| {
                         bytes.copy_from_slice(&parts[part as usize][offset as usize..offset as usize + bytes.len()]);
                         Ok::<_, ()>(())
                     };
-                    gathered = Gathered::new(&decoder, held.clone(), read).unwrap();
+                    gathered = GatheredParts::new(&decoder, held.clone(), read).unwrap();
                 }));
                 decodes.push(time(|| {
                     let output = match kind {
-                        "f32" => Output::F32(target.as_chunks_mut().0),
-                        _ => Output::Bf16(target.as_chunks_mut().0),
+                        "f32" => DecodedOutput::F32(target.as_chunks_mut().0),
+                        _ => DecodedOutput::Bf16(target.as_chunks_mut().0),
                     };
                     gathered.decode(&decoder, &range, output).unwrap();
                     black_box(&mut target);
@@ -254,7 +265,7 @@ fn content(source: &[u8]) {
         }
         let path = dir.path().join(format!("{}.safetensors", name.replace(' ', "-")));
         std::fs::write(&path, file).unwrap();
-        let model = open_model(&path.as_path().into(), Mode::Strict).unwrap();
+        let model = open_model(&path.as_path().into(), ParseMode::Strict).unwrap();
         for (kind, rounded) in [("f32", false), ("bf16", true)] {
             let values = model.dequantized(&model.quantized().weights()[0], rounded).unwrap();
             let content = Content::new([Segment::Generated(values)]);
@@ -268,7 +279,7 @@ fn content(source: &[u8]) {
                 }));
                 let at = ((round * READ) as u64) % content.len();
                 reads.push(time(|| {
-                    content.copy(at..at + READ as u64, &Request::WAIT, &mut target).unwrap();
+                    content.copy(at..at + READ as u64, &ReadRequest::WAIT, &mut target).unwrap();
                     black_box(&mut target);
                 }));
             }
@@ -289,7 +300,7 @@ fn recognition() {
             _ => names.into_iter().map(|name| name.replace("weight_scale_inv", "bias")).collect(),
         };
         let find: HashMap<&str, usize> = names.iter().enumerate().map(|(at, name)| (name.as_str(), at)).collect();
-        let tensors = Tensors {
+        let tensors = StoredTensors {
             len: names.len(),
             tensor: &|at| {
                 let (dtype, shape, bytes): (_, &[u64], _) = match at % 3 {
@@ -297,14 +308,15 @@ fn recognition() {
                     1 => ("F32", &[16, 56], 16 * 56 * 4),
                     _ => ("BF16", &[7168], 7168 * 2),
                 };
-                Stored { name: &names[at], dtype, shape, bytes }
+                SiteTensor { name: &names[at], dtype, shape, bytes }
             },
             find: &|name| find.get(name).copied(),
             contents: &|_| None,
         };
-        let config = Config::default();
+        let config = QuantizationConfig::default();
         let mut found = 0;
-        let times = (0..5).map(|_| time(|| found = black_box(recognise(&tensors, &config)).weights.len())).collect();
+        let times =
+            (0..5).map(|_| time(|| found = black_box(recognise_weights(&tensors, &config)).weights.len())).collect();
         println!("{found} weights among a million tensors of a {kind} model: {:.0} ms", median(times) * 1e3);
     }
 }

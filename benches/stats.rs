@@ -9,7 +9,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use half::{bf16, f16};
 use std::hint::black_box;
 use weightfs::format::Dtype;
-use weightfs::stats::Accumulator;
+use weightfs::stats::StatsAccumulator;
 
 const INPUT: usize = 64 << 20;
 const READ: usize = 1 << 20;
@@ -68,7 +68,7 @@ fn benches(criterion: &mut Criterion) {
         }),
     ];
     for (dtype, values, bytes) in &cases {
-        let Some(mut accumulator) = Accumulator::new(*dtype) else { continue };
+        let Some(mut accumulator) = StatsAccumulator::new(*dtype) else { continue };
         let read = READ / 3 * 3;
         group.throughput(Throughput::Bytes(read as u64));
         group.bench_function(format!("{dtype}{values}"), |bencher| {

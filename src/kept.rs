@@ -6,24 +6,24 @@ use std::hash::Hash;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Values by their keys. If they exceed the capacity, those that were used least recently are dropped.
-pub struct Kept<K: Hash + Eq, V> {
-    state: Mutex<State<K, V>>,
+pub struct KeptValues<K: Hash + Eq, V> {
+    state: Mutex<KeptState<K, V>>,
     /// In bytes.
     capacity: usize,
     /// The size of a value in bytes, including what the cache itself needs.
     size: fn(&V) -> usize,
 }
 
-struct State<K: Hash + Eq, V> {
+struct KeptState<K: Hash + Eq, V> {
     cache: LruCache<K, V>,
     /// Size of all values.
     bytes: usize,
 }
 
-impl<K: Hash + Eq, V: Clone> Kept<K, V> {
+impl<K: Hash + Eq, V: Clone> KeptValues<K, V> {
     /// An empty cache for `capacity` bytes. `size` is the size of a value, including what the cache itself needs.
     pub fn new(capacity: usize, size: fn(&V) -> usize) -> Self {
-        Self { state: Mutex::new(State { cache: LruCache::unbounded(), bytes: 0 }), capacity, size }
+        Self { state: Mutex::new(KeptState { cache: LruCache::unbounded(), bytes: 0 }), capacity, size }
     }
 
     /// The value for a key.
@@ -51,7 +51,7 @@ impl<K: Hash + Eq, V: Clone> Kept<K, V> {
         value
     }
 
-    fn put(&self, state: &mut State<K, V>, key: K, value: V) {
+    fn put(&self, state: &mut KeptState<K, V>, key: K, value: V) {
         state.bytes += (self.size)(&value);
         if let Some(before) = state.cache.put(key, value) {
             state.bytes -= (self.size)(&before);
@@ -62,12 +62,12 @@ impl<K: Hash + Eq, V: Clone> Kept<K, V> {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<K, V>> {
+    fn lock(&self) -> MutexGuard<'_, KeptState<K, V>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<K: Hash + Eq, V> fmt::Debug for Kept<K, V> {
+impl<K: Hash + Eq, V> fmt::Debug for KeptValues<K, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Kept {{ capacity: {} }}", self.capacity)
     }
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn values_that_were_used_least_recently_are_dropped_first() {
-        let kept = Kept::new(100, |size: &usize| *size);
+        let kept = KeptValues::new(100, |size: &usize| *size);
         (0..10).for_each(|key| kept.keep(key, 10));
         assert_eq!(kept.find(&0), Some(10));
         kept.keep(10, 15);

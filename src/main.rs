@@ -12,14 +12,14 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     process::logging::end_on_panics();
     #[cfg(feature = "remote")]
-    if process::fetcher::is_this() {
-        return process::fetcher::run();
+    if process::fetcher::is_fetcher() {
+        return process::fetcher::run_fetcher();
     }
     #[cfg(feature = "parquet")]
-    if process::parquet::is_this() {
-        return process::parquet::run();
+    if process::parquet::is_parquet_reader() {
+        return process::parquet::run_parquet_reader();
     }
-    let Invocation { command, codes } = match cli::parse(std::env::args_os()) {
+    let Invocation { command, codes } = match cli::parse_command_line(std::env::args_os()) {
         Ok(invocation) => invocation,
         Err(code) => return code,
     };
@@ -28,32 +28,32 @@ fn main() -> ExitCode {
         process::logging::complain(&anyhow::Error::new(error).context("cannot hide the secrets of a URL from ps(1)"));
     }
     let done = match command {
-        cli::Command::Mount(args) => cmd::mount::run(&args),
-        cli::Command::Umount(args) => cmd::umount::run(&args),
-        cli::Command::Status(args) => cmd::status::run(&args),
-        cli::Command::Doctor(args) => cmd::doctor::run(&args),
+        cli::Command::Mount(args) => cmd::mount::run_mount(&args),
+        cli::Command::Umount(args) => cmd::umount::run_umount(&args),
+        cli::Command::Status(args) => cmd::status::run_status(&args),
+        cli::Command::Doctor(args) => cmd::doctor::run_doctor(&args),
         #[cfg(feature = "serve")]
-        cli::Command::Serve(args) => cmd::serve::run(&args),
+        cli::Command::Serve(args) => cmd::serve::run_serve(&args),
         #[cfg(not(feature = "serve"))]
         cli::Command::Serve(_) => Err(anyhow::anyhow!("this weightfs was built without the feature serve")),
-        cli::Command::Ls(args) => cmd::ls::run(&args),
-        cli::Command::Cat(args) => cmd::cat::run(&args),
-        cli::Command::Cp(args) => cmd::cp::run(&args),
-        cli::Command::Inspect(args) => cmd::inspect::run(&args),
-        cli::Command::Id(args) => cmd::id::run(&args),
-        cli::Command::Summary(args) => cmd::summary::run(&args),
-        cli::Command::Check(args) => cmd::check::run(&args),
-        cli::Command::Diff(args) => cmd::diff::run(&args),
-        cli::Command::Metadata(args) => cmd::metadata::run(&args),
-        cli::Command::Export(args) => cmd::export::run(&args),
+        cli::Command::Ls(args) => cmd::ls::run_ls(&args),
+        cli::Command::Cat(args) => cmd::cat::run_cat(&args),
+        cli::Command::Cp(args) => cmd::cp::run_cp(&args),
+        cli::Command::Inspect(args) => cmd::inspect::run_inspect(&args),
+        cli::Command::Id(args) => cmd::id::run_id(&args),
+        cli::Command::Summary(args) => cmd::summary::run_summary(&args),
+        cli::Command::Check(args) => cmd::check::run_check(&args),
+        cli::Command::Diff(args) => cmd::diff::run_diff(&args),
+        cli::Command::Metadata(args) => cmd::metadata::run_metadata(&args),
+        cli::Command::Export(args) => cmd::export::run_export(&args),
         #[cfg(feature = "remote")]
-        cli::Command::Cache(args) => cmd::cache::run(&args),
+        cli::Command::Cache(args) => cmd::cache::run_cache(&args),
         #[cfg(not(feature = "remote"))]
         cli::Command::Cache(_) => {
             Err(anyhow::anyhow!("this weightfs was built without remote sources, so it has no cache"))
         }
-        cli::Command::CompleteWords { words } => cmd::complete_words::run(&words),
-        cli::Command::WriteDocs { dir } => cmd::write_docs::run(&dir),
+        cli::Command::CompleteWords { words } => cmd::complete_words::run_complete_words(&words),
+        cli::Command::WriteDocs { dir } => cmd::write_docs::run_write_docs(&dir),
     };
     match done {
         Ok(code) => code,

@@ -6,25 +6,25 @@ use crate::process::fetcher;
 use crate::process::logging::reason;
 use crate::process::sandbox::Sandbox;
 use crate::process::{limits, logging};
-use crate::terminal::output::Output;
+use crate::terminal::output::StandardOutput;
 use anyhow::{Context, bail};
 use std::collections::HashSet;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
-use weightfs::content::{Content, Request};
-use weightfs::format::Mode;
+use weightfs::content::{Content, ReadRequest};
+use weightfs::format::ParseMode;
 use weightfs::fs::{Attr, Ownership, Superblock};
-use weightfs::model::{self, Catalog, Model, ModelId, Opened};
+use weightfs::model::{self, Catalog, Model, ModelId, OpenedModel};
 #[cfg(feature = "remote")]
-use weightfs::remote::Client;
+use weightfs::remote::FetchClient;
 #[cfg(feature = "remote")]
-use weightfs::remote::protocol::{Start, VERSION};
+use weightfs::remote::protocol::{FetchOptions, VERSION};
 use weightfs::source::{Location, is_dir};
-use weightfs::view::Shown;
+use weightfs::view::ShownViews;
 
 /// The models to open, each by its file.
-pub struct Models {
+pub struct NamedModels {
     /// Named as on the command line.
     pub files: Vec<Location>,
     /// The files of the same models in another format.
@@ -33,13 +33,13 @@ pub struct Models {
     pub failed: bool,
 }
 
-impl Models {
+impl NamedModels {
     /// Finds the models at `sources`: files, indexes, manifests, and directories of one model or several.
-    pub fn find(sources: &[SourceArg], remote: &RemoteArgs, out: &mut Output) -> anyhow::Result<Self> {
-        prepare()?;
+    pub fn find(sources: &[SourceArg], remote: &RemoteArgs, out: &mut StandardOutput) -> anyhow::Result<Self> {
+        prepare_process()?;
         let mut models = Self { files: Vec::new(), copies: Vec::new(), failed: false };
         let mut split = HashSet::new();
-        let mut locator = Locator::new(remote);
+        let mut locator = SourceLocator::new(remote);
         for source in sources {
             let source = &match locator.locate(source) {
                 Ok(source) => source,
@@ -53,7 +53,7 @@ impl Models {
             if model::first_split(source).is_some_and(|first| !split.insert(first)) {
                 continue;
             }
-            let complaints = match model::files(source) {
+            let complaints = match model::model_files(source) {
                 Ok(found) => {
                     models.files.extend(found.models);
                     models.copies.extend(found.copies);
@@ -73,9 +73,9 @@ impl Models {
     /// 1. What was left out of damaged models is logged.
     pub fn each(
         self,
-        mode: Mode,
-        out: &mut Output,
-        mut show: impl FnMut(&Model, &Location, &mut Output) -> anyhow::Result<()>,
+        mode: ParseMode,
+        out: &mut StandardOutput,
+        mut show: impl FnMut(&Model, &Location, &mut StandardOutput) -> anyhow::Result<()>,
     ) -> anyhow::Result<ExitCode> {
         let mut failed = self.failed;
         for file in &self.files {
@@ -95,16 +95,16 @@ impl Models {
 }
 
 /// Finds what SOURCE arguments name. The process that fetches is started for the first URL.
-pub struct Locator<'a> {
+pub struct SourceLocator<'a> {
     #[cfg_attr(not(feature = "remote"), expect(dead_code, reason = "there are no remote sources"))]
     remote: &'a RemoteArgs,
     #[cfg_attr(not(feature = "remote"), expect(dead_code, reason = "there are no remote sources"))]
     no_sandbox: bool,
     #[cfg(feature = "remote")]
-    client: Option<Client>,
+    client: Option<FetchClient>,
 }
 
-impl<'a> Locator<'a> {
+impl<'a> SourceLocator<'a> {
     /// Starts no process yet.
     pub fn new(remote: &'a RemoteArgs) -> Self {
         Self {
@@ -128,7 +128,7 @@ impl<'a> Locator<'a> {
             SourceArg::Url(url) => {
                 let client = match self.client.take() {
                     Some(client) => client,
-                    None => fetcher::start(start(self.remote, self.no_sandbox)?)?,
+                    None => fetcher::start_fetcher(fetch_options(self.remote, self.no_sandbox)?)?,
                 };
                 Ok(self.client.insert(client).resolve(url)?)
             }
@@ -173,15 +173,15 @@ impl<'a> Locator<'a> {
         #[cfg(feature = "remote")]
         if let Some(client) = &self.client {
             client.rest();
-            enter(sandbox);
+            enter_sandbox(sandbox);
             return client.resume().context("cannot start a thread");
         }
-        enter(sandbox);
+        enter_sandbox(sandbox);
         Ok(())
     }
 }
 
-fn enter(sandbox: Option<Sandbox>) {
+fn enter_sandbox(sandbox: Option<Sandbox>) {
     let Some(sandbox) = sandbox else { return log::info!("no sandbox") };
     let enforced = sandbox.enter();
     log::info!("sandbox: {enforced}");
@@ -192,10 +192,10 @@ fn enter(sandbox: Option<Sandbox>) {
 
 /// The options of the process that fetches.
 #[cfg(feature = "remote")]
-fn start(remote: &RemoteArgs, no_sandbox: bool) -> anyhow::Result<Start> {
+fn fetch_options(remote: &RemoteArgs, no_sandbox: bool) -> anyhow::Result<FetchOptions> {
     // The process may have another current directory.
     let token_file = remote.token_file.as_deref().map(std::path::absolute).transpose()?;
-    Ok(Start {
+    Ok(FetchOptions {
         version: VERSION,
         offline: remote.offline,
         timeout: remote.timeout.map(|seconds| u64::from(seconds) * 1000),
@@ -206,46 +206,51 @@ fn start(remote: &RemoteArgs, no_sandbox: bool) -> anyhow::Result<Start> {
 }
 
 /// The location of the only SOURCE of a command.
-pub fn locate(source: &SourceArg, remote: &RemoteArgs) -> anyhow::Result<Location> {
-    prepare()?;
-    Locator::new(remote).locate(source)
+pub fn locate_source(source: &SourceArg, remote: &RemoteArgs) -> anyhow::Result<Location> {
+    prepare_process()?;
+    SourceLocator::new(remote).locate(source)
 }
 
 /// The files that a mount of `opened` shows.
-pub fn superblock(opened: Opened, source: &Location, shown: Shown, ownership: Ownership) -> anyhow::Result<Superblock> {
+pub fn new_superblock(
+    opened: OpenedModel,
+    source: &Location,
+    shown: ShownViews,
+    ownership: Ownership,
+) -> anyhow::Result<Superblock> {
     Superblock::new(opened, shown, ownership).with_context(|| format!("{source}: a model without files"))
 }
 
 /// The files of a source, as a mount would show them, for commands that do not mount.
-pub struct Files {
+pub struct SourceFiles {
     /// The source, for messages.
     pub source: Location,
     /// The files.
     pub superblock: Superblock,
 }
 
-impl Files {
+impl SourceFiles {
     /// Opens a source.
-    pub fn open(source: &SourceArg, remote: &RemoteArgs, lenient: bool, shown: Shown) -> anyhow::Result<Self> {
-        let source = locate(source, remote)?;
-        let opened = model::open(&source, mode(lenient))?;
-        if let Opened::Model(model) = &opened {
+    pub fn open(source: &SourceArg, remote: &RemoteArgs, lenient: bool, shown: ShownViews) -> anyhow::Result<Self> {
+        let source = locate_source(source, remote)?;
+        let opened = model::open_location(&source, parse_mode(lenient))?;
+        if let OpenedModel::Model(model) = &opened {
             model.report(&source);
         }
-        let superblock = superblock(opened, &source, shown, Ownership::default())?;
+        let superblock = new_superblock(opened, &source, shown, Ownership::default())?;
         Ok(Self { source, superblock })
     }
 
     /// The file or directory at a path of the mount.
     pub fn find(&self, path: &Path) -> anyhow::Result<Attr> {
-        let found = self.superblock.resolve(path.as_os_str().as_bytes(), &Request::WAIT);
+        let found = self.superblock.resolve(path.as_os_str().as_bytes(), &ReadRequest::WAIT);
         found.with_context(|| self.name(path))
     }
 
     /// The content of a file at a path of the mount.
     pub fn content(&self, path: &Path) -> anyhow::Result<Content> {
         let ino = self.find(path)?.ino;
-        self.superblock.open(ino, &Request::WAIT).with_context(|| self.name(path))
+        self.superblock.open(ino, &ReadRequest::WAIT).with_context(|| self.name(path))
     }
 
     /// The name of a file in messages.
@@ -255,12 +260,12 @@ impl Files {
 }
 
 /// The mode that `--lenient` selects.
-pub fn mode(lenient: bool) -> Mode {
-    if lenient { Mode::Lenient } else { Mode::Strict }
+pub fn parse_mode(lenient: bool) -> ParseMode {
+    if lenient { ParseMode::Lenient } else { ParseMode::Strict }
 }
 
 /// Sets up logging, and raises the limit of open files. Call this before models are opened.
-pub fn prepare() -> anyhow::Result<()> {
+pub fn prepare_process() -> anyhow::Result<()> {
     logging::init(false, None, None)?;
     limits::raise_open_files();
     limits::limit_address_space();
@@ -269,46 +274,46 @@ pub fn prepare() -> anyhow::Result<()> {
 
 /// Opens one model or a directory of several, and logs what was left out of a model. Unlike in a mount, the only model
 /// below a directory is opened as one model wherever it lies.
-pub fn any(source: &Location, mode: Mode) -> anyhow::Result<Opened> {
-    prepare()?;
-    let model = match model::open(source, mode)? {
-        Opened::Model(model) => model,
-        Opened::Catalog(catalog) => match catalog.only() {
+pub fn open_any_model(source: &Location, mode: ParseMode) -> anyhow::Result<OpenedModel> {
+    prepare_process()?;
+    let model = match model::open_location(source, mode)? {
+        OpenedModel::Model(model) => model,
+        OpenedModel::Catalog(catalog) => match catalog.only() {
             Some(only) => model::open_model(&source.rename(catalog.model(only)), mode)?.into(),
-            None => return Ok(Opened::Catalog(catalog)),
+            None => return Ok(OpenedModel::Catalog(catalog)),
         },
     };
     model.report(source);
-    Ok(Opened::Model(model))
+    Ok(OpenedModel::Model(model))
 }
 
 /// Opens the one model at `source`.
-pub fn one(source: &Location, mode: Mode) -> anyhow::Result<Model> {
-    match any(source, mode)? {
-        Opened::Model(model) => Ok(*model),
-        Opened::Catalog(catalog) => bail!("{}", several(source, &catalog)),
+pub fn open_one_model(source: &Location, mode: ParseMode) -> anyhow::Result<Model> {
+    match open_any_model(source, mode)? {
+        OpenedModel::Model(model) => Ok(*model),
+        OpenedModel::Catalog(catalog) => bail!("{}", several_models(source, &catalog)),
     }
 }
 
 /// Opens the one model at `source`, or a split as a model of its own.
-pub fn file(source: &Location, mode: Mode) -> anyhow::Result<Model> {
+pub fn open_model_file(source: &Location, mode: ParseMode) -> anyhow::Result<Model> {
     if is_dir(source) || model::first_split(source).is_none() {
-        return one(source, mode);
+        return open_one_model(source, mode);
     }
-    prepare()?;
+    prepare_process()?;
     let model = model::open_alone(source, mode)?;
     model.report(source);
     Ok(model)
 }
 
 /// The error for a directory of several models where one model is expected.
-pub fn several(source: &Location, catalog: &Catalog) -> String {
+pub fn several_models(source: &Location, catalog: &Catalog) -> String {
     format!("{source}: a directory of {} models; name one of them", catalog.models().len())
 }
 
 /// Opens a model of a directory, and logs what was left out. Messages name the model `shown`: the path of the
 /// directory, followed by the path of the model in a mount.
-pub fn in_catalog(catalog: &Catalog, id: ModelId, shown: &Location) -> anyhow::Result<Model> {
+pub fn open_catalog_model(catalog: &Catalog, id: ModelId, shown: &Location) -> anyhow::Result<Model> {
     let model = model::open_model(catalog.model(id), catalog.mode())?;
     model.report(shown);
     Ok(model)

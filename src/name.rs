@@ -5,7 +5,7 @@
 //! and the first 16 hex digits of the SHA-256 of the name. There is no other `%` in an encoding, so a trailing `%` can
 //! distinguish a tensor from a directory of the same name (`a%` beside `a/`).
 
-use crate::text::{Hex, is_terminal_control};
+use crate::text::{HexDigits, is_terminal_control};
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -19,7 +19,7 @@ pub const MAX: usize = 240;
 const TAIL: usize = 18;
 
 /// Encodes `name` as a file name.
-pub fn encode(name: &str) -> Cow<'_, str> {
+pub fn encode_name(name: &str) -> Cow<'_, str> {
     match name {
         "" => return Cow::Borrowed("%"),
         "." => return Cow::Borrowed("%2E"),
@@ -33,7 +33,7 @@ pub fn encode(name: &str) -> Cow<'_, str> {
 }
 
 /// `name`, the name of an existing file, unchanged if it is UTF-8 without terminal control characters. Otherwise it is
-/// escaped as by [`encode`], and terminal control characters and bytes that are not UTF-8 are escaped too.
+/// escaped as by [`encode_name`], and terminal control characters and bytes that are not UTF-8 are escaped too.
 pub fn harmless(name: &OsStr) -> Cow<'_, OsStr> {
     match name.to_str() {
         Some(text) if !text.contains(is_terminal_control) => Cow::Borrowed(name),
@@ -69,7 +69,7 @@ fn escape(name: &[u8], is_escaped_too: fn(char) -> bool) -> String {
 }
 
 /// Decodes a file name. `None` if no name has this encoding, or if the name was cut (see [`is_cut`]).
-pub fn decode(encoded: &str) -> Option<Cow<'_, str>> {
+pub fn decode_name(encoded: &str) -> Option<Cow<'_, str>> {
     if encoded == "%" {
         return Some(Cow::Borrowed(""));
     }
@@ -89,7 +89,7 @@ pub fn decode(encoded: &str) -> Option<Cow<'_, str>> {
         Cow::Borrowed(encoded)
     };
     // Only the canonical encoding is accepted: not `%2f`, `%41` or `.`.
-    (encode(&name) == encoded).then_some(name)
+    (encode_name(&name) == encoded).then_some(name)
 }
 
 /// Whether `encoded` looks like the encoding of a cut name. The whole name must then be looked up.
@@ -101,9 +101,9 @@ pub fn is_cut(encoded: &str) -> bool {
 
 /// The file name of `name` if it had to be cut. [`is_cut`] is false for all others: each `%` in them is followed by
 /// hexadecimal digits.
-pub fn cut(name: &str) -> Option<String> {
+pub fn cut_name(name: &str) -> Option<String> {
     // An escape has three bytes, so the encoding of a shorter name always fits.
-    let encoded = (name.len() > MAX / 3).then(|| encode(name)).filter(|encoded| is_cut(encoded))?;
+    let encoded = (name.len() > MAX / 3).then(|| encode_name(name)).filter(|encoded| is_cut(encoded))?;
     Some(encoded.into_owned())
 }
 
@@ -117,7 +117,7 @@ fn push_escape(encoded: &mut String, byte: u8) {
 }
 
 fn push_tail(encoded: &mut String, name: &[u8]) {
-    encoded.push_str(&format!("%~{}", Hex(&Sha256::digest(name)[..8])));
+    encoded.push_str(&format!("%~{}", HexDigits(&Sha256::digest(name)[..8])));
 }
 
 #[cfg(test)]
@@ -144,8 +144,8 @@ mod tests {
             ("\u{9b}2J\u{202e}\u{2028}\u{feff}", "\u{9b}2J\u{202e}\u{2028}\u{feff}"),
         ];
         for (name, encoded) in cases {
-            assert_eq!(encode(name), encoded);
-            assert_eq!(decode(encoded).as_deref(), Some(name));
+            assert_eq!(encode_name(name), encoded);
+            assert_eq!(decode_name(encoded).as_deref(), Some(name));
         }
         let invalid = [
             ".",
@@ -168,7 +168,7 @@ mod tests {
             "\n",
         ];
         for encoded in invalid {
-            assert_eq!(decode(encoded), None, "{encoded}");
+            assert_eq!(decode_name(encoded), None, "{encoded}");
         }
     }
 
@@ -192,26 +192,26 @@ mod tests {
     #[test]
     fn long_names_are_cut_at_a_character_boundary() {
         let exact = "x".repeat(MAX);
-        assert_eq!(encode(&exact), exact);
-        assert_eq!(decode(&exact).unwrap(), exact);
+        assert_eq!(encode_name(&exact), exact);
+        assert_eq!(decode_name(&exact).unwrap(), exact);
         let long = "x".repeat(MAX + 1);
-        let encoded = encode(&long);
+        let encoded = encode_name(&long);
         assert_eq!(encoded.len(), MAX);
         // The SHA-256 of 241 times x.
         assert_eq!(encoded, format!("{}%~{}", "x".repeat(MAX - TAIL), "7dbf05774ebc8b02"));
         assert!(is_cut(&encoded));
-        assert_eq!(decode(&encoded), None);
+        assert_eq!(decode_name(&encoded), None);
         // Neither a character nor an escape is split.
         for unit in ["重", "/", "🦀", "\u{7f}"] {
             for before in 0..13 {
-                let encoded = encode(&format!("{}{}", "x".repeat(before), unit.repeat(300))).into_owned();
-                let unit = encode(unit).into_owned();
+                let encoded = encode_name(&format!("{}{}", "x".repeat(before), unit.repeat(300))).into_owned();
+                let unit = encode_name(unit).into_owned();
                 assert!(encoded.len() <= MAX && encoded.len() > MAX - unit.len());
                 let kept = &encoded[before..encoded.len() - TAIL];
                 assert_eq!(kept, unit.repeat(kept.len() / unit.len()));
             }
         }
-        assert!(encode(&"/".repeat(65_536)).len() <= MAX);
+        assert!(encode_name(&"/".repeat(65_536)).len() <= MAX);
     }
 
     fn name() -> impl Strategy<Value = String> {
@@ -228,27 +228,27 @@ mod tests {
 
         #[test]
         fn encoding_is_injective(a in name(), b in name()) {
-            let encoded = encode(&a);
+            let encoded = encode_name(&a);
             prop_assert!(!encoded.is_empty() && encoded.len() <= MAX && encoded != "." && encoded != "..");
             prop_assert!(!encoded.contains(|char: char| char == '/' || char.is_ascii_control()));
-            prop_assert_eq!(cut(&a), is_cut(&encoded).then(|| encoded.clone().into_owned()));
+            prop_assert_eq!(cut_name(&a), is_cut(&encoded).then(|| encoded.clone().into_owned()));
             if is_cut(&encoded) {
                 prop_assert!(a.len() > MAX / 3);
             } else {
-                let decoded = decode(&encoded);
+                let decoded = decode_name(&encoded);
                 prop_assert_eq!(decoded.as_deref(), Some(&a[..]));
                 // A trailing `%` is reserved for the tree, except in the encoding of the empty name.
                 prop_assert!(!encoded.ends_with('%') || a.is_empty());
             }
-            prop_assert_eq!(encoded == encode(&b), a == b);
+            prop_assert_eq!(encoded == encode_name(&b), a == b);
         }
 
         #[test]
         fn decoded_names_encode_to_the_same_file_name(
             encoded in prop_oneof!["[./%~2FfEe0-9a\u{1}]{0,8}", "(%E2|%80|%A[0-9A-F]|%C2|%9B|é|\u{202e}|a){0,6}"],
         ) {
-            if let Some(name) = decode(&encoded) {
-                prop_assert_eq!(encode(&name), &encoded[..]);
+            if let Some(name) = decode_name(&encoded) {
+                prop_assert_eq!(encode_name(&name), &encoded[..]);
             }
         }
     }

@@ -10,12 +10,12 @@ pub fn compare_paths(a: &str, b: &str) -> Ordering {
     // Names in a list mostly share a prefix. It is skipped, except for digits at its end: the number may continue.
     let same = a.iter().zip(b).take_while(|(a, b)| a == b).count();
     let from = a[..same].iter().rposition(|byte| !byte.is_ascii_digit()).map_or(0, |at| at + 1);
-    compare(&a[from..], &b[from..], usize::MAX)
+    natural_cmp(&a[from..], &b[from..], usize::MAX)
 }
 
 /// Compares the first `depth` components of two names.
 pub fn compare_prefixes(a: &str, b: &str, depth: usize) -> Ordering {
-    compare(a.as_bytes(), b.as_bytes(), depth)
+    natural_cmp(a.as_bytes(), b.as_bytes(), depth)
 }
 
 /// Compares two components. Only identical ones are equal.
@@ -23,7 +23,7 @@ pub fn compare_components(a: &str, b: &str) -> Ordering {
     compare_bytes(a.as_bytes(), b.as_bytes())
 }
 
-fn compare(a: &[u8], b: &[u8], depth: usize) -> Ordering {
+fn natural_cmp(a: &[u8], b: &[u8], depth: usize) -> Ordering {
     let components = |name| <[u8]>::split(name, |byte| *byte == b'.').take(depth);
     let (mut a, mut b) = (components(a), components(b));
     loop {

@@ -150,9 +150,9 @@ pub fn write_json_string(string: &str, out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// Bytes as lower-case hexadecimal digits.
-pub struct Hex<'b>(pub &'b [u8]);
+pub struct HexDigits<'b>(pub &'b [u8]);
 
-impl fmt::Display for Hex<'_> {
+impl fmt::Display for HexDigits<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }

@@ -17,7 +17,7 @@ pub fn cores() -> usize {
 }
 
 /// Decides how many helper threads parallel loops start beside the calling thread.
-pub trait Helpers: Send + Sync {
+pub trait HelperThreads: Send + Sync {
     /// Whether one more helper may start.
     fn acquire(&self) -> bool;
 
@@ -27,9 +27,9 @@ pub trait Helpers: Send + Sync {
 
 /// The helpers of loops outside of [`with_helpers`]. Their number never exceeds the number of cores.
 #[derive(Debug)]
-struct Free(AtomicUsize);
+struct FreeHelpers(AtomicUsize);
 
-impl Helpers for Free {
+impl HelperThreads for FreeHelpers {
     fn acquire(&self) -> bool {
         let is_free = self.0.fetch_add(1, Relaxed) < cores();
         if !is_free {
@@ -43,14 +43,14 @@ impl Helpers for Free {
     }
 }
 
-static FREE: Free = Free(AtomicUsize::new(0));
+static FREE: FreeHelpers = FreeHelpers(AtomicUsize::new(0));
 
 thread_local! {
-    static COUNTED: RefCell<Option<Arc<dyn Helpers>>> = const { RefCell::new(None) };
+    static COUNTED: RefCell<Option<Arc<dyn HelperThreads>>> = const { RefCell::new(None) };
 }
 
 /// Runs `work` on this thread. Parallel loops in it start helpers only as `helpers` permits.
-pub fn with_helpers<R>(helpers: Arc<dyn Helpers>, work: impl FnOnce() -> R) -> R {
+pub fn with_helpers<R>(helpers: Arc<dyn HelperThreads>, work: impl FnOnce() -> R) -> R {
     let before = COUNTED.replace(Some(helpers));
     let result = work();
     COUNTED.set(before);
@@ -58,10 +58,10 @@ pub fn with_helpers<R>(helpers: Arc<dyn Helpers>, work: impl FnOnce() -> R) -> R
 }
 
 /// Runs `work` for each number below `count` on all cores, and returns the results in order.
-pub fn map<R: Send>(count: usize, work: impl Fn(usize) -> R + Sync) -> Vec<R> {
+pub fn map_parallel<R: Send>(count: usize, work: impl Fn(usize) -> R + Sync) -> Vec<R> {
     match count {
         0 | 1 => (0..count).map(work).collect(),
-        _ => run(count - 1, |send| (0..count).for_each(send), work).1,
+        _ => run_helpers(count - 1, |send| (0..count).for_each(send), work).1,
     }
 }
 
@@ -71,7 +71,7 @@ pub fn stream<J: Send, R: Send, P>(
     produce: impl FnOnce(&mut dyn FnMut(J)) -> P,
     work: impl Fn(J) -> R + Sync,
 ) -> (P, Vec<R>) {
-    run(usize::MAX, produce, work)
+    run_helpers(usize::MAX, produce, work)
 }
 
 /// Sorts like [`slice::sort_by`], on all cores.
@@ -87,7 +87,7 @@ pub fn sort_by<T: Send>(items: &mut [T], compare: impl Fn(&T, &T) -> Ordering + 
 }
 
 /// Runs jobs with at most `helpers` threads beside the calling one.
-fn run<J: Send, R: Send, P>(
+fn run_helpers<J: Send, R: Send, P>(
     helpers: usize,
     produce: impl FnOnce(&mut dyn FnMut(J)) -> P,
     work: impl Fn(J) -> R + Sync,
@@ -101,7 +101,7 @@ fn run<J: Send, R: Send, P>(
         }
     };
     let counted = COUNTED.with_borrow(Clone::clone);
-    let counted: &dyn Helpers = counted.as_deref().unwrap_or(&FREE);
+    let counted: &dyn HelperThreads = counted.as_deref().unwrap_or(&FREE);
     let help = || {
         take();
         counted.release();
@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn results_are_in_the_order_of_the_jobs() {
         for count in [0, 1, 2, 1000] {
-            assert_eq!(map(count, |at| at * 2), (0..count).map(|at| at * 2).collect::<Vec<_>>());
+            assert_eq!(map_parallel(count, |at| at * 2), (0..count).map(|at| at * 2).collect::<Vec<_>>());
         }
         let words = ["a", "bb", "", "cccc"];
         let (sent, lengths) = stream(
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn nested_loops_finish() {
-        let sums = map(50, |a| map(50, |b| a * b).iter().sum::<usize>());
+        let sums = map_parallel(50, |a| map_parallel(50, |b| a * b).iter().sum::<usize>());
         assert_eq!(sums, (0..50).map(|a| a * 1225).collect::<Vec<_>>());
     }
 
@@ -190,7 +190,7 @@ mod tests {
     fn helpers_of_a_loop_are_counted() {
         struct Counted(AtomicUsize, AtomicUsize);
 
-        impl Helpers for Counted {
+        impl HelperThreads for Counted {
             fn acquire(&self) -> bool {
                 self.0.fetch_add(1, Relaxed) < 1
             }
@@ -200,11 +200,11 @@ mod tests {
         }
 
         let counted = Arc::new(Counted(AtomicUsize::new(0), AtomicUsize::new(0)));
-        let sums = with_helpers(counted.clone(), || map(100, |at| at));
+        let sums = with_helpers(counted.clone(), || map_parallel(100, |at| at));
         assert_eq!(sums, (0..100).collect::<Vec<_>>());
         let acquired = counted.0.load(Relaxed).min(1);
         assert_eq!((acquired, counted.1.load(Relaxed)), ((cores() - 1).min(1), acquired));
-        map(100, |at| at);
+        map_parallel(100, |at| at);
         assert_eq!(counted.1.load(Relaxed), acquired);
     }
 

@@ -1,17 +1,17 @@
 //! Numbers for people: sizes and counts with units.
 
 /// A size in decimal units: `1.30 GB`.
-pub fn size(bytes: u64) -> String {
-    scaled(bytes, [" B", " kB", " MB", " GB", " TB", " PB", " EB"])
+pub fn format_size(bytes: u64) -> String {
+    scaled_size(bytes, [" B", " kB", " MB", " GB", " TB", " PB", " EB"])
 }
 
 /// A number with three digits and a unit: `494M`.
-pub fn count(number: u64) -> String {
-    scaled(number, ["", "K", "M", "B", "T", "Q", " quintillion"])
+pub fn format_count(number: u64) -> String {
+    scaled_size(number, ["", "K", "M", "B", "T", "Q", " quintillion"])
 }
 
 /// A number with three digits and a unit.
-fn scaled(number: u64, units: [&str; 7]) -> String {
+fn scaled_size(number: u64, units: [&str; 7]) -> String {
     if number < 1000 {
         return format!("{number}{}", units[0]);
     }
@@ -62,7 +62,7 @@ mod tests {
             (u64::MAX, "18.4 EB", "18.4 quintillion"),
         ];
         for (number, bytes, plain) in cases {
-            assert_eq!((&size(number)[..], &count(number)[..]), (bytes, plain));
+            assert_eq!((&format_size(number)[..], &format_count(number)[..]), (bytes, plain));
         }
         let cases = [(0, "0"), (999, "999"), (1000, "1,000"), (123_456, "123,456"), (1_234_567, "1,234,567")];
         for (number, text) in cases {

@@ -5,12 +5,12 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use weightfs::content::Request;
-use weightfs::format::Mode;
+use weightfs::content::ReadRequest;
+use weightfs::format::ParseMode;
 use weightfs::fs::{Ownership, ROOT, Superblock};
-use weightfs::model::{self, Opened};
+use weightfs::model::{self, OpenedModel};
 use weightfs::source::Bytes;
-use weightfs::view::Shown;
+use weightfs::view::ShownViews;
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
@@ -44,10 +44,10 @@ fn raw_read_does_not_allocate() {
     let header = br#"{"a.b":{"dtype":"F32","shape":[25000],"data_offsets":[0,100000]}}"#;
     let bytes = [&(header.len() as u64).to_le_bytes()[..], header, &[7; 100_000]].concat();
     std::fs::write(file.path(), bytes).unwrap();
-    let model = model::open_model(&file.path().into(), Mode::Strict).unwrap();
-    let opened = Opened::Model(model.into());
-    let superblock = Superblock::new(opened, Shown::default(), Ownership::default()).unwrap();
-    let request = Request::NOWAIT;
+    let model = model::open_model(&file.path().into(), ParseMode::Strict).unwrap();
+    let opened = OpenedModel::Model(model.into());
+    let superblock = Superblock::new(opened, ShownViews::default(), Ownership::default()).unwrap();
+    let request = ReadRequest::NOWAIT;
     let tensors = superblock.lookup(ROOT, b"tensors", &request).unwrap().ino;
     let ino = superblock.lookup(tensors, b"a.b", &request).unwrap().ino;
     let before = ALLOCATIONS.get();
@@ -68,8 +68,8 @@ fn raw_read_does_not_allocate() {
 #[cfg(feature = "remote")]
 #[test]
 fn packets_cost_no_memory_for_lengths_that_they_only_claim() {
-    use weightfs::remote::protocol::{PACKET_MAX, Reply, decode, encode};
-    let mut whole = encode(&Reply::Entries { tree: 1, entries: vec![("a".into(), 1); 1000] }).unwrap();
+    use weightfs::remote::protocol::{PACKET_MAX, WireReply, decode_message, encode_message};
+    let mut whole = encode_message(&WireReply::Entries { tree: 1, entries: vec![("a".into(), 1); 1000] }).unwrap();
     // The kind, the tree, and the number of entries in two bytes.
     let entries = whole.split_off(2).split_off(2);
     let claims = |len: u64| {
@@ -85,7 +85,7 @@ fn packets_cost_no_memory_for_lengths_that_they_only_claim() {
     let filled = |len: u64| [claims(len), entries.repeat(PACKET_MAX / entries.len() - 1)].concat();
     let allocated = |packet: &[u8]| {
         let before = ALLOCATED.get();
-        let is_read = decode::<Reply>(packet).is_ok();
+        let is_read = decode_message::<WireReply>(packet).is_ok();
         (ALLOCATED.get() - before, is_read)
     };
     let (needed, is_read) = allocated(&filled(20_000));

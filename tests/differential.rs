@@ -8,8 +8,8 @@ use arbitrary::Unstructured;
 use headers::official::{compare, file, parse};
 use proptest::prelude::*;
 use proptest::test_runner::{TestError, TestRunner};
-use weightfs::format::safetensors::{self, Error, Fault};
-use weightfs::format::{Dtype, Input, Missing, Mode};
+use weightfs::format::safetensors::{self, SafetensorsError, SafetensorsFault};
+use weightfs::format::{Dtype, HeaderInput, MissingRange, ParseMode};
 
 /// A header, and the number of bytes of data after it.
 type Case = (Vec<u8>, usize);
@@ -114,9 +114,9 @@ fn known_headers_match_the_official_reader() {
 fn repeated_name_is_an_error_with_the_name() {
     let header = r#"{"a.b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a\u002eb":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
     let file = file(header.as_bytes(), 1);
-    let error = parse(&file, Mode::Strict).unwrap_err();
-    assert_eq!(error, Error::Tensor { name: "a.b".into(), fault: Fault::Duplicate });
-    let lenient = parse(&file, Mode::Lenient).unwrap();
+    let error = parse(&file, ParseMode::Strict).unwrap_err();
+    assert_eq!(error, SafetensorsError::Tensor { name: "a.b".into(), fault: SafetensorsFault::Duplicate });
+    let lenient = parse(&file, ParseMode::Lenient).unwrap();
     assert_eq!((lenient.len(), lenient.skipped().total()), (1, 1));
 }
 
@@ -124,7 +124,7 @@ fn repeated_name_is_an_error_with_the_name() {
 fn unknown_dtype_keeps_its_bytes_and_name() {
     let header = r#"{"a":{"dtype":"X4","shape":[3,3],"data_offsets":[0,5]},"b":{"dtype":"U8","shape":[1],"data_offsets":[5,6]}}"#;
     let file = file(header.as_bytes(), 6);
-    let header = parse(&file, Mode::Strict).unwrap();
+    let header = parse(&file, ParseMode::Strict).unwrap();
     assert_eq!(header.tensor(0).dtype, Dtype::Unknown("X4"));
     assert_eq!(header.tensor(0).nbytes(), 5);
     assert_eq!(header.unknown_dtypes(), ["X4"]);
@@ -135,7 +135,7 @@ fn sizes_of_dtypes_without_values_are_checked_by_their_bits() {
     let parse = |dtype: &str, shape: &str, nbytes: usize| {
         let header = format!(r#"{{"a":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[0,{nbytes}]}}}}"#);
         compare(header.as_bytes(), nbytes);
-        parse(&file(header.as_bytes(), nbytes), Mode::Strict).map_err(|error| error.to_string())
+        parse(&file(header.as_bytes(), nbytes), ParseMode::Strict).map_err(|error| error.to_string())
     };
     for (dtype, shape, nbytes) in [("I4", "[3,4]", 6), ("U4", "[2]", 1), ("I2", "[2,2,2]", 2), ("I2", "[0,3]", 0)] {
         let header = parse(dtype, shape, nbytes).unwrap();
@@ -155,12 +155,14 @@ fn sizes_of_dtypes_without_values_are_checked_by_their_bits() {
 fn parser_requests_only_the_header() {
     let file = file(br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#, 1);
     let len = file.len() as u64;
-    let parse = |end: usize| safetensors::parse(&Input::with_prefix(len, file[..end].to_vec()), Mode::Strict);
+    let parse = |end: usize| {
+        safetensors::parse_safetensors(&HeaderInput::with_prefix(len, file[..end].to_vec()), ParseMode::Strict)
+    };
     for end in 0..8 {
-        assert_eq!(parse(end).unwrap_err(), Error::Missing(Missing(0..8)));
+        assert_eq!(parse(end).unwrap_err(), SafetensorsError::Missing(MissingRange(0..8)));
     }
     for end in 8..file.len() - 1 {
-        assert_eq!(parse(end).unwrap_err(), Error::Missing(Missing(8..len - 1)));
+        assert_eq!(parse(end).unwrap_err(), SafetensorsError::Missing(MissingRange(8..len - 1)));
     }
     // The data itself is not needed.
     assert!(parse(file.len() - 1).is_ok());

@@ -19,7 +19,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use weightfs::remote::protocol::{Channel, Failed, HEAD, Reply, Request, Start, VERSION};
+use weightfs::remote::protocol::{FetchOptions, HEAD, VERSION, WireChannel, WireFailure, WireReply, WireRequest};
 
 /// The beginning of what the process logs when it is in the sandbox.
 const IN_SANDBOX: &str = "sandbox of weightfs-fetch: Landlock";
@@ -272,31 +272,31 @@ fn after_the_mount_only_files_that_are_known_are_fetched() {
     nginx.put("known.safetensors", &model(100));
     nginx.put("other.safetensors", &model(100));
     let home = tempfile::tempdir().unwrap();
-    let (channel, theirs) = Channel::pair().unwrap();
+    let (channel, theirs) = WireChannel::pair().unwrap();
     let mut command = weightfs(home.path());
     command.arg0("weightfs-fetch").stdin(theirs.as_fd().try_clone_to_owned().unwrap());
     let _running = Running(command.spawn().unwrap());
     drop((command, theirs));
-    let ask = |request: Request| {
+    let ask = |request: WireRequest| {
         channel.send(&request, &[]).unwrap();
         loop {
-            match channel.receive::<Reply>().unwrap().unwrap().0 {
-                Reply::Log { .. } | Reply::Counts(_) | Reply::Entries { .. } => {}
+            match channel.receive::<WireReply>().unwrap().unwrap().0 {
+                WireReply::Log { .. } | WireReply::Counts(_) | WireReply::Entries { .. } => {}
                 reply => return reply,
             }
         }
     };
-    let open = |id, path: &str| Request::Open { id, tree: 0, path: path.into(), head: HEAD };
-    channel.send(&Request::Start(Start { version: VERSION, ..Start::default() }), &[]).unwrap();
-    let found = ask(Request::Resolve { id: 1, url: nginx.url("known.safetensors") });
-    assert!(matches!(found, Reply::Tree { id: 1, tree: 0, .. }), "{found:?}");
-    assert!(matches!(ask(open(2, "known.safetensors")), Reply::Object { id: 2, .. }));
-    assert_eq!(ask(Request::Rest), Reply::Rested);
-    assert!(matches!(ask(open(3, "known.safetensors")), Reply::Object { id: 3, .. }));
-    let refused = [open(4, "other.safetensors"), Request::Resolve { id: 4, url: nginx.url("other.safetensors") }];
+    let open = |id, path: &str| WireRequest::Open { id, tree: 0, path: path.into(), head: HEAD };
+    channel.send(&WireRequest::Start(FetchOptions { version: VERSION, ..FetchOptions::default() }), &[]).unwrap();
+    let found = ask(WireRequest::Resolve { id: 1, url: nginx.url("known.safetensors") });
+    assert!(matches!(found, WireReply::Tree { id: 1, tree: 0, .. }), "{found:?}");
+    assert!(matches!(ask(open(2, "known.safetensors")), WireReply::Object { id: 2, .. }));
+    assert_eq!(ask(WireRequest::Rest), WireReply::Rested);
+    assert!(matches!(ask(open(3, "known.safetensors")), WireReply::Object { id: 3, .. }));
+    let refused = [open(4, "other.safetensors"), WireRequest::Resolve { id: 4, url: nginx.url("other.safetensors") }];
     for request in refused {
         let reply = ask(request);
-        assert!(matches!(reply, Reply::Failed { id: 4, failure: Failed::Lasting, .. }), "{reply:?}");
+        assert!(matches!(reply, WireReply::Failed { id: 4, failure: WireFailure::Lasting, .. }), "{reply:?}");
     }
     assert!(!nginx.log().iter().flatten().any(|field| field.contains("other")), "{:?}", nginx.log());
 }

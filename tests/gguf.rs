@@ -8,7 +8,7 @@ mod target;
 use std::collections::HashMap;
 use std::path::Path;
 use std::process::Command;
-use weightfs::format::{Dtype, Error, Header, Input, Mode, gguf, parse};
+use weightfs::format::{Dtype, Error, Header, HeaderInput, ParseMode, gguf, parse_header};
 
 /// Random numbers, the same in each run.
 struct Random(u64);
@@ -109,10 +109,10 @@ fn file(random: &mut Random) -> Vec<u8> {
 }
 
 /// Parses a file as the program does: adds what is missing until nothing is.
-fn read(file: &[u8], mode: Mode) -> Result<Header, Error> {
-    let mut input = Input::new(file.len() as u64);
+fn read(file: &[u8], mode: ParseMode) -> Result<Header, Error> {
+    let mut input = HeaderInput::new(file.len() as u64);
     loop {
-        match parse(&input, mode) {
+        match parse_header(&input, mode) {
             Err(Error::Missing(missing)) => {
                 let (start, end) = (missing.0.start as usize, missing.0.end as usize);
                 assert!(end <= file.len() && start < end);
@@ -149,7 +149,7 @@ fn verdicts_are_those_of_the_gguf_package_and_of_ggml() {
     assert_eq!(verdicts.len(), FILES);
     let (mut accepted, mut wrong) = (0, Vec::new());
     for (at, file) in files.iter().enumerate() {
-        let ours = read(file, Mode::Strict);
+        let ours = read(file, ParseMode::Strict);
         accepted += usize::from(ours.is_ok());
         // The checks of the fuzz target, on files with values of every type.
         assert!(!file.starts_with(&gguf::MAGIC) || target::run(file) == ours.is_ok(), "{at}");
@@ -169,7 +169,7 @@ fn verdicts_are_those_of_the_gguf_package_and_of_ggml() {
             ));
         }
         // Lenient mode keeps everything that strict mode accepts, and only what lies in the file.
-        if let Ok(lenient) = read(file, Mode::Lenient) {
+        if let Ok(lenient) = read(file, ParseMode::Lenient) {
             assert!(lenient.tensors().all(|tensor| tensor.range.end <= file.len() as u64));
         } else {
             assert!(!verdicts[&at], "{at}");
@@ -243,7 +243,7 @@ fn errors_name_the_key_or_the_tensor_and_the_numbers() {
         ),
     ];
     for (file, message) in cases {
-        let error = read(&file, Mode::Strict).unwrap_err().to_string();
+        let error = read(&file, ParseMode::Strict).unwrap_err().to_string();
         assert!(error.contains(message), "{error}\n{message}");
     }
 }
@@ -255,6 +255,6 @@ fn memory_follows_the_file_and_not_its_counts() {
     for file in
         [header(1 << 30, 0, b""), header(0, 1 << 30, b""), header(0, 1, &array), header(u64::MAX, u64::MAX, b"")]
     {
-        assert!(matches!(read(&file, Mode::Strict), Err(Error::Gguf(gguf::Error::HeaderCut { .. }))));
+        assert!(matches!(read(&file, ParseMode::Strict), Err(Error::Gguf(gguf::GgufError::HeaderCut { .. }))));
     }
 }

@@ -4,14 +4,14 @@
 
 use std::fmt::Write;
 use std::path::Path;
-use weightfs::format::{Input, Mode, parse};
+use weightfs::format::{HeaderInput, ParseMode, parse_header};
 
 /// The results of parsing `file` in both modes.
 fn verdict(file: &[u8]) -> String {
     let mut text = String::new();
-    let input = Input::with_prefix(file.len() as u64, file.to_vec());
-    for (label, mode) in [("strict", Mode::Strict), ("lenient", Mode::Lenient)] {
-        match parse(&input, mode) {
+    let input = HeaderInput::with_prefix(file.len() as u64, file.to_vec());
+    for (label, mode) in [("strict", ParseMode::Strict), ("lenient", ParseMode::Lenient)] {
+        match parse_header(&input, mode) {
             Err(error) => writeln!(text, "{label}: {error}").unwrap(),
             Ok(header) => {
                 let names: Vec<_> = header.tensors().map(|tensor| tensor.name).collect();

@@ -76,6 +76,9 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ),
 ];
 
+/// The type names that several layers define, each layer at most once, and why.
+const ONE_PER_LAYER: &[(&str, &str)] = &[("Error", "it is written with its layer, as in `source::Error`")];
+
 /// A path to a module, from the root of its crate: `["fs", "tree"]`.
 type Module = Vec<String>;
 
@@ -292,6 +295,25 @@ fn words(tokens: &[TokenTree]) -> BTreeSet<String> {
     found
 }
 
+/// The names of all structs, enums, unions and traits that are defined in `tokens`, also inside token groups.
+fn defined_types(tokens: &[TokenTree]) -> Vec<String> {
+    let mut found = Vec::new();
+    for (at, token) in tokens.iter().enumerate() {
+        match (token, tokens.get(at + 1)) {
+            (TokenTree::Ident(word), Some(TokenTree::Ident(name)))
+                if ["struct", "enum", "union", "trait"].contains(&word.to_string().as_str()) =>
+            {
+                found.push(name.to_string());
+            }
+            (TokenTree::Group(group), _) => {
+                found.extend(defined_types(&group.stream().into_iter().collect::<Vec<_>>()));
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
 fn is(char: char) -> impl Fn(&TokenTree) -> bool {
     move |token| matches!(token, TokenTree::Punct(punct) if punct.as_char() == char)
 }
@@ -364,6 +386,23 @@ fn modules_have_no_cyclic_dependencies() {
         if let Some(cycle) = cycle(&edges) {
             panic!("cyclic dependency: {}", cycle.join(" -> "));
         }
+    }
+}
+
+#[test]
+fn each_type_name_is_defined_once() {
+    let mut definitions: BTreeMap<String, Vec<(String, PathBuf)>> = BTreeMap::new();
+    for file in [LIBRARY, BINARY].into_iter().flat_map(|table| Crate::read(table).files) {
+        let layer = file.module.first().cloned().unwrap_or_else(|| "main".to_owned());
+        for name in defined_types(&file.tokens) {
+            definitions.entry(name).or_default().push((layer.clone(), file.path.clone()));
+        }
+    }
+    assert!(definitions.len() > 500, "too few types were found: {}", definitions.len());
+    for (name, places) in definitions {
+        let layers: BTreeSet<&String> = places.iter().map(|(layer, _)| layer).collect();
+        let may_repeat = ONE_PER_LAYER.iter().any(|(allowed, _)| *allowed == name) && layers.len() == places.len();
+        assert!(places.len() == 1 || may_repeat, "{name} is defined more than once: {places:?}");
     }
 }
 

@@ -67,7 +67,7 @@ fn inside_serving(sandbox: impl FnOnce(&[PathBuf]) -> Sandbox) {
 }
 
 /// What a process in the sandbox tells the test that started it.
-fn report(enforced: &sandbox::Enforced, attempts: Attempts) -> String {
+fn report(enforced: &sandbox::EnforcedLimits, attempts: Attempts) -> String {
     let mut report = format!("in force: {enforced}\n");
     for missing in enforced.missing() {
         report += &format!("missing: {missing}\n");
@@ -94,7 +94,7 @@ fn wait_for_log(log: &mut File, is_refused: bool, call: c_long) {
 fn inside_fetching() {
     let dir = PathBuf::from(std::env::var_os(DIR).unwrap());
     let port = std::env::var(PORT).unwrap().parse().unwrap();
-    let mut reads = sandbox::system::reads();
+    let mut reads = sandbox::system::system_reads();
     reads.extend(["token", "certs", "absent"].map(|name| dir.join(name)));
     let out = File::options().append(true).open(dir.join("log")).unwrap();
     let mut log = File::open(dir.join("log")).unwrap();

@@ -4,9 +4,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
-use weightfs::format::Mode;
-use weightfs::model::{self, Opened};
-use weightfs::source::{self, Entry, EntryKind, FIRST_TREE, Failure, Listing, Location, Memory, Source, Stat, Tree};
+use weightfs::format::ParseMode;
+use weightfs::model::{self, OpenedModel};
+use weightfs::source::{
+    self, DirListing, FIRST_TREE, ListedEntry, ListedKind, Location, MemorySource, RemoteFailure, Source, SourceStat,
+    SourceTree,
+};
 
 /// Files by their path, and whether they can be listed.
 #[derive(Debug)]
@@ -15,7 +18,7 @@ struct Files(BTreeMap<&'static str, Vec<u8>>, bool);
 impl Files {
     fn error(&self, path: &str, reason: &str) -> source::Error {
         let name = format!("{}/{path}", self.url()).into();
-        source::Error::Remote { name, reason: reason.into(), failure: Failure::Lasting }
+        source::Error::Remote { name, reason: reason.into(), failure: RemoteFailure::Lasting }
     }
 
     /// The paths below a directory, relative to it.
@@ -25,7 +28,7 @@ impl Files {
     }
 }
 
-impl Tree for Files {
+impl SourceTree for Files {
     fn url(&self) -> &str {
         "hf://org/name"
     }
@@ -38,27 +41,27 @@ impl Tree for Files {
         Some(self.0.get(path)?.len() as u64)
     }
 
-    fn stat(&self) -> Stat {
-        Stat { uid: 0, gid: 0, mode: 0o555, mtime: SystemTime::UNIX_EPOCH, ctime: (0, 0) }
+    fn stat(&self) -> SourceStat {
+        SourceStat { uid: 0, gid: 0, mode: 0o555, mtime: SystemTime::UNIX_EPOCH, ctime: (0, 0) }
     }
 
     fn open(&self, path: &str) -> Result<Arc<dyn Source>, source::Error> {
         let bytes = self.0.get(path).ok_or_else(|| self.error(path, "no such file"))?;
-        Ok(Arc::new(Memory::new(bytes.clone())))
+        Ok(Arc::new(MemorySource::new(bytes.clone())))
     }
 
-    fn list(&self, path: &str) -> Result<Listing, source::Error> {
+    fn list(&self, path: &str) -> Result<DirListing, source::Error> {
         if !self.1 {
             return Err(self.error(path, "the server lists no directories"));
         }
-        let mut entries: BTreeMap<&str, (EntryKind, u64)> = BTreeMap::new();
+        let mut entries: BTreeMap<&str, (ListedKind, u64)> = BTreeMap::new();
         for (path, bytes) in self.below(path) {
             match path.split_once('/') {
-                Some((dir, _)) => entries.insert(dir, (EntryKind::Dir, 0)),
-                None => entries.insert(path, (EntryKind::File, bytes.len() as u64)),
+                Some((dir, _)) => entries.insert(dir, (ListedKind::Dir, 0)),
+                None => entries.insert(path, (ListedKind::File, bytes.len() as u64)),
             };
         }
-        let entry = |(name, (kind, len)): (&str, (EntryKind, u64))| Entry {
+        let entry = |(name, (kind, len)): (&str, (ListedKind, u64))| ListedEntry {
             name: name.into(),
             kind,
             is_link: false,
@@ -66,7 +69,7 @@ impl Tree for Files {
             device: 1,
         };
         let id = (1, path.bytes().fold(7, |id, byte| id * 31 + u64::from(byte)));
-        Ok(Listing { id, stat: self.stat(), entries: entries.into_iter().map(entry).collect() })
+        Ok(DirListing { id, stat: self.stat(), entries: entries.into_iter().map(entry).collect() })
     }
 
     fn is_dir(&self, path: &str) -> bool {
@@ -88,13 +91,17 @@ fn sharded() -> [(&'static str, Vec<u8>); 3] {
     [("m.safetensors.index.json", index.into()), ("m-1.safetensors", file("x")), ("sub/m-2.safetensors", file("y"))]
 }
 
-fn open(files: impl IntoIterator<Item = (&'static str, Vec<u8>)>, listed: bool, path: &str) -> Result<Opened, String> {
+fn open(
+    files: impl IntoIterator<Item = (&'static str, Vec<u8>)>,
+    listed: bool,
+    path: &str,
+) -> Result<OpenedModel, String> {
     let tree = Arc::new(Files(files.into_iter().collect(), listed));
-    model::open(&Location::in_tree(tree, path), Mode::Strict).map_err(|error| error.to_string())
+    model::open_location(&Location::in_tree(tree, path), ParseMode::Strict).map_err(|error| error.to_string())
 }
 
-fn tensors(opened: Opened) -> Vec<String> {
-    let Opened::Model(model) = opened else { panic!("{opened:?}") };
+fn tensors(opened: OpenedModel) -> Vec<String> {
+    let OpenedModel::Model(model) = opened else { panic!("{opened:?}") };
     model.stored().iter().map(|tensor| model.name(tensor).to_owned()).collect()
 }
 
@@ -118,7 +125,7 @@ fn index_of_a_tree_opens_its_shards() {
 #[test]
 fn directories_of_a_tree_are_folders() {
     let files = [("a/one.safetensors", file("x")), ("b/c/two.safetensors", file("y")), ("README.md", b"text".into())];
-    let Opened::Catalog(catalog) = open(files, true, "").unwrap() else { panic!("one model") };
+    let OpenedModel::Catalog(catalog) = open(files, true, "").unwrap() else { panic!("one model") };
     let paths: Vec<_> = catalog.paths().into_keys().map(|path| path.into_os_string().into_string().unwrap()).collect();
     assert_eq!(paths, ["a/one", "b/c/two"]);
     for (_, id) in catalog.paths() {

@@ -81,7 +81,7 @@ fn parse(bytes: &mut Unstructured) -> Result<bool> {
     second.extend(dashes.then(|| "--".into()));
     second.extend(operands[between..].iter().cloned());
 
-    let read = |words: &[String]| cli::read(words.iter().map(OsString::from).collect(), false, false).ok();
+    let read = |words: &[String]| cli::read_arguments(words.iter().map(OsString::from).collect(), false, false).ok();
     let expected = read(&first);
     assert_eq!(read(&second), expected, "{first:?} and {second:?}");
     Ok(expected.is_some())
@@ -137,7 +137,7 @@ fn complete(
         let cut = bytes.int_in_range(0..=last.chars().count())?;
         *last = last.chars().take(cut).collect();
     }
-    let completion = cli::complete::complete(&words);
+    let completion = cli::complete::complete_word(&words);
     let (last, kept) = (words.last().map_or("", String::as_str), &completion.kept);
     assert!(last.starts_with(kept.as_str()), "{words:?} is completed to begin with {kept:?}");
     Ok(())

@@ -5,9 +5,10 @@ use arbitrary::{Result, Unstructured};
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use weightfs::content::{
-    Content, Data, Decoded, Decoder, Extent, Extents, Generated, Request, Run, Segment, Series, Sources, Then,
+    BlockDecoder, Content, Data, DecodedData, Extent, Extents, GeneratedBytes, ReadRequest, SecondStep, Segment,
+    SegmentSeries, SourceRun, Sources,
 };
-use weightfs::source::{Memory, Source};
+use weightfs::source::{MemorySource, Source};
 
 pub fn run(bytes: &[u8]) -> bool {
     read(&mut Unstructured::new(bytes)).is_ok()
@@ -18,7 +19,7 @@ enum Part {
     Literal(Vec<u8>),
     Generated(Vec<u8>),
     Data(Place),
-    Decoded(Place, Decoder),
+    Decoded(Place, BlockDecoder),
 }
 
 /// A description of [`Data`].
@@ -26,24 +27,24 @@ enum Place {
     /// A source by index, and a range of it.
     Extent(usize, Range<u64>),
     /// Runs, and their total length.
-    Extents(Vec<Run>, u64),
+    Extents(Vec<SourceRun>, u64),
 }
 
 /// Decoders whose output is longer than, shorter than and as long as the input.
-const DECODERS: [Decoder; 5] =
+const DECODERS: [BlockDecoder; 5] =
     [decoder::<1, 4>(), decoder::<3, 16>(), decoder::<2, 4>(), decoder::<8, 4>(), decoder::<5, 5>()];
 
-const fn decoder<const IN: usize, const OUT: usize>() -> Decoder {
-    Decoder { block_in: IN, block_out: OUT, decode: decode::<IN, OUT>, then: None }
+const fn decoder<const IN: usize, const OUT: usize>() -> BlockDecoder {
+    BlockDecoder { block_in: IN, block_out: OUT, decode: decode::<IN, OUT>, then: None }
 }
 
 /// The same decoder with a second step.
-fn twice(decoder: Decoder) -> Decoder {
+fn twice(decoder: BlockDecoder) -> BlockDecoder {
     let convert: fn(&[u8], &mut [u8]) = |input, output| {
         assert_eq!(input.len(), output.len());
         input.iter().zip(output).for_each(|(input, output)| *output = !input);
     };
-    Decoder { then: Some(Then { block: decoder.block_out, convert }), ..decoder }
+    BlockDecoder { then: Some(SecondStep { block: decoder.block_out, convert }), ..decoder }
 }
 
 fn decode<const IN: usize, const OUT: usize>(input: &[u8], output: &mut [u8]) {
@@ -71,7 +72,7 @@ impl Place {
         for _ in 0..bytes.int_in_range(0..=5)? {
             let (source, start, len) = extent(bytes)?;
             if len > 0 {
-                runs.push(Run { start: whole, source, offset: start as u64 });
+                runs.push(SourceRun { start: whole, source, offset: start as u64 });
                 whole += len as u64;
             }
         }
@@ -96,7 +97,7 @@ impl Place {
     fn bytes(&self, sources: &[Vec<u8>]) -> Vec<u8> {
         match self {
             Self::Extent(source, range) => sources[*source][range.start as usize..range.end as usize].to_vec(),
-            Self::Extents(runs, len) => Run::with_lengths(runs, *len)
+            Self::Extents(runs, len) => SourceRun::with_lengths(runs, *len)
                 .flat_map(|(run, len)| &sources[run.source][run.offset as usize..][..len as usize])
                 .copied()
                 .collect(),
@@ -124,10 +125,12 @@ impl Part {
         match self {
             Self::Literal(bytes) => Segment::Literal(bytes.as_slice().into()),
             Self::Data(place) => Segment::Data(place.data(sources)),
-            Self::Decoded(place, decoder) => Segment::Decoded(Decoded { data: place.data(sources), decoder: *decoder }),
+            Self::Decoded(place, decoder) => {
+                Segment::Decoded(DecodedData { data: place.data(sources), decoder: *decoder })
+            }
             Self::Generated(bytes) => {
                 let bytes = bytes.clone();
-                Segment::Generated(Generated::new(bytes.len() as u64, move |range, _, out| {
+                Segment::Generated(GeneratedBytes::new(bytes.len() as u64, move |range, _, out| {
                     out.extend_from_slice(&bytes[range.start as usize..range.end as usize]);
                     Ok(())
                 }))
@@ -140,7 +143,7 @@ impl Part {
         match self {
             Self::Literal(bytes) | Self::Generated(bytes) => bytes.clone(),
             Self::Data(place) => place.bytes(sources),
-            Self::Decoded(place, Decoder { block_in, block_out, decode, then }) => {
+            Self::Decoded(place, BlockDecoder { block_in, block_out, decode, then }) => {
                 let encoded = place.bytes(sources);
                 let mut decoded = vec![0; encoded.len() / block_in * block_out];
                 decode(&encoded, &mut decoded);
@@ -154,7 +157,7 @@ impl Part {
 }
 
 /// The same segments, each of which is created when it is read.
-fn series(segments: Vec<Segment>, len: u64) -> Series {
+fn series(segments: Vec<Segment>, len: u64) -> SegmentSeries {
     let visit = move |offset: u64, take: &mut dyn FnMut(&Segment, u64) -> ControlFlow<()>| {
         let mut begins = 0;
         for segment in &segments {
@@ -165,7 +168,7 @@ fn series(segments: Vec<Segment>, len: u64) -> Series {
             begins = ends;
         }
     };
-    Series { len, visit: Arc::new(visit) }
+    SegmentSeries { len, visit: Arc::new(visit) }
 }
 
 fn read(bytes: &mut Unstructured) -> Result<()> {
@@ -177,7 +180,7 @@ fn read(bytes: &mut Unstructured) -> Result<()> {
         plain.push((0..len).map(|at: usize| (at * 7 + (at >> 8) * 13 + number * 101) as u8).collect());
     }
     let sources: Sources =
-        plain.iter().map(|bytes: &Vec<u8>| Arc::new(Memory::new(bytes.clone())) as Arc<dyn Source>).collect();
+        plain.iter().map(|bytes: &Vec<u8>| Arc::new(MemorySource::new(bytes.clone())) as Arc<dyn Source>).collect();
     let mut parts = Vec::new();
     for _ in 0..bytes.int_in_range(0..=8)? {
         parts.push(Part::new(&plain, bytes)?);
@@ -194,7 +197,7 @@ fn read(bytes: &mut Unstructured) -> Result<()> {
         let from = whole.len().min(offset as usize);
         let to = whole.len().min(from + size as usize);
         for content in &contents {
-            let read = content.read(offset..offset.saturating_add(size.into()), &Request::WAIT).unwrap();
+            let read = content.read(offset..offset.saturating_add(size.into()), &ReadRequest::WAIT).unwrap();
             assert!(read[..] == whole[from..to], "{size} bytes at offset {offset}");
         }
     };

@@ -2,20 +2,20 @@
 //! sound file lie in the file, aligned and one after the other, and the lenient parser finds the same ones.
 
 use std::collections::HashSet;
-use weightfs::format::{Assignment, Edit, EditError, Header, Input, Mode, edit, gguf};
+use weightfs::format::{Assignment, EditError, Header, HeaderInput, MetadataEdit, ParseMode, edit_metadata, gguf};
 
 /// A key that is added.
 const NEW: &str = "new.key";
 
 pub fn run(bytes: &[u8]) -> bool {
-    let Ok(strict) = read(bytes, Mode::Strict) else {
-        if let Ok(lenient) = read(bytes, Mode::Lenient) {
+    let Ok(strict) = read(bytes, ParseMode::Strict) else {
+        if let Ok(lenient) = read(bytes, ParseMode::Lenient) {
             check(&lenient, bytes.len() as u64);
         }
         return false;
     };
     check(&strict, bytes.len() as u64);
-    let (lenient, header) = (read(bytes, Mode::Lenient).unwrap(), read(bytes, Mode::Header).unwrap());
+    let (lenient, header) = (read(bytes, ParseMode::Lenient).unwrap(), read(bytes, ParseMode::Header).unwrap());
     assert!(strict.tensors().eq(lenient.tensors()) && lenient.skipped().total() == 0);
     assert!(strict.tensors().eq(header.tensors()) && strict.metadata() == header.metadata());
     let mut end = strict.data_start();
@@ -38,26 +38,26 @@ pub fn run(bytes: &[u8]) -> bool {
 
 /// Changes the metadata. Tensors, and all keys that do not change, keep their bytes.
 fn check_edits(bytes: &[u8], header: &Header) {
-    let input = Input::with_prefix(bytes.len() as u64, bytes.to_vec());
+    let input = HeaderInput::with_prefix(bytes.len() as u64, bytes.to_vec());
     let assignment = |key: &str, text: &str| Assignment { key: key.into(), value_type: None, text: text.into() };
     let pairs = |header: &Header, bytes: &[u8]| -> Vec<(String, Vec<u8>)> {
         let bytes_of = |range: &std::ops::Range<u64>| bytes[range.start as usize..range.end as usize].to_vec();
         header.pairs().iter().map(|(key, range)| (key.clone(), bytes_of(range))).collect()
     };
     let old = pairs(header, bytes);
-    let mut edits = vec![Edit::Clear];
+    let mut edits = vec![MetadataEdit::Clear];
     if header.value(NEW).is_none() {
-        edits.push(Edit::Set(vec![assignment(NEW, "value")]));
+        edits.push(MetadataEdit::Set(vec![assignment(NEW, "value")]));
     }
     for (key, value) in header.metadata() {
-        edits.push(Edit::Remove(vec![key.clone()]));
+        edits.push(MetadataEdit::Remove(vec![key.clone()]));
         // Replacement characters in the text of a string are not its bytes.
         if value.bytes() == value.text().as_bytes() {
-            edits.push(Edit::Set(vec![assignment(key, value.text())]));
+            edits.push(MetadataEdit::Set(vec![assignment(key, value.text())]));
         }
     }
     for change in edits {
-        let edited = match edit(header, &input, &change) {
+        let edited = match edit_metadata(header, &input, &change) {
             Ok(edited) => edited,
             // The alignment cannot be removed.
             Err(EditError::Alignment { .. }) => continue,
@@ -65,13 +65,13 @@ fn check_edits(bytes: &[u8], header: &Header) {
         };
         let (mut expected, mut found) = (old.clone(), pairs(&edited.header, &edited.head.bytes));
         match &change {
-            Edit::Clear => expected
+            MetadataEdit::Clear => expected
                 .retain(|(key, _)| key == gguf::ALIGNMENT_KEY && !header.is_empty() && gguf::alignment(header) != 32),
-            Edit::Remove(keys) => expected.retain(|(key, _)| !keys.contains(key)),
-            Edit::Set(set) if set[0].key == NEW && header.value(NEW).is_none() => {
+            MetadataEdit::Remove(keys) => expected.retain(|(key, _)| !keys.contains(key)),
+            MetadataEdit::Set(set) if set[0].key == NEW && header.value(NEW).is_none() => {
                 assert_eq!(found.pop().unwrap().0, NEW)
             }
-            Edit::Set(_) => {}
+            MetadataEdit::Set(_) => {}
         }
         assert!(found == expected, "{change:?}");
         let head = edited.head.bytes.len() as u64;
@@ -96,11 +96,11 @@ fn check(header: &Header, len: u64) {
     }
 }
 
-fn read(file: &[u8], mode: Mode) -> Result<Header, gguf::Error> {
-    let mut input = Input::new(file.len() as u64);
+fn read(file: &[u8], mode: ParseMode) -> Result<Header, gguf::GgufError> {
+    let mut input = HeaderInput::new(file.len() as u64);
     loop {
-        match gguf::parse(&input, mode) {
-            Err(gguf::Error::Missing(missing)) => {
+        match gguf::parse_gguf(&input, mode) {
+            Err(gguf::GgufError::Missing(missing)) => {
                 let range = missing.0.start as usize..missing.0.end as usize;
                 assert!(!range.is_empty());
                 input.add(missing.0.start, file[range].to_vec());

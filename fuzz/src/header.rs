@@ -2,7 +2,7 @@
 
 use super::headers::{self, official, once_in};
 use arbitrary::{Result, Unstructured};
-use weightfs::format::{self, Error, Header, Input, Missing, Mode};
+use weightfs::format::{self, Error, Header, HeaderInput, MissingRange, ParseMode};
 
 pub fn run(bytes: &[u8]) -> bool {
     check(&mut Unstructured::new(bytes)).unwrap_or(false)
@@ -22,12 +22,12 @@ fn check(bytes: &mut Unstructured) -> Result<bool> {
     };
     let file = official::file(&header, data);
     let prefix = &file[..file.len().min(cut.into())];
-    for mode in [Mode::Strict, Mode::Lenient] {
+    for mode in [ParseMode::Strict, ParseMode::Lenient] {
         let len = file.len() as u64;
         let whole = parse(&file, len, mode);
         match (parse(prefix, len, mode), whole) {
             // The parser needs more bytes, but none beyond the end of the file.
-            (Err(Error::Missing(Missing(range))), _) => {
+            (Err(Error::Missing(MissingRange(range))), _) => {
                 assert!(range.start < range.end && range.end > prefix.len() as u64 && range.end <= len);
             }
             (Ok(part), Ok(whole)) => assert!(part.tensors().eq(whole.tensors())),
@@ -44,8 +44,8 @@ fn check(bytes: &mut Unstructured) -> Result<bool> {
 }
 
 /// Parses the beginning of a file of `len` bytes, and checks the invariants of a header.
-fn parse(prefix: &[u8], len: u64, mode: Mode) -> std::result::Result<Header, Error> {
-    let parsed = format::parse(&Input::with_prefix(len, prefix.to_vec()), mode);
+fn parse(prefix: &[u8], len: u64, mode: ParseMode) -> std::result::Result<Header, Error> {
+    let parsed = format::parse_header(&HeaderInput::with_prefix(len, prefix.to_vec()), mode);
     match &parsed {
         Ok(header) => {
             let data_start = header.data_start();
@@ -54,10 +54,10 @@ fn parse(prefix: &[u8], len: u64, mode: Mode) -> std::result::Result<Header, Err
                 assert!(data_start <= tensor.range.start && tensor.range.start <= tensor.range.end);
                 assert!(tensor.range.end <= len);
                 assert_eq!(header.find(tensor.name), Some(index), "a repeated name");
-                assert!(mode == Mode::Lenient || tensor.range.start == end);
+                assert!(mode == ParseMode::Lenient || tensor.range.start == end);
                 end = tensor.range.end;
             }
-            assert!(mode == Mode::Lenient || end == len && header.skipped().total() == 0);
+            assert!(mode == ParseMode::Lenient || end == len && header.skipped().total() == 0);
         }
         Err(error) => assert!(!error.to_string().contains(char::is_control), "{error:?}"),
     }

@@ -4,7 +4,7 @@ use super::headers::once_in;
 use super::shards::{self, Meaning, ODD_NAMES, Opening, Shards};
 use arbitrary::{Result, Unstructured};
 use std::collections::{BTreeMap, BTreeSet};
-use weightfs::format::Mode;
+use weightfs::format::ParseMode;
 
 pub fn run(bytes: &[u8]) -> bool {
     open(&mut Unstructured::new(bytes)).unwrap_or(false)
@@ -99,13 +99,13 @@ fn text(entries: &Entries, bytes: &mut Unstructured) -> Result<(Vec<u8>, Meaning
 }
 
 /// The file of each tensor by name; `None` if the model must be refused.
-fn expected(files: &Files, entries: &Entries, mode: Mode) -> Option<BTreeMap<&'static str, &'static str>> {
+fn expected(files: &Files, entries: &Entries, mode: ParseMode) -> Option<BTreeMap<&'static str, &'static str>> {
     let named: BTreeSet<&str> = entries.iter().map(|(_, shard)| *shard).collect();
     let opened: Vec<(&str, usize, &[usize])> =
         named.iter().filter_map(|name| files.find(name).map(|(shard, tensors)| (*name, shard, tensors))).collect();
     let broken = opened.len() < named.len();
     let distinct: BTreeSet<usize> = opened.iter().map(|file| file.1).collect();
-    let nothing = broken && (opened.is_empty() || mode == Mode::Strict);
+    let nothing = broken && (opened.is_empty() || mode == ParseMode::Strict);
     if named.iter().any(|name| shards::is_refused(name)) || distinct.len() < opened.len() || nothing {
         return None;
     }
@@ -114,7 +114,7 @@ fn expected(files: &Files, entries: &Entries, mode: Mode) -> Option<BTreeMap<&'s
     for (tensor, name) in TENSORS.iter().enumerate() {
         let mut holders = opened.iter().filter(|file| file.2.contains(&tensor)).map(|file| file.0);
         let stated = stated.get(&tensor);
-        if mode == Mode::Strict && holders.clone().ne(stated.copied()) {
+        if mode == ParseMode::Strict && holders.clone().ne(stated.copied()) {
             return None;
         }
         let found = holders.clone().find(|holder| Some(holder) == stated).or_else(|| holders.next());
@@ -142,11 +142,11 @@ fn open(bytes: &mut Unstructured) -> Result<bool> {
     };
     let directory = Shards::new(files.0.iter().enumerate().filter_map(content));
     let mut sound = false;
-    for mode in [Mode::Strict, Mode::Lenient] {
+    for mode in [ParseMode::Strict, ParseMode::Lenient] {
         let opening = directory.open("model.safetensors.index.json", &text, mode);
         let homes = opening.as_ref().map(|opening| {
             assert!(files.have(opening), "{opening:?}");
-            assert!(mode == Mode::Lenient || opening.skipped == 0);
+            assert!(mode == ParseMode::Lenient || opening.skipped == 0);
             let home = |(name, seen): (&String, &shards::Seen)| (name.clone(), seen.shard.clone().unwrap_or_default());
             opening.whole.iter().map(home).collect::<BTreeMap<_, _>>()
         });
@@ -156,10 +156,10 @@ fn open(bytes: &mut Unstructured) -> Result<bool> {
             assert_eq!(homes, expected, "{mode:?}: {entries:?}, files {:?}, index {}", files.0, text.escape_ascii());
         }
         match (mode, opening) {
-            (Mode::Strict | Mode::Header, opening) => sound = opening.is_some(),
+            (ParseMode::Strict | ParseMode::Header, opening) => sound = opening.is_some(),
             // Lenient mode skips something exactly if strict mode refuses the model.
-            (Mode::Lenient, Some(opening)) => assert_eq!(opening.skipped == 0, sound),
-            (Mode::Lenient, None) => assert!(!sound),
+            (ParseMode::Lenient, Some(opening)) => assert_eq!(opening.skipped == 0, sound),
+            (ParseMode::Lenient, None) => assert!(!sound),
         }
     }
     Ok(sound)

@@ -3,7 +3,7 @@
 
 use super::headers::once_in;
 use arbitrary::{Result, Unstructured};
-use weightfs::remote::location::Location;
+use weightfs::remote::location::RemoteLocation;
 
 pub fn run(bytes: &[u8]) -> bool {
     check(&mut Unstructured::new(bytes)).unwrap_or(false)
@@ -83,7 +83,7 @@ fn check(bytes: &mut Unstructured) -> Result<bool> {
     // Behind hf:// and in object stores, `?` and `#` are part of the name, and nothing is a secret.
     let ending = if beginning.to_ascii_lowercase().starts_with("http") { ending } else { "" };
     let text = format!("{beginning}{}{ending}", units(bytes)?);
-    let location = match Location::parse(&text) {
+    let location = match RemoteLocation::parse(&text) {
         Ok(Some(location)) => location,
         Ok(None) => return Ok(false),
         Err(error) => {
@@ -116,17 +116,17 @@ fn check(bytes: &mut Unstructured) -> Result<bool> {
 }
 
 /// Checks the text of a location, which is the same location. Of a URL, secrets are left out.
-fn check_shown(location: &Location) {
+fn check_shown(location: &RemoteLocation) {
     let shown = location.to_string();
     assert!(!format!("{shown}{location:?}{location:#?}").contains(SECRET), "{shown:?}");
     assert!(!shown.contains(char::is_control), "{shown:?}");
-    let again = Location::parse(&shown).unwrap_or_else(|error| panic!("{shown:?}: {error}")).unwrap();
+    let again = RemoteLocation::parse(&shown).unwrap_or_else(|error| panic!("{shown:?}: {error}")).unwrap();
     assert_eq!(again.to_string(), shown);
-    assert!(matches!(location, Location::Web(_)) || again == *location, "{shown:?}");
+    assert!(matches!(location, RemoteLocation::Web(_)) || again == *location, "{shown:?}");
 }
 
 /// Checks that the parents of `joined` lead to `folder`, one for each component of `name`.
-fn check_joined(folder: &Location, joined: &Location, name: &str) {
+fn check_joined(folder: &RemoteLocation, joined: &RemoteLocation, name: &str) {
     if name.is_empty() {
         return assert_eq!(joined, folder);
     }
@@ -136,6 +136,6 @@ fn check_joined(folder: &Location, joined: &Location, name: &str) {
         above = above.parent().unwrap();
     }
     // The text of a folder may end with a slash.
-    let text = |location: &Location| location.to_string().trim_end_matches('/').to_owned();
+    let text = |location: &RemoteLocation| location.to_string().trim_end_matches('/').to_owned();
     assert_eq!(text(&above), text(folder), "{joined}");
 }

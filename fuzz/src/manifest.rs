@@ -4,7 +4,7 @@ use super::headers::once_in;
 use super::shards::{self, Meaning, ODD_NAMES, Seen, Shards, Tensors};
 use arbitrary::{Result, Unstructured};
 use std::collections::{BTreeMap, BTreeSet};
-use weightfs::format::Mode;
+use weightfs::format::ParseMode;
 
 pub fn run(bytes: &[u8]) -> bool {
     open(&mut Unstructured::new(bytes)).unwrap_or(false)
@@ -70,14 +70,14 @@ fn file(number: usize, alike: bool, bytes: &mut Unstructured) -> Result<Vec<Tens
 }
 
 /// The tensors of the mount; `None` if the model must be refused. `listed` are the shards in the manifest's order.
-fn expected(files: &Files, listed: &[&'static str], mode: Mode) -> Option<Tensors> {
+fn expected(files: &Files, listed: &[&'static str], mode: ParseMode) -> Option<Tensors> {
     let find = |name: &str| files.get(&shards::path(name)[..])?.as_ref();
     let opened: BTreeMap<&str, &Vec<Tensor>> = listed.iter().filter_map(|name| Some((*name, find(name)?))).collect();
     let distinct = |names: Vec<String>| names.iter().collect::<BTreeSet<_>>().len() == names.len();
     let once = distinct(listed.iter().map(|name| name.to_string()).collect())
         && distinct(opened.keys().map(|name| shards::path(name)).collect());
     let broken = opened.len() < listed.len();
-    let nothing = broken && (opened.is_empty() || mode == Mode::Strict);
+    let nothing = broken && (opened.is_empty() || mode == ParseMode::Strict);
     if !once || nothing || listed.iter().any(|name| shards::is_refused(name)) {
         return None;
     }
@@ -158,11 +158,11 @@ fn open(bytes: &mut Unstructured) -> Result<bool> {
     };
     let directory = Shards::new(files.iter().map(content));
     let mut sound = false;
-    for mode in [Mode::Strict, Mode::Lenient] {
+    for mode in [ParseMode::Strict, ParseMode::Lenient] {
         let opening = directory.open("dataset_manifest.json", &text, mode);
         for (shard, seen) in opening.iter().flat_map(|opening| &opening.shards) {
             // Each shard shows its own tensors, whether they can be joined or not.
-            let name = weightfs::name::decode(shard).unwrap();
+            let name = weightfs::name::decode_name(shard).unwrap();
             let tensors = files[&shards::path(&name)[..]].as_ref().unwrap();
             let expected: Tensors = tensors.iter().map(|tensor| (tensor.name.clone(), tensor.seen(&name))).collect();
             assert_eq!(*seen, expected, "{shard}");

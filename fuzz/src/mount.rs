@@ -8,13 +8,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 use weightfs::codec::bf16;
-use weightfs::content::Request;
-use weightfs::format::{Dtype, Mode, Value};
+use weightfs::content::ReadRequest;
+use weightfs::format::{Dtype, MetadataValue, ParseMode};
 use weightfs::fs::{FileKind, Ino, Ownership, ROOT, Superblock};
-use weightfs::model::{Model, Opened, TensorId};
+use weightfs::model::{Model, OpenedModel, TensorId};
 use weightfs::name;
-use weightfs::source::Memory;
-use weightfs::view::{Shown, View};
+use weightfs::source::MemorySource;
+use weightfs::view::{ShownViews, View};
 
 pub fn run(bytes: &[u8]) -> bool {
     explore(&mut Unstructured::new(bytes)).unwrap_or(false)
@@ -33,14 +33,14 @@ struct Tensor {
 }
 
 fn explore(bytes: &mut Unstructured) -> Result<bool> {
-    let mode = if bytes.arbitrary()? { Mode::Lenient } else { Mode::Strict };
+    let mode = if bytes.arbitrary()? { ParseMode::Lenient } else { ParseMode::Strict };
     let (factor, addend): (u8, u8) = bytes.arbitrary()?;
     let (header, len) = headers::header(bytes)?;
     let mut file = official::file(&header, len);
     for (at, byte) in file[8 + header.len()..].iter_mut().enumerate() {
         *byte = (at as u8).wrapping_mul(factor).wrapping_add(addend);
     }
-    let source = Arc::new(Memory::new(file.clone()));
+    let source = Arc::new(MemorySource::new(file.clone()));
     let Ok(model) = Model::from_source(&Path::new("/m.safetensors").into(), source, mode) else { return Ok(false) };
     let tensor = |id: TensorId| {
         let tensor = model.tensor(id).info;
@@ -53,10 +53,10 @@ fn explore(bytes: &mut Unstructured) -> Result<bool> {
         }
     };
     let tensors: Vec<Tensor> = model.logical().iter().map(tensor).collect();
-    let text = |(key, value): &(String, Value)| (key.clone(), value.text().to_owned());
+    let text = |(key, value): &(String, MetadataValue)| (key.clone(), value.text().to_owned());
     let metadata: Vec<(String, String)> = model.metadata().iter().map(text).collect();
-    let opened = Opened::Model(model.into());
-    let superblock = Superblock::new(opened, Shown::default(), Ownership::default()).unwrap();
+    let opened = OpenedModel::Model(model.into());
+    let superblock = Superblock::new(opened, ShownViews::default(), Ownership::default()).unwrap();
     let mut files = Files::new();
     walk(&superblock, ROOT, "", &mut files, bytes)?;
     check_tensors(&files, &tensors);
@@ -67,9 +67,9 @@ fn explore(bytes: &mut Unstructured) -> Result<bool> {
     if let Some(tensor) = tensors.first().filter(has_values)
         && once_in(256, bytes)?
     {
-        let dir = superblock.lookup(ROOT, b"plots", &Request::WAIT).unwrap().ino;
-        let file = format!("{}.png", name::encode(&tensor.name));
-        let attr = superblock.lookup(dir, file.as_bytes(), &Request::WAIT).unwrap();
+        let dir = superblock.lookup(ROOT, b"plots", &ReadRequest::WAIT).unwrap().ino;
+        let file = format!("{}.png", name::encode_name(&tensor.name));
+        let attr = superblock.lookup(dir, file.as_bytes(), &ReadRequest::WAIT).unwrap();
         let picture = read(&superblock, attr.ino, 0, u64::MAX).unwrap();
         assert_eq!((&picture[..4], picture.len() as u64), (&b"\x89PNG"[..], attr.size));
     }
@@ -87,7 +87,7 @@ fn walk(superblock: &Superblock, dir: Ino, path: &str, files: &mut Files, bytes:
             entries.push((entry.name.to_str().unwrap().to_owned(), entry.ino, entry.kind, entry.next));
             false
         };
-        superblock.readdir(dir, offset, &Request::WAIT, add).unwrap();
+        superblock.readdir(dir, offset, &ReadRequest::WAIT, add).unwrap();
         entries
     };
     let entries = list(0);
@@ -97,16 +97,16 @@ fn walk(superblock: &Superblock, dir: Ino, path: &str, files: &mut Files, bytes:
     for (name, ino, kind, _) in &entries[2..] {
         let below = format!("{path}/{name}");
         assert!(name.len() <= 255 && !name.contains('/'), "{below}");
-        let attr = superblock.lookup(dir, name.as_bytes(), &Request::WAIT).unwrap();
+        let attr = superblock.lookup(dir, name.as_bytes(), &ReadRequest::WAIT).unwrap();
         assert_eq!((attr.ino, attr.kind), (*ino, *kind), "{below}");
-        assert_eq!(superblock.getattr(*ino, &Request::WAIT).unwrap(), attr, "{below}");
+        assert_eq!(superblock.getattr(*ino, &ReadRequest::WAIT).unwrap(), attr, "{below}");
         if *kind == FileKind::Dir {
             walk(superblock, *ino, &below, files, bytes)?;
             continue;
         }
-        let names = superblock.listxattr(*ino, &Request::WAIT).unwrap();
+        let names = superblock.listxattr(*ino, &ReadRequest::WAIT).unwrap();
         for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
-            superblock.getxattr(*ino, name, &Request::WAIT).unwrap();
+            superblock.getxattr(*ino, name, &ReadRequest::WAIT).unwrap();
         }
         let whole = if path == "/plots" { None } else { Some(read_all(superblock, *ino, attr.size, &below, bytes)?) };
         assert!(files.insert(below, whole).is_none());
@@ -128,8 +128,9 @@ fn read_all(superblock: &Superblock, ino: Ino, len: u64, path: &str, bytes: &mut
 /// Checks the views of each tensor.
 fn check_tensors(files: &Files, tensors: &[Tensor]) {
     for tensor in tensors {
-        let file =
-            |dir: &str, ending: &str| files.get(&format!("/{dir}/{}{ending}", name::encode(&tensor.name)))?.as_ref();
+        let file = |dir: &str, ending: &str| {
+            files.get(&format!("/{dir}/{}{ending}", name::encode_name(&tensor.name)))?.as_ref()
+        };
         assert_eq!(file("tensors", "").unwrap(), &tensor.data);
         // Values of an unknown dtype cannot be decoded.
         let count: u64 = if tensor.is_known { elements(&tensor.shape) } else { 0 };
@@ -168,7 +169,7 @@ fn check_whole(files: &Files, tensors: &[Tensor], metadata: &[(String, String)])
     let all: HashMap<String, String> = metadata.iter().cloned().collect();
     assert_eq!(serde_json::from_slice::<HashMap<String, String>>(file("/metadata.json")).unwrap(), all);
     for (key, value) in metadata {
-        assert_eq!(file(&format!("/metadata/{}", name::encode(key))), value.as_bytes());
+        assert_eq!(file(&format!("/metadata/{}", name::encode_name(key))), value.as_bytes());
     }
     if tensors.iter().any(|tensor| !tensor.is_known) {
         return;
@@ -203,7 +204,7 @@ fn check_converted(files: &Files, tensors: &[Tensor]) {
                 continue;
             }
             assert_eq!(found.dtype().to_string(), to);
-            let floats = files[&format!("/f32/{}.f32", name::encode(&tensor.name))].as_ref().unwrap();
+            let floats = files[&format!("/f32/{}.f32", name::encode_name(&tensor.name))].as_ref().unwrap();
             let mut expected = vec![0; floats.len() / 2];
             match (to, &tensor.dtype[..]) {
                 ("F32", _) => expected.clone_from(floats),
@@ -225,23 +226,23 @@ fn request_anything(superblock: &Superblock, bytes: &mut Unstructured) -> Result
     let len = bytes.int_in_range(0..=12)?;
     let name = bytes.bytes(len.min(bytes.len()))?;
     let (offset, size) = (bytes.arbitrary()?, bytes.int_in_range(0..=1u64 << 20)?);
-    let kind = superblock.getattr(ino, &Request::WAIT).map(|attr| {
+    let kind = superblock.getattr(ino, &ReadRequest::WAIT).map(|attr| {
         assert_eq!(attr.ino, ino);
         attr.kind
     });
-    let found = superblock.lookup(ino, name, &Request::WAIT).is_ok();
+    let found = superblock.lookup(ino, name, &ReadRequest::WAIT).is_ok();
     let mut listed = 0;
     let mut same_name = false;
-    let is_dir = superblock.readdir(ino, 0, &Request::WAIT, |entry| {
+    let is_dir = superblock.readdir(ino, 0, &ReadRequest::WAIT, |entry| {
         listed += 1;
         same_name |= listed > 2 && entry.name.as_encoded_bytes() == name;
         false
     });
     assert_eq!(found, same_name, "{name:?} in {ino:#x}");
     assert_eq!(is_dir.is_ok(), matches!(kind, Ok(FileKind::Dir)));
-    let _ = superblock.readdir(ino, offset, &Request::WAIT, |_| true);
-    let _ = superblock.getxattr(ino, name, &Request::WAIT);
-    assert_eq!(superblock.listxattr(ino, &Request::WAIT).is_ok(), kind.is_ok());
+    let _ = superblock.readdir(ino, offset, &ReadRequest::WAIT, |_| true);
+    let _ = superblock.getxattr(ino, name, &ReadRequest::WAIT);
+    assert_eq!(superblock.listxattr(ino, &ReadRequest::WAIT).is_ok(), kind.is_ok());
     // Pictures are slow.
     let is_plot = View::all().any(|view| view.row().file == "plots" && ino >> 32 == 128 + view.index() as u64);
     if !is_plot {

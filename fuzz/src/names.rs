@@ -4,7 +4,7 @@
 use super::headers::once_in;
 use arbitrary::{Result, Unstructured};
 use sha2::{Digest, Sha256};
-use weightfs::name::{MAX, cut, decode, encode, is_cut};
+use weightfs::name::{MAX, cut_name, decode_name, encode_name, is_cut};
 use weightfs::text::printable;
 use weightfs::text::quote;
 
@@ -77,16 +77,16 @@ fn expected(name: &str) -> String {
 
 fn check(bytes: &mut Unstructured) -> Result<()> {
     let (name, other) = (name(bytes)?, self::name(bytes)?);
-    let other = if once_in(4, bytes)? { encode(&name).into_owned() } else { other };
-    let encoded = encode(&name);
+    let other = if once_in(4, bytes)? { encode_name(&name).into_owned() } else { other };
+    let encoded = encode_name(&name);
     assert_eq!(encoded, expected(&name));
     assert!(encoded.len() <= MAX && !encoded.contains(['/', '\0']) && !matches!(&encoded[..], "" | "." | ".."));
-    assert_eq!(encoded == encode(&other), name == other, "{name:?} and {other:?}");
-    assert_eq!(cut(&name), is_cut(&encoded).then(|| encoded.clone().into_owned()));
-    assert!(is_cut(&encoded) || decode(&encoded).as_deref() == Some(&name[..]));
+    assert_eq!(encoded == encode_name(&other), name == other, "{name:?} and {other:?}");
+    assert_eq!(cut_name(&name), is_cut(&encoded).then(|| encoded.clone().into_owned()));
+    assert!(is_cut(&encoded) || decode_name(&encoded).as_deref() == Some(&name[..]));
     // `other` may be any file name. If it decodes, it is the encoding of the result.
-    if let Some(name) = decode(&other) {
-        assert_eq!(encode(&name), other);
+    if let Some(name) = decode_name(&other) {
+        assert_eq!(encode_name(&name), other);
     }
     let shown = printable(&name);
     assert!(!shown.contains(is_terminal_control), "{shown:?}");

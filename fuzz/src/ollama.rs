@@ -5,11 +5,11 @@ use super::headers::once_in;
 use super::shards::{self, Meaning};
 use arbitrary::{Result, Unstructured};
 use std::collections::BTreeSet;
-use weightfs::content::Request;
-use weightfs::format::Mode;
+use weightfs::content::ReadRequest;
+use weightfs::format::ParseMode;
 use weightfs::fs::{FileKind, Ino, Ownership, ROOT, Superblock};
 use weightfs::model;
-use weightfs::view::Shown;
+use weightfs::view::ShownViews;
 
 pub fn run(bytes: &[u8]) -> bool {
     open(&mut Unstructured::new(bytes)).unwrap_or(false)
@@ -76,20 +76,20 @@ fn open(bytes: &mut Unstructured) -> Result<bool> {
     let (text, meaning) = shards::spoil(&text, bytes)?;
     std::fs::write(&tag, &text).unwrap();
     let source = if once_in(2, bytes)? { tag.as_path() } else { dir.path() };
-    let Ok(opened) = model::open(&source.into(), Mode::Strict) else {
+    let Ok(opened) = model::open_location(&source.into(), ParseMode::Strict) else {
         // There is no layer with a model.
         assert!(meaning != Meaning::Same || KINDS.iter().all(|kind| !kind.3 || !taken.contains(kind.1)));
         return Ok(false);
     };
-    let superblock = Superblock::new(opened, Shown::default(), Ownership::default()).unwrap();
-    let find = |parent: Ino, name: &str| superblock.lookup(parent, name.as_bytes(), &Request::WAIT).unwrap().ino;
+    let superblock = Superblock::new(opened, ShownViews::default(), Ownership::default()).unwrap();
+    let find = |parent: Ino, name: &str| superblock.lookup(parent, name.as_bytes(), &ReadRequest::WAIT).unwrap().ino;
     let folder = find(find(ROOT, "a"), "b");
     let mut found = BTreeSet::new();
     let add = |entry: weightfs::fs::Dentry| {
         found.insert((entry.name.to_str().unwrap().to_owned(), format!("{:?}", entry.kind), entry.ino));
         false
     };
-    superblock.readdir(folder, 0, &Request::WAIT, add).unwrap();
+    superblock.readdir(folder, 0, &ReadRequest::WAIT, add).unwrap();
     for (_, _, ino) in found.iter().filter(|entry| entry.1 == format!("{:?}", FileKind::Link)) {
         let target = std::str::from_utf8(superblock.readlink(*ino).unwrap()).unwrap();
         let target = std::path::Path::new(target);

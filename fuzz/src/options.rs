@@ -108,7 +108,7 @@ fn parse(bytes: &mut Unstructured) -> Result<bool> {
     let from_mount = bytes.arbitrary()?;
     let read = |name: &str, words: &[String], helper: bool| {
         let words = std::iter::once(name).chain(words.iter().map(String::as_str)).map(OsString::from).collect();
-        match cli::read(words, helper, from_mount) {
+        match cli::read_arguments(words, helper, from_mount) {
             Ok(Command::Mount(args)) => Some(args),
             _ => None,
         }
@@ -152,7 +152,7 @@ fn any_words(bytes: &mut Unstructured) -> Result<bool> {
             }
         });
     }
-    match cli::read(words, helper, from_mount) {
+    match cli::read_arguments(words, helper, from_mount) {
         Ok(_) => Ok(true),
         Err(NoCommand::Text(text)) => Ok(!text.to_string().is_empty()),
         Err(NoCommand::Usage(message)) => {

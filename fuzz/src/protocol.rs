@@ -3,19 +3,19 @@
 //! sizes and spans are safe to use.
 
 use serde::{Serialize, de::DeserializeOwned};
-use weightfs::remote::protocol::{Reply, Request, Span, decode, encode};
+use weightfs::remote::protocol::{WireReply, WireRequest, WireSpan, decode_message, encode_message};
 
 pub fn run(bytes: &[u8]) -> bool {
-    let (request, reply) = (message::<Request>(bytes), message::<Reply>(bytes));
+    let (request, reply) = (message::<WireRequest>(bytes), message::<WireReply>(bytes));
     match &request {
-        Some(Request::Open { path, .. }) => check_path(path),
-        Some(Request::Need { range, within, .. }) => [range, within].into_iter().for_each(check_span),
-        Some(Request::Touched { within, .. }) => check_span(within),
+        Some(WireRequest::Open { path, .. }) => check_path(path),
+        Some(WireRequest::Need { range, within, .. }) => [range, within].into_iter().for_each(check_span),
+        Some(WireRequest::Touched { within, .. }) => check_span(within),
         _ => {}
     }
     match &reply {
-        Some(Reply::Tree { about, .. }) => check_path(&about.path),
-        Some(Reply::Entries { entries, .. }) => {
+        Some(WireReply::Tree { about, .. }) => check_path(&about.path),
+        Some(WireReply::Entries { entries, .. }) => {
             // Each entry has at least two bytes.
             assert!(entries.len() <= bytes.len() / 2);
             for (path, len) in entries {
@@ -24,18 +24,18 @@ pub fn run(bytes: &[u8]) -> bool {
                 check_size(*len);
             }
         }
-        Some(Reply::Object { len, .. } | Reply::Whole { len, .. }) => check_size(*len),
+        Some(WireReply::Object { len, .. } | WireReply::Whole { len, .. }) => check_size(*len),
         _ => {}
     }
     request.is_some() || reply.is_some()
 }
 
 fn message<M: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(packet: &[u8]) -> Option<M> {
-    let message = decode::<M>(packet).ok()?;
-    let again = encode(&message).unwrap();
+    let message = decode_message::<M>(packet).ok()?;
+    let again = encode_message(&message).unwrap();
     // A number can also be written with more bytes than it needs.
     assert!(again.len() <= packet.len());
-    assert_eq!(decode::<M>(&again).unwrap(), message);
+    assert_eq!(decode_message::<M>(&again).unwrap(), message);
     Some(message)
 }
 
@@ -49,6 +49,6 @@ fn check_size(len: u64) {
     assert!(i64::try_from(len).is_ok());
 }
 
-fn check_span(span: &Span) {
+fn check_span(span: &WireSpan) {
     assert!(span.start <= span.end);
 }

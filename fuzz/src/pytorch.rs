@@ -2,7 +2,7 @@
 //! The tensors of a sound file lie in the file, and the lenient parser finds the same ones.
 
 use std::collections::HashSet;
-use weightfs::format::{Error, Header, Input, Missing, Mode, lint, parse, pytorch};
+use weightfs::format::{Error, Header, HeaderInput, MissingRange, ParseMode, lint_header, parse_header, pytorch};
 
 pub fn run(bytes: &[u8]) -> bool {
     // A sound archive is rarely made by chance, so half of the inputs are the pickle of one.
@@ -14,17 +14,17 @@ pub fn run(bytes: &[u8]) -> bool {
         }
         _ => bytes,
     };
-    let Ok(strict) = read(bytes, Mode::Strict) else {
-        if let Ok(lenient) = read(bytes, Mode::Lenient) {
+    let Ok(strict) = read(bytes, ParseMode::Strict) else {
+        if let Ok(lenient) = read(bytes, ParseMode::Lenient) {
             check(&lenient, bytes.len() as u64);
         }
         return false;
     };
     check(&strict, bytes.len() as u64);
-    let (lenient, header) = (read(bytes, Mode::Lenient).unwrap(), read(bytes, Mode::Header).unwrap());
+    let (lenient, header) = (read(bytes, ParseMode::Lenient).unwrap(), read(bytes, ParseMode::Header).unwrap());
     assert!(strict.tensors().eq(lenient.tensors()) && strict.tensors().eq(header.tensors()));
-    let mut input = Input::new(bytes.len() as u64);
-    while let Err(Missing(range)) = lint(&strict, &input, &mut |lint| assert!(!lint.message.is_empty())) {
+    let mut input = HeaderInput::new(bytes.len() as u64);
+    while let Err(MissingRange(range)) = lint_header(&strict, &input, &mut |lint| assert!(!lint.message.is_empty())) {
         input.add(range.start, bytes[range.start as usize..range.end as usize].to_vec());
     }
     strict.format() == pytorch::NAME
@@ -65,10 +65,10 @@ fn check(header: &Header, len: u64) {
     }
 }
 
-fn read(file: &[u8], mode: Mode) -> Result<Header, Error> {
-    let mut input = Input::new(file.len() as u64);
+fn read(file: &[u8], mode: ParseMode) -> Result<Header, Error> {
+    let mut input = HeaderInput::new(file.len() as u64);
     loop {
-        match parse(&input, mode) {
+        match parse_header(&input, mode) {
             Err(Error::Missing(missing)) => {
                 let range = missing.0.start as usize..missing.0.end as usize;
                 assert!(!range.is_empty());

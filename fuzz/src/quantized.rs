@@ -5,10 +5,10 @@ use super::shards;
 use arbitrary::{Result, Unstructured};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use weightfs::content::{Content, Request, Segment};
-use weightfs::format::Mode;
+use weightfs::content::{Content, ReadRequest, Segment};
+use weightfs::format::ParseMode;
 use weightfs::model::quantization::SCHEMES;
-use weightfs::model::{self, Opened};
+use weightfs::model::{self, OpenedModel};
 
 pub fn run(bytes: &[u8]) -> bool {
     open(&mut Unstructured::new(bytes)).unwrap_or(false)
@@ -114,7 +114,9 @@ fn open(bytes: &mut Unstructured) -> Result<bool> {
     let path = dir.path().join("model.safetensors");
     std::fs::write(&path, shards::file(&listed)).unwrap();
     std::fs::write(dir.path().join("config.json"), json!({ key: config }).to_string()).unwrap();
-    let Ok(Opened::Model(model)) = model::open(&path.as_path().into(), Mode::Strict) else { panic!("not opened") };
+    let Ok(OpenedModel::Model(model)) = model::open_location(&path.as_path().into(), ParseMode::Strict) else {
+        panic!("not opened")
+    };
     let quantized = model.quantized();
     let mut names: BTreeSet<&str> = model.logical().iter().map(|id| model.name(id)).collect();
     for weight in quantized.weights() {
@@ -125,11 +127,11 @@ fn open(bytes: &mut Unstructured) -> Result<bool> {
         let values = model.dequantized(weight, false).unwrap();
         assert_eq!(values.len, weight.class.elements() * 4);
         let content = Content::new([Segment::Generated(values)]);
-        let whole = content.read(0..content.len(), &Request::WAIT).unwrap().to_vec();
+        let whole = content.read(0..content.len(), &ReadRequest::WAIT).unwrap().to_vec();
         for _ in 0..4 {
             let start = bytes.int_in_range(0..=content.len())?;
             let end = bytes.int_in_range(start..=content.len())?;
-            let part = content.read(start..end, &Request::WAIT).unwrap().to_vec();
+            let part = content.read(start..end, &ReadRequest::WAIT).unwrap().to_vec();
             assert!(part == whole[start as usize..end as usize], "{start}..{end} of {}", weight.class.summary());
         }
     }

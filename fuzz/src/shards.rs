@@ -4,12 +4,12 @@ use super::headers::{self, odd_value};
 use arbitrary::{Result as Arbitrary, Unstructured};
 use std::collections::BTreeMap;
 use tempfile::TempDir;
-use weightfs::content::Request;
-use weightfs::format::Mode;
+use weightfs::content::ReadRequest;
+use weightfs::format::ParseMode;
 use weightfs::fs::{FileKind, Ino, Ownership, ROOT, Superblock};
-use weightfs::model::{self, Opened};
+use weightfs::model::{self, OpenedModel};
 use weightfs::source::Bytes;
-use weightfs::view::Shown;
+use weightfs::view::ShownViews;
 
 /// A directory of shards. Another shard is outside of it, where no index or manifest may lead.
 pub struct Shards(TempDir);
@@ -76,7 +76,7 @@ impl Shards {
     }
 
     /// Opens the model by an index or manifest of this name and text; `None` if it is refused.
-    pub fn open(&self, list: &str, text: &[u8], mode: Mode) -> Option<Opening> {
+    pub fn open(&self, list: &str, text: &[u8], mode: ParseMode) -> Option<Opening> {
         let path = self.0.path().join("model").join(list);
         std::fs::write(&path, text).unwrap();
         let model = match model::open_model(&path.as_path().into(), mode) {
@@ -87,15 +87,15 @@ impl Shards {
             }
         };
         let skipped = model.skipped().count();
-        let opened = Opened::Model(model.into());
+        let opened = OpenedModel::Model(model.into());
         let (mut whole, mut shards) = <(Tensors, BTreeMap<_, _>)>::default();
-        if let Some(superblock) = Superblock::new(opened, Shown::default(), Ownership::default()) {
+        if let Some(superblock) = Superblock::new(opened, ShownViews::default(), Ownership::default()) {
             whole = tensors(&superblock, ROOT);
             for (ino, kind, name) in
-                list_dir(&superblock, superblock.lookup(ROOT, b"shards", &Request::WAIT).unwrap().ino)
+                list_dir(&superblock, superblock.lookup(ROOT, b"shards", &ReadRequest::WAIT).unwrap().ino)
             {
                 assert_eq!(kind, FileKind::Dir);
-                if superblock.lookup(ino, b"tensors", &Request::WAIT).is_ok() {
+                if superblock.lookup(ino, b"tensors", &ReadRequest::WAIT).is_ok() {
                     shards.insert(name, tensors(&superblock, ino));
                 }
             }
@@ -106,19 +106,19 @@ impl Shards {
 
 /// Reads a part of a file.
 pub fn read(superblock: &Superblock, ino: Ino, offset: u64, size: u64) -> Result<Bytes, weightfs::fs::Error> {
-    let content = superblock.open(ino, &Request::WAIT)?;
-    Ok(content.read(offset..offset.saturating_add(size), &Request::WAIT)?)
+    let content = superblock.open(ino, &ReadRequest::WAIT)?;
+    Ok(content.read(offset..offset.saturating_add(size), &ReadRequest::WAIT)?)
 }
 
 /// The tensors in `tensors/` of a directory.
 fn tensors(superblock: &Superblock, parent: Ino) -> Tensors {
-    let dir = superblock.lookup(parent, b"tensors", &Request::WAIT).unwrap().ino;
+    let dir = superblock.lookup(parent, b"tensors", &ReadRequest::WAIT).unwrap().ino;
     let mut tensors = BTreeMap::new();
     for (ino, _, name) in list_dir(superblock, dir) {
-        let attr = superblock.lookup(dir, name.as_bytes(), &Request::WAIT).unwrap();
+        let attr = superblock.lookup(dir, name.as_bytes(), &ReadRequest::WAIT).unwrap();
         assert_eq!(attr.ino, ino);
         let xattr = |name: &str| {
-            let value = superblock.getxattr(ino, name.as_bytes(), &Request::WAIT).ok()?;
+            let value = superblock.getxattr(ino, name.as_bytes(), &ReadRequest::WAIT).ok()?;
             Some(String::from_utf8(value).unwrap())
         };
         let data = read(superblock, ino, 0, u64::MAX).unwrap().to_vec();
@@ -136,7 +136,7 @@ fn list_dir(superblock: &Superblock, dir: Ino) -> Vec<(Ino, FileKind, String)> {
         entries.push((entry.ino, entry.kind, entry.name.to_str().unwrap().to_owned()));
         false
     };
-    superblock.readdir(dir, 0, &Request::WAIT, add).unwrap();
+    superblock.readdir(dir, 0, &ReadRequest::WAIT, add).unwrap();
     entries.split_off(2)
 }
 

@@ -2,11 +2,11 @@
 //! sound file lie in its data and do not overlap, and the lenient parser finds the same ones.
 
 use std::collections::HashSet;
-use weightfs::format::{Error, Header, Input, Mode, lint, parse, slm};
+use weightfs::format::{Error, Header, HeaderInput, ParseMode, lint_header, parse_header, slm};
 
 pub fn run(bytes: &[u8]) -> bool {
-    let Ok(strict) = read(bytes, Mode::Strict) else {
-        if let Ok(lenient) = read(bytes, Mode::Lenient) {
+    let Ok(strict) = read(bytes, ParseMode::Strict) else {
+        if let Ok(lenient) = read(bytes, ParseMode::Lenient) {
             check(&lenient, bytes.len() as u64);
         }
         return false;
@@ -15,7 +15,7 @@ pub fn run(bytes: &[u8]) -> bool {
         return false;
     }
     check(&strict, bytes.len() as u64);
-    let (lenient, header) = (read(bytes, Mode::Lenient).unwrap(), read(bytes, Mode::Header).unwrap());
+    let (lenient, header) = (read(bytes, ParseMode::Lenient).unwrap(), read(bytes, ParseMode::Header).unwrap());
     assert!(strict.tensors().eq(lenient.tensors()) && lenient.skipped().total() == 0);
     assert!(strict.tensors().eq(header.tensors()) && strict.metadata() == header.metadata());
     let mut end = strict.data_start();
@@ -24,7 +24,8 @@ pub fn run(bytes: &[u8]) -> bool {
         end = tensor.range.end;
     }
     let mut findings = 0;
-    lint(&strict, &Input::with_prefix(bytes.len() as u64, bytes.to_vec()), &mut |_| findings += 1).unwrap();
+    lint_header(&strict, &HeaderInput::with_prefix(bytes.len() as u64, bytes.to_vec()), &mut |_| findings += 1)
+        .unwrap();
     assert!((1..40).contains(&findings));
     true
 }
@@ -44,10 +45,10 @@ fn check(header: &Header, len: u64) {
     }
 }
 
-fn read(file: &[u8], mode: Mode) -> Result<Header, Error> {
-    let mut input = Input::new(file.len() as u64);
+fn read(file: &[u8], mode: ParseMode) -> Result<Header, Error> {
+    let mut input = HeaderInput::new(file.len() as u64);
     loop {
-        match parse(&input, mode) {
+        match parse_header(&input, mode) {
             Err(Error::Missing(missing)) => {
                 let range = missing.0.start as usize..missing.0.end as usize;
                 assert!(!range.is_empty());

@@ -1,6 +1,6 @@
 //! The arguments and help text of the commands that do not mount.
 
-use super::value::{number, parse_bytes, parse_size};
+use super::value::{parse_bytes, parse_number, parse_size};
 use super::{NumbersArgs, RemoteArgs, SourceArg, parse_views, pattern, source, views_help};
 use bytesize::ByteSize;
 use clap::builder::{NonEmptyStringValueParser, OsStringValueParser, TypedValueParser};
@@ -8,7 +8,7 @@ use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
-use weightfs::view::Shown;
+use weightfs::view::ShownViews;
 
 const LS_HELP: &str = "\
 Examples:
@@ -38,11 +38,11 @@ pub struct LsArgs {
     /// More sources, and patterns: if there are any, only tensors whose full name matches one of these globs are
     /// listed: * matches any characters, ? one character, [a-z] one of a set
     #[arg(value_name = "SOURCE|PATTERN", value_parser = operand(), value_hint = ValueHint::AnyPath)]
-    pub more: Vec<Operand>,
+    pub more: Vec<LsOperand>,
 
     /// Sort by name (layers.2 before layers.10), size (largest first) or offset (order of the data in the files)
     #[arg(long, value_name = "KEY", default_value = "name", hide_possible_values = true)]
-    pub sort: Sort,
+    pub sort: TensorOrder,
 
     /// Reverse the order
     #[arg(short, long)]
@@ -65,7 +65,7 @@ pub struct LsArgs {
     pub kv_separator: Option<String>,
 
     /// Number of leading dotted components of a tensor name that form its module
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<usize>(0..=u32::MAX.into()))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_number::<usize>(0..=u32::MAX.into()))]
     pub depth: usize,
 
     /// Print sizes in bytes and exact counts, instead of rounded numbers
@@ -90,14 +90,14 @@ pub struct LsArgs {
 
 /// An argument of `ls` after the first.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Operand {
+pub enum LsOperand {
     /// An existing file or directory.
     Source(SourceArg),
     /// A pattern for tensor names.
     Pattern(glob::Pattern),
 }
 
-impl Operand {
+impl LsOperand {
     /// The argument as a path.
     pub fn path(&self) -> &Path {
         match self {
@@ -108,18 +108,18 @@ impl Operand {
     }
 }
 
-fn operand() -> impl TypedValueParser<Value = Operand> {
+fn operand() -> impl TypedValueParser<Value = LsOperand> {
     OsStringValueParser::new().try_map(|word| match word.to_str() {
         Some(pattern) if !pattern.contains("://") && Path::new(&word).symlink_metadata().is_err() => {
-            pattern::parse(pattern).map(Operand::Pattern)
+            pattern::parse_pattern(pattern).map(LsOperand::Pattern)
         }
-        _ => SourceArg::parse(word).map(Operand::Source),
+        _ => SourceArg::parse(word).map(LsOperand::Source),
     })
 }
 
 /// The order of a list of tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Sort {
+pub enum TensorOrder {
     /// Natural order of names: numbers by value.
     Name,
     /// The largest first.
@@ -344,12 +344,12 @@ Exit status: 0 success, 1 failure, 2 usage error.";
 pub struct MetadataArgs {
     /// The subcommand.
     #[command(subcommand)]
-    pub action: Action,
+    pub action: MetadataAction,
 }
 
 /// A subcommand of `metadata`.
 #[derive(Subcommand, Debug, PartialEq)]
-pub enum Action {
+pub enum MetadataAction {
     /// Print the value of one KEY, or KEY=VALUE lines; lines begin with the path if there are several models
     Get {
         /// Any SOURCE that `weightfs mount` accepts
@@ -370,7 +370,7 @@ pub enum Action {
         file: PathBuf,
         /// Key and value, in GGUF also with a type as KEY:TYPE=VALUE; without =, the value is read from standard input
         #[arg(value_name = "KEY[=VALUE]", required = true, value_parser = parse_pair)]
-        pairs: Vec<Pair>,
+        pairs: Vec<MetadataPair>,
         #[command(flatten)]
         options: EditOptions,
     },
@@ -395,7 +395,7 @@ pub enum Action {
 
 /// A metadata key and its value.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Pair {
+pub struct MetadataPair {
     /// The key; not empty.
     pub key: String,
     /// The value; `None` if it is read from standard input.
@@ -403,7 +403,7 @@ pub struct Pair {
 }
 
 /// Parses `KEY=VALUE`, split at the first `=`, or a `KEY` alone.
-fn parse_pair(word: &str) -> Result<Pair, String> {
+fn parse_pair(word: &str) -> Result<MetadataPair, String> {
     let (key, value) = match word.split_once('=') {
         Some((key, value)) => (key, Some(value.to_owned())),
         None => (word, None),
@@ -411,7 +411,7 @@ fn parse_pair(word: &str) -> Result<Pair, String> {
     if key.is_empty() {
         return Err("the key is empty; write KEY=VALUE".into());
     }
-    Ok(Pair { key: key.to_owned(), value })
+    Ok(MetadataPair { key: key.to_owned(), value })
 }
 
 /// The options of the subcommands that change a file.
@@ -461,13 +461,13 @@ pub struct ExportArgs {
 
     /// Export only tensors whose full name matches a glob: * matches any characters, ? one character, [a-z] one of a
     /// set; can be repeated
-    #[arg(long, value_name = "PATTERN", value_parser = pattern::parse)]
+    #[arg(long, value_name = "PATTERN", value_parser = pattern::parse_pattern)]
     pub only: Vec<glob::Pattern>,
 
     /// Convert floating-point and quantized tensors to bf16 or f32, rounded to nearest even, and write safetensors;
     /// integers, booleans and complex numbers stay as they are
     #[arg(long, value_name = "DTYPE", hide_possible_values = true)]
-    pub dtype: Option<Float>,
+    pub dtype: Option<FloatArg>,
 
     /// With --dtype, convert the stored numbers of quantized weights instead of dequantizing them
     #[arg(long, requires = "dtype")]
@@ -475,7 +475,7 @@ pub struct ExportArgs {
 
     /// Write this format: safetensors or gguf
     #[arg(long, value_name = "FORMAT", hide_possible_values = true)]
-    pub format: Option<Format>,
+    pub format: Option<FormatArg>,
 
     /// Omit the metadata
     #[arg(long)]
@@ -575,7 +575,7 @@ pub struct ServeArgs {
 
     // The help text lists the names of all views.
     #[arg(long, value_name = "VIEW[,VIEW...]", value_parser = parse_views, help = views_help())]
-    pub views: Option<Shown>,
+    pub views: Option<ShownViews>,
 
     #[command(flatten)]
     pub numbers: NumbersArgs,
@@ -642,7 +642,7 @@ pub struct CpArgs {
 
 /// The dtypes of `export --dtype`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Float {
+pub enum FloatArg {
     /// bfloat16.
     Bf16,
     /// float32.
@@ -651,14 +651,14 @@ pub enum Float {
 
 /// The formats of `export --format`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Format {
+pub enum FormatArg {
     /// One or several safetensors files.
     Safetensors,
     /// A GGUF file.
     Gguf,
 }
 
-impl Format {
+impl FormatArg {
     /// The suffix of its files.
     pub fn suffix(self) -> &'static str {
         match self {

@@ -13,18 +13,18 @@ const GROUP: &str = "gid";
 
 /// What may complete a word.
 #[derive(Debug, PartialEq)]
-pub struct Completion {
+pub struct CompletionKind {
     /// The beginning of the word that stays as it is, such as `--views=npy,`.
     pub kept: String,
     /// What may follow it, with descriptions.
     pub words: Vec<(String, String)>,
     /// What else may follow it.
-    pub others: Others,
+    pub others: OtherCandidates,
 }
 
 /// Candidates that are not part of the command line's definition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Others {
+pub enum OtherCandidates {
     /// None.
     Nothing,
     /// Any paths.
@@ -40,11 +40,12 @@ pub enum Others {
 }
 
 /// Completes the last of `words`, the arguments up to the cursor.
-pub fn complete(words: &[String]) -> Completion {
+pub fn complete_word(words: &[String]) -> CompletionKind {
     let mut definition = definition();
     definition.build();
     let (word, before) = words.split_last().map_or(("", words), |(word, before)| (&word[..], before));
-    let mut line = Line { command: &definition, operands: 0, used: Vec::new(), awaiting: None, only_operands: false };
+    let mut line =
+        CompletedLine { command: &definition, operands: 0, used: Vec::new(), awaiting: None, only_operands: false };
     for word in before {
         line.push(word);
     }
@@ -52,7 +53,7 @@ pub fn complete(words: &[String]) -> Completion {
 }
 
 /// The command line before the cursor.
-struct Line<'c> {
+struct CompletedLine<'c> {
     command: &'c Command,
     /// Number of positional arguments.
     operands: usize,
@@ -64,7 +65,7 @@ struct Line<'c> {
     only_operands: bool,
 }
 
-impl<'c> Line<'c> {
+impl<'c> CompletedLine<'c> {
     fn push(&mut self, word: &str) {
         if self.awaiting.take().is_some() {
         } else if word == "--" && !self.only_operands {
@@ -113,13 +114,13 @@ impl<'c> Line<'c> {
         command.get_subcommands().filter(move |_| possible)
     }
 
-    fn complete(&self, word: &str) -> Completion {
+    fn complete(&self, word: &str) -> CompletionKind {
         if let Some(option) = self.awaiting {
-            return value(option, self.command, String::new(), word);
+            return complete_value(option, self.command, String::new(), word);
         }
         match self.options(word) {
             Some((options, Some(at))) => match options.last() {
-                Some(option) => value(option, self.command, word[..at].to_owned(), &word[at..]),
+                Some(option) => complete_value(option, self.command, word[..at].to_owned(), &word[at..]),
                 None => nothing(String::new()),
             },
             Some(_) => self.complete_option(),
@@ -128,7 +129,7 @@ impl<'c> Line<'c> {
         }
     }
 
-    fn complete_option(&self) -> Completion {
+    fn complete_option(&self) -> CompletionKind {
         let is_unused = |option: &&Arg| {
             matches!(option.get_action(), ArgAction::Append)
                 || !self.used.iter().any(|used| used.get_id() == option.get_id())
@@ -143,10 +144,10 @@ impl<'c> Line<'c> {
             })
             .collect();
         words.sort();
-        Completion { words, ..nothing(String::new()) }
+        CompletionKind { words, ..nothing(String::new()) }
     }
 
-    fn complete_operand(&self, word: &str) -> Completion {
+    fn complete_operand(&self, word: &str) -> CompletionKind {
         let positionals: Vec<&Arg> = self.command.get_positionals().collect();
         let last = positionals.len().saturating_sub(1);
         let operand = positionals.get(self.operands).or_else(|| {
@@ -154,7 +155,7 @@ impl<'c> Line<'c> {
             positionals.get(last).filter(repeats)
         });
         let mut completion = match operand {
-            Some(operand) => value(operand, self.command, String::new(), word),
+            Some(operand) => complete_value(operand, self.command, String::new(), word),
             None => nothing(String::new()),
         };
         let commands = self.subcommands().filter(|command| !command.is_hide_set());
@@ -164,8 +165,8 @@ impl<'c> Line<'c> {
     }
 }
 
-fn nothing(kept: String) -> Completion {
-    Completion { kept, words: Vec::new(), others: Others::Nothing }
+fn nothing(kept: String) -> CompletionKind {
+    CompletionKind { kept, words: Vec::new(), others: OtherCandidates::Nothing }
 }
 
 fn takes_value(option: &Arg) -> bool {
@@ -183,8 +184,8 @@ fn help(option: &Arg) -> String {
 }
 
 /// Completes the value of an option or an operand of `command`. The word is `kept` and then `text`.
-fn value(argument: &Arg, command: &Command, kept: String, text: &str) -> Completion {
-    let with_words = |kept, words| Completion { words, ..nothing(kept) };
+fn complete_value(argument: &Arg, command: &Command, kept: String, text: &str) -> CompletionKind {
+    let with_words = |kept, words| CompletionKind { words, ..nothing(kept) };
     match argument.get_id().as_str() {
         VIEWS => {
             let start = text.rfind([',', ':']).map_or(0, |at| at + 1);
@@ -202,7 +203,7 @@ fn value(argument: &Arg, command: &Command, kept: String, text: &str) -> Complet
             if let Some((name, text)) = option.split_once('=') {
                 let known = command.get_opts().find(|known| name_of(known).as_deref() == Some(&name.replace('-', "_")));
                 let kept = format!("{kept}{name}=");
-                return known.map_or(nothing(kept.clone()), |known| value(known, command, kept, text));
+                return known.map_or(nothing(kept.clone()), |known| complete_value(known, command, kept, text));
             }
             let shown = command.get_arguments().filter(|option| !option.is_hide_set() && !is_global(option));
             let word = |option: &Arg| {
@@ -223,23 +224,23 @@ fn value(argument: &Arg, command: &Command, kept: String, text: &str) -> Complet
         return with_words(kept, possible.iter().map(describe).collect());
     }
     let others = match (argument.get_id().as_str(), argument.get_value_hint()) {
-        (MOUNTPOINTS, _) => Others::Mountpoints,
-        (GROUP, _) => Others::Groups,
-        (_, ValueHint::Username) => Others::Users,
-        (_, ValueHint::DirPath) => Others::Directories,
-        (_, ValueHint::AnyPath | ValueHint::FilePath) => Others::Files,
-        _ => Others::Nothing,
+        (MOUNTPOINTS, _) => OtherCandidates::Mountpoints,
+        (GROUP, _) => OtherCandidates::Groups,
+        (_, ValueHint::Username) => OtherCandidates::Users,
+        (_, ValueHint::DirPath) => OtherCandidates::Directories,
+        (_, ValueHint::AnyPath | ValueHint::FilePath) => OtherCandidates::Files,
+        _ => OtherCandidates::Nothing,
     };
-    Completion { others, ..nothing(kept) }
+    CompletionKind { others, ..nothing(kept) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn of(line: &str) -> (String, Vec<String>, Others) {
+    fn of(line: &str) -> (String, Vec<String>, OtherCandidates) {
         let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
-        let Completion { kept, words, others } = complete(&words);
+        let CompletionKind { kept, words, others } = complete_word(&words);
         (kept, words.into_iter().map(|(word, _)| word).collect(), others)
     }
 
@@ -248,17 +249,17 @@ mod tests {
         let (_, words, others) = of("");
         assert!(["mount", "umount", "ls", "help"].iter().all(|command| words.iter().any(|word| word == command)));
         assert!(!words.iter().any(|word| word.starts_with('-') || word == "write-docs"), "{words:?}");
-        assert_eq!(others, Others::Files);
+        assert_eq!(others, OtherCandidates::Files);
         for line in
             ["-v ", "-- ", "mount ", "ls ", "inspect a ", "ls a ", "export ", "export a ", "diff a ", "--log-file "]
         {
-            assert_eq!(of(line), (String::new(), vec![], Others::Files), "{line:?}");
+            assert_eq!(of(line), (String::new(), vec![], OtherCandidates::Files), "{line:?}");
         }
         for line in ["a ", "mount a ", "-v a ", "--uid 5 a ", "-fo ro a "] {
-            assert_eq!(of(line).2, Others::Directories, "{line:?}");
+            assert_eq!(of(line).2, OtherCandidates::Directories, "{line:?}");
         }
         for line in ["a b ", "ls --depth ", "metadata get a ", "diff a b ", "cache list ", "--nosuch="] {
-            assert_eq!(of(line), (String::new(), vec![], Others::Nothing), "{line:?}");
+            assert_eq!(of(line), (String::new(), vec![], OtherCandidates::Nothing), "{line:?}");
         }
         assert_eq!(of("metadata ").1, ["get", "set", "remove", "clear", "help"]);
         assert_eq!(of("cache ").1, ["list", "prune", "clear", "help"]);
@@ -269,7 +270,7 @@ mod tests {
     #[test]
     fn options_complete_a_dash_unless_they_were_given() {
         let (_, words, others) = of("mount -");
-        assert_eq!(others, Others::Nothing);
+        assert_eq!(others, OtherCandidates::Nothing);
         assert!(words.iter().all(|word| word.len() > 2 || word == "-o"), "{words:?}");
         let has = |line: &str, option: &str| of(line).1.iter().any(|word| word == option);
         assert!(has("--", "--allow-other") && has("a --v", "--views") && has("ls a --", "--sort"));
@@ -281,7 +282,7 @@ mod tests {
     fn lists_complete_their_last_item() {
         let words = |line: &str| {
             let (kept, words, others) = of(line);
-            assert_eq!(others, Others::Nothing);
+            assert_eq!(others, OtherCandidates::Nothing);
             (kept, words)
         };
         let views = view::names().len();
@@ -307,13 +308,13 @@ mod tests {
     #[test]
     fn users_groups_and_mount_points_complete_their_arguments() {
         for (line, kept, others) in [
-            ("--uid ", "", Others::Users),
-            ("-o uid=", "uid=", Others::Users),
-            ("a -ogid=", "-ogid=", Others::Groups),
-            ("-o log_file=/tmp/", "log_file=", Others::Files),
-            ("--log-file=/tmp/", "--log-file=", Others::Files),
-            ("umount ", "", Others::Mountpoints),
-            ("umount -l a ", "", Others::Mountpoints),
+            ("--uid ", "", OtherCandidates::Users),
+            ("-o uid=", "uid=", OtherCandidates::Users),
+            ("a -ogid=", "-ogid=", OtherCandidates::Groups),
+            ("-o log_file=/tmp/", "log_file=", OtherCandidates::Files),
+            ("--log-file=/tmp/", "--log-file=", OtherCandidates::Files),
+            ("umount ", "", OtherCandidates::Mountpoints),
+            ("umount -l a ", "", OtherCandidates::Mountpoints),
         ] {
             assert_eq!(of(line), (kept.to_owned(), vec![], others), "{line:?}");
         }

@@ -14,9 +14,9 @@ use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use value::number;
+use value::parse_number;
 use weightfs::text;
-use weightfs::view::{self, Shown};
+use weightfs::view::{self, ShownViews};
 
 pub use cache::*;
 pub use commands::*;
@@ -28,19 +28,19 @@ pub struct Invocation {
     /// The command and its arguments.
     pub command: Command,
     /// The exit codes to use.
-    pub codes: Codes,
+    pub codes: ExitCodes,
 }
 
 /// The set of exit codes. It depends on the name under which the program was called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Codes {
+pub enum ExitCodes {
     /// 1: failure, 2: usage error.
     Weightfs,
     /// As in mount(8). 32: mount failure, 1: usage error.
     MountHelper,
 }
 
-impl Codes {
+impl ExitCodes {
     /// The exit code for a failure.
     pub fn failure(self) -> ExitCode {
         match self {
@@ -146,10 +146,10 @@ impl Command {
             Self::Cp(args) => args.paths.last().map(PathBuf::as_path).into_iter().collect(),
             Self::Serve(args) => args.client_token.iter().map(PathBuf::as_path).collect(),
             Self::Metadata(MetadataArgs { action }) => match action {
-                Action::Get { .. } => Vec::new(),
-                Action::Set { file, options, .. }
-                | Action::Remove { file, options, .. }
-                | Action::Clear { file, options } => {
+                MetadataAction::Get { .. } => Vec::new(),
+                MetadataAction::Set { file, options, .. }
+                | MetadataAction::Remove { file, options, .. }
+                | MetadataAction::Clear { file, options } => {
                     std::iter::once(file).chain(&options.out).map(PathBuf::as_path).collect()
                 }
             },
@@ -174,8 +174,8 @@ impl Command {
             Self::Mount(args) => vec![&args.source],
             Self::Ls(args) => {
                 let more = args.more.iter().filter_map(|operand| match operand {
-                    Operand::Source(source) => Some(source),
-                    Operand::Pattern(_) => None,
+                    LsOperand::Source(source) => Some(source),
+                    LsOperand::Pattern(_) => None,
                 });
                 std::iter::once(&args.source).chain(more).collect()
             }
@@ -184,7 +184,7 @@ impl Command {
             Self::Summary(args) => args.sources.iter().collect(),
             Self::Check(args) => args.sources.iter().collect(),
             Self::Diff(args) => vec![&args.a, &args.b],
-            Self::Metadata(MetadataArgs { action: Action::Get { source, .. } }) => vec![source],
+            Self::Metadata(MetadataArgs { action: MetadataAction::Get { source, .. } }) => vec![source],
             Self::Export(args) => vec![&args.source],
             Self::Serve(args) => vec![&args.source],
             Self::Cat(args) => vec![&args.source],
@@ -220,7 +220,7 @@ pub struct MountArgs {
 
     // The help text lists the names of all views.
     #[arg(long, value_name = "VIEW[,VIEW...]", value_parser = parse_views, help = views_help())]
-    pub views: Option<Shown>,
+    pub views: Option<ShownViews>,
 
     #[command(flatten)]
     pub numbers: NumbersArgs,
@@ -254,7 +254,7 @@ pub struct MountArgs {
     pub fsname: Option<String>,
 
     /// Maximum size of a read request of the kernel, in bytes [default: limit of the kernel, 1 MiB]
-    #[arg(long, value_name = "BYTES", value_parser = number::<u32>(0..=u32::MAX.into()))]
+    #[arg(long, value_name = "BYTES", value_parser = parse_number::<u32>(0..=u32::MAX.into()))]
     pub max_read: Option<u32>,
 
     /// Allow a MOUNTPOINT that is not empty; the mount hides its contents
@@ -266,7 +266,7 @@ pub struct MountArgs {
     pub direct_io: bool,
 
     /// Number of threads that serve requests, 1 to 256 [default: one per core, at least 2 and at most 8]
-    #[arg(long, value_name = "N", value_parser = number::<u16>(1..=256))]
+    #[arg(long, value_name = "N", value_parser = parse_number::<u16>(1..=256))]
     pub threads: Option<u16>,
 
     /// Unmount even if the daemon is killed, so that no dead mount is left behind
@@ -275,7 +275,7 @@ pub struct MountArgs {
 
     /// Unmount when the other end of the pipe or socket FD is closed, for instance because the process that holds it
     /// has ended. Files that are open stay readable, unless MOUNTPOINT is /dev/fd/N: then the daemon ends at once
-    #[arg(long, value_name = "FD", value_parser = number::<i32>(0..=i32::MAX as u64))]
+    #[arg(long, value_name = "FD", value_parser = parse_number::<i32>(0..=i32::MAX as u64))]
     pub while_open: Option<i32>,
 
     /// Remove the directory MOUNTPOINT after unmounting, or if mounting on it fails
@@ -371,11 +371,11 @@ pub enum NoCommand {
 }
 
 /// Parses the command line. Prints help, the version or a usage error itself, and then returns the exit code.
-pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, ExitCode> {
+pub fn parse_command_line(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, ExitCode> {
     let args: Vec<OsString> = args.into_iter().collect();
     let called = args.first().and_then(|name| Path::new(name).file_name()).unwrap_or_default();
     let helper = matches!(called.to_str(), Some("mount.weightfs" | "mount.fuse.weightfs"));
-    let codes = if helper { Codes::MountHelper } else { Codes::Weightfs };
+    let codes = if helper { ExitCodes::MountHelper } else { ExitCodes::Weightfs };
     let mistaken = |word: &&str| {
         let may_be_command = !helper && !word.starts_with('-') && !word.contains(['.', '/']);
         may_be_command && !is_command(word.as_ref()) && Path::new(word).symlink_metadata().is_err()
@@ -383,7 +383,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, Exi
     if let Some(message) = args.get(1).and_then(|word| word.to_str()).filter(mistaken).and_then(mistaken_command) {
         return Err(usage_error(&message, codes));
     }
-    match read(args, helper, helper || run_by_mount()) {
+    match read_arguments(args, helper, helper || run_by_mount()) {
         Ok(command) => Ok(Invocation { command, codes }),
         // If standard output is closed, the text is lost.
         Err(NoCommand::Text(text)) => {
@@ -395,14 +395,14 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, Exi
 }
 
 /// Prints a usage error, and returns its exit code.
-fn usage_error(message: &str, codes: Codes) -> ExitCode {
+fn usage_error(message: &str, codes: ExitCodes) -> ExitCode {
     let _ = writeln!(io::stderr(), "weightfs: {}", text::message(message));
     codes.usage()
 }
 
 /// Parses `args`. If `helper`, they have the form in which mount(8) calls its helpers. If `from_mount`, the options
 /// that mount(8) adds are accepted.
-pub fn read(mut args: Vec<OsString>, helper: bool, from_mount: bool) -> Result<Command, NoCommand> {
+pub fn read_arguments(mut args: Vec<OsString>, helper: bool, from_mount: bool) -> Result<Command, NoCommand> {
     if helper {
         args = helper_args(args).map_err(NoCommand::Usage)?;
     }
@@ -561,7 +561,7 @@ fn expand_options(args: Vec<OsString>, from_mount: bool) -> Result<Vec<OsString>
             }
         };
         let options = options.to_str().ok_or_else(|| format!("-o {}: not UTF-8", options.display()))?;
-        expanded.extend(expand_list(&split(options), from_mount)?.into_iter().map(OsString::from));
+        expanded.extend(expand_list(&split_options(options), from_mount)?.into_iter().map(OsString::from));
     }
     Ok(expanded)
 }
@@ -612,7 +612,7 @@ fn expand(option: &str, from_mount: bool) -> Result<Option<String>, String> {
 }
 
 /// Splits at commas. As in libfuse, a backslash escapes the next character.
-fn split(options: &str) -> Vec<String> {
+fn split_options(options: &str) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut chars = options.chars();
     while let Some(char) = chars.next() {
@@ -645,8 +645,8 @@ pub(super) fn views_help() -> String {
 
 /// Parses view names, separated by commas, or by colons where a comma would end the option, as in
 /// `-o views=tensors:tree`.
-pub(super) fn parse_views(names: &str) -> Result<Shown, String> {
-    view::shown(names.split([',', ':'])).map_err(|error| error.to_string())
+pub(super) fn parse_views(names: &str) -> Result<ShownViews, String> {
+    view::shown_views(names.split([',', ':'])).map_err(|error| error.to_string())
 }
 
 fn parse_umask(mask: &str) -> Result<u16, String> {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use weightfs::text::quote;
 
 /// Parses a pattern of the command line.
-pub fn parse(glob: &str) -> Result<Pattern, String> {
+pub fn parse_pattern(glob: &str) -> Result<Pattern, String> {
     // The glob crate accepts `**` only as a whole path component, where it stands for any directories.
     let mut plain = glob.to_owned();
     while plain.contains("**") {
@@ -16,9 +16,9 @@ pub fn parse(glob: &str) -> Result<Pattern, String> {
 }
 
 /// Glob patterns, each with whether it has matched a name so far.
-pub struct Wanted<'a>(Vec<(&'a Pattern, AtomicBool)>);
+pub struct WantedPatterns<'a>(Vec<(&'a Pattern, AtomicBool)>);
 
-impl<'a> Wanted<'a> {
+impl<'a> WantedPatterns<'a> {
     /// Selects the names that match one of `patterns`, or every name if there are no patterns.
     pub fn new(patterns: &'a [Pattern]) -> Self {
         Self(patterns.iter().map(|pattern| (pattern, AtomicBool::new(false))).collect())
@@ -80,10 +80,10 @@ mod tests {
             (r"a\b", &[r"a\b"], &["ab"]),
         ];
         for (glob, yes, no) in cases {
-            let pattern = parse(glob).unwrap();
+            let pattern = parse_pattern(glob).unwrap();
             yes.iter().for_each(|name| assert!(pattern.matches(name), "{glob} {name:?}"));
             no.iter().for_each(|name| assert!(!pattern.matches(name), "{glob} {name:?}"));
         }
-        assert!(parse("[a").is_err());
+        assert!(parse_pattern("[a").is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! The SOURCE arguments, and the options that say how they are fetched and shown.
 
-use super::value::{number, parse_size};
+use super::value::{parse_number, parse_size};
 use bytesize::ByteSize;
 use clap::builder::{NonEmptyStringValueParser, OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueHint};
@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use weightfs::view::Shown;
+use weightfs::view::ShownViews;
 
 /// A file, a directory or a URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,13 +102,13 @@ fn is_url_without_slashes(text: &str) -> bool {
 
 #[cfg(feature = "remote")]
 fn check(url: &str) -> Result<(), String> {
-    weightfs::remote::location::Location::parse(url).map(drop).map_err(|error| error.to_string())
+    weightfs::remote::location::RemoteLocation::parse(url).map(drop).map_err(|error| error.to_string())
 }
 
 /// A URL without secrets.
 #[cfg(feature = "remote")]
 fn shown(url: &str) -> impl fmt::Display {
-    weightfs::remote::location::Location::parse(url)
+    weightfs::remote::location::RemoteLocation::parse(url)
         .ok()
         .flatten()
         .map(|location| location.to_string())
@@ -143,7 +143,7 @@ pub struct RemoteArgs {
     pub cache_size: Option<ByteSize>,
 
     /// Seconds without data after which a read fails [default: 60]
-    #[arg(long, value_name = "SECONDS", value_parser = number::<u32>(1..=86_400))]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_number::<u32>(1..=86_400))]
     pub timeout: Option<u32>,
 
     /// File with a token for the server or the Hub; it is read for each request
@@ -166,7 +166,7 @@ pub struct NumbersArgs {
 
 impl NumbersArgs {
     /// What a mount shows with these views, or with all of them.
-    pub fn shown(&self, views: Option<Shown>) -> Shown {
+    pub fn shown(&self, views: Option<ShownViews>) -> ShownViews {
         let shown = views.unwrap_or_default();
         let shown = if self.stored { shown.stored() } else { shown };
         self.kv_separator.iter().fold(shown, |shown, separator| shown.separated(separator))

@@ -1,7 +1,7 @@
 //! `weightfs cache`: lists and removes what was fetched from remote sources.
 
 use crate::cli::{CacheAction, CacheArgs, RemovalOptions};
-use crate::terminal::output::{Output, pretty, squeeze, table, to_stdout};
+use crate::terminal::output::{StandardOutput, draw_table, pretty, squeeze, to_stdout};
 use anyhow::{Context, Result};
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -10,51 +10,53 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::SystemTime;
 use unicode_width::UnicodeWidthStr;
-use weightfs::remote::cache::{self, Cache, Contents, Entry, Error, Freed, Listings, Pruned, Pruning};
+use weightfs::remote::cache::{
+    self, BlockCache, CacheContents, CacheEntry, CacheError, FreedObject, KeptListings, PruneOptions, PruneOutcome,
+};
 use weightfs::text::printable;
-use weightfs::units::{plural, size};
+use weightfs::units::{format_size, plural};
 
 /// Lists or removes what was fetched.
-pub fn run(args: &CacheArgs) -> Result<ExitCode> {
+pub fn run_cache(args: &CacheArgs) -> Result<ExitCode> {
     let dir = cache::default_dir().context("no cache: neither XDG_CACHE_HOME nor HOME is an absolute path")?;
     to_stdout(|out| match &args.action {
-        CacheAction::List { json } => list(&dir, *json, out),
+        CacheAction::List { json } => list_cache(&dir, *json, out),
         CacheAction::Prune { size, older_than, options } => {
             let size = size.map(|size| size.as_u64());
-            remove(&dir, Pruning { size, unused_since: *older_than, dry_run: options.dry_run }, options, out)
+            remove(&dir, PruneOptions { size, unused_since: *older_than, dry_run: options.dry_run }, options, out)
         }
         CacheAction::Clear { options } => {
-            remove(&dir, Pruning { size: Some(0), unused_since: None, dry_run: options.dry_run }, options, out)
+            remove(&dir, PruneOptions { size: Some(0), unused_since: None, dry_run: options.dry_run }, options, out)
         }
     })
 }
 
-fn list(dir: &Path, json: bool, out: &mut Output) -> Result<ExitCode> {
-    let contents = Cache::list(dir)?;
+fn list_cache(dir: &Path, json: bool, out: &mut StandardOutput) -> Result<ExitCode> {
+    let contents = BlockCache::list(dir)?;
     if json {
-        print_json(dir, &contents, out)?
+        print_cache_json(dir, &contents, out)?
     } else {
-        print(dir, &contents, out)?
+        print_cache(dir, &contents, out)?
     }
     for path in &contents.unknown {
         out.complain(&format!("{}: not from weightfs; it is left alone", path.display()))?;
     }
-    report(&contents.failed, out)
+    report_cache(&contents.failed, out)
 }
 
 /// Prints why objects could not be read or removed, and returns the exit code.
-fn report(failed: &[Error], out: &mut Output) -> Result<ExitCode> {
+fn report_cache(failed: &[CacheError], out: &mut StandardOutput) -> Result<ExitCode> {
     failed.iter().try_for_each(|error| out.complain(&error.to_string()))?;
     Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn print(dir: &Path, contents: &Contents, out: &mut Output) -> io::Result<()> {
-    let Contents { entries, listings, .. } = contents;
+fn print_cache(dir: &Path, contents: &CacheContents, out: &mut StandardOutput) -> io::Result<()> {
+    let CacheContents { entries, listings, .. } = contents;
     let now = SystemTime::now();
     let versions = short_versions(entries);
-    let row = |(entry, version): (&Entry, &String)| {
+    let row = |(entry, version): (&CacheEntry, &String)| {
         let last_use = if entry.in_use { "in use".to_owned() } else { ago(entry.last_use, now) };
-        [version.clone(), size(entry.len), size(entry.present), share(entry.present, entry.len), last_use]
+        [version.clone(), format_size(entry.len), format_size(entry.present), share(entry.present, entry.len), last_use]
     };
     let headings = ["FILE", "VERSION", "SIZE", "CACHED", "SHARE", "LAST USE"];
     if !entries.is_empty() {
@@ -66,17 +68,22 @@ fn print(dir: &Path, contents: &Contents, out: &mut Output) -> io::Result<()> {
     let in_use = entries.iter().filter(|entry| entry.in_use).count();
     let mut parts = match entries.len() {
         0 => vec!["no files".to_owned()],
-        files => vec![plural(files as u64, "file"), format!("{} of {}", size(present), size(len))],
+        files => vec![plural(files as u64, "file"), format!("{} of {}", format_size(present), format_size(len))],
     };
     if in_use > 0 {
         parts.push(format!("{in_use} in use"));
     }
     parts.extend(locations(listings));
-    writeln!(out, "{}: {}", shown(dir), parts.join(", "))
+    writeln!(out, "{}: {}", shown_entry(dir), parts.join(", "))
 }
 
 /// Prints a table with a row for each of `entries`: its name, then `cells`. It fits the terminal.
-fn print_table(headings: &[&str], entries: &[Entry], cells: Vec<Vec<String>>, out: &mut Output) -> io::Result<()> {
+fn print_table(
+    headings: &[&str],
+    entries: &[CacheEntry],
+    cells: Vec<Vec<String>>,
+    out: &mut StandardOutput,
+) -> io::Result<()> {
     let width = |at: usize| {
         let widths = cells.iter().filter_map(|cells| cells.get(at)).map(|cell| cell.width());
         widths.chain(headings.get(at + 1).map(|heading| heading.width())).max().unwrap_or(0)
@@ -84,17 +91,17 @@ fn print_table(headings: &[&str], entries: &[Entry], cells: Vec<Vec<String>>, ou
     let others: usize = (0..headings.len() - 1).map(|at| width(at) + 2).sum();
     // Programs and files get full names.
     let name_max = if out.is_terminal { out.width.saturating_sub(others) } else { usize::MAX };
-    let row = |(entry, cells): (&Entry, Vec<String>)| {
+    let row = |(entry, cells): (&CacheEntry, Vec<String>)| {
         let mut row = vec![squeeze(name(entry), name_max).into_owned()];
         row.extend(cells);
         row
     };
     let rows: Vec<Vec<String>> = entries.iter().zip(cells).map(row).collect();
-    table(out, headings, &rows)
+    draw_table(out, headings, &rows)
 }
 
-fn print_json(dir: &Path, contents: &Contents, out: &mut Output) -> Result<()> {
-    let Contents { entries, listings, unknown, .. } = contents;
+fn print_cache_json(dir: &Path, contents: &CacheContents, out: &mut StandardOutput) -> Result<()> {
+    let CacheContents { entries, listings, unknown, .. } = contents;
     let unknown: Vec<_> = unknown.iter().map(|path| path.to_string_lossy()).collect();
     let value = json!({
         "directory": dir.to_string_lossy(),
@@ -106,7 +113,7 @@ fn print_json(dir: &Path, contents: &Contents, out: &mut Output) -> Result<()> {
     Ok(writeln!(out, "{}", pretty(&value)?)?)
 }
 
-fn to_json(entry: &Entry) -> Value {
+fn to_json(entry: &CacheEntry) -> Value {
     let last_use = Timestamp::try_from(entry.last_use).map(|time| time.to_string()).ok();
     json!({
         "id": entry.id, "name": entry.name, "version": entry.validator, "size": entry.len, "cached": entry.present,
@@ -114,24 +121,24 @@ fn to_json(entry: &Entry) -> Value {
     })
 }
 
-fn remove(dir: &Path, pruning: Pruning, options: &RemovalOptions, out: &mut Output) -> Result<ExitCode> {
-    let pruned = Cache::prune(dir, &pruning)?;
+fn remove(dir: &Path, pruning: PruneOptions, options: &RemovalOptions, out: &mut StandardOutput) -> Result<ExitCode> {
+    let pruned = BlockCache::prune(dir, &pruning)?;
     if options.json {
         print_removal_json(dir, &pruned, options.dry_run, out)?;
     } else {
         print_removal(dir, &pruned, options.dry_run, out)?;
     }
-    report(&pruned.failed, out)
+    report_cache(&pruned.failed, out)
 }
 
-fn print_removal(dir: &Path, pruned: &Pruned, dry_run: bool, out: &mut Output) -> io::Result<()> {
-    let Pruned { objects, listings, left, in_use, .. } = pruned;
+fn print_removal(dir: &Path, pruned: &PruneOutcome, dry_run: bool, out: &mut StandardOutput) -> io::Result<()> {
+    let PruneOutcome { objects, listings, left, in_use, .. } = pruned;
     if dry_run && !objects.is_empty() {
-        let entries: Vec<Entry> = objects.iter().map(|freed| freed.entry.clone()).collect();
+        let entries: Vec<CacheEntry> = objects.iter().map(|freed| freed.entry.clone()).collect();
         let now = SystemTime::now();
-        let cells = |(freed, version): (&Freed, String)| {
+        let cells = |(freed, version): (&FreedObject, String)| {
             let what = if freed.is_removed { "remove" } else { "shorten" };
-            vec![version, size(freed.bytes), what.to_owned(), ago(freed.entry.last_use, now)]
+            vec![version, format_size(freed.bytes), what.to_owned(), ago(freed.entry.last_use, now)]
         };
         let cells = objects.iter().zip(short_versions(&entries)).map(cells).collect();
         print_table(&["FILE", "VERSION", "FREED", "HOW", "LAST USE"], &entries, cells, out)?;
@@ -139,7 +146,13 @@ fn print_removal(dir: &Path, pruned: &Pruned, dry_run: bool, out: &mut Output) -
     }
     for entry in in_use {
         let version = entry.validator.as_deref().map(essence).unwrap_or_default();
-        writeln!(out, "in use, and kept: {} {} ({})", printable(name(entry)), printable(version), size(entry.present))?;
+        writeln!(
+            out,
+            "in use, and kept: {} {} ({})",
+            printable(name(entry)),
+            printable(version),
+            format_size(entry.present)
+        )?;
     }
     let (removed, shortened) = (pruned.removed(), objects.len() - pruned.removed());
     let mut done = Vec::new();
@@ -157,17 +170,17 @@ fn print_removal(dir: &Path, pruned: &Pruned, dry_run: bool, out: &mut Output) -
     if done.is_empty() {
         done.push("nothing to remove".to_owned());
     }
-    let freed = size(pruned.freed());
+    let freed = format_size(pruned.freed());
     let sizes = if dry_run {
-        format!("would free {freed}, and leave {}", size(*left))
+        format!("would free {freed}, and leave {}", format_size(*left))
     } else {
-        format!("freed {freed}, left {}", size(*left))
+        format!("freed {freed}, left {}", format_size(*left))
     };
-    writeln!(out, "{}: {}; {sizes}", shown(dir), done.join(", "))
+    writeln!(out, "{}: {}; {sizes}", shown_entry(dir), done.join(", "))
 }
 
-fn print_removal_json(dir: &Path, pruned: &Pruned, dry_run: bool, out: &mut Output) -> Result<()> {
-    let object = |freed: &Freed| {
+fn print_removal_json(dir: &Path, pruned: &PruneOutcome, dry_run: bool, out: &mut StandardOutput) -> Result<()> {
+    let object = |freed: &FreedObject| {
         let mut value = to_json(&freed.entry);
         value["freed"] = freed.bytes.into();
         value["removed"] = freed.is_removed.into();
@@ -186,19 +199,19 @@ fn print_removal_json(dir: &Path, pruned: &Pruned, dry_run: bool, out: &mut Outp
 }
 
 /// `the listings of 2 locations (1.20 kB)`. `None` if there are none.
-fn locations(listings: &Listings) -> Option<String> {
-    let Listings { count, bytes } = *listings;
+fn locations(listings: &KeptListings) -> Option<String> {
+    let KeptListings { count, bytes } = *listings;
     let listings = if count == 1 { "the listing" } else { "the listings" };
-    (count > 0).then(|| format!("{listings} of {} ({})", plural(count as u64, "location"), size(bytes)))
+    (count > 0).then(|| format!("{listings} of {} ({})", plural(count as u64, "location"), format_size(bytes)))
 }
 
 /// What people call an object.
-fn name(entry: &Entry) -> &str {
+fn name(entry: &CacheEntry) -> &str {
     // Without a description, only the directory is known.
     entry.name.as_deref().unwrap_or(&entry.id)
 }
 
-fn shown(dir: &Path) -> String {
+fn shown_entry(dir: &Path) -> String {
     printable(&dir.to_string_lossy()).into_owned()
 }
 
@@ -244,7 +257,7 @@ fn essence(validator: &str) -> &str {
 
 /// A short form of the version of each object: the first 8 characters, and more if another version of the file has the
 /// same ones.
-fn short_versions(entries: &[Entry]) -> Vec<String> {
+fn short_versions(entries: &[CacheEntry]) -> Vec<String> {
     const SHORT: usize = 8;
     const LONGEST: usize = 40;
     let version = |at: usize| entries[at].validator.as_deref().map_or("-", essence);

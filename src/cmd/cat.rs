@@ -1,28 +1,28 @@
 //! `weightfs cat`: writes files of a mount to standard output, without mounting.
 
 use crate::cli::CatArgs;
-use crate::models::Files;
+use crate::models::SourceFiles;
 use crate::terminal::output::written;
 use anyhow::{Context, bail};
 use std::ops::Range;
 use std::path::Path;
 use std::process::ExitCode;
-use weightfs::write::Output;
+use weightfs::write::OutputFile;
 
 /// Writes files.
-pub fn run(args: &CatArgs) -> anyhow::Result<ExitCode> {
-    written(write(args))
+pub fn run_cat(args: &CatArgs) -> anyhow::Result<ExitCode> {
+    written(write_content(args))
 }
 
-fn write(args: &CatArgs) -> anyhow::Result<()> {
-    let files = Files::open(&args.source, &args.remote, args.lenient, args.numbers.shown(None))?;
+fn write_content(args: &CatArgs) -> anyhow::Result<()> {
+    let files = SourceFiles::open(&args.source, &args.remote, args.lenient, args.numbers.shown(None))?;
     let mut found = Vec::new();
     for path in &args.paths {
         let content = files.content(path)?;
         let range = range(args, content.len()).with_context(|| files.name(path))?;
         found.push((path, content, range));
     }
-    let mut output = Output::stdout().context("standard output")?;
+    let mut output = OutputFile::stdout().context("standard output")?;
     for (path, content, range) in found {
         let done = output.write_range(&content, range, &mut |_| true);
         done.map_err(|error| named(error, &files, path))?;
@@ -40,7 +40,7 @@ fn range(args: &CatArgs, len: u64) -> anyhow::Result<Range<u64>> {
 }
 
 /// Adds the name of a file to an error that is not one of standard output.
-fn named(error: weightfs::write::Error, files: &Files, path: &Path) -> anyhow::Error {
+fn named(error: weightfs::write::Error, files: &SourceFiles, path: &Path) -> anyhow::Error {
     match error {
         error @ weightfs::write::Error::Io { .. } => error.into(),
         error => anyhow::Error::new(error).context(files.name(path)),

@@ -1,46 +1,46 @@
 //! `weightfs check`: prints the findings of `inspect::check`.
 
 use crate::cli::CheckArgs;
-use crate::models::Models;
+use crate::models::NamedModels;
 use crate::process::logging::complain;
 #[cfg(feature = "parquet")]
 use crate::process::parquet::rows as index_rows;
-use crate::terminal::output::{ERROR, GOOD, NOTE, Output, WARNING, pretty, to_stdout};
-use crate::terminal::progress::Progress;
+use crate::terminal::output::{ERROR, GOOD, NOTE, StandardOutput, WARNING, pretty, to_stdout};
+use crate::terminal::progress::ProgressLine;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::process::ExitCode;
 #[cfg(not(feature = "parquet"))]
 use weightfs::inspect::check::IndexRow;
-use weightfs::inspect::check::{Check, Finding, Report, Rule, Severity};
+use weightfs::inspect::check::{CheckFinding, CheckReport, CheckRule, ModelCheck, Severity};
 use weightfs::model::Error;
 #[cfg(not(feature = "parquet"))]
 use weightfs::source::Source;
 use weightfs::source::{self, Location};
 use weightfs::text::printable;
-use weightfs::units::{plural, size};
+use weightfs::units::{format_size, plural};
 
 /// Exit code if something could not be read or printed.
 const TROUBLE: u8 = 2;
 
 /// Checks each model. The exit code is 0 if all are sound, 1 if an error was found, and 2 if something could not be
 /// read.
-pub fn run(args: &CheckArgs) -> anyhow::Result<ExitCode> {
+pub fn run_check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     let done = to_stdout(|out| {
-        let models = Models::find(&args.sources, &args.remote, out)?;
+        let models = NamedModels::find(&args.sources, &args.remote, out)?;
         let mut code = if models.failed { TROUBLE } else { 0 };
         // Programs may load a file that no mount shows.
         for location in models.files.iter().chain(&models.copies) {
-            match check(location, args) {
+            match check_source(location, args) {
                 Ok(mut report) => {
                     let counted = report.total(Severity::Error) > 0
                         || args.fail_on_warning && report.total(Severity::Warning) > 0;
                     code = code.max(u8::from(counted));
                     match (args.quiet, args.json) {
                         (true, _) => {}
-                        (false, true) => print_json(&mut report, location, out)?,
-                        (false, false) => print(&mut report, location, out)?,
+                        (false, true) => print_check_json(&mut report, location, out)?,
+                        (false, false) => print_check(&mut report, location, out)?,
                     }
                 }
                 Err(error) => {
@@ -67,11 +67,11 @@ fn reason(error: &Error) -> String {
     }
 }
 
-fn check(location: &Location, args: &CheckArgs) -> Result<Report, Error> {
-    let mut check = Check::open(location)?;
+fn check_source(location: &Location, args: &CheckArgs) -> Result<CheckReport, Error> {
+    let mut check = ModelCheck::open(location)?;
     check.compare_index(index_rows)?;
     if !args.no_data {
-        let progress = Progress::new("checking", check.bytes_to_read(args.values));
+        let progress = ProgressLine::new("checking", check.bytes_to_read(args.values));
         check.read(args.values, &|bytes| progress.add(bytes))?;
     }
     Ok(check.into_report())
@@ -86,7 +86,7 @@ fn index_rows(_: &dyn Source, _: &mut dyn FnMut(&IndexRow) -> bool) -> Result<()
 /// Maximum number of findings of one rule that are printed.
 const SHOWN: u64 = 10;
 
-fn print(report: &mut Report, location: &Location, out: &mut Output) -> io::Result<()> {
+fn print_check(report: &mut CheckReport, location: &Location, out: &mut StandardOutput) -> io::Result<()> {
     let findings = report.findings().to_vec();
     for group in findings.chunk_by(|a, b| a.rule == b.rule) {
         let [first, ..] = group else { continue };
@@ -95,7 +95,7 @@ fn print(report: &mut Report, location: &Location, out: &mut Output) -> io::Resu
             Severity::Warning => ("warning", WARNING),
             Severity::Note => ("note", NOTE),
         };
-        for Finding { file, message, .. } in group.iter().take(SHOWN as usize) {
+        for CheckFinding { file, message, .. } in group.iter().take(SHOWN as usize) {
             let label = out.styled(style, label);
             writeln!(out, "{}: {label}: {}", printable(file), printable(message))?;
         }
@@ -111,7 +111,7 @@ fn print(report: &mut Report, location: &Location, out: &mut Output) -> io::Resu
 }
 
 /// Prints the last line: the result, and what was checked.
-fn summarise(report: &Report, location: &Location, out: &mut Output) -> io::Result<()> {
+fn summarise(report: &CheckReport, location: &Location, out: &mut StandardOutput) -> io::Result<()> {
     let counts = [(Severity::Error, "error"), (Severity::Warning, "warning"), (Severity::Note, "note")]
         .map(|(severity, what)| (report.total(severity), what))
         .into_iter()
@@ -123,7 +123,7 @@ fn summarise(report: &Report, location: &Location, out: &mut Output) -> io::Resu
         (0, _) => out.styled(GOOD, format!("sound, with {counts}")),
         _ => out.styled(ERROR, counts),
     };
-    let mut facts = vec![format!("{}, {}", plural(report.tensors, "tensor"), size(report.nbytes))];
+    let mut facts = vec![format!("{}, {}", plural(report.tensors, "tensor"), format_size(report.nbytes))];
     if report.files > 1 {
         facts.push(plural(report.files as u64, "file"));
     }
@@ -141,15 +141,15 @@ fn summarise(report: &Report, location: &Location, out: &mut Output) -> io::Resu
     // Values of unknown dtypes and of tensors that were left out are not checked, and overlapping data is not checked
     // twice.
     let not_finite = [
-        Rule::Nan,
-        Rule::Infinite,
-        Rule::Scale,
-        Rule::GroupIndex,
-        Rule::UnknownDtype,
-        Rule::Format,
-        Rule::Entry,
-        Rule::Index,
-        Rule::Overlap,
+        CheckRule::Nan,
+        CheckRule::Infinite,
+        CheckRule::Scale,
+        CheckRule::GroupIndex,
+        CheckRule::UnknownDtype,
+        CheckRule::Format,
+        CheckRule::Entry,
+        CheckRule::Index,
+        CheckRule::Overlap,
     ];
     if report.values && report.tensors > 0 && not_finite.iter().all(|rule| report.count(*rule) == 0) {
         facts.push(match report.unsearched {
@@ -160,7 +160,7 @@ fn summarise(report: &Report, location: &Location, out: &mut Output) -> io::Resu
     writeln!(out, "{}: {verdict} ({})", printable(&location.to_string()), facts.join("; "))
 }
 
-fn print_json(report: &mut Report, location: &Location, out: &mut Output) -> io::Result<()> {
+fn print_check_json(report: &mut CheckReport, location: &Location, out: &mut StandardOutput) -> io::Result<()> {
     let findings = report.findings().to_vec();
     let errors = report.total(Severity::Error);
     let verified = report.verified.iter().map(|(file, key)| json!({"file": file, "key": key}));

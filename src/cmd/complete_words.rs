@@ -3,7 +3,7 @@
 //! The first line is the kind of other candidates that the shell itself can list, a tab, and the beginning of the word
 //! that stays. Each other line is a candidate for the rest of the word, a tab, and its description.
 
-use crate::cli::complete::{Completion, Others, complete};
+use crate::cli::complete::{CompletionKind, OtherCandidates, complete_word};
 use crate::process::mounts;
 use crate::terminal::output::to_stdout;
 use std::ffi::OsString;
@@ -12,17 +12,17 @@ use std::path::Path;
 use std::process::ExitCode;
 
 /// Completes the last of `words`.
-pub fn run(words: &[OsString]) -> anyhow::Result<ExitCode> {
+pub fn run_complete_words(words: &[OsString]) -> anyhow::Result<ExitCode> {
     let words: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-    let Completion { kept, words: candidates, others } = complete(&words);
+    let CompletionKind { kept, words: candidates, others } = complete_word(&words);
     let mut lines: Vec<String> = candidates.iter().map(|(word, help)| format!("{word}\t{help}")).collect();
     let kind = match others {
-        Others::Nothing => "nothing",
-        Others::Files => "files",
-        Others::Directories => "directories",
-        Others::Users => "users",
-        Others::Groups => "groups",
-        Others::Mountpoints => {
+        OtherCandidates::Nothing => "nothing",
+        OtherCandidates::Files => "files",
+        OtherCandidates::Directories => "directories",
+        OtherCandidates::Users => "users",
+        OtherCandidates::Groups => "groups",
+        OtherCandidates::Mountpoints => {
             lines.extend(mountpoints(words.last().map_or("", String::as_str))?);
             "mountpoints"
         }
@@ -45,7 +45,7 @@ fn mountpoints(word: &str) -> anyhow::Result<Vec<String>> {
         Ok(relative) if !word.starts_with('/') => format!("{here}{}", relative.display()),
         _ => path.display().to_string(),
     };
-    let line = |mount: &mounts::Mount| format!("{}\t{}", shown(&mount.path), mount.source.display());
+    let line = |mount: &mounts::MountInfo| format!("{}\t{}", shown(&mount.path), mount.source.display());
     // The shells cannot show names with line feeds.
     Ok(mounts.iter().map(line).filter(|line| !line.contains('\n')).collect())
 }

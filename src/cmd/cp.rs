@@ -2,20 +2,20 @@
 
 use super::files;
 use crate::cli::CpArgs;
-use crate::models::Files;
-use crate::process::signals::Interrupted;
+use crate::models::SourceFiles;
+use crate::process::signals::InterruptFlag;
 use crate::terminal::output::written;
-use crate::terminal::progress::Progress;
+use crate::terminal::progress::ProgressLine;
 use anyhow::{Context, bail};
 use nix::sys::resource::{Resource, getrlimit};
 use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
-use weightfs::content::Request;
+use weightfs::content::ReadRequest;
 use weightfs::fs::{Attr, FileKind};
 use weightfs::threads;
-use weightfs::write::{self, Copies, Copy, Part, STATE};
+use weightfs::write::{self, CopyDirectory, FileCopy, PartialCopy, STATE};
 
 /// Label of the progress bar.
 const COPYING: &str = "copying";
@@ -33,24 +33,24 @@ const GROUP_BYTES: u64 = 64 << 20;
 const WRITABLE: u32 = 0o200;
 
 /// Copies files.
-pub fn run(args: &CpArgs) -> anyhow::Result<ExitCode> {
+pub fn run_cp(args: &CpArgs) -> anyhow::Result<ExitCode> {
     written(copy(args))
 }
 
 /// A file to copy, and its path in the mount.
-struct Wanted {
+struct WantedFile {
     from: PathBuf,
-    copy: Copy,
+    copy: FileCopy,
 }
 
 fn copy(args: &CpArgs) -> anyhow::Result<()> {
-    let interrupted = Interrupted::watch()?;
+    let interrupted = InterruptFlag::watch()?;
     // The command line has at least two paths.
     let Some((dir, paths)) = args.paths.split_last() else { bail!("no DIR") };
-    let files = Files::open(&args.source, &args.remote, args.lenient, args.numbers.shown(None))?;
+    let files = SourceFiles::open(&args.source, &args.remote, args.lenient, args.numbers.shown(None))?;
     let wanted = wanted(&files, paths, args)?;
-    let copies: Vec<Copy> = wanted.iter().map(|wanted| wanted.copy.clone()).collect();
-    let target = Copies::open(dir, args.force)?;
+    let copies: Vec<FileCopy> = wanted.iter().map(|wanted| wanted.copy.clone()).collect();
+    let target = CopyDirectory::open(dir, args.force)?;
     let done = match target.check(&copies) {
         Ok(done) => done,
         Err(error) => {
@@ -61,13 +61,13 @@ fn copy(args: &CpArgs) -> anyhow::Result<()> {
             return Err(error.into());
         }
     };
-    let progress = Progress::new(COPYING, copies.iter().map(|copy| copy.len).sum());
+    let progress = ProgressLine::new(COPYING, copies.iter().map(|copy| copy.len).sum());
     progress.add(done);
     let failed = AtomicBool::new(false);
     let ends = || interrupted.is_set() || failed.load(Ordering::Relaxed);
-    let work = Work { files: &files, target: &target, dir, progress: &progress, ends: &ends };
-    let groups = groups(&wanted);
-    let results = threads::map(groups.len(), |at| {
+    let work = CopyWork { files: &files, target: &target, dir, progress: &progress, ends: &ends };
+    let groups = group_files(&wanted);
+    let results = threads::map_parallel(groups.len(), |at| {
         let done = work.copy_group(groups[at]);
         failed.fetch_or(done.is_err(), Ordering::Relaxed);
         done
@@ -88,13 +88,13 @@ fn copy(args: &CpArgs) -> anyhow::Result<()> {
 
 /// The files at these paths of the mount, and below them. A file is copied under its name, and a directory with its
 /// name; the root has none.
-fn wanted(files: &Files, paths: &[PathBuf], args: &CpArgs) -> anyhow::Result<Vec<Wanted>> {
-    let mut found: Vec<Wanted> = Vec::new();
+fn wanted(files: &SourceFiles, paths: &[PathBuf], args: &CpArgs) -> anyhow::Result<Vec<WantedFile>> {
+    let mut found: Vec<WantedFile> = Vec::new();
     let mut names: HashMap<PathBuf, PathBuf> = HashMap::new();
     for path in paths {
         let path = normal(path);
         let base = path.parent().unwrap_or(Path::new("")).to_owned();
-        for (from, attr) in files::list(files, &path, true)? {
+        for (from, attr) in files::list_files(files, &path, true)? {
             if attr.kind == FileKind::Dir {
                 continue;
             }
@@ -105,7 +105,7 @@ fn wanted(files: &Files, paths: &[PathBuf], args: &CpArgs) -> anyhow::Result<Vec
                 }
                 bail!("{} and {} would both become {}", files.name(&other), from.display(), to.display());
             }
-            found.push(Wanted { copy: describe(files, &attr, &from, to, args)?, from });
+            found.push(WantedFile { copy: describe_copy(files, &attr, &from, to, args)?, from });
         }
     }
     Ok(found)
@@ -124,19 +124,25 @@ fn normal(path: &Path) -> PathBuf {
     normal
 }
 
-fn describe(files: &Files, attr: &Attr, from: &Path, to: PathBuf, args: &CpArgs) -> anyhow::Result<Copy> {
+fn describe_copy(
+    files: &SourceFiles,
+    attr: &Attr,
+    from: &Path,
+    to: PathBuf,
+    args: &CpArgs,
+) -> anyhow::Result<FileCopy> {
     let mode = u32::from(attr.perm) | WRITABLE;
-    let version = files.superblock.version(attr.ino, &Request::WAIT).with_context(|| files.name(from))?;
+    let version = files.superblock.version(attr.ino, &ReadRequest::WAIT).with_context(|| files.name(from))?;
     // Everything that the bytes and the permissions depend on.
     let version = version.map(|version| {
         let (program, CpArgs { numbers, lenient, .. }) = (env!("CARGO_PKG_VERSION"), args);
         format!("{program} {numbers:?} {lenient} {mode:o} {version} {} {from:?}", files.source)
     });
-    Ok(Copy { path: to, len: attr.size, version, mode, mtime: attr.mtime })
+    Ok(FileCopy { path: to, len: attr.size, version, mode, mtime: attr.mtime })
 }
 
 /// Splits the files into groups whose files get their names together.
-fn groups(wanted: &[Wanted]) -> Vec<&[Wanted]> {
+fn group_files(wanted: &[WantedFile]) -> Vec<&[WantedFile]> {
     // The sources need descriptors, too.
     let descriptors = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |limits| limits.0);
     let share = usize::try_from(descriptors).unwrap_or(usize::MAX) / (4 * threads::cores());
@@ -145,7 +151,7 @@ fn groups(wanted: &[Wanted]) -> Vec<&[Wanted]> {
     let mut rest = wanted;
     while !rest.is_empty() {
         let mut bytes = 0u64;
-        let fits = |wanted: &&Wanted| {
+        let fits = |wanted: &&WantedFile| {
             bytes = bytes.saturating_add(wanted.copy.len);
             bytes <= GROUP_BYTES
         };
@@ -158,17 +164,17 @@ fn groups(wanted: &[Wanted]) -> Vec<&[Wanted]> {
 }
 
 /// What the threads share.
-struct Work<'w> {
-    files: &'w Files,
-    target: &'w Copies,
+struct CopyWork<'w> {
+    files: &'w SourceFiles,
+    target: &'w CopyDirectory,
     dir: &'w Path,
-    progress: &'w Progress,
+    progress: &'w ProgressLine,
     /// Whether the command was interrupted or has failed.
     ends: &'w (dyn Fn() -> bool + Sync),
 }
 
-impl Work<'_> {
-    fn copy_group(&self, group: &[Wanted]) -> anyhow::Result<()> {
+impl CopyWork<'_> {
+    fn copy_group(&self, group: &[WantedFile]) -> anyhow::Result<()> {
         let mut parts = Vec::new();
         for wanted in group {
             if (self.ends)() {
@@ -183,7 +189,7 @@ impl Work<'_> {
     }
 
     /// Copies the rest of a file. `None` if nothing was left.
-    fn copy_file<'c>(&self, wanted: &'c Wanted) -> anyhow::Result<Option<Part<'c>>> {
+    fn copy_file<'c>(&self, wanted: &'c WantedFile) -> anyhow::Result<Option<PartialCopy<'c>>> {
         let Some(part) = self.target.start(&wanted.copy)? else { return Ok(None) };
         let named = || self.files.name(&wanted.from);
         let content = self.files.content(&wanted.from)?;

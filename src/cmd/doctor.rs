@@ -2,12 +2,12 @@
 //! but the cache.
 
 use crate::cli::{DoctorArgs, RemoteArgs, SourceArg};
-use crate::models::{self, Locator};
+use crate::models::{self, SourceLocator};
 use crate::process::logging::reason;
-use crate::process::mounts::{self, FUSERMOUNT, Mount};
-use crate::process::probe::{self, Health};
+use crate::process::mounts::{self, FUSERMOUNT, MountInfo};
+use crate::process::probe::{self, DaemonHealth};
 use crate::process::sandbox;
-use crate::terminal::output::{ERROR, GOOD, Output, WARNING, pretty, to_stdout};
+use crate::terminal::output::{ERROR, GOOD, StandardOutput, WARNING, pretty, to_stdout};
 use caps::{CapSet, Capability};
 use nix::errno::Errno;
 use nix::sys::statvfs::{FsFlags, statvfs};
@@ -19,10 +19,10 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::ExitCode;
 use unicode_width::UnicodeWidthStr;
-use weightfs::format::Mode;
+use weightfs::format::ParseMode;
 use weightfs::fuse::DEVICE;
-use weightfs::model::{self, Opened};
-use weightfs::source::{self, Failure};
+use weightfs::model::{self, OpenedModel};
+use weightfs::source::{self, RemoteFailure};
 use weightfs::text::{message, shell_word};
 use weightfs::units::plural;
 
@@ -33,22 +33,22 @@ const FUSE_CONF: &str = "/etc/fuse.conf";
 const READ_AHEAD: u32 = 1024;
 
 /// Prints a finding for each thing that mounting needs. The exit code is 1 if something prevents mounting.
-pub fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
-    models::prepare()?;
+pub fn run_doctor(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
+    models::prepare_process()?;
     // This comes first, because it forks, and other checks start threads.
     let mounted = mounted();
-    let mut findings = vec![device(), permission(), allow_other(), landlock(), seccomp()];
+    let mut findings = vec![check_device(), permission(), allow_other(), landlock(), seccomp()];
     findings.extend(mounted);
     let url = args.source.as_ref().filter(|source| source.path().is_none());
     let remedy = remote(url, &args.remote, &mut findings);
     findings.extend(args.source.as_ref().map(|source| opened(source, &args.remote, remedy)));
-    let failures = findings.iter().filter(|finding| finding.state == State::Failure).count();
+    let failures = findings.iter().filter(|finding| finding.state == FindingState::Failure).count();
     to_stdout(|out| {
         if args.json {
-            let list: Vec<Value> = findings.iter().map(Finding::to_json).collect();
+            let list: Vec<Value> = findings.iter().map(DoctorFinding::to_json).collect();
             writeln!(out, "{}", pretty(&json!({ "ok": failures == 0, "findings": list }))?)?;
         } else {
-            print(&findings, out)?;
+            print_finding(&findings, out)?;
             match failures as u64 {
                 0 => writeln!(out, "\nnothing prevents mounting")?,
                 1 => writeln!(out, "\n1 problem prevents mounting")?,
@@ -60,7 +60,7 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum FindingState {
     Good,
     /// Something works worse, or only for some users.
     Warning,
@@ -68,7 +68,7 @@ enum State {
     Failure,
 }
 
-impl State {
+impl FindingState {
     fn name(self) -> &'static str {
         match self {
             Self::Good => "ok",
@@ -79,26 +79,26 @@ impl State {
 }
 
 /// What was found out about one thing.
-struct Finding {
+struct DoctorFinding {
     check: &'static str,
-    state: State,
+    state: FindingState,
     /// One line.
     text: String,
     /// What the user can do about it; `None` if the text says that already.
     remedy: Option<String>,
 }
 
-impl Finding {
+impl DoctorFinding {
     fn good(check: &'static str, text: impl Into<String>) -> Self {
-        Self { check, state: State::Good, text: text.into(), remedy: None }
+        Self { check, state: FindingState::Good, text: text.into(), remedy: None }
     }
 
     fn warning(check: &'static str, text: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { check, state: State::Warning, text: text.into(), remedy: Some(remedy.into()) }
+        Self { check, state: FindingState::Warning, text: text.into(), remedy: Some(remedy.into()) }
     }
 
     fn failure(check: &'static str, text: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { check, state: State::Failure, text: text.into(), remedy: Some(remedy.into()) }
+        Self { check, state: FindingState::Failure, text: text.into(), remedy: Some(remedy.into()) }
     }
 
     fn to_json(&self) -> Value {
@@ -108,16 +108,16 @@ impl Finding {
 }
 
 /// Prints a line for each finding, and below it the remedy. Long lines are wrapped on a terminal.
-fn print(findings: &[Finding], out: &mut Output) -> io::Result<()> {
+fn print_finding(findings: &[DoctorFinding], out: &mut StandardOutput) -> io::Result<()> {
     let width = findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0);
     // The width of the longest state, and two gaps.
     let indent = 7 + 2 + width + 2;
     let columns = if out.is_terminal { out.width.saturating_sub(indent).max(40) } else { usize::MAX };
-    for Finding { check, state, text, remedy } in findings {
+    for DoctorFinding { check, state, text, remedy } in findings {
         let style = match state {
-            State::Good => GOOD,
-            State::Warning => WARNING,
-            State::Failure => ERROR,
+            FindingState::Good => GOOD,
+            FindingState::Warning => WARNING,
+            FindingState::Failure => ERROR,
         };
         let gap = " ".repeat(7 - state.name().len());
         write!(out, "{}{gap}  {check:width$}  ", out.styled(style, state.name()))?;
@@ -142,11 +142,11 @@ fn wrapped(text: &str, columns: usize) -> Vec<String> {
     lines
 }
 
-fn device() -> Finding {
+fn check_device() -> DoctorFinding {
     const CHECK: &str = "device";
     let container = "give it to the container (--device /dev/fuse)";
     let Err(error) = OpenOptions::new().read(true).write(true).open(DEVICE) else {
-        return Finding::good(CHECK, format!("{DEVICE} can be opened"));
+        return DoctorFinding::good(CHECK, format!("{DEVICE} can be opened"));
     };
     let errno = error.raw_os_error().map(Errno::from_raw);
     let remedy = match errno {
@@ -158,15 +158,15 @@ fn device() -> Finding {
         _ => container.to_owned(),
     };
     let what = errno.map_or_else(|| error.to_string(), |errno| errno.desc().to_owned());
-    Finding::failure(CHECK, format!("{DEVICE}: {what}"), remedy)
+    DoctorFinding::failure(CHECK, format!("{DEVICE}: {what}"), remedy)
 }
 
 /// Whether this user may mount: root by mount(2), other users by the setuid program of libfuse.
-fn permission() -> Finding {
+fn permission() -> DoctorFinding {
     const CHECK: &str = "permission";
     let is_root = geteuid().is_root();
     if is_root && caps::has_cap(None, CapSet::Effective, Capability::CAP_SYS_ADMIN).unwrap_or(false) {
-        return Finding::good(CHECK, "root may mount");
+        return DoctorFinding::good(CHECK, "root may mount");
     }
     let helper = std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
         .map(|dir| dir.join(FUSERMOUNT))
@@ -174,8 +174,8 @@ fn permission() -> Finding {
     let container = "give the container CAP_SYS_ADMIN (--cap-add SYS_ADMIN)";
     let Some(helper) = helper else {
         return match is_root {
-            true => Finding::failure(CHECK, "root has no CAP_SYS_ADMIN here, and may not mount", container),
-            false => Finding::failure(
+            true => DoctorFinding::failure(CHECK, "root has no CAP_SYS_ADMIN here, and may not mount", container),
+            false => DoctorFinding::failure(
                 CHECK,
                 format!("{FUSERMOUNT} is missing; users other than root need it to mount"),
                 "install the package fuse3",
@@ -185,12 +185,12 @@ fn permission() -> Finding {
     let shown = helper.display();
     if is_root {
         let text = format!("root has no CAP_SYS_ADMIN here; {shown} mounts instead, which may not be permitted");
-        return Finding::warning(CHECK, text, container);
+        return DoctorFinding::warning(CHECK, text, container);
     }
     if let Some((text, remedy)) = obstacle(&helper) {
-        return Finding::failure(CHECK, format!("{shown} {text}"), remedy);
+        return DoctorFinding::failure(CHECK, format!("{shown} {text}"), remedy);
     }
-    Finding::good(CHECK, format!("users may mount with {shown}, which is setuid root"))
+    DoctorFinding::good(CHECK, format!("users may mount with {shown}, which is setuid root"))
 }
 
 /// Why a user cannot mount by the setuid program `helper`, and what to do about it.
@@ -218,113 +218,118 @@ fn obstacle(helper: &Path) -> Option<(String, String)> {
 }
 
 /// Whether a user may share a mount. Root always may.
-fn allow_other() -> Finding {
+fn allow_other() -> DoctorFinding {
     const CHECK: &str = "allow_other";
     if geteuid().is_root() {
-        return Finding::good(CHECK, "root may use --allow-other");
+        return DoctorFinding::good(CHECK, "root may use --allow-other");
     }
     let conf = std::fs::read_to_string(FUSE_CONF).unwrap_or_default();
     if conf.lines().any(|line| line.trim() == "user_allow_other") {
-        return Finding::good(CHECK, "users may use --allow-other");
+        return DoctorFinding::good(CHECK, "users may use --allow-other");
     }
     let text = format!("users may not use --allow-other or --allow-root: {FUSE_CONF} has no line user_allow_other");
-    Finding::warning(CHECK, text, "an administrator can add that line")
+    DoctorFinding::warning(CHECK, text, "an administrator can add that line")
 }
 
-fn landlock() -> Finding {
+fn landlock() -> DoctorFinding {
     const CHECK: &str = "Landlock";
     match sandbox::landlock() {
-        Ok(text) => Finding::good(CHECK, format!("the kernel enforces {text}")),
-        Err(text) => {
-            Finding::warning(CHECK, text, "boot Linux 5.13 or later with landlock in lsm=; mounts work without it")
-        }
+        Ok(text) => DoctorFinding::good(CHECK, format!("the kernel enforces {text}")),
+        Err(text) => DoctorFinding::warning(
+            CHECK,
+            text,
+            "boot Linux 5.13 or later with landlock in lsm=; mounts work without it",
+        ),
     }
 }
 
-fn seccomp() -> Finding {
+fn seccomp() -> DoctorFinding {
     const CHECK: &str = "seccomp";
     let kernel = Path::new("/proc/sys/kernel");
     match kernel.exists().then(|| kernel.join("seccomp/actions_avail").exists()) {
-        Some(true) => Finding::good(CHECK, "the kernel can filter system calls"),
+        Some(true) => DoctorFinding::good(CHECK, "the kernel can filter system calls"),
         Some(false) => {
             let remedy = "boot a kernel with CONFIG_SECCOMP_FILTER; mounts work without it";
-            Finding::warning(CHECK, "the kernel cannot filter system calls", remedy)
+            DoctorFinding::warning(CHECK, "the kernel cannot filter system calls", remedy)
         }
-        None => Finding::warning(CHECK, "unknown, because /proc/sys is missing", "mount /proc"),
+        None => DoctorFinding::warning(CHECK, "unknown, because /proc/sys is missing", "mount /proc"),
     }
 }
 
 /// The mounts that are dead, hang, or read ahead too little.
-fn mounted() -> Vec<Finding> {
+fn mounted() -> Vec<DoctorFinding> {
     const CHECK: &str = "mounts";
     let all = match mounts::all() {
         Ok(mounts) => mounts,
-        Err(error) => return vec![Finding::warning(CHECK, reason(&error), "mount /proc")],
+        Err(error) => return vec![DoctorFinding::warning(CHECK, reason(&error), "mount /proc")],
     };
-    let mounts: Vec<Mount> = all.iter().filter(|mount| mount.fstype == mounts::TYPE).cloned().collect();
+    let mounts: Vec<MountInfo> = all.iter().filter(|mount| mount.fstype == mounts::TYPE).cloned().collect();
     let answers = match probe::ask(&mounts, &all, &[]) {
         Ok(answers) => answers,
         Err(error) => {
-            return vec![Finding::warning(CHECK, reason(&error), "recreate /dev/null, or end other processes")];
+            return vec![DoctorFinding::warning(CHECK, reason(&error), "recreate /dev/null, or end other processes")];
         }
     };
     let asked = mounts.iter().zip(answers);
-    let mut findings: Vec<Finding> = asked.filter_map(|(mount, answer)| trouble(mount, answer.health)).collect();
+    let mut findings: Vec<DoctorFinding> = asked.filter_map(|(mount, answer)| trouble(mount, answer.health)).collect();
     if findings.is_empty() {
         let text = match mounts.len() as u64 {
             0 => "no mounts".to_owned(),
             mounts => format!("{}, none of them dead", plural(mounts, "mount")),
         };
-        findings.push(Finding::good(CHECK, text));
+        findings.push(DoctorFinding::good(CHECK, text));
     }
     findings
 }
 
-fn trouble(mount: &Mount, health: Health) -> Option<Finding> {
+fn trouble(mount: &MountInfo, health: DaemonHealth) -> Option<DoctorFinding> {
     const CHECK: &str = "mounts";
     let (path, word) = (mount.path.display(), shell_word(&mount.path));
     match health {
-        Health::Dead => {
+        DaemonHealth::Dead => {
             let text = format!("{path}: dead: its daemon has ended");
-            return Some(Finding::warning(CHECK, text, format!("weightfs umount {word}")));
+            return Some(DoctorFinding::warning(CHECK, text, format!("weightfs umount {word}")));
         }
-        Health::Silent => {
+        DaemonHealth::Silent => {
             let text = format!("{path}: its daemon does not answer");
-            return Some(Finding::warning(
+            return Some(DoctorFinding::warning(
                 CHECK,
                 text,
                 format!("resume it with `kill -CONT` if it is stopped, or run weightfs umount {word}"),
             ));
         }
-        Health::Alive | Health::Private | Health::Covered => {}
+        DaemonHealth::Alive | DaemonHealth::Private | DaemonHealth::Covered => {}
     }
     let file = format!("/sys/class/bdi/{}/read_ahead_kb", mount.device);
     let kib: u32 = std::fs::read_to_string(&file).ok()?.trim().parse().ok()?;
     (kib < READ_AHEAD).then(|| {
         let text = format!("{path}: reads only {kib} KiB ahead, which slows down sequential reads of large files");
-        Finding::warning(CHECK, text, format!("as root: echo {READ_AHEAD} >{file}"))
+        DoctorFinding::warning(CHECK, text, format!("as root: echo {READ_AHEAD} >{file}"))
     })
 }
 
 /// Adds what is found about the cache, and about the credentials for a URL. Returns what the user can do if the server
 /// refuses them.
 #[cfg(feature = "remote")]
-fn remote(url: Option<&SourceArg>, args: &RemoteArgs, findings: &mut Vec<Finding>) -> Option<String> {
-    use weightfs::remote::{location::Location, transport};
+fn remote(url: Option<&SourceArg>, args: &RemoteArgs, findings: &mut Vec<DoctorFinding>) -> Option<String> {
+    use weightfs::remote::{location::RemoteLocation, transport};
     const CHECK: &str = "credentials";
     findings.push(cache(url.is_some()));
     let Some(SourceArg::Url(url)) = url else { return None };
-    let location = Location::parse(url).ok()??;
-    let options = transport::Options { token_file: args.token_file.clone(), ..transport::Options::default() };
+    let location = RemoteLocation::parse(url).ok()??;
+    let options =
+        transport::TransportOptions { token_file: args.token_file.clone(), ..transport::TransportOptions::default() };
     let (finding, remedy) = match transport::credentials(&options, &location) {
         Ok(Some(place)) => {
             let remedy = format!("check that the credentials from {place} are valid, and give access to the file");
-            (Finding::good(CHECK, format!("from {place}")), remedy)
+            (DoctorFinding::good(CHECK, format!("from {place}")), remedy)
         }
-        Ok(None) => (Finding::good(CHECK, "none: requests carry no credentials"), how_to_log_in(&location).to_owned()),
+        Ok(None) => {
+            (DoctorFinding::good(CHECK, "none: requests carry no credentials"), how_to_log_in(&location).to_owned())
+        }
         Err(error) => {
             let remedy = "correct that file, or remove the variable or option that names it";
-            (Finding::failure(CHECK, error.to_string(), remedy), remedy.to_owned())
+            (DoctorFinding::failure(CHECK, error.to_string(), remedy), remedy.to_owned())
         }
     };
     findings.push(finding);
@@ -333,12 +338,14 @@ fn remote(url: Option<&SourceArg>, args: &RemoteArgs, findings: &mut Vec<Finding
 
 /// How to give credentials for a location.
 #[cfg(feature = "remote")]
-fn how_to_log_in(location: &weightfs::remote::location::Location) -> &'static str {
-    use weightfs::remote::location::{Location, StoreKind};
+fn how_to_log_in(location: &weightfs::remote::location::RemoteLocation) -> &'static str {
+    use weightfs::remote::location::{RemoteLocation, StoreKind};
     match location {
-        Location::Hub(_) => "run `hf auth login`, or set HF_TOKEN; if the model is gated, accept its terms on its page",
-        Location::Web(_) => "use --token-file FILE, or write a line for the host into ~/.netrc",
-        Location::Store(store) => match store.kind {
+        RemoteLocation::Hub(_) => {
+            "run `hf auth login`, or set HF_TOKEN; if the model is gated, accept its terms on its page"
+        }
+        RemoteLocation::Web(_) => "use --token-file FILE, or write a line for the host into ~/.netrc",
+        RemoteLocation::Store(store) => match store.kind {
             StoreKind::S3 => "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
             StoreKind::Gcs => "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS",
             StoreKind::Azure => "set AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN",
@@ -347,20 +354,20 @@ fn how_to_log_in(location: &weightfs::remote::location::Location) -> &'static st
 }
 
 #[cfg(not(feature = "remote"))]
-fn remote(_: Option<&SourceArg>, _: &RemoteArgs, findings: &mut Vec<Finding>) -> Option<String> {
-    findings.push(Finding::good("cache", "none: this weightfs was built without remote sources"));
+fn remote(_: Option<&SourceArg>, _: &RemoteArgs, findings: &mut Vec<DoctorFinding>) -> Option<String> {
+    findings.push(DoctorFinding::good("cache", "none: this weightfs was built without remote sources"));
     None
 }
 
 /// Whether the cache can be used. Without it, no URL can be mounted.
 #[cfg(feature = "remote")]
-fn cache(is_needed: bool) -> Finding {
-    use weightfs::remote::cache::{Cache, default_dir, default_limit};
-    use weightfs::units::size;
+fn cache(is_needed: bool) -> DoctorFinding {
+    use weightfs::remote::cache::{BlockCache, default_dir, default_limit};
+    use weightfs::units::format_size;
     const CHECK: &str = "cache";
     let broken = |text: String, remedy: &str| match is_needed {
-        true => Finding::failure(CHECK, text, remedy),
-        false => Finding::warning(CHECK, format!("{text}; URLs cannot be mounted"), remedy),
+        true => DoctorFinding::failure(CHECK, text, remedy),
+        false => DoctorFinding::warning(CHECK, format!("{text}; URLs cannot be mounted"), remedy),
     };
     const OTHER: &str = "set XDG_CACHE_HOME to another directory";
     let Some(dir) = default_dir() else {
@@ -377,7 +384,7 @@ fn cache(is_needed: bool) -> Finding {
     if let Err(errno) = access(existing, AccessFlags::W_OK | AccessFlags::X_OK) {
         return broken(format!("{}: cannot be written to: {}", existing.display(), errno.desc()), OTHER);
     }
-    match Cache::list(&dir) {
+    match BlockCache::list(&dir) {
         Err(error) => broken(error.to_string(), OTHER),
         Ok(contents) => {
             let cached = contents.cached();
@@ -388,10 +395,10 @@ fn cache(is_needed: bool) -> Finding {
             }
             if let Some(error) = contents.failed.first() {
                 let text = format!("{}: {error}", plural(contents.failed.len() as u64, "unreadable file"));
-                return Finding::warning(CHECK, text, "remove them: weightfs cache clear");
+                return DoctorFinding::warning(CHECK, text, "remove them: weightfs cache clear");
             }
-            let limit = limit.map(|limit| format!(" of at most {}", size(limit))).unwrap_or_default();
-            Finding::good(CHECK, format!("{shown}: {}{limit}, on {kind}", size(cached)))
+            let limit = limit.map(|limit| format!(" of at most {}", format_size(limit))).unwrap_or_default();
+            DoctorFinding::good(CHECK, format!("{shown}: {}{limit}, on {kind}", format_size(cached)))
         }
     }
 }
@@ -407,40 +414,40 @@ fn file_system(dir: &Path) -> Option<String> {
 }
 
 /// Whether a source can be opened, which reads its headers. `refused` is the remedy if the server refuses it.
-fn opened(source: &SourceArg, remote: &RemoteArgs, refused: Option<String>) -> Finding {
+fn opened(source: &SourceArg, remote: &RemoteArgs, refused: Option<String>) -> DoctorFinding {
     const CHECK: &str = "source";
     const URL: &str = "check the URL";
     const NETWORK: &str = "check the name of the host, the network, and HTTPS_PROXY and NO_PROXY; or try again later";
-    let mut locator = Locator::new(remote);
-    let found = locator.locate(source).and_then(|location| Ok(model::open(&location, Mode::Strict)?));
+    let mut locator = SourceLocator::new(remote);
+    let found = locator.locate(source).and_then(|location| Ok(model::open_location(&location, ParseMode::Strict)?));
     match found {
-        Ok(Opened::Model(model)) => {
+        Ok(OpenedModel::Model(model)) => {
             let tensors = plural(model.listed().len() as u64, "tensor");
-            Finding::good(CHECK, format!("{source}: {}, {tensors}", model.format()))
+            DoctorFinding::good(CHECK, format!("{source}: {}, {tensors}", model.format()))
         }
-        Ok(Opened::Catalog(catalog)) => {
+        Ok(OpenedModel::Catalog(catalog)) => {
             let models = plural(catalog.models().len() as u64, "model");
-            Finding::good(CHECK, format!("{source}: a directory with {models}"))
+            DoctorFinding::good(CHECK, format!("{source}: a directory with {models}"))
         }
         Err(error) => {
-            let (check, remedy) = match failure(&error) {
-                Some(Failure::Transient) => ("network", NETWORK),
-                Some(Failure::Refused) => ("credentials", refused.as_deref().unwrap_or(URL)),
-                Some(Failure::WholeOnly) => ("server", "download the file, and mount the copy"),
-                Some(Failure::Changed) => (CHECK, "try again: the file changed while it was read"),
-                Some(Failure::Lasting) => (CHECK, URL),
+            let (check, remedy) = match failed_finding(&error) {
+                Some(RemoteFailure::Transient) => ("network", NETWORK),
+                Some(RemoteFailure::Refused) => ("credentials", refused.as_deref().unwrap_or(URL)),
+                Some(RemoteFailure::WholeOnly) => ("server", "download the file, and mount the copy"),
+                Some(RemoteFailure::Changed) => (CHECK, "try again: the file changed while it was read"),
+                Some(RemoteFailure::Lasting) => (CHECK, URL),
                 None => (
                     CHECK,
                     "check that this is the path of a model; `weightfs check` reports all that is wrong with it",
                 ),
             };
-            Finding::failure(check, reason(&error), remedy)
+            DoctorFinding::failure(check, reason(&error), remedy)
         }
     }
 }
 
 /// Why a remote source cannot be opened. `None` if it is local, or if its bytes were received.
-fn failure(error: &anyhow::Error) -> Option<Failure> {
+fn failed_finding(error: &anyhow::Error) -> Option<RemoteFailure> {
     let error = match error.downcast_ref::<model::Error>() {
         Some(model::Error::Source(error)) => Some(error),
         _ => error.downcast_ref::<source::Error>(),

@@ -1,12 +1,12 @@
 //! `weightfs export`: writes a model, some of its tensors, or a directory of models to files.
 
-use crate::cli::pattern::{Wanted, unmatched};
-use crate::cli::{self, ExportArgs, Format};
+use crate::cli::pattern::{WantedPatterns, unmatched};
+use crate::cli::{self, ExportArgs, FormatArg};
 use crate::models;
 use crate::process::logging::complain;
-use crate::process::signals::Interrupted;
+use crate::process::signals::InterruptFlag;
 use crate::terminal::output::written;
-use crate::terminal::progress::Progress;
+use crate::terminal::progress::ProgressLine;
 use anyhow::{Context, bail};
 use bytesize::ByteSize;
 use std::ffi::OsString;
@@ -18,10 +18,10 @@ use std::slice;
 use std::sync::Arc;
 use weightfs::content::Content;
 use weightfs::format::gguf;
-use weightfs::model::{self, Catalog, Kind, Model, Opened};
+use weightfs::model::{self, Catalog, Model, ModelKind, OpenedModel};
 use weightfs::source::Location;
-use weightfs::view::{Conversion, Export, Float, Shards, Tensors, gguf_file};
-use weightfs::write::{Output, OutputDir, is_stdout};
+use weightfs::view::{ExportTensors, FloatDtype, ModelExport, ShardTensors, ValueConversion, gguf_file};
+use weightfs::write::{OutputDir, OutputFile, is_stdout};
 
 /// Permissions of the files of a model without source files, before the umask is applied.
 const MODE: u32 = 0o666;
@@ -34,25 +34,25 @@ const SYNCING: &str = "syncing";
 const SHARDS_MAX: usize = 10_000;
 
 /// Writes a model as one file or as several.
-pub fn run(args: &ExportArgs) -> anyhow::Result<ExitCode> {
-    let source = models::locate(&args.source, &args.remote)?;
-    let opened = models::any(&source, models::mode(args.lenient))?;
-    let job = Job { args, source, wanted: Wanted::new(&args.only), interrupted: Interrupted::watch()? };
+pub fn run_export(args: &ExportArgs) -> anyhow::Result<ExitCode> {
+    let source = models::locate_source(&args.source, &args.remote)?;
+    let opened = models::open_any_model(&source, models::parse_mode(args.lenient))?;
+    let job = ExportJob { args, source, wanted: WantedPatterns::new(&args.only), interrupted: InterruptFlag::watch()? };
     written(match opened {
-        Opened::Model(model) => job.one(&Arc::new(*model)),
-        Opened::Catalog(catalog) => job.several(&catalog),
+        OpenedModel::Model(model) => job.one(&Arc::new(*model)),
+        OpenedModel::Catalog(catalog) => job.several(&catalog),
     })
 }
 
 /// An export in progress.
-struct Job<'a> {
+struct ExportJob<'a> {
     args: &'a ExportArgs,
     source: Location,
-    wanted: Wanted<'a>,
-    interrupted: Interrupted,
+    wanted: WantedPatterns<'a>,
+    interrupted: InterruptFlag,
 }
 
-impl Job<'_> {
+impl ExportJob<'_> {
     fn one(self, model: &Arc<Model>) -> anyhow::Result<()> {
         let (source, out) = (&self.source, &self.args.out);
         let is_dir = out.is_dir() && !is_stdout(out);
@@ -70,36 +70,36 @@ impl Job<'_> {
             return Ok(progress.during(SYNCING, || dir.commit())?);
         }
         let path = if is_dir {
-            let stem = model::name_of(model).context("the source has no name to write it under")?;
+            let stem = model::model_name(model).context("the source has no name to write it under")?;
             out.join(file_name(stem, format))
         } else {
             out.clone()
         };
-        let output = Output::create(&path, mode(model))?;
+        let output = OutputFile::create(&path, export_mode(model))?;
         self.spare_source(model, &tensors, format, &path, &output)?;
         let content = self.content(model, tensors, format, source)?;
-        let progress = Progress::new(WRITING, content.len());
+        let progress = ProgressLine::new(WRITING, content.len());
         let output = self.fill(output, &content, &progress)?;
         model.verify()?;
         self.finish(output, &progress)
     }
 
     /// The tensors to write.
-    fn choose(&self, model: &Model) -> Tensors {
+    fn choose(&self, model: &Model) -> ExportTensors {
         match self.args.only.is_empty() {
-            true => Tensors::all(model, self.conversion()),
-            false => Tensors::choose(model, self.conversion(), |numbers| self.wanted.matches(numbers.name())),
+            true => ExportTensors::all(model, self.conversion()),
+            false => ExportTensors::choose(model, self.conversion(), |numbers| self.wanted.matches(numbers.name())),
         }
     }
 
     /// The format to write. `named` is the one that the name of the output gives, because a file should be what its
     /// name says. Fails if the model cannot be written in it, or if options do not apply to it.
-    fn format(&self, model: &Model, named: Option<Format>, source: &Location) -> anyhow::Result<Format> {
-        let own = if model.format() == gguf::NAME { Format::Gguf } else { Format::Safetensors };
+    fn format(&self, model: &Model, named: Option<FormatArg>, source: &Location) -> anyhow::Result<FormatArg> {
+        let own = if model.format() == gguf::NAME { FormatArg::Gguf } else { FormatArg::Safetensors };
         let args = self.args;
-        let converted = args.dtype.map(|_| Format::Safetensors);
+        let converted = args.dtype.map(|_| FormatArg::Safetensors);
         let format = args.format.or(named).or(converted).unwrap_or(own);
-        if format == Format::Safetensors {
+        if format == FormatArg::Safetensors {
             return Ok(format);
         }
         if own != format {
@@ -126,22 +126,22 @@ impl Job<'_> {
     }
 
     /// How the numbers are converted; `None` if they are not.
-    fn conversion(&self) -> Option<Conversion> {
+    fn conversion(&self) -> Option<ValueConversion> {
         let to = match self.args.dtype? {
-            cli::Float::Bf16 => Float::Bf16,
-            cli::Float::F32 => Float::F32,
+            cli::FloatArg::Bf16 => FloatDtype::Bf16,
+            cli::FloatArg::F32 => FloatDtype::F32,
         };
-        Some(Conversion { to, dequantized: !self.args.stored })
+        Some(ValueConversion { to, dequantized: !self.args.stored })
     }
 
     /// Fails if the output at `path` would replace a file of the source and lose some of its content.
     fn spare_source(
         &self,
         model: &Model,
-        tensors: &Tensors,
-        format: Format,
+        tensors: &ExportTensors,
+        format: FormatArg,
         path: &Path,
-        output: &Output,
+        output: &OutputFile,
     ) -> anyhow::Result<()> {
         let id = |path: &Path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
         let Some(replaced) = output.replaces() else { return Ok(()) };
@@ -150,10 +150,10 @@ impl Job<'_> {
             return Ok(());
         }
         // A layer of an Ollama model is stored under its hash, and an export may have another one.
-        if model.kind() != Kind::File {
+        if model.kind() != ModelKind::File {
             bail!("{}: part of the source {}; name another file", path.display(), self.source);
         }
-        if self.args.dtype.is_some() || model.format() == gguf::NAME && format != Format::Gguf {
+        if self.args.dtype.is_some() || model.format() == gguf::NAME && format != FormatArg::Gguf {
             bail!("{}: the source itself, which would be converted; name another file", path.display());
         }
         let (all, tensors) = (model.logical().len(), tensors.len(model));
@@ -187,9 +187,9 @@ impl Job<'_> {
     }
 
     /// Starts to write `nbytes` bytes to a directory.
-    fn start(&self, dir: &OutputDir, nbytes: u64) -> anyhow::Result<Progress> {
+    fn start(&self, dir: &OutputDir, nbytes: u64) -> anyhow::Result<ProgressLine> {
         dir.check_space(nbytes)?;
-        Ok(Progress::new(WRITING, nbytes))
+        Ok(ProgressLine::new(WRITING, nbytes))
     }
 
     /// Writes each model of a directory to the path that it would have in a mount.
@@ -224,11 +224,11 @@ impl Job<'_> {
         Ok(sum)
     }
 
-    fn write_each(&self, catalog: &Catalog, into: &OutputDir, progress: &Progress) -> anyhow::Result<()> {
+    fn write_each(&self, catalog: &Catalog, into: &OutputDir, progress: &ProgressLine) -> anyhow::Result<()> {
         let mut readable = false;
         for (path, id) in catalog.paths() {
             let source = self.source.join(&path);
-            let model = match models::in_catalog(catalog, id, &source) {
+            let model = match models::open_catalog_model(catalog, id, &source) {
                 // The other models are still written.
                 Err(error) if self.args.lenient => {
                     complain(&error);
@@ -248,7 +248,7 @@ impl Job<'_> {
             } else {
                 let format = self.format(&model, None, &source)?;
                 let content = self.content(&model, tensors, format, &source)?;
-                let output = into.file(&dir.join(file_name(name.to_owned(), format)), mode(&model))?;
+                let output = into.file(&dir.join(file_name(name.to_owned(), format)), export_mode(&model))?;
                 self.finish(self.fill(output, &content, progress)?, progress)?;
             }
             model.verify()?;
@@ -260,16 +260,22 @@ impl Job<'_> {
     }
 
     /// The size of all files to write for a model. Fails if they are too large or too many.
-    fn measure(&self, model: &Arc<Model>, tensors: &Tensors, format: Format, source: &Location) -> anyhow::Result<u64> {
+    fn measure(
+        &self,
+        model: &Arc<Model>,
+        tensors: &ExportTensors,
+        format: FormatArg,
+        source: &Location,
+    ) -> anyhow::Result<u64> {
         let len = |tensors| Ok(self.content(model, tensors, format, source)?.len());
         let Some(size) = self.args.shard_size else { return len(tensors.clone()) };
-        let shards = Shards::new(model, tensors, self.conversion(), size.as_u64());
+        let shards = ShardTensors::new(model, tensors, self.conversion(), size.as_u64());
         if shards.count() > SHARDS_MAX {
             let count = shards.count();
             bail!("{source}: {count} files of {size} each; a mount accepts at most {SHARDS_MAX}");
         }
         // Tensors of damaged files may overlap.
-        let mut sizes = shards.files().map(|(_, tensors)| len(Tensors::These(tensors.into())));
+        let mut sizes = shards.files().map(|(_, tensors)| len(ExportTensors::These(tensors.into())));
         sizes.try_fold(0u64, |sum, size| Ok(sum.saturating_add(size?)))
     }
 
@@ -277,14 +283,14 @@ impl Job<'_> {
     fn content(
         &self,
         model: &Arc<Model>,
-        tensors: Tensors,
-        format: Format,
+        tensors: ExportTensors,
+        format: FormatArg,
         source: &Location,
     ) -> anyhow::Result<Content> {
-        if format == Format::Gguf {
+        if format == FormatArg::Gguf {
             return gguf_file(model, tensors).with_context(|| format!("{source}: too large for a file"));
         }
-        let export = Export::new(model, tensors, self.conversion(), self.args.align);
+        let export = ModelExport::new(model, tensors, self.conversion(), self.args.align);
         match export.content(self.args.clean) {
             Some(content) => Ok(content.clone()),
             None if export.needs_conversion() => {
@@ -298,28 +304,28 @@ impl Job<'_> {
     fn write_shards(
         &self,
         model: &Arc<Model>,
-        tensors: &Tensors,
+        tensors: &ExportTensors,
         size: ByteSize,
         source: &Location,
         (into, dir): (&OutputDir, &Path),
-        progress: &Progress,
+        progress: &ProgressLine,
     ) -> anyhow::Result<()> {
-        let shards = Shards::new(model, tensors, self.conversion(), size.as_u64());
+        let shards = ShardTensors::new(model, tensors, self.conversion(), size.as_u64());
         for (name, tensors) in shards.files() {
-            let content = self.content(model, Tensors::These(tensors.into()), Format::Safetensors, source)?;
-            let output = into.file(&dir.join(name), mode(model))?;
+            let content = self.content(model, ExportTensors::These(tensors.into()), FormatArg::Safetensors, source)?;
+            let output = into.file(&dir.join(name), export_mode(model))?;
             self.finish(self.fill(output, &content, progress)?, progress)?;
         }
         if let Some((name, text)) = shards.index(model) {
-            let mut output = into.file(&dir.join(name), mode(model))?;
+            let mut output = into.file(&dir.join(name), export_mode(model))?;
             output.write(text.as_bytes())?;
             output.commit()?;
         }
         Ok(())
     }
 
-    /// Writes the content of a file, which gets its name in [`Job::finish`].
-    fn fill(&self, mut output: Output, content: &Content, progress: &Progress) -> anyhow::Result<Output> {
+    /// Writes the content of a file, which gets its name in [`ExportJob::finish`].
+    fn fill(&self, mut output: OutputFile, content: &Content, progress: &ProgressLine) -> anyhow::Result<OutputFile> {
         output.reserve(content.len())?;
         output.write_content(content, &mut |bytes| {
             progress.add(bytes);
@@ -329,30 +335,30 @@ impl Job<'_> {
     }
 
     /// Syncs a file and gives it its name.
-    fn finish(&self, output: Output, progress: &Progress) -> anyhow::Result<()> {
+    fn finish(&self, output: OutputFile, progress: &ProgressLine) -> anyhow::Result<()> {
         self.interrupted.check()?;
         Ok(progress.during(SYNCING, || output.commit())?)
     }
 }
 
 /// Whether no tensor was chosen.
-fn is_empty(tensors: &Tensors) -> bool {
-    matches!(tensors, Tensors::These(tensors) if tensors.is_empty())
+fn is_empty(tensors: &ExportTensors) -> bool {
+    matches!(tensors, ExportTensors::These(tensors) if tensors.is_empty())
 }
 
 /// Permissions of new files, before the umask is applied: those that all files of the source have, as with cp(1).
-fn mode(model: &Model) -> u32 {
+fn export_mode(model: &Model) -> u32 {
     let modes = model.sources().iter().map(|source| u32::from(source.stat().mode));
     modes.reduce(|a, b| a & b).unwrap_or(MODE)
 }
 
 /// The format that the name of an output file gives.
-fn named_format(out: &Path) -> Option<Format> {
+fn named_format(out: &Path) -> Option<FormatArg> {
     let name = out.file_name()?.as_encoded_bytes();
-    [Format::Safetensors, Format::Gguf].into_iter().find(|format| name.ends_with(format.suffix().as_bytes()))
+    [FormatArg::Safetensors, FormatArg::Gguf].into_iter().find(|format| name.ends_with(format.suffix().as_bytes()))
 }
 
-fn file_name(mut stem: OsString, format: Format) -> OsString {
+fn file_name(mut stem: OsString, format: FormatArg) -> OsString {
     stem.push(format.suffix());
     stem
 }

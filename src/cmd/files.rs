@@ -1,8 +1,8 @@
 //! `weightfs ls --files`: lists the files of a mount, without mounting.
 
-use crate::cli::{LsArgs, Sort};
-use crate::models::Files;
-use crate::terminal::output::{HEADING, Output, compact, to_stdout};
+use crate::cli::{LsArgs, TensorOrder};
+use crate::models::SourceFiles;
+use crate::terminal::output::{HEADING, StandardOutput, compact, to_stdout};
 use anyhow::bail;
 use serde_json::json;
 use std::cmp::Reverse;
@@ -10,41 +10,41 @@ use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use weightfs::content::Request;
+use weightfs::content::ReadRequest;
 use weightfs::fs::{Attr, FileKind};
 use weightfs::natural;
 use weightfs::text::printable;
-use weightfs::units::size;
-use weightfs::view::Shown;
+use weightfs::units::format_size;
+use weightfs::view::ShownViews;
 
 /// A file or directory, by its path in the mount.
 type File = (PathBuf, Attr);
 
 /// Lists files.
-pub fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
+pub fn run_files(args: &LsArgs) -> anyhow::Result<ExitCode> {
     let path = match &args.more[..] {
         [] => Path::new(""),
         [path] => path.path(),
         [_, path, ..] => bail!("{}: --files lists one directory of one source", path.path().display()),
     };
     to_stdout(|out| {
-        let shown = Shown::default();
+        let shown = ShownViews::default();
         let shown = args.kv_separator.iter().fold(shown, |shown, separator| shown.separated(separator));
-        let files = Files::open(&args.source, &args.remote, args.lenient, shown)?;
-        let mut found = list(&files, path, args.recursive)?;
+        let files = SourceFiles::open(&args.source, &args.remote, args.lenient, shown)?;
+        let mut found = list_files(&files, path, args.recursive)?;
         let name = |file: &File| file.0.to_string_lossy().into_owned();
         match args.sort {
-            Sort::Name => found.sort_by(|a, b| natural::compare_paths(&name(a), &name(b))),
-            Sort::Size => found.sort_by_key(|file| Reverse(file.1.size)),
-            Sort::Offset => {}
+            TensorOrder::Name => found.sort_by(|a, b| natural::compare_paths(&name(a), &name(b))),
+            TensorOrder::Size => found.sort_by_key(|file| Reverse(file.1.size)),
+            TensorOrder::Offset => {}
         }
         if args.reverse {
             found.reverse();
         }
         if args.json {
-            print_json(&files, &found, out)?
+            print_files_json(&files, &found, out)?
         } else {
-            print(&found, args, out)?
+            print_files(&found, args, out)?
         }
         Ok(ExitCode::SUCCESS)
     })
@@ -52,7 +52,7 @@ pub fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
 
 /// The file at a path of the mount, or the files in the directory there; if `recursive`, also those in its directories.
 /// Paths are relative to the root of the mount.
-pub fn list(files: &Files, path: &Path, recursive: bool) -> anyhow::Result<Vec<File>> {
+pub fn list_files(files: &SourceFiles, path: &Path, recursive: bool) -> anyhow::Result<Vec<File>> {
     let attr = files.find(path)?;
     let path: PathBuf = path.strip_prefix("/").unwrap_or(path).components().collect();
     if attr.kind != FileKind::Dir {
@@ -60,7 +60,7 @@ pub fn list(files: &Files, path: &Path, recursive: bool) -> anyhow::Result<Vec<F
     }
     let (mut found, mut rest) = (Vec::new(), vec![(path, attr)]);
     while let Some((dir, attr)) = rest.pop() {
-        let entries = files.superblock.entries(&attr, &Request::WAIT);
+        let entries = files.superblock.entries(&attr, &ReadRequest::WAIT);
         for (name, attr) in entries.map_err(|error| anyhow::Error::new(error).context(files.name(&dir)))? {
             let path = dir.join(name);
             if recursive && attr.kind == FileKind::Dir {
@@ -73,13 +73,13 @@ pub fn list(files: &Files, path: &Path, recursive: bool) -> anyhow::Result<Vec<F
     Ok(found)
 }
 
-fn print(found: &[File], args: &LsArgs, out: &mut Output) -> io::Result<()> {
+fn print_files(found: &[File], args: &LsArgs, out: &mut StandardOutput) -> io::Result<()> {
     let sizes: Vec<String> = found
         .iter()
         .map(|(_, attr)| match (attr.kind, args.bytes) {
             (FileKind::Dir, _) => "-".into(),
             (_, true) => attr.size.to_string(),
-            (_, false) => size(attr.size),
+            (_, false) => format_size(attr.size),
         })
         .collect();
     let width = sizes.iter().map(String::len).max().unwrap_or(0).max("SIZE".len());
@@ -96,7 +96,7 @@ fn print(found: &[File], args: &LsArgs, out: &mut Output) -> io::Result<()> {
 }
 
 /// Prints one file per line, so that grep can be used on it.
-fn print_json(files: &Files, found: &[File], out: &mut Output) -> io::Result<()> {
+fn print_files_json(files: &SourceFiles, found: &[File], out: &mut StandardOutput) -> io::Result<()> {
     write!(out, "{{\"source\": {}, \"files\": [", compact(&files.source.to_string())?)?;
     for (at, (path, attr)) in found.iter().enumerate() {
         // Names in a mount are UTF-8, except those of other files in a directory of models.

@@ -1,22 +1,22 @@
 //! `weightfs id`: prints the structural hash of a model, in the output format of weight-inspect.
 
 use crate::cli::IdArgs;
-use crate::models::Models;
+use crate::models::NamedModels;
 use crate::terminal::output::{pretty, to_stdout};
 use serde_json::json;
 use std::io::Write;
 use std::process::ExitCode;
-use weightfs::format::Mode;
-use weightfs::inspect::Identity;
+use weightfs::format::ParseMode;
+use weightfs::inspect::ModelIdentity;
 use weightfs::model::Model;
 
 /// Prints the identity of each model.
-pub fn run(args: &IdArgs) -> anyhow::Result<ExitCode> {
+pub fn run_id(args: &IdArgs) -> anyhow::Result<ExitCode> {
     to_stdout(|out| {
-        let models = Models::find(&args.sources, &args.remote, out)?;
+        let models = NamedModels::find(&args.sources, &args.remote, out)?;
         let several = models.files.len() > 1;
-        models.each(Mode::Header, out, |model, location, out| {
-            let Identity { hash, tensors, metadata } = Identity::of(model);
+        models.each(ParseMode::Header, out, |model, location, out| {
+            let ModelIdentity { hash, tensors, metadata } = ModelIdentity::of(model);
             if args.json {
                 let mut object = json!({
                     "schema": 1, "format": model.format(), "structural_hash": hash, "tensor_count": tensors,

@@ -1,8 +1,8 @@
 //! `weightfs inspect`: prints a one-page description of a model.
 
 use crate::cli::InspectArgs;
-use crate::models::{Models, mode};
-use crate::terminal::output::{HEADING, Output, cut, pretty, table, to_stdout};
+use crate::models::{NamedModels, parse_mode};
+use crate::terminal::output::{HEADING, StandardOutput, cut_text, draw_table, pretty, to_stdout};
 use crate::terminal::totals::{self, group_name};
 use serde_json::{Map, Value, json};
 use std::cmp::Reverse;
@@ -12,13 +12,13 @@ use std::process::ExitCode;
 use unicode_width::UnicodeWidthStr;
 use weightfs::format::{self, Dtype, TensorInfo, gguf};
 use weightfs::inspect::{
-    Breakdown, Fact, FileType, Gguf, Identity, ImageFolder, KOHYA, Label, MODELSPEC, MODELSPEC_PREFIX, Quantization,
-    SpecialToken, Totals, Training, is_kohya,
+    GgufFact, GgufFacts, GgufFileType, ImageFolder, KOHYA, Label, MODELSPEC, MODELSPEC_PREFIX, ModelIdentity,
+    QuantizationTotal, SpecialToken, TensorBreakdown, TensorTotals, TrainingFacts, is_kohya,
 };
-use weightfs::model::{Kind, Model, Shard};
+use weightfs::model::{Model, ModelKind, Shard};
 use weightfs::source::{Location, Source};
 use weightfs::text::{brackets, printable, quote};
-use weightfs::units::{count, grouped, plural, size};
+use weightfs::units::{format_count, format_size, grouped, plural};
 
 /// Maximum number of items of a kind that are shown without --all.
 const SHOWN: usize = 12;
@@ -30,37 +30,37 @@ const NAME_MAX: usize = 80;
 const KEY_MAX: usize = 40;
 
 /// Describes each model.
-pub fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
+pub fn run_inspect(args: &InspectArgs) -> anyhow::Result<ExitCode> {
     to_stdout(|out| {
-        let models = Models::find(&args.sources, &args.remote, out)?;
-        models.each(mode(args.lenient), out, |model, location, out| {
-            let breakdown = Breakdown::of(model, model.listed().iter(), 1);
+        let models = NamedModels::find(&args.sources, &args.remote, out)?;
+        models.each(parse_mode(args.lenient), out, |model, location, out| {
+            let breakdown = TensorBreakdown::of(model, model.listed().iter(), 1);
             if args.json {
                 writeln!(out, "{}", pretty(&to_json(model, location, &breakdown))?)?;
                 return Ok(());
             }
             let (gguf, shown) = (gguf_of(model), if args.all { usize::MAX } else { SHOWN });
-            Ok(Page { model, gguf, shown, out }.print(location, &breakdown)?)
+            Ok(InspectPage { model, gguf, shown, out }.print(location, &breakdown)?)
         })
     })
 }
 
 /// The facts that only GGUF files have. A safetensors file converted from one has some of the keys, but all as strings.
-fn gguf_of(model: &Model) -> Option<Gguf<'_>> {
-    Gguf::of(model.metadata()).filter(|_| model.format() == gguf::NAME)
+fn gguf_of(model: &Model) -> Option<GgufFacts<'_>> {
+    GgufFacts::of(model.metadata()).filter(|_| model.format() == gguf::NAME)
 }
 
 /// The page about a model.
-struct Page<'p> {
+struct InspectPage<'p> {
     model: &'p Model,
-    gguf: Option<Gguf<'p>>,
+    gguf: Option<GgufFacts<'p>>,
     /// Maximum number of items of a kind that are shown.
     shown: usize,
-    out: &'p mut Output,
+    out: &'p mut StandardOutput,
 }
 
-impl Page<'_> {
-    fn print(mut self, location: &Location, breakdown: &Breakdown) -> io::Result<()> {
+impl InspectPage<'_> {
+    fn print(mut self, location: &Location, breakdown: &TensorBreakdown) -> io::Result<()> {
         self.out.title(location, "")?;
         self.print_model(breakdown)?;
         if !self.model.is_single() {
@@ -72,7 +72,7 @@ impl Page<'_> {
         }
         self.print_known("ModelSpec", &MODELSPEC, MODELSPEC_PREFIX, |key| key.starts_with(MODELSPEC_PREFIX))?;
         self.print_known("Training (kohya sd-scripts)", &KOHYA, "", is_kohya)?;
-        if let Some(training) = Training::of(self.model.metadata()) {
+        if let Some(training) = TrainingFacts::of(self.model.metadata()) {
             self.print_training(&training)?;
         }
         self.print_other()
@@ -85,12 +85,12 @@ impl Page<'_> {
 
     /// Prints names and values in two columns. If `cut_values`, values are cut at the end of the line.
     fn fields(&mut self, fields: &[(String, String)], cut_values: bool) -> io::Result<()> {
-        let fields: Vec<_> = fields.iter().map(|(name, value)| (cut(name, KEY_MAX), value)).collect();
+        let fields: Vec<_> = fields.iter().map(|(name, value)| (cut_text(name, KEY_MAX), value)).collect();
         let width = fields.iter().map(|(name, _)| name.width()).max().unwrap_or(0);
         let room = if cut_values { self.out.width.saturating_sub(width + 4) } else { usize::MAX };
         for (name, value) in fields {
             let padding = " ".repeat(width - name.width());
-            let line = format!("  {name}{padding}  {}", cut(value, room));
+            let line = format!("  {name}{padding}  {}", cut_text(value, room));
             writeln!(self.out, "{}", line.trim_end())?;
         }
         Ok(())
@@ -105,9 +105,9 @@ impl Page<'_> {
         }
     }
 
-    fn print_model(&mut self, breakdown: &Breakdown) -> io::Result<()> {
+    fn print_model(&mut self, breakdown: &TensorBreakdown) -> io::Result<()> {
         let model = self.model;
-        let Breakdown { all, dtypes, modules, quantized } = breakdown;
+        let TensorBreakdown { all, dtypes, modules, quantized } = breakdown;
         let bytes = model.sources().iter().map(|source| source.len()).fold(0, u64::saturating_add);
         let header = model.shards().iter().map(|shard| shard.header.data_start()).fold(0, u64::saturating_add);
         let left_out = model.left_out();
@@ -119,16 +119,17 @@ impl Page<'_> {
         };
         let bits = all.bits_per_weight().filter(|_| !quantized.is_empty());
         let bits = bits.map_or(String::new(), |bits| format!(", {bits:.2} bits per weight"));
-        let size_of_it = format!("{}{}, {} of it header", size(bytes), exact(bytes, " bytes"), size(header));
+        let size_of_it =
+            format!("{}{}, {} of it header", format_size(bytes), exact(bytes, " bytes"), format_size(header));
         let facts = [
             one("Format", format(model)),
             one("Size", size_of_it),
             one("Tensors", grouped(all.tensors)),
-            one("Parameters", count(all.parameters) + &exact(all.parameters, "") + &bits),
+            one("Parameters", format_count(all.parameters) + &exact(all.parameters, "") + &bits),
             self.quantized(quantized),
             self.not_recognised(),
             // The page of a GGUF model has a table of them.
-            if self.gguf.is_some() { Vec::new() } else { groups("Dtypes", dtypes, self.shown) },
+            if self.gguf.is_some() { Vec::new() } else { group_rows("Dtypes", dtypes, self.shown) },
             match &model.size_only_dtypes()[..] {
                 [] => Vec::new(),
                 dtypes => one(
@@ -140,21 +141,21 @@ impl Page<'_> {
             if modules.iter().all(|(name, _)| name.is_empty()) {
                 Vec::new()
             } else {
-                groups("Modules", modules, self.shown)
+                group_rows("Modules", modules, self.shown)
             },
             largest(model).map_or(Vec::new(), |largest| one("Largest", largest)),
-            one("Structural hash", Identity::of(model).hash),
+            one("Structural hash", ModelIdentity::of(model).hash),
             if left_out == 0 { Vec::new() } else { one("Left out", grouped(left_out as u64)) },
         ];
         self.fields(&facts.concat(), false)
     }
 
     /// How weights are quantized, three lines for each kind.
-    fn quantized(&self, kinds: &[Quantization]) -> Vec<(String, String)> {
-        let lines = |Quantization { summary, totals, companions, roles, .. }: &Quantization| {
-            let Totals { tensors, parameters, nbytes } = *totals;
+    fn quantized(&self, kinds: &[QuantizationTotal]) -> Vec<(String, String)> {
+        let lines = |QuantizationTotal { summary, totals, companions, roles, .. }: &QuantizationTotal| {
+            let TensorTotals { tensors, parameters, nbytes } = *totals;
             let bits = totals.bits_per_weight().map_or(String::new(), |bits| format!(", {bits:.2} bits each"));
-            let of_it = format!("{} parameters in {}{bits}", count(parameters), size(nbytes));
+            let of_it = format!("{} parameters in {}{bits}", format_count(parameters), format_size(nbytes));
             let weights = format!("  {}: {of_it}", plural(tensors, "weight"));
             let roles = format!("{}: {}", plural(*companions, "companion"), roles.join(", "));
             let roles = self.fold(&roles).into_iter().map(|line| format!("  {line}"));
@@ -194,8 +195,8 @@ impl Page<'_> {
         let shards = model.shards().iter().zip(model.sources().iter().map(|source| &**source));
         let field = |(shard, source): (&Shard, &dyn Source)| {
             (
-                cut(&shard.name, NAME_MAX),
-                format!("{} in {}", size(source.len()), plural(shard.header.len() as u64, "tensor")),
+                cut_text(&shard.name, NAME_MAX),
+                format!("{} in {}", format_size(source.len()), plural(shard.header.len() as u64, "tensor")),
             )
         };
         let fields: Vec<_> = shards.take(self.shown).map(field).collect();
@@ -203,10 +204,10 @@ impl Page<'_> {
         self.more(model.shards().len(), fields.len(), "shard")
     }
 
-    fn print_gguf(&mut self, gguf: &Gguf, breakdown: &Breakdown) -> io::Result<()> {
-        let named = |fact: &Fact| (fact.label.to_owned(), metadata_text(fact.value));
+    fn print_gguf(&mut self, gguf: &GgufFacts, breakdown: &TensorBreakdown) -> io::Result<()> {
+        let named = |fact: &GgufFact| (fact.label.to_owned(), metadata_text(fact.value));
         let mut architecture: Vec<_> = gguf.general.iter().chain(&gguf.network).map(named).collect();
-        if let Some(FileType { number, name }) = &gguf.file_type {
+        if let Some(GgufFileType { number, name }) = &gguf.file_type {
             let unknown = || format!("{number} (unknown)");
             architecture.push(("Quantization".to_owned(), name.map_or_else(unknown, str::to_owned)));
         }
@@ -219,7 +220,7 @@ impl Page<'_> {
                 .chain([&("total", breakdown.all)])
                 .map(|row| type_row(row, &breakdown.all))
                 .collect();
-            table(self.out, &["  TYPE", "TENSORS", "PARAMETERS", "SIZE", "SHARE", "BITS PER WEIGHT"], &rows)?;
+            draw_table(self.out, &["  TYPE", "TENSORS", "PARAMETERS", "SIZE", "SHARE", "BITS PER WEIGHT"], &rows)?;
         }
         let tokenizer = &gguf.tokenizer;
         let mut fields: Vec<_> = tokenizer.facts.iter().map(named).collect();
@@ -230,7 +231,7 @@ impl Page<'_> {
         }));
         if let (Some(template), first) = (gguf.chat_template, gguf.first_line()) {
             let first = first.map_or(String::new(), |line| format!(", begins with {line}"));
-            fields.push(("Chat template".to_owned(), format!("{}{first}", size(template.len() as u64))));
+            fields.push(("Chat template".to_owned(), format!("{}{first}", format_size(template.len() as u64))));
         }
         self.section("Tokenizer", &fields)
     }
@@ -280,8 +281,8 @@ impl Page<'_> {
         self.more(left, 0, "key")
     }
 
-    fn print_training(&mut self, training: &Training) -> io::Result<()> {
-        let Training { folders, tags, frequent_tags, resolutions, started, finished, seconds } = training;
+    fn print_training(&mut self, training: &TrainingFacts) -> io::Result<()> {
+        let TrainingFacts { folders, tags, frequent_tags, resolutions, started, finished, seconds } = training;
         let mut fields = Vec::new();
         let mut field = |name: &str, value: String| fields.push((name.to_owned(), value));
         if let Some(started) = started {
@@ -314,7 +315,7 @@ impl Page<'_> {
         let show_all = self.shown == usize::MAX;
         let is_shown = |key: &str| !show_all && self.gguf.as_ref().is_some_and(|gguf| gguf.keys.contains(key));
         let other = |key: &str| !key.starts_with(MODELSPEC_PREFIX) && !is_kohya(key) && !is_shown(key);
-        let named = |(key, value): &(String, format::Value)| {
+        let named = |(key, value): &(String, format::MetadataValue)| {
             (if key.is_empty() { "(empty)" } else { key }.to_owned(), metadata_text(value))
         };
         let fields: Vec<_> = self.model.metadata().iter().filter(|(key, _)| other(key)).map(named).collect();
@@ -337,18 +338,18 @@ fn names(dtypes: &[Dtype<'static>]) -> Vec<&'static str> {
 fn format(model: &Model) -> String {
     let shards = plural(model.shards().len() as u64, "shard");
     match model.kind() {
-        Kind::File => model.format().to_owned(),
-        Kind::Layer => format!("{}, a layer of an Ollama model", model.format()),
-        Kind::Sharded => format!("{}, {shards} by an index", model.format()),
-        Kind::Dataset => format!("{}, a dataset of {shards}", model.format()),
-        Kind::Splits => format!("{}, {}", model.format(), plural(model.shards().len() as u64, "split")),
+        ModelKind::File => model.format().to_owned(),
+        ModelKind::Layer => format!("{}, a layer of an Ollama model", model.format()),
+        ModelKind::Sharded => format!("{}, {shards} by an index", model.format()),
+        ModelKind::Dataset => format!("{}, a dataset of {shards}", model.format()),
+        ModelKind::Splits => format!("{}, {}", model.format(), plural(model.shards().len() as u64, "split")),
     }
 }
 
 /// The fields for dtypes or modules. Only the first field has a name.
-fn groups(name: &str, groups: &[(&str, Totals)], shown: usize) -> Vec<(String, String)> {
-    let text = |(group, totals): &(&str, Totals)| {
-        format!("{} {} in {}", group_name(group), size(totals.nbytes), plural(totals.tensors, "tensor"))
+fn group_rows(name: &str, groups: &[(&str, TensorTotals)], shown: usize) -> Vec<(String, String)> {
+    let text = |(group, totals): &(&str, TensorTotals)| {
+        format!("{} {} in {}", group_name(group), format_size(totals.nbytes), plural(totals.tensors, "tensor"))
     };
     let more = groups.len().saturating_sub(shown);
     let more = (more > 0).then(|| format!("and {} more (--all)", grouped(more as u64)));
@@ -361,15 +362,15 @@ fn labelled(name: &str, texts: impl Iterator<Item = String>) -> Vec<(String, Str
 }
 
 /// A row of the table of types: tensors, parameters, size, share of the size, and bits per weight.
-fn type_row((name, totals): &(&str, Totals), all: &Totals) -> Vec<String> {
-    let Totals { tensors, parameters, nbytes } = *totals;
+fn type_row((name, totals): &(&str, TensorTotals), all: &TensorTotals) -> Vec<String> {
+    let TensorTotals { tensors, parameters, nbytes } = *totals;
     let share = if all.nbytes == 0 { 0.0 } else { 100.0 * nbytes as f64 / all.nbytes as f64 };
     let bits = totals.bits_per_weight().map_or(String::new(), |bits| format!("{bits:.2}"));
     vec![
         format!("  {}", printable(name)),
         grouped(tensors),
-        count(parameters),
-        size(nbytes),
+        format_count(parameters),
+        format_size(nbytes),
         format!("{share:.1} %"),
         bits,
     ]
@@ -380,8 +381,8 @@ fn largest(model: &Model) -> Option<String> {
     let id = model.listed().iter().max_by_key(|id| (model.tensor(*id).info.nbytes(), Reverse(*id)))?;
     let tensor = model.tensor(id).info;
     let TensorInfo { name, dtype, shape, .. } = tensor;
-    let (name, dtype) = (cut(name, NAME_MAX), cut(dtype.name(), NAME_MAX));
-    Some(format!("{name}  {dtype} {}  {}", brackets(shape), size(tensor.nbytes())))
+    let (name, dtype) = (cut_text(name, NAME_MAX), cut_text(dtype.name(), NAME_MAX));
+    Some(format!("{name}  {dtype} {}  {}", brackets(shape), format_size(tensor.nbytes())))
 }
 
 /// A duration, such as `1 h 02 min`.
@@ -394,14 +395,14 @@ fn duration(seconds: u64) -> String {
 }
 
 /// The description as JSON, with full metadata values.
-fn to_json(model: &Model, location: &Location, breakdown: &Breakdown) -> Value {
-    let Identity { hash, .. } = Identity::of(model);
+fn to_json(model: &Model, location: &Location, breakdown: &TensorBreakdown) -> Value {
+    let ModelIdentity { hash, .. } = ModelIdentity::of(model);
     let kind = match model.kind() {
-        Kind::File => "file",
-        Kind::Layer => "layer",
-        Kind::Sharded => "sharded",
-        Kind::Dataset => "dataset",
-        Kind::Splits => "splits",
+        ModelKind::File => "file",
+        ModelKind::Layer => "layer",
+        ModelKind::Sharded => "sharded",
+        ModelKind::Dataset => "dataset",
+        ModelKind::Splits => "splits",
     };
     let files = model.shards().iter().zip(model.sources().iter()).map(|(shard, source)| {
         let Shard { name, header } = shard;
@@ -414,13 +415,13 @@ fn to_json(model: &Model, location: &Location, breakdown: &Breakdown) -> Value {
         "totals": totals::to_json(breakdown), "stored_only": names(&model.size_only_dtypes()), "structural_hash": hash,
         "quantization": quantization(model, breakdown),
         "left_out": model.left_out(), "metadata": metadata,
-        "training": Training::of(model.metadata()),
+        "training": TrainingFacts::of(model.metadata()),
         "gguf": gguf_of(model).map(|gguf| gguf_to_json(&gguf, breakdown)),
     })
 }
 
 /// The number of quantized weights; null if there are none. The totals have the schemes.
-fn quantization(model: &Model, breakdown: &Breakdown) -> Value {
+fn quantization(model: &Model, breakdown: &TensorBreakdown) -> Value {
     let (quantized, notes) = (model.quantized(), model.quantized().notes().collect::<Vec<_>>());
     if quantized.weights().is_empty() && notes.is_empty() {
         return Value::Null;
@@ -432,14 +433,14 @@ fn quantization(model: &Model, breakdown: &Breakdown) -> Value {
 }
 
 /// The facts about a GGUF model as JSON. Those that the file does not state are left out.
-fn gguf_to_json(gguf: &Gguf, breakdown: &Breakdown) -> Value {
-    let facts = |facts: &[Fact]| facts.iter().map(|fact| (fact.name.to_owned(), json!(fact.value))).collect();
+fn gguf_to_json(gguf: &GgufFacts, breakdown: &TensorBreakdown) -> Value {
+    let facts = |facts: &[GgufFact]| facts.iter().map(|fact| (fact.name.to_owned(), json!(fact.value))).collect();
     let mut object: Map<String, Value> = facts(&[&gguf.general[..], &gguf.network].concat());
-    if let Some(FileType { number, name }) = &gguf.file_type {
+    if let Some(GgufFileType { number, name }) = &gguf.file_type {
         object.insert("file_type".to_owned(), json!({"number": number.parse::<u64>().ok(), "name": name}));
     }
     let types = breakdown.dtypes.iter().map(|(name, totals)| {
-        let Totals { tensors, parameters, nbytes } = *totals;
+        let TensorTotals { tensors, parameters, nbytes } = *totals;
         let share = if breakdown.all.nbytes == 0 { 0.0 } else { nbytes as f64 / breakdown.all.nbytes as f64 };
         json!({
             "type": name, "tensors": tensors, "parameters": parameters, "nbytes": nbytes, "share": share,
@@ -460,7 +461,7 @@ fn gguf_to_json(gguf: &Gguf, breakdown: &Breakdown) -> Value {
 }
 
 /// A metadata value for a table: a string or a number, or the first elements of an array and their number.
-fn metadata_text(value: &format::Value) -> String {
+fn metadata_text(value: &format::MetadataValue) -> String {
     const SHOWN: usize = 8;
     if !value.is_array() {
         return value.text().to_owned();

@@ -1,10 +1,10 @@
 //! `weightfs ls`: lists tensors, one per line, or their totals.
 
 use super::files;
-use crate::cli::pattern::{Wanted, unmatched};
-use crate::cli::{LsArgs, Operand, Sort};
-use crate::models::{Models, mode};
-use crate::terminal::output::{HEADING, Output, compact, push_shape, squeeze, to_stdout};
+use crate::cli::pattern::{WantedPatterns, unmatched};
+use crate::cli::{LsArgs, LsOperand, TensorOrder};
+use crate::models::{NamedModels, parse_mode};
+use crate::terminal::output::{HEADING, StandardOutput, compact, push_shape, squeeze, to_stdout};
 use crate::terminal::totals;
 use anyhow::Result;
 use serde_json::json;
@@ -13,35 +13,35 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use unicode_width::UnicodeWidthStr;
 use weightfs::format::TensorInfo;
-use weightfs::inspect::Breakdown;
-use weightfs::model::{Model, Parts, TensorId};
+use weightfs::inspect::TensorBreakdown;
+use weightfs::model::{Model, TensorId, TensorParts};
 use weightfs::source::Location;
 use weightfs::text::printable;
-use weightfs::units::{plural, size};
+use weightfs::units::{format_size, plural};
 use weightfs::{natural, threads, view};
 
 /// Lists tensors.
-pub fn run(args: &LsArgs) -> Result<ExitCode> {
+pub fn run_ls(args: &LsArgs) -> Result<ExitCode> {
     if args.files {
-        return files::run(args);
+        return files::run_files(args);
     }
     to_stdout(|out| {
         let (mut sources, mut patterns) = (vec![args.source.clone()], Vec::new());
         for operand in &args.more {
             match operand {
-                Operand::Source(source) => sources.push(source.clone()),
-                Operand::Pattern(pattern) => patterns.push(pattern.clone()),
+                LsOperand::Source(source) => sources.push(source.clone()),
+                LsOperand::Pattern(pattern) => patterns.push(pattern.clone()),
             }
         }
-        let models = Models::find(&sources, &args.remote, out)?;
+        let models = NamedModels::find(&sources, &args.remote, out)?;
         let several = models.files.len() > 1 || sources.len() > 1;
-        let wanted = Wanted::new(&patterns);
+        let wanted = WantedPatterns::new(&patterns);
         let mut opened = false;
-        let code = models.each(mode(args.lenient), out, |model, location, out| {
+        let code = models.each(parse_mode(args.lenient), out, |model, location, out| {
             opened = true;
             let tensors = pick(model, &wanted, args);
             if args.json {
-                return Ok(print_json(model, &tensors, location, args, out)?);
+                return Ok(print_tensors_json(model, &tensors, location, args, out)?);
             }
             if tensors.is_empty() && !patterns.is_empty() {
                 return Ok(());
@@ -61,7 +61,7 @@ pub fn run(args: &LsArgs) -> Result<ExitCode> {
 }
 
 /// The tensors that match the patterns, in the order to print.
-fn pick(model: &Model, wanted: &Wanted, args: &LsArgs) -> Vec<TensorId> {
+fn pick(model: &Model, wanted: &WantedPatterns, args: &LsArgs) -> Vec<TensorId> {
     let mut tensors: Vec<TensorId> = model.listed().iter().collect();
     if !wanted.is_all() {
         let matching = |part: &[TensorId]| -> Vec<TensorId> {
@@ -71,12 +71,12 @@ fn pick(model: &Model, wanted: &Wanted, args: &LsArgs) -> Vec<TensorId> {
     }
     let name = |id: &TensorId| model.name(*id);
     match args.sort {
-        Sort::Name => threads::sort_by(&mut tensors, |a, b| natural::compare_paths(name(a), name(b))),
-        Sort::Size => {
+        TensorOrder::Name => threads::sort_by(&mut tensors, |a, b| natural::compare_paths(name(a), name(b))),
+        TensorOrder::Size => {
             let size = |id: &TensorId| Reverse(model.tensor(*id).info.nbytes());
             threads::sort_by(&mut tensors, |a, b| size(a).cmp(&size(b)));
         }
-        Sort::Offset => {}
+        TensorOrder::Offset => {}
     }
     if args.reverse {
         tensors.reverse();
@@ -84,8 +84,8 @@ fn pick(model: &Model, wanted: &Wanted, args: &LsArgs) -> Vec<TensorId> {
     tensors
 }
 
-fn print(model: &Model, tensors: &[TensorId], args: &LsArgs, out: &mut Output) -> io::Result<()> {
-    let totals = || Breakdown::of(model, tensors.iter().copied(), args.depth);
+fn print(model: &Model, tensors: &[TensorId], args: &LsArgs, out: &mut StandardOutput) -> io::Result<()> {
+    let totals = || TensorBreakdown::of(model, tensors.iter().copied(), args.depth);
     if args.totals {
         return totals::print_tables(&totals(), args.bytes, out);
     }
@@ -102,8 +102,8 @@ const WIDEST: usize = 40;
 
 /// Prints one line for each tensor. It does not use a table printer: holding and measuring all cells as text takes
 /// longer than everything else for a million rows.
-fn print_tensors(model: &Model, tensors: &[TensorId], args: &LsArgs, out: &mut Output) -> io::Result<()> {
-    let mut row = Row { model, bytes: args.bytes, shards: !model.is_single(), name_max: usize::MAX };
+fn print_tensors(model: &Model, tensors: &[TensorId], args: &LsArgs, out: &mut StandardOutput) -> io::Result<()> {
+    let mut row = TensorRow { model, bytes: args.bytes, shards: !model.is_single(), name_max: usize::MAX };
     let titles = COLUMNS.map(str::len);
     let wider = |a: [usize; 5], b: [usize; 5]| std::array::from_fn(|at| a[at].max(b[at]));
     let widest = |part: &[TensorId]| part.iter().map(|id| row.widths(*id)).fold([0; 5], wider);
@@ -124,7 +124,11 @@ fn print_tensors(model: &Model, tensors: &[TensorId], args: &LsArgs, out: &mut O
 }
 
 /// Writes a line for each tensor. Lines are formatted on all cores.
-fn lines(tensors: &[TensorId], out: &mut Output, write: impl Fn(TensorId, &mut Vec<u8>) + Sync) -> io::Result<()> {
+fn lines(
+    tensors: &[TensorId],
+    out: &mut StandardOutput,
+    write: impl Fn(TensorId, &mut Vec<u8>) + Sync,
+) -> io::Result<()> {
     const BLOCKS: usize = 64;
     for part in tensors.chunks(BLOCK * BLOCKS) {
         let text = |block: &[TensorId]| {
@@ -143,11 +147,11 @@ const BLOCK: usize = 2048;
 /// Runs `work` on blocks of tensors, on all cores.
 fn blocks<R: Send>(tensors: &[TensorId], work: impl Fn(&[TensorId]) -> R + Sync) -> Vec<R> {
     let blocks: Vec<&[TensorId]> = tensors.chunks(BLOCK).collect();
-    threads::map(blocks.len(), |at| work(blocks[at]))
+    threads::map_parallel(blocks.len(), |at| work(blocks[at]))
 }
 
 /// Formats a tensor as a line.
-struct Row<'m> {
+struct TensorRow<'m> {
     model: &'m Model,
     /// Whether sizes are printed in bytes.
     bytes: bool,
@@ -157,7 +161,7 @@ struct Row<'m> {
     name_max: usize,
 }
 
-impl Row<'_> {
+impl TensorRow<'_> {
     /// Number of cells before the name.
     fn cells(&self) -> usize {
         if self.shards { 5 } else { 4 }
@@ -172,9 +176,9 @@ impl Row<'_> {
         let dims = tensor.shape.iter().map(|dim| digits(*dim)).sum::<usize>();
         let shape = 2 + dims + tensor.shape.len().saturating_sub(1);
         let (offset, shard) = match parts {
-            Parts::One(_) if !self.shards => (digits(tensor.range.start), 0),
-            Parts::One(shard) => (digits(tensor.range.start), self.model.shard(shard).name.width()),
-            Parts::Many(runs) => (1, parts_of(runs.len()).len()),
+            TensorParts::One(_) if !self.shards => (digits(tensor.range.start), 0),
+            TensorParts::One(shard) => (digits(tensor.range.start), self.model.shard(shard).name.width()),
+            TensorParts::Many(runs) => (1, parts_of(runs.len()).len()),
         };
         [tensor.dtype.name().width(), shape, if self.bytes { digits(tensor.nbytes()) } else { SIZE }, offset, shard]
     }
@@ -186,10 +190,10 @@ impl Row<'_> {
         let dtype = printable(dtype.name());
         let mut dims = String::with_capacity(16);
         push_shape(&mut dims, shape);
-        let size = if self.bytes { tensor.nbytes().to_string() } else { size(tensor.nbytes()) };
+        let size = if self.bytes { tensor.nbytes().to_string() } else { format_size(tensor.nbytes()) };
         let (offset, shard) = match parts {
-            Parts::One(shard) => (range.start.to_string(), printable(&self.model.shard(shard).name)),
-            Parts::Many(runs) => ("-".to_owned(), parts_of(runs.len()).into()),
+            TensorParts::One(shard) => (range.start.to_string(), printable(&self.model.shard(shard).name)),
+            TensorParts::Many(runs) => ("-".to_owned(), parts_of(runs.len()).into()),
         };
         let name = squeeze(name, self.name_max);
         self.write([&dtype, &dims, &size, &offset, &shard, &name], widths, line);
@@ -221,12 +225,12 @@ fn digits(number: u64) -> usize {
 }
 
 /// Prints JSON with one tensor per line, so that grep can be used on it.
-fn print_json(
+fn print_tensors_json(
     model: &Model,
     tensors: &[TensorId],
     location: &Location,
     args: &LsArgs,
-    out: &mut Output,
+    out: &mut StandardOutput,
 ) -> io::Result<()> {
     let (source, format) = (compact(&location.to_string())?, compact(&model.format())?);
     write!(out, "{{\"source\": {source}, \"format\": {format}, \"tensors\": [")?;
@@ -238,6 +242,6 @@ fn print_json(
     })?;
     let skipped: Vec<_> =
         model.skipped().map(|skipped| json!({"name": skipped.name, "reason": skipped.reason})).collect();
-    let totals = compact(&totals::to_json(&Breakdown::of(model, tensors.iter().copied(), args.depth)))?;
+    let totals = compact(&totals::to_json(&TensorBreakdown::of(model, tensors.iter().copied(), args.depth)))?;
     writeln!(out, "\n], \"totals\": {totals}, \"skipped\": {}}}", compact(&skipped)?)
 }

@@ -1,11 +1,11 @@
 //! `weightfs metadata`: reads and changes metadata.
 
-use crate::cli::{Action, EditOptions, MetadataArgs, Pair};
+use crate::cli::{EditOptions, MetadataAction, MetadataArgs, MetadataPair};
 use crate::models;
 use crate::process::logging::complain;
-use crate::process::signals::Interrupted;
+use crate::process::signals::InterruptFlag;
 use crate::terminal::output::{pretty, to_stdout, written};
-use crate::terminal::progress::Progress;
+use crate::terminal::progress::ProgressLine;
 use anyhow::{Context, bail};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -19,42 +19,44 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
-use weightfs::format::{self, Assignment, Edit, Edited, Header, Mode, NewHead, Value, ValueType};
-use weightfs::model::{self, Change, Kind, Model, Opened, changes, find_value};
+use weightfs::format::{
+    self, Assignment, EditedHead, Header, MetadataEdit, MetadataValue, NewHead, ParseMode, ValueType,
+};
+use weightfs::model::{self, MetadataChange, Model, ModelKind, OpenedModel, changes, find_value};
 use weightfs::source::Location;
 use weightfs::text::{printable, quote};
-use weightfs::write::{Original, Output};
+use weightfs::write::{OriginalFile, OutputFile};
 
 /// How often a file is opened again because another process has replaced it.
 const TRIES_MAX: u32 = 1000;
 
-type Pairs = BTreeMap<String, Value>;
+type Pairs = BTreeMap<String, MetadataValue>;
 
 /// Reads or changes metadata.
-pub fn run(args: &MetadataArgs) -> anyhow::Result<ExitCode> {
+pub fn run_metadata(args: &MetadataArgs) -> anyhow::Result<ExitCode> {
     match &args.action {
-        Action::Get { source, keys, json, remote } => get(&models::locate(source, remote)?, keys, *json),
-        Action::Set { file, pairs, options } => {
+        MetadataAction::Get { source, keys, json, remote } => get(&models::locate_source(source, remote)?, keys, *json),
+        MetadataAction::Set { file, pairs, options } => {
             let pairs = read_pairs(pairs)?;
-            edit(file, options, |model| {
+            edit_file(file, options, |model| {
                 let assignments: anyhow::Result<_> = pairs.iter().map(|pair| assignment(model, pair)).collect();
-                Ok(Edit::Set(assignments.with_context(|| file.display().to_string())?))
+                Ok(MetadataEdit::Set(assignments.with_context(|| file.display().to_string())?))
             })
         }
-        Action::Remove { file, keys, options } => edit(file, options, |model| {
+        MetadataAction::Remove { file, keys, options } => edit_file(file, options, |model| {
             let is_absent = |key: &&String| model.metadata().binary_search_by(|(other, _)| other.cmp(key)).is_err();
             if let Some(absent) = keys.iter().find(is_absent) {
                 bail!("{}: no metadata key {}", file.display(), quote(absent));
             }
-            Ok(Edit::Remove(keys.clone()))
+            Ok(MetadataEdit::Remove(keys.clone()))
         }),
-        Action::Clear { file, options } => edit(file, options, |_| Ok(Edit::Clear)),
+        MetadataAction::Clear { file, options } => edit_file(file, options, |_| Ok(MetadataEdit::Clear)),
     }
 }
 
 fn get(source: &Location, keys: &[String], json: bool) -> anyhow::Result<ExitCode> {
     let (mut found, mut wanted) = (BTreeMap::new(), keys.to_vec());
-    let mut take = |path: String, metadata: &[(String, Value)]| {
+    let mut take = |path: String, metadata: &[(String, MetadataValue)]| {
         let mut metadata: Pairs = metadata.iter().cloned().collect();
         wanted.retain(|key| !metadata.contains_key(key));
         if !keys.is_empty() {
@@ -63,14 +65,14 @@ fn get(source: &Location, keys: &[String], json: bool) -> anyhow::Result<ExitCod
         found.insert(path, metadata);
     };
     let mut trouble = false;
-    let several = match models::any(source, Mode::Strict)? {
-        Opened::Model(model) => {
+    let several = match models::open_any_model(source, ParseMode::Strict)? {
+        OpenedModel::Model(model) => {
             take(String::new(), model.metadata());
             false
         }
-        Opened::Catalog(catalog) => {
+        OpenedModel::Catalog(catalog) => {
             for (path, id) in catalog.paths() {
-                match models::in_catalog(&catalog, id, &source.join(&path)) {
+                match models::open_catalog_model(&catalog, id, &source.join(&path)) {
                     Ok(model) => take(path.to_string_lossy().into_owned(), model.metadata()),
                     // The other models are still printed.
                     Err(error) => {
@@ -89,7 +91,7 @@ fn get(source: &Location, keys: &[String], json: bool) -> anyhow::Result<ExitCod
     let text = match (several, keys, json) {
         (true, _, true) => (pretty(&found)? + "\n").into(),
         (false, _, true) => (pretty(&only)? + "\n").into(),
-        (false, [key], false) => only.get(key).map_or_else(Vec::new, whole),
+        (false, [key], false) => only.get(key).map_or_else(Vec::new, whole_metadata_text),
         (false, _, false) => only.iter().map(|(key, value)| pair(key, value)).collect::<String>().into(),
         (true, _, false) => {
             let lines = |(path, metadata): (&String, &Pairs)| -> String {
@@ -98,12 +100,12 @@ fn get(source: &Location, keys: &[String], json: bool) -> anyhow::Result<ExitCod
             found.iter().map(lines).collect::<String>().into()
         }
     };
-    print(&text)?;
+    print_metadata(&text)?;
     Ok(if trouble { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// The value of a single key: its exact bytes and a newline. The lines of an array end with a newline already.
-fn whole(value: &Value) -> Vec<u8> {
+fn whole_metadata_text(value: &MetadataValue) -> Vec<u8> {
     let mut text = match io::stdout().is_terminal() {
         // Control characters must not reach a terminal.
         true => value.text().split('\n').map(printable).collect::<Vec<_>>().join("\n").into(),
@@ -115,7 +117,7 @@ fn whole(value: &Value) -> Vec<u8> {
     text
 }
 
-fn print(text: &[u8]) -> anyhow::Result<ExitCode> {
+fn print_metadata(text: &[u8]) -> anyhow::Result<ExitCode> {
     to_stdout(|out| {
         out.write_all(text)?;
         Ok(ExitCode::SUCCESS)
@@ -123,12 +125,12 @@ fn print(text: &[u8]) -> anyhow::Result<ExitCode> {
 }
 
 /// A key and its value as a line `KEY=VALUE`. An array is a JSON array.
-fn pair(key: &str, value: &Value) -> String {
+fn pair(key: &str, value: &MetadataValue) -> String {
     format!("{}={}\n", printable(key), printable(&text(value)))
 }
 
 /// A value on one line.
-fn text(value: &Value) -> Cow<'_, str> {
+fn text(value: &MetadataValue) -> Cow<'_, str> {
     if !value.is_array() {
         return value.text().into();
     }
@@ -139,9 +141,9 @@ fn text(value: &Value) -> Cow<'_, str> {
 }
 
 /// The words before the first `=`, with their values. The value of a word alone is read from standard input.
-fn read_pairs(pairs: &[Pair]) -> anyhow::Result<Vec<(String, String)>> {
+fn read_pairs(pairs: &[MetadataPair]) -> anyhow::Result<Vec<(String, String)>> {
     let mut read = false;
-    let value = |Pair { key, value }: &Pair| {
+    let value = |MetadataPair { key, value }: &MetadataPair| {
         let value = match value {
             Some(value) => value.clone(),
             None if mem::replace(&mut read, true) => {
@@ -183,26 +185,26 @@ fn assignment(model: &Model, (word, text): &(String, String)) -> anyhow::Result<
 }
 
 /// Changes the metadata of `file`, in place or in a copy.
-fn edit(
+fn edit_file(
     file: &Path,
     options: &EditOptions,
-    change: impl FnOnce(&Model) -> anyhow::Result<Edit>,
+    change: impl FnOnce(&Model) -> anyhow::Result<MetadataEdit>,
 ) -> anyhow::Result<ExitCode> {
-    let interrupted = Interrupted::watch()?;
+    let interrupted = InterruptFlag::watch()?;
     // The lock is held until the file is replaced, so that no change of another process is lost.
     let mut tries = 0;
     let (model, original, in_place, _lock) = loop {
-        let model = models::file(&file.into(), Mode::Strict)?;
-        let Some(path) = model.location().path().filter(|_| model.kind() == Kind::File) else {
+        let model = models::open_model_file(&file.into(), ParseMode::Strict)?;
+        let Some(path) = model.location().path().filter(|_| model.kind() == ModelKind::File) else {
             match model.kind() {
-                Kind::Layer => bail!(
+                ModelKind::Layer => bail!(
                     "{}: a layer of an Ollama model cannot be changed, because its file is named after its SHA-256",
                     file.display()
                 ),
                 _ => bail!("{}: a model of several files; name one of them", file.display()),
             }
         };
-        let original = Original::open(if file.is_dir() { path } else { file })?;
+        let original = OriginalFile::open(if file.is_dir() { path } else { file })?;
         let in_place = options.out.as_deref().is_none_or(|out| original.is_at(out));
         let lock = if in_place && !options.dry_run { lock(file, &original, &interrupted)? } else { None };
         // The previous holder of the lock may have replaced the file, and another process may do so at any time.
@@ -217,7 +219,7 @@ fn edit(
     };
     let edit = change(&model)?;
     let is_typed = format::has_types(model.format());
-    if edit == Edit::Clear && is_typed && in_place && !options.dry_run && !model.metadata().is_empty() {
+    if edit == MetadataEdit::Clear && is_typed && in_place && !options.dry_run && !model.metadata().is_empty() {
         bail!(
             "{}: the metadata of a GGUF file holds the architecture and the tokenizer, without which the model cannot \
              be used; remove single keys, or write a copy without metadata with -o",
@@ -228,19 +230,21 @@ fn edit(
     let changes = changes(old.metadata(), edited.header.metadata());
     edited.head.remarks.iter().for_each(|remark| log::warn!("{}: {remark}", file.display()));
     if options.dry_run {
-        let lines = |Change { key, .. }: &Change| lines(key, old.value(key), edited.header.value(key), is_typed);
-        return print(changes.iter().map(lines).collect::<String>().as_bytes());
+        let lines = |MetadataChange { key, .. }: &MetadataChange| {
+            lines(key, old.value(key), edited.header.value(key), is_typed)
+        };
+        return print_metadata(changes.iter().map(lines).collect::<String>().as_bytes());
     }
     if in_place && changes.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
     let out = options.out.as_deref().filter(|_| !in_place);
-    written(write(&model, file, &original, out, &edited.head, &interrupted))
+    written(write_metadata(&model, file, &original, out, &edited.head, &interrupted))
 }
 
 /// Locks the file; waits if another process holds the lock. `file` is the path for messages. `None` if the file system
 /// does not support locks.
-fn lock(file: &Path, original: &Original, interrupted: &Interrupted) -> anyhow::Result<Option<Flock<File>>> {
+fn lock(file: &Path, original: &OriginalFile, interrupted: &InterruptFlag) -> anyhow::Result<Option<Flock<File>>> {
     const PAUSE: Duration = Duration::from_millis(10);
     const SILENT: Duration = Duration::from_secs(1);
     let mut opened = original.file().try_clone().with_context(|| file.display().to_string())?;
@@ -261,7 +265,7 @@ fn lock(file: &Path, original: &Original, interrupted: &Interrupted) -> anyhow::
 
 /// A change as lines: the old value with `-`, and the new value with `+`. For an array that keeps its type,
 /// only the elements that change are listed.
-fn lines(key: &str, old: Option<&Value>, new: Option<&Value>, is_typed: bool) -> String {
+fn lines(key: &str, old: Option<&MetadataValue>, new: Option<&MetadataValue>, is_typed: bool) -> String {
     let mut text = String::new();
     let mut add = |sign, key: &str, value: &str| text += &format!("{sign} {}={}\n", printable(key), printable(value));
     if let (Some(old), Some(new)) = (old, new)
@@ -292,25 +296,25 @@ fn lines(key: &str, old: Option<&Value>, new: Option<&Value>, is_typed: bool) ->
 }
 
 /// Writes the model in `file` with other metadata to `out`. Without `out`, replaces the file.
-fn write(
+fn write_metadata(
     model: &Model,
     file: &Path,
-    original: &Original,
+    original: &OriginalFile,
     out: Option<&Path>,
     head: &NewHead,
-    interrupted: &Interrupted,
+    interrupted: &InterruptFlag,
 ) -> anyhow::Result<()> {
     if out.is_none() && !original.is_writable() {
         bail!("{}: is write-protected; -o writes a changed copy", file.display());
     }
     let stat = original.file().metadata().with_context(|| file.display().to_string())?;
     let mut output = match out {
-        Some(out) => Output::create(out, stat.mode())?,
+        Some(out) => OutputFile::create(out, stat.mode())?,
         None => original.replace()?,
     };
     output.write(&head.bytes)?;
     let data = head.data_start..model.sources().first().map_or(head.data_start, |source| source.len());
-    let progress = Progress::new("copying", data.end - data.start);
+    let progress = ProgressLine::new("copying", data.end - data.start);
     output.copy(original.file(), data, &mut |bytes| {
         progress.add(bytes);
         !interrupted.is_set()
@@ -333,10 +337,10 @@ fn replaced(file: &Path) -> String {
 }
 
 /// Applies a change to the header, and returns the old header with the result.
-fn apply(model: &Model, file: &Path, edit: &Edit) -> anyhow::Result<(Header, Edited)> {
+fn apply(model: &Model, file: &Path, edit: &MetadataEdit) -> anyhow::Result<(Header, EditedHead)> {
     let Some(source) = model.sources().first() else { bail!("{}: a model without files", file.display()) };
-    let (input, header) = model::load(&**source, Mode::Strict)?;
+    let (input, header) = model::load_header(&**source, ParseMode::Strict)?;
     let header = header.with_context(|| file.display().to_string())?;
-    let edited = format::edit(&header, &input, edit).with_context(|| file.display().to_string())?;
+    let edited = format::edit_metadata(&header, &input, edit).with_context(|| file.display().to_string())?;
     Ok((header, edited))
 }

@@ -1,15 +1,15 @@
 //! `weightfs mount`: the steps of mounting and unmounting a model, in their order.
 
 use crate::cli::MountArgs;
-use crate::models::{self, Locator};
-use crate::process::daemon::{self, Forked};
-use crate::process::descriptors::{self, Kind};
+use crate::models::{self, SourceLocator};
+use crate::process::daemon::{self, ForkedProcess};
+use crate::process::descriptors::{self, DescriptorKind};
 use crate::process::logging::{self, reason};
-use crate::process::mounts::{self, Mount, MountRequest};
-use crate::process::recent::Recent;
+use crate::process::mounts::{self, MountInfo, MountRequest};
+use crate::process::recent::RecentMessages;
 use crate::process::sandbox::Sandbox;
 use crate::process::signals::EndAtOnce;
-use crate::process::unmounter::{self, Split, Target, Unmounter, remove_directory};
+use crate::process::unmounter::{self, UnmountTarget, Unmounter, UnmounterFork, remove_directory};
 use crate::process::{limits, signals};
 use anyhow::{Context, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -21,32 +21,32 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use weightfs::fs::{Ownership, Superblock};
-use weightfs::fuse::{Access, DEVICE, Serving, Session};
-use weightfs::model::{self, Opened};
+use weightfs::fuse::{DEVICE, FuseSession, MountAccess, ServeOptions};
+use weightfs::model::{self, OpenedModel};
 use weightfs::source::{self, Location, put_off_limits};
 use weightfs::text::{message, printable, shell_word};
 use weightfs::threads::cores;
 
 /// Mounts a model. In the foreground, returns when the model is unmounted; otherwise when the mount is ready.
-pub fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
+pub fn run_mount(args: &MountArgs) -> anyhow::Result<ExitCode> {
     if let Some(options) = &args.remount {
         return keep(args, options);
     }
-    let passed = Passed::take(args)?;
+    let passed = PassedDescriptors::take(args)?;
     // All threads block these signals, so no signal ends the program between two steps.
     let signals = signals::block()?;
     if args.foreground || args.fake {
-        return serve(args, signals, passed, None);
+        return serve_mount(args, signals, passed, None);
     }
     let (source, mountpoint) = (args.source.path(), args.mountpoint.as_deref());
     let named = [source, mountpoint, args.log_file.as_deref()].into_iter().flatten().filter_map(descriptors::named);
-    match daemon::split(&signals, &named.chain(passed.numbers()).collect::<Vec<_>>())? {
-        Forked::Daemon(readiness) => {
+    match daemon::fork_daemon(&signals, &named.chain(passed.numbers()).collect::<Vec<_>>())? {
+        ForkedProcess::Daemon(readiness) => {
             source.and_then(descriptors::named).into_iter().for_each(descriptors::open_again);
-            serve(args, signals, passed, Some(readiness))
+            serve_mount(args, signals, passed, Some(readiness))
         }
-        Forked::Command(mut waiting) => {
-            let reported = waiting.wait()?.map(|(path, remark)| report(args, &path, &remark));
+        ForkedProcess::Command(mut waiting) => {
+            let reported = waiting.wait()?.map(|(path, remark)| report_mounted(args, &path, &remark));
             waiting.end_on_signal();
             reported.unwrap_or_else(Ok)
         }
@@ -54,14 +54,14 @@ pub fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Descriptors that the caller passes to the daemon.
-struct Passed {
+struct PassedDescriptors {
     /// The pipe or socket of `--while-open`.
     watched: Option<OwnedFd>,
     /// The /dev/fuse that is the MOUNTPOINT.
     device: Option<OwnedFd>,
 }
 
-impl Passed {
+impl PassedDescriptors {
     /// Call this before this process opens any file, as [`descriptors::duplicate`] requires.
     fn take(args: &MountArgs) -> anyhow::Result<Self> {
         let watched = |fd| descriptors::take(fd).with_context(|| format!("--while-open {fd}"));
@@ -72,13 +72,13 @@ impl Passed {
 
     /// The /dev/fuse that `mountpoint` names, unless it names a directory.
     fn device(mountpoint: &Path, args: &MountArgs) -> anyhow::Result<Option<OwnedFd>> {
-        let Some(descriptor) = descriptors::whole(mountpoint) else { return Ok(None) };
+        let Some(descriptor) = descriptors::whole_descriptor(mountpoint) else { return Ok(None) };
         let shown = mountpoint.display();
         let passed = descriptors::duplicate(descriptor).with_context(|| shown.to_string())?;
-        match descriptors::kind(&passed).with_context(|| shown.to_string())? {
-            Kind::Directory => return Ok(None),
-            Kind::Fuse => {}
-            Kind::Other => bail!("{shown}: neither a directory nor an open {DEVICE}"),
+        match descriptors::descriptor_kind(&passed).with_context(|| shown.to_string())? {
+            DescriptorKind::Directory => return Ok(None),
+            DescriptorKind::Fuse => {}
+            DescriptorKind::Other => bail!("{shown}: neither a directory nor an open {DEVICE}"),
         }
         if let Some((_, option)) =
             [(args.rmdir, "rmdir"), (args.auto_unmount, "auto_unmount")].iter().find(|(is, _)| *is)
@@ -97,7 +97,7 @@ impl Passed {
 }
 
 /// Checks a new mount. Prints its path if the user has not given it, and the remark of the daemon.
-fn report(args: &MountArgs, path: &Path, remark: &str) -> anyhow::Result<ExitCode> {
+fn report_mounted(args: &MountArgs, path: &Path, remark: &str) -> anyhow::Result<ExitCode> {
     // A process other than the daemon must be able to reach the mount. A permission error does not mean that the mount
     // is dead.
     if mounts::is_dead(path) {
@@ -105,10 +105,14 @@ fn report(args: &MountArgs, path: &Path, remark: &str) -> anyhow::Result<ExitCod
     }
     if let (None, Some(name)) = (&args.mountpoint, path.file_name()) {
         let shown = name.to_string_lossy();
-        say(&format!("mounted on {} (unmount: weightfs umount {})", printable(&shown), shell_word(name.as_ref())));
+        say_mounted(&format!(
+            "mounted on {} (unmount: weightfs umount {})",
+            printable(&shown),
+            shell_word(name.as_ref())
+        ));
     }
     if !remark.is_empty() {
-        say(&printable(remark));
+        say_mounted(&printable(remark));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -119,7 +123,7 @@ fn keep(args: &MountArgs, options: &str) -> anyhow::Result<ExitCode> {
     logging::init(args.verbose, args.log_file.as_deref(), None)?;
     let mountpoint = args.mountpoint.as_deref().unwrap_or(Path::new(""));
     let shown = mountpoint.display();
-    let path = mounts::resolve(mountpoint)?;
+    let path = mounts::resolve_mountpoint(mountpoint)?;
     let mount = mounts::mounted_at(&path)?.filter(|mount| mount.fstype == mounts::TYPE);
     let mount = mount.with_context(|| format!("{shown}: nothing to remount: no model is mounted here"))?;
     for option in options.split(',').filter(|option| !option.is_empty()) {
@@ -138,19 +142,19 @@ fn keep(args: &MountArgs, options: &str) -> anyhow::Result<ExitCode> {
 }
 
 /// Prints a line. A closed standard output does not affect the mount.
-fn say(line: &str) {
+fn say_mounted(line: &str) {
     let _ = writeln!(io::stdout(), "{line}");
 }
 
-fn serve(
+fn serve_mount(
     args: &MountArgs,
     signals: SigSet,
-    passed: Passed,
+    passed: PassedDescriptors,
     readiness: Option<daemon::Readiness>,
 ) -> anyhow::Result<ExitCode> {
-    let (unmounter, watch, recent) = match unmounter::split()? {
-        Split::Daemon(unmounter, watch, recent) => (unmounter, watch, recent),
-        Split::Helper(helper) => {
+    let (unmounter, watch, recent) = match unmounter::fork_unmounter()? {
+        UnmounterFork::Daemon(unmounter, watch, recent) => (unmounter, watch, recent),
+        UnmounterFork::Helper(helper) => {
             // The command waits until every process has closed its write end of this pipe.
             drop(readiness);
             return helper.serve();
@@ -167,12 +171,12 @@ fn serve(
     limits::limit_arenas();
     // The sandbox allows no access to the control group.
     let memory = limits::memory();
-    let mut locator = Locator::new(&args.remote).without_sandbox(args.no_sandbox);
+    let mut locator = SourceLocator::new(&args.remote).without_sandbox(args.no_sandbox);
     let located = locator.locate(&args.source)?;
-    let Passed { watched, device: passed } = passed;
+    let PassedDescriptors { watched, device: passed } = passed;
     let mounted_before = passed.is_some();
     let caller = passed.map(|device| MountOfCaller::new(device, args, &located)).transpose()?;
-    let (superblock, sandbox) = open(args, &located)?;
+    let (superblock, sandbox) = open_source(args, &located)?;
     let superblock = locator.show_traffic(superblock);
     let source = located.absolute()?;
     // A mount by root always admits root.
@@ -201,18 +205,18 @@ fn serve(
                 allow_other: args.allow_other || allow_root,
                 max_read: args.max_read,
             })?;
-            let (mounted, read_ahead) = Mounted::new(mountpoint, &device, unmounter, args.auto_unmount)?;
+            let (mounted, read_ahead) = ActiveMount::new(mountpoint, &device, unmounter, args.auto_unmount)?;
             (device, mounted, read_ahead)
         }
     };
     let access = match (args.allow_other || mounted_before, allow_root) {
-        (_, true) => Access::OwnerAndRoot,
+        (_, true) => MountAccess::OwnerAndRoot,
         // The kernel admits those whom the caller has chosen when it mounted.
-        (true, _) => Access::All,
-        _ => Access::Owner,
+        (true, _) => MountAccess::All,
+        _ => MountAccess::Owner,
     };
     let (threads, direct_io) = (threads(args), args.direct_io);
-    let serving = Serving { access, threads, direct_io, check_permissions: mounted_before, memory };
+    let serving = ServeOptions { access, threads, direct_io, check_permissions: mounted_before, memory };
     let mounted_line = format!("{source}: mounted on {}", mounted.0.path.display());
     let remark = match readiness.is_some() && is_recent {
         true => keep_messages(&recent, &mounted_line),
@@ -220,7 +224,7 @@ fn serve(
     };
     locator.enter(sandbox)?;
     // All threads that keep running are started after this, so they are in the sandbox.
-    let session = Session::new(superblock, device, serving, watch).map_err(|error| match error.raw_os_error() {
+    let session = FuseSession::new(superblock, device, serving, watch).map_err(|error| match error.raw_os_error() {
         Some(nix::libc::EPERM) if mounted_before => not_mounted(&mounted.0.path),
         _ => anyhow::Error::new(error).context("the handshake with the kernel failed"),
     })?;
@@ -241,7 +245,7 @@ fn serve(
         }
         None => {
             let end = if mounted_before { "ends it" } else { "unmounts it" };
-            say(&printable(&format!("{located} is mounted on {path}; Ctrl-C {end}")));
+            say_mounted(&printable(&format!("{located} is mounted on {path}; Ctrl-C {end}")));
         }
     }
     session.run().context("lost the connection to the kernel")?;
@@ -251,7 +255,7 @@ fn serve(
 }
 
 /// Creates the file of the last messages, which begins with `first`. Returns the remark about it for the user.
-fn keep_messages(recent: &Recent, first: &str) -> String {
+fn keep_messages(recent: &RecentMessages, first: &str) -> String {
     match recent.start(&message(first)) {
         Ok(path) => format!("no syslog here; later messages go to {}", path.display()),
         Err(error) => {
@@ -262,11 +266,11 @@ fn keep_messages(recent: &Recent, first: &str) -> String {
 
 /// Opens the model or models, and prepares the sandbox. Preparing it opens all paths that may be read later. This must
 /// happen before the mount exists, because a link to a model may lead into the mount.
-fn open(args: &MountArgs, source: &Location) -> anyhow::Result<(Superblock, Option<Sandbox>)> {
-    let opened = model::open(source, models::mode(args.lenient))?;
+fn open_source(args: &MountArgs, source: &Location) -> anyhow::Result<(Superblock, Option<Sandbox>)> {
+    let opened = model::open_location(source, models::parse_mode(args.lenient))?;
     match &opened {
-        Opened::Model(model) => model.report_mount(source),
-        Opened::Catalog(catalog) => {
+        OpenedModel::Model(model) => model.report_mount(source),
+        OpenedModel::Catalog(catalog) => {
             let models = catalog.models().len();
             log::info!("{source}: a snapshot of the directory, models: {models}; files added later will not appear");
         }
@@ -274,7 +278,7 @@ fn open(args: &MountArgs, source: &Location) -> anyhow::Result<(Superblock, Opti
     let device = (threads(args) > 1).then_some(Path::new(DEVICE));
     let sandbox = (!args.no_sandbox).then(|| Sandbox::new(&opened.reads(), device));
     let ownership = Ownership { uid: args.uid, gid: args.gid, umask: args.umask.unwrap_or(0) };
-    let superblock = models::superblock(opened, source, args.numbers.shown(args.views.clone()), ownership)?;
+    let superblock = models::new_superblock(opened, source, args.numbers.shown(args.views.clone()), ownership)?;
     if source.path().is_none() {
         superblock.open_all();
     }
@@ -317,7 +321,7 @@ impl Mountpoint {
             None => default_mountpoint(source)?,
         };
         while mounts::is_dead(&wanted) {
-            let path = mounts::resolve(&wanted)?;
+            let path = mounts::resolve_mountpoint(&wanted)?;
             match mounts::mounted_at(&path)? {
                 Some(mount) if mount.fstype == mounts::TYPE => {}
                 Some(mount) => bail!("{}: a dead {} mount; unmount it first", wanted.display(), mount.fstype),
@@ -326,7 +330,7 @@ impl Mountpoint {
             if args.fake {
                 return Ok(Self { path, made: false });
             }
-            mounts::unmount(&path, true)?;
+            mounts::unmount_mount(&path, true)?;
             log::warn!("{}: detached a dead mount, left by a daemon that was killed", wanted.display());
         }
         let mut made = args.rmdir && !args.fake;
@@ -394,7 +398,7 @@ fn default_mountpoint(source: &Location) -> anyhow::Result<PathBuf> {
     } else {
         // The path of a file is not resolved: a link keeps its own name.
         let source = source.absolute()?;
-        model::manifest_stem(&source).or_else(|| model::stem(&source))
+        model::manifest_stem(&source).or_else(|| model::model_stem(&source))
     };
     Ok(name.context("the source has no name to mount it under")?.into())
 }
@@ -413,7 +417,7 @@ struct MountOfCaller {
     path: PathBuf,
     device: OwnedFd,
     /// The mount, if this process can see it.
-    mount: Option<Mount>,
+    mount: Option<MountInfo>,
 }
 
 impl MountOfCaller {
@@ -432,12 +436,12 @@ impl MountOfCaller {
     }
 
     /// The device, the connection, and the file that sets the read-ahead.
-    fn take_over(self, unmounter: Unmounter) -> anyhow::Result<(OwnedFd, Mounted, Option<File>)> {
+    fn take_over(self, unmounter: Unmounter) -> anyhow::Result<(OwnedFd, ActiveMount, Option<File>)> {
         let Self { path, device, mount } = self;
         let read_ahead = mount.and_then(|mount| read_ahead(&mount.device));
         let copy = device.try_clone().context(DEVICE)?;
-        let connection = Connection { path, device: copy, unmounter, is_ours: false };
-        Ok((device, Mounted(Arc::new(connection)), read_ahead))
+        let connection = MountConnection { path, device: copy, unmounter, is_ours: false };
+        Ok((device, ActiveMount(Arc::new(connection)), read_ahead))
     }
 }
 
@@ -447,10 +451,10 @@ fn not_mounted(path: &Path) -> anyhow::Error {
 }
 
 /// The mount of this daemon. It is unmounted when this is dropped.
-struct Mounted(Arc<Connection>);
+struct ActiveMount(Arc<MountConnection>);
 
 /// The connection of the daemon to its mount.
-struct Connection {
+struct MountConnection {
     path: PathBuf,
     /// /dev/fuse.
     device: OwnedFd,
@@ -459,7 +463,7 @@ struct Connection {
     is_ours: bool,
 }
 
-impl Mounted {
+impl ActiveMount {
     /// Takes over a new mount. Also returns the file that sets its read-ahead.
     fn new(
         mut mountpoint: Mountpoint,
@@ -468,12 +472,12 @@ impl Mounted {
         auto_unmount: bool,
     ) -> anyhow::Result<(Self, Option<File>)> {
         let path = mountpoint.path.clone();
-        let ours = |mount: &Mount| mount.path == path && mount.fstype == mounts::TYPE;
+        let ours = |mount: &MountInfo| mount.path == path && mount.fstype == mounts::TYPE;
         let mount = mounts::all().ok().and_then(|all| all.into_iter().rfind(ours));
         let read_ahead = mount.as_ref().and_then(|mount| read_ahead(&mount.device));
         let connected = device.try_clone().context(DEVICE).and_then(|device| {
-            unmounter.set_target(&Target { path: path.clone(), mount, made: mountpoint.made, auto_unmount })?;
-            Ok(Self(Arc::new(Connection { path: path.clone(), device, unmounter, is_ours: true })))
+            unmounter.set_target(&UnmountTarget { path: path.clone(), mount, made: mountpoint.made, auto_unmount })?;
+            Ok(Self(Arc::new(MountConnection { path: path.clone(), device, unmounter, is_ours: true })))
         });
         match connected {
             Ok(mounted) => {
@@ -483,14 +487,14 @@ impl Mounted {
             }
             Err(error) => {
                 // This process can unmount, because it is not in the sandbox yet.
-                mounts::unmount(&path, true)?;
+                mounts::unmount_mount(&path, true)?;
                 Err(error)
             }
         }
     }
 }
 
-impl Drop for Mounted {
+impl Drop for ActiveMount {
     fn drop(&mut self) {
         if let Err(error) = self.0.unmount() {
             log::error!("{}", reason(&error));
@@ -498,7 +502,7 @@ impl Drop for Mounted {
     }
 }
 
-impl Connection {
+impl MountConnection {
     /// Unmounts, and removes the directory if it was created for the mount. Returns whether the mount was in use and
     /// had to be detached.
     fn unmount(&self) -> anyhow::Result<bool> {
@@ -525,7 +529,7 @@ impl Connection {
 /// before the program ends.
 fn unmount_on_signal(
     signals: SigSet,
-    mount: Arc<Connection>,
+    mount: Arc<MountConnection>,
     at_end: impl Fn() + Send + 'static,
 ) -> anyhow::Result<()> {
     let wait = move || {
@@ -554,7 +558,7 @@ fn unmount_on_signal(
 /// `at_end`.
 fn unmount_when_closed(
     watched: OwnedFd,
-    mount: Arc<Connection>,
+    mount: Arc<MountConnection>,
     at_end: impl Fn() + Send + 'static,
 ) -> anyhow::Result<()> {
     let wait = move || {

@@ -1,7 +1,7 @@
 //! `weightfs serve`: serves the files of a mount over HTTP, without mounting.
 
 use crate::cli::ServeArgs;
-use crate::models::{self, Locator};
+use crate::models::{self, SourceLocator};
 use crate::process::sandbox::Sandbox;
 use crate::process::{limits, logging, signals};
 use anyhow::{Context, bail};
@@ -13,9 +13,9 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::ExitCode;
 use weightfs::fs::Ownership;
-use weightfs::model::{self, Opened};
-use weightfs::serve::{self, Access, Peers, Stop};
-use weightfs::text::{Hex, printable};
+use weightfs::model::{self, OpenedModel};
+use weightfs::serve::{self, PeerTables, ServerAccess, ServerStop};
+use weightfs::text::{HexDigits, printable};
 
 /// The first port that is tried, and how many.
 const PORT: u16 = 8411;
@@ -29,7 +29,7 @@ const TOKEN_MIN: usize = 16;
 const TOKEN_MAX: u64 = 1024;
 
 /// Serves a source until a signal arrives.
-pub fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
+pub fn run_serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     // Threads inherit the mask.
     let signals = signals::block()?;
     logging::init(args.verbose, args.log_file.as_deref(), None)?;
@@ -38,21 +38,21 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     limits::limit_address_space();
     let memory = limits::memory();
     let (token, is_random) = token(args)?;
-    let mut locator = Locator::new(&args.remote).without_sandbox(args.no_sandbox);
+    let mut locator = SourceLocator::new(&args.remote).without_sandbox(args.no_sandbox);
     let source = locator.locate(&args.source)?;
-    let opened = model::open(&source, models::mode(args.lenient))?;
-    if let Opened::Model(model) = &opened {
+    let opened = model::open_location(&source, models::parse_mode(args.lenient))?;
+    if let OpenedModel::Model(model) = &opened {
         model.report_mount(&source);
     }
     let sandbox = (!args.no_sandbox).then(|| Sandbox::for_listening(&opened.reads()));
     let shown = args.numbers.shown(args.views.clone());
     let version = format!("{} {shown:?} {}", env!("CARGO_PKG_VERSION"), args.lenient);
-    let superblock = models::superblock(opened, &source, shown, Ownership::default())?;
+    let superblock = models::new_superblock(opened, &source, shown, Ownership::default())?;
     let superblock = locator.show_traffic(superblock);
     if source.path().is_none() {
         superblock.open_all();
     }
-    let peers = Peers::new(geteuid().as_raw());
+    let peers = PeerTables::new(geteuid().as_raw());
     let peers = peers.inspect_err(|error| log::warn!("/proc/net/tcp: {error}: all clients need a token")).ok();
     if peers.is_none() && token.is_none() {
         bail!("connections of this user cannot be told from others without /proc/net/tcp; use --client-token FILE");
@@ -62,14 +62,14 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     at_once.stop();
     locator.enter(sandbox)?;
     // All threads that keep running are started after this, so they are in the sandbox.
-    let stop = Stop::default();
+    let stop = ServerStop::default();
     stop_on_signal(signals, stop.clone())?;
     let query = token.as_deref().filter(|_| is_random).map(|token| format!("?token={token}")).unwrap_or_default();
-    say(&format!("{} is served at {}{query}", printable(&source.to_string()), url(address)));
-    let access = Access { peers, token, hosts: args.host.clone() };
+    say_serving(&format!("{} is served at {}{query}", printable(&source.to_string()), url(address)));
+    let access = ServerAccess { peers, token, hosts: args.host.clone() };
     let log_traffic = locator.log_traffic(&source);
     let name = source.absolute()?.to_string();
-    serve::run(listener, superblock, name, &version, access, memory, &stop).context("the server")?;
+    serve::run_server(listener, superblock, name, &version, access, memory, &stop).context("the server")?;
     log_traffic();
     Ok(ExitCode::SUCCESS)
 }
@@ -83,7 +83,7 @@ fn token(args: &ServeArgs) -> anyhow::Result<(Option<String>, bool)> {
             let mut bytes = [0; TOKEN_LEN];
             let read = File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut bytes));
             read.context("/dev/urandom")?;
-            Ok((Some(Hex(&bytes).to_string()), true))
+            Ok((Some(HexDigits(&bytes).to_string()), true))
         }
     }
 }
@@ -130,12 +130,12 @@ fn url(address: SocketAddr) -> String {
 }
 
 /// Prints a line. A closed standard output does not affect the server.
-fn say(line: &str) {
+fn say_serving(line: &str) {
     let _ = writeln!(io::stdout(), "{line}");
 }
 
 /// Starts a thread that stops the server at the first signal, and the process at the second.
-fn stop_on_signal(signals: SigSet, stop: Stop) -> anyhow::Result<()> {
+fn stop_on_signal(signals: SigSet, stop: ServerStop) -> anyhow::Result<()> {
     let wait = move || {
         if signals.wait().is_ok() {
             stop.stop();

@@ -1,9 +1,9 @@
 //! `weightfs status`: lists the mounts, what they have served and fetched, and the size of the cache.
 
 use crate::cli::StatusArgs;
-use crate::process::mounts::{self, Mount};
-use crate::process::probe::{self, Answer, Health};
-use crate::terminal::output::{Output, pretty, squeeze, table, to_stdout};
+use crate::process::mounts::{self, MountInfo};
+use crate::process::probe::{self, DaemonHealth, ProbeAnswer};
+use crate::terminal::output::{StandardOutput, draw_table, pretty, squeeze, to_stdout};
 use nix::unistd::{Uid, User};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -13,21 +13,21 @@ use std::process::ExitCode;
 use unicode_width::UnicodeWidthStr;
 use weightfs::fs::{SERVED, TRAFFIC};
 use weightfs::text::{printable, shell_word};
-use weightfs::units::size;
+use weightfs::units::format_size;
 
 /// Lists the mounts of all users. The traffic of a mount is known to those who may access it.
-pub fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
+pub fn run_status(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     let all = mounts::all()?;
-    let mounts: Vec<Mount> = all.iter().filter(|mount| mount.fstype == mounts::TYPE).cloned().collect();
+    let mounts: Vec<MountInfo> = all.iter().filter(|mount| mount.fstype == mounts::TYPE).cloned().collect();
     let answers = probe::ask(&mounts, &all, &[SERVED, TRAFFIC])?;
-    let mounts: Vec<Shown> = mounts.into_iter().zip(answers).map(Shown::new).collect();
+    let mounts: Vec<MountStatus> = mounts.into_iter().zip(answers).map(MountStatus::new).collect();
     let cache = cache();
     to_stdout(|out| {
         if args.json {
-            let list: Vec<Value> = mounts.iter().map(Shown::to_json).collect();
+            let list: Vec<Value> = mounts.iter().map(MountStatus::to_json).collect();
             writeln!(out, "{}", pretty(&json!({ "mounts": list, "cache": cache.json }))?)?;
         } else {
-            print(&mounts, out)?;
+            print_status(&mounts, out)?;
             if let Some(line) = &cache.line {
                 writeln!(out, "\n{line}")?;
             }
@@ -37,9 +37,9 @@ pub fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// A mount, and what is known of it.
-struct Shown {
-    mount: Mount,
-    health: Health,
+struct MountStatus {
+    mount: MountInfo,
+    health: DaemonHealth,
     /// Bytes that were sent to readers. `None` if that is unknown: an older weightfs does not count them.
     served: Option<u64>,
     /// What was fetched, if the source is remote.
@@ -48,8 +48,8 @@ struct Shown {
     is_private: bool,
 }
 
-impl Shown {
-    fn new((mount, answer): (Mount, Answer)) -> Self {
+impl MountStatus {
+    fn new((mount, answer): (MountInfo, ProbeAnswer)) -> Self {
         let mut values = answer.attributes.into_iter();
         let mut next = || values.next().flatten();
         let served = next().and_then(|text| str::from_utf8(&text).ok()?.parse().ok());
@@ -64,11 +64,11 @@ impl Shown {
             "source": self.mount.source.to_string_lossy(),
             "user": self.mount.owner().map(Uid::as_raw),
             "daemon": match self.health {
-                Health::Alive => "alive",
-                Health::Dead => "dead",
-                Health::Silent => "silent",
-                Health::Covered => "covered",
-                Health::Private => "unknown",
+                DaemonHealth::Alive => "alive",
+                DaemonHealth::Dead => "dead",
+                DaemonHealth::Silent => "silent",
+                DaemonHealth::Covered => "covered",
+                DaemonHealth::Private => "unknown",
             },
             "served_bytes": self.served,
             "remote": self.remote,
@@ -76,7 +76,7 @@ impl Shown {
     }
 }
 
-fn print(mounts: &[Shown], out: &mut Output) -> anyhow::Result<()> {
+fn print_status(mounts: &[MountStatus], out: &mut StandardOutput) -> anyhow::Result<()> {
     if mounts.is_empty() {
         writeln!(out, "no mounts")?;
         return Ok(());
@@ -91,18 +91,18 @@ fn print(mounts: &[Shown], out: &mut Output) -> anyhow::Result<()> {
     if out.is_terminal {
         fit(&mut rows, &headings, out.width);
     }
-    table(out, &headings, &rows)?;
+    draw_table(out, &headings, &rows)?;
     if mounts.iter().any(|shown| shown.is_private) {
         writeln!(out, "\n?: only the user of the mount can see this")?;
     }
     let mut gap = "\n";
-    for Shown { mount, health, .. } in mounts {
+    for MountStatus { mount, health, .. } in mounts {
         let unmount = shell_word(&mount.path);
         let trouble = match health {
-            Health::Alive | Health::Private => continue,
-            Health::Dead => format!("dead: its daemon has ended (weightfs umount {unmount})"),
-            Health::Silent => format!("its daemon does not answer (weightfs umount {unmount})"),
-            Health::Covered => "another mount covers it".to_owned(),
+            DaemonHealth::Alive | DaemonHealth::Private => continue,
+            DaemonHealth::Dead => format!("dead: its daemon has ended (weightfs umount {unmount})"),
+            DaemonHealth::Silent => format!("its daemon does not answer (weightfs umount {unmount})"),
+            DaemonHealth::Covered => "another mount covers it".to_owned(),
         };
         writeln!(out, "{gap}{}: {trouble}", printable(&mount.path.to_string_lossy()))?;
         gap = "";
@@ -111,7 +111,7 @@ fn print(mounts: &[Shown], out: &mut Output) -> anyhow::Result<()> {
 }
 
 /// The cells of a mount.
-fn row(shown: &Shown, with_remote: bool) -> Vec<String> {
+fn row(shown: &MountStatus, with_remote: bool) -> Vec<String> {
     let unknown = if shown.is_private { "?" } else { "-" };
     let cell = |text: Option<String>| text.unwrap_or_else(|| unknown.into());
     let remote = shown.remote.as_ref();
@@ -120,11 +120,11 @@ fn row(shown: &Shown, with_remote: bool) -> Vec<String> {
         printable(&shown.mount.path.to_string_lossy()).into_owned(),
         printable(&shown.mount.source.to_string_lossy()).into_owned(),
         cell(shown.mount.owner().map(user)),
-        cell(shown.served.map(size)),
+        cell(shown.served.map(format_size)),
     ];
     if with_remote {
         row.extend([
-            cell(field("fetched_bytes").map(size)),
+            cell(field("fetched_bytes").map(format_size)),
             cell(field("requests").map(|number| number.to_string())),
             cell(speed(remote)),
             cell(hits(remote)),
@@ -155,7 +155,7 @@ fn user(uid: Uid) -> String {
 fn speed(remote: Option<&Value>) -> Option<String> {
     let (bytes, busy) = (remote?.get("fetched_bytes")?.as_u64()?, remote?.get("busy_ms")?.as_u64()?);
     let per_second = u128::from(bytes) * 1000 / u128::from(busy.max(1));
-    (bytes > 0).then(|| format!("{}/s", size(u64::try_from(per_second).unwrap_or(u64::MAX))))
+    (bytes > 0).then(|| format!("{}/s", format_size(u64::try_from(per_second).unwrap_or(u64::MAX))))
 }
 
 /// The share of the bytes that were read for which nobody had to wait.
@@ -167,23 +167,26 @@ fn hits(remote: Option<&Value>) -> Option<String> {
 
 /// The cache of this user: a line about it, and its figures or why it cannot be listed.
 #[derive(Default)]
-struct Cached {
+struct CacheStatus {
     line: Option<String>,
     json: Value,
 }
 
 #[cfg(feature = "remote")]
-fn cache() -> Cached {
-    use weightfs::remote::cache::{Cache, default_dir, default_limit};
-    let Some(dir) = default_dir() else { return Cached::default() };
-    match Cache::list(&dir) {
+fn cache() -> CacheStatus {
+    use weightfs::remote::cache::{BlockCache, default_dir, default_limit};
+    let Some(dir) = default_dir() else { return CacheStatus::default() };
+    match BlockCache::list(&dir) {
         Ok(contents) => {
             let (cached, files) = (contents.cached(), contents.entries.len() as u64);
             let limit = default_limit(&dir, cached);
-            Cached { line: Some(cache_line(&dir, files, cached, limit)), json: cache_json(&dir, files, cached, limit) }
+            CacheStatus {
+                line: Some(cache_line(&dir, files, cached, limit)),
+                json: cache_json(&dir, files, cached, limit),
+            }
         }
         // The mounts are listed in any case, so this is no failure of the command.
-        Err(error) => Cached {
+        Err(error) => CacheStatus {
             line: Some(format!("cache: {}", printable(&error.to_string()))),
             json: json!({ "directory": dir.to_string_lossy(), "error": error.to_string() }),
         },
@@ -191,16 +194,16 @@ fn cache() -> Cached {
 }
 
 #[cfg(not(feature = "remote"))]
-fn cache() -> Cached {
-    Cached::default()
+fn cache() -> CacheStatus {
+    CacheStatus::default()
 }
 
 /// `cache: /home/me/.cache/weightfs: 2 files, 1.20 GB; default limit 50.0 GB`
 #[cfg(feature = "remote")]
 fn cache_line(dir: &Path, files: u64, cached: u64, limit: Option<u64>) -> String {
-    let limit = limit.map(|limit| format!("; default limit {}", size(limit))).unwrap_or_default();
+    let limit = limit.map(|limit| format!("; default limit {}", format_size(limit))).unwrap_or_default();
     let files = weightfs::units::plural(files, "file");
-    format!("cache: {}: {files}, {}{limit}", printable(&dir.to_string_lossy()), size(cached))
+    format!("cache: {}: {files}, {}{limit}", printable(&dir.to_string_lossy()), format_size(cached))
 }
 
 #[cfg(feature = "remote")]

@@ -2,7 +2,7 @@
 
 use crate::cli::UmountArgs;
 use crate::process::logging::complain;
-use crate::process::mounts::{self, Unmounting};
+use crate::process::mounts::{self, UnmountOutcome};
 use anyhow::bail;
 use nix::unistd::{Uid, User, geteuid};
 use std::path::{Path, PathBuf};
@@ -10,11 +10,11 @@ use std::process::ExitCode;
 use weightfs::text::shell_word;
 
 /// Unmounts models, even if their daemons are gone. A failure does not affect the other mount points.
-pub fn run(args: &UmountArgs) -> anyhow::Result<ExitCode> {
+pub fn run_umount(args: &UmountArgs) -> anyhow::Result<ExitCode> {
     let mountpoints = if args.all { of_user(geteuid())? } else { args.mountpoints.clone() };
     let mut failed = false;
     for mountpoint in &mountpoints {
-        if let Err(error) = unmount(mountpoint, args.lazy) {
+        if let Err(error) = unmount_path(mountpoint, args.lazy) {
             complain(&error);
             failed = true;
         }
@@ -30,17 +30,17 @@ fn of_user(user: Uid) -> anyhow::Result<Vec<PathBuf>> {
 }
 
 /// Unmounts a model. Refuses mounts of other file systems.
-fn unmount(mountpoint: &Path, lazy: bool) -> anyhow::Result<()> {
+fn unmount_path(mountpoint: &Path, lazy: bool) -> anyhow::Result<()> {
     let shown = mountpoint.display();
-    let path = mounts::resolve(mountpoint)?;
+    let path = mounts::resolve_mountpoint(mountpoint)?;
     let owner = match mounts::mounted_at(&path)? {
         Some(mount) if mount.fstype == mounts::TYPE => mount.owner(),
         Some(mount) => bail!("{shown}: a {} mount, not a weightfs mount", mount.fstype),
         None => bail!("{shown}: not mounted"),
     };
-    match mounts::unmount(&path, lazy) {
-        Ok(Unmounting::Done) => Ok(()),
-        Ok(Unmounting::Busy) => bail!(
+    match mounts::unmount_mount(&path, lazy) {
+        Ok(UnmountOutcome::Done) => Ok(()),
+        Ok(UnmountOutcome::Busy) => bail!(
             "{shown}: in use (`fuser -vm {}` lists the processes; --lazy detaches it anyway)",
             shell_word(mountpoint)
         ),

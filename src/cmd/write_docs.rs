@@ -25,32 +25,32 @@ const COMPLETIONS: [(&str, &str); 3] = [
 ];
 
 /// Writes the manual page and the completions below `dir`.
-pub fn run(dir: &Path) -> anyhow::Result<ExitCode> {
+pub fn run_write_docs(dir: &Path) -> anyhow::Result<ExitCode> {
     write_all(dir).with_context(|| dir.display().to_string()).map(|()| ExitCode::SUCCESS)
 }
 
 /// Writes all files below `prefix`.
 fn write_all(prefix: &Path) -> io::Result<()> {
     let command = cli::definition();
-    write(&prefix.join("share/man/man1/weightfs.1"), page(&command)?.as_bytes())?;
-    write(&prefix.join("share/man/man8/mount.weightfs.8"), b".so man1/weightfs.1\n")?;
+    write_doc(&prefix.join("share/man/man1/weightfs.1"), manual_page(&command)?.as_bytes())?;
+    write_doc(&prefix.join("share/man/man8/mount.weightfs.8"), b".so man1/weightfs.1\n")?;
     for (script, path) in COMPLETIONS {
-        write(&prefix.join(path), script.as_bytes())?;
+        write_doc(&prefix.join(path), script.as_bytes())?;
     }
     Ok(())
 }
 
-fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+fn write_doc(path: &Path, bytes: &[u8]) -> io::Result<()> {
     fs::create_dir_all(path.parent().unwrap_or(path))?;
     fs::write(path, bytes)
 }
 
 /// The manual page: the template with each `@NAME@` replaced.
-fn page(command: &Command) -> io::Result<String> {
+fn manual_page(command: &Command) -> io::Result<String> {
     let about = command.get_about().map(ToString::to_string).unwrap_or_default();
     let mut commands = String::new();
     for subcommand in command.get_subcommands() {
-        describe(&mut commands, command, subcommand, command.get_name())?;
+        describe_command(&mut commands, command, subcommand, command.get_name())?;
     }
     let page = PAGE
         .replace("@VERSION@", command.get_version().unwrap_or_default())
@@ -58,7 +58,7 @@ fn page(command: &Command) -> io::Result<String> {
         .replace("@SYNOPSIS@\n", &synopsis(command))
         .replace("@OPTIONS@\n", &options(command)?)
         .replace("@COMMANDS@\n", &commands)
-        .replace("@FILES@\n", &files())
+        .replace("@FILES@\n", &doc_files())
         .replace("@AFTER_HELP@\n", &after_help(command, "SH"));
     // The page needs the definition only once.
     Ok(format!("{APOSTROPHE}{}", page.replace(APOSTROPHE, "")))
@@ -93,7 +93,7 @@ fn options(command: &Command) -> io::Result<String> {
 
 /// Appends a section about a command, and about its subcommands. Arguments equal to those of the program, as for
 /// `mount`, are not repeated.
-fn describe(page: &mut String, whole: &Command, command: &Command, parent: &str) -> io::Result<()> {
+fn describe_command(page: &mut String, whole: &Command, command: &Command, parent: &str) -> io::Result<()> {
     if command.is_hide_set() {
         return Ok(());
     }
@@ -109,11 +109,11 @@ fn describe(page: &mut String, whole: &Command, command: &Command, parent: &str)
         page.push_str(&options(&command)?);
     }
     page.push_str(&after_help(&command, "PP"));
-    command.get_subcommands().try_for_each(|inner| describe(page, whole, inner, &name))
+    command.get_subcommands().try_for_each(|inner| describe_command(page, whole, inner, &name))
 }
 
 /// The list of files in a mount, from the README.
-fn files() -> String {
+fn doc_files() -> String {
     let section = README.split("\n## What is in a mount\n").nth(1).unwrap_or_default();
     let list = section.trim_start_matches('\n').lines().map_while(|line| line.strip_prefix("    "));
     let mut roff = Roff::new();

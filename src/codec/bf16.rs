@@ -9,21 +9,21 @@ pub type ToBf16 = fn(&[u8], &mut [u8]);
 vectorised! {
     /// Rounds little-endian float32. The output must have exactly 2 bytes per element.
     pub fn from_f32(input: &[u8], output: &mut [u8]) {
-        map(input, output, u32::from_le_bytes);
+        map_bf16(input, output, u32::from_le_bytes);
     }
 }
 
 vectorised! {
     /// Rounds little-endian float64. The output must have exactly 2 bytes per element.
     pub fn from_f64(input: &[u8], output: &mut [u8]) {
-        map(input, output, |bytes| to_odd(f64::from_le_bytes(bytes)));
+        map_bf16(input, output, |bytes| to_odd(f64::from_le_bytes(bytes)));
     }
 }
 
 /// Rounds each element. `bits` converts an element to the bits of a float32. Inlined, so that it is compiled for the
 /// vectors of its caller.
 #[inline(always)]
-fn map<const N: usize>(input: &[u8], output: &mut [u8], bits: impl Fn([u8; N]) -> u32) {
+fn map_bf16<const N: usize>(input: &[u8], output: &mut [u8], bits: impl Fn([u8; N]) -> u32) {
     let (output, _) = output.as_chunks_mut::<2>();
     for (input, output) in input.as_chunks::<N>().0.iter().zip(output) {
         *output = round(bits(*input)).to_le_bytes();

@@ -10,7 +10,7 @@ pub type ToF32 = fn(&[u8], &mut [u8]);
 
 /// 0 becomes 0, any other byte 1.
 pub fn bool(input: &[u8], output: &mut [u8]) {
-    map(input, output, |[byte]: [u8; 1]| f32::from(u8::from(byte != 0)));
+    map_elements(input, output, |[byte]: [u8; 1]| f32::from(u8::from(byte != 0)));
 }
 
 /// Defines functions that convert each element of a Rust number type.
@@ -18,7 +18,7 @@ macro_rules! numbers {
     ($($name:ident $type:ty;)*) => {$(
         #[doc = concat!("Elements of `", stringify!($type), "`.")]
         pub fn $name(input: &[u8], output: &mut [u8]) {
-            map(input, output, |bytes: [u8; size_of::<$type>()]| <$type>::from_le_bytes(bytes) as f32);
+            map_elements(input, output, |bytes: [u8; size_of::<$type>()]| <$type>::from_le_bytes(bytes) as f32);
         }
     )*};
 }
@@ -42,12 +42,12 @@ pub fn f32(input: &[u8], output: &mut [u8]) {
 
 /// bfloat16: the upper half of a float32.
 pub fn bf16(input: &[u8], output: &mut [u8]) {
-    map(input, output, |bytes: [u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16));
+    map_elements(input, output, |bytes: [u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16));
 }
 
 /// IEEE 754 half precision.
 pub fn f16(input: &[u8], output: &mut [u8]) {
-    map(input, output, |bytes: [u8; 2]| widen_f16(u16::from_le_bytes(bytes)));
+    map_elements(input, output, |bytes: [u8; 2]| widen_f16(u16::from_le_bytes(bytes)));
 }
 
 /// Defines functions that look up each byte in a table.
@@ -55,7 +55,7 @@ macro_rules! bytes {
     ($($name:ident $table:ident $doc:literal;)*) => {$(
         #[doc = $doc]
         pub fn $name(input: &[u8], output: &mut [u8]) {
-            map(input, output, |[code]: [u8; 1]| $table[usize::from(code)]);
+            map_elements(input, output, |[code]: [u8; 1]| $table[usize::from(code)]);
         }
     )*};
 }
@@ -119,7 +119,7 @@ pub fn f4(input: &[u8], output: &mut [u8]) {
     }
 }
 
-fn map<const N: usize>(input: &[u8], output: &mut [u8], widen: impl Fn([u8; N]) -> f32) {
+fn map_elements<const N: usize>(input: &[u8], output: &mut [u8], widen: impl Fn([u8; N]) -> f32) {
     let (input, _) = input.as_chunks::<N>();
     let (output, _) = output.as_chunks_mut::<4>();
     for (input, output) in input.iter().zip(output) {
@@ -155,7 +155,7 @@ pub(super) fn widen_f16(code: u16) -> f32 {
 
 /// Which codes of a small float are not numbers.
 #[derive(Clone, Copy, PartialEq)]
-enum Special {
+enum SpecialCodes {
     /// As in IEEE 754: the highest exponent means infinity or NaN.
     Ieee,
     /// All ones after the sign bit mean NaN; there is no infinity.
@@ -166,13 +166,13 @@ enum Special {
     Finite,
 }
 
-static E5M2: [f32; 256] = table(2, 15, 7, Special::Ieee);
-pub(super) static E4M3: [f32; 256] = table(3, 7, 7, Special::AllOnes);
-pub(super) static E5M2_FNUZ: [f32; 256] = table(2, 16, 7, Special::MinusZero);
-pub(super) static E4M3_FNUZ: [f32; 256] = table(3, 8, 7, Special::MinusZero);
-static E2M3: [f32; 64] = table(3, 1, 5, Special::Finite);
-static E3M2: [f32; 64] = table(2, 3, 5, Special::Finite);
-pub(super) static E2M1: [f32; 16] = table(1, 1, 3, Special::Finite);
+static E5M2: [f32; 256] = element_table(2, 15, 7, SpecialCodes::Ieee);
+pub(super) static E4M3: [f32; 256] = element_table(3, 7, 7, SpecialCodes::AllOnes);
+pub(super) static E5M2_FNUZ: [f32; 256] = element_table(2, 16, 7, SpecialCodes::MinusZero);
+pub(super) static E4M3_FNUZ: [f32; 256] = element_table(3, 8, 7, SpecialCodes::MinusZero);
+static E2M3: [f32; 64] = element_table(3, 1, 5, SpecialCodes::Finite);
+static E3M2: [f32; 64] = element_table(2, 3, 5, SpecialCodes::Finite);
+pub(super) static E2M1: [f32; 16] = element_table(1, 1, 3, SpecialCodes::Finite);
 pub(super) static E8M0: [f32; 256] = {
     let mut values = [f32::NAN; 256];
     let mut code = 0;
@@ -185,7 +185,7 @@ pub(super) static E8M0: [f32; 256] = {
 
 /// The values of all codes of a float with `mantissa` mantissa bits, the exponent bias `bias`, and the sign at bit
 /// `sign`.
-const fn table<const N: usize>(mantissa: u32, bias: i32, sign: u32, special: Special) -> [f32; N] {
+const fn element_table<const N: usize>(mantissa: u32, bias: i32, sign: u32, special: SpecialCodes) -> [f32; N] {
     let mut values = [0.0; N];
     let mut code = 0;
     while code < N {
@@ -195,10 +195,10 @@ const fn table<const N: usize>(mantissa: u32, bias: i32, sign: u32, special: Spe
         let fraction = magnitude & ((1 << mantissa) - 1);
         let top = (1 << (sign - mantissa)) - 1;
         let value = match special {
-            Special::Ieee if exponent == top && fraction == 0 => f32::INFINITY,
-            Special::Ieee if exponent == top => f32::NAN,
-            Special::AllOnes if magnitude == (1 << sign) - 1 => f32::NAN,
-            Special::MinusZero if negative && magnitude == 0 => f32::NAN,
+            SpecialCodes::Ieee if exponent == top && fraction == 0 => f32::INFINITY,
+            SpecialCodes::Ieee if exponent == top => f32::NAN,
+            SpecialCodes::AllOnes if magnitude == (1 << sign) - 1 => f32::NAN,
+            SpecialCodes::MinusZero if negative && magnitude == 0 => f32::NAN,
             _ if exponent == 0 => fraction as f32 * power_of_two(1 - bias - mantissa as i32),
             _ => (fraction + (1 << mantissa)) as f32 * power_of_two(exponent - bias - mantissa as i32),
         };

@@ -1,10 +1,10 @@
 //! The common type of numbers to which the values of two dtypes are converted.
 
-use crate::format::{Block, Dtype};
+use crate::format::{Dtype, DtypeBlock};
 
 /// The numbers to which the values of two dtypes are converted, so that they can be compared. No conversion rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Common {
+pub enum CommonNumber {
     /// float32.
     Float32,
     /// float64.
@@ -13,7 +13,7 @@ pub enum Common {
     Exact,
 }
 
-impl Common {
+impl CommonNumber {
     /// The numbers that hold all values of both dtypes; `None` if a dtype is complex or unknown.
     pub fn of(a: Dtype, b: Dtype) -> Option<Self> {
         let narrowest = |dtype: Dtype| match dtype {
@@ -44,7 +44,7 @@ pub(super) fn float32(dtype: Dtype, encoded: &[u8]) -> Vec<u8> {
 /// Replaces `wide` by the values of whole blocks as float32.
 pub(super) fn widen(dtype: Dtype, encoded: &[u8], wide: &mut Vec<u8>) {
     wide.clear();
-    if let (Some(Block { elements, bytes }), Some(to_f32)) = (dtype.block(), dtype.to_f32()) {
+    if let (Some(DtypeBlock { elements, bytes }), Some(to_f32)) = (dtype.block(), dtype.to_f32()) {
         wide.resize(encoded.len() / bytes as usize * elements as usize * size_of::<f32>(), 0);
         to_f32(encoded, wide);
     }

@@ -75,7 +75,7 @@ impl Deviation {
     /// Adds pairs of little-endian float32 numbers.
     pub(super) fn add_floats(&mut self, a: &[u8], b: &[u8]) {
         let (a, b) = (a.as_chunks::<4>().0, b.as_chunks::<4>().0);
-        let mut block = Block::default();
+        let mut block = DeviationBlock::default();
         for (a, b) in a.chunks(BLOCK).zip(b.chunks(BLOCK)) {
             let mut is_finite = true;
             for (at, (a, b)) in a.iter().zip(b).enumerate() {
@@ -91,7 +91,7 @@ impl Deviation {
 
     /// Adds pairs of sums of two float64 numbers, of which the first is the nearest to the sum.
     pub(super) fn add_exact(&mut self, a: &[[f64; 2]], b: &[[f64; 2]]) {
-        let mut block = Block::default();
+        let mut block = DeviationBlock::default();
         for (a, b) in a.chunks(BLOCK).zip(b.chunks(BLOCK)) {
             for (at, ([a, rest_a], [b, rest_b])) in a.iter().zip(b).enumerate() {
                 (block.a[at], block.b[at], block.apart[at]) = (*a, *b, a - b + (rest_a - rest_b));
@@ -135,7 +135,7 @@ impl Deviation {
     }
 
     /// Adds a block of pairs. The pairs that are not finite are set to zero, unless `is_finite`.
-    fn add(&mut self, block: &mut Block, is_finite: bool) {
+    fn add(&mut self, block: &mut DeviationBlock, is_finite: bool) {
         let len = block.len;
         self.elements += len as u64;
         if !is_finite {
@@ -161,20 +161,20 @@ impl Deviation {
 }
 
 /// Pairs of float64 numbers, and their differences.
-struct Block {
+struct DeviationBlock {
     a: [f64; BLOCK],
     b: [f64; BLOCK],
     apart: [f64; BLOCK],
     len: usize,
 }
 
-impl Default for Block {
+impl Default for DeviationBlock {
     fn default() -> Self {
         Self { a: [0.0; BLOCK], b: [0.0; BLOCK], apart: [0.0; BLOCK], len: 0 }
     }
 }
 
-impl Block {
+impl DeviationBlock {
     /// Adds the first `end` pairs, a multiple of [`LANES`]. There is no branch, because it would be unpredictable.
     fn sum(&self, end: usize, to: &mut Deviation) {
         type Lanes = [f64; LANES];

@@ -2,18 +2,18 @@
 
 /// What differs between two tensors.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Difference {
+pub struct TensorDifference {
     /// Number of bits that differ; `None` if the dtypes differ.
     pub bits: Option<u64>,
     /// Differences between elements and their values; `None` if the dtype is unknown.
-    pub values: Option<Values>,
+    pub values: Option<ValueDifference>,
     /// Number of bytes that were not read, because both files have them in the same place of a disk.
     pub shared: u64,
 }
 
 /// What differs between the values of two tensors.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Values {
+pub struct ValueDifference {
     /// Number of elements with different bits, or with different values if the dtypes differ.
     pub elements: u64,
     /// How many of these are infinite or NaN in either tensor. They have no distance.
@@ -24,14 +24,14 @@ pub struct Values {
     pub max_rel: f64,
 }
 
-impl Difference {
+impl TensorDifference {
     /// Whether all bytes are equal, or all values if the dtypes differ.
     pub fn is_empty(&self) -> bool {
         self.bits.is_none_or(|bits| bits == 0) && self.values.is_none_or(|values| values.elements == 0)
     }
 
     pub(super) fn merge(self, other: Self) -> Self {
-        let values = |(a, b): (Values, Values)| Values {
+        let values = |(a, b): (ValueDifference, ValueDifference)| ValueDifference {
             elements: a.elements + b.elements,
             not_finite: a.not_finite + b.not_finite,
             max_abs: a.max_abs.max(b.max_abs),
@@ -45,7 +45,7 @@ impl Difference {
     }
 }
 
-impl Values {
+impl ValueDifference {
     /// Counts a pair of elements with different bits. `distance` is absolute and relative; `None` if one is not finite.
     pub(super) fn add(&mut self, distance: Option<(f64, f64)>) {
         self.elements += 1;

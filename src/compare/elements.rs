@@ -1,13 +1,13 @@
 //! The elements of two tensors of the same dtype, and the distances of their values.
 
 use super::common::float32;
-use super::difference::Values;
-use crate::format::{Block, Dtype};
+use super::difference::ValueDifference;
+use crate::format::{Dtype, DtypeBlock};
 
 /// Compares float32 numbers. 0.0 and -0.0 are equal, and so are all NaN.
 ///
 /// There is no branch, because it would be unpredictable.
-pub(super) fn compare_floats(a: &[u8], b: &[u8], values: &mut Values) {
+pub(super) fn compare_floats(a: &[u8], b: &[u8], values: &mut ValueDifference) {
     let mut found = *values;
     for (a, b) in a.as_chunks::<4>().0.iter().zip(b.as_chunks::<4>().0) {
         let [a, b] = [a, b].map(|bytes| f64::from(f32::from_le_bytes(*bytes)));
@@ -18,7 +18,7 @@ pub(super) fn compare_floats(a: &[u8], b: &[u8], values: &mut Values) {
 }
 
 /// Compares sums of float64 numbers. 0.0 and -0.0 are equal, and so are all NaN.
-pub(super) fn compare_exact(a: &[[f64; 2]], b: &[[f64; 2]], values: &mut Values) {
+pub(super) fn compare_exact(a: &[[f64; 2]], b: &[[f64; 2]], values: &mut ValueDifference) {
     for (a, b) in a.iter().zip(b) {
         if a != b && !(a[0].is_nan() && b[0].is_nan()) {
             values.add(sum(*a, *b));
@@ -34,28 +34,32 @@ pub(super) fn differing_bits(a: &[u8], b: &[u8]) -> u64 {
 }
 
 /// Compares the elements of whole blocks.
-pub(super) fn compare_values(dtype: Dtype, a: &[u8], b: &[u8], values: &mut Values) {
+pub(super) fn compare_values(dtype: Dtype, a: &[u8], b: &[u8], values: &mut ValueDifference) {
     match dtype {
         Dtype::F32 => each_wide::<4>((a, b), (a, b), values),
-        Dtype::F64 => each(a, b, values, |a, b| double(f64::from_le_bytes(a), f64::from_le_bytes(b))),
-        Dtype::I32 => each(a, b, values, |a, b| double(i32::from_le_bytes(a).into(), i32::from_le_bytes(b).into())),
-        Dtype::U32 => each(a, b, values, |a, b| double(u32::from_le_bytes(a).into(), u32::from_le_bytes(b).into())),
-        Dtype::I64 => each(a, b, values, |a, b| {
+        Dtype::F64 => each_element(a, b, values, |a, b| double(f64::from_le_bytes(a), f64::from_le_bytes(b))),
+        Dtype::I32 => {
+            each_element(a, b, values, |a, b| double(i32::from_le_bytes(a).into(), i32::from_le_bytes(b).into()))
+        }
+        Dtype::U32 => {
+            each_element(a, b, values, |a, b| double(u32::from_le_bytes(a).into(), u32::from_le_bytes(b).into()))
+        }
+        Dtype::I64 => each_element(a, b, values, |a, b| {
             let (a, b) = (i64::from_le_bytes(a), i64::from_le_bytes(b));
-            integer(a.abs_diff(b), a.unsigned_abs().max(b.unsigned_abs()))
+            compare_integers(a.abs_diff(b), a.unsigned_abs().max(b.unsigned_abs()))
         }),
-        Dtype::U64 => each(a, b, values, |a, b| {
+        Dtype::U64 => each_element(a, b, values, |a, b| {
             let (a, b) = (u64::from_le_bytes(a), u64::from_le_bytes(b));
-            integer(a.abs_diff(b), a.max(b))
+            compare_integers(a.abs_diff(b), a.max(b))
         }),
-        Dtype::C64 => each(a, b, values, complex),
+        Dtype::C64 => each_element(a, b, values, complex),
         _ => compare_widened(dtype, a, b, values),
     }
 }
 
 /// Compares elements whose values float32 can represent.
-fn compare_widened(dtype: Dtype, a: &[u8], b: &[u8], values: &mut Values) {
-    let Some(Block { elements, bytes }) = dtype.block() else { return };
+fn compare_widened(dtype: Dtype, a: &[u8], b: &[u8], values: &mut ValueDifference) {
+    let Some(DtypeBlock { elements, bytes }) = dtype.block() else { return };
     let (wide_a, wide_b) = (float32(dtype, a), float32(dtype, b));
     match (elements, bytes) {
         (1, 1) => each_wide::<1>((a, b), (&wide_a, &wide_b), values),
@@ -68,7 +72,7 @@ fn compare_widened(dtype: Dtype, a: &[u8], b: &[u8], values: &mut Values) {
 /// Compares elements of `N` bytes by the float32 of each.
 ///
 /// There is no branch, because it would be unpredictable.
-fn each_wide<const N: usize>(raw: (&[u8], &[u8]), wide: (&[u8], &[u8]), values: &mut Values) {
+fn each_wide<const N: usize>(raw: (&[u8], &[u8]), wide: (&[u8], &[u8]), values: &mut ValueDifference) {
     let raw = raw.0.as_chunks::<N>().0.iter().zip(raw.1.as_chunks::<N>().0);
     let wide = wide.0.as_chunks::<4>().0.iter().zip(wide.1.as_chunks::<4>().0);
     let mut found = *values;
@@ -79,10 +83,10 @@ fn each_wide<const N: usize>(raw: (&[u8], &[u8]), wide: (&[u8], &[u8]), values: 
     *values = found;
 }
 
-fn each<const N: usize>(
+fn each_element<const N: usize>(
     a: &[u8],
     b: &[u8],
-    values: &mut Values,
+    values: &mut ValueDifference,
     distance: impl Fn([u8; N], [u8; N]) -> Option<(f64, f64)>,
 ) {
     let elements = a.as_chunks::<N>().0.iter().zip(b.as_chunks::<N>().0);
@@ -100,7 +104,7 @@ fn sum([a, rest_a]: [f64; 2], [b, rest_b]: [f64; 2]) -> Option<(f64, f64)> {
     (a.is_finite() && b.is_finite()).then(|| relative(distance, scale, || (a / scale - b / scale).abs()))
 }
 
-fn integer(distance: u64, scale: u64) -> Option<(f64, f64)> {
+fn compare_integers(distance: u64, scale: u64) -> Option<(f64, f64)> {
     Some((distance as f64, distance as f64 / scale as f64))
 }
 

@@ -14,9 +14,9 @@ mod shared;
 #[cfg(test)]
 mod tests;
 
-pub use common::Common;
+pub use common::CommonNumber;
 pub use deviation::Deviation;
-pub use difference::{Difference, Values};
-pub use numbers::{Comparable, deviations};
-pub use pair::{Pair, differences, have_same_bytes, obstacle};
-pub use shared::{Files, Stored};
+pub use difference::{TensorDifference, ValueDifference};
+pub use numbers::{ComparablePair, deviations};
+pub use pair::{TensorPair, differences, have_same_bytes, obstacle};
+pub use shared::{SharedFiles, StoredTensor};

@@ -1,8 +1,8 @@
 //! Computes the deviations of the numbers of many pairs of tensors, on all cores.
 
-use super::common::{Common, exact, widen};
+use super::common::{CommonNumber, exact, widen};
 use super::deviation::Deviation;
-use crate::content::{Content, Error, Request};
+use crate::content::{Content, Error, ReadRequest};
 use crate::format::Dtype;
 use crate::threads;
 use std::ops::Range;
@@ -17,7 +17,7 @@ const AT_ONCE: u64 = 64 << 10;
 
 /// Two tensors of the same shape whose values can be compared.
 #[derive(Debug, Clone, Copy)]
-pub struct Comparable<'a> {
+pub struct ComparablePair<'a> {
     /// The dtype of each side.
     pub dtypes: [Dtype<'a>; 2],
     /// Number of elements.
@@ -32,15 +32,15 @@ pub struct Comparable<'a> {
 /// # Errors
 /// If a file cannot be read, or the values of two dtypes cannot be compared: see [`super::obstacle`].
 pub fn deviations(
-    pairs: &[Comparable],
+    pairs: &[ComparablePair],
     open: &(impl Fn(usize) -> [Content; 2] + Sync),
     progress: &(impl Fn(usize, u64) + Sync),
 ) -> Result<Vec<Deviation>, Error> {
-    let parts = |pair: &Comparable| (0..pair.elements).step_by(PART as usize);
+    let parts = |pair: &ComparablePair| (0..pair.elements).step_by(PART as usize);
     let jobs: Vec<(usize, u64)> =
         pairs.iter().enumerate().flat_map(|(at, pair)| parts(pair).map(move |start| (at, start))).collect();
     let failed = AtomicBool::new(false);
-    let compared = threads::map(jobs.len(), |job| {
+    let compared = threads::map_parallel(jobs.len(), |job| {
         let (at, start) = jobs[job];
         // After an error the remaining parts need not be read.
         if failed.load(Ordering::Relaxed) {
@@ -69,13 +69,13 @@ fn deviation(
     let [mut of_a, mut of_b, mut wide_a, mut wide_b] = [const { Vec::new() }; 4];
     for start in part.clone().step_by(AT_ONCE as usize) {
         let elements = start..part.end.min(start + AT_ONCE);
-        content_a.copy(bytes(a, &elements, content_a.len()), &Request::WAIT, &mut of_a)?;
-        content_b.copy(bytes(b, &elements, content_b.len()), &Request::WAIT, &mut of_b)?;
-        match Common::of(a, b) {
-            Some(Common::Float32) => {
+        content_a.copy(bytes(a, &elements, content_a.len()), &ReadRequest::WAIT, &mut of_a)?;
+        content_b.copy(bytes(b, &elements, content_b.len()), &ReadRequest::WAIT, &mut of_b)?;
+        match CommonNumber::of(a, b) {
+            Some(CommonNumber::Float32) => {
                 found.add_floats(float32(a, &of_a, &mut wide_a), float32(b, &of_b, &mut wide_b));
             }
-            Some(Common::Float64 | Common::Exact) => found.add_exact(&exact(a, &of_a), &exact(b, &of_b)),
+            Some(CommonNumber::Float64 | CommonNumber::Exact) => found.add_exact(&exact(a, &of_a), &exact(b, &of_b)),
             None if (a, b) == (Dtype::C64, Dtype::C64) => found.add_complex(&of_a, &of_b),
             None => return Err(Error::Compute(format!("values of {a} and {b} cannot be compared"))),
         }

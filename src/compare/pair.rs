@@ -1,9 +1,9 @@
 //! Pairs of tensors, compared on all cores.
 
-use super::common::{Common, exact, float32};
-use super::difference::{Difference, Values};
+use super::common::{CommonNumber, exact, float32};
+use super::difference::{TensorDifference, ValueDifference};
 use super::elements::{compare_exact, compare_floats, compare_values, differing_bits};
-use super::shared::{Stored, unshared};
+use super::shared::{StoredTensor, unshared};
 use crate::content::{Data, Error};
 use crate::format::Dtype;
 use crate::threads;
@@ -37,15 +37,15 @@ pub fn obstacle((a, shape_a): (Dtype, &[u64]), (b, shape_b): (Dtype, &[u64])) ->
         return Some(format!("the values of {} cannot be decoded", opaque.quoted()));
     }
     let is_complex = (a, b) == (Dtype::C64, Dtype::C64);
-    (!is_complex && Common::of(a, b).is_none()).then(|| "only one of them is complex".to_owned())
+    (!is_complex && CommonNumber::of(a, b).is_none()).then(|| "only one of them is complex".to_owned())
 }
 
 /// Two tensors of the same shape.
 #[derive(Debug)]
-pub struct Pair<'a> {
+pub struct TensorPair<'a> {
     dtype: Dtype<'a>,
     /// The dtype of the second tensor, if it is another, and how to compare the values.
-    other: Option<(Dtype<'a>, Common)>,
+    other: Option<(Dtype<'a>, CommonNumber)>,
     a: Data,
     b: Data,
     /// The parts that have to be read: whole blocks of elements, in bytes of the first tensor.
@@ -54,9 +54,9 @@ pub struct Pair<'a> {
     shared: u64,
 }
 
-impl<'a> Pair<'a> {
+impl<'a> TensorPair<'a> {
     /// Two tensors of `len` bytes.
-    pub fn new(dtype: Dtype<'a>, len: u64, a: &Stored, b: &Stored) -> Self {
+    pub fn new(dtype: Dtype<'a>, len: u64, a: &StoredTensor, b: &StoredTensor) -> Self {
         let unshared = unshared(a, b, len);
         let shared = len - unshared.iter().map(|range| range.end - range.start).sum::<u64>();
         let block = step(dtype, 1);
@@ -72,9 +72,9 @@ impl<'a> Pair<'a> {
 
     /// Two tensors of the same shape and different dtypes, the first with its length in bytes. `None` if their values
     /// cannot be compared.
-    pub fn converted(a: (Dtype<'a>, u64, &Stored), b: (Dtype<'a>, &Stored)) -> Option<Self> {
+    pub fn converted(a: (Dtype<'a>, u64, &StoredTensor), b: (Dtype<'a>, &StoredTensor)) -> Option<Self> {
         let ((dtype, len_a, a), (other, b)) = (a, b);
-        let common = Common::of(dtype, other)?;
+        let common = CommonNumber::of(dtype, other)?;
         let (group, _) = group(dtype, other)?;
         let part = (AT_ONCE / group).max(1) * STEPS * group;
         let parts = (0..len_a).step_by(part as usize).map(|start| start..len_a.min(start + part)).collect();
@@ -82,14 +82,14 @@ impl<'a> Pair<'a> {
     }
 
     /// How the values are compared, if the dtypes differ.
-    pub fn common(&self) -> Option<Common> {
+    pub fn common(&self) -> Option<CommonNumber> {
         self.other.map(|(_, common)| common)
     }
 
-    fn empty(&self) -> Difference {
+    fn empty(&self) -> TensorDifference {
         let bits = if self.other.is_none() { Some(0) } else { None };
         let has_values = self.dtype == Dtype::C64 || self.dtype.to_f32().is_some();
-        Difference { bits, values: has_values.then(Values::default), shared: 0 }
+        TensorDifference { bits, values: has_values.then(ValueDifference::default), shared: 0 }
     }
 }
 
@@ -105,16 +105,16 @@ fn group(a: Dtype, b: Dtype) -> Option<(u64, u64)> {
 /// Compares all pairs on all cores, large tensors in parts.
 ///
 /// `progress` is called from any thread with the number of further bytes that are done.
-pub fn differences(pairs: &[Pair], progress: &(impl Fn(u64) + Sync)) -> Result<Vec<Difference>, Error> {
+pub fn differences(pairs: &[TensorPair], progress: &(impl Fn(u64) + Sync)) -> Result<Vec<TensorDifference>, Error> {
     let jobs: Vec<(usize, &Range<u64>)> =
         pairs.iter().enumerate().flat_map(|(at, pair)| pair.parts.iter().map(move |part| (at, part))).collect();
     pairs.iter().for_each(|pair| progress(pair.shared));
     let failed = AtomicBool::new(false);
-    let compared = threads::map(jobs.len(), |job| {
+    let compared = threads::map_parallel(jobs.len(), |job| {
         let (at, part) = jobs[job];
         // After an error the remaining parts need not be read.
         if failed.load(Ordering::Relaxed) {
-            return Ok(Difference::default());
+            return Ok(TensorDifference::default());
         }
         let pair = &pairs[at];
         let compared = match pair.other {
@@ -124,8 +124,8 @@ pub fn differences(pairs: &[Pair], progress: &(impl Fn(u64) + Sync)) -> Result<V
         failed.fetch_or(compared.is_err(), Ordering::Relaxed);
         compared
     });
-    let mut found: Vec<Difference> =
-        pairs.iter().map(|pair| Difference { shared: pair.shared, ..pair.empty() }).collect();
+    let mut found: Vec<TensorDifference> =
+        pairs.iter().map(|pair| TensorDifference { shared: pair.shared, ..pair.empty() }).collect();
     for ((at, _), compared) in jobs.iter().zip(compared) {
         found[*at] = found[*at].merge(compared?);
     }
@@ -137,13 +137,13 @@ pub fn differences(pairs: &[Pair], progress: &(impl Fn(u64) + Sync)) -> Result<V
 ///
 /// # Errors
 /// If a file cannot be read.
-pub fn have_same_bytes(groups: &[Vec<Pair>]) -> Result<Vec<bool>, Error> {
+pub fn have_same_bytes(groups: &[Vec<TensorPair>]) -> Result<Vec<bool>, Error> {
     let differ: Vec<AtomicBool> = groups.iter().map(|_| AtomicBool::new(false)).collect();
     let pairs = groups.iter().zip(&differ).flat_map(|(group, differs)| group.iter().map(move |pair| (pair, differs)));
-    let jobs: Vec<(&Pair, &Range<u64>, &AtomicBool)> =
+    let jobs: Vec<(&TensorPair, &Range<u64>, &AtomicBool)> =
         pairs.flat_map(|(pair, differs)| pair.parts.iter().map(move |part| (pair, part, differs))).collect();
     let failed = AtomicBool::new(false);
-    let compared = threads::map(jobs.len(), |job| {
+    let compared = threads::map_parallel(jobs.len(), |job| {
         let (pair, part, differs) = jobs[job];
         let is_over = || differs.load(Ordering::Relaxed) || failed.load(Ordering::Relaxed);
         let compared = find_difference(&pair.a, &pair.b, part.clone(), is_over);
@@ -179,9 +179,9 @@ fn compare_part(
     a: &Data,
     b: &Data,
     part: Range<u64>,
-    mut found: Difference,
+    mut found: TensorDifference,
     progress: &impl Fn(u64),
-) -> Result<Difference, Error> {
+) -> Result<TensorDifference, Error> {
     let (step, decoded) = (step(dtype, AT_ONCE), step(dtype, DECODED_AT_ONCE) as usize);
     let size = step.min(part.end - part.start) as usize;
     let (mut of_a, mut of_b) = (vec![0; size], vec![0; size]);
@@ -207,13 +207,13 @@ fn compare_part(
 
 /// Compares a part of two tensors of different dtypes.
 fn compare_converted(
-    pair: &Pair,
+    pair: &TensorPair,
     other: Dtype,
-    common: Common,
+    common: CommonNumber,
     mut part: Range<u64>,
     progress: &impl Fn(u64),
-) -> Result<Difference, Error> {
-    let (mut found, mut values) = (pair.empty(), Values::default());
+) -> Result<TensorDifference, Error> {
+    let (mut found, mut values) = (pair.empty(), ValueDifference::default());
     // A pair is only made of dtypes that have a size.
     let (group_a, group_b) = group(pair.dtype, other).unwrap_or((1, 1));
     let (mut of_a, mut of_b) = (Vec::new(), Vec::new());
@@ -226,8 +226,8 @@ fn compare_converted(
         pair.a.read_exact_at(&mut of_a, part.start)?;
         pair.b.read_exact_at(&mut of_b, from)?;
         match common {
-            Common::Float32 => compare_floats(&float32(pair.dtype, &of_a), &float32(other, &of_b), &mut values),
-            Common::Float64 | Common::Exact => {
+            CommonNumber::Float32 => compare_floats(&float32(pair.dtype, &of_a), &float32(other, &of_b), &mut values),
+            CommonNumber::Float64 | CommonNumber::Exact => {
                 compare_exact(&exact(pair.dtype, &of_a), &exact(other, &of_b), &mut values);
             }
         }

@@ -1,42 +1,42 @@
 //! Tensors as runs in files, and the parts of them that two files share on a disk.
 
-use crate::content::{Data, Run, Sources};
-use crate::source::{Block, FileId};
+use crate::content::{Data, SourceRun, Sources};
+use crate::source::{DiskBlock, FileId};
 use crate::threads;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// The files of one model, and the disk blocks that they may share with other files.
 #[derive(Debug)]
-pub struct Files {
-    blocks: Vec<(Option<FileId>, Vec<Block>)>,
+pub struct SharedFiles {
+    blocks: Vec<(Option<FileId>, Vec<DiskBlock>)>,
 }
 
-impl Files {
+impl SharedFiles {
     /// Queries the file system for the blocks.
     pub fn new(sources: &Sources) -> Self {
-        let blocks = threads::map(sources.len(), |at| (sources[at].id(), sources[at].shared_blocks()));
+        let blocks = threads::map_parallel(sources.len(), |at| (sources[at].id(), sources[at].shared_blocks()));
         Self { blocks }
     }
 }
 
 /// A tensor in files.
 #[derive(Debug, Clone)]
-pub struct Stored<'a> {
+pub struct StoredTensor<'a> {
     /// The files.
-    pub files: &'a Files,
+    pub files: &'a SharedFiles,
     /// Its data.
     pub data: Data,
     /// The runs that hold it; `None` if its elements are gathered.
-    pub runs: Option<Arc<[Run]>>,
+    pub runs: Option<Arc<[SourceRun]>>,
 }
 
 /// The ranges of two tensors of `len` bytes that are not known to lie in the same place of a disk.
-pub(super) fn unshared(a: &Stored, b: &Stored, len: u64) -> Vec<Range<u64>> {
+pub(super) fn unshared(a: &StoredTensor, b: &StoredTensor, len: u64) -> Vec<Range<u64>> {
     let mut ranges: Vec<Range<u64>> = Vec::new();
     let mut at = 0;
     while at < len {
-        let (side_a, side_b) = (Piece::find(a, at, len), Piece::find(b, at, len));
+        let (side_a, side_b) = (StoredPiece::find(a, at, len), StoredPiece::find(b, at, len));
         let (same, long) = side_a.compare(&side_b);
         // Each step covers at least one byte, even if the file system reports an empty block.
         let end = at + long.clamp(1, len - at);
@@ -51,17 +51,17 @@ pub(super) fn unshared(a: &Stored, b: &Stored, len: u64) -> Vec<Range<u64>> {
 }
 
 /// Where the bytes from an offset in a tensor on are stored.
-struct Piece<'a> {
+struct StoredPiece<'a> {
     id: Option<FileId>,
-    blocks: &'a [Block],
+    blocks: &'a [DiskBlock],
     /// In bytes from the start of the file.
     offset: u64,
     /// Number of bytes from there on that are contiguous in the file.
     len: u64,
 }
 
-impl<'a> Piece<'a> {
-    fn find(tensor: &Stored<'a>, at: u64, len: u64) -> Self {
+impl<'a> StoredPiece<'a> {
+    fn find(tensor: &StoredTensor<'a>, at: u64, len: u64) -> Self {
         let runs = tensor.runs.as_deref().unwrap_or_default();
         let next = runs.partition_point(|run| run.start <= at);
         let end = runs.get(next).map_or(len, |run| run.start);

@@ -2,9 +2,9 @@
 
 use super::common::exact;
 use super::*;
-use crate::content::{Data, Extents, Run, Sources};
-use crate::format::{Block as Elements, Dtype};
-use crate::source::{Block, Bytes, Error as SourceError, FileId, Memory, Source, Stat};
+use crate::content::{Data, Extents, SourceRun, Sources};
+use crate::format::{Dtype, DtypeBlock};
+use crate::source::{Bytes, DiskBlock, Error as SourceError, FileId, MemorySource, Source, SourceStat};
 use proptest::prelude::*;
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,20 +13,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 fn difference(
     dtype: Dtype,
     len: u64,
-    (a, runs_a): (&Sources, &[Run]),
-    (b, runs_b): (&Sources, &[Run]),
+    (a, runs_a): (&Sources, &[SourceRun]),
+    (b, runs_b): (&Sources, &[SourceRun]),
     progress: &(impl Fn(u64) + Sync),
-) -> Difference {
-    let (files_a, files_b) = (Files::new(a), Files::new(b));
+) -> TensorDifference {
+    let (files_a, files_b) = (SharedFiles::new(a), SharedFiles::new(b));
     let (a, b) = (stored(a, &files_a, runs_a, len), stored(b, &files_b, runs_b, len));
-    differences(&[Pair::new(dtype, len, &a, &b)], progress).unwrap()[0]
+    differences(&[TensorPair::new(dtype, len, &a, &b)], progress).unwrap()[0]
 }
 
 /// A tensor of `len` bytes.
-fn stored<'f>(sources: &Sources, files: &'f Files, runs: &[Run], len: u64) -> Stored<'f> {
-    let runs: Arc<[Run]> = runs.into();
+fn stored<'f>(sources: &Sources, files: &'f SharedFiles, runs: &[SourceRun], len: u64) -> StoredTensor<'f> {
+    let runs: Arc<[SourceRun]> = runs.into();
     let data = Data::Extents(Extents { sources: sources.clone(), runs: runs.clone(), len });
-    Stored { files, data, runs: Some(runs) }
+    StoredTensor { files, data, runs: Some(runs) }
 }
 
 /// All dtypes without scales, one without values, and an unknown one.
@@ -37,9 +37,9 @@ fn dtypes() -> Vec<Dtype<'static>> {
 /// A source in memory that reports disk blocks and counts the bytes that are read.
 #[derive(Debug)]
 struct OnDisk {
-    memory: Memory,
+    memory: MemorySource,
     id: FileId,
-    blocks: Vec<Block>,
+    blocks: Vec<DiskBlock>,
     read: Arc<AtomicU64>,
 }
 
@@ -60,24 +60,24 @@ impl Source for OnDisk {
     fn may_block(&self, range: &Range<u64>) -> bool {
         self.memory.may_block(range)
     }
-    fn stat(&self) -> Stat {
+    fn stat(&self) -> SourceStat {
         self.memory.stat()
     }
     fn id(&self) -> Option<FileId> {
         Some(self.id)
     }
-    fn shared_blocks(&self) -> Vec<Block> {
+    fn shared_blocks(&self) -> Vec<DiskBlock> {
         self.blocks.clone()
     }
 }
 
-const FIRST: [Run; 1] = [Run { start: 0, source: 0, offset: 0 }];
+const FIRST: [SourceRun; 1] = [SourceRun { start: 0, source: 0, offset: 0 }];
 
 fn memory(bytes: &[u8]) -> Sources {
-    Arc::new([Arc::new(Memory::new(bytes.to_vec())) as Arc<dyn Source>])
+    Arc::new([Arc::new(MemorySource::new(bytes.to_vec())) as Arc<dyn Source>])
 }
 
-fn compare(dtype: Dtype, a: &[u8], b: &[u8]) -> Difference {
+fn compare(dtype: Dtype, a: &[u8], b: &[u8]) -> TensorDifference {
     let (of_a, of_b) = (memory(a), memory(b));
     let done = AtomicU64::new(0);
     let progress = |bytes| _ = done.fetch_add(bytes, Ordering::Relaxed);
@@ -115,11 +115,11 @@ fn elements(dtype: Dtype, bytes: &[u8]) -> Vec<(u64, [f64; 2])> {
     }
 }
 
-fn naive(dtype: Dtype, a: &[u8], b: &[u8]) -> Difference {
+fn naive(dtype: Dtype, a: &[u8], b: &[u8]) -> TensorDifference {
     let bits = a.iter().zip(b).map(|(a, b)| u64::from((a ^ b).count_ones())).sum();
     let has_values = dtype == Dtype::C64 || dtype.to_f32().is_some();
     let values = has_values.then(|| {
-        let mut values = Values::default();
+        let mut values = ValueDifference::default();
         for ((bits_a, a), (bits_b, b)) in elements(dtype, a).into_iter().zip(elements(dtype, b)) {
             if bits_a != bits_b {
                 values.elements += 1;
@@ -147,12 +147,12 @@ fn naive(dtype: Dtype, a: &[u8], b: &[u8]) -> Difference {
         }
         values
     });
-    Difference { bits: Some(bits), values, shared: 0 }
+    TensorDifference { bits: Some(bits), values, shared: 0 }
 }
 
-fn assert_close(found: Difference, expected: Difference, context: &str) {
+fn assert_close(found: TensorDifference, expected: TensorDifference, context: &str) {
     let close = |a: f64, b: f64| a == b || (a - b).abs() <= 1e-9 * a.abs().max(b.abs());
-    let exact = |difference: Difference| {
+    let exact = |difference: TensorDifference| {
         (difference.bits, difference.values.map(|values| (values.elements, values.not_finite)))
     };
     assert_eq!(exact(found), exact(expected), "{context}");
@@ -174,13 +174,13 @@ fn all_codes_of_small_dtypes_match_naive_comparison() {
 }
 
 /// Compares tensors of different dtypes.
-fn converted(a: (Dtype, &[u8]), b: (Dtype, &[u8])) -> Difference {
+fn converted(a: (Dtype, &[u8]), b: (Dtype, &[u8])) -> TensorDifference {
     let (of_a, of_b) = (memory(a.1), memory(b.1));
-    let (files_a, files_b) = (Files::new(&of_a), Files::new(&of_b));
+    let (files_a, files_b) = (SharedFiles::new(&of_a), SharedFiles::new(&of_b));
     let done = AtomicU64::new(0);
     let (len_a, len_b) = (a.1.len() as u64, b.1.len() as u64);
     let (stored_a, stored_b) = (stored(&of_a, &files_a, &FIRST, len_a), stored(&of_b, &files_b, &FIRST, len_b));
-    let pair = Pair::converted((a.0, len_a, &stored_a), (b.0, &stored_b));
+    let pair = TensorPair::converted((a.0, len_a, &stored_a), (b.0, &stored_b));
     let found = differences(&[pair.unwrap()], &|bytes| _ = done.fetch_add(bytes, Ordering::Relaxed)).unwrap()[0];
     assert_eq!((done.into_inner(), found.bits), (a.1.len() as u64, None));
     found
@@ -200,34 +200,44 @@ fn values_of_different_dtypes_are_compared_exactly() {
     let (nan, inf, odd) = (f32::NAN, f32::INFINITY, (1i64 << 53) + 1);
     use Dtype::{BF16, F16, F32, F64, I8, I32, I64, U64};
     type Side<'s> = (Dtype<'s>, Vec<u8>);
-    type Case<'c> = (Side<'c>, Side<'c>, Common, (u64, u64, f64));
+    type Case<'c> = (Side<'c>, Side<'c>, CommonNumber, (u64, u64, f64));
     // Two tensors, the numbers, and what differs: elements, of these not finite, and the largest distance.
     let table: [Case; 12] = [
-        ((F32, f32s(&[1.0, -0.0, nan, inf])), (BF16, brains(&[1.0, 0.0, -nan, inf])), Common::Float32, (0, 0, 0.0)),
-        ((BF16, brains(&[1.0, 2.0, nan, inf])), (F32, f32s(&[1.5, 2.0, 0.0, -inf])), Common::Float32, (3, 2, 0.5)),
+        (
+            (F32, f32s(&[1.0, -0.0, nan, inf])),
+            (BF16, brains(&[1.0, 0.0, -nan, inf])),
+            CommonNumber::Float32,
+            (0, 0, 0.0),
+        ),
+        (
+            (BF16, brains(&[1.0, 2.0, nan, inf])),
+            (F32, f32s(&[1.5, 2.0, 0.0, -inf])),
+            CommonNumber::Float32,
+            (3, 2, 0.5),
+        ),
         (
             (F16, halves(&[0.1])),
             (F32, f32s(&[0.1])),
-            Common::Float32,
+            CommonNumber::Float32,
             (1, 0, f64::from(0.1f32) - f64::from(half::f16::from_f32(0.1))),
         ),
-        ((F16, halves(&[-3.0, 7.0])), (I8, vec![253, 7]), Common::Float32, (0, 0, 0.0)),
-        ((F64, f64s(&[0.1, 1e300])), (F32, f32s(&[0.1, inf])), Common::Float64, (2, 1, f64::from(0.1f32) - 0.1)),
+        ((F16, halves(&[-3.0, 7.0])), (I8, vec![253, 7]), CommonNumber::Float32, (0, 0, 0.0)),
+        ((F64, f64s(&[0.1, 1e300])), (F32, f32s(&[0.1, inf])), CommonNumber::Float64, (2, 1, f64::from(0.1f32) - 0.1)),
         (
             (F64, f64s(&[f64::MAX, 16_777_217.0])),
             (F64, f64s(&[f64::MIN, 16_777_217.0])),
-            Common::Float64,
+            CommonNumber::Float64,
             (1, 0, f64::INFINITY),
         ),
-        ((I32, 16_777_217i32.to_le_bytes().to_vec()), (F32, f32s(&[16_777_216.0])), Common::Float64, (1, 0, 1.0)),
-        ((I64, i64s(&[odd, 5])), (F64, f64s(&[odd as f64, 5.0])), Common::Exact, (1, 0, 1.0)),
-        ((I64, i64s(&[odd])), (U64, i64s(&[odd])), Common::Exact, (0, 0, 0.0)),
-        ((I64, i64s(&[-1])), (U64, i64s(&[-1])), Common::Exact, (1, 0, 2f64.powi(64))),
-        ((U64, i64s(&[-1, -2])), (F32, f32s(&[nan, 2f32.powi(64)])), Common::Exact, (2, 1, 2.0)),
-        ((I64, vec![]), (F32, vec![]), Common::Exact, (0, 0, 0.0)),
+        ((I32, 16_777_217i32.to_le_bytes().to_vec()), (F32, f32s(&[16_777_216.0])), CommonNumber::Float64, (1, 0, 1.0)),
+        ((I64, i64s(&[odd, 5])), (F64, f64s(&[odd as f64, 5.0])), CommonNumber::Exact, (1, 0, 1.0)),
+        ((I64, i64s(&[odd])), (U64, i64s(&[odd])), CommonNumber::Exact, (0, 0, 0.0)),
+        ((I64, i64s(&[-1])), (U64, i64s(&[-1])), CommonNumber::Exact, (1, 0, 2f64.powi(64))),
+        ((U64, i64s(&[-1, -2])), (F32, f32s(&[nan, 2f32.powi(64)])), CommonNumber::Exact, (2, 1, 2.0)),
+        ((I64, vec![]), (F32, vec![]), CommonNumber::Exact, (0, 0, 0.0)),
     ];
     for ((dtype_a, a), (dtype_b, b), numbers, (elements, not_finite, max_abs)) in table {
-        assert_eq!(Common::of(dtype_a, dtype_b), Some(numbers));
+        assert_eq!(CommonNumber::of(dtype_a, dtype_b), Some(numbers));
         for (a, b) in [((dtype_a, &a[..]), (dtype_b, &b[..])), ((dtype_b, &b[..]), (dtype_a, &a[..]))] {
             let found = converted(a, b);
             let values = found.values.unwrap();
@@ -237,20 +247,21 @@ fn values_of_different_dtypes_are_compared_exactly() {
         }
     }
     for (a, b) in [(Dtype::C64, F32), (Dtype::I4, F32), (Dtype::Unknown("x"), F32), (Dtype::C64, Dtype::C64)] {
-        assert_eq!((Common::of(a, b), Common::of(b, a)), (None, None));
+        assert_eq!((CommonNumber::of(a, b), CommonNumber::of(b, a)), (None, None));
     }
 }
 
 #[test]
 fn dtypes_of_all_widths_are_compared_element_by_element() {
     let codes: Vec<u8> = (0..1_300_000u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-    let real: Vec<Dtype> = Dtype::ALL.iter().copied().filter(|dtype| Common::of(*dtype, *dtype).is_some()).collect();
+    let real: Vec<Dtype> =
+        Dtype::ALL.iter().copied().filter(|dtype| CommonNumber::of(*dtype, *dtype).is_some()).collect();
     for (at, a) in real.iter().enumerate() {
         let b = real[(at * 7 + 3) % real.len()];
         // Longer than one step of a comparison, and no multiple of eight elements if the dtypes allow that.
         let count = if a.has_scales() || b.has_scales() { 100_096 } else { 100_004 };
         let len = |dtype: Dtype| {
-            let Elements { elements, bytes } = dtype.block().unwrap();
+            let DtypeBlock { elements, bytes } = dtype.block().unwrap();
             (count / elements * bytes) as usize
         };
         let (of_a, of_b) = (&codes[..len(*a)], &codes[77..77 + len(b)]);
@@ -268,7 +279,7 @@ fn blocks_with_scales_are_compared_by_value() {
     let block = |scale: [u8; 2], nibbles: u8| [&scale[..], &[nibbles; 16]].concat();
     let (ones, twos) = (block([0, 0x3c], 0x99), block([0, 0x40], 0x99));
     let found = compare(Dtype::Q4_0, &[&ones[..], &ones].concat(), &[&ones[..], &twos].concat());
-    let values = Values { elements: 32, not_finite: 0, max_abs: 1.0, max_rel: 0.5 };
+    let values = ValueDifference { elements: 32, not_finite: 0, max_abs: 1.0, max_rel: 0.5 };
     assert_eq!((found.bits, found.values), (Some(5), Some(values)));
     // There is no decoder for Q8_1.
     let found = compare(Dtype::Q8_1, &[0; 36], &[1; 36]);
@@ -281,7 +292,7 @@ fn edge_values_have_the_expected_distances() {
         values.iter().flat_map(|value| value.to_le_bytes()).collect()
     }
     let of = |a: &[f64], b: &[f64]| compare(Dtype::F64, &doubles(a), &doubles(b)).values.unwrap();
-    let values = |elements, not_finite, max_abs, max_rel| Values { elements, not_finite, max_abs, max_rel };
+    let values = |elements, not_finite, max_abs, max_rel| ValueDifference { elements, not_finite, max_abs, max_rel };
     let inf = f64::INFINITY;
     assert_eq!(of(&[0.0, 1.0], &[-0.0, 1.0]), values(1, 0, 0.0, 0.0));
     assert_eq!(of(&[1.0, 3.0], &[-1.0, 3.0]), values(1, 0, 2.0, 2.0));
@@ -293,7 +304,10 @@ fn edge_values_have_the_expected_distances() {
     // Beyond the precision of float64, but still reported.
     let near = compare(Dtype::U64, &u64::MAX.to_le_bytes(), &(u64::MAX - 1).to_le_bytes()).values.unwrap();
     assert_eq!(near, values(1, 0, 1.0, 1.0 / u64::MAX as f64));
-    assert_eq!(compare(Dtype::F32, &[], &[]), Difference { bits: Some(0), values: Some(Values::default()), shared: 0 });
+    assert_eq!(
+        compare(Dtype::F32, &[], &[]),
+        TensorDifference { bits: Some(0), values: Some(ValueDifference::default()), shared: 0 }
+    );
 }
 
 #[test]
@@ -302,11 +316,11 @@ fn shared_blocks_are_not_read() {
     let bytes: Vec<u8> = (0..LEN).map(|at| (at * 7 / 8) as u8).collect();
     let read = Arc::new(AtomicU64::new(0));
     let source = |id, blocks: &[(u64, u64, u64)]| -> Sources {
-        let blocks = blocks.iter().map(|(start, len, place)| Block { start: *start, len: *len, place: *place });
+        let blocks = blocks.iter().map(|(start, len, place)| DiskBlock { start: *start, len: *len, place: *place });
         let (blocks, read) = (blocks.collect(), read.clone());
-        Arc::new([Arc::new(OnDisk { memory: Memory::new(bytes.clone()), id, blocks, read }) as Arc<dyn Source>])
+        Arc::new([Arc::new(OnDisk { memory: MemorySource::new(bytes.clone()), id, blocks, read }) as Arc<dyn Source>])
     };
-    let at = |offset: u64| [Run { start: 0, source: 0, offset }];
+    let at = |offset: u64| [SourceRun { start: 0, source: 0, offset }];
     let len = LEN - 8192;
     // Of both files: identity, blocks, and offset of the tensor; then the number of shared bytes.
     type Blocks<'b> = &'b [(u64, u64, u64)];
@@ -360,8 +374,8 @@ proptest! {
         let mut sorted = blocks.clone();
         sorted.sort();
         // Both files report the same blocks, so their bytes there count as equal: a change there is not found.
-        let blocks: Vec<Block> = sorted.into_iter().filter_map(|(start, len)| {
-            let block = Block { start: start.max(end), len, place: start.max(end) + 77 };
+        let blocks: Vec<DiskBlock> = sorted.into_iter().filter_map(|(start, len)| {
+            let block = DiskBlock { start: start.max(end), len, place: start.max(end) + 77 };
             end = block.start + len;
             (block.start < LEN).then_some(block)
         }).collect();
@@ -371,15 +385,15 @@ proptest! {
             other[at] ^= 0x11;
         }
         let on_disk = |bytes: &[u8], id| -> Arc<dyn Source> {
-            let (memory, blocks, read) = (Memory::new(bytes.to_vec()), blocks.clone(), Arc::default());
+            let (memory, blocks, read) = (MemorySource::new(bytes.to_vec()), blocks.clone(), Arc::default());
             Arc::new(OnDisk { memory, id, blocks, read })
         };
         let a: Sources = Arc::new([on_disk(&bytes, (1, 1))]);
         let b: Sources = Arc::new([on_disk(&other, (1, 2)), on_disk(&other, (1, 3))]);
         let mut starts = vec![0];
         starts.extend(&seams);
-        let runs: Vec<Run> =
-            starts.iter().map(|start| Run { start: *start, source: (*start % 2) as usize, offset: *start }).collect();
+        let runs: Vec<SourceRun> =
+            starts.iter().map(|start| SourceRun { start: *start, source: (*start % 2) as usize, offset: *start }).collect();
         let found = difference(Dtype::U8, LEN, (&a, &FIRST), (&b, &runs), &|_| {});
         let shared = (0..LEN as usize).filter(|at| hidden(*at)).count() as u64;
         prop_assert_eq!(found.shared, shared);

@@ -5,7 +5,7 @@
 
 mod strided;
 
-pub use strided::{Layout, Strided};
+pub use strided::{StridedData, StridedLayout};
 
 use crate::source::{self, Bytes, Source};
 use smallvec::SmallVec;
@@ -31,11 +31,11 @@ pub enum Segment {
     /// Bytes of sources.
     Data(Data),
     /// Bytes of sources, decoded.
-    Decoded(Decoded),
+    Decoded(DecodedData),
     /// Bytes of known number that are generated when they are read.
-    Generated(Generated),
+    Generated(GeneratedBytes),
     /// Many segments, each of which is created when it is read.
-    Series(Series),
+    Series(SegmentSeries),
 }
 
 /// Bytes of sources.
@@ -46,7 +46,7 @@ pub enum Data {
     /// Several runs, one after the other.
     Extents(Extents),
     /// Elements that do not lie in C order.
-    Strided(Strided),
+    Strided(StridedData),
 }
 
 /// A run of bytes of one source.
@@ -64,7 +64,7 @@ pub struct Extents {
     /// The sources that the runs refer to by index.
     pub sources: Sources,
     /// Sorted by `start`, beginning at 0; none is empty.
-    pub runs: Arc<[Run]>,
+    pub runs: Arc<[SourceRun]>,
     /// Total length of the runs in bytes.
     pub len: u64,
 }
@@ -74,7 +74,7 @@ pub type Sources = Arc<[Arc<dyn Source>]>;
 
 /// One of several runs that are read as one. It ends where the next one starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Run {
+pub struct SourceRun {
     /// In bytes from the start of the first run.
     pub start: u64,
     /// Index of the source.
@@ -83,7 +83,7 @@ pub struct Run {
     pub offset: u64,
 }
 
-impl Run {
+impl SourceRun {
     /// Each of `runs` with its length in bytes. `len` is the total length.
     pub fn with_lengths(runs: &[Self], len: u64) -> impl Iterator<Item = (Self, u64)> {
         let ends = runs.iter().skip(1).map(|next| next.start).chain([len]);
@@ -93,16 +93,16 @@ impl Run {
 
 /// Data that is decoded when it is read.
 #[derive(Debug, Clone)]
-pub struct Decoded {
+pub struct DecodedData {
     /// The encoded bytes: whole blocks.
     pub data: Data,
     /// How to decode them.
-    pub decoder: Decoder,
+    pub decoder: BlockDecoder,
 }
 
 /// Decodes blocks of a fixed size to blocks of another fixed size. Elements that share bytes are in one block.
 #[derive(Debug, Clone, Copy)]
-pub struct Decoder {
+pub struct BlockDecoder {
     /// Size of an encoded block in bytes.
     pub block_in: usize,
     /// Size of a decoded block in bytes.
@@ -110,15 +110,15 @@ pub struct Decoder {
     /// Decodes whole blocks. The output must have exactly the size of the decoded blocks.
     pub decode: fn(&[u8], &mut [u8]),
     /// A second step, which converts what `decode` has written.
-    pub then: Option<Then>,
+    pub then: Option<SecondStep>,
 }
 
-/// The second step of a [`Decoder`].
+/// The second step of a [`BlockDecoder`].
 #[derive(Debug, Clone, Copy)]
-pub struct Then {
+pub struct SecondStep {
     /// Size in bytes of a block after the first step.
     pub block: usize,
-    /// Converts whole blocks to blocks of [`Decoder::block_out`] bytes.
+    /// Converts whole blocks to blocks of [`BlockDecoder::block_out`] bytes.
     pub convert: fn(&[u8], &mut [u8]),
 }
 
@@ -128,7 +128,7 @@ const DECODED_AT_ONCE: usize = 32 << 10;
 
 /// Bytes that are not kept in memory.
 #[derive(Clone)]
-pub struct Generated {
+pub struct GeneratedBytes {
     /// Length in bytes.
     pub len: u64,
     /// Appends the bytes of a range, which must lie inside the length, to the vector.
@@ -138,7 +138,7 @@ pub struct Generated {
 }
 
 /// Writes a part of the bytes.
-pub type Write = dyn Fn(Range<u64>, &Request, &mut Vec<u8>) -> Result<(), Error> + Send + Sync;
+pub type Write = dyn Fn(Range<u64>, &ReadRequest, &mut Vec<u8>) -> Result<(), Error> + Send + Sync;
 
 /// Passes the stored runs that a part needs to a function, each with its source, until the function breaks.
 pub type Needs = dyn Fn(&Range<u64>, &mut TakeRun) + Send + Sync;
@@ -146,11 +146,11 @@ pub type Needs = dyn Fn(&Range<u64>, &mut TakeRun) + Send + Sync;
 /// Takes a stored run.
 pub type TakeRun<'t> = dyn FnMut(&dyn Source, Range<u64>) -> ControlFlow<()> + 't;
 
-impl Generated {
+impl GeneratedBytes {
     /// `len` bytes. `write` generates any part of them.
     pub fn new(
         len: u64,
-        write: impl Fn(Range<u64>, &Request, &mut Vec<u8>) -> Result<(), Error> + Send + Sync + 'static,
+        write: impl Fn(Range<u64>, &ReadRequest, &mut Vec<u8>) -> Result<(), Error> + Send + Sync + 'static,
     ) -> Self {
         Self { len, write: Arc::new(write), needs: None }
     }
@@ -173,7 +173,7 @@ impl Generated {
 
 /// Consecutive segments that are not kept in memory.
 #[derive(Clone)]
-pub struct Series {
+pub struct SegmentSeries {
     /// Total length in bytes.
     pub len: u64,
     /// Visits the segments.
@@ -184,13 +184,13 @@ pub struct Series {
 /// the one that contains the byte at the given offset. No segment is a [`Segment::Series`].
 pub type Visit = dyn Fn(u64, &mut dyn FnMut(&Segment, u64) -> ControlFlow<()>) + Send + Sync;
 
-impl fmt::Debug for Series {
+impl fmt::Debug for SegmentSeries {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Series {{ len: {} }}", self.len)
     }
 }
 
-impl fmt::Debug for Generated {
+impl fmt::Debug for GeneratedBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Generated {{ len: {} }}", self.len)
     }
@@ -198,17 +198,17 @@ impl fmt::Debug for Generated {
 
 /// What an operation has to wait for. It decides when and on which thread the operation continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wait {
+pub struct WaitFor {
     /// What is needed.
-    pub need: Need,
+    pub need: WaitResource,
     /// Identifies the result. One of the operations with the same key makes it, and the others wait for that. `None` if
     /// no other operation can use the result.
-    pub key: Option<Key>,
+    pub key: Option<ResultId>,
 }
 
 /// A resource for which operations wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Need {
+pub enum WaitResource {
     /// A device or a file system, by its number (`st_dev`).
     Device(u64),
     /// A core, for a computation.
@@ -228,7 +228,7 @@ pub fn running_max(device: u64) -> usize {
 
 /// Identifies a result that several operations may wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Key {
+pub struct ResultId {
     /// The number of the model in the mount, or of the folder.
     pub model: u32,
     /// The view, or one of the constants.
@@ -237,7 +237,7 @@ pub struct Key {
     pub item: u32,
 }
 
-impl Key {
+impl ResultId {
     /// The header of a model.
     pub const MODEL: u8 = u8::MAX;
     /// The headers of all models in a folder that are on one device.
@@ -248,30 +248,30 @@ impl Key {
 
 /// How long an operation may take: whether it may wait, its deadline, and whether it was cancelled.
 #[derive(Clone, Copy)]
-pub struct Request<'r> {
-    may: May,
+pub struct ReadRequest<'r> {
+    may: MayWait,
     deadline: Option<Instant>,
     is_cancelled: Option<&'r (dyn Fn() -> bool + Sync)>,
 }
 
 /// What a request may wait for.
 #[derive(Debug, Clone, Copy)]
-enum May {
+enum MayWait {
     Nothing,
-    Only(Wait),
+    Only(WaitFor),
     Everything,
 }
 
-impl<'r> Request<'r> {
+impl<'r> ReadRequest<'r> {
     /// Fails with [`Error::WouldBlock`] instead of waiting.
-    pub const NOWAIT: Self = Self { may: May::Nothing, deadline: None, is_cancelled: None };
+    pub const NOWAIT: Self = Self { may: MayWait::Nothing, deadline: None, is_cancelled: None };
 
     /// Waits without a time limit.
-    pub const WAIT: Self = Self { may: May::Everything, ..Self::NOWAIT };
+    pub const WAIT: Self = Self { may: MayWait::Everything, ..Self::NOWAIT };
 
     /// Waits for one thing, and fails with [`Error::WouldBlock`] instead of waiting for something else.
-    pub fn only(wait: Wait) -> Self {
-        Self { may: May::Only(wait), ..Self::NOWAIT }
+    pub fn only(wait: WaitFor) -> Self {
+        Self { may: MayWait::Only(wait), ..Self::NOWAIT }
     }
 
     /// The same request, which fails as soon as `is_cancelled` returns true. `is_cancelled` is called often and must be
@@ -286,12 +286,12 @@ impl<'r> Request<'r> {
     }
 
     /// Fails unless the operation may wait for this.
-    pub fn wait(&self, wait: Wait) -> Result<(), Error> {
+    pub fn wait(&self, wait: WaitFor) -> Result<(), Error> {
         match self.may {
-            May::Everything => Ok(()),
-            May::Only(only) if only.need == wait.need && wait.key.is_none() => Ok(()),
-            May::Only(only) if only.key.is_some() && only.key == wait.key => Ok(()),
-            May::Only(_) | May::Nothing => Err(Error::WouldBlock(wait)),
+            MayWait::Everything => Ok(()),
+            MayWait::Only(only) if only.need == wait.need && wait.key.is_none() => Ok(()),
+            MayWait::Only(only) if only.key.is_some() && only.key == wait.key => Ok(()),
+            MayWait::Only(_) | MayWait::Nothing => Err(Error::WouldBlock(wait)),
         }
     }
 
@@ -314,7 +314,7 @@ impl<'r> Request<'r> {
     }
 }
 
-impl fmt::Debug for Request<'_> {
+impl fmt::Debug for ReadRequest<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Request {{ may: {:?}, deadline: {:?} }}", self.may, self.deadline)
     }
@@ -328,7 +328,7 @@ pub enum Error {
     Source(#[from] source::Error),
     /// The content is not available without waiting, and the request does not allow waiting.
     #[error("not available without waiting")]
-    WouldBlock(Wait),
+    WouldBlock(WaitFor),
     /// There is not enough memory.
     #[error("out of memory")]
     NoMemory,
@@ -366,13 +366,13 @@ impl Content {
 
     /// The device of the first stored bytes of `range` that are not available at once. What generated bytes have to
     /// wait for may be known only when they are read.
-    pub fn waits_for(&self, range: &Range<u64>) -> Option<Wait> {
+    pub fn waits_for(&self, range: &Range<u64>) -> Option<WaitFor> {
         let device = self.parts(range).find_map(|(segment, part)| segment.blocking(&part))?;
-        Some(Wait { need: Need::Device(device), key: None })
+        Some(WaitFor { need: WaitResource::Device(device), key: None })
     }
 
     /// Waits until the stored bytes of `range` can be read without waiting for a network.
-    fn prepare(&self, range: &Range<u64>, request: &Request) -> Result<(), Error> {
+    fn prepare(&self, range: &Range<u64>, request: &ReadRequest) -> Result<(), Error> {
         self.parts(range).try_for_each(|(segment, part)| {
             segment.find_run(&part, &mut |source, range| request.prepare(source, range).err()).map_or(Ok(()), Err)
         })
@@ -383,7 +383,7 @@ impl Content {
     ///
     /// Stored bytes of a single segment that are available at once are not copied and may be a slice of a memory map:
     /// see [`Source::bytes`]. Others are copied.
-    pub fn read(&self, range: Range<u64>, request: &Request) -> Result<Bytes, Error> {
+    pub fn read(&self, range: Range<u64>, request: &ReadRequest) -> Result<Bytes, Error> {
         let end = range.end.min(self.len());
         let range = range.start.min(end)..end;
         let wait = self.waits_for(&range);
@@ -403,7 +403,7 @@ impl Content {
     }
 
     /// Replaces `out` by the bytes of `range`, which must lie inside the file. The bytes may be interpreted.
-    pub fn copy(&self, range: Range<u64>, request: &Request, out: &mut Vec<u8>) -> Result<(), Error> {
+    pub fn copy(&self, range: Range<u64>, request: &ReadRequest, out: &mut Vec<u8>) -> Result<(), Error> {
         out.clear();
         reserve(out, (range.end - range.start) as usize)?;
         self.prepare(&range, request)?;
@@ -413,7 +413,8 @@ impl Content {
     /// The device of the first stored bytes that the file needs, as far as they are known.
     pub fn device(&self) -> Option<u64> {
         let part = 0..self.len().min(1);
-        self.parts(&part).find_map(|(segment, part)| segment.find_run(&part, &mut |source, _| Some(device(source))))
+        self.parts(&part)
+            .find_map(|(segment, part)| segment.find_run(&part, &mut |source, _| Some(device_need(source))))
     }
 
     /// The segments that overlap `range`, each with the overlapping part in bytes from the start of the segment.
@@ -434,7 +435,9 @@ impl Segment {
         match self {
             Self::Literal(bytes) => bytes.len() as u64,
             Self::Data(data) => data.len(),
-            Self::Decoded(Decoded { data, decoder }) => data.len() / decoder.block_in as u64 * decoder.block_out as u64,
+            Self::Decoded(DecodedData { data, decoder }) => {
+                data.len() / decoder.block_in as u64 * decoder.block_out as u64
+            }
             Self::Generated(generated) => generated.len,
             Self::Series(series) => series.len,
         }
@@ -442,7 +445,7 @@ impl Segment {
 
     /// The device of the first source for which reading `part` may wait.
     fn blocking(&self, part: &Range<u64>) -> Option<u64> {
-        self.find_run(part, &mut |source, range| source.may_block(&range).then(|| device(source)))
+        self.find_run(part, &mut |source, range| source.may_block(&range).then(|| device_need(source)))
     }
 
     /// Passes the stored runs that are needed for `part`, as far as they are known, to `find`, until it returns
@@ -463,7 +466,7 @@ impl Segment {
 
     /// The bytes of `part`. Bytes that are not available at once are read into a buffer: while the kernel waits for a
     /// page of a memory map, the reader cannot be killed.
-    fn read(&self, part: Range<u64>, request: &Request, at_once: bool) -> Result<Bytes, Error> {
+    fn read(&self, part: Range<u64>, request: &ReadRequest, at_once: bool) -> Result<Bytes, Error> {
         match self {
             Self::Literal(bytes) => return Ok(Bytes::Shared(bytes.clone(), indices(&part))),
             Self::Data(data) if at_once => {
@@ -480,7 +483,7 @@ impl Segment {
         Ok(Bytes::Owned(bytes))
     }
 
-    fn append(&self, part: Range<u64>, request: &Request, out: &mut Vec<u8>) -> Result<(), Error> {
+    fn append(&self, part: Range<u64>, request: &ReadRequest, out: &mut Vec<u8>) -> Result<(), Error> {
         match self {
             Self::Literal(bytes) => out.extend_from_slice(&bytes[indices(&part)]),
             Self::Data(data) => {
@@ -500,7 +503,7 @@ impl Segment {
     }
 }
 
-impl Series {
+impl SegmentSeries {
     /// Passes the segments that overlap `part` to `find`, each with the overlapping part in bytes from the start of the
     /// segment, until `find` returns something.
     fn find<T>(&self, part: &Range<u64>, mut find: impl FnMut(&Segment, Range<u64>) -> Option<T>) -> Option<T> {
@@ -520,7 +523,7 @@ impl Series {
     }
 
     /// As [`Segment::read`].
-    fn read(&self, part: Range<u64>, request: &Request, at_once: bool) -> Result<Bytes, Error> {
+    fn read(&self, part: Range<u64>, request: &ReadRequest, at_once: bool) -> Result<Bytes, Error> {
         let len = part.end - part.start;
         let mut joined = Vec::new();
         let read = self.find(&part, |segment, here| {
@@ -596,7 +599,7 @@ impl Extents {
     fn find_run<T>(&self, part: &Range<u64>, find: &mut Find<T>) -> Option<T> {
         let touched = (self.run_at(part.start)..self.runs.len()).take_while(|at| self.runs[*at].start < part.end);
         touched.into_iter().find_map(|at| {
-            let Run { start, source, offset } = self.runs[at];
+            let SourceRun { start, source, offset } = self.runs[at];
             let (from, to) = (part.start.max(start), part.end.min(self.end(at)));
             find(&*self.sources[source], offset + from - start..offset + to - start)
         })
@@ -625,7 +628,7 @@ impl Extents {
     }
 }
 
-impl Decoded {
+impl DecodedData {
     /// The blocks that overlap a part of the decoded bytes.
     fn blocks(&self, part: &Range<u64>) -> Range<u64> {
         let block_out = self.decoder.block_out as u64;
@@ -634,7 +637,7 @@ impl Decoded {
 
     /// Decodes only the blocks that overlap `part`.
     fn append(&self, part: Range<u64>, out: &mut Vec<u8>) -> Result<(), Error> {
-        let Decoder { block_in, block_out, decode, then } = self.decoder;
+        let BlockDecoder { block_in, block_out, decode, then } = self.decoder;
         let Range { start: mut block, end } = self.blocks(&part);
         let skipped = (part.start - block * block_out as u64) as usize;
         let from = out.len();
@@ -665,7 +668,7 @@ impl Decoded {
             out.resize(at + blocks * block_out, 0);
             match then {
                 None => decode(encoded, &mut out[at..]),
-                Some(Then { block, convert }) => {
+                Some(SecondStep { block, convert }) => {
                     between.resize(blocks * block, 0);
                     decode(encoded, &mut between);
                     convert(&between, &mut out[at..]);
@@ -680,7 +683,7 @@ impl Decoded {
 }
 
 /// The number of the device or file system of a source, 0 if it has none.
-fn device(source: &dyn Source) -> u64 {
+fn device_need(source: &dyn Source) -> u64 {
     source.id().map_or(0, |(device, _)| device)
 }
 
@@ -697,7 +700,7 @@ fn indices(part: &Range<u64>) -> Range<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::{Memory, Stat};
+    use crate::source::{MemorySource, SourceStat};
     use proptest::prelude::*;
     use std::time::Duration;
 
@@ -714,7 +717,7 @@ mod tests {
     }
 
     /// Decodes three bytes to five: their sum, the three bytes, and a zero.
-    const DECODER: Decoder = Decoder {
+    const DECODER: BlockDecoder = BlockDecoder {
         block_in: 3,
         block_out: 5,
         decode: |input, output| {
@@ -726,9 +729,9 @@ mod tests {
     };
 
     /// Decodes three bytes to five and these to two.
-    const TWICE: Decoder = Decoder {
+    const TWICE: BlockDecoder = BlockDecoder {
         block_out: 2,
-        then: Some(Then {
+        then: Some(SecondStep {
             block: 5,
             convert: |input, output| {
                 for (input, output) in input.chunks_exact(5).zip(output.chunks_exact_mut(2)) {
@@ -754,10 +757,10 @@ mod tests {
         prop_oneof![4 => plain, 1 => series]
     }
 
-    fn runs(extents: &[(usize, usize)]) -> Arc<[Run]> {
+    fn runs(extents: &[(usize, usize)]) -> Arc<[SourceRun]> {
         let mut start = 0;
         let run = |(from, to): &(usize, usize)| {
-            let run = Run { start, source: 0, offset: *from as u64 };
+            let run = SourceRun { start, source: 0, offset: *from as u64 };
             start += (to - from) as u64;
             run
         };
@@ -776,13 +779,13 @@ mod tests {
                 let len = extents.iter().map(|(from, to)| (to - from) as u64).sum();
                 Segment::Data(Data::Extents(Extents { sources: [source.clone()].into(), runs: runs(extents), len }))
             }
-            Kind::Decoded(start, end) => Segment::Decoded(Decoded { data: extent(*start, *end), decoder: DECODER }),
-            Kind::Twice(start, end) => Segment::Decoded(Decoded { data: extent(*start, *end), decoder: TWICE }),
+            Kind::Decoded(start, end) => Segment::Decoded(DecodedData { data: extent(*start, *end), decoder: DECODER }),
+            Kind::Twice(start, end) => Segment::Decoded(DecodedData { data: extent(*start, *end), decoder: TWICE }),
             Kind::Literal(bytes) => Segment::Literal(bytes.clone().into()),
             Kind::Extent(start, end) => Segment::Data(extent(*start, *end)),
             Kind::Generated(bytes) => {
                 let bytes = bytes.clone();
-                Segment::Generated(Generated::new(bytes.len() as u64, move |range, _, out| {
+                Segment::Generated(GeneratedBytes::new(bytes.len() as u64, move |range, _, out| {
                     out.extend_from_slice(&bytes[indices(&range)]);
                     Ok(())
                 }))
@@ -799,7 +802,7 @@ mod tests {
                         begins += segment.len();
                     }
                 };
-                Segment::Series(Series { len, visit: Arc::new(visit) })
+                Segment::Series(SegmentSeries { len, visit: Arc::new(visit) })
             }
         }
     }
@@ -839,7 +842,7 @@ mod tests {
     }
 
     fn memory(bytes: Vec<u8>) -> Arc<dyn Source> {
-        Arc::new(Memory::new(bytes))
+        Arc::new(MemorySource::new(bytes))
     }
 
     proptest! {
@@ -851,11 +854,11 @@ mod tests {
             prop_assert_eq!(content.len(), whole.len() as u64);
             for from in 0..whole.len() + 2 {
                 for to in from..whole.len() + 2 {
-                    let read = content.read(from as u64..to as u64, &Request::NOWAIT).unwrap();
+                    let read = content.read(from as u64..to as u64, &ReadRequest::NOWAIT).unwrap();
                     prop_assert_eq!(&read[..], &whole[from.min(whole.len())..to.min(whole.len())]);
                 }
             }
-            let far = content.read(u64::MAX - 1..u64::MAX, &Request::NOWAIT).unwrap();
+            let far = content.read(u64::MAX - 1..u64::MAX, &ReadRequest::NOWAIT).unwrap();
             prop_assert!(far.is_empty());
         }
 
@@ -863,7 +866,7 @@ mod tests {
         fn may_block_if_a_source_of_the_range_may(kinds in prop::collection::vec(kind(), 0..6), slow in 0u64..64) {
             /// A source that may block only when a certain byte is read.
             #[derive(Debug)]
-            struct Slow(Memory, u64);
+            struct Slow(MemorySource, u64);
 
             impl Source for Slow {
                 fn len(&self) -> u64 {
@@ -881,24 +884,24 @@ mod tests {
                 fn may_block(&self, range: &Range<u64>) -> bool {
                     range.contains(&self.1)
                 }
-                fn stat(&self) -> Stat {
+                fn stat(&self) -> SourceStat {
                     self.0.stat()
                 }
             }
 
-            let source: Arc<dyn Source> = Arc::new(Slow(Memory::new(vec![0; 64]), slow));
+            let source: Arc<dyn Source> = Arc::new(Slow(MemorySource::new(vec![0; 64]), slow));
             let content = content(&kinds, &source);
             let waits: Vec<bool> = kinds.iter().flat_map(|kind| waits(kind, slow as usize)).collect();
             for from in 0..=waits.len() {
                 for to in from..=waits.len() {
                     let range = from as u64..to as u64;
                     let expected = waits[from..to].contains(&true);
-                    let wait = Wait { need: Need::Device(0), key: None };
+                    let wait = WaitFor { need: WaitResource::Device(0), key: None };
                     prop_assert_eq!(content.waits_for(&range), expected.then_some(wait));
-                    let read = content.read(range.clone(), &Request::NOWAIT);
+                    let read = content.read(range.clone(), &ReadRequest::NOWAIT);
                     prop_assert_eq!(matches!(read, Err(Error::WouldBlock(found)) if found == wait), expected);
-                    prop_assert!(content.read(range.clone(), &Request::only(wait)).is_ok());
-                    prop_assert!(content.read(range, &Request::WAIT).is_ok());
+                    prop_assert!(content.read(range.clone(), &ReadRequest::only(wait)).is_ok());
+                    prop_assert!(content.read(range, &ReadRequest::WAIT).is_ok());
                 }
             }
         }
@@ -908,7 +911,7 @@ mod tests {
     fn read_inside_one_segment_does_not_copy() {
         let data = Data::Extent(Extent { source: memory(vec![1; 64]), range: 8..64 });
         let npy = Content::new([Segment::Literal(b"header"[..].into()), Segment::Data(data)]);
-        let read = |range| npy.read(range, &Request::NOWAIT);
+        let read = |range| npy.read(range, &ReadRequest::NOWAIT);
         assert!(matches!(read(0..6), Ok(Bytes::Shared(..))));
         assert!(matches!(read(6..62), Ok(Bytes::Shared(_, range)) if range == (8..64)));
         assert!(matches!(read(6..106), Ok(Bytes::Shared(_, range)) if range == (8..64)));
@@ -917,22 +920,22 @@ mod tests {
 
     #[test]
     fn request_waits_only_for_what_it_may() {
-        let device = |device, key| Wait { need: Need::Device(device), key };
-        let key = |item| Some(Key { model: 1, kind: Key::MODEL, item });
+        let device = |device, key| WaitFor { need: WaitResource::Device(device), key };
+        let key = |item| Some(ResultId { model: 1, kind: ResultId::MODEL, item });
         let all = [device(1, None), device(2, None), device(1, key(1)), device(1, key(2))];
-        let allowed = |request: Request| all.map(|wait| request.wait(wait).is_ok());
-        assert_eq!((allowed(Request::NOWAIT), allowed(Request::WAIT)), ([false; 4], [true; 4]));
-        assert_eq!(allowed(Request::only(device(1, None))), [true, false, false, false]);
-        assert_eq!(allowed(Request::only(device(1, key(1)))), [true, false, true, false]);
+        let allowed = |request: ReadRequest| all.map(|wait| request.wait(wait).is_ok());
+        assert_eq!((allowed(ReadRequest::NOWAIT), allowed(ReadRequest::WAIT)), ([false; 4], [true; 4]));
+        assert_eq!(allowed(ReadRequest::only(device(1, None))), [true, false, false, false]);
+        assert_eq!(allowed(ReadRequest::only(device(1, key(1)))), [true, false, true, false]);
     }
 
     #[test]
     fn cancelled_or_late_request_fails() {
-        assert!(Request::WAIT.check().is_ok() && Request::NOWAIT.check().is_ok());
-        assert!(matches!(Request::WAIT.cancelled_by(&|| true).check(), Err(Error::Interrupted)));
-        assert!(Request::WAIT.cancelled_by(&|| false).check().is_ok());
+        assert!(ReadRequest::WAIT.check().is_ok() && ReadRequest::NOWAIT.check().is_ok());
+        assert!(matches!(ReadRequest::WAIT.cancelled_by(&|| true).check(), Err(Error::Interrupted)));
+        assert!(ReadRequest::WAIT.cancelled_by(&|| false).check().is_ok());
         let now = Instant::now();
-        assert!(matches!(Request::WAIT.until(now).check(), Err(Error::TimedOut)));
-        assert!(Request::WAIT.until(now + Duration::from_secs(3600)).check().is_ok());
+        assert!(matches!(ReadRequest::WAIT.until(now).check(), Err(Error::TimedOut)));
+        assert!(ReadRequest::WAIT.until(now + Duration::from_secs(3600)).check().is_ok());
     }
 }

@@ -5,7 +5,7 @@
 //! reading a kilobyte. A long read of such an array therefore gathers a whole *panel*, which is kept for the reads that
 //! follow: so many rows that each read of the source gives a kilobyte.
 
-use crate::kept::Kept;
+use crate::kept::KeptValues;
 use crate::source::{Error, Source};
 use smallvec::SmallVec;
 use std::ops::{Range, RangeInclusive};
@@ -13,18 +13,18 @@ use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError, Weak};
 
 /// An array in a source. Its elements are gathered when they are read.
 #[derive(Debug, Clone)]
-pub struct Strided {
+pub struct StridedData {
     /// The source.
     pub source: Arc<dyn Source>,
     /// In bytes from the start of the source: from the first element to the end of the last one.
     pub range: Range<u64>,
     /// Where the elements are.
-    pub layout: Arc<Layout>,
+    pub layout: Arc<StridedLayout>,
 }
 
 /// Where the elements of an array are, and the order of their bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Layout {
+pub struct StridedLayout {
     /// Outermost first, without dimensions of one element. Dimensions that form one run of elements are merged.
     dims: Dims,
     /// Number of elements.
@@ -37,7 +37,7 @@ pub struct Layout {
 
 /// A dimension. Distances are in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Dim {
+struct StridedDim {
     len: u64,
     /// Distance of neighbours in the source.
     stride: u64,
@@ -45,14 +45,14 @@ struct Dim {
     out: u64,
 }
 
-type Dims = SmallVec<[Dim; 4]>;
+type Dims = SmallVec<[StridedDim; 4]>;
 
 /// Called with runs of stored bytes and their sources, until it returns something.
 type Find<'a, T> = dyn FnMut(&dyn Source, Range<u64>) -> Option<T> + 'a;
 
 /// Elements that are copied to the output together, after one or more reads of the source.
 #[derive(Debug, Clone, Copy)]
-struct Span<'d> {
+struct CopySpan<'d> {
     /// The first element in the source.
     from: u64,
     /// The number of elements that one read covers, including those between the elements that are needed.
@@ -63,7 +63,7 @@ struct Span<'d> {
     /// The first element in the output.
     out: u64,
     /// The dimensions. Their strides are those of the bytes of all reads, one after the other.
-    dims: &'d [Dim],
+    dims: &'d [StridedDim],
 }
 
 /// Largest number of bytes that are read together.
@@ -101,14 +101,15 @@ const PANEL_PART_MIN: u64 = 64 << 10;
 const PANEL_READ_MAX: u64 = 2 << 10;
 
 /// The panels that were used last. Shared by all arrays, so that there is one bound.
-static PANELS: LazyLock<Kept<PanelKey, Arc<Panel>>> = LazyLock::new(|| Kept::new(PANELS_MAX, |panel| panel.len));
+static PANELS: LazyLock<KeptValues<PanelKey, Arc<GatheredPanel>>> =
+    LazyLock::new(|| KeptValues::new(PANELS_MAX, |panel| panel.len));
 
 /// Identifies a panel: the address of the source, the start of the array there, its layout, the number of the panel.
-type PanelKey = (usize, u64, Arc<Layout>, u64);
+type PanelKey = (usize, u64, Arc<StridedLayout>, u64);
 
 /// A range of an array that is gathered at once.
 #[derive(Debug)]
-struct Panel {
+struct GatheredPanel {
     /// In bytes.
     len: usize,
     bytes: OnceLock<Box<[u8]>>,
@@ -118,7 +119,7 @@ struct Panel {
     _source: Weak<dyn Source>,
 }
 
-impl Layout {
+impl StridedLayout {
     /// The layout of an array with this shape. `strides` are the distances of neighbours along each dimension, in
     /// elements of `size` bytes. The bytes of all numbers of `word` bytes are reversed, of none if `word` is 1. `word`
     /// must divide `size`.
@@ -133,7 +134,7 @@ impl Layout {
                 Some(inner) if inner.stride.checked_mul(inner.len) == Some(*stride) => {
                     inner.len = inner.len.saturating_mul(*len);
                 }
-                _ => dims.push(Dim { len: *len, stride: *stride, out }),
+                _ => dims.push(StridedDim { len: *len, stride: *stride, out }),
             }
             out = out.saturating_mul(*len);
         }
@@ -147,16 +148,16 @@ impl Layout {
     }
 
     /// Passes everything that must be read for the elements of `range` to `take`.
-    fn spans<E>(&self, range: Range<u64>, take: &mut dyn FnMut(Span) -> Result<(), E>) -> Result<(), E> {
+    fn spans<E>(&self, range: Range<u64>, take: &mut dyn FnMut(CopySpan) -> Result<(), E>) -> Result<(), E> {
         let size = self.size as u64;
-        split(&self.dims, range, 0, 0, &mut |dims, from, out| spans(dims, from, out, size, take))
+        split_span(&self.dims, range, 0, 0, &mut |dims, from, out| spans(dims, from, out, size, take))
     }
 }
 
 /// Passes the parts of an array that make up `range`, given in C order, to `take`. Each part has all elements of its
 /// dimensions; the two numbers are its first element in the source and in the output, which begins with `range`.
-fn split<E>(
-    dims: &[Dim],
+fn split_span<E>(
+    dims: &[StridedDim],
     range: Range<u64>,
     from: u64,
     out: u64,
@@ -172,15 +173,15 @@ fn split<E>(
     let at = |index: u64| from + index * dim.stride;
     if first < whole.start {
         let end = end.min(whole.start * dim.out);
-        split(inner, start - first * dim.out..end - first * dim.out, at(first), out, take)?;
+        split_span(inner, start - first * dim.out..end - first * dim.out, at(first), out, take)?;
     }
     if !whole.is_empty() {
-        let outer = Dim { len: whole.end - whole.start, ..*dim };
+        let outer = StridedDim { len: whole.end - whole.start, ..*dim };
         let dims = [outer].iter().chain(inner).copied().collect();
         take(dims, at(whole.start), out + whole.start * dim.out - start)?;
     }
     if last >= whole.start {
-        split(inner, 0..end - last * dim.out, at(last), out + (last * dim.out).saturating_sub(start), take)?;
+        split_span(inner, 0..end - last * dim.out, at(last), out + (last * dim.out).saturating_sub(start), take)?;
     }
     Ok(())
 }
@@ -191,7 +192,7 @@ fn spans<E>(
     from: u64,
     out: u64,
     size: u64,
-    take: &mut dyn FnMut(Span) -> Result<(), E>,
+    take: &mut dyn FnMut(CopySpan) -> Result<(), E>,
 ) -> Result<(), E> {
     dims.sort_by_key(|dim| dim.stride);
     // How many of the dimensions are read together, what they span, and how many different elements they have.
@@ -210,14 +211,14 @@ fn spans<E>(
     }
     let mut outer: Dims = dims.iter().skip(inner + 1).rev().copied().collect();
     let Some(cut) = dims.get(inner).copied() else {
-        return take(Span { from, len: span, reads: 1, step: 0, out, dims: &dims });
+        return take(CopySpan { from, len: span, reads: 1, step: 0, out, dims: &dims });
     };
     dims.truncate(inner + 1);
     let read_len = span + (cut.len - 1) * cut.stride;
     let reads_max =
         if at_once < cut.len || is_run(&dims) { 1 } else { (SPAN_MAX / size / read_len).clamp(1, READS_MAX) };
     // What differs between the reads of a span.
-    let rows = if reads_max > 1 { outer.pop() } else { None }.unwrap_or(Dim { len: 1, stride: 0, out: 0 });
+    let rows = if reads_max > 1 { outer.pop() } else { None }.unwrap_or(StridedDim { len: 1, stride: 0, out: 0 });
     dims.push(rows);
     let mut indices: SmallVec<[u64; 4]> = outer.iter().map(|_| 0).collect();
     loop {
@@ -233,9 +234,9 @@ fn spans<E>(
             let mut row = 0;
             while row < rows.len {
                 let reads = reads_max.min(rows.len - row);
-                dims[inner + 1] = Dim { len: reads, stride: read_len, out: rows.out };
+                dims[inner + 1] = StridedDim { len: reads, stride: read_len, out: rows.out };
                 let (from, out) = (from + row * rows.stride, out + row * rows.out);
-                take(Span { from, len: read_len, reads, step: rows.stride, out, dims: &dims })?;
+                take(CopySpan { from, len: read_len, reads, step: rows.stride, out, dims: &dims })?;
                 row += reads;
             }
             start += len;
@@ -248,11 +249,11 @@ fn spans<E>(
 }
 
 /// Whether the elements are one run in the source and in the output.
-fn is_run(dims: &[Dim]) -> bool {
+fn is_run(dims: &[StridedDim]) -> bool {
     dims.iter().filter(|dim| dim.len > 1).all(|dim| dim.stride == 1 && dim.out == 1)
 }
 
-impl Span<'_> {
+impl CopySpan<'_> {
     /// Copies the elements from the bytes of all reads to the output.
     fn scatter(&self, bytes: &[u8], size: usize, out: &mut [u8]) {
         let mut dims: Dims = self.dims.iter().filter(|dim| dim.len > 1).copied().collect();
@@ -262,10 +263,10 @@ impl Span<'_> {
     }
 }
 
-fn scatter(dims: &[Dim], bytes: &[u8], size: usize, out: &mut [u8]) {
+fn scatter(dims: &[StridedDim], bytes: &[u8], size: usize, out: &mut [u8]) {
     match dims {
         [] => out[..size].copy_from_slice(&bytes[..size]),
-        [Dim { len, stride: 1, out: 1 }] => {
+        [StridedDim { len, stride: 1, out: 1 }] => {
             let len = *len as usize * size;
             out[..len].copy_from_slice(&bytes[..len]);
         }
@@ -291,7 +292,7 @@ fn scatter(dims: &[Dim], bytes: &[u8], size: usize, out: &mut [u8]) {
 }
 
 /// Copies the elements of one dimension. They have `N` bytes.
-fn copy<const N: usize>(dim: &Dim, bytes: &[u8], out: &mut [u8]) {
+fn copy<const N: usize>(dim: &StridedDim, bytes: &[u8], out: &mut [u8]) {
     let (bytes, out) = (bytes.as_chunks::<N>().0, out.as_chunks_mut::<N>().0);
     for at in 0..dim.len as usize {
         out[at * dim.out as usize] = bytes[at * dim.stride as usize];
@@ -308,7 +309,7 @@ fn reverse(bytes: &mut [u8], word: usize) {
     }
 }
 
-impl Strided {
+impl StridedData {
     /// Fills `buf` with the bytes from `offset` on of the array in C order. They must lie inside the array.
     pub(super) fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
         let part = offset..offset + buf.len() as u64;
@@ -386,7 +387,7 @@ impl Strided {
         }
         let most = len / PANEL_READ_MAX;
         let mut reads = 0;
-        let count = &mut |span: Span| {
+        let count = &mut |span: CopySpan| {
             reads += span.reads;
             if reads > most { Err(()) } else { Ok(()) }
         };
@@ -418,10 +419,10 @@ impl Strided {
     }
 
     /// A panel, which is gathered unless it was, or there is no memory for it.
-    fn panel(&self, number: u64, range: &Range<u64>) -> Result<Arc<Panel>, Error> {
+    fn panel(&self, number: u64, range: &Range<u64>) -> Result<Arc<GatheredPanel>, Error> {
         let len = (range.end - range.start) as usize;
         let (bytes, gate, _source) = (OnceLock::new(), Mutex::new(()), Arc::downgrade(&self.source));
-        let panel = PANELS.find_or_keep(self.key(number), Arc::new(Panel { len, bytes, gate, _source }));
+        let panel = PANELS.find_or_keep(self.key(number), Arc::new(GatheredPanel { len, bytes, gate, _source }));
         if panel.bytes.get().is_some() {
             return Ok(panel);
         }
@@ -467,16 +468,16 @@ impl Strided {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::content::{Content, Data, Request, Segment};
-    use crate::source::{Bytes, Memory, Stat};
+    use crate::content::{Content, Data, ReadRequest, Segment};
+    use crate::source::{Bytes, MemorySource, SourceStat};
     use proptest::prelude::*;
     use std::sync::atomic::{AtomicU64, Ordering};
 
     /// An array of the elements at these places of `bytes`.
-    fn array(bytes: &[u8], start: u64, layout: Layout) -> (Strided, Content) {
-        let source: Arc<dyn Source> = Arc::new(Memory::new(bytes.to_vec()));
+    fn array(bytes: &[u8], start: u64, layout: StridedLayout) -> (StridedData, Content) {
+        let source: Arc<dyn Source> = Arc::new(MemorySource::new(bytes.to_vec()));
         let range = start..bytes.len() as u64;
-        let strided = Strided { source, range, layout: Arc::new(layout) };
+        let strided = StridedData { source, range, layout: Arc::new(layout) };
         (strided.clone(), Content::new([Segment::Data(Data::Strided(strided))]))
     }
 
@@ -518,12 +519,12 @@ mod tests {
             let last: u64 = shape.iter().zip(&strides).map(|(len, stride)| (len - 1) * stride).sum();
             let bytes = noise(start as usize + (last as usize + 1) * size);
             let expected = expected(&bytes, start, &shape, &strides, size, word);
-            let (strided, content) = array(&bytes, start, Layout::new(&shape, &strides, size, word));
+            let (strided, content) = array(&bytes, start, StridedLayout::new(&shape, &strides, size, word));
             prop_assert_eq!(strided.layout.nbytes(), expected.len() as u64);
             let len = expected.len() as u64;
             let (from, to) = (from.min(to).min(len), to.max(from).min(len));
             let mut read = Vec::new();
-            content.copy(from..to, &Request::WAIT, &mut read).unwrap();
+            content.copy(from..to, &ReadRequest::WAIT, &mut read).unwrap();
             prop_assert_eq!(&read, &expected[from as usize..to as usize]);
             // What is prepared is inside the file, and has all bytes that are needed.
             let mut runs = Vec::new();
@@ -534,8 +535,8 @@ mod tests {
                 only[run.start as usize..run.end as usize]
                     .copy_from_slice(&bytes[run.start as usize..run.end as usize]);
             }
-            let (_, content) = array(&only, start, Layout::new(&shape, &strides, size, word));
-            content.copy(from..to, &Request::WAIT, &mut read).unwrap();
+            let (_, content) = array(&only, start, StridedLayout::new(&shape, &strides, size, word));
+            content.copy(from..to, &ReadRequest::WAIT, &mut read).unwrap();
             prop_assert_eq!(&read, &expected[from as usize..to as usize]);
         }
     }
@@ -554,11 +555,11 @@ mod tests {
         let bytes = noise(4 * 460_000);
         for (shape, strides) in cases {
             let expected = expected(&bytes, 0, shape, strides, 4, 1);
-            let (_, content) = array(&bytes, 0, Layout::new(shape, strides, 4, 1));
+            let (_, content) = array(&bytes, 0, StridedLayout::new(shape, strides, 4, 1));
             let len = expected.len() as u64;
             for range in [0..len, 5..len - 3, len / 3..len / 3 + 70_001, len - 1..len, 1000..1001] {
                 let mut read = Vec::new();
-                content.copy(range.clone(), &Request::WAIT, &mut read).unwrap();
+                content.copy(range.clone(), &ReadRequest::WAIT, &mut read).unwrap();
                 assert!(read == expected[range.start as usize..range.end as usize], "{shape:?} {range:?}");
             }
         }
@@ -566,7 +567,7 @@ mod tests {
 
     /// Bytes that count how often they are read.
     #[derive(Debug)]
-    struct Counted(Memory, AtomicU64);
+    struct Counted(MemorySource, AtomicU64);
 
     impl Source for Counted {
         fn len(&self) -> u64 {
@@ -590,7 +591,7 @@ mod tests {
             false
         }
 
-        fn stat(&self) -> Stat {
+        fn stat(&self) -> SourceStat {
             self.0.stat()
         }
     }
@@ -601,11 +602,11 @@ mod tests {
         let (shape, strides) = ([700, ROWS], [1, 3000]);
         let bytes = noise(4 * (ROWS * 3000) as usize);
         let expected = expected(&bytes, 0, &shape, &strides, 4, 1);
-        let source = Arc::new(Counted(Memory::new(bytes), AtomicU64::new(0)));
+        let source = Arc::new(Counted(MemorySource::new(bytes), AtomicU64::new(0)));
         let range = 0..source.len();
         let strided = |strides: [u64; 2]| {
-            let layout = Arc::new(Layout::new(&shape, &strides, 4, 1));
-            Strided { source: source.clone(), range: range.clone(), layout }
+            let layout = Arc::new(StridedLayout::new(&shape, &strides, 4, 1));
+            StridedData { source: source.clone(), range: range.clone(), layout }
         };
         let transposed = strided(strides);
         let reads = || source.1.swap(0, Ordering::Relaxed);
@@ -629,7 +630,7 @@ mod tests {
         assert_eq!(reads(), 3 * ROWS + 2 * short as u64);
         // Nothing has to be prepared for panels that are kept, and everything for others.
         let part = 0..1 << 20;
-        let runs = |array: &Strided| {
+        let runs = |array: &StridedData| {
             let mut count = 0;
             let found = array.find_run(&part, &mut |_, _| {
                 count += 1;
@@ -671,12 +672,12 @@ mod tests {
         ];
         for ((shape, strides), range, reads, elements) in cases {
             let (mut count, mut read) = (0, 0);
-            let take = &mut |span: Span| {
+            let take = &mut |span: CopySpan| {
                 count += span.reads;
                 read += span.reads * span.len;
                 Ok::<_, ()>(())
             };
-            Layout::new(shape, strides, 4, 1).spans(range.clone(), take).unwrap();
+            StridedLayout::new(shape, strides, 4, 1).spans(range.clone(), take).unwrap();
             assert_eq!((count, read), (reads, elements), "{shape:?} {range:?}");
         }
     }
@@ -685,8 +686,8 @@ mod tests {
     fn arrays_without_elements_are_empty() {
         let huge = 1 << 62;
         for (shape, strides) in [(&[0, huge, huge][..], &[1, 1, 1][..]), (&[huge, 0], &[0, 0]), (&[0], &[1])] {
-            assert_eq!(Layout::new(shape, strides, 8, 1).nbytes(), 0);
+            assert_eq!(StridedLayout::new(shape, strides, 8, 1).nbytes(), 0);
         }
-        assert_eq!(Layout::new(&[], &[], 8, 8).nbytes(), 8);
+        assert_eq!(StridedLayout::new(&[], &[], 8, 8).nbytes(), 8);
     }
 }

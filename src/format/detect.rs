@@ -5,7 +5,7 @@ use std::fmt;
 
 /// A file of a format that weightfs does not read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Foreign {
+pub struct ForeignFormat {
     /// The format with its article: "a zip archive".
     name: String,
     /// What the user can do, if anything.
@@ -57,10 +57,10 @@ const CONVERT_KERAS: &str =
 /// What to do about text in place of a model.
 const NO_MODEL: &str = "if it should be a model, the download failed; read the text with `cat`";
 
-/// Maximum number of bytes that [`Foreign::detect`] looks at.
+/// Maximum number of bytes that [`ForeignFormat::detect`] looks at.
 pub const PREFIX: u64 = 512;
 
-impl Foreign {
+impl ForeignFormat {
     /// Identifies the format of a file by its first `PREFIX` bytes.
     ///
     /// Use it only for files that failed to parse: a valid header length can look like a magic number.
@@ -134,7 +134,7 @@ impl Foreign {
 /// Whether a zip archive may follow what a file begins with: a program that unpacks it, or something unknown.
 pub fn may_precede_archive(prefix: &[u8]) -> bool {
     let is_program = [&b"\x7fELF"[..], b"#!"].iter().any(|magic| prefix.starts_with(magic));
-    is_program || Foreign::detect(prefix).is_none() && !is_safetensors(prefix)
+    is_program || ForeignFormat::detect(prefix).is_none() && !is_safetensors(prefix)
 }
 
 /// Whether a file begins like safetensors: a length below 4 GiB, then a JSON object.
@@ -144,17 +144,20 @@ fn is_safetensors(prefix: &[u8]) -> bool {
 
 /// Detects the pointer, a text of three lines, that Git LFS leaves in place of a file that was not fetched.
 /// Source: the Git LFS specification, docs/spec.md, "The Pointer".
-fn lfs_pointer(prefix: &[u8]) -> Option<Foreign> {
+fn lfs_pointer(prefix: &[u8]) -> Option<ForeignFormat> {
     let text = prefix.strip_prefix(b"version https://git-lfs.github.com/spec/")?;
     let text = String::from_utf8_lossy(text);
     let size = text.lines().find_map(|line| line.strip_prefix("size ")?.parse::<u64>().ok());
     let size = size.map_or(String::new(), |size| format!(" to a file of {size} bytes"));
-    Some(Foreign { name: format!("a Git LFS pointer{size}"), hint: Some("fetch the file itself with `git lfs pull`") })
+    Some(ForeignFormat {
+        name: format!("a Git LFS pointer{size}"),
+        hint: Some("fetch the file itself with `git lfs pull`"),
+    })
 }
 
 /// Distinguishes zip archives by their first member: torch.save writes `STEM/data.pkl`, and Keras `metadata.json`.
 /// Source: APPNOTE.TXT of PKWARE, 4.3.7, "Local file header".
-fn zip(prefix: &[u8]) -> Option<Foreign> {
+fn zip(prefix: &[u8]) -> Option<ForeignFormat> {
     const NAME_LEN: usize = 26;
     const NAME: usize = 30;
     prefix.strip_prefix(b"PK\x03\x04")?;
@@ -174,7 +177,7 @@ fn zip(prefix: &[u8]) -> Option<Foreign> {
     } else {
         ("a zip archive", "unpack it with unzip first")
     };
-    Some(Foreign { name: name.to_owned(), hint: Some(hint) })
+    Some(ForeignFormat { name: name.to_owned(), hint: Some(hint) })
 }
 
 /// Whether a file begins with fields of an ONNX `ModelProto`, of which the version is the first.
@@ -240,7 +243,7 @@ fn beginning_of_text(prefix: &[u8]) -> Option<String> {
     Some(format!("{}{more}", quote(&shown)))
 }
 
-impl fmt::Display for Foreign {
+impl fmt::Display for ForeignFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.hint {
             None => f.write_str(&self.name),
@@ -298,18 +301,18 @@ mod tests {
             (&[0; 64], "filled with zeros"),
         ];
         for (prefix, expected) in cases {
-            let found = Foreign::detect(prefix).unwrap().to_string();
+            let found = ForeignFormat::detect(prefix).unwrap().to_string();
             assert!(found.starts_with(expected), "{found}");
         }
         // Bytes that only begin like an ONNX model.
         for bytes in
             [&b"\x08\x07"[..], b"\x08\x07\x12\x07\0\0\0\0\0\0\0", b"\x08\0:\x01", b"\x08\x07\x7a\x01", b"\x08\xff"]
         {
-            assert_eq!(Foreign::detect(bytes), None, "{bytes:?}");
+            assert_eq!(ForeignFormat::detect(bytes), None, "{bytes:?}");
         }
         // The length in the second one begins with the magic number of gzip.
         for safetensors in [&b"\x10\0\0\0\0\0\0\0{}"[..], b"\x1f\x8b\x01\0\0\0\0\0{\""] {
-            assert_eq!(Foreign::detect(safetensors), None);
+            assert_eq!(ForeignFormat::detect(safetensors), None);
         }
     }
 }

@@ -8,7 +8,7 @@ use std::fmt;
 
 /// The smallest group of elements that takes a whole number of bytes. Loops over data step by blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Block {
+pub struct DtypeBlock {
     /// Elements in a block.
     pub elements: u64,
     /// Bytes of a block.
@@ -18,7 +18,7 @@ pub struct Block {
 /// Approximate number of encoded bytes that are decoded at a time. They and the decoded values stay in a core's cache.
 const DECODED_AT_ONCE: usize = 24 << 10;
 
-impl Block {
+impl DtypeBlock {
     /// Decodes whole blocks to float32, some at a time, and passes the little-endian values of each step to `take`.
     /// `buffer` holds them, so that several calls can share its memory.
     pub fn decode_each(self, to_f32: ToF32, encoded: &[u8], buffer: &mut Vec<u8>, mut take: impl FnMut(&[u8])) {
@@ -36,9 +36,9 @@ const PACKED_MAX: u64 = 4;
 
 /// The properties of a known dtype.
 #[derive(Debug)]
-struct Row {
+struct DtypeRow {
     name: &'static str,
-    block: Block,
+    block: DtypeBlock,
     numpy: Option<&'static str>,
     to_f32: Option<ToF32>,
     ggml: Option<u32>,
@@ -60,12 +60,12 @@ macro_rules! dtypes {
             /// Every known dtype, in the order of the table.
             pub const ALL: &'static [Dtype<'static>] = &[$(Dtype::$variant),*];
 
-            fn row(self) -> Option<&'static Row> {
+            fn row(self) -> Option<&'static DtypeRow> {
                 match self {
                     $(Self::$variant => Some(const {
-                        &Row {
+                        &DtypeRow {
                             name: $name,
-                            block: Block { elements: $elements, bytes: $bytes },
+                            block: DtypeBlock { elements: $elements, bytes: $bytes },
                             numpy: $numpy,
                             to_f32: $to_f32,
                             ggml: $ggml,
@@ -185,13 +185,13 @@ impl<'a> Dtype<'a> {
     }
 
     /// The block of elements; `None` for an unknown dtype.
-    pub fn block(self) -> Option<Block> {
+    pub fn block(self) -> Option<DtypeBlock> {
         self.row().map(|row| row.block)
     }
 
     /// Width of an element in bits; `None` for an unknown dtype, and for block types, whose elements share scales.
     pub fn bits(self) -> Option<u64> {
-        let Block { elements, bytes } = self.block().filter(|_| !self.has_scales())?;
+        let DtypeBlock { elements, bytes } = self.block().filter(|_| !self.has_scales())?;
         Some(bytes * 8 / elements)
     }
 
@@ -256,7 +256,7 @@ mod tests {
     #[test]
     fn block_is_the_smallest_group_of_whole_bytes() {
         for dtype in Dtype::SAFETENSORS.iter().chain(Dtype::SIZE_ONLY) {
-            let Block { elements, bytes } = dtype.block().unwrap();
+            let DtypeBlock { elements, bytes } = dtype.block().unwrap();
             let bits = dtype.bits().unwrap();
             let smallest = (1..).find(|elements| (bits * elements).is_multiple_of(8)).unwrap();
             assert_eq!((elements, bytes), (smallest, bits * smallest / 8), "{dtype}");

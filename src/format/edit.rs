@@ -9,7 +9,7 @@ use crate::text::quote;
 
 /// A change of the metadata of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Edit {
+pub enum MetadataEdit {
     /// Sets keys.
     Set(Vec<Assignment>),
     /// Removes keys. Keys that the file does not have are ignored.
@@ -25,7 +25,7 @@ pub struct Assignment {
     pub key: String,
     /// The type. `None` keeps the type of an existing key. Ignored by formats whose values are strings.
     pub value_type: Option<ValueType>,
-    /// The value in the form of [`super::Value::text`]; for an array, also as a JSON array.
+    /// The value in the form of [`super::MetadataValue::text`]; for an array, also as a JSON array.
     pub text: String,
 }
 
@@ -42,7 +42,7 @@ pub struct NewHead {
 
 /// The beginning of a changed file, and its header.
 #[derive(Debug)]
-pub struct Edited {
+pub struct EditedHead {
     /// The beginning of the file.
     pub head: NewHead,
     /// The header. Its tensors are those of the unchanged file.
@@ -101,14 +101,14 @@ pub enum EditError {
     Tensors,
 }
 
-impl From<safetensors::Error> for EditError {
-    fn from(error: safetensors::Error) -> Self {
+impl From<safetensors::SafetensorsError> for EditError {
+    fn from(error: safetensors::SafetensorsError) -> Self {
         Self::Format(error.into())
     }
 }
 
-impl From<gguf::Error> for EditError {
-    fn from(error: gguf::Error) -> Self {
+impl From<gguf::GgufError> for EditError {
+    fn from(error: gguf::GgufError) -> Self {
         Self::Format(error.into())
     }
 }

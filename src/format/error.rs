@@ -1,8 +1,8 @@
 //! Why a file has no usable header.
 
-use super::detect::Foreign;
+use super::detect::ForeignFormat;
 use super::gguf;
-use super::input::Missing;
+use super::input::MissingRange;
 use super::numpy;
 use super::pytorch;
 use super::safetensors;
@@ -13,10 +13,10 @@ use super::slm;
 pub enum Error {
     /// Not a fault of the file: add this range to the input and parse again.
     #[error(transparent)]
-    Missing(#[from] Missing),
+    Missing(#[from] MissingRange),
     /// The file is of a format that weightfs does not read.
     #[error("not a model but {0}")]
-    Foreign(Foreign),
+    Foreign(ForeignFormat),
     /// The header is spread over too much of the file.
     #[error("its header needs more than {max} bytes in different places of the file")]
     Spread {
@@ -25,31 +25,31 @@ pub enum Error {
     },
     /// The file breaks a rule of safetensors.
     #[error(transparent)]
-    Safetensors(safetensors::Error),
+    Safetensors(safetensors::SafetensorsError),
     /// The file breaks a rule of GGUF.
     #[error(transparent)]
-    Gguf(gguf::Error),
+    Gguf(gguf::GgufError),
     /// The file breaks a rule of PyTorch checkpoints.
     #[error(transparent)]
-    Pytorch(Box<pytorch::Error>),
+    Pytorch(Box<pytorch::PytorchError>),
     /// The file breaks a rule of NumPy's formats.
     #[error(transparent)]
-    Numpy(numpy::Error),
+    Numpy(numpy::NumpyError),
     /// The file breaks a rule of SLM1.
     #[error(transparent)]
-    Slm(slm::Error),
+    Slm(slm::SlmError),
 }
 
 impl Error {
     /// The tensor that breaks a rule, if one does.
     pub fn tensor(&self) -> Option<&str> {
         match self {
-            Self::Safetensors(safetensors::Error::Tensor { name, .. })
-            | Self::Gguf(gguf::Error::Tensor { name, .. })
-            | Self::Numpy(numpy::Error::Tensor { name, .. })
-            | Self::Slm(slm::Error::Tensor { name, .. }) => Some(name),
+            Self::Safetensors(safetensors::SafetensorsError::Tensor { name, .. })
+            | Self::Gguf(gguf::GgufError::Tensor { name, .. })
+            | Self::Numpy(numpy::NumpyError::Tensor { name, .. })
+            | Self::Slm(slm::SlmError::Tensor { name, .. }) => Some(name),
             Self::Pytorch(error) => match &**error {
-                pytorch::Error::Tensor { name, .. } => Some(name),
+                pytorch::PytorchError::Tensor { name, .. } => Some(name),
                 _ => None,
             },
             _ => None,
@@ -60,54 +60,54 @@ impl Error {
     pub fn is_cut(&self) -> bool {
         matches!(
             self,
-            Self::Safetensors(safetensors::Error::DataCut { .. })
-                | Self::Gguf(gguf::Error::DataCut { .. })
-                | Self::Numpy(numpy::Error::DataCut { .. })
-                | Self::Slm(slm::Error::DataCut { .. })
+            Self::Safetensors(safetensors::SafetensorsError::DataCut { .. })
+                | Self::Gguf(gguf::GgufError::DataCut { .. })
+                | Self::Numpy(numpy::NumpyError::DataCut { .. })
+                | Self::Slm(slm::SlmError::DataCut { .. })
         )
     }
 }
 
-impl From<safetensors::Error> for Error {
-    fn from(error: safetensors::Error) -> Self {
+impl From<safetensors::SafetensorsError> for Error {
+    fn from(error: safetensors::SafetensorsError) -> Self {
         match error {
-            safetensors::Error::Missing(missing) => Self::Missing(missing),
+            safetensors::SafetensorsError::Missing(missing) => Self::Missing(missing),
             other => Self::Safetensors(other),
         }
     }
 }
 
-impl From<gguf::Error> for Error {
-    fn from(error: gguf::Error) -> Self {
+impl From<gguf::GgufError> for Error {
+    fn from(error: gguf::GgufError) -> Self {
         match error {
-            gguf::Error::Missing(missing) => Self::Missing(missing),
+            gguf::GgufError::Missing(missing) => Self::Missing(missing),
             other => Self::Gguf(other),
         }
     }
 }
 
-impl From<numpy::Error> for Error {
-    fn from(error: numpy::Error) -> Self {
+impl From<numpy::NumpyError> for Error {
+    fn from(error: numpy::NumpyError) -> Self {
         match error {
-            numpy::Error::Missing(missing) => Self::Missing(missing),
+            numpy::NumpyError::Missing(missing) => Self::Missing(missing),
             other => Self::Numpy(other),
         }
     }
 }
 
-impl From<slm::Error> for Error {
-    fn from(error: slm::Error) -> Self {
+impl From<slm::SlmError> for Error {
+    fn from(error: slm::SlmError) -> Self {
         match error {
-            slm::Error::Missing(missing) => Self::Missing(missing),
+            slm::SlmError::Missing(missing) => Self::Missing(missing),
             other => Self::Slm(other),
         }
     }
 }
 
-impl From<pytorch::Error> for Error {
-    fn from(error: pytorch::Error) -> Self {
+impl From<pytorch::PytorchError> for Error {
+    fn from(error: pytorch::PytorchError) -> Self {
         match error {
-            pytorch::Error::Missing(missing) => Self::Missing(missing),
+            pytorch::PytorchError::Missing(missing) => Self::Missing(missing),
             other => Self::Pytorch(other.into()),
         }
     }

@@ -1,14 +1,14 @@
 //! The common form of all headers: a table of tensors, and the other data that later layers print or check.
 
 use super::dtype::Dtype;
-use super::metadata::Value;
+use super::metadata::MetadataValue;
 use super::names::NameTable;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 /// How to treat a file that breaks the rules of its format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Mode {
+pub enum ParseMode {
     /// The first broken rule is an error.
     #[default]
     Strict,
@@ -33,12 +33,12 @@ pub struct TensorInfo<'a> {
     pub range: Range<u64>,
     /// Where the elements are in that range, unless they lie there one after the other in C order and in little-endian
     /// byte order.
-    pub layout: Option<Layout<'a>>,
+    pub layout: Option<TensorLayout<'a>>,
 }
 
 /// Where the elements of a tensor are in its range. The first element is at the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Layout<'a> {
+pub struct TensorLayout<'a> {
     /// The distance of neighbours along each dimension, in elements.
     pub strides: &'a [u64],
     /// Size of an element in bytes.
@@ -48,7 +48,7 @@ pub struct Layout<'a> {
 }
 
 impl TensorInfo<'_> {
-    /// Size of the data in bytes. The range of the file is shorter or longer if the tensor has a [`Layout`].
+    /// Size of the data in bytes. The range of the file is shorter or longer if the tensor has a [`TensorLayout`].
     pub fn nbytes(&self) -> u64 {
         match self.layout {
             None => self.range.end - self.range.start,
@@ -64,7 +64,7 @@ impl TensorInfo<'_> {
 
 /// An entry that was left out, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Skipped {
+pub struct SkippedEntry {
     /// Name of the tensor.
     pub name: String,
     /// The reason, one line.
@@ -73,7 +73,7 @@ pub struct Skipped {
     pub is_duplicate: bool,
 }
 
-impl Skipped {
+impl SkippedEntry {
     /// An entry that was left out, but not because another entry has the same name.
     pub fn new(name: impl Into<String>, reason: impl Into<String>) -> Self {
         Self { name: name.into(), reason: reason.into(), is_duplicate: false }
@@ -84,7 +84,7 @@ impl Skipped {
 /// counted.
 #[derive(Debug, Default)]
 pub struct SkipList {
-    kept: Vec<Skipped>,
+    kept: Vec<SkippedEntry>,
     more: usize,
 }
 
@@ -93,7 +93,7 @@ pub const KEPT_MAX: usize = 100_000;
 
 impl SkipList {
     /// Adds an entry. `skipped` is called only if the entry is kept.
-    pub fn push(&mut self, skipped: impl FnOnce() -> Skipped) {
+    pub fn push(&mut self, skipped: impl FnOnce() -> SkippedEntry) {
         if self.kept.len() < KEPT_MAX { self.kept.push(skipped()) } else { self.more += 1 }
     }
 
@@ -105,18 +105,18 @@ impl SkipList {
     /// Completes the list. If some entries were not kept, an element with their number is added.
     pub fn finish(mut self) -> Self {
         if self.more > 0 {
-            self.kept.push(Skipped::new("", format!("{} more were left out", self.more)));
+            self.kept.push(SkippedEntry::new("", format!("{} more were left out", self.more)));
         }
         self
     }
 
     /// The entries that were kept, and the element that [`SkipList::finish`] adds.
-    pub fn listed(&self) -> &[Skipped] {
+    pub fn listed(&self) -> &[SkippedEntry] {
         &self.kept
     }
 
     /// The entries that were kept, and the number of the others.
-    pub fn kept(&self) -> (&[Skipped], usize) {
+    pub fn kept(&self) -> (&[SkippedEntry], usize) {
         (&self.kept[..self.kept.len().min(KEPT_MAX)], self.more)
     }
 
@@ -136,31 +136,31 @@ pub struct Header {
     text: Option<Range<u64>>,
     data_start: u64,
     version: Option<u32>,
-    metadata: Vec<(String, Value)>,
+    metadata: Vec<(String, MetadataValue)>,
     pairs: Vec<(String, Range<u64>)>,
     names: String,
     dims: Vec<u64>,
     unknown_dtypes: Vec<String>,
-    records: Vec<Record>,
+    records: Vec<TensorRecord>,
     by_name: NameTable,
     skipped: SkipList,
 }
 
 /// A tensor, as ranges of the arenas.
 #[derive(Debug, Clone)]
-struct Record {
+struct TensorRecord {
     range: Range<u64>,
     name: Range<u32>,
     dims: Range<u32>,
     /// Index into [`Dtype::ALL`], or past its end into the unknown dtypes.
     dtype: u32,
     is_unusual: bool,
-    layout: Option<Packed>,
+    layout: Option<PackedLayout>,
 }
 
-/// A [`Layout`]. It has as many strides as the tensor has dimensions.
+/// A [`TensorLayout`]. It has as many strides as the tensor has dimensions.
 #[derive(Debug, Clone, Copy)]
-struct Packed {
+struct PackedLayout {
     /// Index of the first stride in the arena of the dimensions.
     strides: u32,
     size: u32,
@@ -206,9 +206,9 @@ impl Header {
     pub fn tensor(&self, index: usize) -> TensorInfo<'_> {
         let record = &self.records[index];
         let dtype = dtype(&self.unknown_dtypes, record.dtype);
-        let layout = record.layout.map(|Packed { strides, size, word }| {
+        let layout = record.layout.map(|PackedLayout { strides, size, word }| {
             let strides = strides..strides + (record.dims.end - record.dims.start);
-            Layout { strides: &self.dims[span(&strides)], size, word }
+            TensorLayout { strides: &self.dims[span(&strides)], size, word }
         });
         let shape = &self.dims[span(&record.dims)];
         TensorInfo { name: self.name(index), dtype, shape, range: record.range.clone(), layout }
@@ -257,7 +257,7 @@ impl Header {
     }
 
     /// The metadata, sorted by key; empty if the file has none.
-    pub fn metadata(&self) -> &[(String, Value)] {
+    pub fn metadata(&self) -> &[(String, MetadataValue)] {
         &self.metadata
     }
 
@@ -268,7 +268,7 @@ impl Header {
     }
 
     /// The value of a metadata key.
-    pub fn value(&self, key: &str) -> Option<&Value> {
+    pub fn value(&self, key: &str) -> Option<&MetadataValue> {
         let at = self.metadata.binary_search_by(|(other, _)| other[..].cmp(key)).ok()?;
         Some(&self.metadata[at].1)
     }
@@ -304,9 +304,9 @@ fn dtype(unknown: &[String], number: u32) -> Dtype<'_> {
 /// An entry is added in parts: its name, its dimensions and its dtype, then the entry with [`HeaderBuilder::push`].
 #[derive(Debug)]
 pub struct HeaderBuilder {
-    mode: Mode,
+    mode: ParseMode,
     version: Option<u32>,
-    metadata: Vec<(String, Value)>,
+    metadata: Vec<(String, MetadataValue)>,
     pairs: Vec<(String, Range<u64>)>,
     names: String,
     dims: Vec<u64>,
@@ -314,18 +314,18 @@ pub struct HeaderBuilder {
     unknown_index: NameTable,
     /// The dtype that was used last. Most tensors of a file have the same one.
     last_dtype: DtypeNumber,
-    records: Vec<Record>,
+    records: Vec<TensorRecord>,
     skipped: SkipList,
     is_too_large: bool,
 }
 
 /// A name in the arena of a [`HeaderBuilder`].
 #[derive(Debug, Clone)]
-pub struct Name(Range<u32>);
+pub struct ArenaName(Range<u32>);
 
 /// A shape in the arena of a [`HeaderBuilder`].
 #[derive(Debug, Clone)]
-pub struct Shape(Range<u32>);
+pub struct ArenaShape(Range<u32>);
 
 /// The number of a dtype in a [`HeaderBuilder`].
 #[derive(Debug, Clone, Copy)]
@@ -335,11 +335,11 @@ pub struct DtypeNumber(u32);
 #[derive(Debug)]
 pub struct NewTensor {
     /// Its name.
-    pub name: Name,
+    pub name: ArenaName,
     /// Its dtype.
     pub dtype: DtypeNumber,
     /// Its dimensions.
-    pub shape: Shape,
+    pub shape: ArenaShape,
     /// The range of the data, in bytes from the start of the file.
     pub range: Range<u64>,
     /// Whether its entry has a form that only some readers accept.
@@ -360,7 +360,7 @@ pub enum BuildError {
 
 impl HeaderBuilder {
     /// An empty header.
-    pub fn new(mode: Mode) -> Self {
+    pub fn new(mode: ParseMode) -> Self {
         Self {
             mode,
             version: None,
@@ -378,27 +378,27 @@ impl HeaderBuilder {
     }
 
     /// How the file is read.
-    pub fn mode(&self) -> Mode {
+    pub fn mode(&self) -> ParseMode {
         self.mode
     }
 
     /// Adds a name.
-    pub fn name(&mut self, name: &str) -> Name {
+    pub fn name(&mut self, name: &str) -> ArenaName {
         let start = self.names.len();
         match u32::try_from(start + name.len()) {
             Ok(end) => {
                 self.names.push_str(name);
-                Name(start as u32..end)
+                ArenaName(start as u32..end)
             }
             Err(_) => {
                 self.is_too_large = true;
-                Name(0..0)
+                ArenaName(0..0)
             }
         }
     }
 
     /// The text of a name.
-    pub fn text(&self, name: &Name) -> &str {
+    pub fn text(&self, name: &ArenaName) -> &str {
         &self.names[span(&name.0)]
     }
 
@@ -417,12 +417,12 @@ impl HeaderBuilder {
     }
 
     /// The shape of all dimensions added since `start`. Strides are added in the same way.
-    pub fn shape_from(&self, start: u32) -> Shape {
-        Shape(start..self.dims.len() as u32)
+    pub fn shape_from(&self, start: u32) -> ArenaShape {
+        ArenaShape(start..self.dims.len() as u32)
     }
 
     /// The dimensions of a shape.
-    pub fn dims(&self, shape: &Shape) -> &[u64] {
+    pub fn dims(&self, shape: &ArenaShape) -> &[u64] {
         &self.dims[span(&shape.0)]
     }
 
@@ -464,17 +464,17 @@ impl HeaderBuilder {
     /// Adds a tensor whose elements do not lie in C order, or are in big-endian order. `strides` has as many numbers as
     /// its shape. The range begins at the first element and ends with the last one. The caller has checked that the
     /// size of the tensor is less than 2^63 bytes.
-    pub fn push_strided(&mut self, tensor: NewTensor, strides: &Shape, size: u32, word: u8) {
-        self.add(tensor, Some(Packed { strides: strides.0.start, size, word }));
+    pub fn push_strided(&mut self, tensor: NewTensor, strides: &ArenaShape, size: u32, word: u8) {
+        self.add(tensor, Some(PackedLayout { strides: strides.0.start, size, word }));
     }
 
-    fn add(&mut self, tensor: NewTensor, layout: Option<Packed>) {
+    fn add(&mut self, tensor: NewTensor, layout: Option<PackedLayout>) {
         let NewTensor { name, dtype, shape, range, is_unusual } = tensor;
-        self.records.push(Record { range, name: name.0, dims: shape.0, dtype: dtype.0, is_unusual, layout });
+        self.records.push(TensorRecord { range, name: name.0, dims: shape.0, dtype: dtype.0, is_unusual, layout });
     }
 
     /// Adds a metadata value. If a key is repeated, the last value is kept.
-    pub fn metadata(&mut self, key: String, value: Value) {
+    pub fn metadata(&mut self, key: String, value: MetadataValue) {
         self.metadata.push((key, value));
     }
 
@@ -490,13 +490,13 @@ impl HeaderBuilder {
 
     /// Records that the entry called `name` is left out.
     pub fn skip(&mut self, name: &str, reason: impl FnOnce() -> String) {
-        self.skipped.push(|| Skipped::new(name, reason()));
+        self.skipped.push(|| SkippedEntry::new(name, reason()));
     }
 
     /// Records that the entry called `name` is left out.
-    pub fn skip_entry(&mut self, name: &Name, reason: impl FnOnce() -> String) {
+    pub fn skip_entry(&mut self, name: &ArenaName, reason: impl FnOnce() -> String) {
         let names = &self.names;
-        self.skipped.push(|| Skipped::new(&names[span(&name.0)], reason()));
+        self.skipped.push(|| SkippedEntry::new(&names[span(&name.0)], reason()));
     }
 
     /// Numbers tensors with the same name in the order in which they were added: NAME, NAME#2, NAME#3. Metadata with
@@ -505,7 +505,7 @@ impl HeaderBuilder {
     pub fn number_repeated(&mut self, tensors: &[u64], metadata: &[u64]) {
         let names = &self.names;
         for (at, numbered) in numbered(self.records.len(), |at| &names[span(&self.records[at].name)], tensors) {
-            let Name(range) = self.name(&numbered);
+            let ArenaName(range) = self.name(&numbered);
             self.records[at].name = range;
         }
         for (at, numbered) in numbered(self.metadata.len(), |at| &self.metadata[at].0, metadata) {
@@ -518,8 +518,8 @@ impl HeaderBuilder {
         let (inside, outside) =
             std::mem::take(&mut self.records).into_iter().partition(|record| record.range.end <= len);
         self.records = inside;
-        for Record { range, name, .. } in outside {
-            self.skip_entry(&Name(name), || reason(&range));
+        for TensorRecord { range, name, .. } in outside {
+            self.skip_entry(&ArenaName(name), || reason(&range));
         }
     }
 
@@ -541,8 +541,8 @@ impl HeaderBuilder {
         self.records.sort_by_key(|record| (record.range.start, record.range.end));
         let by_name = match (self.by_name(), self.mode) {
             (Ok(by_name), _) => by_name,
-            (Err(name), Mode::Strict | Mode::Header) => return Err(BuildError::Duplicate { name }),
-            (Err(_), Mode::Lenient) => {
+            (Err(name), ParseMode::Strict | ParseMode::Header) => return Err(BuildError::Duplicate { name }),
+            (Err(_), ParseMode::Lenient) => {
                 self.skip_repeated(duplicate);
                 // No name is repeated any more, so this does not fail.
                 self.by_name().unwrap_or_else(|_| NameTable::with_capacity(0))
@@ -600,7 +600,7 @@ impl HeaderBuilder {
         records.dedup_by(|later, kept| {
             let same = self.names[span(&later.name)] == self.names[span(&kept.name)];
             if same {
-                repeated.push(Name(later.name.clone()));
+                repeated.push(ArenaName(later.name.clone()));
             }
             same
         });
@@ -608,8 +608,8 @@ impl HeaderBuilder {
         self.records = records;
         for name in repeated {
             let names = &self.names;
-            let skipped = || Skipped::new(&names[span(&name.0)], duplicate());
-            self.skipped.push(|| Skipped { is_duplicate: true, ..skipped() });
+            let skipped = || SkippedEntry::new(&names[span(&name.0)], duplicate());
+            self.skipped.push(|| SkippedEntry { is_duplicate: true, ..skipped() });
         }
     }
 }
@@ -666,14 +666,14 @@ mod tests {
     fn entries_beyond_the_limit_are_only_counted() {
         let mut skipped = SkipList::default();
         for at in 0..KEPT_MAX + 5 {
-            skipped.push(|| Skipped::new(at.to_string(), ""));
+            skipped.push(|| SkippedEntry::new(at.to_string(), ""));
         }
         skipped.add(2);
         let skipped = skipped.finish();
         assert_eq!((skipped.total(), skipped.listed().len()), (KEPT_MAX + 7, KEPT_MAX + 1));
         assert_eq!(skipped.listed()[KEPT_MAX].reason, "7 more were left out");
         let mut few = SkipList::default();
-        few.push(|| Skipped::new("a", "b"));
+        few.push(|| SkippedEntry::new("a", "b"));
         assert_eq!((few.total(), few.finish().listed().len()), (1, 1));
     }
 
@@ -686,7 +686,7 @@ mod tests {
 
     #[test]
     fn tensors_are_in_data_order() {
-        let mut builder = HeaderBuilder::new(Mode::Strict);
+        let mut builder = HeaderBuilder::new(ParseMode::Strict);
         for (name, dtype, range) in
             [("b", "U8", 8..10), ("a", "mine", 4..8), ("c", "mine", 10..10), ("d", "U8", 10..12)]
         {
@@ -715,9 +715,9 @@ mod tests {
             }
             builder
         };
-        let error = build(Mode::Strict).finish("test", None, 0, String::new).unwrap_err();
+        let error = build(ParseMode::Strict).finish("test", None, 0, String::new).unwrap_err();
         assert_eq!(error, BuildError::Duplicate { name: "a".into() });
-        let mut builder = build(Mode::Lenient);
+        let mut builder = build(ParseMode::Lenient);
         builder.skip_outside(50, |range| format!("ends at {}", range.end));
         let header = builder.finish("test", None, 0, || "twice".into()).unwrap();
         let ranges: Vec<_> = header.tensors().map(|tensor| (tensor.name, tensor.range)).collect();

@@ -4,19 +4,19 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-/// Parts of a file of a known size. If a parser returns [`Missing`], the caller adds that range and parses again.
+/// Parts of a file of a known size. If a parser returns [`MissingRange`], the caller adds that range and parses again.
 #[derive(Debug)]
-pub struct Input {
+pub struct HeaderInput {
     len: u64,
     /// In the order of their starts and of their ends: none lies inside another one.
-    pieces: Vec<Piece>,
+    pieces: Vec<InputPiece>,
     /// What a parser found, for when it starts again.
     kept: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
 /// A part of a file.
 #[derive(Debug)]
-struct Piece {
+struct InputPiece {
     start: u64,
     bytes: Vec<u8>,
 }
@@ -24,9 +24,9 @@ struct Piece {
 /// A range of the file that the parser needs and that was not added yet. It is always inside the file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("bytes {} to {} are needed", .0.start, .0.end)]
-pub struct Missing(pub Range<u64>);
+pub struct MissingRange(pub Range<u64>);
 
-impl Input {
+impl HeaderInput {
     /// The input for a file of `len` bytes, still without any part.
     pub fn new(len: u64) -> Self {
         Self { len, pieces: Vec::new(), kept: OnceLock::new() }
@@ -61,7 +61,7 @@ impl Input {
         let at = self.pieces.partition_point(|piece| piece.start <= start);
         let before = at.checked_sub(1).map(|at| &self.pieces[at]);
         if before.is_none_or(|piece| piece.start + (piece.bytes.len() as u64) < end) {
-            self.pieces.insert(at, Piece { start, bytes });
+            self.pieces.insert(at, InputPiece { start, bytes });
         }
     }
 
@@ -90,12 +90,12 @@ impl Input {
     }
 
     /// The bytes of `range`, limited to the end of the file. One part must hold all of them.
-    pub fn get(&self, range: Range<u64>) -> Result<&[u8], Missing> {
+    pub fn get(&self, range: Range<u64>) -> Result<&[u8], MissingRange> {
         let range = range.start.min(self.len)..range.end.min(self.len);
         if range.is_empty() {
             return Ok(&[]);
         }
-        let find = |piece: &Piece| {
+        let find = |piece: &InputPiece| {
             let start = usize::try_from(range.start.checked_sub(piece.start)?).ok()?;
             let len = usize::try_from(range.end - range.start).ok()?;
             Some(start..start.checked_add(len)?)
@@ -104,7 +104,7 @@ impl Input {
         let after = self.pieces.partition_point(|piece| piece.start <= range.start);
         let piece = after.checked_sub(1).map(|at| &self.pieces[at]);
         let found = piece.and_then(|piece| piece.bytes.get(find(piece)?));
-        found.ok_or(Missing(range))
+        found.ok_or(MissingRange(range))
     }
 }
 
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_value_is_found_once() {
-        let input = Input::new(1);
+        let input = HeaderInput::new(1);
         let find = |number: u32| input.keep(|| if number > 1 { Ok(number) } else { Err(()) });
         assert_eq!((find(1), find(2), find(3)), (Err(()), Ok(2.into()), Ok(2.into())));
         assert_eq!(input.keep(|| Ok::<u8, ()>(4)), Ok(4.into()));
@@ -122,10 +122,10 @@ mod tests {
 
     #[test]
     fn missing_range_is_limited_to_the_end_of_the_file() {
-        let mut input = Input::with_prefix(100, (0..10).collect());
+        let mut input = HeaderInput::with_prefix(100, (0..10).collect());
         assert_eq!(input.get(2..5), Ok(&[2, 3, 4][..]));
-        assert_eq!(input.get(5..20), Err(Missing(5..20)));
-        assert_eq!(input.get(90..200), Err(Missing(90..100)));
+        assert_eq!(input.get(5..20), Err(MissingRange(5..20)));
+        assert_eq!(input.get(90..200), Err(MissingRange(90..100)));
         assert_eq!(
             (input.get(100..200), input.get(200..300), input.get(7..7)),
             (Ok(&[][..]), Ok(&[][..]), Ok(&[][..]))
@@ -137,6 +137,6 @@ mod tests {
         assert_eq!(input.get(49..50), Ok(&[49][..]));
         // Adjacent parts are not merged.
         input.add(50, (50..90).collect());
-        assert_eq!(input.get(40..60), Err(Missing(40..60)));
+        assert_eq!(input.get(40..60), Err(MissingRange(40..60)));
     }
 }

@@ -6,7 +6,7 @@ use crate::text::quote;
 
 /// Something in a header that is wrong or unusual.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Lint {
+pub struct HeaderLint {
     /// What kind of finding it is.
     pub kind: LintKind,
     /// The tensor or metadata key that is affected.
@@ -48,13 +48,13 @@ pub enum LintKind {
 
 /// Reports the entries that the lenient parser left out of a file that the strict parser rejects with the error
 /// `broken`, or that error if none was left out.
-pub fn left_out(header: &Header, broken: &Error, _: u64, found: &mut dyn FnMut(Lint)) {
+pub fn left_out(header: &Header, broken: &Error, _: u64, found: &mut dyn FnMut(HeaderLint)) {
     let skipped = header.skipped().listed();
     for skipped in skipped {
         let message = format!("{}: {}", quote(&skipped.name), skipped.reason);
-        found(Lint { kind: LintKind::Entry, subject: Some(skipped.name.clone()), message });
+        found(HeaderLint { kind: LintKind::Entry, subject: Some(skipped.name.clone()), message });
     }
     if skipped.is_empty() {
-        found(Lint { kind: LintKind::Entry, subject: None, message: broken.to_string() });
+        found(HeaderLint { kind: LintKind::Entry, subject: None, message: broken.to_string() });
     }
 }

@@ -11,18 +11,18 @@ use std::io::{self, Write};
 /// A string is its text. A number is its decimal text, a boolean `true` or `false`. An array has one JSON value per
 /// line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Value {
+pub struct MetadataValue {
     text: String,
     /// The bytes of a string that is not valid UTF-8. `text` then has replacement characters.
     exact: Option<Box<[u8]>>,
-    scalar: Scalar,
+    scalar: ScalarType,
     is_array: bool,
 }
 
 /// A type of single values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names are those of Rust's types")]
-pub enum Scalar {
+pub enum ScalarType {
     U8,
     I8,
     U16,
@@ -37,7 +37,7 @@ pub enum Scalar {
     F64,
 }
 
-impl Scalar {
+impl ScalarType {
     /// Every type with its name, and its name in the documentation of GGUF.
     const NAMES: [(Self, &'static str, &'static str); 12] = [
         (Self::U8, "u8", "uint8"),
@@ -79,7 +79,7 @@ impl Scalar {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ValueType {
     /// The type, or the type of an array's elements.
-    pub scalar: Scalar,
+    pub scalar: ScalarType,
     /// Whether it is an array.
     pub is_array: bool,
 }
@@ -88,7 +88,7 @@ impl ValueType {
     /// Reads a type: `u32` or `uint32`, and `string[]` for an array of strings.
     pub fn parse(text: &str) -> Option<Self> {
         let (name, is_array) = text.strip_suffix("[]").map_or((text, false), |name| (name, true));
-        let found = Scalar::NAMES.iter().find(|(_, short, long)| [*short, *long].contains(&name));
+        let found = ScalarType::NAMES.iter().find(|(_, short, long)| [*short, *long].contains(&name));
         found.map(|(scalar, ..)| Self { scalar: *scalar, is_array })
     }
 }
@@ -99,10 +99,10 @@ impl fmt::Display for ValueType {
     }
 }
 
-impl Value {
+impl MetadataValue {
     /// A string.
     pub fn string(text: impl Into<String>) -> Self {
-        Self { text: text.into(), exact: None, scalar: Scalar::String, is_array: false }
+        Self { text: text.into(), exact: None, scalar: ScalarType::String, is_array: false }
     }
 
     /// A string of these bytes, valid UTF-8 or not.
@@ -113,12 +113,12 @@ impl Value {
     }
 
     /// A number or a boolean with this text.
-    pub fn scalar(scalar: Scalar, text: String) -> Self {
+    pub fn scalar(scalar: ScalarType, text: String) -> Self {
         Self { text, exact: None, scalar, is_array: false }
     }
 
     /// An array. `lines` has one JSON value per line; each line ends with a newline.
-    pub fn array(scalar: Scalar, lines: String) -> Self {
+    pub fn array(scalar: ScalarType, lines: String) -> Self {
         Self { text: lines, exact: None, scalar, is_array: true }
     }
 
@@ -133,7 +133,7 @@ impl Value {
     }
 
     /// The type, or the type of an array's elements.
-    pub fn kind(&self) -> Scalar {
+    pub fn kind(&self) -> ScalarType {
         self.scalar
     }
 
@@ -158,7 +158,7 @@ impl Value {
                 }
                 out.write_all(b"]")
             }
-            Scalar::String => write_json_string(&self.text, out),
+            ScalarType::String => write_json_string(&self.text, out),
             // "nan", "inf" and "-inf".
             scalar if scalar.is_float() && self.text.contains('n') => out.write_all(b"null"),
             _ => out.write_all(self.text.as_bytes()),
@@ -166,15 +166,15 @@ impl Value {
     }
 }
 
-impl From<&str> for Value {
+impl From<&str> for MetadataValue {
     fn from(text: &str) -> Self {
         Self::string(text)
     }
 }
 
-impl Serialize for Value {
+impl Serialize for MetadataValue {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if self.scalar == Scalar::String && !self.is_array {
+        if self.scalar == ScalarType::String && !self.is_array {
             return serializer.serialize_str(&self.text);
         }
         let mut json = Vec::new();

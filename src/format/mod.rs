@@ -20,20 +20,22 @@ pub mod slm;
 mod table;
 mod zip;
 
-pub use detect::Foreign;
-pub use dtype::{Block, Dtype};
-pub use edit::{Assignment, Edit, EditError, Edited, NewHead, ValueFault};
+pub use detect::ForeignFormat;
+pub use dtype::{Dtype, DtypeBlock};
+pub use edit::{Assignment, EditError, EditedHead, MetadataEdit, NewHead, ValueFault};
 pub use error::Error;
-pub use header::{BuildError, Header, HeaderBuilder, KEPT_MAX, Layout, Mode, SkipList, Skipped, TensorInfo};
-pub use input::{Input, Missing};
-pub use lint::{Lint, LintKind};
-pub use metadata::{Scalar, Value, ValueType};
+pub use header::{
+    BuildError, Header, HeaderBuilder, KEPT_MAX, ParseMode, SkipList, SkippedEntry, TensorInfo, TensorLayout,
+};
+pub use input::{HeaderInput, MissingRange};
+pub use lint::{HeaderLint, LintKind};
+pub use metadata::{MetadataValue, ScalarType, ValueType};
 pub use names::NameTable;
-pub use table::{damage, edit, has_types, lint, parse, stem, suffixes};
+pub use table::{edit_metadata, format_stem, has_types, header_damage, lint_header, parse_header, suffixes};
 
 use serde::Deserialize;
 use std::borrow::Cow;
 
 /// A JSON string, borrowed from the text unless it contains escapes.
 #[derive(Deserialize)]
-pub(crate) struct Text<'t>(#[serde(borrow)] pub Cow<'t, str>);
+pub(crate) struct JsonText<'t>(#[serde(borrow)] pub Cow<'t, str>);

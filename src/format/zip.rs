@@ -6,7 +6,7 @@
 //! padding, or if the archive is known to be written by torch, and the next entry begins where torch would have written
 //! it.
 
-use super::input::{Input, Missing};
+use super::input::{HeaderInput, MissingRange};
 use crate::text::quote;
 use std::collections::HashSet;
 use std::ops::Range;
@@ -53,18 +53,18 @@ const LOCAL_CHECKS_MAX: usize = 500;
 
 /// Why the entries of an archive cannot be found.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub enum ZipError {
     /// Not a fault of the file: add this range to the input and parse again.
     #[error(transparent)]
-    Missing(#[from] Missing),
+    Missing(#[from] MissingRange),
     /// The archive breaks a rule.
     #[error(transparent)]
-    Fault(#[from] Fault),
+    Fault(#[from] ZipFault),
 }
 
 /// A broken rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub enum ZipFault {
     #[error(
         "zip archive: no directory in the last {TAIL} bytes of {len}: the file is cut short (did a download stop?)"
     )]
@@ -134,10 +134,10 @@ pub enum Fault {
 
 /// The entries of an archive.
 #[derive(Debug)]
-pub struct Directory {
+pub struct ZipDirectory {
     names: String,
     /// In the order of the directory.
-    entries: Vec<Entry>,
+    entries: Vec<ZipEntry>,
     /// Indices of `entries` in the order of the file, and the place of each entry there.
     order: Vec<u32>,
     places: Vec<u32>,
@@ -149,7 +149,7 @@ pub struct Directory {
 
 /// An entry of an archive.
 #[derive(Debug, Clone)]
-pub struct Entry {
+pub struct ZipEntry {
     name: Range<u32>,
     /// Length of the name in the file, in bytes.
     name_len: u16,
@@ -163,7 +163,7 @@ pub struct Entry {
 }
 
 /// What a local header gives.
-struct Local {
+struct LocalHeader {
     name: String,
     flags: u16,
     method: u16,
@@ -185,36 +185,36 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 /// Whether a file begins with the local header of an entry.
-pub fn is_zip(input: &Input) -> Result<bool, Missing> {
+pub fn is_zip(input: &HeaderInput) -> Result<bool, MissingRange> {
     is_entry(input, 0)
 }
 
 /// Whether a local header is at an offset, in bytes from the start of the file.
-fn is_entry(input: &Input, at: u64) -> Result<bool, Missing> {
+fn is_entry(input: &HeaderInput, at: u64) -> Result<bool, MissingRange> {
     Ok(input.get(at..at.saturating_add(MAGIC.len() as u64))? == MAGIC)
 }
 
 /// The number of bytes before the first entry of an archive at the end of a file. `None` if there is no archive, or if
 /// it begins with the file. Offsets can count from the start of the file or from that of the archive.
-pub fn bytes_before(input: &Input) -> Result<Option<u64>, Missing> {
-    let at = match Directory::read(input) {
+pub fn bytes_before(input: &HeaderInput) -> Result<Option<u64>, MissingRange> {
+    let at = match ZipDirectory::read(input) {
         Ok(directory) => directory.in_file_order().next().map(|at| directory.entry(at).header),
-        Err(Error::Missing(missing)) => return Err(missing),
-        Err(Error::Fault(Fault::Several { at })) => Some(at),
-        Err(Error::Fault(_)) => None,
+        Err(ZipError::Missing(missing)) => return Err(missing),
+        Err(ZipError::Fault(ZipFault::Several { at })) => Some(at),
+        Err(ZipError::Fault(_)) => None,
     };
     let Some(at) = at.filter(|at| *at > 0) else { return Ok(None) };
     Ok(is_entry(input, at)?.then_some(at))
 }
 
-impl Directory {
+impl ZipDirectory {
     /// Reads the directory at the end of a file. It is read once for an input.
-    pub fn read(input: &Input) -> Result<Arc<Self>, Error> {
+    pub fn read(input: &HeaderInput) -> Result<Arc<Self>, ZipError> {
         input.keep(|| Self::parse(input))
     }
 
-    fn parse(input: &Input) -> Result<Self, Error> {
-        let (range, stated) = find(input)?;
+    fn parse(input: &HeaderInput) -> Result<Self, ZipError> {
+        let (range, stated) = find_directory(input)?;
         let bytes = input.get(range.clone())?;
         let (mut names, mut entries) = (String::new(), Vec::new());
         let mut at = 0;
@@ -224,7 +224,7 @@ impl Directory {
             at += len;
         }
         if entries.len() as u64 != stated {
-            return Err(Fault::Count { found: entries.len() as u64, stated }.into());
+            return Err(ZipFault::Count { found: entries.len() as u64, stated }.into());
         }
         let mut order: Vec<u32> = (0..entries.len() as u32).collect();
         order.sort_by_key(|at| entries[*at as usize].header);
@@ -243,7 +243,7 @@ impl Directory {
     }
 
     /// An entry.
-    pub fn entry(&self, at: usize) -> &Entry {
+    pub fn entry(&self, at: usize) -> &ZipEntry {
         &self.entries[at]
     }
 
@@ -254,8 +254,8 @@ impl Directory {
     }
 
     /// Fails if two entries have the same name.
-    pub fn check_names(&self) -> Result<(), Fault> {
-        self.repeated.map_or(Ok(()), |at| Err(Fault::Twice { name: self.name(at).to_owned() }))
+    pub fn check_names(&self) -> Result<(), ZipFault> {
+        self.repeated.map_or(Ok(()), |at| Err(ZipFault::Twice { name: self.name(at).to_owned() }))
     }
 
     /// The entries in the order of the file.
@@ -270,7 +270,7 @@ impl Directory {
     }
 
     /// No entry reaches into the next one.
-    fn check_overlap(&self) -> Result<(), Fault> {
+    fn check_overlap(&self) -> Result<(), ZipFault> {
         for at in self.order.iter().map(|at| *at as usize) {
             let compressed = self.entries[at].compressed;
             let end = self.local_end(at).checked_add(compressed);
@@ -278,8 +278,8 @@ impl Directory {
             if end.is_none_or(|end| end > next) {
                 let name = |at: usize| self.name(at).to_owned();
                 return Err(match self.order.get(self.places[at] as usize + 1) {
-                    Some(other) => Fault::Overlap { a: name(at), b: name(*other as usize), at: next },
-                    None => Fault::Outside { name: name(at), size: compressed, end: end.unwrap_or(u64::MAX), next },
+                    Some(other) => ZipFault::Overlap { a: name(at), b: name(*other as usize), at: next },
+                    None => ZipFault::Outside { name: name(at), size: compressed, end: end.unwrap_or(u64::MAX), next },
                 });
             }
         }
@@ -287,13 +287,13 @@ impl Directory {
     }
 
     /// Fails unless an entry is stored as it is.
-    pub fn check_stored(&self, at: usize) -> Result<(), Fault> {
-        let Entry { flags, method, compressed, size, .. } = self.entries[at];
+    pub fn check_stored(&self, at: usize) -> Result<(), ZipFault> {
+        let ZipEntry { flags, method, compressed, size, .. } = self.entries[at];
         let name = || self.name(at).to_owned();
         match () {
-            () if flags & 1 != 0 => Err(Fault::Encrypted { name: name() }),
-            () if method != 0 => Err(Fault::Compressed { name: name(), method }),
-            () if compressed != size => Err(Fault::Sizes { name: name(), compressed, size }),
+            () if flags & 1 != 0 => Err(ZipFault::Encrypted { name: name() }),
+            () if method != 0 => Err(ZipFault::Compressed { name: name(), method }),
+            () if compressed != size => Err(ZipFault::Sizes { name: name(), compressed, size }),
             () => Ok(()),
         }
     }
@@ -303,16 +303,16 @@ impl Directory {
     /// where the data cannot be found without them.
     pub fn ranges(
         &self,
-        input: &Input,
+        input: &HeaderInput,
         wanted: &[usize],
         alignment: Option<u64>,
-    ) -> Result<Vec<Result<Range<u64>, Fault>>, Error> {
+    ) -> Result<Vec<Result<Range<u64>, ZipFault>>, ZipError> {
         let known: Vec<Option<Range<u64>>> = wanted.iter().map(|at| self.place(*at, alignment)).collect();
         let unknown = wanted.iter().zip(&known).filter(|(_, known)| known.is_none());
         let mut unknown: Vec<usize> = unknown.map(|(at, _)| *at).collect();
         let groups = self.groups(&mut unknown);
         if groups.len() > LOCAL_READS_MAX {
-            return Err(Fault::TooManyLocal.into());
+            return Err(ZipFault::TooManyLocal.into());
         }
         groups.into_iter().try_for_each(|(_, group)| input.get(group).map(drop))?;
         let mut found = Vec::with_capacity(wanted.len());
@@ -347,7 +347,7 @@ impl Directory {
 
     /// The end of the fixed part of a local header and of the name.
     pub fn local_end(&self, at: usize) -> u64 {
-        let Entry { header, name_len, .. } = self.entries[at];
+        let ZipEntry { header, name_len, .. } = self.entries[at];
         header + LOCAL + u64::from(name_len)
     }
 
@@ -366,7 +366,7 @@ impl Directory {
     fn by_torch(&self, at: usize, alignment: u64) -> Option<(Range<u64>, u64)> {
         // The header of the field for padding.
         const FIELD: u64 = 4;
-        let Entry { compressed, size, header, .. } = self.entries[at];
+        let ZipEntry { compressed, size, header, .. } = self.entries[at];
         let max = u64::from(u32::MAX);
         // 64-bit sizes take 16 bytes, a 64-bit offset takes 8.
         let fields = if size >= max { 16 } else { 0 } + if header >= max { 8 } else { 0 };
@@ -382,7 +382,7 @@ impl Directory {
     }
 
     /// Whether the local header of an entry is one that torch has written in an archive with this alignment.
-    pub fn is_by_torch(&self, input: &Input, at: usize, alignment: u64) -> Result<bool, Missing> {
+    pub fn is_by_torch(&self, input: &HeaderInput, at: usize, alignment: u64) -> Result<bool, MissingRange> {
         let Ok(range) = self.local_range(input, at)? else { return Ok(false) };
         let mut extra = input.get(self.local_end(at)..range.start)?;
         let mut is_padded = false;
@@ -394,26 +394,26 @@ impl Directory {
     }
 
     /// The place of the data by the local header, or what is wrong with that.
-    pub fn local_range(&self, input: &Input, at: usize) -> Result<Result<Range<u64>, Fault>, Missing> {
+    pub fn local_range(&self, input: &HeaderInput, at: usize) -> Result<Result<Range<u64>, ZipFault>, MissingRange> {
         let start = match self.local(input, at) {
             Ok(local) => local.data,
-            Err(Error::Missing(missing)) => return Err(missing),
-            Err(Error::Fault(fault)) => return Ok(Err(fault)),
+            Err(ZipError::Missing(missing)) => return Err(missing),
+            Err(ZipError::Fault(fault)) => return Ok(Err(fault)),
         };
         let (size, next) = (self.entries[at].compressed, self.next(at));
         Ok(match start.checked_add(size).filter(|end| *end <= next) {
             Some(end) => Ok(start..end),
             None => {
                 let (name, end) = (self.name(at).to_owned(), start.saturating_add(size));
-                Err(Fault::Outside { name, size, end, next })
+                Err(ZipFault::Outside { name, size, end, next })
             }
         })
     }
 
-    fn local(&self, input: &Input, at: usize) -> Result<Local, Error> {
+    fn local(&self, input: &HeaderInput, at: usize) -> Result<LocalHeader, ZipError> {
         let header = self.entries[at].header;
         let fixed = input.get(header..header + LOCAL)?;
-        let fault = || Fault::Local { name: self.name(at).to_owned(), at: header };
+        let fault = || ZipFault::Local { name: self.name(at).to_owned(), at: header };
         if fixed.len() < LOCAL as usize || !fixed.starts_with(MAGIC) {
             return Err(fault().into());
         }
@@ -421,7 +421,7 @@ impl Directory {
         // A name of another length cannot be the same, and is not read.
         let same = name == self.local_end(at) - header - LOCAL;
         let text = if same { input.get(header + LOCAL..header + LOCAL + name)? } else { &[] };
-        Ok(Local {
+        Ok(LocalHeader {
             name: if same { String::from_utf8_lossy(text).into_owned() } else { format!("a name of {name} bytes") },
             flags: u16_at(fixed, 6),
             method: u16_at(fixed, 8),
@@ -433,7 +433,7 @@ impl Directory {
 
     /// Requires the local headers of these entries, neighbours together. Returns how many of the entries can be
     /// checked, because a caller that starts again after each read needs much time for many.
-    pub fn require(&self, input: &Input, wanted: &mut [usize]) -> Result<usize, Missing> {
+    pub fn require(&self, input: &HeaderInput, wanted: &mut [usize]) -> Result<usize, MissingRange> {
         let groups = self.groups(wanted);
         let count = groups.get(LOCAL_CHECKS_MAX).map_or(wanted.len(), |(first, _)| *first);
         groups.into_iter().take(LOCAL_CHECKS_MAX).try_for_each(|(_, group)| input.get(group).map(drop))?;
@@ -441,19 +441,24 @@ impl Directory {
     }
 
     /// Compares the local header of an entry with the directory, and its data with the place `range`.
-    pub fn check_local(&self, input: &Input, at: usize, range: &Range<u64>) -> Result<Option<Fault>, Missing> {
+    pub fn check_local(
+        &self,
+        input: &HeaderInput,
+        at: usize,
+        range: &Range<u64>,
+    ) -> Result<Option<ZipFault>, MissingRange> {
         let local = match self.local(input, at) {
             Ok(local) => local,
-            Err(Error::Missing(missing)) => return Err(missing),
-            Err(Error::Fault(fault)) => return Ok(Some(fault)),
+            Err(ZipError::Missing(missing)) => return Err(missing),
+            Err(ZipError::Fault(fault)) => return Ok(Some(fault)),
         };
         let entry = &self.entries[at];
         let name = || self.name(at).to_owned();
         let differs = |what, local: u64, central: u64, unset: u64| {
-            (local != central && local != unset).then(|| Fault::Differs { name: name(), what, local, central })
+            (local != central && local != unset).then(|| ZipFault::Differs { name: name(), what, local, central })
         };
         if local.name != self.name(at) {
-            return Ok(Some(Fault::Renamed { name: name(), local: local.name }));
+            return Ok(Some(ZipFault::Renamed { name: name(), local: local.name }));
         }
         let unset = |size: u64| if entry.flags & 8 != 0 || size > u64::from(u32::MAX) { 0 } else { size };
         let max = u64::from(u32::MAX);
@@ -470,7 +475,7 @@ impl Directory {
 }
 
 /// The range of the directory, and the number of its entries.
-fn find(input: &Input) -> Result<(Range<u64>, u64), Error> {
+fn find_directory(input: &HeaderInput) -> Result<(Range<u64>, u64), ZipError> {
     let len = input.len();
     let tail_start = len.saturating_sub(TAIL);
     let tail = input.get(tail_start..len)?;
@@ -478,12 +483,12 @@ fn find(input: &Input) -> Result<(Range<u64>, u64), Error> {
     // one sees another archive.
     let is_end = |at: usize| tail[at..].starts_with(b"PK\x05\x06");
     let at = (0..(tail.len() + 1).saturating_sub(END as usize)).rev().find(|at| is_end(*at));
-    let at = at.ok_or(Fault::NoEnd { len })?;
+    let at = at.ok_or(ZipFault::NoEnd { len })?;
     let end = &tail[at..];
     let mut end_at = tail_start + at as u64;
     let comment_end = end_at + END + u64::from(u16_at(end, 20));
     if comment_end != len {
-        return Err(Fault::End { end: comment_end, len }.into());
+        return Err(ZipFault::End { end: comment_end, len }.into());
     }
     let (mut count, mut size, mut offset) =
         (u64::from(u16_at(end, 10)), u64::from(u32_at(end, 12)), u64::from(u32_at(end, 16)));
@@ -498,34 +503,34 @@ fn find(input: &Input) -> Result<(Range<u64>, u64), Error> {
             let own = input.get(locator_at.saturating_sub(END64)..locator_at)?;
             if own.starts_with(b"PK\x06\x06") {
                 let at = locator_at.saturating_sub(END64).saturating_sub(end64_at);
-                return Err(Fault::Several { at }.into());
+                return Err(ZipFault::Several { at }.into());
             }
-            return Err(Fault::Signature { at: end64_at, what: "64-bit end record" }.into());
+            return Err(ZipFault::Signature { at: end64_at, what: "64-bit end record" }.into());
         }
         parts = u32_at(end64, 16) != 0 || u32_at(end64, 20) != 0;
         (count, size, offset) = (u64_at(end64, 32), u64_at(end64, 40), u64_at(end64, 48));
         end_at = end64_at;
     }
     if parts {
-        return Err(Fault::Parts.into());
+        return Err(ZipFault::Parts.into());
     }
     if offset.checked_add(size) != Some(end_at) {
         // Offsets count from the start of an archive, which may begin behind another one.
         let own = end_at.checked_sub(size).and_then(|start| start.checked_sub(offset));
         return Err(match own {
-            Some(at) if is_entry(input, at)? => Fault::Several { at }.into(),
-            _ => Fault::Place { offset, size, end: end_at }.into(),
+            Some(at) if is_entry(input, at)? => ZipFault::Several { at }.into(),
+            _ => ZipFault::Place { offset, size, end: end_at }.into(),
         });
     }
     if size > DIRECTORY_MAX {
-        return Err(Fault::TooLong { size }.into());
+        return Err(ZipFault::TooLong { size }.into());
     }
     Ok((offset..end_at, count))
 }
 
 /// Reads an entry of the directory. Also returns its length.
-fn entry(bytes: &[u8], number: usize, names: &mut String) -> Result<(Entry, usize), Fault> {
-    let cut = || Fault::Cut { number };
+fn entry(bytes: &[u8], number: usize, names: &mut String) -> Result<(ZipEntry, usize), ZipFault> {
+    let cut = || ZipFault::Cut { number };
     if bytes.len() < CENTRAL || !bytes.starts_with(b"PK\x01\x02") {
         return Err(cut());
     }
@@ -553,22 +558,22 @@ fn entry(bytes: &[u8], number: usize, names: &mut String) -> Result<(Entry, usiz
     for number in [&mut size, &mut compressed, &mut header] {
         if *number == u64::from(u32::MAX) {
             if wide.len() < 8 {
-                return Err(Fault::NoField { name: text(names) });
+                return Err(ZipFault::NoField { name: text(names) });
             }
             *number = u64_at(wide, 0);
             wide = &wide[8..];
         }
     }
     if header > i64::MAX as u64 {
-        return Err(Fault::Local { name: text(names), at: header });
+        return Err(ZipFault::Local { name: text(names), at: header });
     }
     let name = start..names.len() as u32;
     let (flags, method) = (u16_at(bytes, 8), u16_at(bytes, 10));
-    Ok((Entry { name, name_len: name_len as u16, flags, method, compressed, size, header }, len))
+    Ok((ZipEntry { name, name_len: name_len as u16, flags, method, compressed, size, header }, len))
 }
 
 /// The name in the local header at the beginning of a file, for an archive without a directory.
-pub fn first_name(input: &Input) -> Result<String, Missing> {
+pub fn first_name(input: &HeaderInput) -> Result<String, MissingRange> {
     let fixed = input.get(0..LOCAL)?;
     let name = input.get(LOCAL..LOCAL + u64::from(u16_at(fixed, 26)))?;
     Ok(String::from_utf8_lossy(name).into_owned())
@@ -627,9 +632,9 @@ pub(super) mod tests {
         with_directory(out, &directory, entries.len())
     }
 
-    fn read(file: &[u8]) -> Result<Vec<Range<u64>>, Error> {
-        let input = Input::with_prefix(file.len() as u64, file.to_vec());
-        let directory = Directory::read(&input)?;
+    fn read(file: &[u8]) -> Result<Vec<Range<u64>>, ZipError> {
+        let input = HeaderInput::with_prefix(file.len() as u64, file.to_vec());
+        let directory = ZipDirectory::read(&input)?;
         directory.check_names()?;
         let all: Vec<usize> = (0..directory.len()).collect();
         all.iter().try_for_each(|at| directory.check_stored(*at))?;
@@ -685,19 +690,19 @@ pub(super) mod tests {
         let entries = [("a/data.pkl", &b"12345"[..]), ("a/data/0", &data), ("a/data/1", b""), ("a/data/2", &data)];
         for alignment in [1_u64, 16, 64, 4096] {
             let (file, _) = by_torch(&entries, alignment as usize);
-            let mut input = Input::new(file.len() as u64);
+            let mut input = HeaderInput::new(file.len() as u64);
             let tail = file.len() - TAIL as usize;
             input.add(tail as u64, file[tail..].to_vec());
-            let directory = Directory::read(&input).unwrap();
+            let directory = ZipDirectory::read(&input).unwrap();
             let first = directory.local_end(0) + (1 << 16);
             input.add(0, file[..file.len().min(first as usize)].to_vec());
             assert!(directory.is_by_torch(&input, 0, alignment).unwrap());
             // Another alignment does not fit.
             assert!(alignment == 1 || !directory.is_by_torch(&input, 0, alignment * 512).unwrap());
-            let mut input = Input::new(file.len() as u64);
+            let mut input = HeaderInput::new(file.len() as u64);
             input.add(tail as u64, file[tail..].to_vec());
             let found = directory.ranges(&input, &[1, 2, 3], Some(alignment)).unwrap();
-            assert!(matches!(directory.ranges(&input, &[1, 2, 3], None), Err(Error::Missing(_))));
+            assert!(matches!(directory.ranges(&input, &[1, 2, 3], None), Err(ZipError::Missing(_))));
             for (range, expected) in found.into_iter().zip([&data[..], b"", &data]) {
                 let range = range.unwrap();
                 assert!(range.start % alignment == 0);
@@ -708,7 +713,7 @@ pub(super) mod tests {
 
     #[test]
     fn archives_after_other_bytes_are_found() {
-        let before = |file: &[u8]| bytes_before(&Input::with_prefix(file.len() as u64, file.to_vec())).unwrap();
+        let before = |file: &[u8]| bytes_before(&HeaderInput::with_prefix(file.len() as u64, file.to_vec())).unwrap();
         let (file, start) = archive(TWO);
         assert_eq!(before(&file), None);
         // Offsets from the start of the archive.

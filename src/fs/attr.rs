@@ -1,8 +1,8 @@
 //! Results of file system operations: attributes, directory entries and errors.
 
-use crate::content::{self, Wait};
+use crate::content::{self, WaitFor};
 use crate::model;
-use crate::source::Stat;
+use crate::source::SourceStat;
 use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::time::SystemTime;
@@ -32,7 +32,7 @@ pub(super) const DOTS: u64 = 2;
 
 /// Attributes that all files of a model share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Owner {
+pub struct FileOwner {
     /// Numeric owner.
     pub uid: u32,
     /// Numeric group.
@@ -56,8 +56,8 @@ pub struct Ownership {
 
 impl Ownership {
     /// The owner of files whose source has this `stat`. Files have at most the read permissions of their source.
-    pub fn of(self, stat: Stat) -> Owner {
-        Owner {
+    pub fn of(self, stat: SourceStat) -> FileOwner {
+        FileOwner {
             uid: self.uid.unwrap_or(stat.uid),
             gid: self.gid.unwrap_or(stat.gid),
             perm: stat.mode & 0o444 & !self.umask,
@@ -69,12 +69,12 @@ impl Ownership {
 impl Ownership {
     /// The owner of a folder that shows a directory with this `stat`. Its permission bits include those to search the
     /// directory: a user who may only list it sees names, but cannot open anything.
-    pub fn of_folder(self, stat: Stat) -> Owner {
-        Owner { perm: stat.mode & 0o555 & !self.umask, ..self.of(stat) }
+    pub fn of_folder(self, stat: SourceStat) -> FileOwner {
+        FileOwner { perm: stat.mode & 0o555 & !self.umask, ..self.of(stat) }
     }
 }
 
-impl Owner {
+impl FileOwner {
     /// Attributes of a folder, see [`Ownership::of_folder`].
     pub(super) fn folder(self, ino: Ino) -> Attr {
         Attr { kind: FileKind::Dir, ..self.file(ino, 0, 0) }
@@ -197,7 +197,7 @@ impl Error {
     }
 
     /// What the operation has to wait for, if it failed only because its request must not wait for that.
-    pub fn waits_for(&self) -> Option<Wait> {
+    pub fn waits_for(&self) -> Option<WaitFor> {
         match self {
             Self::Content(content::Error::WouldBlock(wait)) => Some(*wait),
             _ => None,

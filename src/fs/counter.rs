@@ -7,12 +7,12 @@ const CELLS: usize = 16;
 
 /// A sum. Each thread adds to one of several cells, because threads that add to the same one slow each other down.
 #[derive(Debug, Default)]
-pub(super) struct Counter([Cell; CELLS]);
+pub(super) struct ShardedCounter([CounterCell; CELLS]);
 
 /// Two cache lines, because processors fetch them in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Cell(AtomicU64);
+struct CounterCell(AtomicU64);
 
 thread_local! {
     static INDEX: usize = {
@@ -21,7 +21,7 @@ thread_local! {
     };
 }
 
-impl Counter {
+impl ShardedCounter {
     pub fn add(&self, number: u64) {
         let index = INDEX.with(|index| *index);
         self.0[index].0.fetch_add(number, Relaxed);
@@ -38,7 +38,7 @@ mod tests {
 
     #[test]
     fn the_numbers_of_all_threads_are_summed() {
-        let counter = Counter::default();
+        let counter = ShardedCounter::default();
         std::thread::scope(|scope| {
             for number in 0..2 * CELLS as u64 + 1 {
                 let counter = &counter;

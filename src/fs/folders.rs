@@ -1,14 +1,14 @@
 //! The folders above several models, with links and error files. A model is opened at the first lookup in it.
 
-use super::attr::{Attr, DOTS, Dentry, Error, FileKind, Ino, Owner, Ownership, ROOT, SECTOR, Statfs};
+use super::attr::{Attr, DOTS, Dentry, Error, FileKind, FileOwner, Ino, Ownership, ROOT, SECTOR, Statfs};
 use super::ino;
-use super::volume::{self, Volume};
-use crate::content::{Content, Data, Extent, Generated, Key, Need, Request, Segment, Wait};
-use crate::model::{self, Catalog, Folder, FolderId, Item, ModelId, Refusal};
+use super::volume::{self, ModelVolume};
+use crate::content::{Content, Data, Extent, GeneratedBytes, ReadRequest, ResultId, Segment, WaitFor, WaitResource};
+use crate::model::{self, Catalog, CatalogFolder, FolderId, FolderItem, ModelId, ModelRefusal};
 use crate::source::{self, Location, Source};
 use crate::text::message;
 use crate::threads;
-use crate::view::{Results, Shown};
+use crate::view::{CachedResults, ShownViews};
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsStr;
@@ -26,12 +26,12 @@ const UNREADABLE: u8 = 3;
 
 /// The folders of a catalog, and the models in them that have been opened.
 #[derive(Debug)]
-pub(super) struct Folders {
+pub(super) struct CatalogFolders {
     catalog: Catalog,
-    shown: Shown,
+    shown: ShownViews,
     ownership: Ownership,
-    models: Vec<Slot>,
-    results: Arc<Results>,
+    models: Vec<ModelSlot>,
+    results: Arc<CachedResults>,
     /// The files that are not models, by their number as links. Empty until they are read.
     others: Vec<Arc<OnceLock<Arc<dyn Source>>>>,
     /// The folders whose changes were logged, or are not to be logged.
@@ -41,16 +41,16 @@ pub(super) struct Folders {
 /// A model that may not be open yet. Both cells are set at most once. After a transient failure, a cell stays empty and
 /// the next request tries again.
 #[derive(Debug, Default)]
-struct Slot {
+struct ModelSlot {
     /// Set when the folder of the model is listed or the model is looked up.
-    verdict: OnceLock<Verdict>,
+    verdict: OnceLock<HeaderVerdict>,
     /// Set at the first lookup in the model.
-    volume: OnceLock<Volume>,
+    volume: OnceLock<ModelVolume>,
     /// Held while one of the cells is being set.
     filling: Mutex<()>,
 }
 
-impl Slot {
+impl ModelSlot {
     fn lock(&self) -> MutexGuard<'_, ()> {
         self.filling.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -58,27 +58,27 @@ impl Slot {
 
 /// The final result of reading the header of a model.
 #[derive(Debug)]
-enum Verdict {
+enum HeaderVerdict {
     /// The model can be opened and has this owner.
-    Sound(Owner),
+    Sound(FileOwner),
     /// The model cannot be opened, for this reason. The owner is that of its error file.
-    Broken(String, Owner),
+    Broken(String, FileOwner),
 }
 
 /// An inode in the tree of the folders.
-enum Node<'f> {
-    Folder(FolderId, &'f Folder),
+enum FolderNode<'f> {
+    Folder(FolderId, &'f CatalogFolder),
     /// A link to a file that is not a model.
     Link(usize),
     /// A file that is not a model, and not on this machine: its number as a link, and its size in bytes.
     Remote(usize, u64),
     /// An error file: its text and its owner.
-    Error(Cow<'f, str>, Owner),
+    Error(Cow<'f, str>, FileOwner),
 }
 
-impl Folders {
-    pub fn new(catalog: Catalog, shown: Shown, ownership: Ownership) -> Self {
-        let models = catalog.models().map(|_| Slot::default()).collect();
+impl CatalogFolders {
+    pub fn new(catalog: Catalog, shown: ShownViews, ownership: Ownership) -> Self {
+        let models = catalog.models().map(|_| ModelSlot::default()).collect();
         let others = catalog.links().iter().map(|_| Arc::default()).collect();
         let (results, changed) = Default::default();
         Self { catalog, shown, ownership, models, results, others, changed }
@@ -89,24 +89,24 @@ impl Folders {
     pub fn open_all(&self) {
         let models: Vec<ModelId> = self.catalog.models().collect();
         models.iter().for_each(|model| source::announce(self.catalog.model(*model), None));
-        threads::map(models.len(), |at| self.check(models[at], &Request::WAIT).is_ok());
+        threads::map_parallel(models.len(), |at| self.check(models[at], &ReadRequest::WAIT).is_ok());
     }
 
     /// The model whose root has this complete inode number, if it is the root of a model.
     pub fn root_of(ino: Ino) -> Option<ModelId> {
-        let (tree, local) = ino::split(ino);
+        let (tree, local) = ino::split_ino(ino);
         tree.checked_sub(1).filter(|_| local == ROOT).map(ModelId::from)
     }
 
     /// The tree of a model. Opens the model at the first call.
-    pub fn volume(&self, model: ModelId, request: &Request) -> Result<&Volume, Error> {
+    pub fn volume(&self, model: ModelId, request: &ReadRequest) -> Result<&ModelVolume, Error> {
         let slot = self.models.get(model.index()).ok_or(Error::NoEntry)?;
         if let Some(volume) = slot.volume.get() {
             return Ok(volume);
         }
         request.wait(self.opening(model))?;
         let filling = slot.lock();
-        let Verdict::Sound(owner) = self.judge(model, &filling)? else { return Err(Error::NoEntry) };
+        let HeaderVerdict::Sound(owner) = self.judge(model, &filling)? else { return Err(Error::NoEntry) };
         if let Some(volume) = slot.volume.get() {
             return Ok(volume);
         }
@@ -117,12 +117,12 @@ impl Folders {
         }
         opened.report_mount(opened.location());
         let (number, up) = (tree(model), folder_ino(self.catalog.home(model)));
-        let volume = Volume::new(opened, self.shown.clone(), *owner, self.results.clone(), number, up);
+        let volume = ModelVolume::new(opened, self.shown.clone(), *owner, self.results.clone(), number, up);
         Ok(slot.volume.get_or_init(|| volume))
     }
 
     /// The verdict on a model. Fails if it is not available at present.
-    fn check(&self, model: ModelId, request: &Request) -> Result<&Verdict, Error> {
+    fn check(&self, model: ModelId, request: &ReadRequest) -> Result<&HeaderVerdict, Error> {
         let slot = self.models.get(model.index()).ok_or(Error::NoEntry)?;
         match slot.verdict.get() {
             Some(verdict) => Ok(verdict),
@@ -135,74 +135,74 @@ impl Folders {
 
     /// What a request has to wait for before it reads the header of a model. The scheduler lets one request at a time
     /// read it.
-    fn opening(&self, model: ModelId) -> Wait {
-        let key = Key { model: model.into(), kind: Key::MODEL, item: 0 };
-        Wait { need: Need::Device(self.catalog.device(model)), key: Some(key) }
+    fn opening(&self, model: ModelId) -> WaitFor {
+        let key = ResultId { model: model.into(), kind: ResultId::MODEL, item: 0 };
+        WaitFor { need: WaitResource::Device(self.catalog.device(model)), key: Some(key) }
     }
 
     /// Reads the header of a model and stores only the verdict. The caller holds the lock of the slot.
-    fn judge(&self, model: ModelId, _: &MutexGuard<()>) -> Result<&Verdict, Error> {
+    fn judge(&self, model: ModelId, _: &MutexGuard<()>) -> Result<&HeaderVerdict, Error> {
         let slot = &self.models[model.index()];
         if let Some(verdict) = slot.verdict.get() {
             return Ok(verdict);
         }
         let verdict = match model::open_in(&self.catalog, model) {
             Ok(opened) => match opened.stat() {
-                Some(stat) => Verdict::Sound(self.ownership.of(stat)),
+                Some(stat) => HeaderVerdict::Sound(self.ownership.of(stat)),
                 None => {
                     let reason = message(&format!("{}: the model has no files", self.catalog.model(model)));
                     log::warn!("{reason}");
-                    Verdict::Broken(reason, self.owner(self.catalog.home(model))?)
+                    HeaderVerdict::Broken(reason, self.owner(self.catalog.home(model))?)
                 }
             },
             Err(error) if error.is_transient() => return Err(error.into()),
             Err(error) => {
                 // The log is for the user who mounts, who may read everything.
                 log::warn!("{}", message(&error.to_string()));
-                let Refusal { message: reason, stat } = Refusal::new(&self.catalog, model, &error);
+                let ModelRefusal { message: reason, stat } = ModelRefusal::new(&self.catalog, model, &error);
                 let owner = stat.map(|stat| self.ownership.of(stat));
-                Verdict::Broken(message(&reason), owner.map_or_else(|| self.owner(self.catalog.home(model)), Ok)?)
+                HeaderVerdict::Broken(message(&reason), owner.map_or_else(|| self.owner(self.catalog.home(model)), Ok)?)
             }
         };
         Ok(slot.verdict.get_or_init(|| verdict))
     }
 
     /// Attributes of the root of a model.
-    pub fn model_attr(&self, model: ModelId, request: &Request) -> Result<Attr, Error> {
+    pub fn model_attr(&self, model: ModelId, request: &ReadRequest) -> Result<Attr, Error> {
         match self.check(model, request)? {
-            Verdict::Sound(owner) => Ok(owner.dir(volume::root(tree(model)))),
-            Verdict::Broken(..) => Err(Error::NoEntry),
+            HeaderVerdict::Sound(owner) => Ok(owner.dir(volume::root(tree(model)))),
+            HeaderVerdict::Broken(..) => Err(Error::NoEntry),
         }
     }
 
-    pub fn lookup(&self, parent: Ino, name: &[u8], request: &Request) -> Result<Attr, Error> {
-        let Node::Folder(_, folder) = self.node(parent)? else { return Err(Error::NotADirectory) };
+    pub fn lookup(&self, parent: Ino, name: &[u8], request: &ReadRequest) -> Result<Attr, Error> {
+        let FolderNode::Folder(_, folder) = self.node(parent)? else { return Err(Error::NotADirectory) };
         match folder.find(OsStr::from_bytes(name)).ok_or(Error::NoEntry)? {
-            (Item::Model(model), is_error) => match (self.check(model, request)?, is_error) {
-                (Verdict::Sound(_), false) => self.model_attr(model, request),
-                (Verdict::Broken(..), true) => self.getattr(ino::pack(BROKEN, model.into())),
+            (FolderItem::Model(model), is_error) => match (self.check(model, request)?, is_error) {
+                (HeaderVerdict::Sound(_), false) => self.model_attr(model, request),
+                (HeaderVerdict::Broken(..), true) => self.getattr(ino::pack(BROKEN, model.into())),
                 _ => Err(Error::NoEntry),
             },
-            (Item::Unreadable(_), false) => Err(Error::NoEntry),
+            (FolderItem::Unreadable(_), false) => Err(Error::NoEntry),
             (item, _) => self.getattr(self.item(item).0),
         }
     }
 
     pub fn getattr(&self, ino: Ino) -> Result<Attr, Error> {
         match self.node(ino)? {
-            Node::Folder(_, folder) => Ok(self.ownership.of_folder(folder.stat).folder(ino)),
-            Node::Link(_) => {
+            FolderNode::Folder(_, folder) => Ok(self.ownership.of_folder(folder.stat).folder(ino)),
+            FolderNode::Link(_) => {
                 let size = self.readlink(ino)?.len() as u64;
                 let root = self.owner(FolderId::new(0))?;
                 Ok(Attr { kind: FileKind::Link, perm: 0o777, ..root.file(ino, size, 0) })
             }
-            Node::Remote(_, size) => Ok(self.owner(FolderId::new(0))?.file(ino, size, size.div_ceil(SECTOR))),
-            Node::Error(text, owner) => Ok(owner.file(ino, text.len() as u64 + 1, 1)),
+            FolderNode::Remote(_, size) => Ok(self.owner(FolderId::new(0))?.file(ino, size, size.div_ceil(SECTOR))),
+            FolderNode::Error(text, owner) => Ok(owner.file(ino, text.len() as u64 + 1, 1)),
         }
     }
 
     /// The owner of files that have the permissions of a folder.
-    fn owner(&self, folder: FolderId) -> Result<Owner, Error> {
+    fn owner(&self, folder: FolderId) -> Result<FileOwner, Error> {
         Ok(self.ownership.of(self.catalog.folder(folder).ok_or(Error::NoEntry)?.stat))
     }
 
@@ -210,14 +210,14 @@ impl Folders {
         &'s self,
         ino: Ino,
         offset: u64,
-        request: &Request,
+        request: &ReadRequest,
         mut add: impl FnMut(Dentry<'s>) -> bool,
     ) -> Result<(), Error> {
-        let Node::Folder(number, folder) = self.node(ino)? else { return Err(Error::NotADirectory) };
+        let FolderNode::Folder(number, folder) = self.node(ino)? else { return Err(Error::NotADirectory) };
         // Without a verdict, it is unknown whether the entry is a directory or an error file. So missing verdicts
         // are determined before the first entry is passed to `add`.
         let models = folder.entries.iter().filter_map(|entry| match entry.item {
-            Item::Model(model) => self.models[model.index()].verdict.get().is_none().then_some(model),
+            FolderItem::Model(model) => self.models[model.index()].verdict.get().is_none().then_some(model),
             _ => None,
         });
         let models: Vec<ModelId> = models.collect();
@@ -226,14 +226,14 @@ impl Folders {
         // comes first: a request that is parked for one device never needs another one before it.
         let mut missing = Ok(());
         for device in devices {
-            let key = Key { model: number.into(), kind: Key::FOLDER, item: device as u32 };
-            if let Err(error) = request.wait(Wait { need: Need::Device(device), key: Some(key) }) {
+            let key = ResultId { model: number.into(), kind: ResultId::FOLDER, item: device as u32 };
+            if let Err(error) = request.wait(WaitFor { need: WaitResource::Device(device), key: Some(key) }) {
                 missing = missing.and(Err(error.into()));
                 continue;
             }
             let there = |model: &&ModelId| self.catalog.device(**model) == device;
             let models: Vec<ModelId> = models.iter().filter(there).copied().collect();
-            threads::map(models.len(), |at| self.check(models[at], &Request::WAIT).is_ok());
+            threads::map_parallel(models.len(), |at| self.check(models[at], &ReadRequest::WAIT).is_ok());
         }
         if offset == 0 {
             missing = missing.and(self.compare(number, folder, request));
@@ -244,7 +244,7 @@ impl Folders {
         }
         for (at, entry) in folder.entries.iter().enumerate().skip(offset.saturating_sub(DOTS) as usize) {
             let (ino, kind) = self.item(entry.item);
-            let is_error = matches!((ino::split(ino).0, ino::unpack(ino).0), (0, BROKEN | UNREADABLE));
+            let is_error = matches!((ino::split_ino(ino).0, ino::unpack(ino).0), (0, BROKEN | UNREADABLE));
             let name = Cow::Borrowed(&**if is_error { &entry.error } else { &entry.name });
             if add(Dentry { ino, kind, name, next: at as u64 + DOTS + 1 }) {
                 break;
@@ -256,7 +256,7 @@ impl Folders {
     /// Does not log changes of the directory `dir`, whose path has no symlinks.
     pub fn ignore_changes_of(&self, dir: &Location) {
         let folders = (0..).map_while(|at| Some((FolderId::new(at), self.catalog.folder(FolderId::new(at))?)));
-        for (number, Folder { location, .. }) in folders {
+        for (number, CatalogFolder { location, .. }) in folders {
             if location.file_name() == dir.file_name() && location.canonical().is_ok_and(|found| found == *dir) {
                 self.changed().insert(number);
             }
@@ -268,12 +268,12 @@ impl Folders {
     }
 
     /// Logs once that a directory has changed since it was scanned, because its folder does not show the changes.
-    fn compare(&self, number: FolderId, folder: &Folder, request: &Request) -> Result<(), Error> {
+    fn compare(&self, number: FolderId, folder: &CatalogFolder, request: &ReadRequest) -> Result<(), Error> {
         if self.changed().contains(&number) {
             return Ok(());
         }
-        let Folder { location, stat, device, .. } = folder;
-        request.wait(Wait { need: Need::Device(*device), key: None })?;
+        let CatalogFolder { location, stat, device, .. } = folder;
+        request.wait(WaitFor { need: WaitResource::Device(*device), key: None })?;
         let modified = source::modified_at(location).ok().flatten();
         if modified.is_some_and(|time| time != stat.mtime) && self.changed().insert(number) {
             log::warn!(
@@ -286,26 +286,26 @@ impl Folders {
 
     pub fn open(&self, ino: Ino) -> Result<Content, Error> {
         match self.node(ino)? {
-            Node::Folder(..) => Err(Error::IsADirectory),
+            FolderNode::Folder(..) => Err(Error::IsADirectory),
             // A link leads to a file of this machine.
-            Node::Link(number) => {
+            FolderNode::Link(number) => {
                 let len = source::len_at(&self.catalog.links()[number]).ok_or(Error::NoEntry)?;
                 Ok(self.other(number, len))
             }
-            Node::Remote(number, len) => Ok(self.other(number, len)),
-            Node::Error(text, _) => Ok(Content::literal(format!("{text}\n").into_bytes())),
+            FolderNode::Remote(number, len) => Ok(self.other(number, len)),
+            FolderNode::Error(text, _) => Ok(Content::literal(format!("{text}\n").into_bytes())),
         }
     }
 
     /// The content of a file that is not a model. It is opened when it is read.
     fn other(&self, number: usize, len: u64) -> Content {
         let (opened, location) = (self.others[number].clone(), self.catalog.links()[number].clone());
-        let write = move |range: Range<u64>, request: &Request, out: &mut Vec<u8>| {
+        let write = move |range: Range<u64>, request: &ReadRequest, out: &mut Vec<u8>| {
             let source = match opened.get() {
                 Some(source) => source,
                 None => {
-                    request.wait(Wait { need: Need::Device(source::device_at(&location)), key: None })?;
-                    let source = source::open(&location)?;
+                    request.wait(WaitFor { need: WaitResource::Device(source::device_at(&location)), key: None })?;
+                    let source = source::open_local(&location)?;
                     opened.get_or_init(|| source)
                 }
             };
@@ -318,11 +318,11 @@ impl Folders {
             out.extend_from_slice(&bytes);
             Ok(())
         };
-        Content::new([Segment::Generated(Generated::new(len, write))])
+        Content::new([Segment::Generated(GeneratedBytes::new(len, write))])
     }
 
     pub fn readlink(&self, ino: Ino) -> Result<&[u8], Error> {
-        let Node::Link(link) = self.node(ino)? else { return Err(Error::NotALink) };
+        let FolderNode::Link(link) = self.node(ino)? else { return Err(Error::NotALink) };
         let path = self.catalog.links()[link].path().ok_or(Error::NotALink)?;
         Ok(path.as_os_str().as_bytes())
     }
@@ -330,9 +330,9 @@ impl Folders {
     /// See [`super::Superblock::version`].
     pub fn version(&self, ino: Ino) -> Result<Option<String>, Error> {
         match self.node(ino)? {
-            Node::Folder(..) => Err(Error::IsADirectory),
-            Node::Link(_) | Node::Remote(..) => Ok(None),
-            Node::Error(text, _) => Ok(Some(text.into_owned())),
+            FolderNode::Folder(..) => Err(Error::IsADirectory),
+            FolderNode::Link(_) | FolderNode::Remote(..) => Ok(None),
+            FolderNode::Error(text, _) => Ok(Some(text.into_owned())),
         }
     }
 
@@ -342,42 +342,44 @@ impl Folders {
 
     /// The inode of an item. A model without a verdict, after a transient failure, is shown as a directory: a lookup in
     /// it tries again and returns the error.
-    fn item(&self, item: Item) -> (Ino, FileKind) {
+    fn item(&self, item: FolderItem) -> (Ino, FileKind) {
         match item {
-            Item::Folder(folder) => (folder_ino(folder), FileKind::Dir),
-            Item::Link(link) => {
+            FolderItem::Folder(folder) => (folder_ino(folder), FileKind::Dir),
+            FolderItem::Link(link) => {
                 let kind = match self.catalog.links().get(link) {
                     Some(Location::Remote(_)) => FileKind::File,
                     _ => FileKind::Link,
                 };
                 (ino::pack(LINKS, link as u32), kind)
             }
-            Item::Unreadable(number) => (ino::pack(UNREADABLE, number as u32), FileKind::File),
-            Item::Model(model) => match self.models[model.index()].verdict.get() {
-                Some(Verdict::Broken(..)) => (ino::pack(BROKEN, model.into()), FileKind::File),
-                Some(Verdict::Sound(_)) | None => (volume::root(tree(model)), FileKind::Dir),
+            FolderItem::Unreadable(number) => (ino::pack(UNREADABLE, number as u32), FileKind::File),
+            FolderItem::Model(model) => match self.models[model.index()].verdict.get() {
+                Some(HeaderVerdict::Broken(..)) => (ino::pack(BROKEN, model.into()), FileKind::File),
+                Some(HeaderVerdict::Sound(_)) | None => (volume::root(tree(model)), FileKind::Dir),
             },
         }
     }
 
     /// The node of an inode number.
-    fn node(&self, ino: Ino) -> Result<Node<'_>, Error> {
+    fn node(&self, ino: Ino) -> Result<FolderNode<'_>, Error> {
         let (kind, number) = ino::unpack(ino);
         let found = match kind {
             FOLDERS => number.checked_sub(ROOT as u32).map(FolderId::from).and_then(|folder| {
                 let found = self.catalog.folder(folder)?;
-                Some(Node::Folder(folder, found))
+                Some(FolderNode::Folder(folder, found))
             }),
             LINKS => self.catalog.links().get(number as usize).map(|location| match location {
-                Location::Local(_) => Node::Link(number as usize),
-                Location::Remote(_) => Node::Remote(number as usize, source::len_at(location).unwrap_or_default()),
+                Location::Local(_) => FolderNode::Link(number as usize),
+                Location::Remote(_) => {
+                    FolderNode::Remote(number as usize, source::len_at(location).unwrap_or_default())
+                }
             }),
             BROKEN => match self.models.get(number as usize).and_then(|slot| slot.verdict.get()) {
-                Some(Verdict::Broken(reason, owner)) => Some(Node::Error(reason[..].into(), *owner)),
+                Some(HeaderVerdict::Broken(reason, owner)) => Some(FolderNode::Error(reason[..].into(), *owner)),
                 _ => None,
             },
             UNREADABLE => match self.catalog.unreadable_at(number as usize) {
-                Some((reason, folder)) => Some(Node::Error(message(reason).into(), self.owner(folder)?)),
+                Some((reason, folder)) => Some(FolderNode::Error(message(reason).into(), self.owner(folder)?)),
                 None => None,
             },
             _ => None,

@@ -23,7 +23,7 @@ const FILES: u8 = 128;
 const KINDS_END: u8 = 192;
 
 /// Splits a complete inode number into the tree and the inode number within it.
-pub(super) fn split(ino: Ino) -> (u32, Ino) {
+pub(super) fn split_ino(ino: Ino) -> (u32, Ino) {
     ((ino >> TREE_SHIFT) as u32, ino & ((1 << TREE_SHIFT) - 1))
 }
 
@@ -59,14 +59,14 @@ impl NodeId {
 /// A decoded inode number in the tree of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Inode {
-    Dir(Dir),
+    Dir(InodeDir),
     /// A file of a view, by its number in the view.
     File(View, u32),
 }
 
 /// A directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Dir {
+pub(super) enum InodeDir {
     Root,
     /// The directory of a view, in the root or in the directory of a shard.
     View(View, Option<ShardId>),
@@ -79,12 +79,12 @@ pub(super) enum Dir {
 impl Inode {
     pub fn ino(self) -> Ino {
         match self {
-            Self::Dir(Dir::Root) => ROOT,
-            Self::Dir(Dir::Node(View::SAMPLES, node)) => pack(SAMPLES, node.0),
-            Self::Dir(Dir::Node(_, node)) => pack(NODES, node.0),
-            Self::Dir(Dir::Shard(shard)) => pack(SHARDS, shard.into()),
-            Self::Dir(Dir::View(view, None)) => pack(VIEWS, view.index() as u32),
-            Self::Dir(Dir::View(view, Some(shard))) => pack(SHARD_VIEWS + view.index() as u8, shard.into()),
+            Self::Dir(InodeDir::Root) => ROOT,
+            Self::Dir(InodeDir::Node(View::SAMPLES, node)) => pack(SAMPLES, node.0),
+            Self::Dir(InodeDir::Node(_, node)) => pack(NODES, node.0),
+            Self::Dir(InodeDir::Shard(shard)) => pack(SHARDS, shard.into()),
+            Self::Dir(InodeDir::View(view, None)) => pack(VIEWS, view.index() as u32),
+            Self::Dir(InodeDir::View(view, Some(shard))) => pack(SHARD_VIEWS + view.index() as u8, shard.into()),
             Self::File(view, number) => pack(FILES + view.index() as u8, number),
         }
     }
@@ -94,12 +94,14 @@ impl Inode {
         let (kind, number) = unpack(ino);
         let view = |index: usize| (index < View::all().len()).then(|| View::new(index));
         Some(match kind {
-            ROOTS if ino == ROOT => Self::Dir(Dir::Root),
-            NODES => Self::Dir(Dir::Node(View::TREE, NodeId(number))),
-            SAMPLES => Self::Dir(Dir::Node(View::SAMPLES, NodeId(number))),
-            SHARDS => Self::Dir(Dir::Shard(number.into())),
-            VIEWS => Self::Dir(Dir::View(view(number as usize)?, None)),
-            SHARD_VIEWS..FILES => Self::Dir(Dir::View(view(usize::from(kind - SHARD_VIEWS))?, Some(number.into()))),
+            ROOTS if ino == ROOT => Self::Dir(InodeDir::Root),
+            NODES => Self::Dir(InodeDir::Node(View::TREE, NodeId(number))),
+            SAMPLES => Self::Dir(InodeDir::Node(View::SAMPLES, NodeId(number))),
+            SHARDS => Self::Dir(InodeDir::Shard(number.into())),
+            VIEWS => Self::Dir(InodeDir::View(view(number as usize)?, None)),
+            SHARD_VIEWS..FILES => {
+                Self::Dir(InodeDir::View(view(usize::from(kind - SHARD_VIEWS))?, Some(number.into())))
+            }
             FILES..KINDS_END => Self::File(view(usize::from(kind - FILES))?, number),
             _ => return None,
         })
@@ -113,18 +115,19 @@ mod tests {
     #[test]
     fn inode_numbers_are_unique_and_round_trip() {
         let numbered = |number: u32| {
-            let views = View::all()
-                .flat_map(move |view| [Inode::Dir(Dir::View(view, Some(number.into()))), Inode::File(view, number)]);
-            let nodes = [View::TREE, View::SAMPLES].map(|view| Dir::Node(view, NodeId(number)));
-            let dirs = nodes.into_iter().chain([Dir::Shard(number.into())]).map(Inode::Dir);
+            let views = View::all().flat_map(move |view| {
+                [Inode::Dir(InodeDir::View(view, Some(number.into()))), Inode::File(view, number)]
+            });
+            let nodes = [View::TREE, View::SAMPLES].map(|view| InodeDir::Node(view, NodeId(number)));
+            let dirs = nodes.into_iter().chain([InodeDir::Shard(number.into())]).map(Inode::Dir);
             views.chain(dirs)
         };
-        let roots = View::all().map(|view| Inode::Dir(Dir::View(view, None))).chain([Inode::Dir(Dir::Root)]);
+        let roots = View::all().map(|view| Inode::Dir(InodeDir::View(view, None))).chain([Inode::Dir(InodeDir::Root)]);
         let all: Vec<Inode> = [0, 1, 7, u32::MAX].into_iter().flat_map(numbered).chain(roots).collect();
         for (at, inode) in all.iter().enumerate() {
             assert_eq!(Inode::from_ino(inode.ino()), Some(*inode));
             assert!(all[..at].iter().all(|other| other.ino() != inode.ino()));
-            assert_eq!(split(join(5, inode.ino())), (5, inode.ino()));
+            assert_eq!(split_ino(join(5, inode.ino())), (5, inode.ino()));
         }
         let no_view = View::all().len() as u32;
         for ino in

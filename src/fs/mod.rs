@@ -12,7 +12,8 @@ mod tree;
 mod volume;
 
 pub use attr::{
-    Attr, BLOCK_SIZE, DIR_BLOCK_SIZE, Dentry, Error, FileKind, Ino, NAME_MAX, Owner, Ownership, ROOT, SECTOR, Statfs,
+    Attr, BLOCK_SIZE, DIR_BLOCK_SIZE, Dentry, Error, FileKind, FileOwner, Ino, NAME_MAX, Ownership, ROOT, SECTOR,
+    Statfs,
 };
 pub use superblock::{SERVED, Superblock, TRAFFIC};
 pub use volume::TensorFile;

@@ -2,14 +2,14 @@
 
 use super::attr::{Attr, Error, FileKind, ROOT, SECTOR};
 use super::superblock::Superblock;
-use crate::content::Request;
+use crate::content::ReadRequest;
 use std::ffi::OsString;
 
 impl Superblock {
     /// The file or directory at a path from the root, with slashes between names. `.`, `..`, and slashes at the start,
     /// at the end or next to each other have their usual meaning; `..` does not lead out of the root. A symbolic link
     /// is followed: the result is a file with the size of the target, and [`Superblock::open`] opens the target.
-    pub fn resolve(&self, path: &[u8], request: &Request) -> Result<Attr, Error> {
+    pub fn resolve(&self, path: &[u8], request: &ReadRequest) -> Result<Attr, Error> {
         let mut above = Vec::new();
         let mut here = self.getattr(ROOT, request)?;
         for name in path.split(|byte| *byte == b'/') {
@@ -30,7 +30,7 @@ impl Superblock {
 
     /// The names and attributes of the files in a directory, in the order of the directory, without `.` and `..`.
     /// Symbolic links are followed; those that lead nowhere are left out.
-    pub fn entries(&self, dir: &Attr, request: &Request) -> Result<Vec<(OsString, Attr)>, Error> {
+    pub fn entries(&self, dir: &Attr, request: &ReadRequest) -> Result<Vec<(OsString, Attr)>, Error> {
         let mut names = Vec::new();
         self.readdir(dir.ino, 0, request, |entry| {
             names.push((entry.name.into_owned(), entry.ino));
@@ -48,7 +48,7 @@ impl Superblock {
     }
 
     /// Attributes of the target of a link; those of anything else are returned as they are.
-    fn followed(&self, attr: Attr, request: &Request) -> Result<Attr, Error> {
+    fn followed(&self, attr: Attr, request: &ReadRequest) -> Result<Attr, Error> {
         if attr.kind != FileKind::Link {
             return Ok(attr);
         }

@@ -1,27 +1,27 @@
 //! The whole mounted file system: one model, or folders with a tree for each model in them.
 
 use super::attr::{Attr, Dentry, Error, Ino, Ownership, ROOT, Statfs};
-use super::counter::Counter;
-use super::folders::Folders;
+use super::counter::ShardedCounter;
+use super::folders::CatalogFolders;
 use super::ino;
-use super::volume::{TensorFile, Volume};
-use crate::content::{Content, Request};
-use crate::model::{Model, ModelId, Opened, TensorId};
+use super::volume::{ModelVolume, TensorFile};
+use crate::content::{Content, ReadRequest};
+use crate::model::{Model, ModelId, OpenedModel, TensorId};
 use crate::source::Location;
-use crate::view::Shown;
+use crate::view::ShownViews;
 use std::fmt;
 use std::sync::Arc;
 
 /// A mounted file system. It is immutable: there are no lookup counts, and no state is stored per file, because the
 /// inode number alone identifies a file.
 ///
-/// An operation that has to wait fails with an error for which [`Error::would_block`] is true, unless its [`Request`]
-/// allows waiting.
+/// An operation that has to wait fails with an error for which [`Error::would_block`] is true, unless its
+/// [`ReadRequest`] allows waiting.
 #[derive(Debug)]
 pub struct Superblock {
-    root: Root,
-    traffic: Option<Traffic>,
-    served: Counter,
+    root: FsRoot,
+    traffic: Option<TrafficWriter>,
+    served: ShardedCounter,
 }
 
 /// The extended attribute of the root of a mount with a remote source: what was read and fetched so far, as JSON.
@@ -32,42 +32,42 @@ pub const TRAFFIC: &str = "user.weightfs.traffic";
 pub const SERVED: &str = "user.weightfs.served";
 
 /// Writes the value of [`TRAFFIC`]. Does not wait.
-struct Traffic(Box<dyn Fn() -> String + Send + Sync>);
+struct TrafficWriter(Box<dyn Fn() -> String + Send + Sync>);
 
-impl fmt::Debug for Traffic {
+impl fmt::Debug for TrafficWriter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Traffic")
     }
 }
 
 #[derive(Debug)]
-enum Root {
-    Volume(Box<Volume>),
-    Folders(Box<Folders>),
+enum FsRoot {
+    Volume(Box<ModelVolume>),
+    Folders(Box<CatalogFolders>),
 }
 
 /// The tree that contains an inode.
-enum Tree<'s> {
-    Volume(&'s Volume),
-    Folders(&'s Folders),
+enum InodeTree<'s> {
+    Volume(&'s ModelVolume),
+    Folders(&'s CatalogFolders),
 }
 
 impl Superblock {
     /// A file system with the views `shown`. `None` if the model has no files.
-    pub fn new(opened: Opened, shown: Shown, ownership: Ownership) -> Option<Self> {
+    pub fn new(opened: OpenedModel, shown: ShownViews, ownership: Ownership) -> Option<Self> {
         let root = match opened {
-            Opened::Model(model) => {
+            OpenedModel::Model(model) => {
                 let owner = ownership.of(model.stat()?);
-                Root::Volume(Volume::new(*model, shown, owner, Arc::default(), 0, ROOT).into())
+                FsRoot::Volume(ModelVolume::new(*model, shown, owner, Arc::default(), 0, ROOT).into())
             }
-            Opened::Catalog(catalog) => Root::Folders(Folders::new(*catalog, shown, ownership).into()),
+            OpenedModel::Catalog(catalog) => FsRoot::Folders(CatalogFolders::new(*catalog, shown, ownership).into()),
         };
-        Some(Self { root, traffic: None, served: Counter::default() })
+        Some(Self { root, traffic: None, served: ShardedCounter::default() })
     }
 
     /// Adds the attribute [`TRAFFIC`], with the values that `traffic` returns.
     pub fn with_traffic(self, traffic: impl Fn() -> String + Send + Sync + 'static) -> Self {
-        Self { traffic: Some(Traffic(Box::new(traffic))), ..self }
+        Self { traffic: Some(TrafficWriter(Box::new(traffic))), ..self }
     }
 
     /// Adds to the number of bytes in [`SERVED`].
@@ -77,7 +77,7 @@ impl Superblock {
 
     /// Reads the headers of all models in a directory. Later requests then wait for no header.
     pub fn open_all(&self) {
-        if let Root::Folders(folders) = &self.root {
+        if let FsRoot::Folders(folders) = &self.root {
             folders.open_all();
         }
     }
@@ -85,27 +85,27 @@ impl Superblock {
     /// Does not log changes of a directory of models. Call this if the mount point was created in `dir`, whose path has
     /// no symlinks.
     pub fn ignore_changes_of(&self, dir: &Location) {
-        if let Root::Folders(folders) = &self.root {
+        if let FsRoot::Folders(folders) = &self.root {
             folders.ignore_changes_of(dir);
         }
     }
 
     /// The file or directory called `name` in the directory `parent`.
-    pub fn lookup(&self, parent: Ino, name: &[u8], request: &Request) -> Result<Attr, Error> {
+    pub fn lookup(&self, parent: Ino, name: &[u8], request: &ReadRequest) -> Result<Attr, Error> {
         match self.tree(parent, request)? {
-            (Tree::Volume(volume), parent) => volume.lookup(parent, name, request),
-            (Tree::Folders(folders), parent) => folders.lookup(parent, name, request),
+            (InodeTree::Volume(volume), parent) => volume.lookup(parent, name, request),
+            (InodeTree::Folders(folders), parent) => folders.lookup(parent, name, request),
         }
     }
 
     /// Attributes of an inode. The size is exact. Does not read tensor data.
-    pub fn getattr(&self, ino: Ino, request: &Request) -> Result<Attr, Error> {
+    pub fn getattr(&self, ino: Ino, request: &ReadRequest) -> Result<Attr, Error> {
         if let Some((folders, model)) = self.model_root(ino) {
             return folders.model_attr(model, request);
         }
         match self.tree(ino, request)? {
-            (Tree::Volume(volume), ino) => volume.getattr(ino, request),
-            (Tree::Folders(folders), ino) => folders.getattr(ino),
+            (InodeTree::Volume(volume), ino) => volume.getattr(ino, request),
+            (InodeTree::Folders(folders), ino) => folders.getattr(ino),
         }
     }
 
@@ -117,33 +117,33 @@ impl Superblock {
         &'s self,
         ino: Ino,
         offset: u64,
-        request: &Request,
+        request: &ReadRequest,
         add: impl FnMut(Dentry<'s>) -> bool,
     ) -> Result<(), Error> {
         match self.tree(ino, request)? {
-            (Tree::Volume(volume), ino) => volume.readdir(ino, offset, request, add),
-            (Tree::Folders(folders), ino) => folders.readdir(ino, offset, request, add),
+            (InodeTree::Volume(volume), ino) => volume.readdir(ino, offset, request, add),
+            (InodeTree::Folders(folders), ino) => folders.readdir(ino, offset, request, add),
         }
     }
 
     /// The content of a file. It does not borrow from the file system.
-    pub fn open(&self, ino: Ino, request: &Request) -> Result<Content, Error> {
+    pub fn open(&self, ino: Ino, request: &ReadRequest) -> Result<Content, Error> {
         match self.tree(ino, request)? {
-            (Tree::Volume(volume), ino) => volume.open(ino, request),
-            (Tree::Folders(folders), ino) => folders.open(ino),
+            (InodeTree::Volume(volume), ino) => volume.open(ino, request),
+            (InodeTree::Folders(folders), ino) => folders.open(ino),
         }
     }
 
     /// The target of a symbolic link.
     pub fn readlink(&self, ino: Ino) -> Result<&[u8], Error> {
-        match self.tree(ino, &Request::NOWAIT)? {
-            (Tree::Volume(_), _) => Err(Error::NotALink),
-            (Tree::Folders(folders), ino) => folders.readlink(ino),
+        match self.tree(ino, &ReadRequest::NOWAIT)? {
+            (InodeTree::Volume(_), _) => Err(Error::NotALink),
+            (InodeTree::Folders(folders), ino) => folders.readlink(ino),
         }
     }
 
     /// The value of an extended attribute.
-    pub fn getxattr(&self, ino: Ino, name: &[u8], request: &Request) -> Result<Vec<u8>, Error> {
+    pub fn getxattr(&self, ino: Ino, name: &[u8], request: &ReadRequest) -> Result<Vec<u8>, Error> {
         if ino == ROOT && name == TRAFFIC.as_bytes() {
             return self.traffic.as_ref().map(|traffic| (traffic.0)().into_bytes()).ok_or(Error::NoAttribute);
         }
@@ -154,13 +154,13 @@ impl Superblock {
             return Err(Error::NoAttribute);
         }
         match self.tree(ino, request)? {
-            (Tree::Volume(volume), ino) => volume.getxattr(ino, name, request),
-            (Tree::Folders(_), _) => Err(Error::NoAttribute),
+            (InodeTree::Volume(volume), ino) => volume.getxattr(ino, name, request),
+            (InodeTree::Folders(_), _) => Err(Error::NoAttribute),
         }
     }
 
     /// The names of the extended attributes of an inode, each followed by NUL.
-    pub fn listxattr(&self, ino: Ino, request: &Request) -> Result<Vec<u8>, Error> {
+    pub fn listxattr(&self, ino: Ino, request: &ReadRequest) -> Result<Vec<u8>, Error> {
         if ino == ROOT && self.traffic.is_some() {
             return Ok([TRAFFIC.as_bytes(), b"\0"].concat());
         }
@@ -168,33 +168,33 @@ impl Superblock {
             return Ok(Vec::new());
         }
         match self.tree(ino, request)? {
-            (Tree::Volume(volume), ino) => volume.listxattr(ino, request),
-            (Tree::Folders(_), _) => Ok(Vec::new()),
+            (InodeTree::Volume(volume), ino) => volume.listxattr(ino, request),
+            (InodeTree::Folders(_), _) => Ok(Vec::new()),
         }
     }
 
     /// Identifies the version of the source that a file shows: two files of the same name, version and options have the
     /// same bytes. It is made of sizes, modification times and inode numbers, so that it needs no data. `None` for
     /// remote sources and for links in a directory of models, whose bytes are not identified.
-    pub fn version(&self, ino: Ino, request: &Request) -> Result<Option<String>, Error> {
+    pub fn version(&self, ino: Ino, request: &ReadRequest) -> Result<Option<String>, Error> {
         match self.tree(ino, request)? {
-            (Tree::Volume(volume), _) => Ok(volume.version()),
-            (Tree::Folders(folders), ino) => folders.version(ino),
+            (InodeTree::Volume(volume), _) => Ok(volume.version()),
+            (InodeTree::Folders(folders), ino) => folders.version(ino),
         }
     }
 
     /// The model whose root has this inode number, if it is the root of one.
-    pub fn model(&self, ino: Ino, request: &Request) -> Result<Option<&Model>, Error> {
+    pub fn model(&self, ino: Ino, request: &ReadRequest) -> Result<Option<&Model>, Error> {
         match self.tree(ino, request)? {
-            (Tree::Volume(volume), ROOT) => Ok(Some(volume.model())),
+            (InodeTree::Volume(volume), ROOT) => Ok(Some(volume.model())),
             _ => Ok(None),
         }
     }
 
     /// The files that show one tensor, in the directories of views of the model whose root is `root`.
-    pub fn files_of(&self, root: Ino, tensor: TensorId, request: &Request) -> Result<Vec<TensorFile>, Error> {
+    pub fn files_of(&self, root: Ino, tensor: TensorId, request: &ReadRequest) -> Result<Vec<TensorFile>, Error> {
         match self.tree(root, request)? {
-            (Tree::Volume(volume), ROOT) => volume.files_of(tensor, request),
+            (InodeTree::Volume(volume), ROOT) => volume.files_of(tensor, request),
             _ => Err(Error::NoEntry),
         }
     }
@@ -202,28 +202,28 @@ impl Superblock {
     /// Size of the file system.
     pub fn statfs(&self) -> Statfs {
         match &self.root {
-            Root::Volume(volume) => volume.statfs(),
-            Root::Folders(folders) => folders.statfs(),
+            FsRoot::Volume(volume) => volume.statfs(),
+            FsRoot::Folders(folders) => folders.statfs(),
         }
     }
 
     /// The model whose root has this inode number. Attributes of the root do not require opening the model.
-    fn model_root(&self, ino: Ino) -> Option<(&Folders, ModelId)> {
+    fn model_root(&self, ino: Ino) -> Option<(&CatalogFolders, ModelId)> {
         match &self.root {
-            Root::Folders(folders) => Some((folders, Folders::root_of(ino)?)),
-            Root::Volume(_) => None,
+            FsRoot::Folders(folders) => Some((folders, CatalogFolders::root_of(ino)?)),
+            FsRoot::Volume(_) => None,
         }
     }
 
     /// The tree of an inode number, and the inode number within that tree.
-    fn tree(&self, ino: Ino, request: &Request) -> Result<(Tree<'_>, Ino), Error> {
-        let (tree, local) = ino::split(ino);
+    fn tree(&self, ino: Ino, request: &ReadRequest) -> Result<(InodeTree<'_>, Ino), Error> {
+        let (tree, local) = ino::split_ino(ino);
         match &self.root {
-            Root::Volume(volume) if tree == 0 => Ok((Tree::Volume(volume), local)),
-            Root::Volume(_) => Err(Error::NoEntry),
-            Root::Folders(folders) => match tree.checked_sub(1) {
-                None => Ok((Tree::Folders(folders), local)),
-                Some(model) => Ok((Tree::Volume(folders.volume(ModelId::from(model), request)?), local)),
+            FsRoot::Volume(volume) if tree == 0 => Ok((InodeTree::Volume(volume), local)),
+            FsRoot::Volume(_) => Err(Error::NoEntry),
+            FsRoot::Folders(folders) => match tree.checked_sub(1) {
+                None => Ok((InodeTree::Folders(folders), local)),
+                Some(model) => Ok((InodeTree::Volume(folders.volume(ModelId::from(model), request)?), local)),
             },
         }
     }

@@ -1,12 +1,12 @@
 //! Tests of the superblock, mostly on in-memory files. The reference is a map from paths to contents.
 
 use super::*;
-use crate::content::{Error as ContentError, Need, Request, Wait};
-use crate::format::Mode;
-use crate::model::{self, Model, Opened};
+use crate::content::{Error as ContentError, ReadRequest, WaitFor, WaitResource};
+use crate::format::ParseMode;
+use crate::model::{self, Model, OpenedModel};
 use crate::name;
-use crate::source::{self, Bytes, Location, Memory, Source, Stat};
-use crate::view::{self, Shown};
+use crate::source::{self, Bytes, Location, MemorySource, Source, SourceStat};
+use crate::view::{self, ShownViews};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsStr;
@@ -18,20 +18,20 @@ use std::time::SystemTime;
 /// Operations that may wait.
 impl Superblock {
     fn find(&self, parent: Ino, name: &str) -> Result<Attr, Error> {
-        self.lookup(parent, name.as_bytes(), &Request::WAIT)
+        self.lookup(parent, name.as_bytes(), &ReadRequest::WAIT)
     }
 
     fn attr(&self, ino: Ino) -> Result<Attr, Error> {
-        self.getattr(ino, &Request::WAIT)
+        self.getattr(ino, &ReadRequest::WAIT)
     }
 
     fn read(&self, ino: Ino, range: Range<u64>) -> Result<Vec<u8>, Error> {
-        Ok(self.open(ino, &Request::WAIT)?.read(range, &Request::WAIT)?.to_vec())
+        Ok(self.open(ino, &ReadRequest::WAIT)?.read(range, &ReadRequest::WAIT)?.to_vec())
     }
 }
 
 /// A mounted file with these tensors and this metadata. The tensor at index `i` has `i % 5` bytes of value `i`.
-fn superblock(names: &[String], metadata: &[(String, String)], shown: Shown) -> Superblock {
+fn superblock(names: &[String], metadata: &[(String, String)], shown: ShownViews) -> Superblock {
     let mut data = Vec::new();
     let mut members = Vec::new();
     if !metadata.is_empty() {
@@ -47,19 +47,19 @@ fn superblock(names: &[String], metadata: &[(String, String)], shown: Shown) -> 
     }
     let header = format!("{{{}}}", members.join(","));
     let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat();
-    mount(Memory::new(file), shown)
+    mount(MemorySource::new(file), shown)
 }
 
-fn mount(source: impl Source + 'static, shown: Shown) -> Superblock {
+fn mount(source: impl Source + 'static, shown: ShownViews) -> Superblock {
     let location = Location::from(Path::new("/m.safetensors"));
-    let model = Model::from_source(&location, Arc::new(source), Mode::Strict).unwrap();
-    Superblock::new(Opened::Model(model.into()), shown, Ownership::default()).unwrap()
+    let model = Model::from_source(&location, Arc::new(source), ParseMode::Strict).unwrap();
+    Superblock::new(OpenedModel::Model(model.into()), shown, Ownership::default()).unwrap()
 }
 
 fn list(superblock: &Superblock, ino: Ino, offset: u64) -> Vec<Dentry<'_>> {
     let mut entries = Vec::new();
     superblock
-        .readdir(ino, offset, &Request::WAIT, |entry| {
+        .readdir(ino, offset, &ReadRequest::WAIT, |entry| {
             entries.push(entry);
             false
         })
@@ -78,7 +78,7 @@ fn walk(superblock: &Superblock, ino: Ino, path: &str, found: &mut BTreeMap<Stri
     }
     for entry in &entries[2..] {
         let below = format!("{path}/{}", entry.name.to_str().unwrap());
-        let attr = superblock.lookup(ino, entry.name.as_encoded_bytes(), &Request::WAIT).unwrap();
+        let attr = superblock.lookup(ino, entry.name.as_encoded_bytes(), &ReadRequest::WAIT).unwrap();
         assert_eq!((attr.ino, attr.kind), (entry.ino, entry.kind), "{below}");
         assert_eq!(superblock.attr(entry.ino).unwrap(), attr);
         let bytes = if entry.kind == FileKind::Dir {
@@ -86,11 +86,12 @@ fn walk(superblock: &Superblock, ino: Ino, path: &str, found: &mut BTreeMap<Stri
             walk(superblock, entry.ino, &below, found);
             None
         } else {
-            let content = superblock.open(entry.ino, &Request::WAIT).unwrap();
+            let content = superblock.open(entry.ino, &ReadRequest::WAIT).unwrap();
             assert_eq!(content.len(), attr.size);
             // Files that need a pass over the data are slow and have their own tests.
-            let read = content.read(0..1, &Request::NOWAIT);
-            let is_slow = matches!(read, Err(ContentError::WouldBlock(Wait { need: Need::Cores { .. }, .. })));
+            let read = content.read(0..1, &ReadRequest::NOWAIT);
+            let is_slow =
+                matches!(read, Err(ContentError::WouldBlock(WaitFor { need: WaitResource::Cores { .. }, .. })));
             let bytes = if is_slow { Vec::new() } else { superblock.read(entry.ino, 0..u64::MAX).unwrap() };
             assert!(is_slow || bytes.len() as u64 == attr.size);
             Some(bytes)
@@ -101,7 +102,7 @@ fn walk(superblock: &Superblock, ino: Ino, path: &str, found: &mut BTreeMap<Stri
 
 /// The path of a tensor in `tree/`, by a simple reference implementation.
 fn tree_path(name: &str, names: &[String]) -> String {
-    let components: Vec<_> = name.split('.').map(name::encode).collect();
+    let components: Vec<_> = name.split('.').map(name::encode_name).collect();
     let beside = names.iter().any(|other| other.strip_prefix(name).is_some_and(|rest| rest.starts_with('.')));
     format!("/tree/{}{}", components.join("/"), if beside { "%" } else { "" })
 }
@@ -121,28 +122,28 @@ proptest! {
     #[test]
     fn mount_matches_reference_map(names in names(), keys in names()) {
         let metadata: Vec<_> = keys.iter().enumerate().map(|(at, key)| (key.clone(), format!("value {at}"))).collect();
-        let superblock = superblock(&names, &metadata, Shown::default());
+        let superblock = superblock(&names, &metadata, ShownViews::default());
         let mut found = BTreeMap::new();
         walk(&superblock, ROOT, "", &mut found);
         let mut expected: BTreeMap<String, Vec<u8>> = BTreeMap::new();
         for (at, name) in names.iter().enumerate() {
             let bytes = vec![at as u8; at % 5];
-            prop_assert_eq!(expected.insert(format!("/tensors/{}", name::encode(name)), bytes.clone()), None);
+            prop_assert_eq!(expected.insert(format!("/tensors/{}", name::encode_name(name)), bytes.clone()), None);
             prop_assert_eq!(expected.insert(tree_path(name, &names), bytes), None);
             // Every tensor has a file in the other views.
             let endings =
                 [("npy", ".npy"), ("f32", ".f32"), ("safetensors", ".safetensors"), ("stats", ".json"), ("plots", ".png")];
             for (dir, ending) in endings {
-                let path = format!("/{dir}/{}{ending}", name::encode(name));
+                let path = format!("/{dir}/{}{ending}", name::encode_name(name));
                 prop_assert!(found.contains_key(&path), "{}", path);
             }
             // Both paths have the same inode.
-            let flat = found[&format!("/tensors/{}", name::encode(name))].0;
+            let flat = found[&format!("/tensors/{}", name::encode_name(name))].0;
             prop_assert_eq!(found[&tree_path(name, &names)].0, flat);
-            prop_assert_eq!(superblock.getxattr(flat, b"user.weightfs.name", &Request::WAIT).unwrap(), name.as_bytes());
+            prop_assert_eq!(superblock.getxattr(flat, b"user.weightfs.name", &ReadRequest::WAIT).unwrap(), name.as_bytes());
         }
         for (key, value) in &metadata {
-            expected.insert(format!("/metadata/{}", name::encode(key)), value.clone().into_bytes());
+            expected.insert(format!("/metadata/{}", name::encode_name(key)), value.clone().into_bytes());
         }
         let files: BTreeMap<_, _> = found.iter()
             .filter(|(path, _)| ["/tensors/", "/tree/", "/metadata/"].iter().any(|dir| path.starts_with(dir)))
@@ -153,7 +154,7 @@ proptest! {
         let inos: HashSet<Ino> = found.values().map(|found| found.0).collect();
         prop_assert_eq!(inos.len(), found.len() - names.len());
         // The same file gets the same inode numbers in another mount.
-        let again = self::superblock(&names, &metadata, Shown::default());
+        let again = self::superblock(&names, &metadata, ShownViews::default());
         let mut found_again = BTreeMap::new();
         walk(&again, ROOT, "", &mut found_again);
         prop_assert!(found_again == found);
@@ -161,7 +162,7 @@ proptest! {
 
     #[test]
     fn index_json_lists_every_tensor(names in names(), ranges in prop::collection::vec((0u64..6000, 0u64..900), 8)) {
-        let superblock = superblock(&names, &[], Shown::default());
+        let superblock = superblock(&names, &[], ShownViews::default());
         let ino = superblock.find(ROOT, "index.json").unwrap().ino;
         let whole = superblock.read(ino, 0..u64::MAX).unwrap();
         for (offset, size) in ranges {
@@ -179,7 +180,7 @@ proptest! {
             let offset = entry["offset"].as_u64().unwrap();
             let expected = serde_json::json!({
                 "name": name, "dtype": "U8", "shape": [len], "nbytes": len,
-                "file": format!("tensors/{}", name::encode(name)), "shard": "m.safetensors", "offset": offset,
+                "file": format!("tensors/{}", name::encode_name(name)), "shard": "m.safetensors", "offset": offset,
             });
             prop_assert_eq!(entry, &expected);
             // Entries are in the order of the data, without gaps.
@@ -204,7 +205,7 @@ fn listed(superblock: &Superblock, path: &[&str]) -> Vec<String> {
 fn tree_is_in_natural_order() {
     let names =
         strings(["l.10.w", "l.2.w", "l.1.w", "l.x", "l.1", "l.02.w", "l.18446744073709551617.w", "w10b", "w9b", "w9a"]);
-    let superblock = superblock(&names, &[], Shown::default());
+    let superblock = superblock(&names, &[], ShownViews::default());
     assert_eq!(listed(&superblock, &["tree", "l"]), ["1%", "1", "02", "2", "10", "18446744073709551617", "x"]);
     assert_eq!(listed(&superblock, &["tree"]), ["l", "w9a", "w9b", "w10b"]);
     // `tensors/` is in the order of the data.
@@ -213,7 +214,7 @@ fn tree_is_in_natural_order() {
 
 #[test]
 fn unknown_names_and_inodes_are_not_found() {
-    let superblock = superblock(&strings(["a", "a.b", "c/d", ""]), &[("k".into(), "v".into())], Shown::default());
+    let superblock = superblock(&strings(["a", "a.b", "c/d", ""]), &[("k".into(), "v".into())], ShownViews::default());
     let dir = |name: &str| superblock.find(ROOT, name).unwrap().ino;
     let cases: [(Ino, &[&str]); 4] = [
         (ROOT, &["tensor", "tensors%", "", ".", "..", "index.json%"]),
@@ -226,7 +227,7 @@ fn unknown_names_and_inodes_are_not_found() {
             assert!(matches!(superblock.find(ino, name), Err(Error::NoEntry)), "{name}");
         }
     }
-    assert!(matches!(superblock.lookup(dir("tensors"), b"\xff", &Request::WAIT), Err(Error::NoEntry)));
+    assert!(matches!(superblock.lookup(dir("tensors"), b"\xff", &ReadRequest::WAIT), Err(Error::NoEntry)));
     assert!(matches!(superblock.find(dir("index.json"), "a"), Err(Error::NotADirectory)));
     assert!(matches!(superblock.read(dir("tensors"), 0..1), Err(Error::IsADirectory)));
     for ino in [0, 999, 1 << 40 | 7, 2 << 40 | 1, 3 << 40 | 1, 20 << 40 | 4, u64::MAX] {
@@ -236,14 +237,14 @@ fn unknown_names_and_inodes_are_not_found() {
 
 #[test]
 fn xattrs_describe_tensor() {
-    let superblock = superblock(&strings(["x", "y.z"]), &[], Shown::default());
+    let superblock = superblock(&strings(["x", "y.z"]), &[], ShownViews::default());
     let tensors = superblock.find(ROOT, "tensors").unwrap().ino;
     let ino = superblock.find(tensors, "y.z").unwrap().ino;
-    let names = String::from_utf8(superblock.listxattr(ino, &Request::WAIT).unwrap()).unwrap();
+    let names = String::from_utf8(superblock.listxattr(ino, &ReadRequest::WAIT).unwrap()).unwrap();
     let values: HashMap<&str, String> = names
         .split_terminator('\0')
         .map(|name| {
-            (name, String::from_utf8(superblock.getxattr(ino, name.as_bytes(), &Request::WAIT).unwrap()).unwrap())
+            (name, String::from_utf8(superblock.getxattr(ino, name.as_bytes(), &ReadRequest::WAIT).unwrap()).unwrap())
         })
         .collect();
     let offset = (superblock.find(ROOT, "header.json").unwrap().size + 8).to_string();
@@ -256,14 +257,14 @@ fn xattrs_describe_tensor() {
         ("user.weightfs.shard", "m.safetensors"),
     ];
     assert_eq!(values, expected.map(|(name, value)| (name, value.to_owned())).into_iter().collect());
-    assert!(matches!(superblock.getxattr(ino, b"user.other", &Request::WAIT), Err(Error::NoAttribute)));
-    assert!(matches!(superblock.getxattr(ROOT, b"user.weightfs.name", &Request::WAIT), Err(Error::NoAttribute)));
-    assert_eq!(superblock.listxattr(tensors, &Request::WAIT).unwrap(), b"");
+    assert!(matches!(superblock.getxattr(ino, b"user.other", &ReadRequest::WAIT), Err(Error::NoAttribute)));
+    assert!(matches!(superblock.getxattr(ROOT, b"user.weightfs.name", &ReadRequest::WAIT), Err(Error::NoAttribute)));
+    assert_eq!(superblock.listxattr(tensors, &ReadRequest::WAIT).unwrap(), b"");
 }
 
 #[test]
 fn only_selected_views_are_shown() {
-    let shown = |names: &[&str]| view::shown(names.iter().copied()).unwrap();
+    let shown = |names: &[&str]| view::shown_views(names.iter().copied()).unwrap();
     let superblock = |names: &[&str]| superblock(&strings(["a"]), &[], shown(names));
     assert_eq!(listed(&superblock(&["tensors", "metadata"]), &[]), ["metadata", "metadata.json", "tensors"]);
     assert!(matches!(superblock(&["tree"]).find(ROOT, "tensors"), Err(Error::NoEntry)));
@@ -282,8 +283,8 @@ fn only_selected_views_are_shown() {
 /// An in-memory source with configurable attributes that may be slow.
 #[derive(Debug)]
 struct Fake {
-    memory: Memory,
-    stat: Stat,
+    memory: MemorySource,
+    stat: SourceStat,
     is_slow: bool,
 }
 
@@ -293,8 +294,8 @@ impl Fake {
             names.iter().map(|name| format!(r#""{name}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#)).collect();
         let header = format!("{{{}}}", entries.join(","));
         let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
-        let stat = Stat { uid: 5, gid: 6, mode: 0o644, mtime: SystemTime::UNIX_EPOCH, ctime: (0, 0) };
-        Self { memory: Memory::new(file), stat, is_slow: false }
+        let stat = SourceStat { uid: 5, gid: 6, mode: 0o644, mtime: SystemTime::UNIX_EPOCH, ctime: (0, 0) };
+        Self { memory: MemorySource::new(file), stat, is_slow: false }
     }
 }
 
@@ -314,7 +315,7 @@ impl Source for Fake {
     fn may_block(&self, _: &Range<u64>) -> bool {
         self.is_slow
     }
-    fn stat(&self) -> Stat {
+    fn stat(&self) -> SourceStat {
         self.stat
     }
 }
@@ -324,7 +325,7 @@ fn permissions_follow_source() {
     for (mode, file, dir) in [(0o644, 0o444, 0o555), (0o600, 0o400, 0o500), (0o4750, 0o440, 0o550), (0o222, 0, 0)] {
         let mut source = Fake::new(&["a"]);
         source.stat.mode = mode;
-        let superblock = mount(source, Shown::default());
+        let superblock = mount(source, ShownViews::default());
         let root = superblock.attr(ROOT).unwrap();
         assert_eq!((root.perm, root.uid, root.gid), (dir, 5, 6));
         assert_eq!(superblock.find(ROOT, "header.json").unwrap().perm, file);
@@ -335,12 +336,12 @@ fn permissions_follow_source() {
 fn only_data_reads_wait_for_slow_source() {
     let mut source = Fake::new(&["a", "b.c"]);
     source.is_slow = true;
-    let superblock = mount(source, Shown::default());
-    let request = &Request::NOWAIT;
+    let superblock = mount(source, ShownViews::default());
+    let request = &ReadRequest::NOWAIT;
     let header = superblock.lookup(ROOT, b"header.json", request).unwrap();
     let content = superblock.open(header.ino, request).unwrap();
     assert!(matches!(content.read(0..8, request), Err(ContentError::WouldBlock(_))));
-    assert_eq!(content.read(0..8, &Request::WAIT).unwrap().len(), 8);
+    assert_eq!(content.read(0..8, &ReadRequest::WAIT).unwrap().len(), 8);
     // Names and attributes do not need the source after it is open.
     for dir in ["tensors", "tree", "npy", "export", "metadata"] {
         let dir = superblock.lookup(ROOT, dir.as_bytes(), request).unwrap();
@@ -351,8 +352,8 @@ fn only_data_reads_wait_for_slow_source() {
 #[test]
 fn large_tables_are_made_only_if_request_may_wait() {
     let names: Vec<String> = (0..20_000).map(|at| format!("layers.{at}.w")).collect();
-    let superblock = superblock(&names, &[], Shown::default());
-    let request = &Request::NOWAIT;
+    let superblock = superblock(&names, &[], ShownViews::default());
+    let request = &ReadRequest::NOWAIT;
     let blocks = |result: Result<Attr, Error>| result.is_err_and(|error| error.would_block());
     assert!(blocks(superblock.lookup(ROOT, b"index.json", request)));
     assert!(blocks(superblock.lookup(ROOT, b"SHA256SUMS", request)));
@@ -381,15 +382,15 @@ fn folder(dir: &Path) -> Superblock {
         let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), b"x"].concat();
         std::fs::write(dir.join(format!("{name}.safetensors")), file).unwrap();
     }
-    let opened = model::open(&dir.into(), Mode::Strict).unwrap();
-    Superblock::new(opened, Shown::default(), Ownership::default()).unwrap()
+    let opened = model::open_location(&dir.into(), ParseMode::Strict).unwrap();
+    Superblock::new(opened, ShownViews::default(), Ownership::default()).unwrap()
 }
 
 #[test]
 fn models_are_opened_only_if_request_may_wait() {
     let dir = tempfile::tempdir().unwrap();
     let superblock = folder(dir.path());
-    let request = &Request::NOWAIT;
+    let request = &ReadRequest::NOWAIT;
     let blocks = |result: Result<Attr, Error>| result.is_err_and(|error| error.would_block());
     assert!(blocks(superblock.lookup(ROOT, b"a", request)));
     assert!(superblock.readdir(ROOT, 0, request, |_| panic!()).is_err_and(|error| error.would_block()));
@@ -425,7 +426,7 @@ fn model_changed_after_listing_is_not_opened() {
 fn too_deep_names_are_left_out_of_tree() {
     let name = |dots: usize| format!("{}x", "a.".repeat(dots));
     let names = strings([&name(2047), &name(2048), &".".repeat(1_000_000)]);
-    let superblock = superblock(&names, &[], Shown::default());
+    let superblock = superblock(&names, &[], ShownViews::default());
     let tensors = superblock.find(ROOT, "tensors").unwrap().ino;
     let links: Vec<u32> =
         list(&superblock, tensors, 2).iter().map(|entry| superblock.attr(entry.ino).unwrap().nlink).collect();
@@ -451,16 +452,16 @@ fn oversized_xattrs_are_left_out() {
         let shape = vec!["1"; shape].join(",");
         let header = format!(r#"{{"{}":{{"dtype":"U8","shape":[{shape}],"data_offsets":[0,1]}}}}"#, names[0]);
         let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), b"x"].concat();
-        let superblock = mount(Memory::new(file), Shown::default());
+        let superblock = mount(MemorySource::new(file), ShownViews::default());
         let tensors = superblock.find(ROOT, "tensors").unwrap().ino;
         let ino = list(&superblock, tensors, 2)[0].ino;
-        let listed = String::from_utf8(superblock.listxattr(ino, &Request::WAIT).unwrap()).unwrap();
+        let listed = String::from_utf8(superblock.listxattr(ino, &ReadRequest::WAIT).unwrap()).unwrap();
         let found: Vec<&str> =
             listed.split_terminator('\0').map(|name| name.strip_prefix("user.weightfs.").unwrap()).collect();
         assert_eq!(found.join(" "), format!("{expected} nbytes offset shard"));
         for attribute in found {
             let value =
-                superblock.getxattr(ino, format!("user.weightfs.{attribute}").as_bytes(), &Request::WAIT).unwrap();
+                superblock.getxattr(ino, format!("user.weightfs.{attribute}").as_bytes(), &ReadRequest::WAIT).unwrap();
             assert!(value.len() <= 65_536, "{attribute}");
         }
     }

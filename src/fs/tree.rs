@@ -5,7 +5,7 @@
 //! first position in the list and its depth. Directories are numbered in the order in which they first occur in the
 //! list. Only the list and the number of directories before each position are stored: 8 bytes per tensor.
 
-use super::ino::{Dir, Inode, NodeId};
+use super::ino::{Inode, InodeDir, NodeId};
 use crate::model::{Model, TensorId};
 use crate::name;
 use crate::natural::{self, compare_components};
@@ -23,14 +23,14 @@ const DEPTH_MAX: usize = 2048;
 
 /// How names are split into components.
 #[derive(Debug)]
-pub(super) enum Split {
+pub(super) enum NameSplit {
     /// At each dot.
     Dots,
     /// At the last occurrence of a separator, into two components.
     Last(Box<str>),
 }
 
-impl Split {
+impl NameSplit {
     /// How the names of a model are split in the directory of a view.
     pub fn of(view: View, model: &Model) -> Self {
         match model.separator().filter(|_| view == View::SAMPLES) {
@@ -94,9 +94,9 @@ impl Split {
 
 /// The sorted list of tensors.
 #[derive(Debug)]
-pub(super) struct Tree {
+pub(super) struct TensorTree {
     view: View,
-    split: Split,
+    split: NameSplit,
     /// Tensors by component, in natural order: `layers.2` before `layers.10`.
     order: Vec<TensorId>,
     /// Number of directories that first occur before each position of `order`, and then their total number.
@@ -105,9 +105,9 @@ pub(super) struct Tree {
     cut: OnceLock<HashMap<(Option<u32>, String), usize>>,
 }
 
-impl Tree {
+impl TensorTree {
     pub fn new(model: &Model, view: View) -> Self {
-        let split = Split::of(view, model);
+        let split = NameSplit::of(view, model);
         let mut order: Vec<TensorId> = model.logical().iter().filter(|id| split.has(model.name(*id))).collect();
         threads::sort_by(&mut order, |a, b| split.compare_paths(model.name(*a), model.name(*b)));
         let entered = Vec::with_capacity(order.len() + 1);
@@ -153,7 +153,7 @@ impl Tree {
             Some(rest) if !rest.is_empty() => (rest, true),
             _ => (encoded, false),
         };
-        let at = match name::decode(encoded) {
+        let at = match name::decode_name(encoded) {
             Some(component) => find(&component)?,
             None if name::is_cut(encoded) => {
                 *self.cut.get_or_init(|| self.cut_names(model)).get(&(node, encoded.to_owned()))?
@@ -181,7 +181,7 @@ impl Tree {
     ) {
         let (range, depth) = self.range(model, node.map(NodeId::number));
         self.each(model, range, depth, from, |at, next| {
-            let name = name::encode(self.component(model, at, depth));
+            let name = name::encode_name(self.component(model, at, depth));
             if !self.is_leaf(model, at, depth) {
                 add(self.dir(model, at, depth), name, next)
             } else if self.dir_beside(model, at, depth) {
@@ -198,7 +198,7 @@ impl Tree {
             // The directories shared with the previous tensor are in the map already.
             let shared = self.shared(model, at);
             for (depth, component) in self.split.components(self.name(model, at)).enumerate().skip(shared) {
-                if let Some(encoded) = name::cut(component) {
+                if let Some(encoded) = name::cut_name(component) {
                     let node = match depth {
                         0 => None,
                         _ if depth == shared => Some(self.node(model, at, depth)),
@@ -238,7 +238,7 @@ impl Tree {
 
     /// The directory of the component at `depth` of the tensor at `at`.
     fn dir(&self, model: &Model, at: usize, depth: usize) -> Inode {
-        Inode::Dir(Dir::Node(self.view, NodeId::new(self.node(model, at, depth + 1))))
+        Inode::Dir(InodeDir::Node(self.view, NodeId::new(self.node(model, at, depth + 1))))
     }
 
     fn is_leaf(&self, model: &Model, at: usize, depth: usize) -> bool {

@@ -1,12 +1,12 @@
 //! The adapter between fuser and the superblock.
 
-use super::faults::Faults;
-use super::reader::{Reader, Watch};
-use crate::content::{self, Need, Request, Wait};
+use super::faults::FaultLog;
+use super::reader::{ReaderWatch, WaitingReader};
+use crate::content::{self, ReadRequest, WaitFor, WaitResource};
 use crate::fs::{self, Attr, FileKind, Superblock};
 use crate::model;
-use crate::schedule::{Job, Scheduler};
-use crate::source::{self, Bytes, Failure};
+use crate::schedule::{ScheduledJob, Scheduler};
+use crate::source::{self, Bytes, RemoteFailure};
 use crate::threads::cores;
 use fuser::{
     BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
@@ -54,7 +54,7 @@ const CAPABILITIES: InitFlags = InitFlags::FUSE_NO_OPEN_SUPPORT
 
 /// The users who may access a mount. File permissions apply in addition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
+pub enum MountAccess {
     /// The user who mounted the file system.
     Owner,
     /// The user who mounted the file system, and root.
@@ -65,9 +65,9 @@ pub enum Access {
 
 /// How requests are served.
 #[derive(Debug, Clone, Copy)]
-pub struct Serving {
+pub struct ServeOptions {
     /// The users who may send requests.
-    pub access: Access,
+    pub access: MountAccess,
     /// Number of threads that receive requests.
     pub threads: usize,
     /// Whether reads bypass the page cache of the mount.
@@ -81,17 +81,17 @@ pub struct Serving {
 
 /// A mounted file system and its connection to the kernel.
 #[derive(Debug)]
-pub struct Session(fuser::Session<FuseAdapter>);
+pub struct FuseSession(fuser::Session<FuseAdapter>);
 
-impl Session {
+impl FuseSession {
     /// Does the handshake with the kernel over `device`, the mounted descriptor of [`DEVICE`]. `watch` detects readers
     /// that no longer wait.
-    pub fn new(superblock: Superblock, device: OwnedFd, serving: Serving, watch: Watch) -> io::Result<Self> {
-        let Serving { access, threads, direct_io, check_permissions, memory } = serving;
+    pub fn new(superblock: Superblock, device: OwnedFd, serving: ServeOptions, watch: ReaderWatch) -> io::Result<Self> {
+        let ServeOptions { access, threads, direct_io, check_permissions, memory } = serving;
         let acl = match access {
-            Access::Owner => SessionACL::Owner,
-            Access::OwnerAndRoot => SessionACL::RootAndOwner,
-            Access::All => SessionACL::All,
+            MountAccess::Owner => SessionACL::Owner,
+            MountAccess::OwnerAndRoot => SessionACL::RootAndOwner,
+            MountAccess::All => SessionACL::All,
         };
         let mut config = Config::default();
         config.n_threads = Some(threads);
@@ -100,10 +100,16 @@ impl Session {
         config.clone_fd = threads > 1 && std::fs::OpenOptions::new().read(true).write(true).open(DEVICE).is_ok();
         // For `OwnerAndRoot`, the kernel admits all users and fuser checks the user of each request. Names and
         // attributes in the kernel's cache would bypass that check.
-        let ttl = if access == Access::OwnerAndRoot { Duration::ZERO } else { TTL };
+        let ttl = if access == MountAccess::OwnerAndRoot { Duration::ZERO } else { TTL };
         let (faults, notifier) = Default::default();
-        let state =
-            Arc::new(State { superblock, scheduler: Scheduler::new(cores(), memory), watch, faults, notifier, ttl });
+        let state = Arc::new(AdapterState {
+            superblock,
+            scheduler: Scheduler::new(cores(), memory),
+            watch,
+            faults,
+            notifier,
+            ttl,
+        });
         let adapter = FuseAdapter { state: state.clone(), direct_io, check_permissions, no_open: false };
         let session = fuser::Session::from_fd(adapter, device, acl, config)?;
         // The cell is empty, so this cannot fail.
@@ -119,7 +125,7 @@ impl Session {
 
 #[derive(Debug)]
 struct FuseAdapter {
-    state: Arc<State>,
+    state: Arc<AdapterState>,
     direct_io: bool,
     check_permissions: bool,
     /// Whether open is answered with ENOSYS: the kernel then sends no more open requests and keeps the page cache.
@@ -128,11 +134,11 @@ struct FuseAdapter {
 
 /// State that requests share with parked operations.
 #[derive(Debug)]
-struct State {
+struct AdapterState {
     superblock: Superblock,
     scheduler: Scheduler,
-    watch: Watch,
-    faults: Faults,
+    watch: ReaderWatch,
+    faults: FaultLog,
     /// Set once the session exists.
     notifier: OnceLock<Notifier>,
     /// How long the kernel may cache a reply.
@@ -162,7 +168,7 @@ fn errno(error: &fs::Error) -> Errno {
 fn source_errno(error: &source::Error) -> Errno {
     match error {
         source::Error::Changed { .. } | source::Error::Replaced { .. } => Errno::ESTALE,
-        source::Error::Remote { failure: Failure::Changed, .. } => Errno::ESTALE,
+        source::Error::Remote { failure: RemoteFailure::Changed, .. } => Errno::ESTALE,
         source::Error::Remote { .. } => Errno::EIO,
         source::Error::Outside { .. } => Errno::EACCES,
         source::Error::Cut { .. } | source::Error::OutOfRange { .. } | source::Error::NotAFile { .. } => Errno::EIO,
@@ -224,7 +230,7 @@ fn reply_xattr(value: Result<Vec<u8>, Errno>, size: u32, reply: ReplyXattr) {
     }
 }
 
-impl State {
+impl AdapterState {
     /// The errno of a failed operation. Logs the fault if it is new.
     fn errno(&self, error: &fs::Error) -> Errno {
         self.faults.log(error);
@@ -260,8 +266,8 @@ impl State {
     /// Drops a range of a file from the page cache, because its source has changed. The notification waits for pages
     /// that the kernel is still reading from this process, so a thread of the scheduler sends it.
     fn recall(self: &Arc<Self>, ino: INodeNo, offset: u64, size: u32) {
-        let recall = Recall { state: self.clone(), ino, offset, size };
-        self.scheduler.park(Arc::new(recall), Wait { need: Need::Device(NOTIFICATIONS), key: None });
+        let recall = PageRecall { state: self.clone(), ino, offset, size };
+        self.scheduler.park(Arc::new(recall), WaitFor { need: WaitResource::Device(NOTIFICATIONS), key: None });
     }
 
     /// Replies to a lookup.
@@ -278,8 +284,8 @@ impl State {
         &self,
         ino: u64,
         offset: u64,
-        request: &Request,
-        reply: &mut Replying<ReplyDirectory>,
+        request: &ReadRequest,
+        reply: &mut DirectoryReply<ReplyDirectory>,
     ) -> Result<(), fs::Error> {
         self.superblock.readdir(ino, offset, request, |entry| {
             reply.add(|reply| reply.add(INodeNo(entry.ino), entry.next, file_type(entry.kind), &*entry.name))
@@ -291,8 +297,8 @@ impl State {
         &self,
         ino: u64,
         offset: u64,
-        request: &Request,
-        reply: &mut Replying<ReplyDirectoryPlus>,
+        request: &ReadRequest,
+        reply: &mut DirectoryReply<ReplyDirectoryPlus>,
     ) -> Result<(), fs::Error> {
         let mut waits = None;
         let mut added = false;
@@ -317,13 +323,13 @@ impl State {
 }
 
 /// The reply to which a running operation adds directory entries.
-enum Replying<'r, R> {
+enum DirectoryReply<'r, R> {
     Own(&'r mut R),
     /// The reply of a parked operation. `None` after it was sent.
     Parked(&'r Mutex<Option<R>>),
 }
 
-impl<R> Replying<'_, R> {
+impl<R> DirectoryReply<'_, R> {
     /// Adds to the reply. Returns whether it is full, or was sent already.
     fn add(&mut self, add: impl FnOnce(&mut R) -> bool) -> bool {
         match self {
@@ -338,18 +344,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// An operation that has to wait. Its result or a cancellation ends it; the first of them takes the reply.
-struct Parked<R, O, A> {
-    state: Arc<State>,
-    reader: Reader,
+struct ParkedOperation<R, O, A> {
+    state: Arc<AdapterState>,
+    reader: WaitingReader,
     operation: O,
     reply: Mutex<Option<R>>,
     answer: Mutex<Option<A>>,
 }
 
-impl<R, O, A> Parked<R, O, A> {
+impl<R, O, A> ParkedOperation<R, O, A> {
     fn end<T>(&self, result: Result<T, fs::Error>)
     where
-        A: FnOnce(&Arc<State>, Result<T, fs::Error>, R),
+        A: FnOnce(&Arc<AdapterState>, Result<T, fs::Error>, R),
     {
         // Only the one that has taken the reply takes the answer.
         let Some(reply) = lock(&self.reply).take() else { return };
@@ -359,14 +365,14 @@ impl<R, O, A> Parked<R, O, A> {
     }
 }
 
-impl<R, O, A, T> Job for Parked<R, O, A>
+impl<R, O, A, T> ScheduledJob for ParkedOperation<R, O, A>
 where
     R: Send,
-    O: Fn(&State, &Request, &mut Replying<R>) -> Result<T, fs::Error> + Send + Sync,
-    A: FnOnce(&Arc<State>, Result<T, fs::Error>, R) + Send,
+    O: Fn(&AdapterState, &ReadRequest, &mut DirectoryReply<R>) -> Result<T, fs::Error> + Send + Sync,
+    A: FnOnce(&Arc<AdapterState>, Result<T, fs::Error>, R) + Send,
 {
-    fn run(&self, request: &Request) -> Option<Wait> {
-        let result = (self.operation)(&self.state, request, &mut Replying::Parked(&self.reply));
+    fn run(&self, request: &ReadRequest) -> Option<WaitFor> {
+        let result = (self.operation)(&self.state, request, &mut DirectoryReply::Parked(&self.reply));
         let wait = result.as_ref().err().and_then(fs::Error::waits_for);
         if wait.is_none() {
             self.end(result);
@@ -384,15 +390,15 @@ where
 }
 
 /// Sends a notification to the kernel.
-struct Recall {
-    state: Arc<State>,
+struct PageRecall {
+    state: Arc<AdapterState>,
     ino: INodeNo,
     offset: u64,
     size: u32,
 }
 
-impl Job for Recall {
-    fn run(&self, _: &Request) -> Option<Wait> {
+impl ScheduledJob for PageRecall {
+    fn run(&self, _: &ReadRequest) -> Option<WaitFor> {
         if let Some(notifier) = self.state.notifier.get() {
             // An error means that the kernel has no pages of the file any more.
             let _ = notifier.inval_inode(self.ino, self.offset as i64, self.size.into());
@@ -414,17 +420,20 @@ impl FuseAdapter {
         &self,
         request: &fuser::Request,
         mut reply: R,
-        operation: impl Fn(&State, &Request, &mut Replying<R>) -> Result<T, fs::Error> + Send + Sync + 'static,
-        answer: impl FnOnce(&Arc<State>, Result<T, fs::Error>, R) + Send + 'static,
+        operation: impl Fn(&AdapterState, &ReadRequest, &mut DirectoryReply<R>) -> Result<T, fs::Error>
+        + Send
+        + Sync
+        + 'static,
+        answer: impl FnOnce(&Arc<AdapterState>, Result<T, fs::Error>, R) + Send + 'static,
     ) {
-        let result = operation(&self.state, &Request::NOWAIT, &mut Replying::Own(&mut reply));
+        let result = operation(&self.state, &ReadRequest::NOWAIT, &mut DirectoryReply::Own(&mut reply));
         match result.as_ref().err().and_then(fs::Error::waits_for) {
             None => answer(&self.state, result, reply),
             Some(wait) => {
                 let state = self.state.clone();
-                let reader = Reader::new(request.pid(), &state.watch);
+                let reader = WaitingReader::new(request.pid(), &state.watch);
                 let (reply, answer) = (Mutex::new(Some(reply)), Mutex::new(Some(answer)));
-                self.state.scheduler.park(Arc::new(Parked { state, reader, operation, reply, answer }), wait);
+                self.state.scheduler.park(Arc::new(ParkedOperation { state, reader, operation, reply, answer }), wait);
             }
         }
     }

@@ -4,5 +4,5 @@ mod adapter;
 mod faults;
 mod reader;
 
-pub use adapter::{Access, DEVICE, LOG_TARGET, Serving, Session};
-pub use reader::{Watch, answer};
+pub use adapter::{DEVICE, FuseSession, LOG_TARGET, MountAccess, ServeOptions};
+pub use reader::{ReaderWatch, answer};

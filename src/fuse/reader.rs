@@ -27,7 +27,7 @@ const LATE: Duration = Duration::from_secs(10);
 
 /// The state of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum ThreadState {
     /// It waits for its reply.
     Staying,
     /// It exits as soon as it gets its reply.
@@ -37,7 +37,7 @@ enum State {
     Hidden,
 }
 
-impl State {
+impl ThreadState {
     /// The states, indexed by their number on the socket.
     const ALL: [Self; 4] = [Self::Staying, Self::Ending, Self::Gone, Self::Hidden];
 }
@@ -45,21 +45,21 @@ impl State {
 /// The connection to the process that can read /proc. Only one thread uses the socket, so that no other thread ever
 /// waits for that process.
 #[derive(Debug, Clone)]
-pub struct Watch(Arc<Shared>);
+pub struct ReaderWatch(Arc<WatchShared>);
 
 #[derive(Debug)]
-struct Shared {
-    state: Mutex<Watched>,
+struct WatchShared {
+    state: Mutex<WatchedThreads>,
     /// Notified when there is a reader to look up.
     added: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Watched {
+struct WatchedThreads {
     /// The socket, until the thread that owns it is started.
     socket: Option<UnixStream>,
     /// The readers that wait for a reply. Each round begins where the last one ended.
-    readers: Vec<Weak<Waiting>>,
+    readers: Vec<Weak<WaitingThread>>,
     next: usize,
     /// The number of readers at which those that have their reply are forgotten. Rounds forget them too, but a round
     /// may wait for the other process.
@@ -70,21 +70,21 @@ struct Watched {
 
 /// A thread that waits for a reply.
 #[derive(Debug)]
-struct Waiting {
+struct WaitingThread {
     thread: u32,
     since: Instant,
     left: AtomicBool,
 }
 
-impl Watch {
+impl ReaderWatch {
     /// Uses `socket`; [`answer`] serves the other end.
     pub fn new(socket: UnixStream) -> Self {
-        let state = Watched { socket: Some(socket), ..Watched::default() };
-        Self(Arc::new(Shared { state: Mutex::new(state), added: Condvar::new() }))
+        let state = WatchedThreads { socket: Some(socket), ..WatchedThreads::default() };
+        Self(Arc::new(WatchShared { state: Mutex::new(state), added: Condvar::new() }))
     }
 
     /// Registers a reader. Starts the thread that looks readers up at the first call.
-    fn add(&self, reader: &Arc<Waiting>) {
+    fn add(&self, reader: &Arc<WaitingThread>) {
         let mut state = self.0.lock();
         if state.ended {
             return;
@@ -107,17 +107,17 @@ impl Watch {
     }
 }
 
-impl Watched {
+impl WatchedThreads {
     /// Removes the readers that have their reply.
     fn forget(&mut self) {
-        let is_waiting = |reader: &Weak<Waiting>| reader.strong_count() > 0;
+        let is_waiting = |reader: &Weak<WaitingThread>| reader.strong_count() > 0;
         self.next = self.readers[..self.next].iter().filter(|reader| is_waiting(reader)).count();
         self.readers.retain(is_waiting);
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Watched> {
+impl WatchShared {
+    fn lock(&self) -> MutexGuard<'_, WatchedThreads> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -131,7 +131,7 @@ impl Shared {
             match look_up(&mut socket, &readers) {
                 Ok(states) => {
                     for (reader, state) in readers.iter().zip(states) {
-                        if matches!(state, State::Ending | State::Gone) {
+                        if matches!(state, ThreadState::Ending | ThreadState::Gone) {
                             reader.left.store(true, Ordering::Relaxed);
                         }
                     }
@@ -147,7 +147,7 @@ impl Shared {
     }
 
     /// Waits until there are readers, and returns those of the next round.
-    fn round(&self) -> Vec<Arc<Waiting>> {
+    fn round(&self) -> Vec<Arc<WaitingThread>> {
         let mut state = self.lock();
         loop {
             state.forget();
@@ -156,7 +156,7 @@ impl Shared {
             }
             state = self.added.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        let is_due = |reader: &Waiting| reader.since.elapsed() >= EVERY && !reader.left.load(Ordering::Relaxed);
+        let is_due = |reader: &WaitingThread| reader.since.elapsed() >= EVERY && !reader.left.load(Ordering::Relaxed);
         let mut round = Vec::new();
         while round.len() < BATCH && state.next < state.readers.len() {
             round.extend(state.readers[state.next].upgrade().filter(|reader| is_due(reader)));
@@ -171,7 +171,7 @@ impl Shared {
 
 /// The states of some readers. Fails when the other process has closed the socket; waits for it as long as it is only
 /// stopped.
-fn look_up(socket: &mut UnixStream, readers: &[Arc<Waiting>]) -> io::Result<Vec<State>> {
+fn look_up(socket: &mut UnixStream, readers: &[Arc<WaitingThread>]) -> io::Result<Vec<ThreadState>> {
     let threads: Vec<u8> = readers.iter().flat_map(|reader| reader.thread.to_le_bytes()).collect();
     // The socket has room for a batch.
     socket.write_all(&threads)?;
@@ -191,11 +191,11 @@ fn look_up(socket: &mut UnixStream, readers: &[Arc<Waiting>]) -> io::Result<Vec<
             Err(error) => return Err(error),
         }
     }
-    let state = |number: &u8| State::ALL.get(usize::from(*number)).copied().unwrap_or(State::Hidden);
+    let state = |number: &u8| ThreadState::ALL.get(usize::from(*number)).copied().unwrap_or(ThreadState::Hidden);
     Ok(numbers.iter().map(state).collect())
 }
 
-/// Replies to the queries of the [`Watch`] at the other end of `socket`, until that end is closed.
+/// Replies to the queries of the [`ReaderWatch`] at the other end of `socket`, until that end is closed.
 pub fn answer(mut socket: UnixStream) {
     let mut thread = [0; 4];
     while socket.read_exact(&mut thread).is_ok() {
@@ -206,26 +206,26 @@ pub fn answer(mut socket: UnixStream) {
     }
 }
 
-fn look(thread: u32) -> State {
+fn look(thread: u32) -> ThreadState {
     let status = |thread: u32| std::fs::read_to_string(format!("/proc/{thread}/status"));
     match status(thread) {
-        Ok(status) if is_ending(&status) => State::Ending,
-        Ok(_) => State::Staying,
+        Ok(status) if is_ending(&status) => ThreadState::Ending,
+        Ok(_) => ThreadState::Staying,
         // If /proc hides process 1, it hides the processes of other users too.
-        Err(error) if error.kind() == ErrorKind::NotFound && status(1).is_ok() => State::Gone,
-        Err(_) => State::Hidden,
+        Err(error) if error.kind() == ErrorKind::NotFound && status(1).is_ok() => ThreadState::Gone,
+        Err(_) => ThreadState::Hidden,
     }
 }
 
 /// A thread that waits for a reply. It is looked up until this is dropped.
 #[derive(Debug)]
-pub(super) struct Reader(Arc<Waiting>);
+pub(super) struct WaitingReader(Arc<WaitingThread>);
 
-impl Reader {
+impl WaitingReader {
     /// The thread with the number in the request, which is 0 if the kernel does not report it. Does not wait for the
     /// other process.
-    pub fn new(thread: u32, watch: &Watch) -> Self {
-        let waiting = Arc::new(Waiting { thread, since: Instant::now(), left: AtomicBool::new(false) });
+    pub fn new(thread: u32, watch: &ReaderWatch) -> Self {
+        let waiting = Arc::new(WaitingThread { thread, since: Instant::now(), left: AtomicBool::new(false) });
         if thread != 0 {
             watch.add(&waiting);
         }
@@ -287,19 +287,19 @@ mod tests {
     fn exited_threads_are_leaving() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         std::thread::spawn(move || answer(theirs));
-        let watch = Watch::new(ours);
-        let staying = [std::process::id(), 0].map(|thread| Reader::new(thread, &watch));
+        let watch = ReaderWatch::new(ours);
+        let staying = [std::process::id(), 0].map(|thread| WaitingReader::new(thread, &watch));
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         // More than fit into a round.
-        let readers: Vec<_> = (0..3 * BATCH).map(|_| Reader::new(child.id(), &watch)).collect();
-        assert!(!readers.iter().any(Reader::is_leaving));
+        let readers: Vec<_> = (0..3 * BATCH).map(|_| WaitingReader::new(child.id(), &watch)).collect();
+        assert!(!readers.iter().any(WaitingReader::is_leaving));
         child.kill().unwrap();
         child.wait().unwrap();
-        wait_until(|| readers.iter().all(Reader::is_leaving));
-        assert!(!staying.iter().any(Reader::is_leaving));
+        wait_until(|| readers.iter().all(WaitingReader::is_leaving));
+        assert!(!staying.iter().any(WaitingReader::is_leaving));
         // Readers that have got their reply are removed.
         drop(readers);
-        let last = Reader::new(child.id(), &watch);
+        let last = WaitingReader::new(child.id(), &watch);
         wait_until(|| last.is_leaving());
         wait_until(|| watch.0.lock().readers.len() == 2);
     }
@@ -307,33 +307,33 @@ mod tests {
     #[test]
     fn late_answers_are_used() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let watch = Watch::new(ours);
-        let reader = Reader::new(7, &watch);
+        let watch = ReaderWatch::new(ours);
+        let reader = WaitingReader::new(7, &watch);
         // The other process has received the query and does not answer.
         let mut thread = [0; 4];
         theirs.read_exact(&mut thread).unwrap();
         assert_eq!(u32::from_le_bytes(thread), 7);
-        let later = Reader::new(8, &watch);
+        let later = WaitingReader::new(8, &watch);
         // Readers that get their reply meanwhile take no memory.
-        (0..100_000).for_each(|_| drop(Reader::new(9, &watch)));
+        (0..100_000).for_each(|_| drop(WaitingReader::new(9, &watch)));
         assert!(watch.0.lock().readers.len() <= 2 * BATCH);
         assert!(!reader.is_leaving() && !later.is_leaving());
-        theirs.write_all(&[State::Gone as u8]).unwrap();
+        theirs.write_all(&[ThreadState::Gone as u8]).unwrap();
         wait_until(|| reader.is_leaving());
         theirs.read_exact(&mut thread).unwrap();
         assert_eq!(u32::from_le_bytes(thread), 8);
-        theirs.write_all(&[State::Ending as u8]).unwrap();
+        theirs.write_all(&[ThreadState::Ending as u8]).unwrap();
         wait_until(|| later.is_leaving());
     }
 
     #[test]
     fn no_thread_is_leaving_without_watch_process() {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let watch = Watch::new(ours);
+        let watch = ReaderWatch::new(ours);
         drop(theirs);
-        let reader = Reader::new(std::process::id(), &watch);
+        let reader = WaitingReader::new(std::process::id(), &watch);
         wait_until(|| watch.0.lock().ended);
-        assert!(!reader.is_leaving() && !Reader::new(1, &watch).is_leaving());
+        assert!(!reader.is_leaving() && !WaitingReader::new(1, &watch).is_leaving());
         assert!(watch.0.lock().readers.is_empty());
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Sources: `github.com/Stability-AI/ModelSpec` 1.0.1, README; `github.com/kohya-ss/sd-scripts`, `train_network.py`.
 
-use crate::format::Value;
-use crate::model::value;
+use crate::format::MetadataValue;
+use crate::model::metadata_text;
 use crate::text::quote;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -104,8 +104,8 @@ pub(super) fn sha256(value: &str) -> Option<String> {
 }
 
 /// Violations of ModelSpec: key without prefix, and message. Empty if the metadata has no ModelSpec key.
-pub(super) fn modelspec_faults(metadata: &[(String, Value)]) -> Vec<(&str, String)> {
-    fn strip((key, value): &(String, Value)) -> Option<(&str, &str)> {
+pub(super) fn modelspec_faults(metadata: &[(String, MetadataValue)]) -> Vec<(&str, String)> {
+    fn strip((key, value): &(String, MetadataValue)) -> Option<(&str, &str)> {
         Some((key.strip_prefix(MODELSPEC_PREFIX)?, value.text()))
     }
     let mut faults = Vec::new();
@@ -113,7 +113,8 @@ pub(super) fn modelspec_faults(metadata: &[(String, Value)]) -> Vec<(&str, Strin
     if present.peek().is_none() {
         return faults;
     }
-    let has = |key: &str| value(metadata, &format!("{MODELSPEC_PREFIX}{key}")).is_some_and(|value| !value.is_empty());
+    let has =
+        |key: &str| metadata_text(metadata, &format!("{MODELSPEC_PREFIX}{key}")).is_some_and(|value| !value.is_empty());
     for key in ["sai_model_spec", "architecture", "implementation", "title"] {
         if !has(key) {
             faults.push((key, "missing, but every model must have it".to_owned()));
@@ -123,7 +124,8 @@ pub(super) fn modelspec_faults(metadata: &[(String, Value)]) -> Vec<(&str, Strin
         let message = "missing, as is modelspec.data_format: image models need resolution, text models data_format";
         faults.push(("resolution", message.to_owned()));
     }
-    let diffusion = value(metadata, "modelspec.architecture").is_some_and(|name| name.starts_with("stable-diffusion"));
+    let diffusion =
+        metadata_text(metadata, "modelspec.architecture").is_some_and(|name| name.starts_with("stable-diffusion"));
     faults.extend(present.filter_map(|(key, value)| Some((key, value_fault(key, value, diffusion)?))));
     faults
 }
@@ -168,8 +170,9 @@ fn is_picture(value: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn metadata(pairs: &[(&str, &str)]) -> Vec<(String, Value)> {
-        let mut metadata: Vec<_> = pairs.iter().map(|(key, value)| (key.to_string(), Value::from(*value))).collect();
+    fn metadata(pairs: &[(&str, &str)]) -> Vec<(String, MetadataValue)> {
+        let mut metadata: Vec<_> =
+            pairs.iter().map(|(key, value)| (key.to_string(), MetadataValue::from(*value))).collect();
         metadata.sort_by(|a, b| a.0.cmp(&b.0));
         metadata
     }

@@ -3,21 +3,21 @@
 //! Keys that are missing or have another type are left out. Sources: `docs/gguf.md` of ggml; `llama_model_ftype_name`
 //! in `llama-model-loader.cpp` of llama.cpp.
 
-use crate::format::{Scalar, Value};
+use crate::format::{MetadataValue, ScalarType};
 use crate::model::find_value;
 use std::collections::HashSet;
 
 /// Facts about a GGUF model.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Gguf<'m> {
+pub struct GgufFacts<'m> {
     /// Facts about the whole model, such as its name.
-    pub general: Vec<Fact<'m>>,
+    pub general: Vec<GgufFact<'m>>,
     /// Sizes of the network. A size that differs between layers is an array.
-    pub network: Vec<Fact<'m>>,
+    pub network: Vec<GgufFact<'m>>,
     /// The quantization that most tensors have.
-    pub file_type: Option<FileType>,
+    pub file_type: Option<GgufFileType>,
     /// The tokenizer.
-    pub tokenizer: Tokenizer<'m>,
+    pub tokenizer: TokenizerFacts<'m>,
     /// The Jinja template that turns messages into a prompt.
     pub chat_template: Option<&'m str>,
     /// The keys of all these facts.
@@ -26,18 +26,18 @@ pub struct Gguf<'m> {
 
 /// The value of a metadata key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fact<'m> {
+pub struct GgufFact<'m> {
     /// A label for the value, for people.
     pub label: &'static str,
     /// A name for the value, for programs.
     pub name: &'static str,
     /// The value.
-    pub value: &'m Value,
+    pub value: &'m MetadataValue,
 }
 
 /// The value of `general.file_type`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FileType {
+pub struct GgufFileType {
     /// The number in the file.
     pub number: String,
     /// The name that llama.cpp prints; `None` if the number is not known.
@@ -46,9 +46,9 @@ pub struct FileType {
 
 /// A tokenizer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Tokenizer<'m> {
+pub struct TokenizerFacts<'m> {
     /// Its kind and its pre-tokenizer.
-    pub facts: Vec<Fact<'m>>,
+    pub facts: Vec<GgufFact<'m>>,
     /// Number of tokens.
     pub tokens: Option<usize>,
     /// Tokens with a special meaning.
@@ -63,7 +63,7 @@ pub struct SpecialToken<'m> {
     /// Its meaning, for programs.
     pub name: &'static str,
     /// Its number.
-    pub id: &'m Value,
+    pub id: &'m MetadataValue,
     /// Its text; `None` if there is no token with that number.
     pub text: Option<String>,
 }
@@ -105,51 +105,53 @@ const TOKENS: &str = "tokenizer.ggml.tokens";
 const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
 const FILE_TYPE: &str = "general.file_type";
 
-impl<'m> Gguf<'m> {
+impl<'m> GgufFacts<'m> {
     /// The facts in the metadata, which is sorted by key. `None` if there are none.
-    pub fn of(metadata: &'m [(String, Value)]) -> Option<Self> {
+    pub fn of(metadata: &'m [(String, MetadataValue)]) -> Option<Self> {
         let mut keys = HashSet::new();
-        let mut find = |key: &str, is_kind: fn(Scalar) -> bool, array: Array| {
+        let mut find = |key: &str, is_kind: fn(ScalarType) -> bool, array: ArrayRule| {
             let value = find_value(metadata, key)?;
             let fits = is_kind(value.kind()) && array.allows(value.is_array());
             fits.then(|| keys.insert(key.to_owned())).map(|_| value)
         };
-        let mut facts = |prefix: &str, labels: &[Label], is_kind: fn(Scalar) -> bool, array| {
+        let mut facts = |prefix: &str, labels: &[Label], is_kind: fn(ScalarType) -> bool, array| {
             let fact = |(key, label, name): &Label| {
                 let value = find(&format!("{prefix}{key}"), is_kind, array)?;
-                Some(Fact { label, name, value })
+                Some(GgufFact { label, name, value })
             };
             labels.iter().filter_map(fact).collect::<Vec<_>>()
         };
-        let general = facts("", &GENERAL, Scalar::is_string, Array::No);
+        let general = facts("", &GENERAL, ScalarType::is_string, ArrayRule::No);
         let network = match general.first() {
-            Some(Fact { name: "architecture", value, .. }) => {
-                facts(&format!("{}.", value.text()), &NETWORK, Scalar::is_integer, Array::Either)
+            Some(GgufFact { name: "architecture", value, .. }) => {
+                facts(&format!("{}.", value.text()), &NETWORK, ScalarType::is_integer, ArrayRule::Either)
             }
             _ => Vec::new(),
         };
-        let tokenizer = facts("", &TOKENIZER, Scalar::is_string, Array::No);
-        let special = facts("", &SPECIAL, Scalar::is_integer, Array::No);
-        let tokens = find(TOKENS, Scalar::is_string, Array::Yes).map(Value::text);
-        let token = |id: &Value| {
+        let tokenizer = facts("", &TOKENIZER, ScalarType::is_string, ArrayRule::No);
+        let special = facts("", &SPECIAL, ScalarType::is_integer, ArrayRule::No);
+        let tokens = find(TOKENS, ScalarType::is_string, ArrayRule::Yes).map(MetadataValue::text);
+        let token = |id: &MetadataValue| {
             let line = tokens?.lines().nth(id.text().parse().ok()?)?;
             serde_json::from_str(line).ok()
         };
-        let special = special.into_iter().map(|Fact { label, name, value: id }| SpecialToken {
+        let special = special.into_iter().map(|GgufFact { label, name, value: id }| SpecialToken {
             label,
             name,
             id,
             text: token(id),
         });
-        let tokenizer = Tokenizer {
+        let tokenizer = TokenizerFacts {
             facts: tokenizer,
             tokens: tokens.map(|tokens| tokens.lines().count()),
             special: special.collect(),
         };
-        let file_type = find(FILE_TYPE, Scalar::is_integer, Array::No).map(Value::text);
-        let file_type = file_type
-            .map(|number| FileType { name: number.parse().ok().and_then(file_type_name), number: number.to_owned() });
-        let chat_template = find(CHAT_TEMPLATE, Scalar::is_string, Array::No).map(Value::text);
+        let file_type = find(FILE_TYPE, ScalarType::is_integer, ArrayRule::No).map(MetadataValue::text);
+        let file_type = file_type.map(|number| GgufFileType {
+            name: number.parse().ok().and_then(file_type_name),
+            number: number.to_owned(),
+        });
+        let chat_template = find(CHAT_TEMPLATE, ScalarType::is_string, ArrayRule::No).map(MetadataValue::text);
         let is_empty = keys.is_empty();
         (!is_empty).then_some(Self { general, network, file_type, tokenizer, chat_template, keys })
     }
@@ -162,13 +164,13 @@ impl<'m> Gguf<'m> {
 
 /// Whether a value may or must be an array.
 #[derive(Clone, Copy)]
-enum Array {
+enum ArrayRule {
     No,
     Yes,
     Either,
 }
 
-impl Array {
+impl ArrayRule {
     fn allows(self, is_array: bool) -> bool {
         match self {
             Self::No => !is_array,
@@ -225,11 +227,11 @@ fn file_type_name(number: u32) -> Option<&'static str> {
 mod tests {
     use super::*;
 
-    fn number(number: i64) -> Value {
-        Value::scalar(Scalar::U32, number.to_string())
+    fn number(number: i64) -> MetadataValue {
+        MetadataValue::scalar(ScalarType::U32, number.to_string())
     }
 
-    fn sorted(pairs: Vec<(&str, Value)>) -> Vec<(String, Value)> {
+    fn sorted(pairs: Vec<(&str, MetadataValue)>) -> Vec<(String, MetadataValue)> {
         let mut metadata: Vec<_> = pairs.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
         metadata.sort_by(|a, b| a.0.cmp(&b.0));
         metadata
@@ -242,17 +244,17 @@ mod tests {
             ("general.file_type", number(15)),
             ("llama.context_length", number(1)),
             ("qwen3.context_length", number(40960)),
-            ("qwen3.attention.head_count", Value::array(Scalar::U32, "8\n16\n".into())),
-            ("tokenizer.ggml.tokens", Value::array(Scalar::String, "\"<s>\"\n\"a\\\"\\u001b\"\n".into())),
+            ("qwen3.attention.head_count", MetadataValue::array(ScalarType::U32, "8\n16\n".into())),
+            ("tokenizer.ggml.tokens", MetadataValue::array(ScalarType::String, "\"<s>\"\n\"a\\\"\\u001b\"\n".into())),
             ("tokenizer.ggml.bos_token_id", number(1)),
             ("tokenizer.ggml.eos_token_id", number(2)),
             ("tokenizer.ggml.padding_token_id", number(-1)),
             ("tokenizer.chat_template", "\n  \n  {{ x }}\nmore".into()),
         ]);
-        let found = Gguf::of(&metadata).unwrap();
+        let found = GgufFacts::of(&metadata).unwrap();
         let network: Vec<_> = found.network.iter().map(|fact| (fact.name, fact.value.text())).collect();
         assert_eq!(network, [("context_length", "40960"), ("heads", "8\n16\n")]);
-        assert_eq!(found.file_type, Some(FileType { number: "15".into(), name: Some("Q4_K - Medium") }));
+        assert_eq!(found.file_type, Some(GgufFileType { number: "15".into(), name: Some("Q4_K - Medium") }));
         let special: Vec<_> =
             found.tokenizer.special.iter().map(|token| (token.name, token.id.text(), token.text.as_deref())).collect();
         assert_eq!(special, [("bos", "1", Some("a\"\u{1b}")), ("eos", "2", None), ("pad", "-1", None)]);
@@ -262,9 +264,9 @@ mod tests {
 
     #[test]
     fn values_of_other_types_are_left_out() {
-        assert_eq!(Gguf::of(&[]), None);
-        assert_eq!(Gguf::of(&sorted(vec![("format", "pt".into()), ("general.architecture", number(7))])), None);
-        let list = || Value::array(Scalar::String, "\"a\"\n".into());
+        assert_eq!(GgufFacts::of(&[]), None);
+        assert_eq!(GgufFacts::of(&sorted(vec![("format", "pt".into()), ("general.architecture", number(7))])), None);
+        let list = || MetadataValue::array(ScalarType::String, "\"a\"\n".into());
         let wrong = sorted(vec![
             ("general.architecture", "llama".into()),
             ("general.name", list()),
@@ -272,14 +274,14 @@ mod tests {
             ("llama.context_length", "4096".into()),
             ("tokenizer.ggml.model", list()),
             ("tokenizer.ggml.tokens", "text".into()),
-            ("tokenizer.ggml.bos_token_id", Value::scalar(Scalar::F32, "1.0".into())),
+            ("tokenizer.ggml.bos_token_id", MetadataValue::scalar(ScalarType::F32, "1.0".into())),
             ("tokenizer.chat_template", list()),
         ]);
-        let found = Gguf::of(&wrong).unwrap();
+        let found = GgufFacts::of(&wrong).unwrap();
         assert_eq!((found.general.len(), found.network.len(), found.keys.len()), (1, 0, 1));
-        assert_eq!((&found.tokenizer, found.file_type, found.chat_template), (&Tokenizer::default(), None, None));
+        assert_eq!((&found.tokenizer, found.file_type, found.chat_template), (&TokenizerFacts::default(), None, None));
         let unknown = sorted(vec![("general.file_type", number(33))]);
-        let found = Gguf::of(&unknown).unwrap().file_type;
-        assert_eq!(found, Some(FileType { number: "33".into(), name: None }));
+        let found = GgufFacts::of(&unknown).unwrap().file_type;
+        assert_eq!(found, Some(GgufFileType { number: "33".into(), name: None }));
     }
 }

@@ -4,9 +4,9 @@
 //! Source: `github.com/las7/weight-inspect` 0.1.0, `src/types.rs` and `src/hash.rs`. weight-inspect rejects tensors
 //! without data; here, their size is 0.
 
-use crate::format::{Scalar, Value, gguf};
+use crate::format::{MetadataValue, ScalarType, gguf};
 use crate::model::{Model, TensorId};
-use crate::text::Hex;
+use crate::text::HexDigits;
 use crate::threads;
 use serde_json::to_writer;
 use sha2::{Digest, Sha256};
@@ -15,7 +15,7 @@ use std::io::{self, BufWriter, Write};
 
 /// The identity of a model without its data.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identity {
+pub struct ModelIdentity {
     /// SHA-256 of the canonical text, as 64 lower-case hexadecimal digits.
     pub hash: String,
     /// Number of tensors in the text.
@@ -24,17 +24,17 @@ pub struct Identity {
     pub metadata: usize,
 }
 
-impl Identity {
+impl ModelIdentity {
     /// Computes the identity. A model of several files has the same identity as a single file with the same content.
     pub fn of(model: &Model) -> Self {
         // weight-inspect does not recognise entries of an unusual form.
         let mut tensors: Vec<TensorId> = model.logical().iter().filter(|id| !model.is_unusual(*id)).collect();
         threads::sort_by(&mut tensors, |a, b| model.name(*a).cmp(model.name(*b)));
-        let mut text = BufWriter::with_capacity(64 << 10, Hashing(Sha256::new()));
+        let mut text = BufWriter::with_capacity(64 << 10, HashWriter(Sha256::new()));
         // Writing to a hash cannot fail.
         let _ = write_canonical(model, &tensors, &mut text).and_then(|()| text.flush());
         let hash = text.get_ref().0.clone().finalize();
-        Self { hash: Hex(&hash).to_string(), tensors: tensors.len(), metadata: model.metadata().len() }
+        Self { hash: HexDigits(&hash).to_string(), tensors: tensors.len(), metadata: model.metadata().len() }
     }
 }
 
@@ -72,12 +72,12 @@ fn write_canonical(model: &Model, tensors: &[TensorId], out: &mut impl Write) ->
 }
 
 /// A metadata value in the form of weight-inspect, which is then written as a JSON string.
-fn canonical(value: &Value) -> String {
+fn canonical(value: &MetadataValue) -> String {
     let one = |text: &str| match value.kind() {
-        Scalar::String => string(text),
-        Scalar::Bool => text.to_owned(),
-        Scalar::F32 => format!("f32:{}", f64::from(text.parse::<f32>().unwrap_or(f32::NAN)).to_bits()),
-        Scalar::F64 => text.parse::<f64>().unwrap_or(f64::NAN).to_bits().to_string(),
+        ScalarType::String => hash_string(text),
+        ScalarType::Bool => text.to_owned(),
+        ScalarType::F32 => format!("f32:{}", f64::from(text.parse::<f32>().unwrap_or(f32::NAN)).to_bits()),
+        ScalarType::F64 => text.parse::<f64>().unwrap_or(f64::NAN).to_bits().to_string(),
         // weight-inspect converts all integers to signed 64 bits.
         _ => (text.parse::<i128>().unwrap_or_default() as i64).to_string(),
     };
@@ -85,14 +85,14 @@ fn canonical(value: &Value) -> String {
         return one(value.text());
     }
     let element = |line: &str| match value.kind() {
-        Scalar::String => string(&serde_json::from_str::<String>(line).unwrap_or_default()),
+        ScalarType::String => hash_string(&serde_json::from_str::<String>(line).unwrap_or_default()),
         _ => one(line),
     };
     format!("[{}]", value.text().lines().map(element).collect::<Vec<_>>().join(","))
 }
 
 /// A string with quotes and escapes.
-fn string(value: &str) -> String {
+fn hash_string(value: &str) -> String {
     let mut text = String::with_capacity(value.len() + 2);
     text.push('"');
     for char in value.chars() {
@@ -114,9 +114,9 @@ fn string(value: &str) -> String {
 }
 
 /// Hashes what is written to it.
-struct Hashing(Sha256);
+struct HashWriter(Sha256);
 
-impl Write for Hashing {
+impl Write for HashWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.update(bytes);
         Ok(bytes.len())

@@ -8,7 +8,7 @@ mod totals;
 mod training;
 
 pub use conventions::{KOHYA, Label, MODELSPEC, MODELSPEC_PREFIX, is_kohya};
-pub use gguf::{Fact, FileType, Gguf, SpecialToken};
-pub use identity::Identity;
-pub use totals::{Breakdown, Quantization, Totals};
-pub use training::{ImageFolder, Training};
+pub use gguf::{GgufFact, GgufFacts, GgufFileType, SpecialToken};
+pub use identity::ModelIdentity;
+pub use totals::{QuantizationTotal, TensorBreakdown, TensorTotals};
+pub use training::{ImageFolder, TrainingFacts};

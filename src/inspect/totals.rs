@@ -1,7 +1,7 @@
 //! Counts of tensors, parameters and bytes by dtype and by module.
 
 use crate::format::TensorInfo;
-use crate::model::quantization::{Class, Weight};
+use crate::model::quantization::{QuantizedWeight, WeightClass};
 use crate::model::{Model, TensorId};
 use crate::natural;
 use std::cmp::Reverse;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// Counts of a group of tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Totals {
+pub struct TensorTotals {
     /// Number of tensors.
     pub tensors: u64,
     /// Number of elements: the products of the dimensions. A quantized weight counts with its logical dimensions, and
@@ -20,7 +20,7 @@ pub struct Totals {
     pub nbytes: u64,
 }
 
-impl Totals {
+impl TensorTotals {
     fn add(&mut self, parameters: u64, nbytes: u64) {
         self.tensors += 1;
         self.parameters = self.parameters.saturating_add(parameters);
@@ -35,7 +35,7 @@ impl Totals {
 
 /// The weights of a model that are quantized in the same way.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Quantization {
+pub struct QuantizationTotal {
     /// The name of the scheme.
     pub scheme: &'static str,
     /// The type of the codes, such as `INT4`.
@@ -43,7 +43,7 @@ pub struct Quantization {
     /// The scheme and its parameters in words.
     pub summary: String,
     /// Counts of weights. The size includes the companions.
-    pub totals: Totals,
+    pub totals: TensorTotals,
     /// Number of companions.
     pub companions: u64,
     /// The roles of the companions, each once.
@@ -52,23 +52,23 @@ pub struct Quantization {
 
 /// Counts of tensors by dtype and by module.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Breakdown<'m> {
+pub struct TensorBreakdown<'m> {
     /// All tensors.
-    pub all: Totals,
+    pub all: TensorTotals,
     /// Each dtype, the largest first.
-    pub dtypes: Vec<(&'m str, Totals)>,
+    pub dtypes: Vec<(&'m str, TensorTotals)>,
     /// Each module, in natural order.
-    pub modules: Vec<(&'m str, Totals)>,
+    pub modules: Vec<(&'m str, TensorTotals)>,
     /// Groups of quantized weights, those with the most parameters first.
-    pub quantized: Vec<Quantization>,
+    pub quantized: Vec<QuantizationTotal>,
 }
 
-impl<'m> Breakdown<'m> {
+impl<'m> TensorBreakdown<'m> {
     /// Counts tensors. A module is the first `depth` dotted components of a name, without the last component.
     pub fn of(model: &'m Model, tensors: impl IntoIterator<Item = TensorId>, depth: usize) -> Self {
-        let mut all = Totals::default();
-        let (mut dtypes, mut modules) = (Groups::default(), Groups::default());
-        let mut quantized = Quantizations::default();
+        let mut all = TensorTotals::default();
+        let (mut dtypes, mut modules) = (NamedTotals::default(), NamedTotals::default());
+        let mut quantized = QuantizationTotals::default();
         for id in tensors {
             let tensor = model.tensor(id).info;
             let weight = model.quantized().weight(id);
@@ -90,7 +90,7 @@ impl<'m> Breakdown<'m> {
 }
 
 /// The number of parameters of a tensor. If it has the codes of a weight, that of the weight.
-fn parameters(model: &Model, id: TensorId, tensor: &TensorInfo, weight: Option<&Weight>) -> u64 {
+fn parameters(model: &Model, id: TensorId, tensor: &TensorInfo, weight: Option<&QuantizedWeight>) -> u64 {
     match weight {
         Some(weight) => weight.class.elements(),
         None if model.quantized().is_companion(id) => 0,
@@ -100,21 +100,21 @@ fn parameters(model: &Model, id: TensorId, tensor: &TensorInfo, weight: Option<&
 
 /// Counts of quantized weights, grouped by their summaries.
 #[derive(Default)]
-struct Quantizations {
-    groups: Vec<Quantization>,
+struct QuantizationTotals {
+    groups: Vec<QuantizationTotal>,
     /// The group of each class. Formatting the summary of every weight would take longer than everything else.
-    indices: HashMap<*const Class, usize>,
+    indices: HashMap<*const WeightClass, usize>,
 }
 
-impl Quantizations {
-    fn add(&mut self, weight: &Weight) {
+impl QuantizationTotals {
+    fn add(&mut self, weight: &QuantizedWeight) {
         let groups = &mut self.groups;
         let at = *self.indices.entry(Arc::as_ptr(&weight.class)).or_insert_with(|| {
             let summary = weight.class.summary();
             groups.iter().position(|group| group.summary == summary).unwrap_or_else(|| {
                 let (scheme, dtype) = (weight.class.scheme.name, weight.class.dtype);
-                let (totals, roles) = (Totals::default(), Vec::new());
-                groups.push(Quantization { scheme, dtype, summary, totals, companions: 0, roles });
+                let (totals, roles) = (TensorTotals::default(), Vec::new());
+                groups.push(QuantizationTotal { scheme, dtype, summary, totals, companions: 0, roles });
                 groups.len() - 1
             })
         });
@@ -140,20 +140,20 @@ fn module(name: &str, depth: usize) -> &str {
 
 /// Counts by name.
 #[derive(Default)]
-struct Groups<'m> {
-    groups: Vec<(&'m str, Totals)>,
+struct NamedTotals<'m> {
+    groups: Vec<(&'m str, TensorTotals)>,
     indices: HashMap<&'m str, usize>,
     /// The index of the last used group, because consecutive tensors mostly belong to one group.
     last: usize,
 }
 
-impl<'m> Groups<'m> {
-    fn of(&mut self, name: &'m str) -> &mut Totals {
+impl<'m> NamedTotals<'m> {
+    fn of(&mut self, name: &'m str) -> &mut TensorTotals {
         if self.groups.get(self.last).is_none_or(|group| group.0 != name) {
             let next = self.groups.len();
             self.last = *self.indices.entry(name).or_insert(next);
             if self.last == next {
-                self.groups.push((name, Totals::default()));
+                self.groups.push((name, TensorTotals::default()));
             }
         }
         &mut self.groups[self.last].1

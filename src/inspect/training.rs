@@ -1,7 +1,7 @@
 //! A summary of the training metadata of sd-scripts: folders, tags and times.
 
-use crate::format::Value;
-use crate::model::value;
+use crate::format::MetadataValue;
+use crate::model::metadata_text;
 use jiff::{SignedDuration, Timestamp};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ const TAGS: usize = 10;
 
 /// The training of a model. Missing or malformed values are left out.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
-pub struct Training {
+pub struct TrainingFacts {
     /// Folders of images, by name.
     pub folders: Vec<ImageFolder>,
     /// Number of different tags in the captions.
@@ -45,7 +45,7 @@ pub struct ImageFolder {
 
 /// A value of `ss_dataset_dirs`.
 #[derive(Deserialize)]
-struct Dir {
+struct DatasetDir {
     #[serde(default)]
     n_repeats: u64,
     img_count: u64,
@@ -53,17 +53,17 @@ struct Dir {
 
 /// The used fields of an entry of `ss_datasets`.
 #[derive(Deserialize)]
-struct Dataset {
+struct TrainingDataset {
     resolution: Option<(u64, u64)>,
 }
 
-impl Training {
+impl TrainingFacts {
     /// Parses the metadata; `None` if it has no training values.
-    pub fn of(metadata: &[(String, Value)]) -> Option<Self> {
+    pub fn of(metadata: &[(String, MetadataValue)]) -> Option<Self> {
         let mut folders = Vec::new();
         for (key, regularisation) in [("ss_dataset_dirs", false), ("ss_reg_dataset_dirs", true)] {
-            let dirs: BTreeMap<String, Dir> = json(metadata, key).unwrap_or_default();
-            folders.extend(dirs.into_iter().map(|(name, Dir { n_repeats, img_count })| ImageFolder {
+            let dirs: BTreeMap<String, DatasetDir> = json(metadata, key).unwrap_or_default();
+            folders.extend(dirs.into_iter().map(|(name, DatasetDir { n_repeats, img_count })| ImageFolder {
                 name,
                 images: img_count,
                 repeats: n_repeats,
@@ -71,7 +71,7 @@ impl Training {
             }));
         }
         let (tags, frequent_tags) = tags(metadata);
-        let datasets: Vec<Dataset> = json(metadata, "ss_datasets").unwrap_or_default();
+        let datasets: Vec<TrainingDataset> = json(metadata, "ss_datasets").unwrap_or_default();
         let mut resolutions: Vec<(u64, u64)> = datasets.iter().filter_map(|dataset| dataset.resolution).collect();
         resolutions.sort_unstable();
         resolutions.dedup();
@@ -89,12 +89,12 @@ impl Training {
 }
 
 /// The value of a key, parsed as JSON.
-fn json<T: DeserializeOwned>(metadata: &[(String, Value)], key: &str) -> Option<T> {
-    serde_json::from_str(value(metadata, key)?).ok()
+fn json<T: DeserializeOwned>(metadata: &[(String, MetadataValue)], key: &str) -> Option<T> {
+    serde_json::from_str(metadata_text(metadata, key)?).ok()
 }
 
 /// The number of different tags, and the most frequent ones. `ss_tag_frequency` has counts for each folder.
-fn tags(metadata: &[(String, Value)]) -> (usize, Vec<(String, u64)>) {
+fn tags(metadata: &[(String, MetadataValue)]) -> (usize, Vec<(String, u64)>) {
     let folders: BTreeMap<String, HashMap<String, u64>> = json(metadata, "ss_tag_frequency").unwrap_or_default();
     let mut counts: HashMap<String, u64> = HashMap::new();
     for (tag, count) in folders.into_values().flatten() {
@@ -110,8 +110,8 @@ fn tags(metadata: &[(String, Value)]) -> (usize, Vec<(String, u64)>) {
 }
 
 /// A time in seconds since 1970, as Python writes it. The fraction is dropped.
-fn time(metadata: &[(String, Value)], key: &str) -> Option<Timestamp> {
-    let seconds = value(metadata, key)?.parse().ok().filter(|seconds: &f64| seconds.is_finite())?;
+fn time(metadata: &[(String, MetadataValue)], key: &str) -> Option<Timestamp> {
+    let seconds = metadata_text(metadata, key)?.parse().ok().filter(|seconds: &f64| seconds.is_finite())?;
     Timestamp::from_second(seconds as i64).ok()
 }
 
@@ -119,10 +119,11 @@ fn time(metadata: &[(String, Value)], key: &str) -> Option<Timestamp> {
 mod tests {
     use super::*;
 
-    fn training(pairs: &[(&str, &str)]) -> Option<Training> {
-        let mut metadata: Vec<_> = pairs.iter().map(|(key, value)| (key.to_string(), Value::from(*value))).collect();
+    fn training(pairs: &[(&str, &str)]) -> Option<TrainingFacts> {
+        let mut metadata: Vec<_> =
+            pairs.iter().map(|(key, value)| (key.to_string(), MetadataValue::from(*value))).collect();
         metadata.sort_by(|a, b| a.0.cmp(&b.0));
-        Training::of(&metadata)
+        TrainingFacts::of(&metadata)
     }
 
     #[test]

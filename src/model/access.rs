@@ -1,16 +1,17 @@
 //! Access to a model through a mount: only users who can read all parts of the model directly can read it.
 
 use super::table::Model;
-use crate::source::{self, Directories, Location, Stat};
+use crate::source::{self, Directories, Location, SourceStat};
 use std::path::Path;
 use std::time::SystemTime;
 
 /// No access for anyone but root.
-pub(super) const NOBODY: Stat = Stat { uid: 0, gid: 0, mode: 0, mtime: SystemTime::UNIX_EPOCH, ctime: (0, 0) };
+pub(super) const NOBODY: SourceStat =
+    SourceStat { uid: 0, gid: 0, mode: 0, mtime: SystemTime::UNIX_EPOCH, ctime: (0, 0) };
 
 /// Owner and permissions of a file that cannot be opened as a part of a model. `None` if the file itself cannot be
 /// opened; no message then quotes it.
-pub(super) fn stat_of(location: &Location) -> Option<Stat> {
+pub(super) fn stat_of(location: &Location) -> Option<SourceStat> {
     match source::stat_at(location) {
         Ok(stat) => Some(stat),
         Err(error) => {
@@ -25,9 +26,9 @@ pub(super) fn stat_of(location: &Location) -> Option<Stat> {
 /// read those of its files that could not be opened: the mount shows the reasons, which may quote these files.
 ///
 /// `from` and the directories above it are not considered.
-pub(super) fn restrict(model: &mut Model, from: &Location, dirs: &Directories) {
+pub(super) fn restrict_access(model: &mut Model, from: &Location, dirs: &Directories) {
     let unopened = model.unopened().iter().filter_map(stat_of);
-    let unopened: Vec<Stat> = unopened.collect();
+    let unopened: Vec<SourceStat> = unopened.collect();
     let locations = model.locations();
     let is_unopened = |at: usize| at >= locations.len() - model.unopened().len();
     let mut base = dirs.base(from);
@@ -38,7 +39,7 @@ pub(super) fn restrict(model: &mut Model, from: &Location, dirs: &Directories) {
             _ => (!is_unopened(at)).then_some(NOBODY),
         }
     });
-    let mut needed: Vec<Stat> = unopened.into_iter().chain(traversals).collect();
+    let mut needed: Vec<SourceStat> = unopened.into_iter().chain(traversals).collect();
     needed.dedup();
     needed.into_iter().for_each(|needed| model.need(needed));
 }

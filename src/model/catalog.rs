@@ -8,16 +8,16 @@
 use super::access::NOBODY;
 use super::error::Error;
 use super::ids::{FolderId, ModelId};
-use super::ollama::{self, Manifest};
-use super::split::Split;
-use super::stem::{is_model, stem};
-use super::unused::Unused;
+use super::ollama::{self, OllamaManifest};
+use super::split::SplitName;
+use super::stem::{is_model, model_stem};
+use super::unused::UsedNames;
 use super::{dataset, index, parts, recognise};
 use crate::format::numpy::is_array;
 use crate::format::pytorch::preferred;
-use crate::format::{self, Mode};
+use crate::format::{self, ParseMode};
 use crate::name::harmless;
-use crate::source::{self, Directories, Entry, EntryKind, FileId, Location, Stat};
+use crate::source::{self, Directories, FileId, ListedEntry, ListedKind, Location, SourceStat};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -38,14 +38,14 @@ const DEPTH_MAX: usize = 64;
 /// unchanged directory always has the same numbers.
 #[derive(Debug)]
 pub struct Catalog {
-    mode: Mode,
+    mode: ParseMode,
     /// The directory itself comes first.
-    folders: Vec<Folder>,
-    models: Vec<Found>,
+    folders: Vec<CatalogFolder>,
+    models: Vec<FoundModel>,
     links: Vec<Location>,
     /// Files of models that are there in another format too.
     copies: Vec<Location>,
-    unreadable: Vec<Unreadable>,
+    unreadable: Vec<UnreadableDir>,
     dirs: Directories,
     /// The directory itself.
     top: Location,
@@ -57,24 +57,24 @@ pub struct Catalog {
 
 /// A directory, with or without models.
 #[derive(Debug)]
-pub struct Folder {
+pub struct CatalogFolder {
     /// The directory.
     pub location: Location,
     /// The folder that holds it; the first folder holds itself.
     pub parent: FolderId,
     /// Owner, permissions and modification time of the directory.
-    pub stat: Stat,
+    pub stat: SourceStat,
     /// The number of its device or file system.
     pub device: u64,
     /// Sorted by name.
-    pub entries: Vec<Named>,
-    /// Indices of `entries`, sorted by [`Named::error`].
+    pub entries: Vec<NamedItem>,
+    /// Indices of `entries`, sorted by [`NamedItem::error`].
     errors: Vec<usize>,
 }
 
-impl Folder {
+impl CatalogFolder {
     /// The item with that name, and whether the name is that of its error file.
-    pub fn find(&self, name: &OsStr) -> Option<(Item, bool)> {
+    pub fn find(&self, name: &OsStr) -> Option<(FolderItem, bool)> {
         if let Ok(at) = self.entries.binary_search_by(|entry| entry.name[..].cmp(name)) {
             return Some((self.entries[at].item, false));
         }
@@ -85,18 +85,18 @@ impl Folder {
 
 /// An item of a folder and its names.
 #[derive(Debug)]
-pub struct Named {
+pub struct NamedItem {
     /// File name. It differs from the names of all other items and error files.
     pub name: OsString,
     /// Name of the file that reports an error of the item; empty for folders and links, which have no such file.
     pub error: OsString,
     /// The item.
-    pub item: Item,
+    pub item: FolderItem,
 }
 
 /// What a name in a folder leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Item {
+pub enum FolderItem {
     /// Another folder.
     Folder(FolderId),
     /// A model, which was not opened yet.
@@ -109,7 +109,7 @@ pub enum Item {
 
 /// A directory that cannot be listed.
 #[derive(Debug)]
-struct Unreadable {
+struct UnreadableDir {
     message: String,
     /// The folder that holds it.
     folder: FolderId,
@@ -117,7 +117,7 @@ struct Unreadable {
 
 /// A model that was found.
 #[derive(Debug)]
-struct Found {
+struct FoundModel {
     /// The file to open.
     location: Location,
     /// The number of its device or file system.
@@ -128,13 +128,13 @@ struct Found {
 
 impl Catalog {
     /// Scans the directory at `location`. Its models will be opened in `mode`.
-    pub fn scan(location: &Location, mode: Mode) -> Result<Self, Error> {
+    pub fn scan(location: &Location, mode: ParseMode) -> Result<Self, Error> {
         let io = |error| source::Error::Io { path: location.path().unwrap_or(Path::new("")).to_owned(), error };
         let absolute = location.absolute().map_err(io)?;
-        let mut scan = Scan::new(&absolute, mode);
+        let mut scan = CatalogScan::new(&absolute, mode);
         let error = |found| Err(Error::Directory { location: location.clone(), found });
         match scan.directory(&absolute, FolderId::new(0)) {
-            Ok(Item::Unreadable(_)) => {
+            Ok(FolderItem::Unreadable(_)) => {
                 error(format!("that cannot be listed: {}", scan.catalog.unreadable().collect::<Vec<_>>().join(", ")))
             }
             Ok(_) => Ok(scan.catalog),
@@ -143,18 +143,18 @@ impl Catalog {
     }
 
     /// The models of a manifest of an Ollama store, and its other files. Their paths are those in the whole store.
-    pub(super) fn of_manifest(manifest: &Manifest, mode: Mode) -> Result<Self, Error> {
+    pub(super) fn of_manifest(manifest: &OllamaManifest, mode: ParseMode) -> Result<Self, Error> {
         // In a store, a manifest that cannot be read becomes an error file.
         manifest.read()?;
         let path = || manifest.location.path().unwrap_or(Path::new("")).to_owned();
         let io = |error| source::Error::Io { path: path(), error };
         let manifest = manifest.absolute().map_err(io)?;
         let stat = source::stat_at(&manifest.location).map_err(io)?;
-        let mut scan = Scan::new(&manifest.store, mode);
+        let mut scan = CatalogScan::new(&manifest.store, mode);
         let device = source::device_at(&manifest.location);
         let top = scan.folder(&manifest.location, FolderId::new(0), shown_as_folder(stat), device);
         let error = |found| Err(Error::Directory { location: manifest.location.clone(), found });
-        match scan.manifests(vec![manifest.clone()], top, &mut Names::empty()) {
+        match scan.manifests(vec![manifest.clone()], top, &mut FolderNames::empty()) {
             Ok(listed) => scan.fill(top, listed),
             Err(TooMany) => return error(format!("with more than {ENTRIES_MAX} files below it")),
         }
@@ -162,12 +162,12 @@ impl Catalog {
     }
 
     /// How the models are opened.
-    pub fn mode(&self) -> Mode {
+    pub fn mode(&self) -> ParseMode {
         self.mode
     }
 
     /// A folder, if one has that number. The first folder is the directory itself.
-    pub fn folder(&self, folder: FolderId) -> Option<&Folder> {
+    pub fn folder(&self, folder: FolderId) -> Option<&CatalogFolder> {
         self.folders.get(folder.index())
     }
 
@@ -220,9 +220,9 @@ impl Catalog {
         while let Some((path, folder)) = ahead.pop() {
             for entry in self.folder(folder).iter().flat_map(|folder| &folder.entries) {
                 match entry.item {
-                    Item::Folder(inner) => ahead.push((path.join(&entry.name), inner)),
-                    Item::Model(model) => drop(paths.insert(path.join(&entry.name), model)),
-                    Item::Link(_) | Item::Unreadable(_) => {}
+                    FolderItem::Folder(inner) => ahead.push((path.join(&entry.name), inner)),
+                    FolderItem::Model(model) => drop(paths.insert(path.join(&entry.name), model)),
+                    FolderItem::Link(_) | FolderItem::Unreadable(_) => {}
                 }
             }
         }
@@ -281,33 +281,33 @@ impl Catalog {
 }
 
 /// The state of a scan.
-struct Scan {
+struct CatalogScan {
     catalog: Catalog,
     /// Number of entries found so far.
     seen: usize,
     /// Maximum of `seen`.
     limit: usize,
     /// Files that an index names, and all but the first split of a model. They are shards of a model, not models.
-    claimed: Marks<Location>,
+    claimed: RevocableSet<Location>,
     /// Number of folders that hold the current one.
     depth: usize,
     /// The directories scanned so far. A symlink may lead to one of them again.
-    shown: Marks<FileId>,
+    shown: RevocableSet<FileId>,
 }
 
 /// A set from which the elements that were added last can be removed.
-struct Marks<T> {
+struct RevocableSet<T> {
     all: HashSet<T>,
     order: Vec<T>,
 }
 
-impl<T> Default for Marks<T> {
+impl<T> Default for RevocableSet<T> {
     fn default() -> Self {
         Self { all: HashSet::new(), order: Vec::new() }
     }
 }
 
-impl<T: Clone + Eq + Hash> Marks<T> {
+impl<T: Clone + Eq + Hash> RevocableSet<T> {
     /// Adds a mark; returns whether it is new.
     fn insert(&mut self, mark: T) -> bool {
         let is_new = self.all.insert(mark.clone());
@@ -335,8 +335,8 @@ impl<T: Clone + Eq + Hash> Marks<T> {
 /// There are more entries than the limit.
 struct TooMany;
 
-impl Scan {
-    fn new(top: &Location, mode: Mode) -> Self {
+impl CatalogScan {
+    fn new(top: &Location, mode: ParseMode) -> Self {
         let (folders, models, links, copies, unreadable, dirs, reads) = Default::default();
         let top = top.clone();
         let catalog = Catalog { mode, folders, models, links, copies, unreadable, dirs, top, reads, bytes: 0 };
@@ -345,15 +345,15 @@ impl Scan {
     }
 
     /// Adds an empty folder.
-    fn folder(&mut self, location: &Location, parent: FolderId, stat: Stat, device: u64) -> FolderId {
+    fn folder(&mut self, location: &Location, parent: FolderId, stat: SourceStat, device: u64) -> FolderId {
         let number = FolderId::new(self.catalog.folders.len());
         let (entries, errors, location) = (Vec::new(), Vec::new(), location.clone());
-        self.catalog.folders.push(Folder { location, parent, stat, device, entries, errors });
+        self.catalog.folders.push(CatalogFolder { location, parent, stat, device, entries, errors });
         number
     }
 
     /// Sets the entries of a folder.
-    fn fill(&mut self, folder: FolderId, mut listed: Vec<Named>) {
+    fn fill(&mut self, folder: FolderId, mut listed: Vec<NamedItem>) {
         listed.sort_by(|a, b| a.name.cmp(&b.name));
         let mut errors: Vec<usize> = (0..listed.len()).collect();
         errors.sort_by(|a, b| listed[*a].error.cmp(&listed[*b].error));
@@ -362,8 +362,8 @@ impl Scan {
     }
 
     /// Scans a directory in the folder `parent` and returns its item.
-    fn directory(&mut self, location: &Location, parent: FolderId) -> Result<Item, TooMany> {
-        let source::Listing { id, stat, mut entries } = match source::list(location) {
+    fn directory(&mut self, location: &Location, parent: FolderId) -> Result<FolderItem, TooMany> {
+        let source::DirListing { id, stat, mut entries } = match source::list_dir(location) {
             Ok(listing) => listing,
             Err(source::Error::Io { error, .. }) => {
                 return Ok(self.unreadable(location, parent, &source::strerror(&error)));
@@ -386,7 +386,7 @@ impl Scan {
         if entries.iter().any(|entry| entry.name == dataset::MANIFEST) {
             entries.iter().for_each(|entry| self.add_bytes(entry));
             let manifest = location.join(dataset::MANIFEST);
-            let mut files = parts::others(&manifest);
+            let mut files = parts::other_files(&manifest);
             files.retain(source::exists);
             files.push(manifest.clone());
             self.catalog.dirs.add_paths(location, &files);
@@ -399,16 +399,16 @@ impl Scan {
         let listed = self.entries(location, number, &entries);
         self.depth -= 1;
         self.fill(number, listed?);
-        Ok(Item::Folder(number))
+        Ok(FolderItem::Folder(number))
     }
 
     /// Scans the directory behind a symlink and returns its item. A symlink to too many files is not followed.
-    fn linked_directory(&mut self, location: &Location, parent: FolderId) -> Result<Item, TooMany> {
+    fn linked_directory(&mut self, location: &Location, parent: FolderId) -> Result<FolderItem, TooMany> {
         let before = self.catalog.reads.len();
         let dir = location.parent();
         self.catalog.dirs.add_paths(&dir, [location]);
         let item = self.follow(location, parent)?;
-        if let Item::Folder(folder) = item {
+        if let FolderItem::Folder(folder) = item {
             // In the mount, the folder does not lie below the directories on the path of the link, so it also gets
             // their restrictions.
             let traversal = self.catalog.dirs.base(&dir).and_then(|mut base| base.traverse(location));
@@ -416,13 +416,13 @@ impl Scan {
             let folder = &mut self.catalog.folders[folder.index()];
             folder.stat = needed.map_or(folder.stat, |needed| folder.stat.and(needed));
         }
-        if matches!(item, Item::Link(_) | Item::Unreadable(_)) {
+        if matches!(item, FolderItem::Link(_) | FolderItem::Unreadable(_)) {
             self.catalog.reads.truncate(before);
         }
         Ok(item)
     }
 
-    fn follow(&mut self, location: &Location, parent: FolderId) -> Result<Item, TooMany> {
+    fn follow(&mut self, location: &Location, parent: FolderId) -> Result<FolderItem, TooMany> {
         if self.limit < ENTRIES_MAX {
             return self.directory(location, parent);
         }
@@ -447,32 +447,37 @@ impl Scan {
         })
     }
 
-    fn entries(&mut self, dir: &Location, folder: FolderId, entries: &[Entry]) -> Result<Vec<Named>, TooMany> {
+    fn entries(
+        &mut self,
+        dir: &Location,
+        folder: FolderId,
+        entries: &[ListedEntry],
+    ) -> Result<Vec<NamedItem>, TooMany> {
         let later_splits = later_splits(entries);
         // The same model as safetensors is preferred, so that a directory with both is one model. `entries` is sorted.
         let is_there = |name: &OsString| entries.binary_search_by(|entry| entry.name.cmp(name)).is_ok();
-        let is_copy = |entry: &Entry| preferred(&entry.name).is_some_and(|names| names.iter().any(is_there));
+        let is_copy = |entry: &ListedEntry| preferred(&entry.name).is_some_and(|names| names.iter().any(is_there));
         // Arrays beside a model belong to it, such as a mean or a vocabulary.
-        let is_main = |entry: &Entry| {
-            entry.kind == EntryKind::File && is_model(&entry.name) && !is_array(&entry.name) && !is_copy(entry)
+        let is_main = |entry: &ListedEntry| {
+            entry.kind == ListedKind::File && is_model(&entry.name) && !is_array(&entry.name) && !is_copy(entry)
         };
         let has_main = entries.iter().any(is_main);
-        let is_second = |entry: &Entry| is_copy(entry) || has_main && is_array(&entry.name);
-        let copies = entries.iter().filter(|entry| entry.kind == EntryKind::File && is_model(&entry.name));
+        let is_second = |entry: &ListedEntry| is_copy(entry) || has_main && is_array(&entry.name);
+        let copies = entries.iter().filter(|entry| entry.kind == ListedKind::File && is_model(&entry.name));
         let copies: Vec<Location> = copies.filter(|entry| is_copy(entry)).map(|entry| dir.join(&entry.name)).collect();
-        let shards: HashSet<Location> = copies.iter().flat_map(parts::others).collect();
+        let shards: HashSet<Location> = copies.iter().flat_map(parts::other_files).collect();
         self.catalog.copies.extend(copies.into_iter().filter(|copy| !shards.contains(copy)));
         for (at, entry) in entries.iter().enumerate() {
             if later_splits.contains(&at) {
                 self.claimed.insert(dir.join(&entry.name));
                 self.catalog.reads.push(dir.join(&entry.name));
             }
-            if index::stem(&entry.name).is_none() || is_second(entry) {
+            if index::index_stem(&entry.name).is_none() || is_second(entry) {
                 continue;
             }
             // An index may name ten thousand files that do not exist. It claims no files outside of its directory. An
             // index that cannot be read is a broken model, and claims no files.
-            let mut files = parts::others(&dir.join(&entry.name));
+            let mut files = parts::other_files(&dir.join(&entry.name));
             files.retain(source::exists);
             // Their directories may be hidden, and are not scanned then.
             self.catalog.dirs.add_paths(dir, &files);
@@ -481,17 +486,17 @@ impl Scan {
             }
             self.catalog.reads.extend(files);
         }
-        let mut names = Names::new(entries, &later_splits);
+        let mut names = FolderNames::new(entries, &later_splits);
         let mut listed = Vec::new();
         let is_store = ollama::is_store(entries);
         // Symlinks come last, so that their targets are shown at their real paths.
-        let (links, real): (Vec<&Entry>, Vec<&Entry>) = entries.iter().partition(|entry| entry.is_link);
+        let (links, real): (Vec<&ListedEntry>, Vec<&ListedEntry>) = entries.iter().partition(|entry| entry.is_link);
         for entry in real.into_iter().chain(links) {
             if is_store && (entry.name == ollama::MANIFESTS || entry.name == ollama::BLOBS) {
                 continue;
             }
-            let (location, is_dir) = (dir.join(&entry.name), entry.kind == EntryKind::Dir);
-            if format::stem(&entry.name).is_some() && !is_dir && !is_second(entry) {
+            let (location, is_dir) = (dir.join(&entry.name), entry.kind == ListedKind::Dir);
+            if format::format_stem(&entry.name).is_some() && !is_dir && !is_second(entry) {
                 self.add_bytes(entry);
             }
             let is_claimed = self.claimed.contains(&location);
@@ -514,15 +519,15 @@ impl Scan {
                 (names.shown(file), self.link(&location))
             };
             let error = match item {
-                Item::Model(_) | Item::Unreadable(_) => names.of_error(&name),
-                Item::Folder(_) | Item::Link(_) => OsString::new(),
+                FolderItem::Model(_) | FolderItem::Unreadable(_) => names.of_error(&name),
+                FolderItem::Folder(_) | FolderItem::Link(_) => OsString::new(),
             };
-            listed.push(Named { name, error, item });
+            listed.push(NamedItem { name, error, item });
         }
         if is_store {
             listed.extend(self.store(dir, folder, &mut names)?);
         }
-        if listed.iter().any(|named| matches!(named.item, Item::Model(_))) {
+        if listed.iter().any(|named| matches!(named.item, FolderItem::Model(_))) {
             // Opening a quantized model reads them.
             let configs = entries.iter().filter(|entry| recognise::configs().any(|config| entry.name == config));
             let configs: Vec<Location> = configs.map(|entry| dir.join(&entry.name)).collect();
@@ -533,11 +538,16 @@ impl Scan {
     }
 
     /// The models of an Ollama store, as entries of the folder that shows the store.
-    fn store(&mut self, store: &Location, folder: FolderId, names: &mut Names) -> Result<Vec<Named>, TooMany> {
+    fn store(
+        &mut self,
+        store: &Location,
+        folder: FolderId,
+        names: &mut FolderNames,
+    ) -> Result<Vec<NamedItem>, TooMany> {
         let (mut found, mut listed, mut ahead) = (Vec::new(), Vec::new(), vec![Vec::new()]);
         while let Some(parts) = ahead.pop() {
             let dir = parts.iter().fold(store.join(ollama::MANIFESTS), |dir: Location, part: &OsString| dir.join(part));
-            let source::Listing { id, stat, entries } = match source::list(&dir) {
+            let source::DirListing { id, stat, entries } = match source::list_dir(&dir) {
                 Ok(listing) => listing,
                 Err(error) => {
                     let reason = match error {
@@ -546,17 +556,17 @@ impl Scan {
                     };
                     let name = names.free(dir.file_name());
                     let error = names.of_error(&name);
-                    listed.push(Named { name, error, item: self.unreadable(&dir, folder, &reason) });
+                    listed.push(NamedItem { name, error, item: self.unreadable(&dir, folder, &reason) });
                     continue;
                 }
             };
             self.catalog.dirs.add(id, stat);
             self.count(entries.len())?;
             for entry in entries.into_iter().filter(|entry| !entry.name.as_bytes().starts_with(b".")) {
-                let is_dir = entry.kind == EntryKind::Dir;
+                let is_dir = entry.kind == ListedKind::Dir;
                 let parts: Vec<OsString> = parts.iter().cloned().chain([entry.name]).collect();
                 match <[OsString; ollama::PARTS]>::try_from(parts) {
-                    Ok(parts) if !is_dir => found.push(Manifest::new(store, parts)),
+                    Ok(parts) if !is_dir => found.push(OllamaManifest::new(store, parts)),
                     Err(parts) if is_dir => ahead.push(parts),
                     // Ollama has no other files there.
                     Ok(_) | Err(_) => {}
@@ -574,7 +584,12 @@ impl Scan {
     }
 
     /// The models of manifests, as entries of a folder.
-    fn manifests(&mut self, found: Vec<Manifest>, folder: FolderId, names: &mut Names) -> Result<Vec<Named>, TooMany> {
+    fn manifests(
+        &mut self,
+        found: Vec<OllamaManifest>,
+        folder: FolderId,
+        names: &mut FolderNames,
+    ) -> Result<Vec<NamedItem>, TooMany> {
         let mut is_long = vec![false; found.len()];
         let path = |at: usize, is_long: &[bool]| match is_long[at] {
             true => found[at].long_path(),
@@ -594,7 +609,7 @@ impl Scan {
             }
             clashes.into_iter().for_each(|at| is_long[at] = true);
         }
-        let mut sorted: Vec<(&[OsString], &Manifest)> =
+        let mut sorted: Vec<(&[OsString], &OllamaManifest)> =
             found.iter().enumerate().map(|(at, manifest)| (path(at, &is_long), manifest)).collect();
         sorted.sort_by(|a, b| a.0.cmp(b.0));
         self.arrange(&sorted, 0, folder, names)
@@ -603,11 +618,11 @@ impl Scan {
     /// The entries of a folder that shows the paths of these manifests from the component at `depth` on.
     fn arrange(
         &mut self,
-        found: &[(&[OsString], &Manifest)],
+        found: &[(&[OsString], &OllamaManifest)],
         depth: usize,
         folder: FolderId,
-        names: &mut Names,
-    ) -> Result<Vec<Named>, TooMany> {
+        names: &mut FolderNames,
+    ) -> Result<Vec<NamedItem>, TooMany> {
         let mut listed = Vec::new();
         for group in found.chunk_by(|a, b| a.0[depth] == b.0[depth]) {
             let (path, manifest) = group[0];
@@ -619,26 +634,26 @@ impl Scan {
                 let dirs = group.iter().map(|(path, manifest)| manifest.ancestor(path.len() - depth - 1));
                 let dirs: BTreeSet<Location> = dirs.collect();
                 let stats = dirs.iter().map(|dir| self.reached(&manifest.store, dir, None));
-                let stat = stats.reduce(Stat::and).unwrap_or(NOBODY);
+                let stat = stats.reduce(SourceStat::and).unwrap_or(NOBODY);
                 // The group has at least one manifest.
                 let dir = dirs.into_iter().next().unwrap_or_else(|| manifest.location.clone());
                 let inner = self.folder(&dir, folder, stat, source::device_at(&dir));
-                let entries = self.arrange(group, depth + 1, inner, &mut Names::empty())?;
+                let entries = self.arrange(group, depth + 1, inner, &mut FolderNames::empty())?;
                 self.fill(inner, entries);
-                Item::Folder(inner)
+                FolderItem::Folder(inner)
             };
             let error = match item {
-                Item::Unreadable(_) => names.of_error(&name),
+                FolderItem::Unreadable(_) => names.of_error(&name),
                 _ => OsString::new(),
             };
-            listed.push(Named { name, error, item });
+            listed.push(NamedItem { name, error, item });
         }
         Ok(listed)
     }
 
     /// The permissions of a directory in a store, or `own` if it is given, restricted to users who can search the
     /// directories between the store and `location`.
-    fn reached(&mut self, store: &Location, location: &Location, own: Option<Stat>) -> Stat {
+    fn reached(&mut self, store: &Location, location: &Location, own: Option<SourceStat>) -> SourceStat {
         let dirs = &mut self.catalog.dirs;
         dirs.add_paths(store, [location]);
         let own = own.or_else(|| dirs.base(location).and_then(|base| base.stat()).ok());
@@ -650,8 +665,8 @@ impl Scan {
     }
 
     /// The folder with the layers of a manifest.
-    fn tag(&mut self, manifest: &Manifest, parent: FolderId) -> Result<Item, TooMany> {
-        let Manifest { location, store, .. } = manifest;
+    fn tag(&mut self, manifest: &OllamaManifest, parent: FolderId) -> Result<FolderItem, TooMany> {
+        let OllamaManifest { location, store, .. } = manifest;
         let stat = match source::stat_at(location) {
             Ok(stat) => shown_as_folder(stat),
             Err(error) => return Ok(self.unreadable(location, parent, &source::strerror(&error))),
@@ -662,14 +677,17 @@ impl Scan {
         let layers = match manifest.read() {
             Ok((layers, _)) => layers,
             Err(error) => {
-                self.catalog.unreadable.push(Unreadable { message: error.to_string(), folder });
-                let item = Item::Unreadable(self.catalog.unreadable.len() - 1);
-                self.fill(folder, vec![Named { name: "manifest".into(), error: "manifest.error.txt".into(), item }]);
-                return Ok(Item::Folder(folder));
+                self.catalog.unreadable.push(UnreadableDir { message: error.to_string(), folder });
+                let item = FolderItem::Unreadable(self.catalog.unreadable.len() - 1);
+                self.fill(
+                    folder,
+                    vec![NamedItem { name: "manifest".into(), error: "manifest.error.txt".into(), item }],
+                );
+                return Ok(FolderItem::Folder(folder));
             }
         };
         self.count(layers.len())?;
-        let (mut names, mut listed) = (Names::empty(), Vec::new());
+        let (mut names, mut listed) = (FolderNames::empty(), Vec::new());
         for layer in layers {
             let blob = layer.path(store);
             let len = blob.as_ref().and_then(source::len_at);
@@ -683,8 +701,8 @@ impl Scan {
                         self.catalog.bytes = self.catalog.bytes.saturating_add(if is_new { len } else { 0 });
                     }
                     let device = blob.as_ref().map_or(0, source::device_at);
-                    self.catalog.models.push(Found { location: location.join(&layer.name), device, folder });
-                    Item::Model(ModelId::new(self.catalog.models.len() - 1))
+                    self.catalog.models.push(FoundModel { location: location.join(&layer.name), device, folder });
+                    FolderItem::Model(ModelId::new(self.catalog.models.len() - 1))
                 }
                 Some(blob) if layer.fault(len).is_none() => self.link(&blob),
                 _ => {
@@ -693,56 +711,56 @@ impl Scan {
                 }
             };
             let name = names.free(OsStr::new(&layer.name));
-            let error = if matches!(item, Item::Link(_)) { OsString::new() } else { names.of_error(&name) };
-            listed.push(Named { name, error, item });
+            let error = if matches!(item, FolderItem::Link(_)) { OsString::new() } else { names.of_error(&name) };
+            listed.push(NamedItem { name, error, item });
         }
         let (name, item) = (names.free("manifest.json".as_ref()), self.link(location));
-        listed.push(Named { name, error: OsString::new(), item });
+        listed.push(NamedItem { name, error: OsString::new(), item });
         self.fill(folder, listed);
-        Ok(Item::Folder(folder))
+        Ok(FolderItem::Folder(folder))
     }
 
-    fn link(&mut self, location: &Location) -> Item {
+    fn link(&mut self, location: &Location) -> FolderItem {
         self.catalog.links.push(location.clone());
-        Item::Link(self.catalog.links.len() - 1)
+        FolderItem::Link(self.catalog.links.len() - 1)
     }
 
-    fn model(&mut self, location: Location, device: u64, folder: FolderId) -> Item {
+    fn model(&mut self, location: Location, device: u64, folder: FolderId) -> FolderItem {
         self.catalog.reads.push(location.clone());
-        self.catalog.models.push(Found { location, device, folder });
-        Item::Model(ModelId::new(self.catalog.models.len() - 1))
+        self.catalog.models.push(FoundModel { location, device, folder });
+        FolderItem::Model(ModelId::new(self.catalog.models.len() - 1))
     }
 
-    fn unreadable(&mut self, location: &Location, folder: FolderId, reason: &str) -> Item {
-        self.catalog.unreadable.push(Unreadable { message: format!("{location}: {reason}"), folder });
-        Item::Unreadable(self.catalog.unreadable.len() - 1)
+    fn unreadable(&mut self, location: &Location, folder: FolderId, reason: &str) -> FolderItem {
+        self.catalog.unreadable.push(UnreadableDir { message: format!("{location}: {reason}"), folder });
+        FolderItem::Unreadable(self.catalog.unreadable.len() - 1)
     }
 
     /// Adds a file to the size of all files of models.
-    fn add_bytes(&mut self, entry: &Entry) {
+    fn add_bytes(&mut self, entry: &ListedEntry) {
         self.catalog.bytes = self.catalog.bytes.saturating_add(entry.len);
     }
 }
 
 /// The permissions of a folder whose names are the content of a file with this `stat`.
-fn shown_as_folder(stat: Stat) -> Stat {
+fn shown_as_folder(stat: SourceStat) -> SourceStat {
     let readers = stat.mode & 0o444;
-    Stat { mode: readers | readers >> 2, ..stat }
+    SourceStat { mode: readers | readers >> 2, ..stat }
 }
 
 /// The indices of the splits that are not the first file of their model.
-fn later_splits(entries: &[Entry]) -> HashSet<usize> {
-    let splits = entries.iter().enumerate().filter(|(_, entry)| entry.kind == EntryKind::File);
-    let splits = splits.filter_map(|(at, entry)| Some((at, Split::parse(&entry.name)?)));
+fn later_splits(entries: &[ListedEntry]) -> HashSet<usize> {
+    let splits = entries.iter().enumerate().filter(|(_, entry)| entry.kind == ListedKind::File);
+    let splits = splits.filter_map(|(at, entry)| Some((at, SplitName::parse(&entry.name)?)));
     let mut models = HashSet::new();
     // Entries are sorted by name. The numbers of the splits of a model have the same number of digits.
     splits.filter(|(_, split)| split.is_in_range() && !models.insert(split.model())).map(|(at, _)| at).collect()
 }
 
 /// The names of a folder's entries.
-struct Names {
+struct FolderNames {
     /// The names of all files, and those that were assigned.
-    unused: Unused<OsString>,
+    unused: UsedNames<OsString>,
     /// The stems that several models have.
     repeated: HashSet<OsString>,
 }
@@ -750,19 +768,19 @@ struct Names {
 /// Maximum length of the part of a name that is kept in the name of its error file, in bytes.
 const ERROR_STEM_MAX: usize = 230;
 
-impl Names {
+impl FolderNames {
     /// For a folder without other entries.
     fn empty() -> Self {
         Self::new(&[], &HashSet::new())
     }
 
     /// `later_splits` are the indices of entries that get no name.
-    fn new(entries: &[Entry], later_splits: &HashSet<usize>) -> Self {
+    fn new(entries: &[ListedEntry], later_splits: &HashSet<usize>) -> Self {
         let mut stems = HashSet::new();
-        let stem = |entry: &Entry| stem_of(&entry.name).filter(|_| is_model(&entry.name));
+        let stem = |entry: &ListedEntry| stem_of(&entry.name).filter(|_| is_model(&entry.name));
         let named = entries.iter().enumerate().filter(|(at, _)| !later_splits.contains(at)).map(|(_, entry)| entry);
         let repeated = named.filter_map(stem).filter(|stem| !stems.insert(stem.clone())).collect();
-        Self { unused: Unused::new(entries.iter().map(|entry| entry.name.clone())), repeated }
+        Self { unused: UsedNames::new(entries.iter().map(|entry| entry.name.clone())), repeated }
     }
 
     /// The name of a model: its stem, or the name of its file if something else has the stem as its name.
@@ -783,7 +801,7 @@ impl Names {
         }
     }
 
-    /// As [`Names::shown`], for a name that may be taken.
+    /// As [`FolderNames::shown`], for a name that may be taken.
     fn free(&mut self, name: &OsStr) -> OsString {
         let name = harmless(name).into_owned();
         self.unused.take(|number| {
@@ -808,5 +826,5 @@ impl Names {
 }
 
 fn stem_of(file: &OsStr) -> Option<OsString> {
-    stem(&Path::new(file).into())
+    model_stem(&Path::new(file).into())
 }

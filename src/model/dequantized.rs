@@ -2,11 +2,11 @@
 //! the range needs.
 
 use super::ids::TensorId;
-use super::quantization::Weight;
+use super::quantization::QuantizedWeight;
 use super::table::Model;
-use crate::codec::quantized::{Decoder, Gathered, Output, Part, Parts, Runs};
-use crate::content::{Data, Error, Generated, Request, TakeRun, reserve};
-use crate::kept::Kept;
+use crate::codec::quantized::{ByteRuns, DecodedOutput, GatheredParts, LayoutDecoder, Parts, QuantizedPart};
+use crate::content::{Data, Error, GeneratedBytes, ReadRequest, TakeRun, reserve};
+use crate::kept::KeptValues;
 use std::ops::{ControlFlow, Range};
 use std::sync::{Arc, LazyLock};
 
@@ -41,11 +41,12 @@ type Key = (u64, TensorId, u64);
 /// The bytes of windows that were read last. A row of a transposed matrix is spread over the whole tensor, so that
 /// reading a window once for all of its rows saves much more than it costs. Shared by all models, so that there is one
 /// bound.
-static WINDOWS: LazyLock<Kept<Key, Arc<Gathered>>> = LazyLock::new(|| Kept::new(WINDOWS_MAX, |window| window.bytes()));
+static WINDOWS: LazyLock<KeptValues<Key, Arc<GatheredParts>>> =
+    LazyLock::new(|| KeptValues::new(WINDOWS_MAX, |window| window.bytes()));
 
 /// A weight and the tensors that it is computed from.
-struct Dequantized {
-    decoder: Decoder,
+struct DequantizedWeight {
+    decoder: LayoutDecoder,
     parts: Parts<Option<Data>>,
     /// The model and the tensor with the codes.
     key: (u64, TensorId),
@@ -55,21 +56,21 @@ struct Dequantized {
 impl Model {
     /// The values of a quantized weight of this model as little-endian float32, or if `rounded`, as bfloat16. `None` if
     /// a tensor of the weight is too small.
-    pub fn dequantized(&self, weight: &Weight, rounded: bool) -> Option<Generated> {
+    pub fn dequantized(&self, weight: &QuantizedWeight, rounded: bool) -> Option<GeneratedBytes> {
         let data = |part| Some(self.data(&self.tensor(TensorId::new(weight.part(part)?))));
-        let parts = Part::ALL.map(data);
+        let parts = QuantizedPart::ALL.map(data);
         let sizes = parts.each_ref().map(|part| part.as_ref().map_or(0, Data::len));
-        let decoder = Decoder::new(weight.class.layout, &sizes).ok()?;
+        let decoder = LayoutDecoder::new(weight.class.layout, &sizes).ok()?;
         let key = (self.quantized().number(), TensorId::new(weight.values));
-        let weight = Arc::new(Dequantized { decoder, parts, key, rounded });
+        let weight = Arc::new(DequantizedWeight { decoder, parts, key, rounded });
         let len = weight.decoder.layout().elements().checked_mul(weight.size())?;
         let needed = weight.clone();
-        let generated = Generated::new(len, move |range, request, out| weight.append(range, request, out));
+        let generated = GeneratedBytes::new(len, move |range, request, out| weight.append(range, request, out));
         Some(generated.needing(move |range, take| needed.visit(range, take)))
     }
 }
 
-impl Dequantized {
+impl DequantizedWeight {
     /// Size of an element of the output in bytes.
     fn size(&self) -> u64 {
         if self.rounded { BF16 } else { F32 }
@@ -128,7 +129,7 @@ impl Dequantized {
     }
 
     /// Appends a range of bytes of the output.
-    fn append(&self, range: Range<u64>, request: &Request, out: &mut Vec<u8>) -> Result<(), Error> {
+    fn append(&self, range: Range<u64>, request: &ReadRequest, out: &mut Vec<u8>) -> Result<(), Error> {
         let mut rest = self.elements(&range);
         let skipped = (range.start - rest.start * self.size()) as usize;
         let from = out.len();
@@ -141,8 +142,8 @@ impl Dequantized {
             let (at, count) = (out.len(), (step.end - step.start) as usize);
             out.resize(at + count * self.size() as usize, 0);
             let out = match self.rounded {
-                true => Output::Bf16(out[at..].as_chunks_mut().0),
-                false => Output::F32(out[at..].as_chunks_mut().0),
+                true => DecodedOutput::Bf16(out[at..].as_chunks_mut().0),
+                false => DecodedOutput::F32(out[at..].as_chunks_mut().0),
             };
             let mismatch = |error| Error::Compute(format!("{error}"));
             gathered.decode(&self.decoder, &step, out).map_err(mismatch)?;
@@ -155,11 +156,11 @@ impl Dequantized {
 
     /// Number of bytes that these elements need.
     fn needed(&self, held: &Range<u64>) -> u64 {
-        self.decoder.needs(held).iter().map(Runs::bytes).fold(0, u64::saturating_add)
+        self.decoder.needs(held).iter().map(ByteRuns::bytes).fold(0, u64::saturating_add)
     }
 
     /// The bytes that the elements `held` need.
-    fn gather(&self, held: Range<u64>, request: &Request) -> Result<Arc<Gathered>, Error> {
+    fn gather(&self, held: Range<u64>, request: &ReadRequest) -> Result<Arc<GatheredParts>, Error> {
         let is_kept = self.decoder.layout().packing.is_transposed();
         let key = self.key(&held);
         if let Some(window) = Some(&key).filter(|_| is_kept).and_then(|key| WINDOWS.find(key)) {
@@ -170,7 +171,7 @@ impl Dequantized {
             // An allocation that fails later would end the program.
             reserve(&mut Vec::new(), needed as usize + HEADROOM)?;
         }
-        let gathered = Gathered::new(&self.decoder, held, |part, offset, bytes| {
+        let gathered = GatheredParts::new(&self.decoder, held, |part, offset, bytes| {
             request.check()?;
             let missing = || Error::Compute(format!("a quantized weight without {}", part.name()));
             self.parts[part as usize].as_ref().ok_or_else(missing)?.read_exact_at(bytes, offset).map_err(Error::from)
@@ -187,8 +188,8 @@ impl Dequantized {
 mod tests {
     use super::*;
     use crate::content::{Content, Segment};
-    use crate::format::Mode;
-    use crate::source::{self, Bytes, Memory, Source, Stat};
+    use crate::format::ParseMode;
+    use crate::source::{self, Bytes, MemorySource, Source, SourceStat};
     use std::path::Path;
     use std::sync::Mutex;
 
@@ -228,8 +229,8 @@ mod tests {
             true
         }
 
-        fn stat(&self) -> Stat {
-            Memory::new(Vec::new()).stat()
+        fn stat(&self) -> SourceStat {
+            MemorySource::new(Vec::new()).stat()
         }
     }
 
@@ -249,7 +250,7 @@ mod tests {
         let (start, reads) = (head.len() as u64, Arc::default());
         let source = Noted { len: start + end, head, reads: Arc::clone(&reads) };
         let location = Path::new("/nonexistent/model.safetensors").into();
-        let mut model = Model::from_source(&location, Arc::new(source), Mode::Strict).unwrap();
+        let mut model = Model::from_source(&location, Arc::new(source), ParseMode::Strict).unwrap();
         model.recognise().unwrap();
         reads.lock().unwrap().clear();
         (model, reads, start)
@@ -271,7 +272,7 @@ mod tests {
         assert_eq!(content.len(), rows * cols * F32);
         let row = 1000;
         let range = row * cols * F32..(row + 1) * cols * F32;
-        assert_eq!(content.read(range.clone(), &Request::WAIT).unwrap().len(), (cols * F32) as usize);
+        assert_eq!(content.read(range.clone(), &ReadRequest::WAIT).unwrap().len(), (cols * F32) as usize);
         let scales = start + rows * cols + row / 128 * 144 * 4;
         let codes = start + row * cols..start + (row + 1) * cols;
         let mut read = std::mem::take(&mut *reads.lock().unwrap());
@@ -286,7 +287,7 @@ mod tests {
         });
         assert_eq!(needed, read);
         // One element needs one byte of codes and one scale.
-        content.read(range.start + 5..range.start + 6, &Request::WAIT).unwrap();
+        content.read(range.start + 5..range.start + 6, &ReadRequest::WAIT).unwrap();
         let read: u64 = reads.lock().unwrap().iter().map(|range| range.end - range.start).sum();
         assert_eq!(read, 1 + 4);
     }
@@ -319,7 +320,7 @@ mod tests {
             }
             let content = values(&model);
             let middle = content.len() / 2;
-            content.read(middle - 4000..middle + 4000, &Request::WAIT).unwrap();
+            content.read(middle - 4000..middle + 4000, &ReadRequest::WAIT).unwrap();
             let read: u64 = reads.lock().unwrap().iter().map(|range| range.end - range.start).sum();
             assert!(read < 20 << 20, "{read} bytes for {tensors:?}");
         }
@@ -337,7 +338,7 @@ mod tests {
         let content = values(&model);
         let row = |row: u64| row * cols * F32..(row + 1) * cols * F32;
         for at in [0, 1, 77, rows - 1] {
-            content.read(row(at), &Request::WAIT).unwrap();
+            content.read(row(at), &ReadRequest::WAIT).unwrap();
         }
         let read: u64 = reads.lock().unwrap().iter().map(|range| range.end - range.start).sum();
         assert_eq!(read, cols * rows / 2 + 4 * rows / 2 + 4 * rows * 2);

@@ -2,11 +2,11 @@
 
 use super::ids::TensorId;
 use super::table::{Model, find_value};
-use crate::format::Value;
+use crate::format::MetadataValue;
 
 /// Differences between an old model and a new one. Tensors are given by number, in ascending order.
 #[derive(Debug)]
-pub struct Diff<'m> {
+pub struct ModelDiff<'m> {
     /// In the new model only.
     pub added: Vec<TensorId>,
     /// In the old model only.
@@ -16,12 +16,12 @@ pub struct Diff<'m> {
     /// In both, with the same dtype, shape and size.
     pub alike: Vec<(TensorId, TensorId)>,
     /// Metadata that differs, sorted by key.
-    pub metadata: Vec<Change<'m>>,
+    pub metadata: Vec<MetadataChange<'m>>,
 }
 
 /// A key whose value differs. One of the two values may be missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Change<'m> {
+pub struct MetadataChange<'m> {
     /// The key.
     pub key: &'m str,
     /// Its value in the old model.
@@ -30,7 +30,7 @@ pub struct Change<'m> {
     pub new: Option<&'m str>,
 }
 
-impl<'m> Diff<'m> {
+impl<'m> ModelDiff<'m> {
     /// Compares the headers of two models.
     pub fn new(old: &'m Model, new: &'m Model) -> Self {
         let mut diff = Self {
@@ -64,7 +64,7 @@ impl<'m> Diff<'m> {
 /// companions are left out. Tensors are given by number, in ascending order; a weight is given by the tensor with its
 /// codes.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Partners {
+pub struct TensorPartners {
     /// In both: the tensor of the old model, and that of the new one.
     pub pairs: Vec<(TensorId, TensorId)>,
     /// In the new model only.
@@ -73,7 +73,7 @@ pub struct Partners {
     pub removed: Vec<TensorId>,
 }
 
-impl Partners {
+impl TensorPartners {
     /// Pairs the numbers of two models by name.
     pub fn new(old: &Model, new: &Model) -> Self {
         let find =
@@ -96,14 +96,14 @@ fn numbers(model: &Model) -> impl Iterator<Item = TensorId> {
 }
 
 /// Differences between two lists of keys and values, each sorted by key.
-pub fn changes<'m>(old: &'m [(String, Value)], new: &'m [(String, Value)]) -> Vec<Change<'m>> {
+pub fn changes<'m>(old: &'m [(String, MetadataValue)], new: &'m [(String, MetadataValue)]) -> Vec<MetadataChange<'m>> {
     let removed_or_changed = old.iter().filter_map(|(key, old)| {
         let new = find_value(new, key);
-        (new != Some(old)).then_some(Change { key, old: Some(old.text()), new: new.map(Value::text) })
+        (new != Some(old)).then_some(MetadataChange { key, old: Some(old.text()), new: new.map(MetadataValue::text) })
     });
     let added = new.iter().filter(|(key, _)| find_value(old, key).is_none());
-    let added = added.map(|(key, value)| Change { key, old: None, new: Some(value.text()) });
-    let mut changes: Vec<Change> = removed_or_changed.chain(added).collect();
+    let added = added.map(|(key, value)| MetadataChange { key, old: None, new: Some(value.text()) });
+    let mut changes: Vec<MetadataChange> = removed_or_changed.chain(added).collect();
     changes.sort_by_key(|change| change.key);
     changes
 }
@@ -111,8 +111,8 @@ pub fn changes<'m>(old: &'m [(String, Value)], new: &'m [(String, Value)]) -> Ve
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::Mode;
-    use crate::source::Memory;
+    use crate::format::ParseMode;
+    use crate::source::MemorySource;
     use std::path::Path;
     use std::sync::Arc;
 
@@ -126,7 +126,8 @@ mod tests {
         let entries: String = tensors.iter().map(entry).collect();
         let header = format!("{{\"__metadata__\":{metadata}{entries}}}");
         let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &vec![0; end]].concat();
-        Model::from_source(&Path::new("/m.safetensors").into(), Arc::new(Memory::new(file)), Mode::Strict).unwrap()
+        Model::from_source(&Path::new("/m.safetensors").into(), Arc::new(MemorySource::new(file)), ParseMode::Strict)
+            .unwrap()
     }
 
     #[test]
@@ -139,7 +140,7 @@ mod tests {
             &[("new", "I8", 1), ("shape", "U8", 5), ("same", "U8", 3), ("dtype", "I8", 2)],
             r#"{"a":"1","b":"3","c":"4"}"#,
         );
-        let diff = Diff::new(&old, &new);
+        let diff = ModelDiff::new(&old, &new);
         let names = |model: &Model, list: &[TensorId]| -> Vec<String> {
             list.iter().map(|id| model.name(*id).to_owned()).collect()
         };
@@ -152,10 +153,10 @@ mod tests {
             (pairs(&diff.changed), pairs(&diff.alike)),
             (vec!["dtype".into(), "shape".into()], vec!["same".into()])
         );
-        let change = |key, old, new| Change { key, old, new };
+        let change = |key, old, new| MetadataChange { key, old, new };
         let expected = [change("b", Some("2"), Some("3")), change("c", None, Some("4")), change("d", Some("4"), None)];
         assert_eq!(diff.metadata, expected);
-        assert!(!diff.is_empty() && Diff::new(&old, &old).is_empty());
+        assert!(!diff.is_empty() && ModelDiff::new(&old, &old).is_empty());
     }
 
     #[test]
@@ -163,8 +164,13 @@ mod tests {
         let file = |len: usize| {
             let header = format!(r#"{{"t":{{"dtype":"X4","shape":[2],"data_offsets":[0,{len}]}}}}"#);
             let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &vec![0; len]].concat();
-            Model::from_source(&Path::new("/m.safetensors").into(), Arc::new(Memory::new(file)), Mode::Strict).unwrap()
+            Model::from_source(
+                &Path::new("/m.safetensors").into(),
+                Arc::new(MemorySource::new(file)),
+                ParseMode::Strict,
+            )
+            .unwrap()
         };
-        assert_eq!(Diff::new(&file(1), &file(2)).changed, [(TensorId::new(0), TensorId::new(0))]);
+        assert_eq!(ModelDiff::new(&file(1), &file(2)).changed, [(TensorId::new(0), TensorId::new(0))]);
     }
 }

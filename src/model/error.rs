@@ -33,7 +33,7 @@ pub enum Error {
         /// The index or manifest, or a split.
         location: Location,
         /// The first mismatch.
-        mismatch: Mismatch,
+        mismatch: SetMismatch,
         /// How many more there are.
         more: usize,
     },
@@ -59,7 +59,7 @@ fn and_more(more: usize) -> String {
 }
 
 /// The first names of a list, quoted.
-fn list(names: &[String]) -> String {
+fn list_names(names: &[String]) -> String {
     const SHOWN: usize = 8;
     let shown: Vec<_> = names.iter().take(SHOWN).map(|name| quote(name)).collect();
     let more = names.len().saturating_sub(SHOWN);
@@ -127,10 +127,10 @@ impl SetError {
 /// A mismatch between an index or manifest and its shards, or between splits.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages describe the variants")]
-pub enum Mismatch {
+pub enum SetMismatch {
     #[error("a shard is missing or broken: {reason}")]
     Shard { shard: Arc<str>, reason: String },
-    #[error("{} of the {count} splits of the model {} missing: {}", names.len(), if names.len() == 1 { "is" } else { "are" }, list(names))]
+    #[error("{} of the {count} splits of the model {} missing: {}", names.len(), if names.len() == 1 { "is" } else { "are" }, list_names(names))]
     Splits { names: Vec<String>, count: usize },
     #[error("split {}: {reason}", quote(shard))]
     Split { shard: Arc<str>, reason: String },
@@ -144,10 +144,10 @@ pub enum Mismatch {
     Twice { tensor: String, shard: Arc<str>, other: Arc<str>, stated: bool },
 }
 
-impl Mismatch {
+impl SetMismatch {
     /// The entry that is left out because of the mismatch.
-    pub(super) fn skipped(&self) -> format::Skipped {
-        format::Skipped::new(self.subject(), self.to_string())
+    pub(super) fn skipped(&self) -> format::SkippedEntry {
+        format::SkippedEntry::new(self.subject(), self.to_string())
     }
 
     /// The tensor, or the shard or split, that is affected.

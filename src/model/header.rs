@@ -1,7 +1,7 @@
 //! Reads headers: supplies a parser with the parts of a file that it needs.
 
 use super::error::Error;
-use crate::format::{self, Header, Input, Lint, Mode};
+use crate::format::{self, Header, HeaderInput, HeaderLint, ParseMode};
 use crate::source::{self, Location, Source};
 use std::ops::Range;
 
@@ -16,8 +16,8 @@ const STREAM_MAX: u64 = 16 << 20;
 const PARTS_MAX: u64 = 1 << 30;
 
 /// Reads the header of `source`. Errors name it `location`.
-pub(super) fn read(location: &Location, source: &dyn Source, mode: Mode) -> Result<Header, Error> {
-    let (_, header) = load(source, mode)?;
+pub(super) fn read_header(location: &Location, source: &dyn Source, mode: ParseMode) -> Result<Header, Error> {
+    let (_, header) = load_header(source, mode)?;
     let header = header.map_err(|error| Error::Format { location: location.clone(), error })?;
     let ends = header.tensors().map(|tensor| tensor.range.end);
     source.set_ends(&mut std::iter::once(header.data_start()).chain(ends));
@@ -25,8 +25,11 @@ pub(super) fn read(location: &Location, source: &dyn Source, mode: Mode) -> Resu
 }
 
 /// Reads the header of `source`, and returns it with the parts of the file that the parser needed.
-pub fn load(source: &dyn Source, mode: Mode) -> Result<(Input, Result<Header, format::Error>), source::Error> {
-    let mut input = Input::new(source.len());
+pub fn load_header(
+    source: &dyn Source,
+    mode: ParseMode,
+) -> Result<(HeaderInput, Result<Header, format::Error>), source::Error> {
+    let mut input = HeaderInput::new(source.len());
     add(&mut input, source, 0..FIRST_READ.min(source.len()))?;
     let header = load_more(&mut input, source, mode)?;
     Ok((input, header))
@@ -34,24 +37,24 @@ pub fn load(source: &dyn Source, mode: Mode) -> Result<(Input, Result<Header, fo
 
 /// Parses the header of `source` again from `input`, and adds the ranges that are still missing.
 pub fn load_more(
-    input: &mut Input,
+    input: &mut HeaderInput,
     source: &dyn Source,
-    mode: Mode,
+    mode: ParseMode,
 ) -> Result<Result<Header, format::Error>, source::Error> {
     load_parts(input, source, mode, PARTS_MAX)
 }
 
 /// As [`load_more`], of at most `max` bytes.
 fn load_parts(
-    input: &mut Input,
+    input: &mut HeaderInput,
     source: &dyn Source,
-    mode: Mode,
+    mode: ParseMode,
     max: u64,
 ) -> Result<Result<Header, format::Error>, source::Error> {
     let mut stream = None;
     loop {
-        match format::parse(input, mode) {
-            Err(format::Error::Missing(format::Missing(range))) => {
+        match format::parse_header(input, mode) {
+            Err(format::Error::Missing(format::MissingRange(range))) => {
                 if input.held().saturating_add(range.end - range.start) > max {
                     return Ok(Err(format::Error::Spread { max }));
                 }
@@ -67,20 +70,20 @@ fn load_parts(
 }
 
 /// Reports what is unusual in a header that was parsed from `input`. Adds the ranges that are still missing.
-pub fn lint(
+pub fn lint_file(
     header: &Header,
-    input: &mut Input,
+    input: &mut HeaderInput,
     source: &dyn Source,
-    found: &mut dyn FnMut(Lint),
+    found: &mut dyn FnMut(HeaderLint),
 ) -> Result<(), source::Error> {
-    while let Err(format::Missing(range)) = format::lint(header, input, found) {
+    while let Err(format::MissingRange(range)) = format::lint_header(header, input, found) {
         add(input, source, range)?;
     }
     Ok(())
 }
 
 /// Adds a range of `source` to `input`. The range must be inside the source.
-fn add(input: &mut Input, source: &dyn Source, range: Range<u64>) -> Result<(), source::Error> {
+fn add(input: &mut HeaderInput, source: &dyn Source, range: Range<u64>) -> Result<(), source::Error> {
     let mut bytes = vec![0; (range.end - range.start) as usize];
     source.read_exact_at(&mut bytes, range.start)?;
     input.add(range.start, bytes);
@@ -90,15 +93,15 @@ fn add(input: &mut Input, source: &dyn Source, range: Range<u64>) -> Result<(), 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::Memory;
+    use crate::source::MemorySource;
 
     #[test]
     fn parts_of_a_header_are_bounded() {
         let header = br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
         let file = [&(header.len() as u64).to_le_bytes()[..], header, &[7]].concat();
         let load = |max| {
-            let source = Memory::new(file.clone());
-            load_parts(&mut Input::new(source.len()), &source, Mode::Strict, max).unwrap()
+            let source = MemorySource::new(file.clone());
+            load_parts(&mut HeaderInput::new(source.len()), &source, ParseMode::Strict, max).unwrap()
         };
         assert_eq!(load(1000).unwrap().len(), 1);
         assert_eq!(load(20).unwrap_err(), format::Error::Spread { max: 20 });

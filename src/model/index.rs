@@ -2,10 +2,10 @@
 //!
 //! Source: `huggingface_hub`, `serialization/_torch.py`: `{"metadata": {...}, "weight_map": {TENSOR: FILE}}`.
 
-use super::error::{Error, LIST_MAX, Mismatch, SHARDS_MAX, SetError};
-use super::set::{self, File, Set};
-use super::table::{Kind, Model, Notes, Shard, Stated};
-use crate::format::{KEPT_MAX, Mode, Text};
+use super::error::{Error, LIST_MAX, SHARDS_MAX, SetError, SetMismatch};
+use super::set::{self, File, ShardSet};
+use super::table::{Model, ModelKind, ModelNotes, Shard, StatedTotals};
+use crate::format::{JsonText, KEPT_MAX, ParseMode};
 use crate::source::Location;
 use crate::threads;
 use hashbrown::DefaultHashBuilder;
@@ -28,16 +28,16 @@ const INDICES: [&str; 2] = [".safetensors.index", ".bin.index"];
 type Entry<'t> = (Cow<'t, str>, u32);
 
 /// Deserialises an index, or the `weight_map` in it, and numbers the shards in the order of their first use.
-struct Reader<'r> {
+struct IndexVisitor<'r> {
     /// Takes the names of a tensor and of its shard, and returns the number of the shard.
     number: &'r mut dyn FnMut(&str, &str) -> Result<u32, SetError>,
     /// Why a shard was refused. An error of the JSON parser cannot contain this value.
     refused: &'r mut Option<SetError>,
-    stated: &'r mut Stated,
+    stated: &'r mut StatedTotals,
     in_map: bool,
 }
 
-impl<'de> DeserializeSeed<'de> for Reader<'_> {
+impl<'de> DeserializeSeed<'de> for IndexVisitor<'_> {
     type Value = Vec<Entry<'de>>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
@@ -46,7 +46,7 @@ impl<'de> DeserializeSeed<'de> for Reader<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Reader<'_> {
+impl<'de> Visitor<'de> for IndexVisitor<'_> {
     type Value = Vec<Entry<'de>>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -61,7 +61,7 @@ impl<'de> Visitor<'de> for Reader<'_> {
         let Self { number, refused, stated, in_map } = self;
         if in_map {
             let mut entries = Vec::new();
-            while let Some((tensor, shard)) = map.next_entry::<Text, Text>()? {
+            while let Some((tensor, shard)) = map.next_entry::<JsonText, JsonText>()? {
                 let number = number(&tensor.0, &shard.0).map_err(|error| {
                     *refused = Some(error);
                     A::Error::custom("refused")
@@ -71,7 +71,7 @@ impl<'de> Visitor<'de> for Reader<'_> {
             return Ok(entries);
         }
         let mut entries = None;
-        while let Some(key) = map.next_key::<Text>()? {
+        while let Some(key) = map.next_key::<JsonText>()? {
             if key.0 == "metadata" {
                 // Any value is accepted, because only `check` uses it.
                 let text = map.next_value::<&RawValue>()?.get();
@@ -81,7 +81,7 @@ impl<'de> Visitor<'de> for Reader<'_> {
             } else if entries.is_some() {
                 return Err(A::Error::duplicate_field("weight_map"));
             } else {
-                entries = Some(map.next_value_seed(Reader { number, refused, stated, in_map: true })?);
+                entries = Some(map.next_value_seed(IndexVisitor { number, refused, stated, in_map: true })?);
             }
         }
         entries.ok_or_else(|| A::Error::missing_field("weight_map"))
@@ -89,19 +89,19 @@ impl<'de> Visitor<'de> for Reader<'_> {
 }
 
 /// Reads an index.
-fn read<'t>(
+fn read_index<'t>(
     text: &'t [u8],
     number: &mut dyn FnMut(&str, &str) -> Result<u32, SetError>,
-) -> Result<(Vec<Entry<'t>>, Stated), SetError> {
+) -> Result<(Vec<Entry<'t>>, StatedTotals), SetError> {
     let (mut refused, mut stated) = Default::default();
-    let reader = Reader { number, refused: &mut refused, stated: &mut stated, in_map: false };
+    let reader = IndexVisitor { number, refused: &mut refused, stated: &mut stated, in_map: false };
     let mut json = serde_json::Deserializer::from_slice(text);
     let entries = reader.deserialize(&mut json).and_then(|entries| json.end().map(|()| (entries, stated)));
     entries.map_err(|error| refused.unwrap_or_else(|| SetError::json("index of a sharded model", &error)))
 }
 
 /// The shards that the index at `location` names; `None` if it cannot be read.
-pub(super) fn shards(location: &Location) -> Option<BTreeSet<String>> {
+pub(super) fn index_shards(location: &Location) -> Option<BTreeSet<String>> {
     let mut names = BTreeSet::new();
     let number = &mut |_: &str, name: &str| {
         if !names.contains(name) {
@@ -112,13 +112,13 @@ pub(super) fn shards(location: &Location) -> Option<BTreeSet<String>> {
         }
         Ok(0)
     };
-    read(&set::read_list(location, LIST_MAX).ok()?.0, number).ok()?;
+    read_index(&set::read_list(location, LIST_MAX).ok()?.0, number).ok()?;
     Some(names)
 }
 
 /// The name of the model, from the file name of its index; `None` for other file names. transformers and diffusers name
 /// the index of a variant `model.safetensors.index.fp16.json`.
-pub(super) fn stem(name: &OsStr) -> Option<OsString> {
+pub(super) fn index_stem(name: &OsStr) -> Option<OsString> {
     let name = name.as_bytes().strip_suffix(b".json")?;
     let (stem, variant) = INDICES.iter().find_map(|index| {
         let at = name.windows(index.len()).rposition(|window| window == index.as_bytes())?;
@@ -129,10 +129,12 @@ pub(super) fn stem(name: &OsStr) -> Option<OsString> {
 }
 
 /// Opens all shards that the index at `location` names, and compares them with the index.
-pub(super) fn open(location: &Location, mode: Mode) -> Result<Model, Error> {
+pub(super) fn open_index(location: &Location, mode: ParseMode) -> Result<Model, Error> {
     let (text, stat) = set::read_list(location, LIST_MAX)?;
-    let ((entries, stated), Set { names, homes, files, broken, unopened }) =
-        set::open(location, mode, |names| read(&text, &mut |tensor, shard| names.number_with(tensor, shard)))?;
+    let ((entries, stated), ShardSet { names, homes, files, broken, unopened }) =
+        set::open_shards(location, mode, |names| {
+            read_index(&text, &mut |tensor, shard| names.number_with(tensor, shard))
+        })?;
     let (mut shards, sources): (Vec<Shard>, Vec<_>) = files.into_iter().unzip();
     let missing = broken.len();
     let mut mismatches = broken;
@@ -149,8 +151,8 @@ pub(super) fn open(location: &Location, mode: Mode) -> Result<Model, Error> {
         remarks.push(format!("{repeated} {occur} again later in the index; the last one is used"));
     }
     let files: Vec<File> = shards.into_iter().zip(sources).collect();
-    let notes = Notes { mismatches, remarks, stated, missing };
-    let mut model = Model::new(location, Kind::Sharded, files, notes);
+    let notes = ModelNotes { mismatches, remarks, stated, missing };
+    let mut model = Model::new(location, ModelKind::Sharded, files, notes);
     model.set_unopened(unopened);
     model.depend_on(stat);
     Ok(model)
@@ -160,7 +162,7 @@ pub(super) fn open(location: &Location, mode: Mode) -> Result<Model, Error> {
 fn parts<'t, R: Send>(entries: &[Entry<'t>], work: impl Fn(&[Entry<'t>]) -> R + Sync) -> Vec<R> {
     const PART: usize = 1 << 14;
     let parts: Vec<&[Entry]> = entries.chunks(PART).collect();
-    threads::map(parts.len(), |at| work(parts[at]))
+    threads::map_parallel(parts.len(), |at| work(parts[at]))
 }
 
 /// The last entry of each tensor, which is the one that Python keeps.
@@ -187,7 +189,7 @@ fn audit<'t>(
     names: &[String],
     homes: &[Option<usize>],
     shards: &mut [Shard],
-    mismatches: &mut Vec<Mismatch>,
+    mismatches: &mut Vec<SetMismatch>,
 ) -> usize {
     let names: Vec<Arc<str>> = names.iter().map(|name| Arc::from(&name[..])).collect();
     let files: Vec<Arc<str>> = shards.iter().map(|shard| Arc::from(&shard.name[..])).collect();
@@ -230,14 +232,14 @@ fn audit<'t>(
                     dropped[at].insert(name.to_owned());
                     let ((tensor, other), shard) = (owned(), files[kept].clone());
                     let stated = at_home.contains_key(name);
-                    add(Mismatch::Twice { tensor, shard, other, stated });
+                    add(SetMismatch::Twice { tensor, shard, other, stated });
                 }
                 None => {
                     strays.insert(name, at);
                     let (tensor, found) = owned();
                     add(match absent.remove(name) {
-                        Some(shard) => Mismatch::Elsewhere { tensor, shard: names[shard as usize].clone(), found },
-                        None => Mismatch::Unnamed { tensor, shard: found },
+                        Some(shard) => SetMismatch::Elsewhere { tensor, shard: names[shard as usize].clone(), found },
+                        None => SetMismatch::Unnamed { tensor, shard: found },
                     });
                 }
             }
@@ -246,7 +248,7 @@ fn audit<'t>(
     // For a missing shard one message is enough.
     absent.retain(|_, shard| homes[*shard as usize].is_some());
     for (tensor, shard) in absent {
-        add(Mismatch::Absent { tensor: tensor.into_owned(), shard: names[shard as usize].clone() });
+        add(SetMismatch::Absent { tensor: tensor.into_owned(), shard: names[shard as usize].clone() });
     }
     for (shard, dropped) in shards.iter_mut().zip(dropped) {
         if !dropped.is_empty() {

@@ -25,18 +25,20 @@ mod stem;
 mod table;
 mod unused;
 
-pub use catalog::{Catalog, Folder, Item, Named};
+pub use catalog::{Catalog, CatalogFolder, FolderItem, NamedItem};
 pub use dataset::MANIFEST;
-pub use diff::{Change, Diff, Partners, changes};
-pub use error::{Error, Mismatch, SetError};
-pub use header::{lint, load, load_more};
+pub use diff::{MetadataChange, ModelDiff, TensorPartners, changes};
+pub use error::{Error, SetError, SetMismatch};
+pub use header::{lint_file, load_header, load_more};
 pub use ids::{FolderId, ModelId, ShardId, TensorId};
-pub use numbers::Numbers;
+pub use numbers::TensorNumbers;
 pub use ollama::{file_of, manifest_stem};
-pub use open::{Opened, files, open, open_alone, open_in, open_model};
-pub use population::Population;
-pub use quantized::Quantized;
-pub use refusal::Refusal;
+pub use open::{OpenedModel, model_files, open_alone, open_in, open_location, open_model};
+pub use population::TensorPopulation;
+pub use quantized::QuantizedWeights;
+pub use refusal::ModelRefusal;
 pub use split::remark as split_remark;
-pub use stem::{first_split, is_set, name_of, stem};
-pub use table::{Kind, Model, Parts, Shard, Stated, Tensor, data_in, find_value, is_data_hash, value};
+pub use stem::{first_split, is_set, model_name, model_stem};
+pub use table::{
+    Model, ModelKind, Shard, StatedTotals, Tensor, TensorParts, data_in, find_value, is_data_hash, metadata_text,
+};

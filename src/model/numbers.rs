@@ -1,20 +1,20 @@
 //! The numbers of a tensor: those that are stored, or those of the quantized weight whose codes the tensor has.
 
 use super::ids::TensorId;
-use super::quantization::Weight;
+use super::quantization::QuantizedWeight;
 use super::table::{Model, Tensor};
 use crate::format::Dtype;
 
 /// The numbers of a tensor: those that are stored, or those of the quantized weight whose codes the tensor has.
 #[derive(Debug, Clone)]
-pub struct Numbers<'m> {
+pub struct TensorNumbers<'m> {
     /// The tensor; of a weight, the one with the codes.
     pub tensor: Tensor<'m>,
     /// The weight, if the numbers are not the stored ones.
-    pub weight: Option<&'m Weight>,
+    pub weight: Option<&'m QuantizedWeight>,
 }
 
-impl<'m> Numbers<'m> {
+impl<'m> TensorNumbers<'m> {
     /// The logical name.
     pub fn name(&self) -> &'m str {
         self.weight.and_then(|weight| weight.name.as_deref()).unwrap_or(self.tensor.info.name)
@@ -41,12 +41,12 @@ impl Model {
     ///
     /// # Panics
     /// If no tensor has that number.
-    pub fn numbers(&self, id: TensorId, dequantized: bool) -> Numbers<'_> {
-        Numbers { tensor: self.tensor(id), weight: self.quantized().weight(id).filter(|_| dequantized) }
+    pub fn numbers(&self, id: TensorId, dequantized: bool) -> TensorNumbers<'_> {
+        TensorNumbers { tensor: self.tensor(id), weight: self.quantized().weight(id).filter(|_| dequantized) }
     }
 
     /// The logical name of a weight.
-    pub fn weight_name<'m>(&'m self, weight: &'m Weight) -> &'m str {
+    pub fn weight_name<'m>(&'m self, weight: &'m QuantizedWeight) -> &'m str {
         weight.name.as_deref().unwrap_or_else(|| self.name(TensorId::new(weight.values)))
     }
 

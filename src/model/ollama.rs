@@ -8,13 +8,13 @@
 //! Source: `github.com/ollama/ollama`, `manifest/`, `types/model/name.go` and `server/images.go`.
 
 use super::error::{Error, SetError};
-use super::quiet::Quiet;
+use super::quiet::QuietValue;
 use super::set;
 use super::table::Model;
-use super::unused::Unused;
-use crate::format::Mode;
+use super::unused::UsedNames;
+use crate::format::ParseMode;
 use crate::name;
-use crate::source::{self, Entry, EntryKind, Location, Stat};
+use crate::source::{self, ListedEntry, ListedKind, Location, SourceStat};
 use serde::Deserialize;
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -41,21 +41,21 @@ const LAYERS_MAX: usize = 10_000;
 const MEDIA_TYPE: &str = "application/vnd.ollama.image.";
 
 /// Whether a directory with these entries is a store.
-pub(super) fn is_store(entries: &[Entry]) -> bool {
-    let has = |name| entries.iter().any(|entry| entry.name == name && entry.kind == EntryKind::Dir);
+pub(super) fn is_store(entries: &[ListedEntry]) -> bool {
+    let has = |name| entries.iter().any(|entry| entry.name == name && entry.kind == ListedKind::Dir);
     has(MANIFESTS) && has(BLOBS)
 }
 
 /// The location of a manifest.
 #[derive(Debug, Clone)]
-pub(super) struct Manifest {
+pub(super) struct OllamaManifest {
     pub store: Location,
     pub location: Location,
     /// Host, namespace, name and tag.
     parts: [OsString; PARTS],
 }
 
-impl Manifest {
+impl OllamaManifest {
     /// The manifest in the store at `store` with these parts.
     pub fn new(store: &Location, parts: [OsString; PARTS]) -> Self {
         let location = parts.iter().fold(store.join(MANIFESTS), |dir, part| dir.join(part));
@@ -127,20 +127,20 @@ impl Manifest {
     }
 
     /// The layers of the manifest, and its permissions.
-    pub fn read(&self) -> Result<(Vec<Layer>, Stat), Error> {
+    pub fn read(&self) -> Result<(Vec<OllamaLayer>, SourceStat), Error> {
         let (text, stat) = set::read_list(&self.location, MANIFEST_MAX)?;
         let layers = layers(&text).map_err(|error| Error::Set { location: self.location.clone(), error })?;
         Ok((layers, stat))
     }
 
     /// The blob of a layer, which must exist.
-    fn blob(&self, layer: &Layer) -> Result<Location, Error> {
+    fn blob(&self, layer: &OllamaLayer) -> Result<Location, Error> {
         let error = || Error::Set { location: self.location.clone(), error: layer.absent() };
         layer.path(&self.store).filter(source::exists).ok_or_else(error)
     }
 
     /// The layer of that name, if it is a model.
-    fn layer(&self, name: &OsStr) -> Result<(Layer, Stat), Error> {
+    fn layer(&self, name: &OsStr) -> Result<(OllamaLayer, SourceStat), Error> {
         let (layers, stat) = self.read()?;
         let layer = layers.into_iter().find(|layer| layer.is_model && *layer.name == *name);
         let error = || SetError::NoLayer { layer: name.to_string_lossy().into_owned() };
@@ -151,7 +151,7 @@ impl Manifest {
 
 /// A file that a manifest names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Layer {
+pub(super) struct OllamaLayer {
     /// Its name in a mount, which no other layer has.
     pub name: String,
     /// Whether it should be a model.
@@ -163,7 +163,7 @@ pub(super) struct Layer {
     size: Option<u64>,
 }
 
-impl Layer {
+impl OllamaLayer {
     /// The blob in a store, whether it exists or not. `None` if the digest is refused.
     pub fn path(&self, store: &Location) -> Option<Location> {
         Some(store.join(BLOBS).join(self.blob.as_ref()?))
@@ -187,9 +187,9 @@ impl Layer {
 }
 
 #[derive(Deserialize)]
-struct Listed {
-    config: Option<Quiet<ListedLayer>>,
-    layers: Option<Quiet<Vec<Quiet<ListedLayer>>>>,
+struct ManifestFields {
+    config: Option<QuietValue<ListedLayer>>,
+    layers: Option<QuietValue<Vec<QuietValue<ListedLayer>>>>,
 }
 
 #[derive(Deserialize)]
@@ -198,25 +198,26 @@ struct Listed {
 struct ListedLayer {
     media_type: String,
     digest: String,
-    size: Option<Quiet<u64>>,
+    size: Option<QuietValue<u64>>,
     /// The path of a file, of layers of the type `json`.
     name: Option<String>,
 }
 
 /// Reads a manifest.
-fn layers(text: &[u8]) -> Result<Vec<Layer>, SetError> {
-    let listed: Result<Quiet<Listed>, _> = serde_json::from_slice(text);
-    let Quiet(Listed { config, layers }) = listed.map_err(|error| SetError::json("Ollama manifest", &error))?;
-    let listed = layers.map(|Quiet(layers)| layers).unwrap_or_default();
+fn layers(text: &[u8]) -> Result<Vec<OllamaLayer>, SetError> {
+    let listed: Result<QuietValue<ManifestFields>, _> = serde_json::from_slice(text);
+    let QuietValue(ManifestFields { config, layers }) =
+        listed.map_err(|error| SetError::json("Ollama manifest", &error))?;
+    let listed = layers.map(|QuietValue(layers)| layers).unwrap_or_default();
     if listed.len() > LAYERS_MAX {
         return Err(SetError::TooManyLayers { max: LAYERS_MAX });
     }
     // Ollama writes an empty digest if a model has no configuration.
-    let config = config.filter(|Quiet(config)| !config.digest.is_empty());
-    let config = config.map(|Quiet(config)| (("config".to_owned(), ".json", false), config));
-    let all = listed.into_iter().map(|Quiet(listed)| (named(&listed), listed)).chain(config);
-    let mut names = Unused::new([]);
-    let layer = |((stem, ending, is_model), listed): ((String, &str, bool), ListedLayer)| Layer {
+    let config = config.filter(|QuietValue(config)| !config.digest.is_empty());
+    let config = config.map(|QuietValue(config)| (("config".to_owned(), ".json", false), config));
+    let all = listed.into_iter().map(|QuietValue(listed)| (named(&listed), listed)).chain(config);
+    let mut names = UsedNames::new([]);
+    let layer = |((stem, ending, is_model), listed): ((String, &str, bool), ListedLayer)| OllamaLayer {
         name: names.take(|number| match number {
             1 => format!("{stem}{ending}"),
             _ => format!("{stem}-{number}{ending}"),
@@ -238,9 +239,9 @@ fn named(listed: &ListedLayer) -> (String, &'static str, bool) {
         // The name before Ollama 0.1.
         Some("prompt") => ("template".to_owned(), "", false),
         Some("json" | "tensor") if listed.name.is_some() => {
-            (name::encode(listed.name.as_deref().unwrap_or_default()).into_owned(), "", false)
+            (name::encode_name(listed.name.as_deref().unwrap_or_default()).into_owned(), "", false)
         }
-        _ => (name::encode(kind.unwrap_or(&listed.media_type)).into_owned(), "", false),
+        _ => (name::encode_name(kind.unwrap_or(&listed.media_type)).into_owned(), "", false),
     }
 }
 
@@ -252,10 +253,15 @@ fn blob_name(digest: &str) -> Option<String> {
 }
 
 /// Opens the layer called `name`.
-pub(super) fn open(location: &Location, manifest: &Manifest, name: &OsStr, mode: Mode) -> Result<Model, Error> {
+pub(super) fn open_layer(
+    location: &Location,
+    manifest: &OllamaManifest,
+    name: &OsStr,
+    mode: ParseMode,
+) -> Result<Model, Error> {
     let (layer, stat) = manifest.layer(name)?;
     let blob = manifest.blob(&layer)?;
-    let source = source::open(&blob)?;
+    let source = source::open_local(&blob)?;
     check_size(manifest, &layer, source.len())?;
     let mut model = Model::from_layer(location, &blob, source, mode)?;
     let stem = manifest.stem();
@@ -265,30 +271,30 @@ pub(super) fn open(location: &Location, manifest: &Manifest, name: &OsStr, mode:
     Ok(model)
 }
 
-fn check_size(manifest: &Manifest, layer: &Layer, len: u64) -> Result<(), Error> {
+fn check_size(manifest: &OllamaManifest, layer: &OllamaLayer, len: u64) -> Result<(), Error> {
     let fault = layer.fault(Some(len));
     fault.map_or(Ok(()), |error| Err(Error::Set { location: manifest.location.clone(), error }))
 }
 
 /// The file that has the bytes of the model at a location: the blob of a layer, or the location itself.
 pub fn file_of(location: &Location) -> Result<Location, Error> {
-    let Some((manifest, name)) = Manifest::of_layer(location) else { return Ok(location.clone()) };
+    let Some((manifest, name)) = OllamaManifest::of_layer(location) else { return Ok(location.clone()) };
     let (layer, _) = manifest.layer(name)?;
     let blob = manifest.blob(&layer)?;
-    check_size(&manifest, &layer, source::open(&blob)?.len())?;
+    check_size(&manifest, &layer, source::open_local(&blob)?.len())?;
     Ok(blob)
 }
 
 /// The blob of a layer, whether it exists or not. `None` if the manifest does not name it.
-pub(super) fn blob_of(manifest: &Manifest, name: &OsStr) -> Option<Location> {
+pub(super) fn blob_of(manifest: &OllamaManifest, name: &OsStr) -> Option<Location> {
     let (layer, _) = manifest.layer(name).ok()?;
     layer.path(&manifest.store)
 }
 
 /// A name for a directory with the model at a location, if it is a manifest or one of its layers.
 pub fn manifest_stem(location: &Location) -> Option<OsString> {
-    let layer = || Manifest::of_layer(location).map(|(manifest, _)| manifest);
-    Some(Manifest::find(location).or_else(layer)?.stem())
+    let layer = || OllamaManifest::of_layer(location).map(|(manifest, _)| manifest);
+    Some(OllamaManifest::find(location).or_else(layer)?.stem())
 }
 
 #[cfg(test)]

@@ -1,27 +1,27 @@
 //! Opens what a location names: a model, or a directory of models.
 
-use super::access::{NOBODY, restrict};
+use super::access::{NOBODY, restrict_access};
 use super::catalog::Catalog;
 use super::error::{Error, SetError};
 use super::ids::ModelId;
-use super::ollama::{self, Manifest};
-use super::split::{self, Split};
-use super::table::{Kind, Model};
+use super::ollama::{self, OllamaManifest};
+use super::split::{self, SplitName};
+use super::table::{Model, ModelKind};
 use super::{dataset, index};
-use crate::format::{self, Mode};
-use crate::source::{self, Directories, Location, Stat};
+use crate::format::{self, ParseMode};
+use crate::source::{self, Directories, Location, SourceStat};
 use std::path::PathBuf;
 
 /// What a location names.
 #[derive(Debug)]
-pub enum Opened {
+pub enum OpenedModel {
     /// One model.
     Model(Box<Model>),
     /// A directory of several models, none of which is open.
     Catalog(Box<Catalog>),
 }
 
-impl Opened {
+impl OpenedModel {
     /// The files of this machine that may be opened later.
     pub fn reads(&self) -> Vec<PathBuf> {
         match self {
@@ -36,35 +36,35 @@ impl Opened {
 
 /// Opens a model, or a directory with models in it or below it. A directory whose only model lies directly in it is
 /// opened as that model.
-pub fn open(location: &Location, mode: Mode) -> Result<Opened, Error> {
+pub fn open_location(location: &Location, mode: ParseMode) -> Result<OpenedModel, Error> {
     let Some(catalog) = catalog(location, mode)? else {
         let mut model = open_model(location, mode)?;
         // The directory that holds an index, a manifest or splits is not part of the source.
-        if model.kind() != Kind::File {
+        if model.kind() != ModelKind::File {
             let base = model.base().cloned().unwrap_or_else(|| location.parent());
-            restrict(&mut model, &base, &Directories::default());
+            restrict_access(&mut model, &base, &Directories::default());
         }
-        return Ok(Opened::Model(model.into()));
+        return Ok(OpenedModel::Model(model.into()));
     };
     match catalog.only().filter(|only| catalog.is_at_top(*only)) {
         Some(only) => {
             let mut model = open_model(&location.rename(catalog.model(only)), mode)?;
-            restrict(&mut model, location, catalog.directories());
+            restrict_access(&mut model, location, catalog.directories());
             let dir = catalog.directories().base(location).and_then(|base| base.stat());
-            model.need(dir.map_or(NOBODY, Stat::search));
-            Ok(Opened::Model(model.into()))
+            model.need(dir.map_or(NOBODY, SourceStat::search));
+            Ok(OpenedModel::Model(model.into()))
         }
         None if catalog.models().len() == 0 => Err(no_model(location, &catalog)),
-        None => Ok(Opened::Catalog(catalog.into())),
+        None => Ok(OpenedModel::Catalog(catalog.into())),
     }
 }
 
 /// The models at a location, if it is a directory or the manifest of an Ollama store.
-fn catalog(location: &Location, mode: Mode) -> Result<Option<Catalog>, Error> {
+fn catalog(location: &Location, mode: ParseMode) -> Result<Option<Catalog>, Error> {
     if source::is_dir(location) {
         return Catalog::scan(location, mode).map(Some);
     }
-    match Manifest::find(location) {
+    match OllamaManifest::find(location) {
         Some(manifest) => Catalog::of_manifest(&manifest, mode).map(Some),
         None => Ok(None),
     }
@@ -72,35 +72,35 @@ fn catalog(location: &Location, mode: Mode) -> Result<Option<Catalog>, Error> {
 
 /// Opens one model: a file, the index of a sharded model, the manifest of a dataset, any split, or
 /// a layer of an Ollama manifest.
-pub fn open_model(location: &Location, mode: Mode) -> Result<Model, Error> {
+pub fn open_model(location: &Location, mode: ParseMode) -> Result<Model, Error> {
     let mut model = open_files(location, mode)?;
     model.recognise()?;
     Ok(model)
 }
 
-fn open_files(location: &Location, mode: Mode) -> Result<Model, Error> {
+fn open_files(location: &Location, mode: ParseMode) -> Result<Model, Error> {
     let name = location.file_name();
     if name == dataset::MANIFEST {
-        return dataset::open(location, mode);
+        return dataset::open_dataset(location, mode);
     }
-    if index::stem(name).is_some() {
-        return index::open(location, mode);
+    if index::index_stem(name).is_some() {
+        return index::open_index(location, mode);
     }
-    if let Some(split) = Split::parse(name) {
-        return split::open(location, &split, mode);
+    if let Some(split) = SplitName::parse(name) {
+        return split::open_splits(location, &split, mode);
     }
-    if let Some((manifest, layer)) = Manifest::of_layer(location) {
-        return ollama::open(location, &manifest, layer, mode);
+    if let Some((manifest, layer)) = OllamaManifest::of_layer(location) {
+        return ollama::open_layer(location, &manifest, layer, mode);
     }
-    let mut model = Model::from_source(location, source::open(location)?, mode)?;
+    let mut model = Model::from_source(location, source::open_local(location)?, mode)?;
     let remark = model.shards().first().and_then(|shard| split::remark(&shard.header));
     model.notes_mut().remarks.extend(remark);
     Ok(model)
 }
 
 /// Opens a file as a model of its own, even if it is a split of one.
-pub fn open_alone(location: &Location, mode: Mode) -> Result<Model, Error> {
-    Model::from_source(location, source::open(location)?, mode)
+pub fn open_alone(location: &Location, mode: ParseMode) -> Result<Model, Error> {
+    Model::from_source(location, source::open_local(location)?, mode)
 }
 
 /// Opens a model of a catalog. Its permissions are at most those of its files and of the directories between the folder
@@ -111,12 +111,12 @@ pub fn open_alone(location: &Location, mode: Mode) -> Result<Model, Error> {
 pub fn open_in(catalog: &Catalog, model: ModelId) -> Result<Model, Error> {
     let mut opened = open_model(catalog.model(model), catalog.mode())?;
     let base = opened.base().unwrap_or(catalog.home_location(model)).clone();
-    restrict(&mut opened, &base, catalog.directories());
+    restrict_access(&mut opened, &base, catalog.directories());
     Ok(opened)
 }
 
 /// The files to open for the models at a location, as paths that begin with the location.
-pub struct Files {
+pub struct ModelFiles {
     /// The location itself, or files below a directory.
     pub models: Vec<Location>,
     /// Files below a directory that no mount of it shows, because the same model is there as safetensors.
@@ -126,16 +126,16 @@ pub struct Files {
 }
 
 /// The files to open for the models at a location.
-pub fn files(location: &Location) -> Result<Files, Error> {
-    let Some(catalog) = catalog(location, Mode::Strict)? else {
-        return Ok(Files { models: vec![location.clone()], copies: Vec::new(), unreadable: Vec::new() });
+pub fn model_files(location: &Location) -> Result<ModelFiles, Error> {
+    let Some(catalog) = catalog(location, ParseMode::Strict)? else {
+        return Ok(ModelFiles { models: vec![location.clone()], copies: Vec::new(), unreadable: Vec::new() });
     };
     let models: Vec<Location> = catalog.models().map(|model| location.rename(catalog.model(model))).collect();
     if models.is_empty() {
         return Err(no_model(location, &catalog));
     }
     let copies = catalog.copies().iter().map(|copy| location.rename(copy)).collect();
-    Ok(Files { models, copies, unreadable: catalog.unreadable().map(str::to_owned).collect() })
+    Ok(ModelFiles { models, copies, unreadable: catalog.unreadable().map(str::to_owned).collect() })
 }
 
 /// The error for a catalog without models.

@@ -5,7 +5,7 @@ use super::ids::TensorId;
 /// Tensors with consecutive numbers, except for some holes, followed by other tensors. Elements are found by position
 /// without a table.
 #[derive(Debug, Clone, Copy)]
-pub struct Population<'m> {
+pub struct TensorPopulation<'m> {
     first: usize,
     /// One past the last consecutive number.
     end: usize,
@@ -15,7 +15,7 @@ pub struct Population<'m> {
     others: &'m [TensorId],
 }
 
-impl<'m> Population<'m> {
+impl<'m> TensorPopulation<'m> {
     pub(super) fn new(first: usize, end: usize, holes: &'m [TensorId], others: &'m [TensorId]) -> Self {
         Self { first, end, holes, others }
     }
@@ -33,7 +33,7 @@ impl<'m> Population<'m> {
     /// The tensor at a position.
     ///
     /// # Panics
-    /// If `position` is not below [`Population::len`].
+    /// If `position` is not below [`TensorPopulation::len`].
     pub fn at(&self, position: usize) -> TensorId {
         let consecutive = self.end - self.first - self.holes.len();
         if position >= consecutive {
@@ -80,7 +80,7 @@ mod tests {
             let others: Vec<_> = others.into_iter().map(|other| TensorId::new(end + other)).collect();
             let all = (first..end).map(TensorId::new).filter(|id| !holes.contains(id)).chain(others.iter().copied());
             let expected: Vec<TensorId> = all.collect();
-            let population = Population::new(first, end, &holes, &others);
+            let population = TensorPopulation::new(first, end, &holes, &others);
             prop_assert_eq!(population.iter().collect::<Vec<_>>(), expected.clone());
             prop_assert_eq!(population.is_empty(), expected.is_empty());
             for id in (0..100).map(TensorId::new) {

@@ -1,33 +1,33 @@
 //! The quantized weights of a model, by tensor and by name.
 
 use super::ids::TensorId;
-use super::quantization::{Recognised, Warning, Weight};
+use super::quantization::{QuantizedWeight, RecognisedWeights, WeightWarning};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The quantized weights of a model.
 #[derive(Debug)]
-pub struct Quantized {
+pub struct QuantizedWeights {
     number: u64,
     /// Sorted by the number of the tensor with the codes.
-    weights: Vec<Weight>,
+    weights: Vec<QuantizedWeight>,
     /// The weights whose names are not those of tensors, by name.
     named: Vec<u32>,
     /// The companions, sorted, each with the index of its weight.
     companions: Vec<(TensorId, u32)>,
     /// Tensors that say that the model is quantized, and belong to no single weight.
     markers: Vec<TensorId>,
-    warnings: Vec<Warning>,
+    warnings: Vec<WeightWarning>,
 }
 
-impl Default for Quantized {
+impl Default for QuantizedWeights {
     fn default() -> Self {
-        Self::new(Recognised::default())
+        Self::new(RecognisedWeights::default())
     }
 }
 
-impl Quantized {
-    pub(super) fn new(Recognised { weights, markers, warnings }: Recognised) -> Self {
+impl QuantizedWeights {
+    pub(super) fn new(RecognisedWeights { weights, markers, warnings }: RecognisedWeights) -> Self {
         let mut named: Vec<u32> = (0..weights.len() as u32).filter(|at| weights[*at as usize].name.is_some()).collect();
         named.sort_by(|a, b| weights[*a as usize].name.cmp(&weights[*b as usize].name));
         let companions = (0..).zip(&weights);
@@ -48,18 +48,18 @@ impl Quantized {
     }
 
     /// The weights, sorted by the numbers of the tensors with their codes.
-    pub fn weights(&self) -> &[Weight] {
+    pub fn weights(&self) -> &[QuantizedWeight] {
         &self.weights
     }
 
     /// The weight whose codes are in a tensor.
-    pub fn weight(&self, codes: TensorId) -> Option<&Weight> {
+    pub fn weight(&self, codes: TensorId) -> Option<&QuantizedWeight> {
         let at = self.weights.binary_search_by_key(&codes.index(), |weight| weight.values).ok()?;
         Some(&self.weights[at])
     }
 
     /// The weight of a companion.
-    pub fn owner(&self, companion: TensorId) -> Option<&Weight> {
+    pub fn owner(&self, companion: TensorId) -> Option<&QuantizedWeight> {
         let at = self.companions.binary_search_by_key(&companion, |companion| companion.0).ok()?;
         Some(&self.weights[self.companions[at].1 as usize])
     }
@@ -77,7 +77,7 @@ impl Quantized {
     }
 
     /// Warnings about tensors that look quantized and were not recognised.
-    pub fn warnings(&self) -> &[Warning] {
+    pub fn warnings(&self) -> &[WeightWarning] {
         &self.warnings
     }
 
@@ -105,7 +105,7 @@ impl Quantized {
 
     /// The messages for users about tensors that were not recognised.
     pub fn notes(&self) -> impl Iterator<Item = String> {
-        let note = |warning: &Warning| match warning.example.is_empty() && !self.weights.is_empty() {
+        let note = |warning: &WeightWarning| match warning.example.is_empty() && !self.weights.is_empty() {
             true => format!("{warning}; {}", Self::DEQUANTIZED_NEVERTHELESS),
             false => format!("not dequantized: {warning}; {NOT_DEQUANTIZED}"),
         };

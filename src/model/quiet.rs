@@ -8,9 +8,9 @@ use std::marker::PhantomData;
 
 /// A value that must not be a string. If the file has a string there, the error does not quote it, because it may be as
 /// long as the file.
-pub(super) struct Quiet<T>(pub T);
+pub(super) struct QuietValue<T>(pub T);
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Quiet<T> {
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for QuietValue<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(QuietVisitor(PhantomData)).map(Self)
     }

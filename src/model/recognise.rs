@@ -3,11 +3,11 @@
 
 use super::error::Error;
 use super::ids::TensorId;
-use super::quantization::{self, Config, Recognised, Stored, Tensors};
-use super::quantized::Quantized;
+use super::quantization::{self, QuantizationConfig, RecognisedWeights, SiteTensor, StoredTensors};
+use super::quantized::QuantizedWeights;
 use super::set;
-use super::table::{Kind, Model};
-use crate::source::{self, Location, Stat};
+use super::table::{Model, ModelKind};
+use crate::source::{self, Location, SourceStat};
 use serde_json::Value;
 use std::collections::HashMap;
 
@@ -29,7 +29,7 @@ pub(super) fn configs() -> impl Iterator<Item = &'static str> {
 impl Model {
     /// Finds the quantized weights. Call this once the name space is complete.
     pub(super) fn recognise(&mut self) -> Result<(), Error> {
-        let (quantized, needed) = find(self)?;
+        let (quantized, needed) = find_config(self)?;
         self.set_quantized(quantized);
         needed.into_iter().for_each(|needed| self.depend_on(needed));
         Ok(())
@@ -38,16 +38,16 @@ impl Model {
 
 /// Finds the quantized weights of a model. Reads the configuration beside it and some small tensors, if the names
 /// and dtypes of its tensors look quantized. Also returns the permissions of the configuration.
-fn find(model: &Model) -> Result<(Quantized, Vec<Stat>), Error> {
+fn find_config(model: &Model) -> Result<(QuantizedWeights, Vec<SourceStat>), Error> {
     // The arrays of a dataset are data, not weights.
-    if model.kind() == Kind::Dataset {
+    if model.kind() == ModelKind::Dataset {
         return Ok(Default::default());
     }
     let logical = model.logical();
     let len = logical.iter().last().map_or(0, |last| last.index() + 1);
     let tensor = |index| match logical.contains(TensorId::new(index)) {
         true => stored(model, TensorId::new(index)),
-        false => Stored { name: "", dtype: "", shape: &[], bytes: 0 },
+        false => SiteTensor { name: "", dtype: "", shape: &[], bytes: 0 },
     };
     let find = |name: &str| model.find(name).map(TensorId::index);
     if !quantization::may_be_quantized((0..len).map(tensor), |name| find(name).map(tensor)) {
@@ -57,18 +57,21 @@ fn find(model: &Model) -> Result<(Quantized, Vec<Stat>), Error> {
     let wanted = match quantization::wanted((0..len).map(tensor), |name| find(name).is_some()) {
         Ok(wanted) => wanted,
         Err(warning) => {
-            return Ok((Quantized::new(Recognised { warnings: vec![warning], ..Default::default() }), needed));
+            return Ok((
+                QuantizedWeights::new(RecognisedWeights { warnings: vec![warning], ..Default::default() }),
+                needed,
+            ));
         }
     };
     let contents = contents(model, &wanted)?;
     let contents = |index: usize| contents.get(&index).map(Vec::as_slice);
-    let tensors = Tensors { len, tensor: &tensor, find: &find, contents: &contents };
-    Ok((Quantized::new(quantization::recognise(&tensors, &config)), needed))
+    let tensors = StoredTensors { len, tensor: &tensor, find: &find, contents: &contents };
+    Ok((QuantizedWeights::new(quantization::recognise_weights(&tensors, &config)), needed))
 }
 
-fn stored(model: &Model, id: TensorId) -> Stored<'_> {
+fn stored(model: &Model, id: TensorId) -> SiteTensor<'_> {
     let info = model.tensor(id).info;
-    Stored { name: info.name, dtype: info.dtype.name(), shape: info.shape, bytes: info.nbytes() }
+    SiteTensor { name: info.name, dtype: info.dtype.name(), shape: info.shape, bytes: info.nbytes() }
 }
 
 /// Number of threads that read small tensors from a remote source.
@@ -109,22 +112,22 @@ fn contents(model: &Model, wanted: &[usize]) -> Result<HashMap<usize, Vec<u8>>, 
 }
 
 /// The configuration in the files beside the model and in the metadata, and the permissions of these files.
-fn config(model: &Model) -> Result<(Config, Vec<Stat>), Error> {
+fn config(model: &Model) -> Result<(QuantizationConfig, Vec<SourceStat>), Error> {
     let dir = model.main_file().parent();
     let mut needed = Vec::new();
     let mut read = |name: &str| -> Result<Option<Value>, Error> {
-        let Some((value, stat)) = read(&dir.join(name))? else { return Ok(None) };
+        let Some((value, stat)) = read_needed_data(&dir.join(name))? else { return Ok(None) };
         needed.push(stat);
         Ok(Some(value))
     };
     let config = read(CONFIG)?;
-    let mut found = Config::new(config.as_ref(), None);
+    let mut found = QuantizationConfig::new(config.as_ref(), None);
     for other in OTHERS {
         if found.is_quantized() {
             break;
         }
         if let Some(other) = read(other)? {
-            found = Config::new(config.as_ref(), Some(&other));
+            found = QuantizationConfig::new(config.as_ref(), Some(&other));
         }
     }
     let metadata = model.shards().iter().flat_map(|shard| shard.header.metadata());
@@ -134,7 +137,7 @@ fn config(model: &Model) -> Result<(Config, Vec<Stat>), Error> {
 
 /// A JSON file and its permissions; `None` if the file is absent or unusable. An unusable file is logged. Fails if
 /// another attempt may succeed.
-fn read(location: &Location) -> Result<Option<(Value, Stat)>, Error> {
+fn read_needed_data(location: &Location) -> Result<Option<(Value, SourceStat)>, Error> {
     if !source::exists(location) {
         return Ok(None);
     }
@@ -147,7 +150,7 @@ fn read(location: &Location) -> Result<Option<(Value, Stat)>, Error> {
             return Ok(None);
         }
     };
-    match quantization::parse(&text) {
+    match quantization::parse_config(&text) {
         Ok(value) => Ok(Some((value, stat))),
         Err(error) => {
             log::warn!("{location}: ignored: {error}");

@@ -5,19 +5,19 @@ use super::catalog::Catalog;
 use super::error::Error;
 use super::ids::ModelId;
 use super::parts::KnownFiles;
-use crate::source::{self, Stat};
+use crate::source::{self, SourceStat};
 use std::io::ErrorKind;
 
 /// Why a model cannot be opened, as the mount shows it to all users who may read the model.
 #[derive(Debug)]
-pub struct Refusal {
+pub struct ModelRefusal {
     /// The reason. It quotes nothing of a file that is reached through a link out of the source.
     pub message: String,
     /// Owner and permissions that all files of the model have in common. `None` if no file of the model can be read.
-    pub stat: Option<Stat>,
+    pub stat: Option<SourceStat>,
 }
 
-impl Refusal {
+impl ModelRefusal {
     /// `error` is the reason why a model of the catalog cannot be opened.
     ///
     /// # Panics
@@ -25,8 +25,8 @@ impl Refusal {
     pub fn new(catalog: &Catalog, model: ModelId, error: &Error) -> Self {
         let (location, dirs) = (catalog.model(model), catalog.directories());
         let KnownFiles { main, others, base } = KnownFiles::of(location);
-        let (mut found, mut is_inside): (Option<Stat>, bool) = (None, true);
-        let mut add = |stat: Stat| found = Some(found.map_or(stat, |found| found.and(stat)));
+        let (mut found, mut is_inside): (Option<SourceStat>, bool) = (None, true);
+        let mut add = |stat: SourceStat| found = Some(found.map_or(stat, |found| found.and(stat)));
         let (mut source, mut home) =
             (dirs.base(catalog.location()), dirs.base(base.as_ref().unwrap_or(catalog.home_location(model))));
         for part in std::iter::once(&main).chain(&others) {

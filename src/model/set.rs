@@ -1,10 +1,10 @@
 //! The files of a model of several files: checks their names, and opens them while the index or manifest is still read.
 
-use super::error::{Error, Mismatch, SHARDS_MAX, SetError};
+use super::error::{Error, SHARDS_MAX, SetError, SetMismatch};
 use super::header;
 use super::table::Shard;
-use crate::format::{Mode, SkipList};
-use crate::source::{self, FileId, Location, Source, Stat};
+use crate::format::{ParseMode, SkipList};
+use crate::source::{self, FileId, Location, Source, SourceStat};
 use crate::threads;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub(super) const HEAD_MIN: u64 = 128 << 10;
 const ENTRY: u64 = 80;
 
 /// The files of a set.
-pub(super) struct Set {
+pub(super) struct ShardSet {
     /// In the order of their first use.
     pub names: Vec<String>,
     /// The index in `files` of each name's file, if it could be opened.
@@ -28,13 +28,13 @@ pub(super) struct Set {
     /// Sorted by name.
     pub files: Vec<File>,
     /// Why the other files could not be opened; empty in strict mode.
-    pub broken: Vec<Mismatch>,
+    pub broken: Vec<SetMismatch>,
     /// The locations of the files in `broken`.
     pub unopened: Vec<Location>,
 }
 
 /// Numbers the names of shards in the order of their first use, and starts to open each file at once.
-pub(super) struct Names<'a> {
+pub(super) struct ShardNames<'a> {
     open: &'a mut dyn FnMut((Location, String)),
     /// The directory of the index or manifest.
     dir: Location,
@@ -50,7 +50,7 @@ pub(super) struct Names<'a> {
 /// A shard and its bytes.
 pub(super) type File = (Shard, Arc<dyn Source>);
 
-impl Names<'_> {
+impl ShardNames<'_> {
     /// The number of the shard `name`, which has a tensor.
     pub fn number_with(&mut self, tensor: &str, name: &str) -> Result<u32, SetError> {
         let number = self.number(name)?;
@@ -69,7 +69,7 @@ impl Names<'_> {
         if let Some(number) = self.numbers.get(name) {
             return Ok(*number);
         }
-        check(name, self.is_bin)?;
+        check_shards(name, self.is_bin)?;
         let number = self.add(self.dir.join(name), name.to_owned())?;
         self.numbers.insert(name.to_owned(), number);
         Ok(number)
@@ -93,22 +93,22 @@ impl Names<'_> {
 }
 
 /// Opens all shards whose names occur while `read` reads the index or manifest at `location`.
-pub(super) fn open<R>(
+pub(super) fn open_shards<R>(
     location: &Location,
-    mode: Mode,
-    read: impl FnOnce(&mut Names) -> Result<R, SetError>,
-) -> Result<(R, Set), Error> {
+    mode: ParseMode,
+    read: impl FnOnce(&mut ShardNames) -> Result<R, SetError>,
+) -> Result<(R, ShardSet), Error> {
     let error = |error| Error::Set { location: location.clone(), error };
     let read = |open: &mut dyn FnMut((Location, String))| {
         let (numbers, list, locations, headers, longest) = Default::default();
         let (dir, is_bin) = (location.parent(), is_bin(location));
-        let mut names = Names { open, dir, is_bin, numbers, list, locations, headers, longest };
+        let mut names = ShardNames { open, dir, is_bin, numbers, list, locations, headers, longest };
         (read(&mut names), names.list, names.locations)
     };
     let ((read, names, locations), opened) =
         threads::stream(read, |(location, name): (Location, String)| open_shard(&location, name, mode));
     let read = read.map_err(error)?;
-    let (mut files, mut broken): (Vec<(usize, File)>, Vec<Mismatch>) = Default::default();
+    let (mut files, mut broken): (Vec<(usize, File)>, Vec<SetMismatch>) = Default::default();
     let (mut ids, mut unopened): (HashMap<FileId, usize>, Vec<Location>) = Default::default();
     for (at, opened) in opened.into_iter().enumerate() {
         match opened {
@@ -121,12 +121,12 @@ pub(super) fn open<R>(
             // The file may be intact: a transient error is not a mismatch, so the whole operation fails.
             Err(transient) if transient.is_transient() => return Err(transient),
             Err(error) => {
-                broken.push(Mismatch::Shard { shard: names[at][..].into(), reason: error.to_string() });
+                broken.push(SetMismatch::Shard { shard: names[at][..].into(), reason: error.to_string() });
                 unopened.push(locations[at].clone());
             }
         }
     }
-    if mode != Mode::Lenient && !broken.is_empty() {
+    if mode != ParseMode::Lenient && !broken.is_empty() {
         let more = broken.len() - 1;
         return Err(Error::Mismatch { location: location.clone(), mismatch: broken.swap_remove(0), more });
     }
@@ -138,20 +138,20 @@ pub(super) fn open<R>(
     for (home, (at, _)) in files.iter().enumerate() {
         homes[*at] = Some(home);
     }
-    Ok((read, Set { names, homes, files: files.into_iter().map(|file| file.1).collect(), broken, unopened }))
+    Ok((read, ShardSet { names, homes, files: files.into_iter().map(|file| file.1).collect(), broken, unopened }))
 }
 
 /// Fails with the first mismatch, unless the mode is lenient. `more` is the number of mismatches that are not listed.
 pub(super) fn settle(
     location: &Location,
-    mode: Mode,
-    mut mismatches: Vec<Mismatch>,
+    mode: ParseMode,
+    mut mismatches: Vec<SetMismatch>,
     more: usize,
 ) -> Result<SkipList, Error> {
     // Missing shards come first, because they explain most of the others.
-    let order = |mismatch: &Mismatch| !matches!(mismatch, Mismatch::Shard { .. });
+    let order = |mismatch: &SetMismatch| !matches!(mismatch, SetMismatch::Shard { .. });
     mismatches.sort_by(|a, b| order(a).cmp(&order(b)).then_with(|| a.subject().cmp(b.subject())));
-    if mode != Mode::Lenient && !mismatches.is_empty() {
+    if mode != ParseMode::Lenient && !mismatches.is_empty() {
         let more = mismatches.len() - 1 + more;
         return Err(Error::Mismatch { location: location.clone(), mismatch: mismatches.swap_remove(0), more });
     }
@@ -162,8 +162,8 @@ pub(super) fn settle(
 }
 
 /// Reads the whole index or manifest at `location`, of at most `max` bytes. Also returns its owner and permissions.
-pub(super) fn read_list(location: &Location, max: u64) -> Result<(Vec<u8>, Stat), Error> {
-    let source = source::open(location)?;
+pub(super) fn read_list(location: &Location, max: u64) -> Result<(Vec<u8>, SourceStat), Error> {
+    let source = source::open_local(location)?;
     if source.len() > max {
         return Err(Error::Set { location: location.clone(), error: SetError::TooLong { len: source.len(), max } });
     }
@@ -183,11 +183,11 @@ pub(super) fn locations(
     names: impl IntoIterator<Item = String>,
 ) -> impl Iterator<Item = Location> {
     let (dir, is_bin) = (location.parent(), is_bin(location));
-    names.into_iter().filter(move |name| check(name, is_bin).is_ok()).map(move |name| dir.join(name))
+    names.into_iter().filter(move |name| check_shards(name, is_bin).is_ok()).map(move |name| dir.join(name))
 }
 
 /// Accepts only names of .safetensors files inside the directory, or of .bin files.
-fn check(name: &str, is_bin: bool) -> Result<(), SetError> {
+fn check_shards(name: &str, is_bin: bool) -> Result<(), SetError> {
     let why = if name.starts_with('/') {
         "is an absolute path"
     } else if name.split('/').any(|part| part == "..") {
@@ -204,8 +204,8 @@ fn check(name: &str, is_bin: bool) -> Result<(), SetError> {
     Err(SetError::Refused { shard: name.to_owned(), why })
 }
 
-fn open_shard(location: &Location, name: String, mode: Mode) -> Result<File, Error> {
-    let source = source::open(location)?;
-    let header = header::read(location, &*source, mode)?;
+fn open_shard(location: &Location, name: String, mode: ParseMode) -> Result<File, Error> {
+    let source = source::open_local(location)?;
+    let header = header::read_header(location, &*source, mode)?;
     Ok((Shard { name, header }, source))
 }

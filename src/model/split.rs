@@ -5,11 +5,11 @@
 //! `split.count` is the number of splits, and `split.tensors.count` the number of tensors in all of them. llama.cpp
 //! needs `split.no` in every split, and the other two in the first.
 
-use super::error::{Error, Mismatch, SHARDS_MAX, SetError};
-use super::set::{self, File, Set};
-use super::table::{Kind, Model, Notes, Shard};
+use super::error::{Error, SHARDS_MAX, SetError, SetMismatch};
+use super::set::{self, File, ShardSet};
+use super::table::{Model, ModelKind, ModelNotes, Shard};
 use crate::format::gguf::{self, SPLIT_NUMBER_KEY as NO};
-use crate::format::{Header, KEPT_MAX, Mode};
+use crate::format::{Header, KEPT_MAX, ParseMode};
 use crate::source::{self, Location};
 use crate::text::quote;
 use std::collections::{HashMap, HashSet};
@@ -31,14 +31,14 @@ const TENSORS: &str = "split.tensors.count";
 
 /// The parts of the file name of a split.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Split<'n> {
+pub(super) struct SplitName<'n> {
     prefix: &'n [u8],
     /// Counts from 1.
     number: usize,
     count: usize,
 }
 
-impl<'n> Split<'n> {
+impl<'n> SplitName<'n> {
     /// Parses a file name. `None` if it is not that of a split. The number may exceed the number of splits.
     pub fn parse(name: &'n OsStr) -> Option<Self> {
         let (rest, count) = last_number(name.as_bytes().strip_suffix(SUFFIX)?)?;
@@ -83,40 +83,40 @@ fn last_number(text: &[u8]) -> Option<(&[u8], usize)> {
 
 /// The locations of the other splits of the model at `location`, whether they exist or not. Empty if `location` is not
 /// that of a split.
-pub(super) fn others(location: &Location) -> impl Iterator<Item = Location> {
-    let split = Split::parse(location.file_name()).filter(Split::is_in_range);
-    let names: Vec<OsString> = split.iter().flat_map(Split::names).collect();
+pub(super) fn other_splits(location: &Location) -> impl Iterator<Item = Location> {
+    let split = SplitName::parse(location.file_name()).filter(SplitName::is_in_range);
+    let names: Vec<OsString> = split.iter().flat_map(SplitName::names).collect();
     let own = location.file_name().to_owned();
     let dir = location.parent();
     names.into_iter().filter(move |name| *name != own).map(move |name| dir.join(name))
 }
 
 /// The first split that exists of the model whose split is at `location`; `None` if it is not a split.
-pub(super) fn first(location: &Location) -> Option<Location> {
-    let split = Split::parse(location.file_name()).filter(Split::is_in_range)?;
+pub(super) fn first_split_value(location: &Location) -> Option<Location> {
+    let split = SplitName::parse(location.file_name()).filter(SplitName::is_in_range)?;
     split.names().map(|name| location.parent().join(name)).find(source::exists)
 }
 
 /// Opens all splits of the model whose split is at `location`, and compares their keys with their names.
 ///
 /// A file that has the name but not the keys of a split is a model of its own if there are no other splits.
-pub(super) fn open(location: &Location, split: &Split, mode: Mode) -> Result<Model, Error> {
-    let Split { number, count, .. } = *split;
+pub(super) fn open_splits(location: &Location, split: &SplitName, mode: ParseMode) -> Result<Model, Error> {
+    let SplitName { number, count, .. } = *split;
     let error = |error| Error::Set { location: location.clone(), error };
     if !split.is_in_range() {
         let refused = SetError::SplitNumber { number, count };
-        if mode != Mode::Lenient {
+        if mode != ParseMode::Lenient {
             return Err(error(refused));
         }
-        let mut model = Model::from_source(location, source::open(location)?, mode)?;
+        let mut model = Model::from_source(location, source::open_local(location)?, mode)?;
         model.notes_mut().remarks.push(format!("{refused}; only its own tensors are shown"));
         return Ok(model);
     }
-    others(location).for_each(|other| source::announce(&other, Some(set::HEAD_MIN)));
-    if !others(location).any(|other| source::exists(&other)) {
-        let mut model = Model::from_source(location, source::open(location)?, mode)?;
-        let stated = model.shards().first().map(|shard| integer(&shard.header, COUNT));
-        if let Some(Stated::Absent | Stated::Number(0 | 1)) = stated {
+    other_splits(location).for_each(|other| source::announce(&other, Some(set::HEAD_MIN)));
+    if !other_splits(location).any(|other| source::exists(&other)) {
+        let mut model = Model::from_source(location, source::open_local(location)?, mode)?;
+        let stated = model.shards().first().map(|shard| split_integer(&shard.header, COUNT));
+        if let Some(SplitValue::Absent | SplitValue::Number(0 | 1)) = stated {
             if count > 1 {
                 model.notes_mut().remarks.push(format!(
                     "its name says split {number} of {count}, but its keys do not; it is treated as a model of its own"
@@ -131,18 +131,18 @@ pub(super) fn open(location: &Location, split: &Split, mode: Mode) -> Result<Mod
     let dir = location.parent();
     let locations: Vec<(Location, String)> =
         split.names().map(|name| (dir.join(&name), name.to_string_lossy().into_owned())).collect();
-    if mode != Mode::Lenient {
+    if mode != ParseMode::Lenient {
         let missing = locations.iter().filter(|(location, _)| !source::exists(location));
         let names: Vec<String> = missing.map(|(_, name)| name.clone()).collect();
         if !names.is_empty() {
             return Err(Error::Mismatch {
                 location: location.clone(),
-                mismatch: Mismatch::Splits { names, count },
+                mismatch: SetMismatch::Splits { names, count },
                 more: 0,
             });
         }
     }
-    let ((), Set { homes, files, broken, mut unopened, .. }) = set::open(location, mode, |names| {
+    let ((), ShardSet { homes, files, broken, mut unopened, .. }) = set::open_shards(location, mode, |names| {
         locations.into_iter().try_for_each(|(location, name)| names.add(location, name).map(drop))
     })?;
     if number != 1 {
@@ -159,7 +159,7 @@ pub(super) fn open(location: &Location, split: &Split, mode: Mode) -> Result<Mod
             sources.push(source);
         } else {
             let reason = format!("it is a {format} file, not GGUF");
-            mismatches.push(Mismatch::Split { shard: shard.name.into(), reason });
+            mismatches.push(SetMismatch::Split { shard: shard.name.into(), reason });
             unopened.extend(source.path().map(Location::from));
         }
     }
@@ -171,17 +171,19 @@ pub(super) fn open(location: &Location, split: &Split, mode: Mode) -> Result<Mod
     }
     let mismatches = set::settle(location, mode, mismatches, more)?;
     let files: Vec<File> = shards.into_iter().zip(sources).collect();
-    let notes = Notes { mismatches, missing, ..Notes::default() };
-    let mut model = Model::new(location, Kind::Splits, files, notes);
+    let notes = ModelNotes { mismatches, missing, ..ModelNotes::default() };
+    let mut model = Model::new(location, ModelKind::Splits, files, notes);
     model.set_unopened(unopened);
     Ok(model)
 }
 
 /// A message about a file that has the keys but not the name of a split.
 pub fn remark(header: &Header) -> Option<String> {
-    let (Stated::Number(count @ 2..), no) = (integer(header, COUNT), integer(header, NO)) else { return None };
+    let (SplitValue::Number(count @ 2..), no) = (split_integer(header, COUNT), split_integer(header, NO)) else {
+        return None;
+    };
     let number = match no {
-        Stated::Number(no) => format!("split {} of {count}", no.saturating_add(1)),
+        SplitValue::Number(no) => format!("split {} of {count}", no.saturating_add(1)),
         _ => format!("one of {count} splits"),
     };
     Some(format!(
@@ -192,48 +194,48 @@ pub fn remark(header: &Header) -> Option<String> {
 
 /// The value of a key of a split.
 #[derive(Debug, PartialEq, Eq)]
-enum Stated {
+enum SplitValue {
     Absent,
     Number(i128),
     /// Not a whole number.
     Other,
 }
 
-fn integer(header: &Header, key: &str) -> Stated {
+fn split_integer(header: &Header, key: &str) -> SplitValue {
     match header.value(key) {
-        None => Stated::Absent,
+        None => SplitValue::Absent,
         Some(value) if value.kind().is_integer() && !value.is_array() => {
-            value.text().parse().map_or(Stated::Other, Stated::Number)
+            value.text().parse().map_or(SplitValue::Other, SplitValue::Number)
         }
-        Some(_) => Stated::Other,
+        Some(_) => SplitValue::Other,
     }
 }
 
 /// Compares the keys of the splits with the numbers in their names. `numbers` are those of `shards`.
-fn audit_keys(numbers: &[usize], count: usize, shards: &[Shard], mismatches: &mut Vec<Mismatch>) {
+fn audit_keys(numbers: &[usize], count: usize, shards: &[Shard], mismatches: &mut Vec<SetMismatch>) {
     let mut total: Option<(i128, &str)> = None;
     for (shard, number) in shards.iter().zip(numbers) {
         let Shard { name, header } = shard;
-        let mut add = |reason: String| mismatches.push(Mismatch::Split { shard: name[..].into(), reason });
+        let mut add = |reason: String| mismatches.push(SetMismatch::Split { shard: name[..].into(), reason });
         let is_first = *number == 1;
         for (key, is_needed) in [(NO, true), (COUNT, is_first), (TENSORS, is_first)] {
-            match integer(header, key) {
-                Stated::Absent if is_needed => add(format!("it has no key {key}")),
-                Stated::Other => add(format!("its key {key} is not a whole number")),
-                Stated::Number(found) if key == NO && found != *number as i128 - 1 => {
+            match split_integer(header, key) {
+                SplitValue::Absent if is_needed => add(format!("it has no key {key}")),
+                SplitValue::Other => add(format!("its key {key} is not a whole number")),
+                SplitValue::Number(found) if key == NO && found != *number as i128 - 1 => {
                     add(format!("{key} is {found}, but should be {} in split {number} of {count}", number - 1))
                 }
-                Stated::Number(found) if key == COUNT && found != count as i128 => {
+                SplitValue::Number(found) if key == COUNT && found != count as i128 => {
                     add(format!("{key} is {found}, but its name says {count}"));
                 }
-                Stated::Number(found) if key == TENSORS => match total {
+                SplitValue::Number(found) if key == TENSORS => match total {
                     Some((total, other)) if total != found => {
                         add(format!("{key} is {found}, but {total} in {}", quote(other)));
                     }
                     Some(_) => {}
                     None => total = Some((found, name)),
                 },
-                Stated::Absent | Stated::Number(_) => {}
+                SplitValue::Absent | SplitValue::Number(_) => {}
             }
         }
     }
@@ -242,13 +244,13 @@ fn audit_keys(numbers: &[usize], count: usize, shards: &[Shard], mismatches: &mu
     let found: usize = shards.iter().map(|shard| shard.header.len()).sum();
     if let Some((total, name)) = total.filter(|(total, _)| is_whole && *total != found as i128) {
         let reason = format!("{TENSORS} is {total}, but the splits have {found} tensors");
-        mismatches.push(Mismatch::Split { shard: name.into(), reason });
+        mismatches.push(SetMismatch::Split { shard: name.into(), reason });
     }
 }
 
 /// Keeps each tensor only in the first split that has it. Returns how many mismatches there are in addition to those
 /// that are listed.
-fn drop_duplicates(shards: &mut [Shard], mismatches: &mut Vec<Mismatch>) -> usize {
+fn drop_duplicates(shards: &mut [Shard], mismatches: &mut Vec<SetMismatch>) -> usize {
     let names: Vec<Arc<str>> = shards.iter().map(|shard| Arc::from(&shard.name[..])).collect();
     let (mut more, mut dropped) = (0, vec![HashSet::new(); shards.len()]);
     let mut homes: HashMap<&str, usize> = HashMap::new();
@@ -261,7 +263,7 @@ fn drop_duplicates(shards: &mut [Shard], mismatches: &mut Vec<Mismatch>) -> usiz
             dropped[at].insert(tensor.to_owned());
             if mismatches.len() < KEPT_MAX {
                 let (shard, other) = (names[kept].clone(), names[at].clone());
-                mismatches.push(Mismatch::Twice { tensor: tensor.to_owned(), shard, other, stated: false });
+                mismatches.push(SetMismatch::Twice { tensor: tensor.to_owned(), shard, other, stated: false });
             } else {
                 more += 1;
             }
@@ -282,7 +284,7 @@ mod tests {
     #[test]
     fn file_names_of_splits_are_parsed() {
         let parse = |name: &'static str| {
-            let split = Split::parse(name.as_ref())?;
+            let split = SplitName::parse(name.as_ref())?;
             Some((str::from_utf8(split.prefix).unwrap(), split.number, split.count))
         };
         let cases = [
@@ -303,11 +305,11 @@ mod tests {
         ];
         for (name, expected) in cases {
             assert_eq!(parse(name), expected, "{name}");
-            let split = Split::parse(name.as_ref()).filter(Split::is_in_range);
+            let split = SplitName::parse(name.as_ref()).filter(SplitName::is_in_range);
             let again = split.as_ref().and_then(|split| split.names().nth(split.number - 1));
             assert!(again.is_none_or(|again| again == name), "{name}");
         }
-        let others: Vec<Location> = others(&std::path::Path::new("dir/a-00002-of-00003.gguf").into()).collect();
+        let others: Vec<Location> = other_splits(&std::path::Path::new("dir/a-00002-of-00003.gguf").into()).collect();
         assert_eq!(
             others.iter().map(Location::to_string).collect::<Vec<_>>(),
             ["dir/a-00001-of-00003.gguf", "dir/a-00003-of-00003.gguf"]

@@ -1,6 +1,6 @@
 //! The name of a model from its file name, and whether the file is an index or a manifest.
 
-use super::split::{self, Split};
+use super::split::{self, SplitName};
 use super::table::Model;
 use super::{dataset, index};
 use crate::format;
@@ -10,36 +10,36 @@ use std::path::Path;
 
 /// The name of the model in a file: the file name without the suffix of its format and the number of a split, or the
 /// name of the directory of a dataset.
-pub fn stem(location: &Location) -> Option<OsString> {
+pub fn model_stem(location: &Location) -> Option<OsString> {
     let name = location.file_name();
     let is_named = |name: &OsStr| !name.is_empty();
     if name == dataset::MANIFEST {
         return Some(location.parent().file_name().to_owned()).filter(|name| is_named(name));
     }
-    if let Some(split) = Split::parse(name) {
+    if let Some(split) = SplitName::parse(name) {
         return Some(split.stem());
     }
-    let single = format::stem(name).filter(|stem| is_named(stem)).or_else(|| Path::new(name).file_stem());
-    index::stem(name).or_else(|| single.map(OsStr::to_owned))
+    let single = format::format_stem(name).filter(|stem| is_named(stem)).or_else(|| Path::new(name).file_stem());
+    index::index_stem(name).or_else(|| single.map(OsStr::to_owned))
 }
 
 /// The name of an open model.
-pub fn name_of(model: &Model) -> Option<OsString> {
-    model.own_name().map_or_else(|| stem(model.location()), |name| Some(name.to_owned()))
+pub fn model_name(model: &Model) -> Option<OsString> {
+    model.own_name().map_or_else(|| model_stem(model.location()), |name| Some(name.to_owned()))
 }
 
 /// Whether a file of that name is a model, or should be one.
 pub(super) fn is_model(name: &OsStr) -> bool {
-    format::stem(name).is_some() || index::stem(name).is_some()
+    format::format_stem(name).is_some() || index::index_stem(name).is_some()
 }
 
 /// Whether a file name is that of the index of a sharded model, the manifest of a dataset, or a split.
 pub fn is_set(name: &OsStr) -> bool {
-    name == dataset::MANIFEST || index::stem(name).is_some() || Split::parse(name).is_some()
+    name == dataset::MANIFEST || index::index_stem(name).is_some() || SplitName::parse(name).is_some()
 }
 
 /// The first split that exists of the model whose split is at a location. `None` if the location is not that of a
 /// split.
 pub fn first_split(location: &Location) -> Option<Location> {
-    split::first(location)
+    split::first_split_value(location)
 }

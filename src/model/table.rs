@@ -3,12 +3,12 @@
 use super::error::Error;
 use super::header;
 use super::ids::{ShardId, TensorId};
-use super::population::Population;
-use super::quantized::Quantized;
-use crate::content::{Data, Extent, Extents, Layout, Run, Sources, Strided};
+use super::population::TensorPopulation;
+use super::quantized::QuantizedWeights;
+use crate::content::{Data, Extent, Extents, SourceRun, Sources, StridedData, StridedLayout};
 use crate::format::gguf::SPLIT_PREFIX;
-use crate::format::{self, Dtype, Header, Mode, NameTable, SkipList, Skipped, TensorInfo, Value};
-use crate::source::{self, Location, Source, Stat};
+use crate::format::{self, Dtype, Header, MetadataValue, NameTable, ParseMode, SkipList, SkippedEntry, TensorInfo};
+use crate::source::{self, Location, Source, SourceStat};
 use crate::text::quote;
 use serde::Deserialize;
 use std::collections::BTreeSet;
@@ -27,11 +27,11 @@ use std::sync::{Arc, OnceLock};
 #[derive(Debug)]
 pub struct Model {
     location: Location,
-    kind: Kind,
+    kind: ModelKind,
     shards: Vec<Shard>,
     /// The bytes of the shards, in the same order.
     sources: Sources,
-    joined: Vec<Joined>,
+    joined: Vec<JoinedArray>,
     /// The logical tensors have numbers below this.
     len: usize,
     /// Number of tensors in all files.
@@ -42,27 +42,27 @@ pub struct Model {
     first: Vec<TensorId>,
     /// Finds logical tensors. A model of one file uses the header's own table; others build one at the first lookup.
     by_name: OnceLock<NameTable>,
-    quantized: Quantized,
+    quantized: QuantizedWeights,
     /// `dataset_manifest.json`, of a dataset.
     manifest: Option<Arc<dyn Source>>,
     /// What separates key and column in the names of a dataset in key-value mode, if that is known.
     separator: Option<Box<str>>,
     /// What users need besides access to the files: owner and permissions of the index or the manifest, and of the
     /// directories on the way to the files.
-    needed: Vec<Stat>,
+    needed: Vec<SourceStat>,
     /// Of the files that decide what the model is, besides those of its tensors.
-    decided: Vec<Stat>,
+    decided: Vec<SourceStat>,
     /// The files of the model that could not be opened.
     unopened: Vec<Location>,
-    list: Option<List>,
+    list: Option<ManifestEntry>,
     /// The metadata of the model, if it is not that of its only file.
-    metadata: Vec<(String, Value)>,
-    notes: Notes,
+    metadata: Vec<(String, MetadataValue)>,
+    notes: ModelNotes,
 }
 
 /// What a model was opened from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ModelKind {
     /// One file.
     File,
     /// An index and the shards that it names.
@@ -77,7 +77,7 @@ pub enum Kind {
 
 /// The manifest of an Ollama store that names a layer.
 #[derive(Debug)]
-struct List {
+struct ManifestEntry {
     location: Location,
     store: Location,
     /// The name of the model.
@@ -95,17 +95,17 @@ pub struct Shard {
 
 /// Tensors of several shards as one array, concatenated along the first dimension.
 #[derive(Debug)]
-pub(super) struct Joined {
+pub(super) struct JoinedArray {
     /// The first part, which gives name and dtype.
     pub like: TensorId,
     pub shape: Vec<u64>,
-    pub runs: Arc<[Run]>,
+    pub runs: Arc<[SourceRun]>,
     pub nbytes: u64,
 }
 
 /// The totals in the `metadata` of an index. Only `check` uses them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
-pub struct Stated {
+pub struct StatedTotals {
     /// Size of all tensors in bytes.
     pub total_size: Option<u64>,
     /// Number of elements of all tensors.
@@ -114,13 +114,13 @@ pub struct Stated {
 
 /// Findings from opening a model.
 #[derive(Debug, Default)]
-pub(super) struct Notes {
+pub(super) struct ModelNotes {
     /// Mismatches between the index or manifest and the files.
     pub mismatches: SkipList,
     /// Other findings, as messages.
     pub remarks: Vec<String>,
     /// The totals in the index.
-    pub stated: Stated,
+    pub stated: StatedTotals,
     /// How many shards could not be opened.
     pub missing: usize,
 }
@@ -133,24 +133,24 @@ pub struct Tensor<'m> {
     /// Its description. The `range` of a joined array counts from the beginning of the array.
     pub info: TensorInfo<'m>,
     /// The files that hold its data.
-    pub parts: Parts<'m>,
+    pub parts: TensorParts<'m>,
 }
 
 /// The files that hold the data of a tensor.
 #[derive(Debug, Clone, Copy)]
-pub enum Parts<'m> {
+pub enum TensorParts<'m> {
     /// All of it is in one file.
     One(ShardId),
     /// Runs in several files, one after the other; none for an array without data.
-    Many(&'m Arc<[Run]>),
+    Many(&'m Arc<[SourceRun]>),
 }
 
 impl Model {
     /// Reads the header of a model of one file.
-    pub fn from_source(location: &Location, source: Arc<dyn Source>, mode: Mode) -> Result<Self, Error> {
+    pub fn from_source(location: &Location, source: Arc<dyn Source>, mode: ParseMode) -> Result<Self, Error> {
         let name = location.file_name().to_string_lossy().into_owned();
-        let header = header::read(location, &*source, mode)?;
-        Ok(Self::new(location, Kind::File, vec![(Shard { name, header }, source)], Notes::default()))
+        let header = header::read_header(location, &*source, mode)?;
+        Ok(Self::new(location, ModelKind::File, vec![(Shard { name, header }, source)], ModelNotes::default()))
     }
 
     /// Reads the header of the layer at `location`, whose bytes are in the file `blob`.
@@ -158,14 +158,19 @@ impl Model {
         location: &Location,
         blob: &Location,
         source: Arc<dyn Source>,
-        mode: Mode,
+        mode: ParseMode,
     ) -> Result<Self, Error> {
         let name = blob.file_name().to_string_lossy().into_owned();
-        let header = header::read(location, &*source, mode)?;
-        Ok(Self::new(location, Kind::Layer, vec![(Shard { name, header }, source)], Notes::default()))
+        let header = header::read_header(location, &*source, mode)?;
+        Ok(Self::new(location, ModelKind::Layer, vec![(Shard { name, header }, source)], ModelNotes::default()))
     }
 
-    pub(super) fn new(location: &Location, kind: Kind, files: Vec<(Shard, Arc<dyn Source>)>, notes: Notes) -> Self {
+    pub(super) fn new(
+        location: &Location,
+        kind: ModelKind,
+        files: Vec<(Shard, Arc<dyn Source>)>,
+        notes: ModelNotes,
+    ) -> Self {
         let (shards, sources): (Vec<Shard>, Vec<_>) = files.into_iter().unzip();
         let first = shards.iter().scan(0, |next, shard| {
             let first = TensorId::new(*next);
@@ -175,7 +180,7 @@ impl Model {
         let first = first.collect();
         let stored = shards.iter().map(|shard| shard.header.len()).sum();
         let metadata = match &shards[..] {
-            [first, ..] if kind == Kind::Splits => whole_metadata(&first.header),
+            [first, ..] if kind == ModelKind::Splits => whole_metadata(&first.header),
             [_] => Vec::new(),
             _ => merge_metadata(&shards),
         };
@@ -206,7 +211,7 @@ impl Model {
         }
     }
 
-    pub(super) fn notes_mut(&mut self) -> &mut Notes {
+    pub(super) fn notes_mut(&mut self) -> &mut ModelNotes {
         &mut self.notes
     }
 
@@ -221,7 +226,7 @@ impl Model {
 
     /// Sets the manifest that names the model, its store, and the name of the model.
     pub(super) fn set_list(&mut self, location: Location, store: Location, stem: OsString) {
-        self.list = Some(List { location, store, stem });
+        self.list = Some(ManifestEntry { location, store, stem });
     }
 
     /// The name of the model, if it does not follow from its location.
@@ -241,22 +246,22 @@ impl Model {
 
     /// Whether a model of this kind is always one file.
     pub fn is_single(&self) -> bool {
-        matches!(self.kind, Kind::File | Kind::Layer)
+        matches!(self.kind, ModelKind::File | ModelKind::Layer)
     }
 
     /// Restricts [`Model::stat`] to the permissions that `needed` gives too, such as those of the index or manifest.
-    pub(super) fn need(&mut self, needed: Stat) {
+    pub(super) fn need(&mut self, needed: SourceStat) {
         self.needed.push(needed);
     }
 
     /// Also depends on a file beside those of its tensors: an index, a manifest or a configuration.
-    pub(super) fn depend_on(&mut self, file: Stat) {
+    pub(super) fn depend_on(&mut self, file: SourceStat) {
         self.need(file);
         self.decided.push(file);
     }
 
     /// Owner, permissions and times of the files that decide what the model is, besides those of its tensors.
-    pub fn decided(&self) -> &[Stat] {
+    pub fn decided(&self) -> &[SourceStat] {
         &self.decided
     }
 
@@ -278,7 +283,7 @@ impl Model {
 
     /// Makes `joined` the whole name space. `aside` are the tensors that belong to no joined array. The numbers of
     /// tensors move up by the number of joined arrays.
-    pub(super) fn set_joined(&mut self, mut joined: Vec<Joined>, mut aside: Vec<TensorId>) {
+    pub(super) fn set_joined(&mut self, mut joined: Vec<JoinedArray>, mut aside: Vec<TensorId>) {
         let by = joined.len();
         let moved = |id: &TensorId| TensorId::new(id.index() + by);
         joined.iter_mut().for_each(|joined| joined.like = moved(&joined.like));
@@ -296,7 +301,7 @@ impl Model {
 
     /// Sets what separates key and column. Other models than datasets in key-value mode stay as they are.
     pub fn set_separator(&mut self, separator: &str) {
-        if self.kind == Kind::Dataset && self.joined.is_empty() {
+        if self.kind == ModelKind::Dataset && self.joined.is_empty() {
             self.separator = Some(separator.into());
         }
     }
@@ -307,7 +312,7 @@ impl Model {
     }
 
     /// What the model was opened from.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ModelKind {
         self.kind
     }
 
@@ -317,27 +322,27 @@ impl Model {
     }
 
     /// The tensors of the name space. Every name occurs once.
-    pub fn logical(&self) -> Population<'_> {
+    pub fn logical(&self) -> TensorPopulation<'_> {
         let holes = self.aside.partition_point(|id| id.index() < self.len);
-        Population::new(0, self.len, &self.aside[..holes], &[])
+        TensorPopulation::new(0, self.len, &self.aside[..holes], &[])
     }
 
     /// The logical tensors, and those that are shown only in their own file.
-    pub fn listed(&self) -> Population<'_> {
+    pub fn listed(&self) -> TensorPopulation<'_> {
         let holes = self.aside.partition_point(|id| id.index() < self.len);
-        Population::new(0, self.len, &[], &self.aside[holes..])
+        TensorPopulation::new(0, self.len, &[], &self.aside[holes..])
     }
 
     /// The tensors of all files.
-    pub fn stored(&self) -> Population<'_> {
+    pub fn stored(&self) -> TensorPopulation<'_> {
         let first = self.joined.len();
-        Population::new(first, first + self.stored, &[], &[])
+        TensorPopulation::new(first, first + self.stored, &[], &[])
     }
 
     /// The tensors of one file.
-    pub fn stored_in(&self, shard: ShardId) -> Population<'_> {
+    pub fn stored_in(&self, shard: ShardId) -> TensorPopulation<'_> {
         let first = self.first[shard.index()].index();
-        Population::new(first, first + self.shard(shard).header.len(), &[], &[])
+        TensorPopulation::new(first, first + self.shard(shard).header.len(), &[], &[])
     }
 
     /// A tensor.
@@ -345,12 +350,12 @@ impl Model {
     /// # Panics
     /// If no tensor has that number.
     pub fn tensor(&self, id: TensorId) -> Tensor<'_> {
-        if let Some(Joined { like, shape, runs, nbytes }) = self.joined.get(id.index()) {
+        if let Some(JoinedArray { like, shape, runs, nbytes }) = self.joined.get(id.index()) {
             let info = TensorInfo { shape, range: 0..*nbytes, ..self.tensor(*like).info };
-            return Tensor { id, info, parts: Parts::Many(runs) };
+            return Tensor { id, info, parts: TensorParts::Many(runs) };
         }
         let (shard, index) = self.locate(id);
-        Tensor { id, info: self.shard(shard).header.tensor(index), parts: Parts::One(shard) }
+        Tensor { id, info: self.shard(shard).header.tensor(index), parts: TensorParts::One(shard) }
     }
 
     /// A tensor, if one has that number.
@@ -388,25 +393,27 @@ impl Model {
     /// The data of a tensor.
     pub fn data(&self, tensor: &Tensor) -> Data {
         match tensor.parts {
-            Parts::One(shard) => data_in(self.source(shard), &tensor.info),
-            Parts::Many(runs) => Data::Extents(self.extents(runs.clone(), tensor.info.range.end)),
+            TensorParts::One(shard) => data_in(self.source(shard), &tensor.info),
+            TensorParts::Many(runs) => Data::Extents(self.extents(runs.clone(), tensor.info.range.end)),
         }
     }
 
     /// The data of runs in the files of the model, `len` bytes in total.
-    pub fn extents(&self, runs: Arc<[Run]>, len: u64) -> Extents {
+    pub fn extents(&self, runs: Arc<[SourceRun]>, len: u64) -> Extents {
         Extents { sources: self.sources.clone(), runs, len }
     }
 
     /// The runs that hold the data of a tensor. A tensor without data may have one run of no bytes. `None` if its
     /// elements have to be gathered.
-    pub fn runs(&self, tensor: &Tensor) -> Option<Arc<[Run]>> {
+    pub fn runs(&self, tensor: &Tensor) -> Option<Arc<[SourceRun]>> {
         if tensor.info.layout.is_some() {
             return None;
         }
         Some(match tensor.parts {
-            Parts::Many(runs) => runs.clone(),
-            Parts::One(shard) => [Run { start: 0, source: shard.index(), offset: tensor.info.range.start }].into(),
+            TensorParts::Many(runs) => runs.clone(),
+            TensorParts::One(shard) => {
+                [SourceRun { start: 0, source: shard.index(), offset: tensor.info.range.start }].into()
+            }
         })
     }
 
@@ -434,11 +441,11 @@ impl Model {
     }
 
     /// The quantized weights.
-    pub fn quantized(&self) -> &Quantized {
+    pub fn quantized(&self) -> &QuantizedWeights {
         &self.quantized
     }
 
-    pub(super) fn set_quantized(&mut self, quantized: Quantized) {
+    pub(super) fn set_quantized(&mut self, quantized: QuantizedWeights) {
         self.quantized = quantized;
     }
 
@@ -491,9 +498,9 @@ impl Model {
 
     /// The metadata of all files, sorted by key. If several files have a key, the value of the first file is kept. That
     /// of a split model is the metadata of the first split, without the keys that describe the split.
-    pub fn metadata(&self) -> &[(String, Value)] {
+    pub fn metadata(&self) -> &[(String, MetadataValue)] {
         match &self.shards[..] {
-            [one] if self.kind != Kind::Splits => one.header.metadata(),
+            [one] if self.kind != ModelKind::Splits => one.header.metadata(),
             _ => &self.metadata,
         }
     }
@@ -510,7 +517,7 @@ impl Model {
     }
 
     /// The totals in the index.
-    pub fn stated(&self) -> Stated {
+    pub fn stated(&self) -> StatedTotals {
         self.notes.stated
     }
 
@@ -520,7 +527,7 @@ impl Model {
     }
 
     /// The entries that were left out. Empty unless the model was opened leniently, or is a dataset.
-    pub fn skipped(&self) -> impl Iterator<Item = &Skipped> {
+    pub fn skipped(&self) -> impl Iterator<Item = &SkippedEntry> {
         let in_files = self.shards.iter().flat_map(|shard| shard.header.skipped().listed());
         self.notes.mismatches.listed().iter().chain(in_files)
     }
@@ -571,9 +578,9 @@ impl Model {
 
     /// Owner, permissions and modification time of the model. Only users who may read each of its files may read it,
     /// and its time is that of the newest file. `None` for a model without files.
-    pub fn stat(&self) -> Option<Stat> {
+    pub fn stat(&self) -> Option<SourceStat> {
         let files = self.sources.iter().map(|source| source.stat());
-        let files = files.reduce(|a, b| Stat { mtime: a.mtime.max(b.mtime), ..a.and(b) })?;
+        let files = files.reduce(|a, b| SourceStat { mtime: a.mtime.max(b.mtime), ..a.and(b) })?;
         Some(self.needed.iter().fold(files, |files, needed| files.and(*needed)))
     }
 
@@ -584,7 +591,7 @@ impl Model {
     }
 }
 
-fn merge_metadata(shards: &[Shard]) -> Vec<(String, Value)> {
+fn merge_metadata(shards: &[Shard]) -> Vec<(String, MetadataValue)> {
     let mut merged: Vec<_> = shards.iter().flat_map(|shard| shard.header.metadata()).cloned().collect();
     // Stable, so that the first file's value of a repeated key is kept.
     merged.sort_by(|a, b| a.0.cmp(&b.0));
@@ -593,17 +600,17 @@ fn merge_metadata(shards: &[Shard]) -> Vec<(String, Value)> {
 }
 
 /// The metadata of a split without the keys that describe the split.
-fn whole_metadata(first: &Header) -> Vec<(String, Value)> {
+fn whole_metadata(first: &Header) -> Vec<(String, MetadataValue)> {
     first.metadata().iter().filter(|(key, _)| !key.starts_with(SPLIT_PREFIX)).cloned().collect()
 }
 
 /// The text of the value of a key in metadata, which is sorted by key.
-pub fn value<'m>(metadata: &'m [(String, Value)], key: &str) -> Option<&'m str> {
-    find_value(metadata, key).map(Value::text)
+pub fn metadata_text<'m>(metadata: &'m [(String, MetadataValue)], key: &str) -> Option<&'m str> {
+    find_value(metadata, key).map(MetadataValue::text)
 }
 
 /// The value of a key in metadata, which is sorted by key.
-pub fn find_value<'m>(metadata: &'m [(String, Value)], key: &str) -> Option<&'m Value> {
+pub fn find_value<'m>(metadata: &'m [(String, MetadataValue)], key: &str) -> Option<&'m MetadataValue> {
     let at = metadata.binary_search_by(|(other, _)| other[..].cmp(key)).ok()?;
     Some(&metadata[at].1)
 }
@@ -618,9 +625,9 @@ pub fn data_in(source: &Arc<dyn Source>, tensor: &TensorInfo) -> Data {
     let (source, range) = (source.clone(), tensor.range.clone());
     match tensor.layout {
         None => Data::Extent(Extent { source, range }),
-        Some(format::Layout { strides, size, word }) => {
-            let layout = Layout::new(tensor.shape, strides, size as usize, word.into());
-            Data::Strided(Strided { source, range, layout: Arc::new(layout) })
+        Some(format::TensorLayout { strides, size, word }) => {
+            let layout = StridedLayout::new(tensor.shape, strides, size as usize, word.into());
+            Data::Strided(StridedData { source, range, layout: Arc::new(layout) })
         }
     }
 }

@@ -4,13 +4,13 @@ use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 
 /// The names that are taken.
-pub(super) struct Unused<N> {
+pub(super) struct UsedNames<N> {
     taken: HashSet<N>,
     /// The last number that was tried for each first name.
     numbers: HashMap<N, u32>,
 }
 
-impl<N: Clone + Eq + Hash> Unused<N> {
+impl<N: Clone + Eq + Hash> UsedNames<N> {
     /// These names are taken.
     pub fn new(taken: impl IntoIterator<Item = N>) -> Self {
         Self { taken: taken.into_iter().collect(), numbers: HashMap::new() }
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn names_are_numbered_in_linear_time() {
-        let (mut names, mut tried) = (Unused::new(["a3".to_owned()]), 0u32);
+        let (mut names, mut tried) = (UsedNames::new(["a3".to_owned()]), 0u32);
         for expected in [1, 2].into_iter().chain(4..10_000) {
             let taken = names.take(|number| {
                 tried += 1;

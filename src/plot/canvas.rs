@@ -13,7 +13,7 @@ pub const PNG_LEN: usize = 256 << 10;
 
 /// Why a picture cannot be made.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum CanvasError {
     /// The drawing failed.
     #[error("the picture cannot be drawn: {0}")]
     Draw(String),
@@ -77,11 +77,11 @@ fn palette() -> Vec<RGBColor> {
 }
 
 /// The font of all text.
-pub(super) struct Face(FontRef<'static>);
+pub(super) struct FontFace(FontRef<'static>);
 
-impl Face {
-    pub(super) fn new() -> Result<Self, Error> {
-        FontRef::try_from_slice(ttf_noto_sans::REGULAR).map(Self).map_err(|error| Error::Draw(error.to_string()))
+impl FontFace {
+    pub(super) fn new() -> Result<Self, CanvasError> {
+        FontRef::try_from_slice(ttf_noto_sans::REGULAR).map(Self).map_err(|error| CanvasError::Draw(error.to_string()))
     }
 
     /// Whether the font can show `char`.
@@ -112,7 +112,7 @@ impl Face {
 
 /// An image with a palette on which plotters draws.
 pub(super) struct Canvas<'a> {
-    face: &'a Face,
+    face: &'a FontFace,
     pixels: &'a mut [u8],
     palette: Vec<RGBColor>,
     /// Cache: the nearest colour of the palette, as an index, for each colour drawn so far.
@@ -126,7 +126,7 @@ pub(super) fn blank() -> Vec<u8> {
 
 impl<'a> Canvas<'a> {
     /// Draws on `pixels`, which [`blank`] has created.
-    pub(super) fn new(face: &'a Face, pixels: &'a mut [u8]) -> Self {
+    pub(super) fn new(face: &'a FontFace, pixels: &'a mut [u8]) -> Self {
         Self { face, pixels, palette: palette(), nearest: HashMap::new() }
     }
 }
@@ -210,7 +210,7 @@ impl DrawingBackend for Canvas<'_> {
 }
 
 /// The picture as a PNG file of [`PNG_LEN`] bytes.
-pub(super) fn encode(pixels: &[u8]) -> Result<Vec<u8>, Error> {
+pub(super) fn encode_png(pixels: &[u8]) -> Result<Vec<u8>, CanvasError> {
     let mut file = Vec::with_capacity(PNG_LEN);
     let mut encoder = png::Encoder::new(&mut file, WIDTH, HEIGHT);
     encoder.set_color(png::ColorType::Indexed);
@@ -226,7 +226,7 @@ pub(super) fn encode(pixels: &[u8]) -> Result<Vec<u8>, Error> {
     // letters of its type mark it as ancillary and private.
     let end = file.split_off(file.len().saturating_sub(12));
     let len = file.len() + end.len();
-    let padding = PNG_LEN.checked_sub(len + 12).ok_or(Error::TooLarge { len })?;
+    let padding = PNG_LEN.checked_sub(len + 12).ok_or(CanvasError::TooLarge { len })?;
     let mut chunk = b"wfPd".to_vec();
     chunk.resize(4 + padding, 0);
     file.extend((padding as u32).to_be_bytes());

@@ -11,15 +11,15 @@ const CELL: u64 = 2;
 
 /// The first matrix of a tensor, averaged to few cells.
 #[derive(Debug, Clone)]
-pub struct Heat {
-    rows: Side,
-    cols: Side,
-    cells: Vec<Cell>,
+pub struct HeatMap {
+    rows: HeatSide,
+    cols: HeatSide,
+    cells: Vec<HeatCell>,
 }
 
 /// One dimension of the matrix.
 #[derive(Debug, Clone)]
-struct Side {
+struct HeatSide {
     len: u64,
     /// The start of each cell, then `len`.
     edges: Vec<u64>,
@@ -29,7 +29,7 @@ struct Side {
 
 /// The values added to a cell.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Cell {
+pub(super) struct HeatCell {
     sum: f64,
     count: u64,
     pub(super) low: f64,
@@ -38,9 +38,10 @@ pub(super) struct Cell {
     pub(super) inf: bool,
 }
 
-const EMPTY: Cell = Cell { sum: 0.0, count: 0, low: f64::INFINITY, high: f64::NEG_INFINITY, nan: false, inf: false };
+const EMPTY: HeatCell =
+    HeatCell { sum: 0.0, count: 0, low: f64::INFINITY, high: f64::NEG_INFINITY, nan: false, inf: false };
 
-impl Cell {
+impl HeatCell {
     /// The mean of the finite values, if there are any.
     pub(super) fn mean(&self) -> Option<f64> {
         (self.count > 0).then(|| self.sum / self.count as f64)
@@ -81,7 +82,7 @@ impl Cell {
     }
 }
 
-impl Side {
+impl HeatSide {
     fn new(len: u64, other: u64) -> Self {
         let room = if len >= other { LONG } else { (LONG as f64 * (len as f64 / other as f64)) as u64 };
         let room = room.clamp(SHORT, LONG);
@@ -102,10 +103,10 @@ impl Side {
     }
 }
 
-impl Heat {
+impl HeatMap {
     /// An empty heat map of a matrix of `rows` times `cols`, the last two dimensions of the shape.
     pub fn new(rows: u64, cols: u64) -> Self {
-        let (rows, cols) = (Side::new(rows, cols), Side::new(cols, rows));
+        let (rows, cols) = (HeatSide::new(rows, cols), HeatSide::new(cols, rows));
         let cells = vec![EMPTY; rows.count() * cols.count()];
         Self { rows, cols, cells }
     }
@@ -152,7 +153,7 @@ impl Heat {
     }
 
     /// The cells, row by row.
-    pub(super) fn cells(&self) -> &[Cell] {
+    pub(super) fn cells(&self) -> &[HeatCell] {
         &self.cells
     }
 
@@ -160,7 +161,7 @@ impl Heat {
     /// on each side. If it would be 0, it is the largest magnitude. `None` if there are no means.
     pub(super) fn limit(&self) -> Option<f64> {
         let mut means: Vec<f64> =
-            self.cells.iter().filter(|cell| !cell.nan && !cell.inf).filter_map(Cell::mean).collect();
+            self.cells.iter().filter(|cell| !cell.nan && !cell.inf).filter_map(HeatCell::mean).collect();
         means.sort_unstable_by(f64::total_cmp);
         let last = means.len().checked_sub(1)?;
         let widest = |low: usize, high: usize| Some(means.get(low)?.abs().max(means.get(high)?.abs()));

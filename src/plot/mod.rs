@@ -14,23 +14,29 @@ use plotters::element::{PathElement, Rectangle};
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{Color, IntoFont, RGBColor, TextStyle};
 
-use crate::stats::{BINS, Histogram, Stats};
-use canvas::{BAND, BAR, Canvas, Face, INF, INK, NAN, WIDTH, grey};
-pub use canvas::{Error, PNG_LEN};
-use heat::Cell;
-pub use heat::Heat;
-use words::{cut, grouped, number, percent, short, ticks};
+use crate::stats::{BINS, TensorStats, ValueHistogram};
+use canvas::{BAND, BAR, Canvas, FontFace, INF, INK, NAN, WIDTH, grey};
+pub use canvas::{CanvasError, PNG_LEN};
+use heat::HeatCell;
+pub use heat::HeatMap;
+use words::{cut_words, format_number, grouped, percent, short_number, ticks};
 
 type Drawn<T = ()> = Result<T, DrawingAreaErrorKind<Infallible>>;
 
 /// The picture of a tensor as a PNG file of exactly [`PNG_LEN`] bytes. The same input gives the same bytes.
-pub fn render(name: &str, dtype: &str, shape: &[u64], stats: &Stats, heat: Option<&Heat>) -> Result<Vec<u8>, Error> {
-    let face = Face::new()?;
+pub fn render_plot(
+    name: &str,
+    dtype: &str,
+    shape: &[u64],
+    stats: &TensorStats,
+    heat: Option<&HeatMap>,
+) -> Result<Vec<u8>, CanvasError> {
+    let face = FontFace::new()?;
     let mut pixels = canvas::blank();
-    let picture = Picture { root: Canvas::new(&face, &mut pixels).into_drawing_area(), face: &face };
-    picture.draw(name, dtype, shape, stats, heat).map_err(|error| Error::Draw(error.to_string()))?;
+    let picture = PlotPicture { root: Canvas::new(&face, &mut pixels).into_drawing_area(), face: &face };
+    picture.draw(name, dtype, shape, stats, heat).map_err(|error| CanvasError::Draw(error.to_string()))?;
     drop(picture);
-    canvas::encode(&pixels)
+    canvas::encode_png(&pixels)
 }
 
 /// Margin on all sides, in pixels like all lengths below.
@@ -51,14 +57,14 @@ const NORMAL: i32 = 20;
 const LARGE: i32 = 30;
 
 /// An axis: its ticks, as fractions of its length with their labels, and its title.
-struct Axis {
+struct PlotAxis {
     ticks: Vec<(f64, String)>,
     title: String,
 }
 
 /// A rectangle in pixels.
 #[derive(Clone, Copy)]
-struct Frame {
+struct PlotFrame {
     left: i32,
     top: i32,
     width: i32,
@@ -66,13 +72,13 @@ struct Frame {
 }
 
 /// A picture that is being drawn.
-struct Picture<'a> {
+struct PlotPicture<'a> {
     root: DrawingArea<Canvas<'a>, Shift>,
-    face: &'a Face,
+    face: &'a FontFace,
 }
 
-impl Picture<'_> {
-    fn draw(&self, name: &str, dtype: &str, shape: &[u64], stats: &Stats, heat: Option<&Heat>) -> Drawn {
+impl PlotPicture<'_> {
+    fn draw(&self, name: &str, dtype: &str, shape: &[u64], stats: &TensorStats, heat: Option<&HeatMap>) -> Drawn {
         let width = WIDTH as i32 - 2 * MARGIN;
         self.text(&self.cut(name, LARGE, width), (MARGIN, 22), LARGE, INK, (HPos::Left, VPos::Top))?;
         let elements = if stats.count == 1 { "element" } else { "elements" };
@@ -83,10 +89,10 @@ impl Picture<'_> {
 
         let heat = heat.filter(|heat| !heat.cells().is_empty() && stats.count > 1);
         let width = if heat.is_some() { LEFT_HALF } else { width };
-        let frame = Frame { left: MARGIN + LABELS.0, top: TOP, width: width - LABELS.0, height: HISTOGRAM };
+        let frame = PlotFrame { left: MARGIN + LABELS.0, top: TOP, width: width - LABELS.0, height: HISTOGRAM };
         match message(stats) {
             Some(message) => {
-                let frame = Frame { left: MARGIN, width, ..frame };
+                let frame = PlotFrame { left: MARGIN, width, ..frame };
                 self.border(frame, grey(0.85))?;
                 let middle = (frame.left + frame.width / 2, frame.top + frame.height / 2);
                 self.text(&message, middle, LARGE, INK, (HPos::Center, VPos::Center))?;
@@ -101,7 +107,7 @@ impl Picture<'_> {
         }
     }
 
-    fn histogram(&self, frame: Frame, histogram: &Histogram) -> Drawn {
+    fn histogram(&self, frame: PlotFrame, histogram: &ValueHistogram) -> Drawn {
         let most = histogram.counts.iter().copied().max().unwrap_or(0).max(1) as f64;
         let log = wants_log(&histogram.counts);
         // A logarithmic scale begins below 1, so that a bar of one element is visible.
@@ -111,12 +117,15 @@ impl Picture<'_> {
         let counts = if log {
             let decades = most.log10() as i32;
             let step = 1 + decades / 7;
-            (0..=decades / step).map(|at| 10f64.powi(at * step)).map(|count| (high(count), short(count))).collect()
+            (0..=decades / step)
+                .map(|at| 10f64.powi(at * step))
+                .map(|count| (high(count), short_number(count)))
+                .collect()
         } else {
             whole_ticks(top, 6, usize::MAX)
         };
-        let y = Axis { ticks: counts, title: format!("elements per bin{}", if log { " (log scale)" } else { "" }) };
-        let x = Axis {
+        let y = PlotAxis { ticks: counts, title: format!("elements per bin{}", if log { " (log scale)" } else { "" }) };
+        let x = PlotAxis {
             ticks: ticks(histogram.low, histogram.high, 9, frame.width as usize / 10),
             title: "value".to_owned(),
         };
@@ -124,28 +133,29 @@ impl Picture<'_> {
         for (bin, count) in histogram.counts.iter().enumerate().filter(|(_, count)| **count > 0) {
             let edge = |bin: usize| frame.left + (bin as i32 * frame.width) / BINS as i32;
             let height = (high(*count as f64) * f64::from(frame.height)).round().max(2.0) as i32;
-            let bar = Frame { left: edge(bin), top: frame.bottom() - height, width: edge(bin + 1) - edge(bin), height };
+            let bar =
+                PlotFrame { left: edge(bin), top: frame.bottom() - height, width: edge(bin + 1) - edge(bin), height };
             self.fill(bar, BAR)?;
         }
         let zero = share(0.0, histogram.low, histogram.high);
         if zero > 0.0 && zero < 1.0 {
             let left = frame.left + (zero * f64::from(frame.width)) as i32;
-            self.fill(Frame { left, width: 1, ..frame }, grey(0.35))?;
+            self.fill(PlotFrame { left, width: 1, ..frame }, grey(0.35))?;
         }
-        self.fill(Frame { top: frame.bottom(), height: 1, ..frame }, grey(0.35))
+        self.fill(PlotFrame { top: frame.bottom(), height: 1, ..frame }, grey(0.35))
     }
 
     /// The statistics of the tensor in two lines.
-    fn figures(&self, stats: &Stats, width: i32) -> Drawn {
+    fn figures(&self, stats: &TensorStats, width: i32) -> Drawn {
         // Show more digits if the minimum and the maximum would look the same.
         let digits = match (stats.min, stats.max) {
-            (Some(min), Some(max)) if min != max && number(min, 5) == number(max, 5) => 10,
+            (Some(min), Some(max)) if min != max && format_number(min, 5) == format_number(max, 5) => 10,
             _ => 5,
         };
-        let figure = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), |value| number(value, digits));
+        let figure = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), |value| format_number(value, digits));
         let inf = match (stats.pos_inf, stats.neg_inf) {
             (0, 0) => "0".to_owned(),
-            (plus, minus) => format!("+{}  -{}", short(plus as f64), short(minus as f64)),
+            (plus, minus) => format!("+{}  -{}", short_number(plus as f64), short_number(minus as f64)),
         };
         let figures = [
             ("min", figure(stats.min)),
@@ -170,9 +180,9 @@ impl Picture<'_> {
     }
 
     /// The heat map of a matrix.
-    fn matrix(&self, heat: &Heat, shape: &[u64]) -> Drawn {
+    fn matrix(&self, heat: &HeatMap, shape: &[u64]) -> Drawn {
         let ((rows, cols), (high, wide)) = (heat.count(), heat.pixels());
-        let frame = Frame { left: MATRIX, top: TOP, width: (cols * wide) as i32, height: (rows * high) as i32 };
+        let frame = PlotFrame { left: MATRIX, top: TOP, width: (cols * wide) as i32, height: (rows * high) as i32 };
         let lead = shape.len().saturating_sub(2);
         let (of, per) = (heat.len(), [heat.len().0 as f64 / rows as f64, heat.len().1 as f64 / cols as f64]);
         let slice = match lead {
@@ -180,7 +190,7 @@ impl Picture<'_> {
             1..=8 => format!("slice [{}:, :]    ", "0, ".repeat(lead)),
             _ => "slice [0, …, 0, :, :]    ".to_owned(),
         };
-        let cells = match per.map(|per| number((per * 10.0).round() / 10.0, 5)) {
+        let cells = match per.map(|per| format_number((per * 10.0).round() / 10.0, 5)) {
             _ if per == [1.0, 1.0] => "a cell is an element".to_owned(),
             [down, across] => format!("a cell is the mean of {down} × {across} elements"),
         };
@@ -200,39 +210,39 @@ impl Picture<'_> {
                 None => grey(0.85),
             };
             let (left, top) = (frame.left + (at % cols * wide) as i32, frame.top + (at / cols * high) as i32);
-            self.fill(Frame { left, top, width: wide as i32, height: high as i32 }, color)?;
+            self.fill(PlotFrame { left, top, width: wide as i32, height: high as i32 }, color)?;
         }
         self.border(frame, grey(0.35))?;
         if let Some(limit) = limit {
-            self.colors(Frame { left: frame.right() + 20, width: 16, ..frame }, limit)?;
+            self.colors(PlotFrame { left: frame.right() + 20, width: 16, ..frame }, limit)?;
         }
-        let beyond = heat.cells().iter().filter_map(Cell::mean).any(|mean| share(mean).abs() > 1.0);
+        let beyond = heat.cells().iter().filter_map(HeatCell::mean).any(|mean| share(mean).abs() > 1.0);
         self.legend(heat, frame, if beyond { "colours end at the 1st and 99th percentile of the cells" } else { "" })
     }
 
     /// The colour scale of the heat map.
-    fn colors(&self, bar: Frame, limit: f64) -> Drawn {
+    fn colors(&self, bar: PlotFrame, limit: f64) -> Drawn {
         for line in 0..bar.height {
             let share = 1.0 - f64::from(line) / f64::from(bar.height - 1);
-            self.fill(Frame { top: bar.top + line, height: 1, ..bar }, canvas::ramp(2.0 * share - 1.0))?;
+            self.fill(PlotFrame { top: bar.top + line, height: 1, ..bar }, canvas::ramp(2.0 * share - 1.0))?;
         }
         self.border(bar, grey(0.35))?;
         for mark in if limit > 0.0 { &[1.0, 0.5, 0.0, -0.5, -1.0][..] } else { &[0.0] } {
             let top = bar.top + ((1.0 - mark) / 2.0 * f64::from(bar.height - 1)) as i32;
-            self.fill(Frame { left: bar.right(), top, width: 4, height: 1 }, grey(0.35))?;
-            let label = number(limit * mark, 3);
+            self.fill(PlotFrame { left: bar.right(), top, width: 4, height: 1 }, grey(0.35))?;
+            let label = format_number(limit * mark, 3);
             self.text(&label, (bar.right() + 8, top), SMALL, grey(0.3), (HPos::Left, VPos::Center))?;
         }
         Ok(())
     }
 
     /// The values of a vector by index.
-    fn line(&self, heat: &Heat, stats: &Stats) -> Drawn {
+    fn line(&self, heat: &HeatMap, stats: &TensorStats) -> Drawn {
         let cells = heat.cells();
-        let frame = Frame { left: MATRIX, top: TOP, width: WIDTH as i32 - MARGIN - MATRIX, height: HISTOGRAM };
+        let frame = PlotFrame { left: MATRIX, top: TOP, width: WIDTH as i32 - MARGIN - MATRIX, height: HISTOGRAM };
         let len = heat.len().0.max(heat.len().1);
         let per = len as f64 / cells.len() as f64;
-        let title = match number((per * 10.0).round() / 10.0, 5) {
+        let title = match format_number((per * 10.0).round() / 10.0, 5) {
             _ if per == 1.0 => "the values in order".to_owned(),
             per => format!("the values in order: range and mean of every {per} elements"),
         };
@@ -246,7 +256,7 @@ impl Picture<'_> {
         let up = |value: f64| 0.03 + 0.94 * share(value, low, high).clamp(0.0, 1.0);
         let mut marks = ticks(low, high, 8, usize::MAX);
         marks.iter_mut().for_each(|mark| mark.0 = 0.03 + 0.94 * mark.0);
-        let y = Axis { ticks: marks, title: String::new() };
+        let y = PlotAxis { ticks: marks, title: String::new() };
         self.axes(frame, &index_axis(len, "axis 0".to_owned(), frame.width), &y, true)?;
 
         let y = |value: f64| frame.bottom() - (up(value) * f64::from(frame.height)).round() as i32;
@@ -261,17 +271,17 @@ impl Picture<'_> {
                 let (top, bottom) = (y(zero.max(cell.high)), y(zero.min(cell.low)));
                 let (gap, color) = if bars { (i32::from(width > 2), BAR) } else { (0, BAND) };
                 if bars || per > 1.0 {
-                    self.fill(Frame { left, top, width: width - gap, height: (bottom - top).max(1) }, color)?;
+                    self.fill(PlotFrame { left, top, width: width - gap, height: (bottom - top).max(1) }, color)?;
                 }
                 path.push((left + width / 2, y(mean)));
             }
             if cell.nan || cell.inf {
                 let color = if cell.nan { NAN } else { INF };
-                self.fill(Frame { left, top: frame.top, width: width.max(2), height: 12 }, color)?;
+                self.fill(PlotFrame { left, top: frame.top, width: width.max(2), height: 12 }, color)?;
             }
         }
         if low < 0.0 && high > 0.0 {
-            self.fill(Frame { top: y(0.0), height: 1, ..frame }, grey(0.35))?;
+            self.fill(PlotFrame { top: y(0.0), height: 1, ..frame }, grey(0.35))?;
         }
         if !bars {
             self.root.draw(&PathElement::new(path, canvas::ramp(-1.0)))?;
@@ -280,7 +290,7 @@ impl Picture<'_> {
     }
 
     /// The legend below the cells.
-    fn legend(&self, heat: &Heat, frame: Frame, words: &str) -> Drawn {
+    fn legend(&self, heat: &HeatMap, frame: PlotFrame, words: &str) -> Drawn {
         let top = frame.bottom() + LABELS.1 + 6;
         let seen = [
             (NAN, "NaN", heat.cells().iter().any(|cell| cell.nan)),
@@ -288,7 +298,7 @@ impl Picture<'_> {
         ];
         let mut left = frame.left;
         for (color, label, _) in seen.into_iter().filter(|seen| seen.2) {
-            self.fill(Frame { left, top: top + 4, width: 12, height: 12 }, color)?;
+            self.fill(PlotFrame { left, top: top + 4, width: 12, height: 12 }, color)?;
             self.text(label, (left + 18, top), SMALL, INK, (HPos::Left, VPos::Top))?;
             left += 64;
         }
@@ -296,18 +306,18 @@ impl Picture<'_> {
     }
 
     /// Both axes of a chart that fills `frame`. Their labels are at the left of it and below it.
-    fn axes(&self, frame: Frame, x: &Axis, y: &Axis, grid: bool) -> Drawn {
+    fn axes(&self, frame: PlotFrame, x: &PlotAxis, y: &PlotAxis, grid: bool) -> Drawn {
         let outer = (frame.width + LABELS.0, frame.height + LABELS.1);
         let area = self.root.clone().shrink((frame.left - LABELS.0, frame.top), outer);
         let pixel = |share: f64, length: i32| (share * f64::from(length)).round() as i32;
-        let at = |axis: &Axis, length| {
+        let at = |axis: &PlotAxis, length| {
             (0..length).with_key_points(axis.ticks.iter().map(|tick| pixel(tick.0, length)).collect())
         };
         let mut chart = ChartBuilder::on(&area)
             .y_label_area_size(LABELS.0)
             .x_label_area_size(LABELS.1)
             .build_cartesian_2d(at(x, frame.width), at(y, frame.height))?;
-        let label = |axis: &Axis, length, at| {
+        let label = |axis: &PlotAxis, length, at| {
             axis.ticks.iter().find(|tick| pixel(tick.0, length) == at).map_or_else(String::new, |tick| tick.1.clone())
         };
         let x_label = |at: &i32| label(x, frame.width, *at);
@@ -327,7 +337,7 @@ impl Picture<'_> {
             .draw()
     }
 
-    fn fill(&self, frame: Frame, color: RGBColor) -> Drawn {
+    fn fill(&self, frame: PlotFrame, color: RGBColor) -> Drawn {
         if frame.width < 1 || frame.height < 1 {
             return Ok(());
         }
@@ -335,7 +345,7 @@ impl Picture<'_> {
         self.root.draw(&Rectangle::new(corners, color.filled()))
     }
 
-    fn border(&self, frame: Frame, color: RGBColor) -> Drawn {
+    fn border(&self, frame: PlotFrame, color: RGBColor) -> Drawn {
         let corners = [(frame.left - 1, frame.top - 1), (frame.right(), frame.bottom())];
         self.root.draw(&Rectangle::new(corners, color))
     }
@@ -350,11 +360,11 @@ impl Picture<'_> {
     }
 
     fn cut(&self, text: &str, size: i32, width: i32) -> String {
-        cut(text, |char| self.face.has(char), |text| self.width(text, size) <= width)
+        cut_words(text, |char| self.face.has(char), |text| self.width(text, size) <= width)
     }
 }
 
-impl Frame {
+impl PlotFrame {
     fn right(self) -> i32 {
         self.left + self.width
     }
@@ -365,14 +375,16 @@ impl Frame {
 }
 
 /// The text that replaces the histogram of a tensor without different finite values.
-fn message(stats: &Stats) -> Option<String> {
+fn message(stats: &TensorStats) -> Option<String> {
     let finite = stats.count.saturating_sub(stats.nan).saturating_sub(stats.pos_inf).saturating_sub(stats.neg_inf);
-    let Histogram { low, high, .. } = stats.histogram;
+    let ValueHistogram { low, high, .. } = stats.histogram;
     Some(match (stats.min, stats.max) {
         _ if stats.count == 0 => "no elements".to_owned(),
-        (Some(value), _) if stats.count == 1 => number(value, 7),
-        (Some(min), Some(max)) if min == max && finite == stats.count => format!("every element is {}", number(min, 7)),
-        (Some(min), Some(max)) if min == max => format!("every finite element is {}", number(min, 7)),
+        (Some(value), _) if stats.count == 1 => format_number(value, 7),
+        (Some(min), Some(max)) if min == max && finite == stats.count => {
+            format!("every element is {}", format_number(min, 7))
+        }
+        (Some(min), Some(max)) if min == max => format!("every finite element is {}", format_number(min, 7)),
         (Some(_), Some(_)) if low < high => return None,
         _ if stats.nan == stats.count => if stats.count == 1 { "NaN" } else { "every element is NaN" }.to_owned(),
         _ => "no finite element".to_owned(),
@@ -394,15 +406,15 @@ fn share(value: f64, low: f64, high: f64) -> f64 {
 }
 
 /// An axis of `len` indices.
-fn index_axis(len: u64, name: String, pixels: i32) -> Axis {
-    Axis { ticks: whole_ticks(len as f64, 6, pixels as usize / 10), title: format!("{name} ({})", grouped(len)) }
+fn index_axis(len: u64, name: String, pixels: i32) -> PlotAxis {
+    PlotAxis { ticks: whole_ticks(len as f64, 6, pixels as usize / 10), title: format!("{name} ({})", grouped(len)) }
 }
 
 /// The ticks of an axis of counts from 0 to `high`.
 fn whole_ticks(high: f64, most: u32, chars: usize) -> Vec<(f64, String)> {
     let mut marks = ticks(0.0, high, most, chars);
     marks.retain(|mark| (mark.0 * high - (mark.0 * high).round()).abs() < 0.01);
-    marks.iter_mut().for_each(|mark| mark.1 = short((mark.0 * high).round()));
+    marks.iter_mut().for_each(|mark| mark.1 = short_number((mark.0 * high).round()));
     marks
 }
 

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 /// The statistics of `values`, computed naively.
-fn stats(values: &[f32]) -> Stats {
+fn stats(values: &[f32]) -> TensorStats {
     let finite: Vec<f64> = values.iter().filter(|value| value.is_finite()).map(|value| f64::from(*value)).collect();
     let count = |test: fn(f32) -> bool| values.iter().filter(|value| test(**value)).count() as u64;
     let fold = |first: f64, of: fn(f64, f64) -> f64| finite.iter().copied().fold(first, of);
@@ -16,7 +16,7 @@ fn stats(values: &[f32]) -> Stats {
     for value in &finite {
         counts[(((value - low) / (high - low) * BINS as f64) as usize).min(BINS - 1)] += 1;
     }
-    Stats {
+    TensorStats {
         count: values.len() as u64,
         zeros: count(|value| value == 0.0),
         nan: count(f32::is_nan),
@@ -27,7 +27,7 @@ fn stats(values: &[f32]) -> Stats {
         mean: some(mean),
         std: some((finite.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / finite.len() as f64).sqrt()),
         abs_max: some(low.abs().max(high.abs())),
-        histogram: Histogram { low, high, counts },
+        histogram: ValueHistogram { low, high, counts },
     }
 }
 
@@ -35,14 +35,14 @@ fn stats(values: &[f32]) -> Stats {
 fn picture(name: &str, dtype: &str, shape: &[u64], values: &[f32]) -> Vec<u8> {
     let heat = match shape {
         [] => None,
-        [len] => Some(Heat::new(1, *len)),
-        [.., rows, cols] => Some(Heat::new(*rows, *cols)),
+        [len] => Some(HeatMap::new(1, *len)),
+        [.., rows, cols] => Some(HeatMap::new(*rows, *cols)),
     };
     let heat = heat.map(|mut heat| {
         heat.add(0, values);
         heat
     });
-    render(name, dtype, shape, &stats(values), heat.as_ref()).unwrap()
+    render_plot(name, dtype, shape, &stats(values), heat.as_ref()).unwrap()
 }
 
 /// Pseudorandom numbers, the same in every run.
@@ -209,12 +209,12 @@ fn incompressible_matrix_fits() {
             pixels[(100 + row) * canvas::WIDTH as usize + 700..][..512].copy_from_slice(&line);
         }
     }
-    let png = canvas::encode(&pixels).unwrap();
+    let png = canvas::encode_png(&pixels).unwrap();
     assert!(png.windows(4).position(|four| four == b"wfPd").unwrap() < PNG_LEN * 3 / 4);
     assert_eq!(decode(&png), pixels);
 
     let all: Vec<u8> = pixels.iter().map(|_| (noise.uniform() * 253.0) as u8).collect();
-    assert!(matches!(canvas::encode(&all), Err(Error::TooLarge { .. })));
+    assert!(matches!(canvas::encode_png(&all), Err(CanvasError::TooLarge { .. })));
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn cells_hold_the_means_of_their_values() {
         }
     };
     let values: Vec<f32> = (0..rows * cols).map(value).collect();
-    let mut heat = Heat::new(rows as u64, cols as u64);
+    let mut heat = HeatMap::new(rows as u64, cols as u64);
     heat.add(0, &values);
 
     let (down, across) = heat.count();
@@ -249,7 +249,7 @@ fn cells_hold_the_means_of_their_values() {
 
     // In pieces of any size, and with values after the end of the matrix.
     for piece in [1, 7, 300, 301, 65536] {
-        let mut cut = Heat::new(rows as u64, cols as u64);
+        let mut cut = HeatMap::new(rows as u64, cols as u64);
         for (at, piece_of) in values.chunks(piece).enumerate() {
             cut.add((at * piece) as u64, piece_of);
         }
@@ -260,14 +260,14 @@ fn cells_hold_the_means_of_their_values() {
 
 #[test]
 fn colour_limit_ignores_outliers() {
-    let mut heat = Heat::new(10, 100);
+    let mut heat = HeatMap::new(10, 100);
     heat.add(0, &(0..1000).map(|at| if at < 5 { -1e30 } else { at as f32 }).collect::<Vec<_>>());
     assert_eq!(heat.limit(), Some(990.0));
-    let mut sparse = Heat::new(100, 100);
+    let mut sparse = HeatMap::new(100, 100);
     sparse.add(7, &[-3.0]);
     sparse.add(8, &[f32::NAN; 20]);
     assert_eq!(sparse.limit(), Some(3.0));
-    assert_eq!(Heat::new(100, 100).limit(), None);
+    assert_eq!(HeatMap::new(100, 100).limit(), None);
 }
 
 #[test]
@@ -284,10 +284,13 @@ fn numbers_and_text_are_formatted_for_display() {
         (f64::NAN, "NaN"),
         (f64::NEG_INFINITY, "-inf"),
     ] {
-        assert_eq!(number(value, 5), expected);
+        assert_eq!(format_number(value, 5), expected);
     }
     assert_eq!([grouped(0), grouped(999), grouped(1_234_567)], ["0", "999", "1,234,567"]);
-    assert_eq!([short(999.0), short(12_500.0), short(3e6), short(1.8e19)], ["999", "12.5k", "3M", "18E"]);
+    assert_eq!(
+        [short_number(999.0), short_number(12_500.0), short_number(3e6), short_number(1.8e19)],
+        ["999", "12.5k", "3M", "18E"]
+    );
     assert_eq!(
         [
             percent(0, 9),
@@ -299,8 +302,8 @@ fn numbers_and_text_are_formatted_for_display() {
         ],
         ["0 %", "100 %", "33.33 %", "< 0.01 %", "> 99.99 %", "0 %"]
     );
-    assert_eq!(cut("a\n\u{202e}層'", |char| char != '層', |_| true), "a\\n\\u{202e}\\u{5c64}'");
-    assert_eq!(cut(&"ab".repeat(1 << 19), |_| true, |text| text.chars().count() <= 8), "abab…bab");
+    assert_eq!(cut_words("a\n\u{202e}層'", |char| char != '層', |_| true), "a\\n\\u{202e}\\u{5c64}'");
+    assert_eq!(cut_words(&"ab".repeat(1 << 19), |_| true, |text| text.chars().count() <= 8), "abab…bab");
 }
 
 #[test]
@@ -350,7 +353,7 @@ proptest! {
         others in prop::collection::vec(prop_oneof![0u64..3, any::<u64>()], 5),
         matrix in prop::option::of((dims(), dims(), dims(), prop::collection::vec(any::<f32>(), 0..3000))),
     ) {
-        let stats = Stats {
+        let stats = TensorStats {
             count: others[0],
             zeros: others[1],
             nan: others[2],
@@ -361,21 +364,21 @@ proptest! {
             mean: figures[2],
             std: figures[3],
             abs_max: figures[4],
-            histogram: Histogram { low: limits.0, high: limits.1, counts: counts.try_into().unwrap() },
+            histogram: ValueHistogram { low: limits.0, high: limits.1, counts: counts.try_into().unwrap() },
         };
         let heat = matrix.map(|(rows, cols, first, values)| {
-            let mut heat = Heat::new(rows, cols);
+            let mut heat = HeatMap::new(rows, cols);
             heat.add(first, &values);
             heat.add(0, &values);
             heat
         });
-        prop_assert_eq!(render(&name, "F32", &shape, &stats, heat.as_ref()).unwrap().len(), PNG_LEN);
+        prop_assert_eq!(render_plot(&name, "F32", &shape, &stats, heat.as_ref()).unwrap().len(), PNG_LEN);
     }
 }
 
 #[test]
 fn shape_of_many_dimensions_gives_a_picture() {
-    let png = render("", "BF16", &[u64::MAX; 8192], &stats(&[1.0, 2.0]), Some(&Heat::new(u64::MAX, u64::MAX)));
+    let png = render_plot("", "BF16", &[u64::MAX; 8192], &stats(&[1.0, 2.0]), Some(&HeatMap::new(u64::MAX, u64::MAX)));
     assert_eq!(png.unwrap().len(), PNG_LEN);
 }
 
@@ -384,7 +387,7 @@ fn shape_of_a_million_dimensions_is_not_formatted_in_full() {
     for len in [999, 1000, 1001, 5000] {
         let dims: Vec<u64> = (0..len).collect();
         let whole = format!("{dims:?}");
-        let shown = |text: &str| cut(text, |_| true, |text| text.len() < 60);
+        let shown = |text: &str| cut_words(text, |_| true, |text| text.len() < 60);
         assert_eq!(shown(&words::shape(&dims)), shown(&whole), "{len}");
     }
     assert!(words::shape(&[1; 1_000_000]).len() < 5000);

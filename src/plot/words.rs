@@ -1,7 +1,7 @@
 //! The text of a picture: formats numbers, names, shapes and ticks. Does not draw.
 
 /// A number with `digits` significant digits. Integers may have two more.
-pub(super) fn number(value: f64, digits: i32) -> String {
+pub(super) fn format_number(value: f64, digits: i32) -> String {
     if value == 0.0 {
         "0".to_owned()
     } else if !value.is_finite() || value.fract() == 0.0 && value.abs() < 10f64.powi(digits + 2) {
@@ -41,12 +41,12 @@ pub(super) fn grouped(count: u64) -> String {
 }
 
 /// An abbreviated count: 1.5k, 20M.
-pub(super) fn short(count: f64) -> String {
+pub(super) fn short_number(count: f64) -> String {
     let (unit, name) = [(1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")]
         .into_iter()
         .find(|(unit, _)| count >= *unit)
         .unwrap_or((1.0, ""));
-    format!("{}{name}", number(count / unit, 5))
+    format!("{}{name}", format_number(count / unit, 5))
 }
 
 /// `part` of `whole` in percent. "0 %" and "100 %" are exact, not rounded.
@@ -76,7 +76,7 @@ pub(super) fn shape(dims: &[u64]) -> String {
 const MOST: usize = 500;
 
 /// Escapes control characters and those that are not `shown`, and cuts the middle of `text` until it `fits`.
-pub(super) fn cut(text: &str, shown: impl Fn(char) -> bool, fits: impl Fn(&str) -> bool) -> String {
+pub(super) fn cut_words(text: &str, shown: impl Fn(char) -> bool, fits: impl Fn(&str) -> bool) -> String {
     let escape = |char: char| match char {
         '\'' | '"' | '\\' => char.to_string(),
         _ if shown(char) => char.escape_debug().to_string(),

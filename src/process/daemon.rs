@@ -16,9 +16,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// One of the two processes after the fork.
-pub enum Forked {
+pub enum ForkedProcess {
     /// The process that the shell waits for.
-    Command(Waiting),
+    Command(ReadinessWait),
     /// The process that serves the mount.
     Daemon(Readiness),
 }
@@ -27,7 +27,7 @@ pub enum Forked {
 ///
 /// The daemon sends either the path of the mount and a remark, each with a final NUL, or NUL and the number of the
 /// signal that ends it. If it ends without a message, it has printed the reason.
-pub struct Waiting {
+pub struct ReadinessWait {
     pipe: PipeReader,
     received: Vec<u8>,
     child: Pid,
@@ -42,19 +42,19 @@ pub struct Readiness {
 
 /// Forks the daemon, and closes the descriptors that it inherited, except the standard streams and `kept`. Call this
 /// while there is only one thread, and `signals` are blocked.
-pub fn split(signals: &SigSet, kept: &[RawFd]) -> anyhow::Result<Forked> {
+pub fn fork_daemon(signals: &SigSet, kept: &[RawFd]) -> anyhow::Result<ForkedProcess> {
     let (reader, writer) = pipe().context("cannot create a pipe")?;
     // The daemon cannot open it later, in the sandbox.
     let null = null()?;
     match fork().context("cannot go to the background")? {
         ForkResult::Parent { child } => {
             let pending = signals::pending(signals)?;
-            Ok(Forked::Command(Waiting { pipe: reader, received: Vec::new(), child, pending }))
+            Ok(ForkedProcess::Command(ReadinessWait { pipe: reader, received: Vec::new(), child, pending }))
         }
         ForkResult::Child => {
             drop(reader);
             descriptors::close_others(&[kept, &[writer.as_raw_fd(), null.as_raw_fd()]].concat());
-            Ok(Forked::Daemon(Readiness { pipe: writer, null }))
+            Ok(ForkedProcess::Daemon(Readiness { pipe: writer, null }))
         }
     }
 }
@@ -87,7 +87,7 @@ pub fn leave_terminal(null: &File) -> anyhow::Result<()> {
 }
 
 /// What happened while the command waited.
-enum Event {
+enum ReadinessEvent {
     /// The daemon has sent something.
     Received,
     /// The daemon has closed its end of the pipe.
@@ -97,15 +97,15 @@ enum Event {
     Timeout,
 }
 
-impl Waiting {
+impl ReadinessWait {
     /// Waits for the daemon. Returns the path and the remark that it announced, or its exit code if it failed and has
     /// printed the reason. If a signal arrives, ends the daemon and this process.
     pub fn wait(&mut self) -> anyhow::Result<Result<(PathBuf, String), ExitCode>> {
         loop {
             match self.next(PollTimeout::NONE)? {
-                Event::Signal(signal) => self.end_both(signal),
-                Event::Received | Event::Timeout => {}
-                Event::Closed => break,
+                ReadinessEvent::Signal(signal) => self.end_both(signal),
+                ReadinessEvent::Received | ReadinessEvent::Timeout => {}
+                ReadinessEvent::Closed => break,
             }
             if let Some(signal) = self.ended_by() {
                 signals::end_by(signal);
@@ -141,14 +141,14 @@ impl Waiting {
         let mut timeout = PollTimeout::from(10u8);
         while waitpid(self.child, Some(WaitPidFlag::WNOHANG)) == Ok(WaitStatus::StillAlive) {
             match self.next(timeout) {
-                Ok(Event::Signal(_)) | Err(_) => break,
+                Ok(ReadinessEvent::Signal(_)) | Err(_) => break,
                 // A thread of the daemon may still wait for a source, but nothing is mounted any more.
                 _ if self.ended_by().is_some() => break,
-                Ok(Event::Closed) => {
+                Ok(ReadinessEvent::Closed) => {
                     std::thread::sleep(std::time::Duration::from_millis(1));
                     timeout = PollTimeout::ZERO;
                 }
-                Ok(Event::Received | Event::Timeout) => {}
+                Ok(ReadinessEvent::Received | ReadinessEvent::Timeout) => {}
             }
         }
         signals::end_by(signal)
@@ -160,24 +160,24 @@ impl Waiting {
         Signal::try_from(i32::from(signal)).ok()
     }
 
-    fn next(&mut self, timeout: PollTimeout) -> anyhow::Result<Event> {
+    fn next(&mut self, timeout: PollTimeout) -> anyhow::Result<ReadinessEvent> {
         let mut polled = [self.pending.as_fd(), self.pipe.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
         let _ = poll(&mut polled, timeout);
         let is_sent = polled[1].any() == Some(true);
         if let Some(signal) = signals::take(&self.pending) {
-            return Ok(Event::Signal(signal));
+            return Ok(ReadinessEvent::Signal(signal));
         }
         if !is_sent {
-            return Ok(Event::Timeout);
+            return Ok(ReadinessEvent::Timeout);
         }
         let mut part = [0; 4096];
         match self.pipe.read(&mut part) {
-            Ok(0) => Ok(Event::Closed),
+            Ok(0) => Ok(ReadinessEvent::Closed),
             Ok(len) => {
                 self.received.extend_from_slice(&part[..len]);
-                Ok(Event::Received)
+                Ok(ReadinessEvent::Received)
             }
-            Err(error) if error.kind() == ErrorKind::Interrupted => Ok(Event::Timeout),
+            Err(error) if error.kind() == ErrorKind::Interrupted => Ok(ReadinessEvent::Timeout),
             Err(error) => Err(error).context("cannot read from the background process"),
         }
     }

@@ -31,7 +31,7 @@ pub fn named(path: &Path) -> Option<RawFd> {
 }
 
 /// The descriptor that a path such as `/dev/fd/3` names. `None` for a path below it, such as `/dev/fd/3/file`.
-pub fn whole(path: &Path) -> Option<RawFd> {
+pub fn whole_descriptor(path: &Path) -> Option<RawFd> {
     named(path).filter(|_| path.file_name().is_some_and(|name| path.ends_with(Path::new("fd").join(name))))
 }
 
@@ -80,7 +80,7 @@ const FUSE: u64 = makedev(10, 229);
 
 /// What a descriptor refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum DescriptorKind {
     /// An open /dev/fuse.
     Fuse,
     /// A directory.
@@ -90,12 +90,12 @@ pub enum Kind {
 }
 
 /// What a descriptor refers to. Fails if it is not open.
-pub fn kind(descriptor: &impl AsFd) -> nix::Result<Kind> {
+pub fn descriptor_kind(descriptor: &impl AsFd) -> nix::Result<DescriptorKind> {
     let stat = fstat(descriptor)?;
     Ok(match SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits()) {
-        SFlag::S_IFCHR if stat.st_rdev == FUSE => Kind::Fuse,
-        SFlag::S_IFDIR => Kind::Directory,
-        _ => Kind::Other,
+        SFlag::S_IFCHR if stat.st_rdev == FUSE => DescriptorKind::Fuse,
+        SFlag::S_IFDIR => DescriptorKind::Directory,
+        _ => DescriptorKind::Other,
     })
 }
 

@@ -1,6 +1,6 @@
 //! Logging to the terminal, to a file and to syslog, or to the helper process where there is no syslog.
 
-use super::recent::Recent;
+use super::recent::RecentMessages;
 use anyhow::Context;
 use log::{Log, Metadata, Record};
 use std::io::{self, Write};
@@ -13,7 +13,7 @@ use weightfs::text::message;
 use weightfs::write;
 
 /// Writes messages to the terminal until the program is in the background, and always to the log file.
-struct Logger {
+struct ProcessLogger {
     terminal: env_logger::Logger,
     file: Option<env_logger::Logger>,
     /// Used in the background if there is no log file.
@@ -22,7 +22,7 @@ struct Logger {
 
 static IN_BACKGROUND: AtomicBool = AtomicBool::new(false);
 
-impl Log for Logger {
+impl Log for ProcessLogger {
     fn enabled(&self, metadata: &Metadata) -> bool {
         self.terminal.enabled(metadata)
     }
@@ -47,7 +47,7 @@ pub fn leave_terminal() {
 /// Starts logging: warnings and errors, and informational messages if `verbose`. The environment variable RUST_LOG
 /// overrides the level. Without a log file, messages in the background go to syslog, or to `recent` if there is no
 /// syslog. Returns whether they go to `recent`.
-pub fn init(verbose: bool, file: Option<&Path>, recent: Option<&Recent>) -> anyhow::Result<bool> {
+pub fn init(verbose: bool, file: Option<&Path>, recent: Option<&RecentMessages>) -> anyhow::Result<bool> {
     let terminal = builder(verbose).format(|out, record| writeln!(out, "weightfs: {}", text(record))).build();
     let (mut background, mut is_recent) = (None, false);
     let file = match file {
@@ -65,7 +65,7 @@ pub fn init(verbose: bool, file: Option<&Path>, recent: Option<&Recent>) -> anyh
     };
     log::set_max_level(terminal.filter());
     // This fails only if a logger is set already, by an earlier call. That logger stays.
-    let _ = log::set_boxed_logger(Box::new(Logger { terminal, file, background }));
+    let _ = log::set_boxed_logger(Box::new(ProcessLogger { terminal, file, background }));
     Ok(is_recent)
 }
 

@@ -100,7 +100,7 @@ fn mount_by_helper(request: &MountRequest) -> anyhow::Result<OwnedFd> {
         .spawn()
         .map_err(no_helper)?;
     drop(theirs);
-    let device = receive(ours.as_fd());
+    let device = receive_device(ours.as_fd());
     let output = child.wait_with_output().context(FUSERMOUNT)?;
     device.ok_or_else(|| {
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -147,7 +147,7 @@ fn no_helper(error: std::io::Error) -> anyhow::Error {
 }
 
 /// Receives a descriptor over `socket`; `None` if the other end was closed without sending one.
-fn receive(socket: BorrowedFd) -> Option<OwnedFd> {
+fn receive_device(socket: BorrowedFd) -> Option<OwnedFd> {
     let mut byte = [0];
     let mut data = [IoSliceMut::new(&mut byte)];
     let mut space = nix::cmsg_space!(RawFd);
@@ -167,7 +167,7 @@ fn receive(socket: BorrowedFd) -> Option<OwnedFd> {
 }
 
 /// The outcome of an attempt to unmount.
-pub enum Unmounting {
+pub enum UnmountOutcome {
     /// The mount is gone, or it is detached and ends when its last file is closed.
     Done,
     /// The mount is in use.
@@ -175,11 +175,11 @@ pub enum Unmounting {
 }
 
 /// Unmounts the topmost mount at `mountpoint`. If `lazy`, it is detached even while it is in use.
-pub fn unmount(mountpoint: &Path, lazy: bool) -> anyhow::Result<Unmounting> {
+pub fn unmount_mount(mountpoint: &Path, lazy: bool) -> anyhow::Result<UnmountOutcome> {
     let flags = MntFlags::UMOUNT_NOFOLLOW | if lazy { MntFlags::MNT_DETACH } else { MntFlags::empty() };
     match umount2(mountpoint, flags) {
-        Ok(()) => return Ok(Unmounting::Done),
-        Err(Errno::EBUSY) => return Ok(Unmounting::Busy),
+        Ok(()) => return Ok(UnmountOutcome::Done),
+        Err(Errno::EBUSY) => return Ok(UnmountOutcome::Busy),
         Err(Errno::EPERM) => {}
         Err(errno) => bail!("cannot unmount {}: {}", mountpoint.display(), errno.desc()),
     }
@@ -188,8 +188,8 @@ pub fn unmount(mountpoint: &Path, lazy: bool) -> anyhow::Result<Unmounting> {
     let output = command.output().map_err(no_helper)?;
     let reason = String::from_utf8_lossy(&output.stderr);
     match output.status.success() {
-        true => Ok(Unmounting::Done),
-        false if reason.contains("busy") => Ok(Unmounting::Busy),
+        true => Ok(UnmountOutcome::Done),
+        false if reason.contains("busy") => Ok(UnmountOutcome::Busy),
         false => bail!("cannot unmount {}: {}", mountpoint.display(), reason.trim()),
     }
 }
@@ -205,7 +205,7 @@ pub fn abort(mountpoint: &Path) {
 
 /// A line of /proc/self/mountinfo: the fields that are used.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mount {
+pub struct MountInfo {
     /// The mount point.
     pub path: PathBuf,
     /// Device number as `major:minor`. It is unique among mounted file systems, but is reused after an unmount.
@@ -218,7 +218,7 @@ pub struct Mount {
     pub options: String,
 }
 
-impl Mount {
+impl MountInfo {
     /// Whether both are mounts of the same file system: device, type and source are equal.
     pub fn is_same(&self, other: &Self) -> bool {
         (&self.device, &self.fstype, &self.source) == (&other.device, &other.fstype, &other.source)
@@ -233,18 +233,18 @@ impl Mount {
 
 /// The topmost mount on `mountpoint`, an absolute path without symlinks. Reads the kernel's list and does not touch the
 /// mount.
-pub fn mounted_at(mountpoint: &Path) -> anyhow::Result<Option<Mount>> {
+pub fn mounted_at(mountpoint: &Path) -> anyhow::Result<Option<MountInfo>> {
     Ok(all()?.into_iter().rfind(|mount| mount.path == mountpoint))
 }
 
 /// All mounts that this process can see. If several are on one directory, the last one is on top.
-pub fn all() -> anyhow::Result<Vec<Mount>> {
-    Ok(parse(&std::fs::read("/proc/self/mountinfo").context("/proc/self/mountinfo")?))
+pub fn all() -> anyhow::Result<Vec<MountInfo>> {
+    Ok(parse_mountinfo(&std::fs::read("/proc/self/mountinfo").context("/proc/self/mountinfo")?))
 }
 
 /// Parses mountinfo. The fields of a line, from proc(5): id, parent, device, root, mount point, options, tags up to
 /// `-`, type, source, options.
-fn parse(list: &[u8]) -> Vec<Mount> {
+fn parse_mountinfo(list: &[u8]) -> Vec<MountInfo> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let mount = |line: &[u8]| {
         let mut fields = line.split(|byte| *byte == b' ');
@@ -253,7 +253,7 @@ fn parse(list: &[u8]) -> Vec<Mount> {
         fields.find(|field| *field == b"-")?;
         let (fstype, source) = (text(fields.next()?), OsString::from_vec(unescape(fields.next()?)));
         let options = text(fields.next()?);
-        Some(Mount { path, device, fstype, source, options })
+        Some(MountInfo { path, device, fstype, source, options })
     };
     list.split(|byte| *byte == b'\n').filter_map(mount).collect()
 }
@@ -278,7 +278,7 @@ fn unescape(field: &[u8]) -> Vec<u8> {
 
 /// `path` without symlinks. If the path cannot be accessed, such as a mount point whose daemon is gone, only its parent
 /// directory is resolved.
-pub fn resolve(path: &Path) -> anyhow::Result<PathBuf> {
+pub fn resolve_mountpoint(path: &Path) -> anyhow::Result<PathBuf> {
     if let Ok(resolved) = path.canonicalize() {
         return Ok(resolved);
     }
@@ -291,7 +291,7 @@ pub fn resolve(path: &Path) -> anyhow::Result<PathBuf> {
 
 /// The mount that is served through `device`, a descriptor of /dev/fuse. `None` if this process does not see the mount.
 /// Also `None` on older kernels, which do not list the connection of a descriptor in /proc.
-pub fn served_through(device: &OwnedFd) -> Option<Mount> {
+pub fn served_through(device: &OwnedFd) -> Option<MountInfo> {
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", device.as_raw_fd())).ok()?;
     let connection = info.lines().find_map(|line| line.strip_prefix("fuse_connection:"))?;
     let number = format!("0:{}", connection.trim());
@@ -313,7 +313,7 @@ mod tests {
         let list = b"22 1 254:0 / / rw - ext4 /dev/vda rw\n\
             30 22 0:41 / /mnt/a\\040b ro shared:1 master:2 - fuse.weightfs /m\\040c.safetensors ro,user_id=5,group_id=7\n\
             31 30 0:42 / /mnt/a\\040b ro - fuse.sshfs host: ro\n";
-        let mount = |path: &str, device: &str, fstype: &str, source: &str, options: &str| Mount {
+        let mount = |path: &str, device: &str, fstype: &str, source: &str, options: &str| MountInfo {
             path: path.into(),
             device: device.into(),
             fstype: fstype.into(),
@@ -325,11 +325,11 @@ mod tests {
             mount("/mnt/a b", "0:41", TYPE, "/m c.safetensors", "ro,user_id=5,group_id=7"),
             mount("/mnt/a b", "0:42", "fuse.sshfs", "host:", "ro"),
         ];
-        assert_eq!(expected.each_ref().map(Mount::owner), [None, Some(Uid::from_raw(5)), None]);
-        assert!(expected[1].is_same(&Mount { path: "/elsewhere".into(), ..expected[1].clone() }));
-        assert!(!expected[1].is_same(&Mount { source: "/other".into(), ..expected[1].clone() }));
-        assert_eq!(parse(list), expected);
-        assert_eq!(parse(b""), []);
+        assert_eq!(expected.each_ref().map(MountInfo::owner), [None, Some(Uid::from_raw(5)), None]);
+        assert!(expected[1].is_same(&MountInfo { path: "/elsewhere".into(), ..expected[1].clone() }));
+        assert!(!expected[1].is_same(&MountInfo { source: "/other".into(), ..expected[1].clone() }));
+        assert_eq!(parse_mountinfo(list), expected);
+        assert_eq!(parse_mountinfo(b""), []);
     }
 
     #[test]

@@ -37,7 +37,7 @@ const STEP: u64 = 1 << 20;
 
 /// A line of the output.
 #[derive(Serialize, Deserialize)]
-enum Line {
+enum ParquetLine {
     Row(IndexRow),
     Failed(String),
     End,
@@ -52,31 +52,35 @@ pub fn rows(source: &dyn Source, each: &mut dyn FnMut(&IndexRow) -> bool) -> Res
     let mut command = Command::new("/proc/self/exe");
     command.arg0(NAME).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(|error| format!("cannot start {NAME}: {error}"))?;
-    let passed = receive(source, &mut child, each);
+    let passed = receive_lines(source, &mut child, each);
     // After an error, it may still be at work.
     let _ = child.kill();
     let _ = child.wait();
     passed
 }
 
-fn receive(source: &dyn Source, child: &mut Child, each: &mut dyn FnMut(&IndexRow) -> bool) -> Result<(), String> {
+fn receive_lines(
+    source: &dyn Source,
+    child: &mut Child,
+    each: &mut dyn FnMut(&IndexRow) -> bool,
+) -> Result<(), String> {
     let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
         return Err(format!("{NAME} has no standard input and output"));
     };
     std::thread::scope(|scope| {
         let sent = scope.spawn(|| send(source, stdin));
-        let lines = serde_json::Deserializer::from_reader(BufReader::new(stdout)).into_iter::<Line>();
+        let lines = serde_json::Deserializer::from_reader(BufReader::new(stdout)).into_iter::<ParquetLine>();
         // A process that was ended by a panic or by a limit has not written the last line.
         let mut end = Err("it is damaged: the Parquet reader crashed or exceeded a limit".to_owned());
         for line in lines {
             match line {
-                Ok(Line::Row(row)) if !each(&row) => {
+                Ok(ParquetLine::Row(row)) if !each(&row) => {
                     end = Err("it has many more rows than there are tensors".into());
                     break;
                 }
-                Ok(Line::Row(_)) => {}
-                Ok(Line::Failed(reason)) => end = Err(reason),
-                Ok(Line::End) => end = Ok(()),
+                Ok(ParquetLine::Row(_)) => {}
+                Ok(ParquetLine::Failed(reason)) => end = Err(reason),
+                Ok(ParquetLine::End) => end = Ok(()),
                 Err(_) => break,
             }
         }
@@ -100,19 +104,19 @@ fn send(source: &dyn Source, mut stdin: ChildStdin) -> Result<(), String> {
 }
 
 /// Whether this process is the one that reads Parquet files.
-pub fn is_this() -> bool {
+pub fn is_parquet_reader() -> bool {
     std::env::args_os().next().is_some_and(|name| name == NAME)
 }
 
 /// Runs the process.
-pub fn run() -> ExitCode {
-    match read() {
+pub fn run_parquet_reader() -> ExitCode {
+    match read_lines() {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
 }
 
-fn read() -> anyhow::Result<()> {
+fn read_lines() -> anyhow::Result<()> {
     descriptors::close_others(&[]);
     for (resource, limit) in
         [(Resource::RLIMIT_AS, MEMORY_MAX), (Resource::RLIMIT_CPU, TIME_MAX), (Resource::RLIMIT_CORE, 0)]
@@ -122,24 +126,24 @@ fn read() -> anyhow::Result<()> {
     let mut file = Vec::new();
     io::stdin().read_to_end(&mut file)?;
     let mut out = BufWriter::new(io::stdout().lock());
-    let mut write = |line: &Line| -> anyhow::Result<()> { Ok(serde_json::to_writer(&mut out, line)?) };
+    let mut write = |line: &ParquetLine| -> anyhow::Result<()> { Ok(serde_json::to_writer(&mut out, line)?) };
     match write_rows(file, &mut write) {
-        Ok(()) => write(&Line::End)?,
-        Err(error) => write(&Line::Failed(format!("it is damaged, or no index of tensors: {error:#}")))?,
+        Ok(()) => write(&ParquetLine::End)?,
+        Err(error) => write(&ParquetLine::Failed(format!("it is damaged, or no index of tensors: {error:#}")))?,
     }
     Ok(out.flush()?)
 }
 
-fn write_rows(file: Vec<u8>, write: &mut dyn FnMut(&Line) -> anyhow::Result<()>) -> anyhow::Result<()> {
+fn write_rows(file: Vec<u8>, write: &mut dyn FnMut(&ParquetLine) -> anyhow::Result<()>) -> anyhow::Result<()> {
     let reader = SerializedFileReader::new(bytes::Bytes::from(file))?;
     for row in reader.get_row_iter(None)? {
-        write(&Line::Row(parse(&row?)?))?;
+        write(&ParquetLine::Row(parse_lines(&row?)?))?;
     }
     Ok(())
 }
 
 /// The columns of `SafetensorsBatchWrite.writeTensorIndex`, in any order.
-fn parse(row: &Row) -> anyhow::Result<IndexRow> {
+fn parse_lines(row: &Row) -> anyhow::Result<IndexRow> {
     let column = |name: &str| {
         let found = row.get_column_iter().position(|(column, _)| column == name);
         found.with_context(|| format!("there is no column {name}"))

@@ -1,7 +1,7 @@
 //! Asks the daemons of mounts whether they answer, and for extended attributes. A process that waits for a daemon
 //! cannot always be killed, so another process asks, and this one waits for it for a limited time.
 
-use super::mounts::Mount;
+use super::mounts::MountInfo;
 use super::{daemon, descriptors};
 use anyhow::Context;
 use nix::errno::Errno;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 /// Whether the daemon of a mount answers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Health {
+pub enum DaemonHealth {
     Alive,
     /// It is gone.
     Dead,
@@ -35,8 +35,8 @@ pub enum Health {
 
 /// What is known of the daemon of a mount.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answer {
-    pub health: Health,
+pub struct ProbeAnswer {
+    pub health: DaemonHealth,
     /// The values of the attributes of the root that were asked for. `None` for those that it does not have.
     pub attributes: Vec<Option<Vec<u8>>>,
     /// Whether this user may not read them.
@@ -54,13 +54,13 @@ const STACK: usize = 128 << 10;
 
 /// Asks the daemons of `mounts`, some of `all` mounts, for `attributes`. The answers are in the order of `mounts`. Call
 /// this while there is only one thread.
-pub fn ask(mounts: &[Mount], all: &[Mount], attributes: &[&str]) -> anyhow::Result<Vec<Answer>> {
-    let mut answers: Vec<Answer> = mounts.iter().map(|_| Answer::default()).collect();
+pub fn ask(mounts: &[MountInfo], all: &[MountInfo], attributes: &[&str]) -> anyhow::Result<Vec<ProbeAnswer>> {
+    let mut answers: Vec<ProbeAnswer> = mounts.iter().map(|_| ProbeAnswer::default()).collect();
     let mut asked = Vec::new();
     for (at, mount) in mounts.iter().enumerate() {
         // The daemon of a mount on top may be that of another program.
         if all.iter().rfind(|other| other.path == mount.path).is_some_and(|top| top.device != mount.device) {
-            answers[at].health = Health::Covered;
+            answers[at].health = DaemonHealth::Covered;
         } else {
             asked.push((at, mount.path.clone()));
         }
@@ -110,16 +110,16 @@ fn ask_all(asked: Vec<(usize, PathBuf)>, attributes: &[&str], writer: PipeWriter
 }
 
 /// Waits for the daemon of the mount at `path`.
-fn answer(path: &Path, attributes: &[String]) -> Answer {
+fn answer(path: &Path, attributes: &[String]) -> ProbeAnswer {
     // stat(2) is not used, because the kernel may answer it from its cache.
     let health = match statvfs(path) {
-        Err(Errno::ENOTCONN) => Health::Dead,
-        Err(Errno::EACCES) => Health::Private,
+        Err(Errno::ENOTCONN) => DaemonHealth::Dead,
+        Err(Errno::EACCES) => DaemonHealth::Private,
         // An error is an answer too.
-        _ => Health::Alive,
+        _ => DaemonHealth::Alive,
     };
-    let mut answer = Answer { health, attributes: Vec::new(), is_private: health == Health::Private };
-    if health == Health::Alive {
+    let mut answer = ProbeAnswer { health, attributes: Vec::new(), is_private: health == DaemonHealth::Private };
+    if health == DaemonHealth::Alive {
         for name in attributes {
             let value = xattr::get(path, name);
             answer.is_private |= value.as_ref().is_err_and(|error| error.kind() == ErrorKind::PermissionDenied);
@@ -130,7 +130,7 @@ fn answer(path: &Path, attributes: &[String]) -> Answer {
 }
 
 /// Receives answers until all have arrived or the time is up.
-fn collect(mut reader: PipeReader, answers: &mut [Answer]) {
+fn collect(mut reader: PipeReader, answers: &mut [ProbeAnswer]) {
     let deadline = Instant::now() + PATIENCE;
     let mut received = Vec::new();
     let mut part = [0; 64 << 10];
@@ -151,7 +151,7 @@ fn collect(mut reader: PipeReader, answers: &mut [Answer]) {
     }
     // The last line may be incomplete.
     for line in received.split(|byte| *byte == b'\n') {
-        if let Ok((at, answer)) = serde_json::from_slice::<(usize, Answer)>(line)
+        if let Ok((at, answer)) = serde_json::from_slice::<(usize, ProbeAnswer)>(line)
             && let Some(place) = answers.get_mut(at)
         {
             *place = answer;

@@ -27,31 +27,31 @@ const MESSAGE_MAX: usize = 16 << 10;
 const SUFFIX: &str = "log";
 
 /// The daemon's end of the connection to the helper.
-pub struct Recent(UnixStream);
+pub struct RecentMessages(UnixStream);
 
 /// The helper's end.
-pub struct Recorder(UnixStream);
+pub struct MessageRecorder(UnixStream);
 
 /// The first packet, which says that the file exists.
 const START: &[u8] = b"s";
 
 /// Connects the daemon with its helper. Each packet after the first one is a message.
-pub fn pair() -> anyhow::Result<(Recent, Recorder)> {
+pub fn pair() -> anyhow::Result<(RecentMessages, MessageRecorder)> {
     let (ours, theirs): (OwnedFd, OwnedFd) =
         socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
     let ours = UnixStream::from(ours);
     // A message is lost if the helper is too slow. The daemon never waits for it.
     ours.set_nonblocking(true)?;
-    Ok((Recent(ours), Recorder(theirs.into())))
+    Ok((RecentMessages(ours), MessageRecorder(theirs.into())))
 }
 
-impl Recent {
+impl RecentMessages {
     /// Creates the file of this process with the line `first`, and returns its path. Messages that are written from
     /// here on are kept.
     pub fn start(&self, first: &str) -> anyhow::Result<PathBuf> {
         let dir = directory()?;
         remove_old(&dir);
-        let path = path(&dir, std::process::id());
+        let path = recent_path(&dir, std::process::id());
         // The file of an earlier process with the same id.
         let _ = std::fs::remove_file(&path);
         let mut file = OpenOptions::new()
@@ -66,15 +66,15 @@ impl Recent {
     }
 
     /// Sends each write as a message.
-    pub fn writer(&self) -> io::Result<Messages> {
-        self.0.try_clone().map(Messages)
+    pub fn writer(&self) -> io::Result<MessageWriter> {
+        self.0.try_clone().map(MessageWriter)
     }
 }
 
 /// Writes messages to the helper. A message that cannot be sent is lost.
-pub struct Messages(UnixStream);
+pub struct MessageWriter(UnixStream);
 
-impl Write for Messages {
+impl Write for MessageWriter {
     fn write(&mut self, message: &[u8]) -> io::Result<usize> {
         let end = message.len().min(MESSAGE_MAX);
         // An empty packet would be the end of the connection.
@@ -110,7 +110,7 @@ fn directory() -> anyhow::Result<PathBuf> {
 }
 
 /// The file of a daemon.
-fn path(dir: &Path, daemon: u32) -> PathBuf {
+fn recent_path(dir: &Path, daemon: u32) -> PathBuf {
     dir.join(daemon.to_string()).with_extension(SUFFIX)
 }
 
@@ -132,13 +132,13 @@ fn remove_old(dir: &Path) {
     }
 }
 
-impl AsRawFd for Recorder {
+impl AsRawFd for MessageRecorder {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
 }
 
-impl Recorder {
+impl MessageRecorder {
     /// The connection to the daemon. Shutting it down ends the recording.
     pub fn connection(&self) -> io::Result<UnixStream> {
         self.0.try_clone()
@@ -148,7 +148,7 @@ impl Recorder {
     ///
     /// The helper is not in the sandbox, so it takes no path from the daemon.
     pub fn record(self, daemon: u32) {
-        self.record_to(|| Some(path(&directory().ok()?, daemon)));
+        self.record_to(|| Some(recent_path(&directory().ok()?, daemon)));
     }
 
     fn record_to(mut self, path: impl Fn() -> Option<PathBuf>) {
@@ -157,7 +157,7 @@ impl Recorder {
             Err(error) if error.kind() == ErrorKind::Interrupted => None,
             len => Some(len.unwrap_or(0)),
         };
-        let mut record: Option<Record> = None;
+        let mut record: Option<MessageFile> = None;
         loop {
             match (receive(&mut packet), &mut record) {
                 (None, _) => {}
@@ -165,7 +165,7 @@ impl Recorder {
                 (Some(len), Some(record)) => record.add(&packet[..len]),
                 (Some(_), None) => {
                     // The daemon has just created the file. If it is gone already, there is nothing to keep.
-                    record = path().and_then(|path| Record::open(path).ok());
+                    record = path().and_then(|path| MessageFile::open(path).ok());
                     if record.is_none() {
                         break;
                     }
@@ -179,7 +179,7 @@ impl Recorder {
 }
 
 /// The file with the last messages.
-struct Record {
+struct MessageFile {
     path: PathBuf,
     file: File,
     /// The first line, which is never dropped.
@@ -188,7 +188,7 @@ struct Record {
     kept: Vec<u8>,
 }
 
-impl Record {
+impl MessageFile {
     fn open(path: PathBuf) -> io::Result<Self> {
         let mut file = OpenOptions::new().read(true).write(true).custom_flags(nix::libc::O_NOFOLLOW).open(&path)?;
         let mut first = Vec::new();
@@ -232,10 +232,10 @@ impl Record {
 mod tests {
     use super::*;
 
-    fn record(dir: &Path) -> Record {
+    fn record(dir: &Path) -> MessageFile {
         let path = dir.join("1.log");
         std::fs::write(&path, "first\n").unwrap();
-        Record::open(path).unwrap()
+        MessageFile::open(path).unwrap()
     }
 
     #[test]

@@ -93,9 +93,9 @@ impl Drop for EndAtOnce {
 }
 
 /// Whether a signal has arrived that ends the command. The command then undoes its work in progress.
-pub struct Interrupted(Arc<AtomicBool>);
+pub struct InterruptFlag(Arc<AtomicBool>);
 
-impl Interrupted {
+impl InterruptFlag {
     /// Starts to watch for signals. Call this before other threads are started, because they inherit the signal mask.
     /// The second signal ends the program at once.
     pub fn watch() -> anyhow::Result<Self> {

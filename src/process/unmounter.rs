@@ -10,8 +10,8 @@
 //! open, so the helper then aborts the connection of the mount, and its readers get an error.
 
 use super::logging::reason;
-use super::mounts::{self, Mount, Unmounting};
-use super::recent::{self, Recent, Recorder};
+use super::mounts::{self, MountInfo, UnmountOutcome};
+use super::recent::{self, MessageRecorder, RecentMessages};
 use super::{daemon, descriptors};
 use anyhow::{Context, anyhow, bail};
 use nix::poll::{PollFd, PollFlags, poll};
@@ -30,18 +30,18 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
-use weightfs::fuse::{Watch, answer};
+use weightfs::fuse::{ReaderWatch, answer};
 
 /// One of the two processes after the fork.
-pub enum Split {
+pub enum UnmounterFork {
     /// The process that serves the mount, with its connections to the helper.
-    Daemon(Unmounter, Watch, Recent),
+    Daemon(Unmounter, ReaderWatch, RecentMessages),
     /// The helper.
-    Helper(Helper),
+    Helper(UnmountHelper),
 }
 
 /// Forks the helper. Call this while there is only one thread.
-pub fn split() -> anyhow::Result<Split> {
+pub fn fork_unmounter() -> anyhow::Result<UnmounterFork> {
     let what = "cannot start the helper process";
     // Each packet is a message. An empty packet is the end of the connection.
     let (ours, theirs) =
@@ -56,16 +56,18 @@ pub fn split() -> anyhow::Result<Split> {
         before.thread_set_mask().context(what)?;
     }
     match forked.context(what)? {
-        ForkResult::Parent { .. } => {
-            Ok(Split::Daemon(Unmounter { orders: Mutex::new(ours.into()) }, Watch::new(our_watch), recent))
-        }
+        ForkResult::Parent { .. } => Ok(UnmounterFork::Daemon(
+            Unmounter { orders: Mutex::new(ours.into()) },
+            ReaderWatch::new(our_watch),
+            recent,
+        )),
         ForkResult::Child => {
-            Ok(Split::Helper(Helper { orders: theirs.into(), questions: their_watch, recorder, daemon }))
+            Ok(UnmounterFork::Helper(UnmountHelper { orders: theirs.into(), questions: their_watch, recorder, daemon }))
         }
     }
 }
 
-// The first byte of a message from the daemon. The bytes of a [`Target`] follow `MOUNTED`.
+// The first byte of a message from the daemon. The bytes of a [`UnmountTarget`] follow `MOUNTED`.
 const MOUNTED: u8 = b'm';
 const UNMOUNT: u8 = b'u';
 const FORGET: u8 = b'f';
@@ -85,7 +87,7 @@ pub struct Unmounter {
 
 impl Unmounter {
     /// Sets the mount that the helper may unmount. It can be set only once.
-    pub fn set_target(&self, target: &Target) -> anyhow::Result<()> {
+    pub fn set_target(&self, target: &UnmountTarget) -> anyhow::Result<()> {
         self.order(&[&[MOUNTED], &target.to_bytes()[..]].concat()).map(drop)
     }
 
@@ -103,7 +105,7 @@ impl Unmounter {
     fn order(&self, order: &[u8]) -> anyhow::Result<bool> {
         let mut socket = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         let mut answer = [0; MESSAGE_MAX];
-        let len = socket.write_all(order).and_then(|()| receive(&mut socket, &mut answer));
+        let len = socket.write_all(order).and_then(|()| receive_request(&mut socket, &mut answer));
         match answer.get(..len.unwrap_or(0)) {
             Some([DONE]) => Ok(false),
             Some([DETACHED]) => Ok(true),
@@ -117,7 +119,7 @@ impl Unmounter {
 const EVERY: u16 = 2000;
 
 /// What the helper waits for.
-enum Event {
+enum UnmounterEvent {
     /// A message of this length.
     Order(usize),
     /// The daemon has ended.
@@ -126,19 +128,19 @@ enum Event {
     Stuck,
 }
 
-fn wait(orders: &mut UnixStream, message: &mut [u8], daemon: u32) -> Event {
+fn wait(orders: &mut UnixStream, message: &mut [u8], daemon: u32) -> UnmounterEvent {
     let mut was_ending = false;
     loop {
         if poll(&mut [PollFd::new(orders.as_fd(), PollFlags::POLLIN)], EVERY) != Ok(0) {
-            return match receive(orders, message) {
-                Ok(len @ 1..) => Event::Order(len),
-                _ => Event::Ended,
+            return match receive_request(orders, message) {
+                Ok(len @ 1..) => UnmounterEvent::Order(len),
+                _ => UnmounterEvent::Ended,
             };
         }
         // The socket is closed only when the last thread has ended.
         let is_ending = main_thread_has_ended(daemon);
         if is_ending && was_ending {
-            return Event::Stuck;
+            return UnmounterEvent::Stuck;
         }
         was_ending = is_ending;
     }
@@ -151,7 +153,7 @@ fn main_thread_has_ended(process: u32) -> bool {
     stat.rsplit(|byte| *byte == b')').next().is_some_and(|rest| rest.starts_with(b" Z"))
 }
 
-fn receive(socket: &mut UnixStream, message: &mut [u8]) -> io::Result<usize> {
+fn receive_request(socket: &mut UnixStream, message: &mut [u8]) -> io::Result<usize> {
     loop {
         match socket.read(message) {
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -161,15 +163,15 @@ fn receive(socket: &mut UnixStream, message: &mut [u8]) -> io::Result<usize> {
 }
 
 /// The helper's end of the connection.
-pub struct Helper {
+pub struct UnmountHelper {
     orders: UnixStream,
     questions: UnixStream,
-    recorder: Recorder,
+    recorder: MessageRecorder,
     /// The process id of the daemon.
     daemon: u32,
 }
 
-impl Helper {
+impl UnmountHelper {
     /// Serves the daemon until it ends.
     pub fn serve(self) -> anyhow::Result<ExitCode> {
         let Self { mut orders, questions, recorder, daemon } = self;
@@ -183,13 +185,13 @@ impl Helper {
         let _ = std::thread::Builder::new().name("readers".into()).spawn(move || answer(questions));
         let messages = recorder.connection();
         let recording = std::thread::Builder::new().name("messages".into()).spawn(move || recorder.record(daemon));
-        let (mut target, mut unmounted, mut abort): (Option<Target>, _, _) = (None, false, None);
+        let (mut target, mut unmounted, mut abort): (Option<UnmountTarget>, _, _) = (None, false, None);
         let mut message = [0; MESSAGE_MAX];
         loop {
             let len = match wait(&mut orders, &mut message, daemon) {
-                Event::Order(len) => len,
-                Event::Ended => break,
-                Event::Stuck => {
+                UnmounterEvent::Order(len) => len,
+                UnmounterEvent::Ended => break,
+                UnmounterEvent::Stuck => {
                     target.iter().for_each(|target| target.abort(abort.take()));
                     // The daemon cannot close its end of the socket, so the recording would not end.
                     let _ = messages.map(|messages| messages.shutdown(Shutdown::Both));
@@ -198,8 +200,8 @@ impl Helper {
             };
             let done = match (&message[..len], &target) {
                 ([MOUNTED, bytes @ ..], None) => {
-                    target = Target::from_bytes(bytes);
-                    abort = target.as_ref().and_then(Target::abort_file);
+                    target = UnmountTarget::from_bytes(bytes);
+                    abort = target.as_ref().and_then(UnmountTarget::abort_file);
                     target.as_ref().map(|_| false).ok_or_else(|| anyhow!("malformed message"))
                 }
                 ([UNMOUNT], Some(target)) => target.unmount().inspect(|_| {
@@ -223,7 +225,7 @@ impl Helper {
             }
         }
         // The daemon has ended. If it did not unmount first, it was killed.
-        if let Some(target) = target.filter(|target: &Target| target.auto_unmount && !unmounted)
+        if let Some(target) = target.filter(|target: &UnmountTarget| target.auto_unmount && !unmounted)
             && target.unmount().is_ok()
         {
             target.remove_directory();
@@ -234,27 +236,27 @@ impl Helper {
     }
 }
 
-/// A flag that is set, in the bytes of a [`Target`].
+/// A flag that is set, in the bytes of a [`UnmountTarget`].
 const SET: &[u8] = b"set";
 
 /// The mount that the helper may unmount.
-pub struct Target {
+pub struct UnmountTarget {
     /// The mount point: absolute, without symlinks.
     pub path: PathBuf,
     /// The mount, which distinguishes it from others on the same directory. `None` if mountinfo cannot be read.
-    pub mount: Option<Mount>,
+    pub mount: Option<MountInfo>,
     /// Whether the directory was created for the mount.
     pub made: bool,
     /// Whether to unmount when the daemon is killed.
     pub auto_unmount: bool,
 }
 
-impl Target {
+impl UnmountTarget {
     /// The fields, separated by NUL, which none of them can contain.
     fn to_bytes(&self) -> Vec<u8> {
         let flag = |set: bool| if set { SET } else { b"" };
         let mut fields = vec![flag(self.made), flag(self.auto_unmount), self.path.as_os_str().as_bytes()];
-        if let Some(Mount { path: _, device, fstype, source, options: _ }) = &self.mount {
+        if let Some(MountInfo { path: _, device, fstype, source, options: _ }) = &self.mount {
             fields.extend([device.as_bytes(), fstype.as_bytes(), source.as_bytes()]);
         }
         fields.join(&0)
@@ -269,7 +271,7 @@ impl Target {
                 let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
                 let (device, fstype, source) = (text(device), text(fstype), source.to_vec());
                 let source = OsString::from_vec(source);
-                Some(Mount { path: path.clone(), device, fstype, source, options: String::new() })
+                Some(MountInfo { path: path.clone(), device, fstype, source, options: String::new() })
             }
             _ => None,
         };
@@ -307,7 +309,7 @@ impl Target {
             return;
         }
         let (Ok(all), Some(ours)) = (mounts::all(), &self.mount) else { return };
-        let on_top = |mount: &&Mount| all.iter().rfind(|other| other.path == mount.path) == Some(mount);
+        let on_top = |mount: &&MountInfo| all.iter().rfind(|other| other.path == mount.path) == Some(mount);
         if let Some(mount) = all.iter().filter(|mount| mount.is_same(ours)).find(on_top) {
             mounts::abort(&mount.path);
         }
@@ -328,9 +330,9 @@ pub fn remove_directory(path: &Path) {
 
 /// Unmounts the topmost mount at `path`; returns whether it was in use and had to be detached.
 fn unmount_top(path: &Path) -> anyhow::Result<bool> {
-    match mounts::unmount(path, false)? {
-        Unmounting::Done => Ok(false),
-        Unmounting::Busy => mounts::unmount(path, true).map(|_| true),
+    match mounts::unmount_mount(path, false)? {
+        UnmountOutcome::Done => Ok(false),
+        UnmountOutcome::Busy => mounts::unmount_mount(path, true).map(|_| true),
     }
 }
 
@@ -341,7 +343,7 @@ mod tests {
     #[test]
     fn target_round_trips_through_bytes() {
         let strange = OsString::from_vec(b"/a \n\xff,b".to_vec());
-        let mount = Mount {
+        let mount = MountInfo {
             path: strange.clone().into(),
             device: "0:41".into(),
             fstype: mounts::TYPE.into(),
@@ -349,11 +351,11 @@ mod tests {
             options: String::new(),
         };
         for (made, mount) in [(true, Some(mount)), (false, None)] {
-            let sent = Target { path: strange.clone().into(), mount: mount.clone(), made, auto_unmount: !made };
-            let received = Target::from_bytes(&sent.to_bytes()).unwrap();
+            let sent = UnmountTarget { path: strange.clone().into(), mount: mount.clone(), made, auto_unmount: !made };
+            let received = UnmountTarget::from_bytes(&sent.to_bytes()).unwrap();
             assert_eq!((received.path, received.mount), (sent.path, mount));
             assert_eq!((received.made, received.auto_unmount), (made, !made));
         }
-        assert!(Target::from_bytes(b"set").is_none());
+        assert!(UnmountTarget::from_bytes(b"set").is_none());
     }
 }

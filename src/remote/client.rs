@@ -1,10 +1,13 @@
 //! The reading process's end of the connection to the process that fetches.
 
 use super::location;
-use super::planner::{BLOCK, Limits};
-use super::protocol::{About, Channel, Counts, Failed, HEAD, Reply, Request, Span, Start};
+use super::planner::{BLOCK, PlannerLimits};
+use super::protocol::{
+    FetchCounts, FetchOptions, HEAD, WireAbout, WireChannel, WireFailure, WireReply, WireRequest, WireSpan,
+};
 use crate::source::{
-    Error, Failure, Fill, Reopened, Reopener, Source, Sparse, SparseParts, Whole, reopened_files_limit,
+    Error, FillProcess, RemoteFailure, ReopenedSource, Source, SourceReopener, SparseParts, SparseSource, WholeFile,
+    reopened_files_limit,
 };
 use std::collections::HashMap;
 use std::fmt;
@@ -41,12 +44,12 @@ const EARLY_MAX: usize = 200;
 
 /// The connection. Clones are the same connection.
 #[derive(Debug, Clone)]
-pub struct Client(Arc<Shared>);
+pub struct FetchClient(Arc<ClientShared>);
 
 #[derive(Debug)]
-struct Shared {
-    channel: Channel,
-    state: Mutex<State>,
+struct ClientShared {
+    channel: WireChannel,
+    state: Mutex<ClientState>,
     /// Notified when a reply has arrived, or the connection has ended.
     replied: Condvar,
     /// The thread that receives replies.
@@ -61,11 +64,11 @@ struct Shared {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ClientState {
     /// The number of the last request.
     last: u64,
     /// The requests without a reply, and the replies that nobody has taken yet.
-    waiting: HashMap<u64, Option<Answer>>,
+    waiting: HashMap<u64, Option<ClientAnswer>>,
     /// The requests for files that were announced, by tree and path.
     early: HashMap<(u32, String), u64>,
     /// The size of the first request for each file that was announced and not yet opened, in bytes.
@@ -73,9 +76,9 @@ struct State {
     /// The objects that the other process is still to close, because it was slow to receive messages.
     unclosed: Vec<u32>,
     /// The trees whose entries are still arriving.
-    listing: HashMap<u32, Listing>,
+    listing: HashMap<u32, ClientListing>,
     /// What was fetched so far.
-    counts: Counts,
+    counts: FetchCounts,
     /// When the last reply came.
     heard: Option<Instant>,
     /// Whether the connection has ended.
@@ -83,9 +86,9 @@ struct State {
 }
 
 #[derive(Debug)]
-struct Listing {
+struct ClientListing {
     id: u64,
-    about: About,
+    about: WireAbout,
     missing: u64,
     /// Size of the paths in bytes.
     size: usize,
@@ -93,17 +96,17 @@ struct Listing {
 }
 
 #[derive(Debug)]
-enum Answer {
-    Tree(u32, About, Vec<(String, u64)>),
-    Object(u32, u64, Attributes, Vec<OwnedFd>),
-    Whole(u64, Attributes, Vec<OwnedFd>),
+enum ClientAnswer {
+    Tree(u32, WireAbout, Vec<(String, u64)>),
+    Object(u32, u64, FileAttributes, Vec<OwnedFd>),
+    Whole(u64, FileAttributes, Vec<OwnedFd>),
     Ready,
-    Failed(Failed, String),
+    Failed(WireFailure, String),
 }
 
 /// What is known of a file besides its size.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Attributes {
+pub(super) struct FileAttributes {
     /// Whether everyone may read it.
     pub is_public: bool,
     /// When it was last modified, in seconds since 1970.
@@ -111,38 +114,38 @@ pub(super) struct Attributes {
 }
 
 /// What is at a URL.
-pub(super) struct Found {
+pub(super) struct FoundSource {
     /// The number of the tree.
     pub number: u32,
-    pub about: About,
+    pub about: WireAbout,
     /// The paths of its files, and their sizes in bytes.
     pub entries: Vec<(String, u64)>,
 }
 
 /// What a client has read and fetched so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Traffic {
+pub struct ClientTraffic {
     /// What was fetched.
-    pub fetched: Counts,
+    pub fetched: FetchCounts,
     /// Bytes that were read from files.
     pub served: u64,
     /// Bytes among them for which a reader had to wait.
     pub waited: u64,
 }
 
-impl Traffic {
+impl ClientTraffic {
     /// As a JSON object.
     pub fn to_json(&self) -> String {
-        let Self { fetched: Counts { requests, bytes, busy }, served, waited } = self;
+        let Self { fetched: FetchCounts { requests, bytes, busy }, served, waited } = self;
         format!(
             r#"{{"requests":{requests},"fetched_bytes":{bytes},"busy_ms":{busy},"read_bytes":{served},"waited_bytes":{waited}}}"#
         )
     }
 }
 
-impl fmt::Display for Traffic {
+impl fmt::Display for ClientTraffic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { fetched: Counts { requests, bytes, busy }, served, waited } = self;
+        let Self { fetched: FetchCounts { requests, bytes, busy }, served, waited } = self;
         write!(
             f,
             "fetched {bytes} bytes in {requests} requests and {:.1} s; {served} bytes were read, {waited} of them after \
@@ -152,14 +155,14 @@ impl fmt::Display for Traffic {
     }
 }
 
-impl Client {
+impl FetchClient {
     /// Connects to the process at the other end of `channel`.
-    pub fn new(channel: Channel, start: Start) -> io::Result<Self> {
-        let timeout = start.timeout.map_or(Limits::default().timeout, Duration::from_millis);
+    pub fn new(channel: WireChannel, start: FetchOptions) -> io::Result<Self> {
+        let timeout = start.timeout.map_or(PlannerLimits::default().timeout, Duration::from_millis);
         let patience = timeout.saturating_mul(2) + PATIENCE_MORE;
-        channel.send(&Request::Start(start), &[])?;
+        channel.send(&WireRequest::Start(start), &[])?;
         let (state, replied, receiver, served, waited) = Default::default();
-        let client = Self(Arc::new(Shared { channel, state, replied, receiver, patience, served, waited }));
+        let client = Self(Arc::new(ClientShared { channel, state, replied, receiver, patience, served, waited }));
         client.resume()?;
         Ok(client)
     }
@@ -172,30 +175,30 @@ impl Client {
         Ok(())
     }
 
-    /// Ends the thread that receives replies. Nobody may wait for a reply until [`Client::resume`].
+    /// Ends the thread that receives replies. Nobody may wait for a reply until [`FetchClient::resume`].
     pub fn rest(&self) {
         // If the connection has ended, so does the thread.
-        let _ = self.0.channel.send(&Request::Rest, &[]);
+        let _ = self.0.channel.send(&WireRequest::Rest, &[]);
         let receiver = self.0.receiver.lock().unwrap_or_else(PoisonError::into_inner).take();
         // The thread does not panic: a panic ends the program.
         let _ = receiver.map(JoinHandle::join);
     }
 
     /// What is at a URL, in its current version.
-    pub(super) fn find(&self, url: &str) -> Result<Found, Error> {
-        let answer = self.0.call(|id| Request::Resolve { id, url: url.to_owned() }, &|| false);
+    pub(super) fn find(&self, url: &str) -> Result<FoundSource, Error> {
+        let answer = self.0.call(|id| WireRequest::Resolve { id, url: url.to_owned() }, &|| false);
         // The URL may contain secrets, which a location does not print.
-        let shown = location::Location::parse(url).ok().flatten().map_or_else(String::new, |at| at.to_string());
+        let shown = location::RemoteLocation::parse(url).ok().flatten().map_or_else(String::new, |at| at.to_string());
         match answer.map_err(|why| why.error(&shown))? {
-            Answer::Tree(number, about, entries) => Ok(Found { number, about, entries }),
+            ClientAnswer::Tree(number, about, entries) => Ok(FoundSource { number, about, entries }),
             _ => Err(unexpected(&shown)),
         }
     }
 
     /// What was read and fetched so far.
-    pub fn traffic(&self) -> Traffic {
+    pub fn traffic(&self) -> ClientTraffic {
         let fetched = self.0.lock().counts;
-        Traffic { fetched, served: self.0.served.load(Relaxed), waited: self.0.waited.load(Relaxed) }
+        ClientTraffic { fetched, served: self.0.served.load(Relaxed), waited: self.0.waited.load(Relaxed) }
     }
 
     /// Starts to open a file of a tree, without waiting for it.
@@ -212,7 +215,7 @@ impl Client {
         // Nobody may look for the request before it is among the early ones, so the lock is held. Sending does not
         // wait.
         let id = state.number();
-        let request = Request::Open { id, tree, path: path.to_owned(), head };
+        let request = WireRequest::Open { id, tree, path: path.to_owned(), head };
         if self.0.channel.try_send(&request).is_ok_and(|sent| sent) {
             state.early.insert(key, id);
         } else {
@@ -226,37 +229,38 @@ impl Client {
         tree: u32,
         path: &str,
         name: &str,
-        parts: impl FnOnce(Attributes) -> SparseParts,
+        parts: impl FnOnce(FileAttributes) -> SparseParts,
     ) -> Result<Arc<dyn Source>, Error> {
         let key = (tree, path.to_owned());
         let mut state = self.0.lock();
         let (early, head) = (state.early.remove(&key), state.heads.remove(&key).unwrap_or(HEAD));
         drop(state);
-        let request = |id| Request::Open { id, tree, path: path.to_owned(), head };
+        let request = |id| WireRequest::Open { id, tree, path: path.to_owned(), head };
         let id = early.map_or_else(|| self.0.send(request, &|| false), Ok);
         let answer = id.and_then(|id| self.0.wait(id, &|| false)).map_err(|why| why.error(name))?;
         let (first, parts) = self.source(answer, name, parts)?;
-        let again = Again { client: self.clone(), tree, path: path.into(), name: name.into(), len: first.len(), parts };
-        Ok(Arc::new(Reopened::new(first, Box::new(again))?))
+        let again =
+            TreeReopener { client: self.clone(), tree, path: path.into(), name: name.into(), len: first.len(), parts };
+        Ok(Arc::new(ReopenedSource::new(first, Box::new(again))?))
     }
 
-    /// The source of an answer to [`Request::Open`].
+    /// The source of an answer to [`WireRequest::Open`].
     fn source(
         &self,
-        answer: Answer,
+        answer: ClientAnswer,
         name: &str,
-        parts: impl FnOnce(Attributes) -> SparseParts,
+        parts: impl FnOnce(FileAttributes) -> SparseParts,
     ) -> Result<(Arc<dyn Source>, SparseParts), Error> {
         match answer {
-            Answer::Object(object, len, attributes, descriptors) => {
-                let fill = Arc::new(Object { client: self.clone(), object, name: name.to_owned() });
+            ClientAnswer::Object(object, len, attributes, descriptors) => {
+                let fill = Arc::new(FetchedObject { client: self.clone(), object, name: name.to_owned() });
                 let parts = parts(attributes);
-                Ok((Arc::new(Sparse::new(name, len, descriptors, fill, parts)?), parts))
+                Ok((Arc::new(SparseSource::new(name, len, descriptors, fill, parts)?), parts))
             }
-            Answer::Whole(len, attributes, descriptors) => match <[OwnedFd; 1]>::try_from(descriptors) {
+            ClientAnswer::Whole(len, attributes, descriptors) => match <[OwnedFd; 1]>::try_from(descriptors) {
                 Ok([data]) => {
                     let parts = parts(attributes);
-                    Ok((Arc::new(Whole::new(name, len, data, parts)?), parts))
+                    Ok((Arc::new(WholeFile::new(name, len, data, parts)?), parts))
                 }
                 Err(_) => Err(unexpected(name)),
             },
@@ -267,8 +271,8 @@ impl Client {
 
 /// Opens a file of a tree again.
 #[derive(Debug)]
-struct Again {
-    client: Client,
+struct TreeReopener {
+    client: FetchClient,
     tree: u32,
     path: Box<str>,
     /// For messages.
@@ -278,10 +282,10 @@ struct Again {
     parts: SparseParts,
 }
 
-impl Reopener for Again {
+impl SourceReopener for TreeReopener {
     fn open(&self, is_cancelled: &dyn Fn() -> bool) -> Result<Arc<dyn Source>, Error> {
         let Self { client, tree, path, name, len, parts } = self;
-        let request = |id| Request::Open { id, tree: *tree, path: path.to_string(), head: 0 };
+        let request = |id| WireRequest::Open { id, tree: *tree, path: path.to_string(), head: 0 };
         let answer = client.0.call(request, is_cancelled).map_err(|why| why.error(name))?;
         let (source, _) = client.source(answer, name, |_| *parts)?;
         // The other process opens the same version again.
@@ -290,36 +294,36 @@ impl Reopener for Again {
 }
 
 /// Why a request has no reply.
-enum Why {
-    Failed(Failed, String),
+enum RequestFailure {
+    Failed(WireFailure, String),
     /// Nothing was heard of the other process for this time.
     Silent(Duration),
     Ended,
     Cancelled,
 }
 
-impl Why {
+impl RequestFailure {
     fn error(self, name: &str) -> Error {
         let name = name.into();
         match self {
             Self::Failed(failed, reason) => {
                 let failure = match failed {
-                    Failed::Changed => Failure::Changed,
-                    Failed::Transient => Failure::Transient,
-                    Failed::Refused => Failure::Refused,
-                    Failed::WholeOnly => Failure::WholeOnly,
-                    Failed::Lasting => Failure::Lasting,
+                    WireFailure::Changed => RemoteFailure::Changed,
+                    WireFailure::Transient => RemoteFailure::Transient,
+                    WireFailure::Refused => RemoteFailure::Refused,
+                    WireFailure::WholeOnly => RemoteFailure::WholeOnly,
+                    WireFailure::Lasting => RemoteFailure::Lasting,
                 };
                 Error::Remote { name, reason, failure }
             }
             Self::Silent(time) => {
                 let reason = format!("weightfs-fetch has said nothing for {} s; is it stopped?", time.as_secs());
-                Error::Remote { name, reason, failure: Failure::Transient }
+                Error::Remote { name, reason, failure: RemoteFailure::Transient }
             }
-            Self::Cancelled => Error::Remote { name, reason: "interrupted".into(), failure: Failure::Transient },
+            Self::Cancelled => Error::Remote { name, reason: "interrupted".into(), failure: RemoteFailure::Transient },
             Self::Ended => {
                 let reason = "weightfs-fetch has ended; mount it again".into();
-                Error::Remote { name, reason, failure: Failure::Lasting }
+                Error::Remote { name, reason, failure: RemoteFailure::Lasting }
             }
         }
     }
@@ -327,25 +331,33 @@ impl Why {
 
 fn unexpected(name: &str) -> Error {
     let reason = "weightfs-fetch sent another reply than was asked for".into();
-    Error::Remote { name: name.into(), reason, failure: Failure::Lasting }
+    Error::Remote { name: name.into(), reason, failure: RemoteFailure::Lasting }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl ClientShared {
+    fn lock(&self) -> MutexGuard<'_, ClientState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sends a request and waits for its reply, for as long as `is_cancelled` is false.
-    fn call(&self, request: impl FnOnce(u64) -> Request, is_cancelled: &dyn Fn() -> bool) -> Result<Answer, Why> {
+    fn call(
+        &self,
+        request: impl FnOnce(u64) -> WireRequest,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<ClientAnswer, RequestFailure> {
         self.wait(self.send(request, is_cancelled)?, is_cancelled)
     }
 
     /// Sends a request, and returns its number. If the other process is so slow that this would wait, tries again for
     /// as long as `is_cancelled` is false.
-    fn send(&self, request: impl FnOnce(u64) -> Request, is_cancelled: &dyn Fn() -> bool) -> Result<u64, Why> {
+    fn send(
+        &self,
+        request: impl FnOnce(u64) -> WireRequest,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<u64, RequestFailure> {
         let mut state = self.lock();
         if state.ended {
-            return Err(Why::Ended);
+            return Err(RequestFailure::Ended);
         }
         self.close_unclosed(&mut state);
         let id = state.number();
@@ -356,46 +368,46 @@ impl Shared {
                 Ok(true) => return Ok(id),
                 Ok(false) if is_cancelled() => {
                     self.lock().waiting.remove(&id);
-                    return Err(Why::Cancelled);
+                    return Err(RequestFailure::Cancelled);
                 }
                 Ok(false) => std::thread::sleep(SEND_AGAIN),
                 Err(_) => {
                     self.end();
-                    return Err(Why::Ended);
+                    return Err(RequestFailure::Ended);
                 }
             }
         }
     }
 
     /// Sends a message without a reply. It is dropped if the other process is slow or has ended.
-    fn hint(&self, request: &Request) {
+    fn hint(&self, request: &WireRequest) {
         let _ = self.channel.try_send(request);
     }
 
     /// Waits for the reply to a request, for as long as `is_cancelled` is false.
-    fn wait(&self, id: u64, is_cancelled: &dyn Fn() -> bool) -> Result<Answer, Why> {
+    fn wait(&self, id: u64, is_cancelled: &dyn Fn() -> bool) -> Result<ClientAnswer, RequestFailure> {
         let started = Instant::now();
         let mut state = self.lock();
         loop {
             if state.waiting.get(&id).is_some_and(Option::is_some) {
                 return match state.waiting.remove(&id).flatten() {
-                    Some(Answer::Failed(failed, reason)) => Err(Why::Failed(failed, reason)),
+                    Some(ClientAnswer::Failed(failed, reason)) => Err(RequestFailure::Failed(failed, reason)),
                     Some(answer) => Ok(answer),
-                    None => Err(Why::Ended),
+                    None => Err(RequestFailure::Ended),
                 };
             }
             if state.ended {
-                return Err(Why::Ended);
+                return Err(RequestFailure::Ended);
             }
             if is_cancelled() {
                 drop(state);
                 self.cancel(id);
-                return Err(Why::Cancelled);
+                return Err(RequestFailure::Cancelled);
             }
             if state.heard.map_or(started, |heard| heard.max(started)).elapsed() > self.patience {
                 drop(state);
                 self.cancel(id);
-                return Err(Why::Silent(self.patience));
+                return Err(RequestFailure::Silent(self.patience));
             }
             state = self.replied.wait_timeout(state, CHECK_EVERY).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -404,8 +416,8 @@ impl Shared {
     /// Ends a request. Its reply is dropped.
     fn cancel(&self, id: u64) {
         let answer = self.lock().waiting.remove(&id).flatten();
-        self.hint(&Request::Cancel { id });
-        if let Some(Answer::Object(object, ..)) = answer {
+        self.hint(&WireRequest::Cancel { id });
+        if let Some(ClientAnswer::Object(object, ..)) = answer {
             self.close(object);
         }
     }
@@ -417,9 +429,9 @@ impl Shared {
         self.close_unclosed(&mut state);
     }
 
-    fn close_unclosed(&self, state: &mut State) {
+    fn close_unclosed(&self, state: &mut ClientState) {
         while let Some(object) = state.unclosed.last() {
-            match self.channel.try_send(&Request::Close { object: *object }) {
+            match self.channel.try_send(&WireRequest::Close { object: *object }) {
                 Ok(false) => return,
                 // If the connection has ended, everything is closed.
                 Ok(true) | Err(_) => state.unclosed.pop(),
@@ -427,7 +439,7 @@ impl Shared {
         }
     }
 
-    /// Receives replies until the connection ends, or until [`Reply::Rested`].
+    /// Receives replies until the connection ends, or until [`WireReply::Rested`].
     fn receive(&self) {
         // Writing a message may wait for a terminal. Replies do not wait for that; messages that are too many are lost.
         let (sender, messages) = sync_channel::<(u8, String)>(LOG_MAX);
@@ -441,9 +453,9 @@ impl Shared {
 
     fn receive_all(&self, log: &SyncSender<(u8, String)>) {
         loop {
-            match self.channel.receive::<Reply>() {
-                Ok(Some((Reply::Rested, _))) => return,
-                Ok(Some((Reply::Log { level, text }, _))) => {
+            match self.channel.receive::<WireReply>() {
+                Ok(Some((WireReply::Rested, _))) => return,
+                Ok(Some((WireReply::Log { level, text }, _))) => {
                     self.lock().heard = Some(Instant::now());
                     let _ = log.try_send((level, text));
                 }
@@ -467,18 +479,18 @@ impl Shared {
     }
 
     /// Takes a reply in. Returns false if it breaks the protocol.
-    fn take(&self, reply: Reply, descriptors: Vec<OwnedFd>) -> bool {
+    fn take(&self, reply: WireReply, descriptors: Vec<OwnedFd>) -> bool {
         let mut state = self.lock();
         state.heard = Some(Instant::now());
         match reply {
-            Reply::Tree { id, tree, about, entries } => {
+            WireReply::Tree { id, tree, about, entries } => {
                 if entries > ENTRIES_MAX || !state.waiting.contains_key(&id) {
                     return false;
                 }
-                state.listing.insert(tree, Listing { id, about, missing: entries, size: 0, entries: Vec::new() });
+                state.listing.insert(tree, ClientListing { id, about, missing: entries, size: 0, entries: Vec::new() });
                 state.finish_listing(tree);
             }
-            Reply::Entries { tree, entries } => {
+            WireReply::Entries { tree, entries } => {
                 if let Some(listing) = state.listing.get_mut(&tree) {
                     let Some(missing) = listing.missing.checked_sub(entries.len() as u64) else { return false };
                     listing.missing = missing;
@@ -490,20 +502,22 @@ impl Shared {
                     state.finish_listing(tree);
                 }
             }
-            Reply::Object { id, object, len, is_public, mtime } => {
+            WireReply::Object { id, object, len, is_public, mtime } => {
                 // A file that was opened for a request which has ended since is closed again.
-                if !state.answer(id, Answer::Object(object, len, Attributes { is_public, mtime }, descriptors)) {
+                if !state
+                    .answer(id, ClientAnswer::Object(object, len, FileAttributes { is_public, mtime }, descriptors))
+                {
                     state.unclosed.push(object);
                     self.close_unclosed(&mut state);
                 }
             }
-            Reply::Whole { id, len, is_public, mtime } => {
-                _ = state.answer(id, Answer::Whole(len, Attributes { is_public, mtime }, descriptors));
+            WireReply::Whole { id, len, is_public, mtime } => {
+                _ = state.answer(id, ClientAnswer::Whole(len, FileAttributes { is_public, mtime }, descriptors));
             }
-            Reply::Ready { id } => _ = state.answer(id, Answer::Ready),
-            Reply::Failed { id, failure, reason } => _ = state.answer(id, Answer::Failed(failure, reason)),
-            Reply::Counts(counts) => state.counts = counts,
-            Reply::Log { .. } | Reply::Rested => {}
+            WireReply::Ready { id } => _ = state.answer(id, ClientAnswer::Ready),
+            WireReply::Failed { id, failure, reason } => _ = state.answer(id, ClientAnswer::Failed(failure, reason)),
+            WireReply::Counts(counts) => state.counts = counts,
+            WireReply::Log { .. } | WireReply::Rested => {}
         }
         drop(state);
         self.replied.notify_all();
@@ -527,7 +541,7 @@ fn write_log(level: u8, text: &str) {
     log::log!(target: "weightfs", level, "{text}");
 }
 
-impl State {
+impl ClientState {
     /// The number of a new request, whose reply somebody waits for.
     fn number(&mut self) -> u64 {
         self.last += 1;
@@ -537,7 +551,7 @@ impl State {
 
     /// Keeps an answer for the thread that waits for it. The answer to a cancelled request is dropped; returns false
     /// then.
-    fn answer(&mut self, id: u64, answer: Answer) -> bool {
+    fn answer(&mut self, id: u64, answer: ClientAnswer) -> bool {
         match self.waiting.get_mut(&id) {
             Some(waiting) => {
                 *waiting = Some(answer);
@@ -549,28 +563,28 @@ impl State {
 
     fn finish_listing(&mut self, tree: u32) {
         if self.listing.get(&tree).is_some_and(|listing| listing.missing == 0)
-            && let Some(Listing { id, about, entries, .. }) = self.listing.remove(&tree)
+            && let Some(ClientListing { id, about, entries, .. }) = self.listing.remove(&tree)
         {
-            _ = self.answer(id, Answer::Tree(tree, about, entries));
+            _ = self.answer(id, ClientAnswer::Tree(tree, about, entries));
         }
     }
 }
 
 /// An open file of the other process.
 #[derive(Debug)]
-struct Object {
-    client: Client,
+struct FetchedObject {
+    client: FetchClient,
     object: u32,
     name: String,
 }
 
-impl Fill for Object {
+impl FillProcess for FetchedObject {
     fn fill(&self, range: Range<u64>, within: Range<u64>, is_cancelled: &dyn Fn() -> bool) -> Result<(), Error> {
         let Self { client, object, name } = self;
         client.0.waited.fetch_add(range.end - range.start, Relaxed);
-        let request = |id| Request::Need { id, object: *object, range: span(&range), within: span(&within) };
+        let request = |id| WireRequest::Need { id, object: *object, range: span(&range), within: span(&within) };
         match client.0.call(request, is_cancelled).map_err(|why| why.error(name))? {
-            Answer::Ready => Ok(()),
+            ClientAnswer::Ready => Ok(()),
             _ => Err(unexpected(name)),
         }
     }
@@ -578,13 +592,13 @@ impl Fill for Object {
     fn touched(&self, range: Range<u64>, within: Range<u64>) {
         // If the connection has ended, nothing is fetched any more.
         let (range, within) = (span(&range), span(&within));
-        self.client.0.hint(&Request::Touched { object: self.object, range, within });
+        self.client.0.hint(&WireRequest::Touched { object: self.object, range, within });
     }
 
     fn stream(&self, range: Range<u64>) -> Box<dyn Send> {
         let Self { client, object, .. } = self;
-        let request = |id| Request::Need { id, object: *object, range: span(&range), within: span(&(0..0)) };
-        Box::new(Stream { client: client.clone(), id: client.0.send(request, &|| true).ok() })
+        let request = |id| WireRequest::Need { id, object: *object, range: span(&range), within: span(&(0..0)) };
+        Box::new(ReplyStream { client: client.clone(), id: client.0.send(request, &|| true).ok() })
     }
 
     fn served(&self, bytes: u64) {
@@ -593,13 +607,13 @@ impl Fill for Object {
 }
 
 /// A request whose reply nobody waits for. It is cancelled on drop.
-struct Stream {
-    client: Client,
+struct ReplyStream {
+    client: FetchClient,
     /// `None` if the connection has ended.
     id: Option<u64>,
 }
 
-impl Drop for Stream {
+impl Drop for ReplyStream {
     fn drop(&mut self) {
         if let Some(id) = self.id {
             self.client.0.cancel(id);
@@ -607,12 +621,12 @@ impl Drop for Stream {
     }
 }
 
-impl Drop for Object {
+impl Drop for FetchedObject {
     fn drop(&mut self) {
         self.client.0.close(self.object);
     }
 }
 
-fn span(range: &Range<u64>) -> Span {
-    Span { start: range.start, end: range.end }
+fn span(range: &Range<u64>) -> WireSpan {
+    WireSpan { start: range.start, end: range.end }
 }

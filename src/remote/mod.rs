@@ -12,4 +12,4 @@ pub mod protocol;
 pub mod transport;
 mod tree;
 
-pub use client::{Client, Traffic};
+pub use client::{ClientTraffic, FetchClient};

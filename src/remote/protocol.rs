@@ -34,9 +34,9 @@ const DESCRIPTORS_MAX: usize = 4;
 /// What the reading process sends. `id` identifies the reply.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields mean the same in all messages")]
-pub enum Request {
+pub enum WireRequest {
     /// The first message.
-    Start(Start),
+    Start(FetchOptions),
     /// Finds out what is at a URL, in its current version. The URL may contain secrets.
     Resolve { id: u64, url: String },
     /// Opens a file of a tree: when it was open before, in the same version. The reply comes when its first `head`
@@ -44,20 +44,20 @@ pub enum Request {
     Open {
         id: u64,
         tree: u32,
-        #[serde(deserialize_with = "path")]
+        #[serde(deserialize_with = "wire_path")]
         path: String,
         head: u64,
     },
     /// Makes a range of an object present. Read-ahead may add bytes of `within` after it, usually those of a tensor. If
     /// `within` is empty, the range is fetched by as few requests as possible, and nothing after it.
-    Need { id: u64, object: u32, range: Span, within: Span },
+    Need { id: u64, object: u32, range: WireSpan, within: WireSpan },
     /// A reader has read a range with a block at which read-ahead is to be extended.
-    Touched { object: u32, range: Span, within: Span },
+    Touched { object: u32, range: WireSpan, within: WireSpan },
     /// Nobody waits for the reply to a request any more.
     Cancel { id: u64 },
     /// An object is not read any more.
     Close { object: u32 },
-    /// Asks for [`Reply::Rested`]. From then on, the fetching process resolves no URL, and opens only files of
+    /// Asks for [`WireReply::Rested`]. From then on, the fetching process resolves no URL, and opens only files of
     /// its listings.
     Rest,
 }
@@ -65,14 +65,14 @@ pub enum Request {
 /// Bytes from `start` up to `end`, which is not included and not smaller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "(u64, u64)")]
-pub struct Span {
+pub struct WireSpan {
     /// In bytes from the start of the object.
     pub start: u64,
     /// In bytes from the start of the object.
     pub end: u64,
 }
 
-impl TryFrom<(u64, u64)> for Span {
+impl TryFrom<(u64, u64)> for WireSpan {
     type Error = &'static str;
 
     fn try_from((start, end): (u64, u64)) -> Result<Self, Self::Error> {
@@ -82,7 +82,7 @@ impl TryFrom<(u64, u64)> for Span {
 
 /// How to fetch.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Start {
+pub struct FetchOptions {
     /// [`VERSION`].
     pub version: u32,
     /// Whether only what was fetched before may be used.
@@ -100,20 +100,20 @@ pub struct Start {
 /// What the process that fetches sends.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields mean the same in all messages")]
-pub enum Reply {
+pub enum WireReply {
     /// What is at a URL. `entries` entries follow.
-    Tree { id: u64, tree: u32, about: About, entries: u64 },
+    Tree { id: u64, tree: u32, about: WireAbout, entries: u64 },
     /// Some files of a tree: their paths and sizes in bytes.
     Entries {
         tree: u32,
-        #[serde(deserialize_with = "entries")]
+        #[serde(deserialize_with = "wire_entries")]
         entries: Vec<(String, u64)>,
     },
     /// An open file. Its data, the map of present blocks, the marks of readers and the lock are beside it.
     Object {
         id: u64,
         object: u32,
-        #[serde(deserialize_with = "size")]
+        #[serde(deserialize_with = "message_size")]
         len: u64,
         /// Whether everyone may read it.
         is_public: bool,
@@ -123,28 +123,28 @@ pub enum Reply {
     /// A file of which all bytes are on this machine. Only its data is beside it.
     Whole {
         id: u64,
-        #[serde(deserialize_with = "size")]
+        #[serde(deserialize_with = "message_size")]
         len: u64,
-        /// As in [`Reply::Object`].
+        /// As in [`WireReply::Object`].
         is_public: bool,
-        /// As in [`Reply::Object`].
+        /// As in [`WireReply::Object`].
         mtime: i64,
     },
     /// The range is present.
     Ready { id: u64 },
     /// A request has failed.
-    Failed { id: u64, failure: Failed, reason: String },
+    Failed { id: u64, failure: WireFailure, reason: String },
     /// A message for the log.
     Log { level: u8, text: String },
     /// What was fetched so far.
-    Counts(Counts),
-    /// The answer to [`Request::Rest`]. The receiver may stop receiving after it.
+    Counts(FetchCounts),
+    /// The answer to [`WireRequest::Rest`]. The receiver may stop receiving after it.
     Rested,
 }
 
 /// What was fetched since the process was started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counts {
+pub struct FetchCounts {
     /// Requests to servers.
     pub requests: u64,
     /// Bytes of files that were received.
@@ -155,11 +155,11 @@ pub struct Counts {
 
 /// What is at a URL.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct About {
+pub struct WireAbout {
     /// The URL of the tree without secrets.
     pub url: String,
     /// The path in the tree that the URL leads to; empty for the tree itself.
-    #[serde(deserialize_with = "path")]
+    #[serde(deserialize_with = "wire_path")]
     pub path: String,
     /// Whether the tree can be listed.
     pub is_listed: bool,
@@ -171,7 +171,7 @@ pub struct About {
 
 /// Why a request has failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Failed {
+pub enum WireFailure {
     /// The version that was opened is gone.
     Changed,
     /// Another attempt may succeed.
@@ -184,21 +184,21 @@ pub enum Failed {
     Lasting,
 }
 
-fn path<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+fn wire_path<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     let path = String::deserialize(from)?;
     check_path(&path).map_err(D::Error::custom)?;
     Ok(path)
 }
 
 /// Sizes of files fit into `off_t`.
-fn size<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+fn message_size<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     let size = u64::deserialize(from)?;
     if i64::try_from(size).is_ok() { Ok(size) } else { Err(D::Error::custom("a size that no file has")) }
 }
 
-fn entries<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<(String, u64)>, D::Error> {
+fn wire_entries<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<(String, u64)>, D::Error> {
     #[derive(Deserialize)]
-    struct Entry(#[serde(deserialize_with = "path")] String, #[serde(deserialize_with = "size")] u64);
+    struct Entry(#[serde(deserialize_with = "wire_path")] String, #[serde(deserialize_with = "message_size")] u64);
 
     let entries: Vec<Entry> = Vec::deserialize(from)?;
     if entries.iter().any(|entry| entry.0.is_empty()) {
@@ -209,9 +209,9 @@ fn entries<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<(String, u64)>, D::
 
 /// One end of the connection.
 #[derive(Debug)]
-pub struct Channel(OwnedFd);
+pub struct WireChannel(OwnedFd);
 
-impl Channel {
+impl WireChannel {
     /// Both ends of a new connection.
     pub fn pair() -> io::Result<(Self, Self)> {
         let (a, b) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
@@ -225,7 +225,7 @@ impl Channel {
 
     /// Sends a message and descriptors. Waits while the other side is slow to receive.
     pub fn send(&self, message: &impl Serialize, descriptors: &[BorrowedFd]) -> io::Result<()> {
-        let packet = encode(message)?;
+        let packet = encode_message(message)?;
         if descriptors.len() > DESCRIPTORS_MAX {
             return Err(io::Error::new(ErrorKind::InvalidInput, "too many descriptors"));
         }
@@ -245,7 +245,7 @@ impl Channel {
 
     /// Sends a message, unless the other side is so slow to receive that this would wait. Returns whether it was sent.
     pub fn try_send(&self, message: &impl Serialize) -> io::Result<bool> {
-        let packet = encode(message)?;
+        let packet = encode_message(message)?;
         loop {
             match send(&self.0, &packet, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
                 Err(rustix::io::Errno::INTR) => {}
@@ -291,25 +291,25 @@ impl Channel {
         if received.bytes == 0 {
             return Ok(None);
         }
-        Ok(Some((decode(&packet[..received.bytes])?, descriptors)))
+        Ok(Some((decode_message(&packet[..received.bytes])?, descriptors)))
     }
 }
 
-impl From<OwnedFd> for Channel {
-    /// One end of a socket of [`Channel::pair`].
+impl From<OwnedFd> for WireChannel {
+    /// One end of a socket of [`WireChannel::pair`].
     fn from(socket: OwnedFd) -> Self {
         Self(socket)
     }
 }
 
-impl AsFd for Channel {
+impl AsFd for WireChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
 /// The packet of a message.
-pub fn encode(message: &impl Serialize) -> io::Result<Vec<u8>> {
+pub fn encode_message(message: &impl Serialize) -> io::Result<Vec<u8>> {
     let packet = postcard::to_stdvec(message).map_err(io::Error::other)?;
     if packet.len() > PACKET_MAX {
         return Err(io::Error::new(ErrorKind::InvalidInput, format!("a message of more than {PACKET_MAX} bytes")));
@@ -318,7 +318,7 @@ pub fn encode(message: &impl Serialize) -> io::Result<Vec<u8>> {
 }
 
 /// The message in a packet, which must have no bytes after it.
-pub fn decode<M: DeserializeOwned>(packet: &[u8]) -> io::Result<M> {
+pub fn decode_message<M: DeserializeOwned>(packet: &[u8]) -> io::Result<M> {
     match postcard::take_from_bytes(packet) {
         Ok((message, [])) => Ok(message),
         _ => Err(io::Error::new(ErrorKind::InvalidData, "a packet that is not a message")),
@@ -332,63 +332,63 @@ mod tests {
     use std::fs::File;
     use std::io::{Read, Write};
 
-    fn any_request() -> impl Strategy<Value = Request> {
+    fn any_request() -> impl Strategy<Value = WireRequest> {
         let span = || {
             let ends = (any::<u64>(), any::<u64>());
-            ends.prop_map(|(one, other)| Span { start: one.min(other), end: one.max(other) })
+            ends.prop_map(|(one, other)| WireSpan { start: one.min(other), end: one.max(other) })
         };
         let path = || prop::collection::vec("[^/\\.\\p{Cc}]{1,8}", 0..4).prop_map(|parts| parts.join("/"));
         prop_oneof![
-            (any::<u64>(), ".*").prop_map(|(id, url)| Request::Resolve { id, url }),
-            (any::<u64>(), any::<u32>(), path(), any::<u64>()).prop_map(|(id, tree, path, head)| Request::Open {
+            (any::<u64>(), ".*").prop_map(|(id, url)| WireRequest::Resolve { id, url }),
+            (any::<u64>(), any::<u32>(), path(), any::<u64>()).prop_map(|(id, tree, path, head)| WireRequest::Open {
                 id,
                 tree,
                 path,
                 head
             }),
-            (any::<u64>(), any::<u32>(), span(), span()).prop_map(|(id, object, range, within)| Request::Need {
+            (any::<u64>(), any::<u32>(), span(), span()).prop_map(|(id, object, range, within)| WireRequest::Need {
                 id,
                 object,
                 range,
                 within
             }),
-            (any::<u32>(), span(), span()).prop_map(|(object, range, within)| Request::Touched {
+            (any::<u32>(), span(), span()).prop_map(|(object, range, within)| WireRequest::Touched {
                 object,
                 range,
                 within
             }),
-            any::<u64>().prop_map(|id| Request::Cancel { id }),
+            any::<u64>().prop_map(|id| WireRequest::Cancel { id }),
         ]
     }
 
     proptest! {
         #[test]
         fn messages_arrive_as_they_were_sent(requests in prop::collection::vec(any_request(), 1..20)) {
-            let (a, b) = Channel::pair().unwrap();
+            let (a, b) = WireChannel::pair().unwrap();
             for request in &requests {
                 a.send(request, &[]).unwrap();
-                let (received, descriptors) = b.receive::<Request>().unwrap().unwrap();
+                let (received, descriptors) = b.receive::<WireRequest>().unwrap().unwrap();
                 prop_assert_eq!((&received, descriptors.len()), (request, 0));
             }
             drop(a);
-            prop_assert!(b.receive::<Request>().unwrap().is_none());
+            prop_assert!(b.receive::<WireRequest>().unwrap().is_none());
         }
 
         #[test]
         fn random_bytes_give_an_error_or_a_message(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = decode::<Request>(&bytes);
-            let _ = decode::<Reply>(&bytes);
+            let _ = decode_message::<WireRequest>(&bytes);
+            let _ = decode_message::<WireReply>(&bytes);
         }
     }
 
     #[test]
     fn descriptors_travel_with_their_message() {
-        let (a, b) = Channel::pair().unwrap();
+        let (a, b) = WireChannel::pair().unwrap();
         let (mut reader, mut writer) = io::pipe().unwrap();
-        a.send(&Reply::Object { id: 1, object: 2, len: 3, is_public: true, mtime: 4 }, &[writer.as_fd()]).unwrap();
+        a.send(&WireReply::Object { id: 1, object: 2, len: 3, is_public: true, mtime: 4 }, &[writer.as_fd()]).unwrap();
         writer.write_all(b"one").unwrap();
         drop(writer);
-        let (_, mut descriptors) = b.receive::<Reply>().unwrap().unwrap();
+        let (_, mut descriptors) = b.receive::<WireReply>().unwrap().unwrap();
         let mut other = File::from(descriptors.pop().unwrap());
         other.write_all(b"two").unwrap();
         drop(other);
@@ -399,33 +399,36 @@ mod tests {
 
     #[test]
     fn end_of_the_other_side_is_no_error_if_it_has_unread_messages() {
-        let (a, b) = Channel::pair().unwrap();
-        b.send(&Request::Cancel { id: 5 }, &[]).unwrap();
+        let (a, b) = WireChannel::pair().unwrap();
+        b.send(&WireRequest::Cancel { id: 5 }, &[]).unwrap();
         drop(a);
-        assert!(b.receive::<Reply>().unwrap().is_none());
+        assert!(b.receive::<WireReply>().unwrap().is_none());
     }
 
     #[test]
     fn packets_that_are_no_messages_are_errors() {
-        let (a, b) = Channel::pair().unwrap();
+        let (a, b) = WireChannel::pair().unwrap();
         assert!(a.send(&"x".repeat(PACKET_MAX), &[]).is_err());
         a.send(&(77u8, 1u8), &[]).unwrap();
-        assert!(b.receive::<Request>().is_err());
+        assert!(b.receive::<WireRequest>().is_err());
         // A message with a byte after it.
-        a.send(&(Request::Cancel { id: 5 }, 0u8), &[]).unwrap();
-        assert!(b.receive::<Request>().is_err());
+        a.send(&(WireRequest::Cancel { id: 5 }, 0u8), &[]).unwrap();
+        assert!(b.receive::<WireRequest>().is_err());
     }
 
     #[test]
     fn hostile_paths_sizes_and_spans_are_errors() {
         let entry =
-            |path: &str, len: u64| Reply::Entries { tree: 1, entries: vec![("x".into(), 1), (path.into(), len)] };
-        let open = |path: &str| Request::Open { id: 1, tree: 2, path: path.into(), head: 3 };
-        let about = |path: &str| About { path: path.into(), url: "hf://a/b".into(), ..ABOUT };
-        let tree = |path: &str| Reply::Tree { id: 1, tree: 2, about: about(path), entries: u64::MAX };
-        let is_read = |message: &Reply| decode::<Reply>(&encode(message).unwrap()).is_ok_and(|read| read == *message);
-        let is_asked =
-            |message: &Request| decode::<Request>(&encode(message).unwrap()).is_ok_and(|read| read == *message);
+            |path: &str, len: u64| WireReply::Entries { tree: 1, entries: vec![("x".into(), 1), (path.into(), len)] };
+        let open = |path: &str| WireRequest::Open { id: 1, tree: 2, path: path.into(), head: 3 };
+        let about = |path: &str| WireAbout { path: path.into(), url: "hf://a/b".into(), ..ABOUT };
+        let tree = |path: &str| WireReply::Tree { id: 1, tree: 2, about: about(path), entries: u64::MAX };
+        let is_read = |message: &WireReply| {
+            decode_message::<WireReply>(&encode_message(message).unwrap()).is_ok_and(|read| read == *message)
+        };
+        let is_asked = |message: &WireRequest| {
+            decode_message::<WireRequest>(&encode_message(message).unwrap()).is_ok_and(|read| read == *message)
+        };
         let longest = "x".repeat(4096);
         for path in ["a", "a/b c", "..a/b..", "é%2F", &longest] {
             assert!(is_read(&entry(path, 0)) && is_read(&tree(path)) && is_asked(&open(path)), "{path:?}");
@@ -437,38 +440,39 @@ mod tests {
         for (len, is_valid) in [(0, true), (i64::MAX as u64, true), (1 << 63, false), (u64::MAX, false)] {
             for message in [
                 entry("a", len),
-                Reply::Object { id: 1, object: 2, len, is_public: true, mtime: 4 },
-                Reply::Whole { id: 1, len, is_public: true, mtime: 4 },
+                WireReply::Object { id: 1, object: 2, len, is_public: true, mtime: 4 },
+                WireReply::Whole { id: 1, len, is_public: true, mtime: 4 },
             ] {
                 assert_eq!(is_read(&message), is_valid, "{len}");
             }
         }
         for (start, end) in [(0, 0), (5, 5), (0, u64::MAX), (1, 0), (u64::MAX, 0)] {
-            let span = Span { start, end };
-            let whole = Span { start: 0, end: 9 };
+            let span = WireSpan { start, end };
+            let whole = WireSpan { start: 0, end: 9 };
             for (range, within) in [(span, whole), (whole, span)] {
-                let need = Request::Need { id: 1, object: 2, range, within };
+                let need = WireRequest::Need { id: 1, object: 2, range, within };
                 assert_eq!(is_asked(&need), start <= end, "{start} {end}");
             }
         }
     }
 
-    const ABOUT: About = About { url: String::new(), path: String::new(), is_listed: true, is_public: true, mtime: 0 };
+    const ABOUT: WireAbout =
+        WireAbout { url: String::new(), path: String::new(), is_listed: true, is_public: true, mtime: 0 };
 
     #[test]
     fn sender_that_does_not_wait_notices_a_full_connection() {
-        let (a, b) = Channel::pair().unwrap();
+        let (a, b) = WireChannel::pair().unwrap();
         let mut sent = 0u64;
-        while a.try_send(&Request::Cancel { id: sent }).unwrap() {
+        while a.try_send(&WireRequest::Cancel { id: sent }).unwrap() {
             sent += 1;
         }
         assert!(sent > 0);
         for expected in 0..sent {
-            let (received, _) = b.receive::<Request>().unwrap().unwrap();
-            assert_eq!(received, Request::Cancel { id: expected });
+            let (received, _) = b.receive::<WireRequest>().unwrap().unwrap();
+            assert_eq!(received, WireRequest::Cancel { id: expected });
         }
-        assert!(a.try_send(&Request::Cancel { id: 0 }).unwrap());
+        assert!(a.try_send(&WireRequest::Cancel { id: 0 }).unwrap());
         drop(b);
-        assert!(a.try_send(&Request::Cancel { id: 0 }).is_err());
+        assert!(a.try_send(&WireRequest::Cancel { id: 0 }).is_err());
     }
 }

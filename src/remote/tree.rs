@@ -1,9 +1,12 @@
 //! The files at a URL.
 
-use super::client::{Attributes, Client, Found};
+use super::client::{FetchClient, FileAttributes, FoundSource};
 use super::location;
-use super::protocol::About;
-use crate::source::{Entry, EntryKind, Error, FIRST_TREE, Failure, Listing, Location, Source, SparseParts, Stat, Tree};
+use super::protocol::WireAbout;
+use crate::source::{
+    DirListing, Error, FIRST_TREE, ListedEntry, ListedKind, Location, RemoteFailure, Source, SourceStat, SourceTree,
+    SparseParts,
+};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::ops::Bound;
@@ -11,20 +14,20 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
-impl Client {
+impl FetchClient {
     /// What is at a URL, pinned to its current version: if a file changes later, reading it is an error.
     pub fn resolve(&self, url: &str) -> Result<Location, Error> {
-        let Found { number, about, entries } = self.find(url)?;
+        let FoundSource { number, about, entries } = self.find(url)?;
         let path = about.path.clone();
         Ok(Location::in_tree(Arc::new(RemoteTree::new(self.clone(), number, about, entries)), &path))
     }
 }
 
-/// A tree of a [`Client`].
+/// A tree of a [`FetchClient`].
 struct RemoteTree {
-    client: Client,
+    client: FetchClient,
     number: u32,
-    about: About,
+    about: WireAbout,
     name: String,
     /// The size of each file in bytes, by its path.
     files: BTreeMap<String, u64>,
@@ -41,14 +44,14 @@ fn next_device() -> u64 {
 }
 
 impl RemoteTree {
-    fn new(client: Client, number: u32, about: About, entries: Vec<(String, u64)>) -> Self {
+    fn new(client: FetchClient, number: u32, about: WireAbout, entries: Vec<(String, u64)>) -> Self {
         let files = entries.into_iter().collect();
-        let name = name_of(&about.url);
+        let name = tree_name(&about.url);
         Self { client, number, about, name, files, tried: Mutex::default(), device: next_device() }
     }
 
     /// The entries of a directory, sorted: name, kind, and size in bytes.
-    fn entries(&self, dir: &str) -> impl Iterator<Item = (&str, EntryKind, u64)> {
+    fn entries(&self, dir: &str) -> impl Iterator<Item = (&str, ListedKind, u64)> {
         let prefix = if dir.is_empty() { String::new() } else { format!("{dir}/") };
         let mut from = prefix.clone();
         std::iter::from_fn(move || {
@@ -57,13 +60,13 @@ impl RemoteTree {
                 let below = path.strip_prefix(&prefix)?;
                 let Some((name, _)) = below.split_once('/') else {
                     from = format!("{path}\0");
-                    return Some((below, EntryKind::File, *len));
+                    return Some((below, ListedKind::File, *len));
                 };
                 // The paths in a directory are followed by those that go on with the character after the slash.
                 from = format!("{prefix}{name}0");
                 // In an object store, a file and the prefix of others may have the same name.
                 if !self.files.contains_key(&path[..prefix.len() + name.len()]) {
-                    return Some((name, EntryKind::Dir, 0));
+                    return Some((name, ListedKind::Dir, 0));
                 }
             }
         })
@@ -77,7 +80,7 @@ impl RemoteTree {
         // The names of shards come from indexes. weightfs-fetch ends the connection if a path is not allowed.
         location::check_path(path).map_err(|error| {
             let name = self.url_of(path).into();
-            Error::Remote { name, reason: error.to_string(), failure: Failure::Lasting }
+            Error::Remote { name, reason: error.to_string(), failure: RemoteFailure::Lasting }
         })?;
         let parts = |attributes| SparseParts { id: (self.device, number_of(path)), stat: stat(attributes) };
         self.client.open(self.number, path, &self.url_of(path), parts)
@@ -91,7 +94,10 @@ impl RemoteTree {
         }
         let tried = match self.open_now(path) {
             Ok(source) => Some(source),
-            Err(Error::Remote { failure: Failure::Lasting | Failure::Refused | Failure::WholeOnly, .. }) => None,
+            Err(Error::Remote {
+                failure: RemoteFailure::Lasting | RemoteFailure::Refused | RemoteFailure::WholeOnly,
+                ..
+            }) => None,
             Err(_) => return true,
         };
         let exists = tried.is_some();
@@ -108,9 +114,9 @@ impl RemoteTree {
 }
 
 /// The name of the tree at a URL: that of its repository, or else the last component.
-fn name_of(url: &str) -> String {
-    let path = match location::Location::parse(url) {
-        Ok(Some(location::Location::Hub(hub))) if hub.path.is_empty() => hub.repo,
+fn tree_name(url: &str) -> String {
+    let path = match location::RemoteLocation::parse(url) {
+        Ok(Some(location::RemoteLocation::Hub(hub))) if hub.path.is_empty() => hub.repo,
         _ => url.trim_end_matches('/').to_owned(),
     };
     path.rsplit('/').next().unwrap_or_default().to_owned()
@@ -123,11 +129,11 @@ fn number_of(path: &str) -> u64 {
 }
 
 /// The attributes of a file. It belongs to the user who reads it.
-fn stat(attributes: Attributes) -> Stat {
+fn stat(attributes: FileAttributes) -> SourceStat {
     let (uid, gid) = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
     let mtime = u64::try_from(attributes.mtime).ok().and_then(|at| UNIX_EPOCH.checked_add(Duration::from_secs(at)));
     let mode = if attributes.is_public { 0o444 } else { 0o400 };
-    Stat { uid, gid, mode, mtime: mtime.unwrap_or(UNIX_EPOCH), ctime: (0, 0) }
+    SourceStat { uid, gid, mode, mtime: mtime.unwrap_or(UNIX_EPOCH), ctime: (0, 0) }
 }
 
 impl fmt::Debug for RemoteTree {
@@ -136,7 +142,7 @@ impl fmt::Debug for RemoteTree {
     }
 }
 
-impl Tree for RemoteTree {
+impl SourceTree for RemoteTree {
     fn url(&self) -> &str {
         &self.about.url
     }
@@ -156,12 +162,12 @@ impl Tree for RemoteTree {
         }
     }
 
-    fn list(&self, path: &str) -> Result<Listing, Error> {
+    fn list(&self, path: &str) -> Result<DirListing, Error> {
         if !self.about.is_listed {
             let reason = "the server does not list files; name a file or the index of a sharded model".into();
-            return Err(Error::Remote { name: self.url_of(path).into(), reason, failure: Failure::Lasting });
+            return Err(Error::Remote { name: self.url_of(path).into(), reason, failure: RemoteFailure::Lasting });
         }
-        let entry = |(name, kind, len): (&str, EntryKind, u64)| Entry {
+        let entry = |(name, kind, len): (&str, ListedKind, u64)| ListedEntry {
             name: name.into(),
             kind,
             is_link: false,
@@ -169,7 +175,7 @@ impl Tree for RemoteTree {
             device: self.device,
         };
         let entries = self.entries(path).map(entry).collect();
-        Ok(Listing { id: (self.device, number_of(&format!("{path}/"))), stat: self.stat(), entries })
+        Ok(DirListing { id: (self.device, number_of(&format!("{path}/"))), stat: self.stat(), entries })
     }
 
     fn device(&self) -> u64 {
@@ -180,12 +186,12 @@ impl Tree for RemoteTree {
         self.files.get(path).copied()
     }
 
-    fn stat(&self) -> Stat {
+    fn stat(&self) -> SourceStat {
         // Without a listing, there is no directory that could be private: only its files are.
         let is_public = self.about.is_public || !self.about.is_listed;
-        let file = stat(Attributes { is_public, mtime: self.about.mtime });
+        let file = stat(FileAttributes { is_public, mtime: self.about.mtime });
         // Everyone who may read a directory may search it.
-        Stat { mode: file.mode | file.mode >> 2, ..file }
+        SourceStat { mode: file.mode | file.mode >> 2, ..file }
     }
 
     fn is_dir(&self, path: &str) -> bool {

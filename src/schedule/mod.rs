@@ -5,9 +5,9 @@
 
 mod plan;
 
-use crate::content::{Request, Wait};
-use crate::threads::{self, Helpers};
-use plan::{Plan, Start, Task, Ticket};
+use crate::content::{ReadRequest, WaitFor};
+use crate::threads::{self, HelperThreads};
+use plan::{ComputationTicket, PlannedTask, SchedulePlan, StartedJob};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,10 +15,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// An operation that has to wait.
-pub trait Job: Send + Sync {
+pub trait ScheduledJob: Send + Sync {
     /// Continues the operation. Returns what it has to wait for if `request` does not allow that. Otherwise, the
     /// operation has ended.
-    fn run(&self, request: &Request) -> Option<Wait>;
+    fn run(&self, request: &ReadRequest) -> Option<WaitFor>;
 
     /// Whether nobody waits for the result any more.
     fn is_cancelled(&self) -> bool;
@@ -27,7 +27,7 @@ pub trait Job: Send + Sync {
     fn cancel(&self);
 }
 
-type Shared = Arc<dyn Job>;
+type Shared = Arc<dyn ScheduledJob>;
 
 /// Time between two checks for cancelled jobs and stalled computations.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
@@ -54,10 +54,10 @@ thread_local! {
 }
 
 /// Continues parked jobs. Its threads end when it is dropped.
-pub struct Scheduler(Arc<Inner>);
+pub struct Scheduler(Arc<SchedulerInner>);
 
-struct Inner {
-    state: Mutex<State>,
+struct SchedulerInner {
+    state: Mutex<SchedulerState>,
     /// Notified when a thread without a job gets one, by kind of thread.
     ready: [Condvar; 2],
     /// Notified when a computation is resumed.
@@ -66,10 +66,10 @@ struct Inner {
     parked: Condvar,
 }
 
-struct State {
-    plan: Plan<Shared>,
+struct SchedulerState {
+    plan: SchedulePlan<Shared>,
     /// By kind of thread.
-    pools: [Pool; 2],
+    pools: [ThreadPool; 2],
     /// Whether the thread that checks parked jobs is running.
     checks: bool,
     closed: bool,
@@ -77,8 +77,8 @@ struct State {
 
 /// Threads of one kind.
 #[derive(Default)]
-struct Pool {
-    ready: VecDeque<Start<Shared>>,
+struct ThreadPool {
+    ready: VecDeque<StartedJob<Shared>>,
     threads: usize,
     idle: usize,
     /// How many threads were needed and could not be started, since the thread that checks parked jobs has tried again.
@@ -89,7 +89,7 @@ struct Pool {
 
 /// The kinds of threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ThreadKind {
     /// Waits for devices.
     Reading,
     Computing,
@@ -100,15 +100,19 @@ impl Scheduler {
     pub fn new(cores: usize, memory: Option<u64>) -> Self {
         let room = memory.map_or(u64::MAX, |memory| memory / MEMORY_SHARE / MEMORY_EACH);
         let started_max = usize::try_from(room).unwrap_or(usize::MAX).min(4 * cores.max(1));
-        let state =
-            State { plan: Plan::new(cores, started_max), pools: Default::default(), checks: false, closed: false };
+        let state = SchedulerState {
+            plan: SchedulePlan::new(cores, started_max),
+            pools: Default::default(),
+            checks: false,
+            closed: false,
+        };
         let (ready, resumed, parked) = Default::default();
-        Self(Arc::new(Inner { state: Mutex::new(state), ready, resumed, parked }))
+        Self(Arc::new(SchedulerInner { state: Mutex::new(state), ready, resumed, parked }))
     }
 
     /// Parks a job until it can continue. If no thread can be started, the job runs on this thread.
-    pub fn park(&self, job: Arc<dyn Job>, wait: Wait) {
-        self.0.park(Task { job, wait, turns: 0 });
+    pub fn park(&self, job: Arc<dyn ScheduledJob>, wait: WaitFor) {
+        self.0.park(PlannedTask { job, wait, turns: 0 });
     }
 }
 
@@ -128,12 +132,12 @@ impl fmt::Debug for Scheduler {
     }
 }
 
-impl Inner {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl SchedulerInner {
+    fn lock(&self) -> MutexGuard<'_, SchedulerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn park(self: &Arc<Self>, task: Task<Shared>) {
+    fn park(self: &Arc<Self>, task: PlannedTask<Shared>) {
         let mut state = self.lock();
         if state.closed {
             return;
@@ -149,18 +153,18 @@ impl Inner {
     }
 
     /// Gives every job that can continue to a thread.
-    fn dispatch(self: &Arc<Self>, mut guard: MutexGuard<State>) {
+    fn dispatch(self: &Arc<Self>, mut guard: MutexGuard<SchedulerState>) {
         let state = &mut *guard;
         if state.closed {
             return;
         }
         while let Some(start) = state.plan.next_read() {
-            state.pools[Kind::Reading as usize].ready.push_back(start);
-            self.wake_or_spawn(Kind::Reading, &mut state.pools[Kind::Reading as usize]);
+            state.pools[ThreadKind::Reading as usize].ready.push_back(start);
+            self.wake_or_spawn(ThreadKind::Reading, &mut state.pools[ThreadKind::Reading as usize]);
         }
         while let Some(start) = state.plan.next_computation(Instant::now()) {
-            state.pools[Kind::Computing as usize].ready.push_back(start);
-            self.wake_or_spawn(Kind::Computing, &mut state.pools[Kind::Computing as usize]);
+            state.pools[ThreadKind::Computing as usize].ready.push_back(start);
+            self.wake_or_spawn(ThreadKind::Computing, &mut state.pools[ThreadKind::Computing as usize]);
         }
         self.resumed.notify_all();
         if LOWERED.get() && state.checks {
@@ -168,17 +172,17 @@ impl Inner {
         }
         // If no thread could be started, this thread runs the jobs.
         let pools = state.pools.iter_mut().filter(|pool| pool.threads == 0);
-        let alone: Vec<Start<Shared>> = pools.flat_map(|pool| pool.ready.drain(..)).collect();
+        let alone: Vec<StartedJob<Shared>> = pools.flat_map(|pool| pool.ready.drain(..)).collect();
         drop(guard);
         alone.into_iter().for_each(|start| self.perform(start));
     }
 
     /// Wakes or starts a thread for the job that was added last.
-    fn wake_or_spawn(self: &Arc<Self>, kind: Kind, pool: &mut Pool) {
+    fn wake_or_spawn(self: &Arc<Self>, kind: ThreadKind, pool: &mut ThreadPool) {
         if pool.idle >= pool.ready.len() {
             return self.ready[kind as usize].notify_one();
         }
-        if kind == Kind::Reading && LOWERED.get() {
+        if kind == ThreadKind::Reading && LOWERED.get() {
             // A thread that this thread starts would also have a lower priority. The thread that checks parked jobs
             // starts it instead.
             pool.missing += 1;
@@ -198,8 +202,8 @@ impl Inner {
     }
 
     /// Runs jobs until there are none for a while.
-    fn work(self: &Arc<Self>, kind: Kind) {
-        if kind == Kind::Computing {
+    fn work(self: &Arc<Self>, kind: ThreadKind) {
+        if kind == ThreadKind::Computing {
             lower_priority();
         }
         let mut state = self.lock();
@@ -226,9 +230,9 @@ impl Inner {
     }
 
     /// Continues a job, and then those that waited for its result.
-    fn perform(self: &Arc<Self>, start: Start<Shared>) {
-        let Start { number, task: Task { job, wait, turns }, ticket } = start;
-        let request = if turns < TURNS_MAX { Request::only(wait) } else { Request::WAIT };
+    fn perform(self: &Arc<Self>, start: StartedJob<Shared>) {
+        let StartedJob { number, task: PlannedTask { job, wait, turns }, ticket } = start;
+        let request = if turns < TURNS_MAX { ReadRequest::only(wait) } else { ReadRequest::WAIT };
         let next = match &ticket {
             Some(ticket) => {
                 let is_cancelled = || self.checkpoint(number, wait, ticket, &job);
@@ -240,25 +244,25 @@ impl Inner {
         let mut state = self.lock();
         let followers = state.plan.end(number, wait);
         if let Some(wait) = next {
-            state.plan.add(Task { job, wait, turns: turns.saturating_add(1) });
+            state.plan.add(PlannedTask { job, wait, turns: turns.saturating_add(1) });
         }
         self.dispatch(state);
-        for Task { job, turns, .. } in followers {
+        for PlannedTask { job, turns, .. } in followers {
             // The result is available now, unless the job failed. In that case, the first follower makes it.
-            if let Some(wait) = job.run(&Request::NOWAIT) {
-                self.park(Task { job, wait, turns });
+            if let Some(wait) = job.run(&ReadRequest::NOWAIT) {
+                self.park(PlannedTask { job, wait, turns });
             }
         }
     }
 
     /// Called by a computation whenever it checks its request. Pauses while other computations go first. Returns
     /// whether the computation should end because nobody waits for the result any more.
-    fn checkpoint(self: &Arc<Self>, number: u64, wait: Wait, ticket: &Ticket, job: &Shared) -> bool {
+    fn checkpoint(self: &Arc<Self>, number: u64, wait: WaitFor, ticket: &ComputationTicket, job: &Shared) -> bool {
         let is_flagged = ticket.check();
         if !is_flagged && !job.is_cancelled() {
             return false;
         }
-        let is_cancelled = |state: &State| job.is_cancelled() && !state.plan.is_followed(wait);
+        let is_cancelled = |state: &SchedulerState| job.is_cancelled() && !state.plan.is_followed(wait);
         let mut state = self.lock();
         if is_flagged && let Some(pause) = state.plan.pause(number) {
             self.dispatch(state);
@@ -286,7 +290,7 @@ impl Inner {
             }
             let cancelled = state.plan.remove_cancelled(|job| job.is_cancelled());
             state.plan.find_stalled(Instant::now());
-            for kind in [Kind::Reading, Kind::Computing] {
+            for kind in [ThreadKind::Reading, ThreadKind::Computing] {
                 let pool = &mut state.pools[kind as usize];
                 let missing = std::mem::take(&mut pool.missing).min(pool.ready.len());
                 (0..missing).for_each(|_| self.wake_or_spawn(kind, pool));
@@ -302,11 +306,11 @@ impl Inner {
 
 /// Counts the helper threads of a computation as its threads.
 struct CountedHelpers {
-    inner: Arc<Inner>,
+    inner: Arc<SchedulerInner>,
     number: u64,
 }
 
-impl Helpers for CountedHelpers {
+impl HelperThreads for CountedHelpers {
     fn acquire(&self) -> bool {
         self.inner.lock().plan.acquire(self.number)
     }
@@ -330,7 +334,7 @@ fn lower_priority() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::content::{self, Error, Key, Need};
+    use crate::content::{self, Error, ResultId, WaitResource};
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     /// The state of a job that runs until `go` is set.
@@ -346,8 +350,8 @@ mod tests {
     /// A job of a test. The function is what it does in its turn.
     struct Test<F>(Arc<Held>, F);
 
-    impl<F: Fn(&Held, &Request) -> Result<(), Error> + Send + Sync> Job for Test<F> {
-        fn run(&self, request: &Request) -> Option<Wait> {
+    impl<F: Fn(&Held, &ReadRequest) -> Result<(), Error> + Send + Sync> ScheduledJob for Test<F> {
+        fn run(&self, request: &ReadRequest) -> Option<WaitFor> {
             match (self.1)(&self.0, request) {
                 Err(Error::WouldBlock(wait)) => return Some(wait),
                 _ => self.0.done.store(true, Ordering::SeqCst),
@@ -366,8 +370,8 @@ mod tests {
 
     fn park(
         scheduler: &Scheduler,
-        wait: Wait,
-        run: impl Fn(&Held, &Request) -> Result<(), Error> + Send + Sync + 'static,
+        wait: WaitFor,
+        run: impl Fn(&Held, &ReadRequest) -> Result<(), Error> + Send + Sync + 'static,
     ) -> Arc<Held> {
         let held = Arc::new(Held::default());
         scheduler.park(Arc::new(Test(held.clone(), run)), wait);
@@ -375,7 +379,7 @@ mod tests {
     }
 
     /// Checks the request until `go` is set.
-    fn hold(wait: Wait) -> impl Fn(&Held, &Request) -> Result<(), Error> {
+    fn hold(wait: WaitFor) -> impl Fn(&Held, &ReadRequest) -> Result<(), Error> {
         move |held, request| {
             request.wait(wait)?;
             held.runs.fetch_add(1, Ordering::SeqCst);
@@ -387,8 +391,8 @@ mod tests {
         }
     }
 
-    fn computation(bytes: u64, item: u32) -> Wait {
-        Wait { need: Need::Cores { bytes, device: None }, key: Some(Key { model: 0, kind: 0, item }) }
+    fn computation(bytes: u64, item: u32) -> WaitFor {
+        WaitFor { need: WaitResource::Cores { bytes, device: None }, key: Some(ResultId { model: 0, kind: 0, item }) }
     }
 
     fn wait_until(done: impl Fn() -> bool) {
@@ -459,9 +463,9 @@ mod tests {
     #[test]
     fn cancelled_jobs_are_answered_while_they_are_parked_and_while_they_hang() {
         let scheduler = Scheduler::new(1, None);
-        let read = Wait { need: Need::Device(1), key: None };
+        let read = WaitFor { need: WaitResource::Device(1), key: None };
         // Like reads of a device that hangs, these jobs do not check their requests.
-        let hang = |held: &Held, _: &Request| {
+        let hang = |held: &Held, _: &ReadRequest| {
             held.runs.fetch_add(1, Ordering::SeqCst);
             while !held.go.load(Ordering::SeqCst) {
                 std::thread::yield_now();
@@ -470,7 +474,7 @@ mod tests {
         };
         let hung: Vec<_> = (0..content::running_max(0) + 5).map(|_| park(&scheduler, read, hang)).collect();
         wait_until(|| hung.iter().filter(|held| runs(held) == 1).count() == content::running_max(0));
-        let other = park(&scheduler, Wait { need: Need::Device(2), key: None }, |_, _| Ok(()));
+        let other = park(&scheduler, WaitFor { need: WaitResource::Device(2), key: None }, |_, _| Ok(()));
         wait_until(|| is_done(&other));
         hung.iter().for_each(|held| held.left.store(true, Ordering::SeqCst));
         wait_until(|| hung.iter().all(|held| held.cancels.load(Ordering::SeqCst) > 0));

@@ -5,7 +5,7 @@
 //! a computation of a higher class pauses for it. Every [`OLDEST_EVERY`]th turn goes to the computation that has waited
 //! longest, so that none starves. Of the jobs with the same key, one continues and the others follow it.
 
-use crate::content::{self, Key, Need, Wait};
+use crate::content::{self, ResultId, WaitFor, WaitResource};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -29,36 +29,36 @@ const STALLED_AFTER: Duration = Duration::from_secs(1);
 
 /// A job and what it waits for.
 #[derive(Debug)]
-pub(super) struct Task<J> {
+pub(super) struct PlannedTask<J> {
     pub job: J,
-    pub wait: Wait,
+    pub wait: WaitFor,
     /// How often the job has continued already.
     pub turns: u8,
 }
 
 /// A job that continues now.
 #[derive(Debug)]
-pub(super) struct Start<J> {
+pub(super) struct StartedJob<J> {
     /// Identifies the running job.
     pub number: u64,
-    pub task: Task<J>,
+    pub task: PlannedTask<J>,
     /// `None` unless the job computes.
-    pub ticket: Option<Arc<Ticket>>,
+    pub ticket: Option<Arc<ComputationTicket>>,
 }
 
 /// The state that a running computation shares with the plan. The computation uses it whenever it checks its request.
 #[derive(Debug)]
-pub(super) struct Ticket {
+pub(super) struct ComputationTicket {
     /// When the plan was made.
     since: Instant,
-    /// Whether the computation must call [`Plan::pause`]: it has to pause, or it counts as stalled.
+    /// Whether the computation must call [`SchedulePlan::pause`]: it has to pause, or it counts as stalled.
     flagged: AtomicBool,
     /// When it last checked its request, in milliseconds since the plan was made.
     checked: AtomicU64,
 }
 
-impl Ticket {
-    /// Registers that the computation checks its request. Returns whether it must call [`Plan::pause`].
+impl ComputationTicket {
+    /// Registers that the computation checks its request. Returns whether it must call [`SchedulePlan::pause`].
     pub fn check(&self) -> bool {
         self.checked.store(self.since.elapsed().as_millis() as u64, Ordering::Relaxed);
         self.flagged.load(Ordering::Relaxed)
@@ -67,7 +67,7 @@ impl Ticket {
 
 /// All jobs that wait or run. `J` is a cheap handle of a job.
 #[derive(Debug)]
-pub(super) struct Plan<J> {
+pub(super) struct SchedulePlan<J> {
     /// Number of threads that compute at a time.
     cores: usize,
     /// Maximum number of computations that have started and not ended.
@@ -76,28 +76,28 @@ pub(super) struct Plan<J> {
     /// The number of the next job or pause.
     next: u64,
     /// For each key that a job waits or runs for, the jobs that follow it.
-    followers: HashMap<Key, Vec<Task<J>>>,
-    lanes: HashMap<u64, Lane<J>>,
+    followers: HashMap<ResultId, Vec<PlannedTask<J>>>,
+    lanes: HashMap<u64, ScheduleLane<J>>,
     /// Computations that have not started, by class and number.
-    waiting: BTreeMap<(u8, u64), Task<J>>,
+    waiting: BTreeMap<(u8, u64), PlannedTask<J>>,
     /// Computations that have started, by number.
-    started: BTreeMap<u64, Started<J>>,
+    started: BTreeMap<u64, StartedLane<J>>,
     /// How many turns the computations have had.
     turns: u64,
 }
 
 #[derive(Debug)]
-struct Lane<J> {
-    waiting: VecDeque<(u64, Task<J>)>,
+struct ScheduleLane<J> {
+    waiting: VecDeque<(u64, PlannedTask<J>)>,
     running: HashMap<u64, J>,
 }
 
 #[derive(Debug)]
-struct Started<J> {
+struct StartedLane<J> {
     job: J,
     class: u8,
     device: Option<u64>,
-    ticket: Arc<Ticket>,
+    ticket: Arc<ComputationTicket>,
     /// Threads that compute, and threads that pause.
     active: usize,
     asleep: usize,
@@ -112,12 +112,12 @@ struct Started<J> {
 }
 
 /// The next turn of the computations.
-enum Turn {
+enum ComputationTurn {
     Start((u8, u64)),
     Resume(u64),
 }
 
-impl<J: Clone> Plan<J> {
+impl<J: Clone> SchedulePlan<J> {
     pub fn new(cores: usize, started_max: usize) -> Self {
         let started_max = started_max.max(2);
         let cores = cores.clamp(1, started_max / 2);
@@ -131,7 +131,7 @@ impl<J: Clone> Plan<J> {
     }
 
     /// Parks a job.
-    pub fn add(&mut self, task: Task<J>) {
+    pub fn add(&mut self, task: PlannedTask<J>) {
         if let Some(key) = task.wait.key {
             if let Some(followers) = self.followers.get_mut(&key) {
                 return followers.push(task);
@@ -140,40 +140,40 @@ impl<J: Clone> Plan<J> {
         }
         let number = self.number();
         match task.wait.need {
-            Need::Device(device) => {
+            WaitResource::Device(device) => {
                 let lane = self.lanes.entry(device);
-                let lane = lane.or_insert_with(|| Lane { waiting: VecDeque::new(), running: HashMap::new() });
+                let lane = lane.or_insert_with(|| ScheduleLane { waiting: VecDeque::new(), running: HashMap::new() });
                 lane.waiting.push_back((number, task));
             }
-            Need::Cores { bytes, .. } => drop(self.waiting.insert((class(bytes), number), task)),
+            WaitResource::Cores { bytes, .. } => drop(self.waiting.insert((class(bytes), number), task)),
         }
     }
 
     /// The next job that waits for a device, if its lane has room.
-    pub fn next_read(&mut self) -> Option<Start<J>> {
-        let has_room = |device: &u64, lane: &Lane<J>| {
+    pub fn next_read(&mut self) -> Option<StartedJob<J>> {
+        let has_room = |device: &u64, lane: &ScheduleLane<J>| {
             !lane.waiting.is_empty() && lane.running.len() < content::running_max(*device)
         };
         let lane = self.lanes.iter_mut().find_map(|(device, lane)| has_room(device, lane).then_some(lane))?;
         let (number, task) = lane.waiting.pop_front()?;
         lane.running.insert(number, task.job.clone());
-        Some(Start { number, task, ticket: None })
+        Some(StartedJob { number, task, ticket: None })
     }
 
     /// The next computation to start. Also resumes paused computations whose turn comes before it. If no core is free,
     /// requests that a computation of a higher class pause.
-    pub fn next_computation(&mut self, now: Instant) -> Option<Start<J>> {
+    pub fn next_computation(&mut self, now: Instant) -> Option<StartedJob<J>> {
         while self.busy() < self.cores {
             let oldest = (self.turns + 1).is_multiple_of(OLDEST_EVERY);
             let turn = if oldest { self.oldest() } else { self.shortest().map(|(_, turn)| turn) }?;
             self.turns += 1;
             let until = if oldest { now + SLICE } else { now };
             match turn {
-                Turn::Start(place) => {
+                ComputationTurn::Start(place) => {
                     let task = self.waiting.remove(&place)?;
                     return Some(self.start(place, task, now, until));
                 }
-                Turn::Resume(number) => {
+                ComputationTurn::Resume(number) => {
                     let started = self.started.get_mut(&number)?;
                     started.ticket.flagged.store(started.stalled, Ordering::Relaxed);
                     (started.paused, started.until) = (None, until);
@@ -186,17 +186,23 @@ impl<J: Clone> Plan<J> {
         None
     }
 
-    fn start(&mut self, (class, number): (u8, u64), task: Task<J>, now: Instant, until: Instant) -> Start<J> {
+    fn start(
+        &mut self,
+        (class, number): (u8, u64),
+        task: PlannedTask<J>,
+        now: Instant,
+        until: Instant,
+    ) -> StartedJob<J> {
         let device = match task.wait.need {
-            Need::Cores { device, .. } => device,
-            Need::Device(_) => None,
+            WaitResource::Cores { device, .. } => device,
+            WaitResource::Device(_) => None,
         };
-        let ticket = Arc::new(Ticket {
+        let ticket = Arc::new(ComputationTicket {
             since: self.since,
             flagged: AtomicBool::new(false),
             checked: AtomicU64::new(self.clock(now)),
         });
-        let started = Started {
+        let started = StartedLane {
             job: task.job.clone(),
             class,
             device,
@@ -209,13 +215,13 @@ impl<J: Clone> Plan<J> {
             resumed: 0,
         };
         self.started.insert(number, started);
-        Start { number, task, ticket: Some(ticket) }
+        StartedJob { number, task, ticket: Some(ticket) }
     }
 
     /// Removes a job that has run. Returns those that waited for its result; they are no longer parked.
-    pub fn end(&mut self, number: u64, wait: Wait) -> Vec<Task<J>> {
+    pub fn end(&mut self, number: u64, wait: WaitFor) -> Vec<PlannedTask<J>> {
         match wait.need {
-            Need::Device(device) => {
+            WaitResource::Device(device) => {
                 if let Some(lane) = self.lanes.get_mut(&device) {
                     lane.running.remove(&number);
                     if lane.running.is_empty() && lane.waiting.is_empty() {
@@ -223,13 +229,13 @@ impl<J: Clone> Plan<J> {
                     }
                 }
             }
-            Need::Cores { .. } => drop(self.started.remove(&number)),
+            WaitResource::Cores { .. } => drop(self.started.remove(&number)),
         }
         wait.key.and_then(|key| self.followers.remove(&key)).unwrap_or_default()
     }
 
     /// Whether other jobs wait for the result of a job.
-    pub fn is_followed(&self, wait: Wait) -> bool {
+    pub fn is_followed(&self, wait: WaitFor) -> bool {
         wait.key.and_then(|key| self.followers.get(&key)).is_some_and(|followers| !followers.is_empty())
     }
 
@@ -307,7 +313,7 @@ impl<J: Clone> Plan<J> {
         }
         let followers = &mut self.followers;
         // The first follower takes the place of the job that it followed.
-        let mut keep = |task: &mut Task<J>| {
+        let mut keep = |task: &mut PlannedTask<J>| {
             if !is_cancelled(&task.job) {
                 return true;
             }
@@ -344,29 +350,29 @@ impl<J: Clone> Plan<J> {
     }
 
     /// Whether a computation may start now. The last place is reserved for the first class.
-    fn may_start(&self, class: u8, task: &Task<J>) -> bool {
+    fn may_start(&self, class: u8, task: &PlannedTask<J>) -> bool {
         let count = self.started.values().filter(|started| !started.stalled).count();
-        let Need::Cores { device, .. } = task.wait.need else { return false };
-        let hangs = |started: &Started<J>| started.stalled && device.is_some() && started.device == device;
+        let WaitResource::Cores { device, .. } = task.wait.need else { return false };
+        let hangs = |started: &StartedLane<J>| started.stalled && device.is_some() && started.device == device;
         count + usize::from(class > 0) < self.started_max && !self.started.values().any(hangs)
     }
 
     /// The computation of the lowest class, and its class. One that has started goes before the others of its class.
-    fn shortest(&self) -> Option<(u8, Turn)> {
+    fn shortest(&self) -> Option<(u8, ComputationTurn)> {
         let paused = self.started.iter().filter(|(_, started)| started.paused.is_some());
         let paused = paused.map(|(number, started)| (started.class, *number)).min();
         let mut waiting = self.waiting.iter().filter(|(place, task)| self.may_start(place.0, task));
         let waiting = waiting.next().map(|(place, _)| *place);
         match (paused, waiting) {
             (Some((class, number)), waiting) if waiting.is_none_or(|waiting| class <= waiting.0) => {
-                Some((class, Turn::Resume(number)))
+                Some((class, ComputationTurn::Resume(number)))
             }
-            (_, waiting) => waiting.map(|place| (place.0, Turn::Start(place))),
+            (_, waiting) => waiting.map(|place| (place.0, ComputationTurn::Start(place))),
         }
     }
 
     /// The computation that has waited longest.
-    fn oldest(&self) -> Option<Turn> {
+    fn oldest(&self) -> Option<ComputationTurn> {
         let paused = self.started.iter().filter_map(|(number, started)| Some((started.paused?, *number))).min();
         let first = |class| {
             let mut waiting = self.waiting.range((class, 0)..=(class, u64::MAX));
@@ -375,16 +381,16 @@ impl<J: Clone> Plan<J> {
         let waiting = (0..CLASSES).filter_map(first).min_by_key(|place| place.1);
         match (paused, waiting) {
             (Some((pause, number)), waiting) if waiting.is_none_or(|waiting| pause < waiting.1) => {
-                Some(Turn::Resume(number))
+                Some(ComputationTurn::Resume(number))
             }
-            (_, waiting) => waiting.map(Turn::Start),
+            (_, waiting) => waiting.map(ComputationTurn::Start),
         }
     }
 
     /// Requests that the computation of the highest class pause, if one of a lower class waits. One computation at a
     /// time is being paused.
     fn request_pause(&mut self, now: Instant) {
-        let pauses = |started: &Started<J>| started.paused.is_some() && started.active > 0 && !started.stalled;
+        let pauses = |started: &StartedLane<J>| started.paused.is_some() && started.active > 0 && !started.stalled;
         if self.started.values().any(pauses) {
             return;
         }
@@ -410,21 +416,21 @@ mod tests {
 
     const NOW: fn() -> Instant = Instant::now;
 
-    fn computation(bytes: u64, key: u32) -> Wait {
-        let key = Some(Key { model: 0, kind: 0, item: key });
-        Wait { need: Need::Cores { bytes, device: Some(7) }, key }
+    fn computation(bytes: u64, key: u32) -> WaitFor {
+        let key = Some(ResultId { model: 0, kind: 0, item: key });
+        WaitFor { need: WaitResource::Cores { bytes, device: Some(7) }, key }
     }
 
-    fn read(device: u64) -> Wait {
-        Wait { need: Need::Device(device), key: None }
+    fn read(device: u64) -> WaitFor {
+        WaitFor { need: WaitResource::Device(device), key: None }
     }
 
-    fn add(plan: &mut Plan<u32>, job: u32, wait: Wait) {
-        plan.add(Task { job, wait, turns: 0 });
+    fn add(plan: &mut SchedulePlan<u32>, job: u32, wait: WaitFor) {
+        plan.add(PlannedTask { job, wait, turns: 0 });
     }
 
     /// Starts, runs and ends computations until none is left. Returns them in the order of their starts.
-    fn run_all(plan: &mut Plan<u32>) -> Vec<u32> {
+    fn run_all(plan: &mut SchedulePlan<u32>) -> Vec<u32> {
         let mut order = Vec::new();
         while let Some(start) = plan.next_computation(NOW()) {
             order.push(start.task.job);
@@ -436,7 +442,7 @@ mod tests {
 
     #[test]
     fn cheap_computations_go_first_and_equal_ones_in_order() {
-        let mut plan = Plan::new(1, 8);
+        let mut plan = SchedulePlan::new(1, 8);
         for (job, mib) in [(1, 1 << 20), (2, 1), (3, 300), (4, 0), (5, 300), (6, 1)] {
             add(&mut plan, job, computation(mib << 20, job));
         }
@@ -447,7 +453,7 @@ mod tests {
 
     #[test]
     fn no_computation_starves() {
-        let mut plan = Plan::new(1, 8);
+        let mut plan = SchedulePlan::new(1, 8);
         add(&mut plan, 0, computation(1 << 40, 0));
         let mut at = 1;
         let started = (0..20).position(|_| {
@@ -464,7 +470,7 @@ mod tests {
 
     #[test]
     fn long_computation_pauses_for_short_ones_and_is_resumed() {
-        let mut plan = Plan::new(1, 8);
+        let mut plan = SchedulePlan::new(1, 8);
         add(&mut plan, 0, computation(1 << 40, 0));
         let long = plan.next_computation(NOW()).unwrap();
         let ticket = long.ticket.unwrap();
@@ -486,7 +492,7 @@ mod tests {
 
     #[test]
     fn computation_that_waited_longest_gets_a_slice() {
-        let mut plan = Plan::new(1, 8);
+        let mut plan = SchedulePlan::new(1, 8);
         for job in 0..3 {
             add(&mut plan, job, computation(1, job));
         }
@@ -503,13 +509,13 @@ mod tests {
         assert!(plan.next_computation(NOW() + SLICE).is_none() && is_flagged());
     }
 
-    fn long_ago(plan: &Plan<u32>) -> Instant {
+    fn long_ago(plan: &SchedulePlan<u32>) -> Instant {
         plan.since
     }
 
     #[test]
     fn jobs_with_the_same_key_follow_one() {
-        let mut plan = Plan::new(2, 8);
+        let mut plan = SchedulePlan::new(2, 8);
         (0..5).for_each(|job| add(&mut plan, job, computation(1, 7)));
         let start = plan.next_computation(NOW()).unwrap();
         assert!(plan.next_computation(NOW()).is_none() && plan.is_followed(start.task.wait));
@@ -524,7 +530,7 @@ mod tests {
 
     #[test]
     fn hanging_device_holds_only_its_lane() {
-        let mut plan = Plan::new(1, 8);
+        let mut plan = SchedulePlan::new(1, 8);
         (0..100).for_each(|job| add(&mut plan, job, read(1)));
         let hung: Vec<_> = std::iter::from_fn(|| plan.next_read()).collect();
         assert_eq!(hung.len(), content::running_max(0));
@@ -537,10 +543,10 @@ mod tests {
 
     #[test]
     fn stalled_computation_leaves_its_core_but_no_other_starts_on_its_device() {
-        let mut plan = Plan::new(1, 8);
+        let mut plan = SchedulePlan::new(1, 8);
         add(&mut plan, 0, computation(1, 0));
         add(&mut plan, 1, computation(1, 1));
-        let elsewhere = Wait { need: Need::Cores { bytes: 1 << 30, device: Some(8) }, key: None };
+        let elsewhere = WaitFor { need: WaitResource::Cores { bytes: 1 << 30, device: Some(8) }, key: None };
         add(&mut plan, 2, elsewhere);
         let hung = plan.next_computation(NOW()).unwrap();
         assert!(plan.next_computation(NOW()).is_none());
@@ -557,7 +563,7 @@ mod tests {
 
     #[test]
     fn cancelled_jobs_are_removed_and_replaced_by_their_followers() {
-        let mut plan = Plan::new(1, 8);
+        let mut plan = SchedulePlan::new(1, 8);
         add(&mut plan, 0, computation(1, 0));
         let running = plan.next_computation(NOW()).unwrap();
         (1..4).for_each(|job| add(&mut plan, job, computation(1, 9)));
@@ -575,7 +581,7 @@ mod tests {
 
     #[test]
     fn threads_and_started_computations_are_bounded() {
-        let mut plan = Plan::new(4, 8);
+        let mut plan = SchedulePlan::new(4, 8);
         add(&mut plan, 0, computation(1 << 40, 0));
         let long = plan.next_computation(NOW()).unwrap();
         // A single computation gets all cores.
@@ -585,7 +591,7 @@ mod tests {
         assert!(!plan.acquire(long.number), "another computation waits");
         assert_eq!(plan.next_computation(NOW()).unwrap().task.job, 1);
         // However many classes there are, the number of started computations is bounded.
-        let mut plan = Plan::new(4, 8);
+        let mut plan = SchedulePlan::new(4, 8);
         let mut started = 0;
         for job in 0..1000u32 {
             add(&mut plan, job, computation(1 << (60 - job % 60), job));

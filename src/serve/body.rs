@@ -1,6 +1,6 @@
 //! Bodies of responses: text, or a part of a file that is read while it is sent.
 
-use super::work::Work;
+use super::work::SiteWork;
 use crate::content::Content;
 use crate::fs;
 use hyper::body::{Body as HttpBody, Bytes, Frame, SizeHint};
@@ -17,13 +17,13 @@ const PIECE: u64 = 256 << 10;
 
 /// A body.
 #[derive(Debug)]
-pub(super) enum Body {
+pub(super) enum ResponseBody {
     /// `None` after it was sent.
     Text(Option<Bytes>),
     File(Box<FileBody>),
 }
 
-impl Body {
+impl ResponseBody {
     pub fn empty() -> Self {
         Self::Text(None)
     }
@@ -37,7 +37,7 @@ type Reading = Pin<Box<dyn Future<Output = Result<Vec<u8>, fs::Error>> + Send>>;
 
 /// A part of a file.
 pub(super) struct FileBody {
-    work: Arc<Work>,
+    work: Arc<SiteWork>,
     content: Content,
     /// For messages.
     name: String,
@@ -54,7 +54,7 @@ pub(super) struct FileBody {
 impl FileBody {
     /// The bytes of `range`, which lies inside `content`.
     pub fn new(
-        work: Arc<Work>,
+        work: Arc<SiteWork>,
         content: Content,
         name: String,
         range: Range<u64>,
@@ -99,7 +99,7 @@ impl fmt::Debug for FileBody {
     }
 }
 
-impl HttpBody for Body {
+impl HttpBody for ResponseBody {
     type Data = Bytes;
     type Error = io::Error;
 

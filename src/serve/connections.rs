@@ -16,15 +16,15 @@ const GRACE: Duration = Duration::from_secs(10);
 
 /// The open connections.
 #[derive(Debug, Default)]
-pub(super) struct Connections {
-    open: Mutex<Vec<Arc<Connection>>>,
+pub(super) struct OpenConnections {
+    open: Mutex<Vec<Arc<ServedConnection>>>,
     /// Notified when one has ended.
     ended: Notify,
 }
 
 /// A connection, as the loop that accepts others sees it.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct ServedConnection {
     started: Instant,
     /// When something was last received or sent, in milliseconds after `started`.
     active: AtomicU64,
@@ -36,7 +36,7 @@ pub(super) struct Connection {
     at_once: AtomicBool,
 }
 
-impl Connection {
+impl ServedConnection {
     pub fn new() -> Self {
         let (active, busy, close, at_once) = Default::default();
         Self { started: Instant::now(), active, busy, close, at_once }
@@ -68,10 +68,10 @@ impl Connection {
 
 /// Marks a connection as busy until it is dropped.
 #[derive(Debug)]
-pub(super) struct Busy(Arc<Connection>);
+pub(super) struct BusyGuard(Arc<ServedConnection>);
 
-impl Busy {
-    pub fn new(connection: Arc<Connection>) -> Self {
+impl BusyGuard {
+    pub fn new(connection: Arc<ServedConnection>) -> Self {
         connection.busy.fetch_add(1, Ordering::Relaxed);
         connection.touch();
         Self(connection)
@@ -83,23 +83,23 @@ impl Busy {
     }
 }
 
-impl Drop for Busy {
+impl Drop for BusyGuard {
     fn drop(&mut self) {
         self.0.touch();
         self.0.busy.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Connections {
-    fn open(&self) -> MutexGuard<'_, Vec<Arc<Connection>>> {
+impl OpenConnections {
+    fn open(&self) -> MutexGuard<'_, Vec<Arc<ServedConnection>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn add(&self, connection: Arc<Connection>) {
+    pub fn add(&self, connection: Arc<ServedConnection>) {
         self.open().push(connection);
     }
 
-    pub fn remove(&self, connection: &Arc<Connection>) {
+    pub fn remove(&self, connection: &Arc<ServedConnection>) {
         self.open().retain(|open| !Arc::ptr_eq(open, connection));
         self.ended.notify_one();
     }
@@ -115,8 +115,8 @@ impl Connections {
         if open.len() < CONNECTIONS_MAX {
             return true;
         }
-        let is_busy = |connection: &Connection| connection.busy.load(Ordering::Relaxed) > 0;
-        let can_end = |connection: &&Arc<Connection>| !is_busy(connection) || connection.quiet() > STALLED;
+        let is_busy = |connection: &ServedConnection| connection.busy.load(Ordering::Relaxed) > 0;
+        let can_end = |connection: &&Arc<ServedConnection>| !is_busy(connection) || connection.quiet() > STALLED;
         if let Some(connection) = open.iter().filter(can_end).max_by_key(|connection| connection.quiet()) {
             connection.close(true);
         }

@@ -12,15 +12,15 @@ mod site;
 mod url;
 mod work;
 
-pub use access::Access;
-pub use peer::Peers;
+pub use access::ServerAccess;
+pub use peer::PeerTables;
 
 use crate::fs::Superblock;
-use connections::{Busy, Connection, Connections};
+use connections::{BusyGuard, OpenConnections, ServedConnection};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use site::Site;
+use site::FileSite;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
@@ -42,9 +42,9 @@ const HEADERS_MAX: usize = 64 << 10;
 
 /// Asks a server to stop.
 #[derive(Debug, Clone, Default)]
-pub struct Stop(Arc<Notify>);
+pub struct ServerStop(Arc<Notify>);
 
-impl Stop {
+impl ServerStop {
     /// The server accepts no more connections, and ends after the transfers that are running.
     pub fn stop(&self) {
         self.0.notify_one();
@@ -54,14 +54,14 @@ impl Stop {
 /// Serves `superblock` on `listener` until it is asked to stop. `name` is the source, for people. `version` tells
 /// servers of the same source with other options apart. `memory` is the memory limit of the process in bytes, if there
 /// is one. Starts threads, which inherit the sandbox of the caller.
-pub fn run(
+pub fn run_server(
     listener: std::net::TcpListener,
     superblock: Superblock,
     name: String,
     version: &str,
-    access: Access,
+    access: ServerAccess,
     memory: Option<u64>,
-    stop: &Stop,
+    stop: &ServerStop,
 ) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let local = listener.local_addr()?;
@@ -74,8 +74,8 @@ pub fn run(
         .build()?;
     let done = runtime.block_on(async {
         let listener = TcpListener::from_std(listener)?;
-        let site = Arc::new(Site::new(superblock, name, version, access, local.port(), memory));
-        let connections = Arc::new(Connections::default());
+        let site = Arc::new(FileSite::new(superblock, name, version, access, local.port(), memory));
+        let connections = Arc::new(OpenConnections::default());
         let accepting = tokio::spawn(accept(listener, site, connections.clone()));
         stop.0.notified().await;
         accepting.abort();
@@ -87,7 +87,7 @@ pub fn run(
     done
 }
 
-async fn accept(listener: TcpListener, site: Arc<Site>, connections: Arc<Connections>) {
+async fn accept(listener: TcpListener, site: Arc<FileSite>, connections: Arc<OpenConnections>) {
     loop {
         if !connections.has_room() {
             connections.wait(RETRY).await;
@@ -95,11 +95,11 @@ async fn accept(listener: TcpListener, site: Arc<Site>, connections: Arc<Connect
         }
         match listener.accept().await {
             Ok((stream, peer)) => {
-                let connection = Arc::new(Connection::new());
+                let connection = Arc::new(ServedConnection::new());
                 connections.add(connection.clone());
                 let (site, connections) = (site.clone(), connections.clone());
                 tokio::spawn(async move {
-                    serve(stream, peer, site, &connection).await;
+                    serve_http(stream, peer, site, &connection).await;
                     connections.remove(&connection);
                 });
             }
@@ -113,14 +113,14 @@ async fn accept(listener: TcpListener, site: Arc<Site>, connections: Arc<Connect
 }
 
 /// Serves one connection until it ends.
-async fn serve(stream: TcpStream, peer: SocketAddr, site: Arc<Site>, connection: &Arc<Connection>) {
+async fn serve_http(stream: TcpStream, peer: SocketAddr, site: Arc<FileSite>, connection: &Arc<ServedConnection>) {
     let Ok(local) = stream.local_addr() else { return };
     // Only responses would be slower without it.
     let _ = stream.set_nodelay(true);
     let asking = site.clone();
     let is_own = tokio::task::spawn_blocking(move || asking.access().is_own(peer, local)).await.unwrap_or(false);
     let service = service_fn(|request| {
-        let busy = Busy::new(connection.clone());
+        let busy = BusyGuard::new(connection.clone());
         let site = site.clone();
         async move { Ok::<_, Infallible>(site.respond(request, is_own, busy).await) }
     });

@@ -10,13 +10,13 @@ const UNKNOWN: u32 = 65_534;
 
 /// The kernel's tables of TCP sockets, and the users whose connections are admitted.
 #[derive(Debug)]
-pub struct Peers {
+pub struct PeerTables {
     /// `/proc/net/tcp` and, if the kernel has IPv6, `/proc/net/tcp6`. Opened before the sandbox is entered.
     tables: Vec<Mutex<File>>,
     users: Vec<u32>,
 }
 
-impl Peers {
+impl PeerTables {
     /// Admits connections of `user` and of root. Opens the tables.
     pub fn new(user: u32) -> io::Result<Self> {
         let mut tables = vec![Mutex::new(File::open("/proc/net/tcp")?)];
@@ -90,10 +90,10 @@ mod tests {
             let client = TcpStream::connect((ip, port)).unwrap();
             let (server, peer) = listener.accept().unwrap();
             let local = server.local_addr().unwrap();
-            let peers = Peers::new(user).unwrap();
+            let peers = PeerTables::new(user).unwrap();
             assert_eq!(peers.user(peer, local), Some(user), "{address}");
             assert!(peers.is_own(peer, local));
-            assert!(!Peers { users: vec![user + 1], ..Peers::new(user).unwrap() }.is_own(peer, local));
+            assert!(!PeerTables { users: vec![user + 1], ..PeerTables::new(user).unwrap() }.is_own(peer, local));
             let other = SocketAddr::new(peer.ip(), peer.port() ^ 1);
             assert_eq!(peers.user(other, local), None);
             // A socket that its process has closed is nobody's.

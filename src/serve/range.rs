@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 /// What identifies a version of a file.
 #[derive(Debug, Clone)]
-pub(super) struct Validators {
+pub(super) struct FileValidators {
     /// A strong entity tag in quotes, if there is one.
     pub etag: Option<String>,
     /// In whole seconds.
@@ -18,7 +18,7 @@ pub(super) struct Validators {
 
 /// The answer to a request for a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Selected {
+pub(super) enum SelectedAnswer {
     /// The whole file.
     Whole,
     /// This part of it, which is not empty.
@@ -31,7 +31,7 @@ pub(super) enum Selected {
     OutOfRange,
 }
 
-impl Validators {
+impl FileValidators {
     /// `modified` is cut to whole seconds, which dates in headers have.
     pub fn new(etag: Option<String>, modified: SystemTime) -> Self {
         let since = modified.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -39,31 +39,31 @@ impl Validators {
     }
 
     /// Chooses what to send of a file of `len` bytes. The order is that of RFC 9110, section 13.2.2.
-    pub fn select(&self, headers: &HeaderMap, len: u64) -> Selected {
+    pub fn select(&self, headers: &HeaderMap, len: u64) -> SelectedAnswer {
         let date = |name: HeaderName| parse_http_date(headers.get(name)?.to_str().ok()?).ok();
         if headers.contains_key(IF_MATCH) {
             if !self.is_listed(headers, &IF_MATCH) {
-                return Selected::Failed;
+                return SelectedAnswer::Failed;
             }
         } else if date(IF_UNMODIFIED_SINCE).is_some_and(|date| self.modified > date) {
-            return Selected::Failed;
+            return SelectedAnswer::Failed;
         }
         if headers.contains_key(IF_NONE_MATCH) {
             if self.is_listed(headers, &IF_NONE_MATCH) {
-                return Selected::NotModified;
+                return SelectedAnswer::NotModified;
             }
         } else if date(IF_MODIFIED_SINCE).is_some_and(|date| self.modified <= date) {
-            return Selected::NotModified;
+            return SelectedAnswer::NotModified;
         }
         let mut ranges = headers.get_all(RANGE).iter();
-        let (Some(range), None) = (ranges.next(), ranges.next()) else { return Selected::Whole };
+        let (Some(range), None) = (ranges.next(), ranges.next()) else { return SelectedAnswer::Whole };
         if let Some(expected) = headers.get(IF_RANGE) {
             let is_etag = self.etag.as_deref().is_some_and(|etag| expected.as_bytes() == etag.as_bytes());
             if !is_etag && date(IF_RANGE) != Some(self.modified) {
-                return Selected::Whole;
+                return SelectedAnswer::Whole;
             }
         }
-        range.to_str().map_or(Selected::Whole, |range| part(range, len))
+        range.to_str().map_or(SelectedAnswer::Whole, |range| part(range, len))
     }
 
     /// Whether an If-Match or If-None-Match header lists the entity tag, or any.
@@ -81,24 +81,24 @@ impl Validators {
 
 /// The part of a file of `len` bytes that a Range header asks for. A server may ignore the header: this is done if it
 /// is not valid, and if it asks for several ranges.
-fn part(header: &str, len: u64) -> Selected {
+fn part(header: &str, len: u64) -> SelectedAnswer {
     let number = |text: &str| -> Option<u64> {
         let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         // A number that is too large is past the end of every file.
         is_number.then(|| text.parse().unwrap_or(u64::MAX))
     };
-    let Some((unit, spec)) = header.split_once('=') else { return Selected::Whole };
-    let Some((first, last)) = spec.trim().split_once('-') else { return Selected::Whole };
+    let Some((unit, spec)) = header.split_once('=') else { return SelectedAnswer::Whole };
+    let Some((first, last)) = spec.trim().split_once('-') else { return SelectedAnswer::Whole };
     if !unit.trim().eq_ignore_ascii_case("bytes") {
-        return Selected::Whole;
+        return SelectedAnswer::Whole;
     }
     let range = match (number(first), number(last)) {
         (Some(first), Some(last)) if first <= last => first..last.saturating_add(1).min(len),
         (Some(first), None) if last.is_empty() => first..len,
         (None, Some(count)) if first.is_empty() => len - count.min(len)..len,
-        _ => return Selected::Whole,
+        _ => return SelectedAnswer::Whole,
     };
-    if range.is_empty() { Selected::OutOfRange } else { Selected::Part(range) }
+    if range.is_empty() { SelectedAnswer::OutOfRange } else { SelectedAnswer::Part(range) }
 }
 
 #[cfg(test)]
@@ -108,35 +108,35 @@ mod tests {
     #[test]
     fn ranges_are_cut_at_the_end() {
         for (header, expected) in [
-            ("bytes=0-0", Selected::Part(0..1)),
-            ("bytes=2-4", Selected::Part(2..5)),
-            ("bytes=2-", Selected::Part(2..10)),
-            ("bytes=2-99", Selected::Part(2..10)),
-            ("bytes=9-18446744073709551615", Selected::Part(9..10)),
-            ("bytes=9-99999999999999999999999", Selected::Part(9..10)),
-            ("bytes=-3", Selected::Part(7..10)),
-            ("bytes=-30", Selected::Part(0..10)),
-            ("Bytes = 1-1", Selected::Part(1..2)),
-            ("bytes=10-", Selected::OutOfRange),
-            ("bytes=99999999999999999999999-", Selected::OutOfRange),
-            ("bytes=-0", Selected::OutOfRange),
-            ("bytes=3-2", Selected::Whole),
-            ("bytes=0-1,4-5", Selected::Whole),
-            ("bytes=", Selected::Whole),
-            ("bytes=-", Selected::Whole),
-            ("bytes=+1-2", Selected::Whole),
-            ("lines=0-1", Selected::Whole),
-            ("", Selected::Whole),
+            ("bytes=0-0", SelectedAnswer::Part(0..1)),
+            ("bytes=2-4", SelectedAnswer::Part(2..5)),
+            ("bytes=2-", SelectedAnswer::Part(2..10)),
+            ("bytes=2-99", SelectedAnswer::Part(2..10)),
+            ("bytes=9-18446744073709551615", SelectedAnswer::Part(9..10)),
+            ("bytes=9-99999999999999999999999", SelectedAnswer::Part(9..10)),
+            ("bytes=-3", SelectedAnswer::Part(7..10)),
+            ("bytes=-30", SelectedAnswer::Part(0..10)),
+            ("Bytes = 1-1", SelectedAnswer::Part(1..2)),
+            ("bytes=10-", SelectedAnswer::OutOfRange),
+            ("bytes=99999999999999999999999-", SelectedAnswer::OutOfRange),
+            ("bytes=-0", SelectedAnswer::OutOfRange),
+            ("bytes=3-2", SelectedAnswer::Whole),
+            ("bytes=0-1,4-5", SelectedAnswer::Whole),
+            ("bytes=", SelectedAnswer::Whole),
+            ("bytes=-", SelectedAnswer::Whole),
+            ("bytes=+1-2", SelectedAnswer::Whole),
+            ("lines=0-1", SelectedAnswer::Whole),
+            ("", SelectedAnswer::Whole),
         ] {
             assert_eq!(part(header, 10), expected, "{header}");
         }
-        assert_eq!(part("bytes=0-", 0), Selected::OutOfRange);
+        assert_eq!(part("bytes=0-", 0), SelectedAnswer::OutOfRange);
     }
 
     #[test]
     fn conditions_have_their_order() {
         let modified = SystemTime::UNIX_EPOCH + Duration::new(784_111_777, 5);
-        let validators = Validators::new(Some("\"v1\"".into()), modified);
+        let validators = FileValidators::new(Some("\"v1\"".into()), modified);
         let (date, before, after) =
             ("Sun, 06 Nov 1994 08:49:37 GMT", "Sun, 06 Nov 1994 08:49:36 GMT", "Sun, 06 Nov 1994 08:49:38 GMT");
         let select = |headers: &[(&str, &str)]| {
@@ -145,7 +145,7 @@ mod tests {
         };
         let range = ("range", "bytes=0-1");
         let (part, whole, same, failed) =
-            (Selected::Part(0..2), Selected::Whole, Selected::NotModified, Selected::Failed);
+            (SelectedAnswer::Part(0..2), SelectedAnswer::Whole, SelectedAnswer::NotModified, SelectedAnswer::Failed);
         for (headers, expected) in [
             (vec![range], &part),
             (vec![("if-range", "\"v1\""), range], &part),

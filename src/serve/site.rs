@@ -1,13 +1,13 @@
 //! Answers requests: finds the file of a URL, and sends it or a page.
 
-use super::access::{self, Access, Admitted, Refused};
-use super::body::{Body, FileBody};
-use super::connections::Busy;
-use super::page::{self, Place};
-use super::range::{Selected, Validators};
+use super::access::{self, AdmittedAs, RefusedRequest, ServerAccess};
+use super::body::{FileBody, ResponseBody};
+use super::connections::BusyGuard;
+use super::page::{self, PagePlace};
+use super::range::{FileValidators, SelectedAnswer};
 use super::url;
-use super::work::Work;
-use crate::content::{self, Content, Request as Wants};
+use super::work::SiteWork;
+use crate::content::{self, Content, ReadRequest};
 use crate::fs::{self, Attr, FileKind, ROOT, Superblock};
 use crate::source;
 use httpdate::fmt_http_date;
@@ -23,7 +23,7 @@ use sha2::{Digest, Sha256};
 use std::sync::Arc;
 
 /// What a URL leads to.
-enum Found {
+enum SitePath {
     /// The path of a directory without the slash at its end.
     Moved,
     Page(String),
@@ -41,35 +41,35 @@ const HTML: &str = "text/html; charset=utf-8";
 
 /// A file system with its pages.
 #[derive(Debug)]
-pub(super) struct Site {
-    work: Arc<Work>,
+pub(super) struct FileSite {
+    work: Arc<SiteWork>,
     /// The source, for people.
     name: Arc<str>,
     /// What differs between servers of the same source.
     version: String,
-    access: Access,
+    access: ServerAccess,
     port: u16,
 }
 
-impl Site {
+impl FileSite {
     pub fn new(
         superblock: Superblock,
         name: String,
         version: &str,
-        access: Access,
+        access: ServerAccess,
         port: u16,
         memory: Option<u64>,
     ) -> Self {
-        let work = Arc::new(Work::new(superblock, memory));
+        let work = Arc::new(SiteWork::new(superblock, memory));
         Self { work, name: name.into(), version: version.to_owned(), access, port }
     }
 
-    pub fn access(&self) -> &Access {
+    pub fn access(&self) -> &ServerAccess {
         &self.access
     }
 
     /// The response to a request. `is_own` is whether its connection needs no token.
-    pub async fn respond(&self, request: Request<Incoming>, is_own: bool, busy: Busy) -> Response<Body> {
+    pub async fn respond(&self, request: Request<Incoming>, is_own: bool, busy: BusyGuard) -> Response<ResponseBody> {
         let is_head = request.method() == Method::HEAD;
         let mut response = self.answer(&request, is_own, busy).await;
         let headers = response.headers_mut();
@@ -84,20 +84,20 @@ impl Site {
             headers.insert(name, HeaderValue::from_static(value));
         }
         if is_head {
-            *response.body_mut() = Body::empty();
+            *response.body_mut() = ResponseBody::empty();
         }
         response
     }
 
-    async fn answer(&self, request: &Request<Incoming>, is_own: bool, busy: Busy) -> Response<Body> {
+    async fn answer(&self, request: &Request<Incoming>, is_own: bool, busy: BusyGuard) -> Response<ResponseBody> {
         if !access::is_method(request.method()) {
-            let page = page::failure("Only reading is possible", "This server answers GET and HEAD requests.");
+            let page = page::failure_page("Only reading is possible", "This server answers GET and HEAD requests.");
             return finish(status(StatusCode::METHOD_NOT_ALLOWED).header(ALLOW, "GET, HEAD"), HTML, page);
         }
         let (path, query) = (request.uri().path(), request.uri().query().unwrap_or_default().to_owned());
         match self.access.check(request.uri(), request.headers(), is_own, self.port) {
-            Ok(Admitted::AsItIs) => {}
-            Ok(Admitted::ByUrl) => return self.admit(path, &query),
+            Ok(AdmittedAs::AsItIs) => {}
+            Ok(AdmittedAs::ByUrl) => return self.admit(path, &query),
             Err(refused) => return self.refuse(refused),
         }
         if let Some(name) = url::parameter(&query, page::ASSET) {
@@ -112,20 +112,20 @@ impl Site {
         let (wanted, name) = (path.clone(), self.name.clone());
         let asked = query.clone();
         let found =
-            self.work.run(move |superblock, wants| find(superblock, wants, &name, &wanted, is_dir, &asked)).await;
+            self.work.run(move |superblock, wants| find_path(superblock, wants, &name, &wanted, is_dir, &asked)).await;
         let shown = || path.iter().map(|name| String::from_utf8_lossy(name)).collect::<Vec<_>>().join("/");
         match found {
-            Ok(Found::Page(page)) => finish(status(StatusCode::OK), HTML, page),
-            Ok(Found::Moved) => {
+            Ok(SitePath::Page(page)) => finish(status(StatusCode::OK), HTML, page),
+            Ok(SitePath::Moved) => {
                 let query = if query.is_empty() { String::new() } else { format!("?{query}") };
                 moved(&format!("{}/{query}", href(&path)), None)
             }
-            Ok(Found::Link) => failed(
+            Ok(SitePath::Link) => failed(
                 StatusCode::FORBIDDEN,
                 "Not served",
                 "This is a link to a file that is not a model. A mount shows where it leads; the server does not follow it.",
             ),
-            Ok(Found::File(content, attr, version)) => {
+            Ok(SitePath::File(content, attr, version)) => {
                 let etag = version.map(|version| self.etag(&version));
                 self.file(request, *content, &attr, etag, shown(), busy).await
             }
@@ -141,10 +141,10 @@ impl Site {
         attr: &Attr,
         etag: Option<String>,
         name: String,
-        busy: Busy,
-    ) -> Response<Body> {
+        busy: BusyGuard,
+    ) -> Response<ResponseBody> {
         let len = content.len();
-        let validators = Validators::new(etag, attr.mtime);
+        let validators = FileValidators::new(etag, attr.mtime);
         let mut builder = Response::builder()
             .header(ACCEPT_RANGES, "bytes")
             .header(LAST_MODIFIED, fmt_http_date(validators.modified));
@@ -153,21 +153,27 @@ impl Site {
         }
         // A range is defined for GET only.
         let selected = match validators.select(request.headers(), len) {
-            Selected::Part(_) | Selected::OutOfRange if request.method() == Method::HEAD => Selected::Whole,
+            SelectedAnswer::Part(_) | SelectedAnswer::OutOfRange if request.method() == Method::HEAD => {
+                SelectedAnswer::Whole
+            }
             selected => selected,
         };
         let range = match selected {
-            Selected::Whole => 0..len,
-            Selected::Part(range) => {
+            SelectedAnswer::Whole => 0..len,
+            SelectedAnswer::Part(range) => {
                 let text = format!("bytes {}-{}/{len}", range.start, range.end - 1);
                 builder = builder.status(StatusCode::PARTIAL_CONTENT).header(CONTENT_RANGE, text);
                 range
             }
-            Selected::NotModified => return complete(builder.status(StatusCode::NOT_MODIFIED), Body::empty()),
-            Selected::Failed => return complete(builder.status(StatusCode::PRECONDITION_FAILED), Body::empty()),
-            Selected::OutOfRange => {
+            SelectedAnswer::NotModified => {
+                return complete_site(builder.status(StatusCode::NOT_MODIFIED), ResponseBody::empty());
+            }
+            SelectedAnswer::Failed => {
+                return complete_site(builder.status(StatusCode::PRECONDITION_FAILED), ResponseBody::empty());
+            }
+            SelectedAnswer::OutOfRange => {
                 let builder = builder.status(StatusCode::RANGE_NOT_SATISFIABLE);
-                return complete(builder.header(CONTENT_RANGE, format!("bytes */{len}")), Body::empty());
+                return complete_site(builder.header(CONTENT_RANGE, format!("bytes */{len}")), ResponseBody::empty());
             }
         };
         let sent = range.end - range.start;
@@ -178,7 +184,7 @@ impl Site {
         {
             return unreadable(&name, &error);
         }
-        complete(builder, Body::File(body.into()))
+        complete_site(builder, ResponseBody::File(body.into()))
     }
 
     /// The entity tag of a version of a file.
@@ -188,27 +194,27 @@ impl Site {
     }
 
     /// Sets the cookie with the token, and leads to the URL without the token.
-    fn admit(&self, path: &str, query: &str) -> Response<Body> {
+    fn admit(&self, path: &str, query: &str) -> Response<ResponseBody> {
         let token = self.access.token.as_deref().unwrap_or_default();
         let cookie = format!("{}={token}; HttpOnly; SameSite=Strict; Path=/", access::cookie(self.port));
         moved(&format!("{path}{}", url::without(query, access::TOKEN)), Some(&cookie))
     }
 
-    fn refuse(&self, refused: Refused) -> Response<Body> {
+    fn refuse(&self, refused: RefusedRequest) -> Response<ResponseBody> {
         let (code, text) = match refused {
-            Refused::Host => (
+            RefusedRequest::Host => (
                 StatusCode::MISDIRECTED_REQUEST,
                 "The address of this page names another machine. Use the IP address, or start the server with --host NAME.",
             ),
-            Refused::Site => (StatusCode::FORBIDDEN, "A page of another site asked for this."),
-            Refused::Stranger => (
+            RefusedRequest::Site => (StatusCode::FORBIDDEN, "A page of another site asked for this."),
+            RefusedRequest::Stranger => (
                 StatusCode::FORBIDDEN,
                 "Only the user who has started this server may use it. With --client-token FILE, it admits others by a token.",
             ),
-            Refused::NoToken => {
+            RefusedRequest::NoToken => {
                 (StatusCode::UNAUTHORIZED, "Use the URL with the token that `weightfs serve` has printed.")
             }
-            Refused::WrongToken => {
+            RefusedRequest::WrongToken => {
                 (StatusCode::UNAUTHORIZED, "The token is not that of this server. It may have been started again.")
             }
         };
@@ -216,19 +222,19 @@ impl Site {
         if code == StatusCode::UNAUTHORIZED {
             builder = builder.header(WWW_AUTHENTICATE, "Bearer");
         }
-        finish(builder, HTML, page::failure("Not admitted", text))
+        finish(builder, HTML, page::failure_page("Not admitted", text))
     }
 }
 
 /// Finds what a URL leads to. Pages are written here, because that may read tables of the model.
-fn find(
+fn find_path(
     superblock: &Superblock,
-    wants: &Wants,
+    wants: &ReadRequest,
     site: &str,
     path: &[Vec<u8>],
     is_dir: bool,
     query: &str,
-) -> Result<Found, fs::Error> {
+) -> Result<SitePath, fs::Error> {
     let mut attr = superblock.getattr(ROOT, wants)?;
     for name in path {
         if attr.kind != FileKind::Dir {
@@ -237,23 +243,23 @@ fn find(
         attr = superblock.lookup(attr.ino, name, wants)?;
     }
     match attr.kind {
-        FileKind::Link => Ok(Found::Link),
-        FileKind::Dir if !is_dir => Ok(Found::Moved),
+        FileKind::Link => Ok(SitePath::Link),
+        FileKind::Dir if !is_dir => Ok(SitePath::Moved),
         FileKind::Dir => {
-            let place = Place { site, path, ino: attr.ino };
-            page::page(superblock, &place, query, wants).map(Found::Page)
+            let place = PagePlace { site, path, ino: attr.ino };
+            page::render_page(superblock, &place, query, wants).map(SitePath::Page)
         }
         FileKind::File if is_dir => Err(fs::Error::NotADirectory),
         FileKind::File => {
             let content = superblock.open(attr.ino, wants)?;
-            Ok(Found::File(content.into(), attr, superblock.version(attr.ino, wants)?))
+            Ok(SitePath::File(content.into(), attr, superblock.version(attr.ino, wants)?))
         }
     }
 }
 
 /// The response for a file or directory that cannot be read. Logs the reason, unless it does not exist.
-fn unreadable(name: &str, error: &fs::Error) -> Response<Body> {
-    let (code, title, text) = failure(error);
+fn unreadable(name: &str, error: &fs::Error) -> Response<ResponseBody> {
+    let (code, title, text) = failure_answer(error);
     if code != StatusCode::NOT_FOUND {
         log::warn!("{name}: {error}");
     }
@@ -261,7 +267,7 @@ fn unreadable(name: &str, error: &fs::Error) -> Response<Body> {
 }
 
 /// The status and the text of a page about an error. The log has the details, which may name other files.
-fn failure(error: &fs::Error) -> (StatusCode, &'static str, &'static str) {
+fn failure_answer(error: &fs::Error) -> (StatusCode, &'static str, &'static str) {
     match error {
         fs::Error::NoEntry | fs::Error::NotADirectory | fs::Error::IsADirectory => {
             (StatusCode::NOT_FOUND, "Not found", "There is no such file.")
@@ -298,7 +304,7 @@ fn content_type(name: &str) -> &'static str {
 
 /// The URL of a path.
 fn href(path: &[Vec<u8>]) -> String {
-    path.iter().map(|name| format!("/{}", url::encode(name))).collect()
+    path.iter().map(|name| format!("/{}", url::encode_url(name))).collect()
 }
 
 fn status(code: StatusCode) -> Builder {
@@ -306,31 +312,31 @@ fn status(code: StatusCode) -> Builder {
 }
 
 /// A response with a text.
-fn finish(builder: Builder, kind: &'static str, text: impl Into<hyper::body::Bytes>) -> Response<Body> {
+fn finish(builder: Builder, kind: &'static str, text: impl Into<hyper::body::Bytes>) -> Response<ResponseBody> {
     let text = text.into();
-    complete(builder.header(CONTENT_TYPE, kind).header(CONTENT_LENGTH, text.len()), Body::text(text))
+    complete_site(builder.header(CONTENT_TYPE, kind).header(CONTENT_LENGTH, text.len()), ResponseBody::text(text))
 }
 
-fn failed(code: StatusCode, title: &str, text: &str) -> Response<Body> {
-    finish(status(code), HTML, page::failure(title, text))
+fn failed(code: StatusCode, title: &str, text: &str) -> Response<ResponseBody> {
+    finish(status(code), HTML, page::failure_page(title, text))
 }
 
 /// A redirection on this server.
-fn moved(location: &str, cookie: Option<&str>) -> Response<Body> {
+fn moved(location: &str, cookie: Option<&str>) -> Response<ResponseBody> {
     // A location that begins with two slashes would be another host.
     let location = format!("/{}", location.trim_start_matches('/'));
     let mut builder = status(StatusCode::SEE_OTHER).header(LOCATION, location).header(CONTENT_LENGTH, 0);
     if let Some(cookie) = cookie {
         builder = builder.header(SET_COOKIE, cookie);
     }
-    complete(builder, Body::empty())
+    complete_site(builder, ResponseBody::empty())
 }
 
 /// The response of a builder. A header with characters that no header may have gives an empty response.
-fn complete(builder: Builder, body: Body) -> Response<Body> {
+fn complete_site(builder: Builder, body: ResponseBody) -> Response<ResponseBody> {
     builder.version(Version::HTTP_11).body(body).unwrap_or_else(|error| {
         log::error!("a response cannot be written: {error}");
-        let mut response = Response::new(Body::empty());
+        let mut response = Response::new(ResponseBody::empty());
         *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
         response
     })

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// A component of a path, or a value of a query.
-pub(super) fn encode(text: &[u8]) -> String {
+pub(super) fn encode_url(text: &[u8]) -> String {
     percent_encode(text, RESERVED).to_string()
 }
 
@@ -28,7 +28,7 @@ pub(super) fn components(path: &str) -> Option<(Vec<Vec<u8>>, bool)> {
 }
 
 /// A part of a query, decoded as forms encode it.
-fn decode(text: &str) -> String {
+fn decode_url(text: &str) -> String {
     percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned()
 }
 
@@ -36,7 +36,7 @@ fn decode(text: &str) -> String {
 pub(super) fn parameters(query: &str) -> impl Iterator<Item = (String, String)> {
     query.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        (decode(key), decode(value))
+        (decode_url(key), decode_url(value))
     })
 }
 
@@ -48,7 +48,7 @@ pub(super) fn parameter(query: &str, name: &str) -> Option<String> {
 /// A query without the parameter `name`, with the others as they are and the question mark before it; empty if nothing
 /// is left.
 pub(super) fn without<'q>(query: &'q str, name: &str) -> Cow<'q, str> {
-    let is_kept = |pair: &&str| !pair.is_empty() && decode(pair.split('=').next().unwrap_or_default()) != name;
+    let is_kept = |pair: &&str| !pair.is_empty() && decode_url(pair.split('=').next().unwrap_or_default()) != name;
     let kept: Vec<&str> = query.split('&').filter(is_kept).collect();
     if kept.is_empty() { Cow::Borrowed("") } else { format!("?{}", kept.join("&")).into() }
 }

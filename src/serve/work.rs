@@ -1,20 +1,20 @@
 //! Operations on the file system, which never run on the threads that serve connections.
 
-use crate::content::{self, Request, Wait};
+use crate::content::{self, ReadRequest, WaitFor};
 use crate::fs::{self, Superblock};
-use crate::schedule::{Job, Scheduler};
+use crate::schedule::{ScheduledJob, Scheduler};
 use crate::threads::cores;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot;
 
 /// A file system and the scheduler of the operations that have to wait.
 #[derive(Debug)]
-pub(super) struct Work {
+pub(super) struct SiteWork {
     superblock: Superblock,
     scheduler: Scheduler,
 }
 
-impl Work {
+impl SiteWork {
     /// `memory` is the memory limit of the process in bytes, if there is one.
     pub fn new(superblock: Superblock, memory: Option<u64>) -> Self {
         Self { superblock, scheduler: Scheduler::new(cores(), memory) }
@@ -31,12 +31,12 @@ impl Work {
     pub fn run<T, O>(self: &Arc<Self>, operation: O) -> impl Future<Output = Result<T, fs::Error>> + Send + use<T, O>
     where
         T: Send + 'static,
-        O: Fn(&Superblock, &Request) -> Result<T, fs::Error> + Send + Sync + 'static,
+        O: Fn(&Superblock, &ReadRequest) -> Result<T, fs::Error> + Send + Sync + 'static,
     {
         let (reply, result) = oneshot::channel();
-        let job = Arc::new(Waiting { work: self.clone(), operation, reply: Mutex::new(Some(reply)) });
+        let job = Arc::new(WaitingOperation { work: self.clone(), operation, reply: Mutex::new(Some(reply)) });
         tokio::task::spawn_blocking(move || {
-            if let Some(wait) = job.run(&Request::NOWAIT) {
+            if let Some(wait) = job.run(&ReadRequest::NOWAIT) {
                 job.work.clone().scheduler.park(job, wait);
             }
         });
@@ -46,14 +46,14 @@ impl Work {
 }
 
 /// An operation whose result somebody waits for.
-struct Waiting<T, O> {
-    work: Arc<Work>,
+struct WaitingOperation<T, O> {
+    work: Arc<SiteWork>,
     operation: O,
     /// `None` after the result was sent.
     reply: Mutex<Option<oneshot::Sender<Result<T, fs::Error>>>>,
 }
 
-impl<T, O> Waiting<T, O> {
+impl<T, O> WaitingOperation<T, O> {
     fn reply(&self) -> MutexGuard<'_, Option<oneshot::Sender<Result<T, fs::Error>>>> {
         self.reply.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -70,12 +70,12 @@ impl<T, O> Waiting<T, O> {
     }
 }
 
-impl<T, O> Job for Waiting<T, O>
+impl<T, O> ScheduledJob for WaitingOperation<T, O>
 where
     T: Send,
-    O: Fn(&Superblock, &Request) -> Result<T, fs::Error> + Send + Sync,
+    O: Fn(&Superblock, &ReadRequest) -> Result<T, fs::Error> + Send + Sync,
 {
-    fn run(&self, request: &Request) -> Option<Wait> {
+    fn run(&self, request: &ReadRequest) -> Option<WaitFor> {
         let is_left = || self.is_left();
         let result = (self.operation)(&self.work.superblock, &request.cancelled_by(&is_left));
         let wait = result.as_ref().err().and_then(fs::Error::waits_for);

@@ -1,8 +1,8 @@
 //! Bytes that a source returns.
 
 use super::error::Error;
-use super::filled::Filled;
-use super::map::Mapped;
+use super::filled::FilledBytes;
+use super::map::MappedBytes;
 use rustix::buffer::spare_capacity;
 use rustix::io::{Errno, pread};
 use std::fs::File;
@@ -14,9 +14,9 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub enum Bytes {
     /// A part of a file map. Pass the slice to a system call and never read it directly, see [`super::Source::bytes`].
-    Mapped(Mapped),
+    Mapped(MappedBytes),
     /// A part of the map of a file that another process fills. The same applies.
-    Filled(Filled),
+    Filled(FilledBytes),
     /// A part of a shared buffer.
     Shared(Arc<[u8]>, Range<usize>),
     /// A buffer that is not shared.

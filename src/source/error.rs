@@ -61,7 +61,7 @@ pub enum Error {
         /// What happened, with the numbers, and a remedy where there is one.
         reason: String,
         /// What a reader may expect of another attempt.
-        failure: Failure,
+        failure: RemoteFailure,
     },
     /// An error of the operating system.
     #[error("{}: {}", path.display(), strerror(error))]
@@ -75,7 +75,7 @@ pub enum Error {
 
 /// What a reader may expect of another attempt after a file that is not on this machine could not be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Failure {
+pub enum RemoteFailure {
     /// The file has changed: the version that was opened is gone.
     Changed,
     /// The network or the server failed; another attempt may succeed.
@@ -91,7 +91,7 @@ pub enum Failure {
 /// The cause of an error. One cause can give several errors: a truncated file gives one error for the missing bytes and
 /// another one for the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Cause {
+pub enum ErrorCause {
     /// The file is not the one that was opened.
     Version,
     /// The system is out of descriptors or memory.
@@ -102,17 +102,17 @@ pub enum Cause {
 
 impl Error {
     /// The file that failed, and the cause. `None` for [`Error::OutOfRange`].
-    pub fn fault(&self) -> Option<(&Path, Cause)> {
+    pub fn fault(&self) -> Option<(&Path, ErrorCause)> {
         match self {
             Self::Cut { path, .. }
             | Self::Changed { path }
             | Self::Replaced { path }
             | Self::Outside { path }
-            | Self::NotAFile { path, .. } => Some((path, Cause::Version)),
-            Self::Remote { name, failure: Failure::Changed, .. } => Some((name, Cause::Version)),
-            Self::Remote { name, .. } => Some((name, Cause::Io)),
-            Self::Io { path, error } if is_shortage(error) => Some((path, Cause::Shortage)),
-            Self::Io { path, .. } => Some((path, Cause::Io)),
+            | Self::NotAFile { path, .. } => Some((path, ErrorCause::Version)),
+            Self::Remote { name, failure: RemoteFailure::Changed, .. } => Some((name, ErrorCause::Version)),
+            Self::Remote { name, .. } => Some((name, ErrorCause::Io)),
+            Self::Io { path, error } if is_shortage(error) => Some((path, ErrorCause::Shortage)),
+            Self::Io { path, .. } => Some((path, ErrorCause::Io)),
             Self::OutOfRange { .. } => None,
         }
     }
@@ -122,7 +122,7 @@ impl Error {
     pub fn is_transient(&self) -> bool {
         use nix::libc::{EACCES, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENXIO, EPERM};
         match self {
-            Self::Remote { failure, .. } => *failure == Failure::Transient,
+            Self::Remote { failure, .. } => *failure == RemoteFailure::Transient,
             Self::Io { error, .. } => {
                 let lasting = [EACCES, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENXIO, EPERM];
                 error.raw_os_error().is_some_and(|errno| !lasting.contains(&errno))

@@ -1,17 +1,17 @@
 //! A local file as a source.
 
-use super::map::{Mapped, OpenFile};
-use super::pool::{Pool, Slot};
+use super::map::{MappedBytes, OpenFile};
+use super::pool::{FilePool, FileSlot};
 use super::runs;
-use super::version::{FileId, Version};
-use super::{Block, Bytes, Error, Source, Stat, indices};
+use super::version::{FileId, FileVersion};
+use super::{Bytes, DiskBlock, Error, Source, SourceStat, indices};
 use fiemap::{Fiemap, FiemapExtent, FiemapExtentFlags, FiemapFlags};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The open files of this process. There is one pool, because the file descriptor limit applies to the process.
-static POOL: Pool<OpenFile> = Pool::new(DEFAULT_LIMIT);
+static POOL: FilePool<OpenFile> = FilePool::new(DEFAULT_LIMIT);
 
 /// Half of the usual file descriptor limit, 1024.
 const DEFAULT_LIMIT: usize = 512;
@@ -32,10 +32,10 @@ pub fn limit_open_files(limit: usize) {
 pub struct MappedFile {
     /// Absolute, so that the file can be opened again.
     path: PathBuf,
-    version: Arc<Version>,
-    stat: Stat,
-    slot: Arc<Slot<OpenFile>>,
-    pool: &'static Pool<OpenFile>,
+    version: Arc<FileVersion>,
+    stat: SourceStat,
+    slot: Arc<FileSlot<OpenFile>>,
+    pool: &'static FilePool<OpenFile>,
 }
 
 impl MappedFile {
@@ -44,13 +44,13 @@ impl MappedFile {
         Self::open_in(path, &POOL)
     }
 
-    fn open_in(path: &Path, pool: &'static Pool<OpenFile>) -> Result<Self, Error> {
+    fn open_in(path: &Path, pool: &'static FilePool<OpenFile>) -> Result<Self, Error> {
         let io = |error| Error::Io { path: path.to_owned(), error };
         let absolute = std::path::absolute(path).map_err(io)?;
         let slot = Arc::default();
         let first = || Ok(Arc::new(OpenFile::open(&absolute, path, None, pool)?));
         let open = pool.get(&slot, first)?;
-        let stat = Stat::of(&open.file).map_err(io)?;
+        let stat = SourceStat::of(&open.file).map_err(io)?;
         Ok(Self { path: absolute, version: open.version.clone(), stat, slot, pool })
     }
 
@@ -61,7 +61,7 @@ impl MappedFile {
 
     fn open_again(&self) -> Result<Arc<OpenFile>, Error> {
         use nix::libc::{ELOOP, ENOENT, ENOTDIR};
-        let Version { target, path, .. } = &*self.version;
+        let FileVersion { target, path, .. } = &*self.version;
         let replaced = || Error::Replaced { path: path.clone() };
         match OpenFile::open(target, path, Some(&self.version), self.pool) {
             Ok(open) => Ok(Arc::new(open)),
@@ -97,7 +97,7 @@ impl Source for MappedFile {
         if indices.end > map.len() {
             return Err(Error::OutOfRange { range, len: map.len() as u64 });
         }
-        Ok(Bytes::Mapped(Mapped::new(open, indices)))
+        Ok(Bytes::Mapped(MappedBytes::new(open, indices)))
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
@@ -119,7 +119,7 @@ impl Source for MappedFile {
         self.slot.open().is_none_or(|open| !open.is_in_memory(range))
     }
 
-    fn stat(&self) -> Stat {
+    fn stat(&self) -> SourceStat {
         self.stat
     }
 
@@ -131,7 +131,7 @@ impl Source for MappedFile {
         Some(self.version.id)
     }
 
-    fn shared_blocks(&self) -> Vec<Block> {
+    fn shared_blocks(&self) -> Vec<DiskBlock> {
         let Ok(open) = self.get() else { return Vec::new() };
         let shared = |extent: &FiemapExtent| {
             // Any other flag means that the extent is not on the disk yet, is encoded there, or has no location.
@@ -140,8 +140,11 @@ impl Source for MappedFile {
         };
         // SYNC first writes dirty pages to the disk: until then the extents are those of the old bytes.
         let extents = Fiemap::with_flags(&open.file, FiemapFlags::SYNC).map_while(Result::ok).filter(shared);
-        let block =
-            |extent: FiemapExtent| Block { start: extent.fe_logical, len: extent.fe_length, place: extent.fe_physical };
+        let block = |extent: FiemapExtent| DiskBlock {
+            start: extent.fe_logical,
+            len: extent.fe_length,
+            place: extent.fe_physical,
+        };
         extents.map(block).collect()
     }
 }
@@ -198,7 +201,7 @@ mod tests {
 
     #[test]
     fn open_files_are_limited_and_all_files_stay_readable() {
-        let pool: &'static Pool<OpenFile> = Box::leak(Box::new(Pool::new(3)));
+        let pool: &'static FilePool<OpenFile> = Box::leak(Box::new(FilePool::new(3)));
         let dir = tempfile::tempdir().unwrap();
         let path = |at: usize| dir.path().join(at.to_string());
         let mut sources = Vec::new();

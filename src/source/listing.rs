@@ -1,26 +1,26 @@
 //! The entries of a directory.
 
-use super::{FileId, Stat};
+use super::{FileId, SourceStat};
 use std::ffi::OsString;
 
 /// A directory and its entries.
 #[derive(Debug)]
-pub struct Listing {
+pub struct DirListing {
     /// Identifies the directory, whatever path leads to it.
     pub id: FileId,
     /// Its owner, permissions and modification time.
-    pub stat: Stat,
+    pub stat: SourceStat,
     /// The entries, in no particular order.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<ListedEntry>,
 }
 
 /// An entry of a directory.
 #[derive(Debug, Clone)]
-pub struct Entry {
+pub struct ListedEntry {
     /// The file name.
     pub name: OsString,
     /// What it is; symlinks are followed.
-    pub kind: EntryKind,
+    pub kind: ListedKind,
     /// Whether it is a symlink.
     pub is_link: bool,
     /// Size in bytes; symlinks are followed. 0 for a broken symlink.
@@ -31,7 +31,7 @@ pub struct Entry {
 
 /// What an entry of a directory leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EntryKind {
+pub enum ListedKind {
     /// A directory.
     Dir,
     /// Anything else.

@@ -1,7 +1,7 @@
 //! Opens the file or lists the directory at a location.
 
-use super::resolve::resolve;
-use super::{Entry, EntryKind, Error, Listing, Location, MappedFile, Source, Stat};
+use super::resolve::resolve_path;
+use super::{DirListing, Error, ListedEntry, ListedKind, Location, MappedFile, Source, SourceStat};
 use std::fs::{Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 /// Opens the file at a location; symlinks are followed.
-pub fn open(location: &Location) -> Result<Arc<dyn Source>, Error> {
+pub fn open_local(location: &Location) -> Result<Arc<dyn Source>, Error> {
     match location {
         Location::Local(path) => Ok(Arc::new(MappedFile::open(path)?)),
         Location::Remote(remote) => remote.tree().open(remote.path()),
@@ -61,35 +61,35 @@ pub fn device_at(location: &Location) -> u64 {
 /// Fails inside the directory that is off limits.
 pub fn modified_at(location: &Location) -> io::Result<Option<SystemTime>> {
     let Some(path) = location.path() else { return Ok(None) };
-    let resolved = resolve(path, None).transpose()?;
+    let resolved = resolve_path(path, None).transpose()?;
     std::fs::metadata(resolved.as_deref().unwrap_or(path))?.modified().map(Some)
 }
 
 /// Owner, permissions and modification time of the file at a location, which must be readable; symlinks are followed.
-pub fn stat_at(location: &Location) -> io::Result<Stat> {
+pub fn stat_at(location: &Location) -> io::Result<SourceStat> {
     let path = match location {
         Location::Local(path) => path,
         Location::Remote(remote) => return Ok(remote.tree().stat()),
     };
-    let resolved = resolve(path, None).transpose()?;
+    let resolved = resolve_path(path, None).transpose()?;
     let path = resolved.as_deref().unwrap_or(path);
     // Without O_NONBLOCK, opening a named pipe would wait for a writer.
-    Stat::of(&OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path)?)
+    SourceStat::of(&OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path)?)
 }
 
 /// Owner, permissions and modification time of a directory, which need not be readable.
-pub(super) fn directory_stat(path: &Path, metadata: &Metadata) -> Stat {
+pub(super) fn directory_stat(path: &Path, metadata: &Metadata) -> SourceStat {
     let opened = OpenOptions::new().read(true).custom_flags(nix::libc::O_DIRECTORY).open(path);
     let stat = opened.ok().and_then(|opened| {
         let now = opened.metadata().ok()?;
-        ((now.dev(), now.ino()) == (metadata.dev(), metadata.ino())).then(|| Stat::of(&opened).ok())?
+        ((now.dev(), now.ino()) == (metadata.dev(), metadata.ino())).then(|| SourceStat::of(&opened).ok())?
     });
     // The attribute of a directory that is not readable can be read by its path, but not in the sandbox.
-    stat.unwrap_or_else(|| Stat::new(metadata, xattr::get(path, super::stat::ACL)))
+    stat.unwrap_or_else(|| SourceStat::new(metadata, xattr::get(path, super::stat::ACL)))
 }
 
 /// Lists the directory at a location.
-pub fn list(location: &Location) -> Result<Listing, Error> {
+pub fn list_dir(location: &Location) -> Result<DirListing, Error> {
     let path = match location {
         Location::Local(path) => path,
         Location::Remote(remote) => return remote.tree().list(remote.path()),
@@ -100,14 +100,18 @@ pub fn list(location: &Location) -> Result<Listing, Error> {
     for entry in std::fs::read_dir(path).map_err(io)? {
         let entry = entry.map_err(io)?;
         let target = std::fs::metadata(entry.path()).ok();
-        entries.push(Entry {
+        entries.push(ListedEntry {
             name: entry.file_name(),
-            kind: if target.as_ref().is_some_and(|target| target.is_dir()) { EntryKind::Dir } else { EntryKind::File },
+            kind: if target.as_ref().is_some_and(|target| target.is_dir()) {
+                ListedKind::Dir
+            } else {
+                ListedKind::File
+            },
             is_link: entry.file_type().is_ok_and(|kind| kind.is_symlink()),
             len: target.as_ref().map_or(0, Metadata::len),
             device: target.map_or(0, |target| target.dev()),
         });
     }
     let stat = directory_stat(path, &metadata);
-    Ok(Listing { id: (metadata.dev(), metadata.ino()), stat, entries })
+    Ok(DirListing { id: (metadata.dev(), metadata.ino()), stat, entries })
 }

@@ -1,6 +1,6 @@
 //! The location of a source.
 
-use super::tree::{Remote, Tree};
+use super::tree::{SourceTree, TreePath};
 use std::ffi::OsStr;
 use std::fmt;
 use std::io;
@@ -13,7 +13,7 @@ pub enum Location {
     /// A path on this machine.
     Local(PathBuf),
     /// A path in a tree of files elsewhere.
-    Remote(Remote),
+    Remote(TreePath),
 }
 
 impl From<&Path> for Location {
@@ -39,8 +39,8 @@ impl fmt::Display for Location {
 
 impl Location {
     /// The relative path `path` in a tree of files elsewhere.
-    pub fn in_tree(tree: Arc<dyn Tree>, path: &str) -> Self {
-        Self::Remote(Remote::new(tree, path))
+    pub fn in_tree(tree: Arc<dyn SourceTree>, path: &str) -> Self {
+        Self::Remote(TreePath::new(tree, path))
     }
 
     /// The path, if it is on this machine.

@@ -2,12 +2,12 @@
 
 use super::error::{Error, is_out_of_descriptors};
 use super::page_cache::PageCache;
-use super::pool::{Pool, Reopen};
-use super::resident::Resident;
-use super::resolve::resolve;
+use super::pool::{FilePool, PooledFile};
+use super::resident::ResidentBits;
+use super::resolve::resolve_path;
 use super::runs;
-use super::storage::Storage;
-use super::version::{Status, Version};
+use super::storage::FileStorage;
+use super::version::{FileVersion, VersionStatus};
 use nix::unistd::{AccessFlags, access, eaccess};
 use std::borrow::Cow;
 use std::fs::{File, Metadata, OpenOptions};
@@ -25,13 +25,13 @@ use std::thread;
 /// when it copies from them.
 #[derive(Debug)]
 pub(super) struct OpenFile {
-    pub version: Arc<Version>,
+    pub version: Arc<FileVersion>,
     pub file: File,
-    pub storage: Storage,
-    pub map: Option<Map>,
+    pub storage: FileStorage,
+    pub map: Option<FileMap>,
     cached: PageCache,
     /// The pool that holds the file. The pages of all its maps are released together.
-    pool: &'static Pool<OpenFile>,
+    pool: &'static FilePool<OpenFile>,
 }
 
 impl OpenFile {
@@ -40,11 +40,11 @@ impl OpenFile {
     pub fn open(
         target: &Path,
         path: &Path,
-        version: Option<&Arc<Version>>,
-        pool: &'static Pool<Self>,
+        version: Option<&Arc<FileVersion>>,
+        pool: &'static FilePool<Self>,
     ) -> Result<Self, Error> {
         let io = |error| Error::Io { path: path.to_owned(), error };
-        let (resolved, is_mounted) = match resolve(target, version.map(|version| version.id.0)) {
+        let (resolved, is_mounted) = match resolve_path(target, version.map(|version| version.id.0)) {
             Some(resolved) => (Cow::Owned(resolved.map_err(io)?), true),
             None => (Cow::Borrowed(target), false),
         };
@@ -57,22 +57,22 @@ impl OpenFile {
         })?;
         let metadata = file.metadata().map_err(io)?;
         if !metadata.is_file() {
-            return Err(Error::NotAFile { path: path.to_owned(), kind: kind(&metadata) });
+            return Err(Error::NotAFile { path: path.to_owned(), kind: map_kind(&metadata) });
         }
-        let storage = Storage::of(&file);
+        let storage = FileStorage::of(&file);
         let status = match storage {
-            Storage::Memory | Storage::Local => Status::from(&metadata),
-            Storage::Remote => Status::of(&file, storage).map_err(io)?,
+            FileStorage::Memory | FileStorage::Local => VersionStatus::from(&metadata),
+            FileStorage::Remote => VersionStatus::of(&file, storage).map_err(io)?,
         };
         let version = match version {
-            None => Arc::new(Version::new(path, target, status)),
+            None => Arc::new(FileVersion::new(path, target, status)),
             Some(version) if version.is_same_file(&status) => version.clone(),
             Some(_) => return Err(Error::Replaced { path: path.to_owned() }),
         };
         let map = match storage {
-            Storage::Memory | Storage::Local => Map::new(&file, metadata.len(), path),
+            FileStorage::Memory | FileStorage::Local => FileMap::new(&file, metadata.len(), path),
             // Its bytes can be verified only between the read and the reply, so they are read into a buffer.
-            Storage::Remote => None,
+            FileStorage::Remote => None,
         };
         Ok(Self { version, file, storage, map, cached: PageCache::default(), pool })
     }
@@ -90,7 +90,8 @@ impl OpenFile {
     /// Fills `buf` with runs of `len` bytes, `step` bytes apart, which must be inside the file.
     pub fn read_runs_at(&self, buf: &mut [u8], len: usize, offset: u64, step: u64) -> Result<(), Error> {
         let range = offset..runs::end(buf, len, offset, step);
-        let read = runs::each(buf, len, offset, step).try_for_each(|(buf, start)| self.file.read_exact_at(buf, start));
+        let read =
+            runs::each_run(buf, len, offset, step).try_for_each(|(buf, start)| self.file.read_exact_at(buf, start));
         // Checked after the reads, so that the bytes are of the version that was opened.
         self.verify(range)?;
         read.map_err(|error| self.version.io(error))
@@ -99,10 +100,10 @@ impl OpenFile {
     /// Whether the bytes of `range` can be read without waiting.
     pub fn is_in_memory(&self, range: &Range<u64>) -> bool {
         match self.storage {
-            Storage::Memory => true,
-            Storage::Local => self.cached.has(&self.file, range),
+            FileStorage::Memory => true,
+            FileStorage::Local => self.cached.has(&self.file, range),
             // The check that the file has not changed may wait.
-            Storage::Remote => false,
+            FileStorage::Remote => false,
         }
     }
 }
@@ -113,10 +114,10 @@ impl Drop for OpenFile {
     }
 }
 
-impl Reopen for OpenFile {
+impl PooledFile for OpenFile {
     fn can_be_opened_again(&self) -> bool {
-        let Version { target, id, .. } = &*self.version;
-        let resolved = resolve(target, Some(id.0)).unwrap_or_else(|| Ok(target.clone()));
+        let FileVersion { target, id, .. } = &*self.version;
+        let resolved = resolve_path(target, Some(id.0)).unwrap_or_else(|| Ok(target.clone()));
         // As long as this file is open, no other file has its inode number.
         let leads_here = |path: &PathBuf| std::fs::metadata(path).is_ok_and(|now| (now.dev(), now.ino()) == *id);
         let is_readable = |path: &Path| match open_file(path) {
@@ -129,28 +130,28 @@ impl Reopen for OpenFile {
 
 /// A map of a whole file.
 #[derive(Debug)]
-pub(super) struct Map {
+pub(super) struct FileMap {
     map: memmap2::Mmap,
     /// What was served from the map since its pages were last released.
-    resident: Resident,
-    _room: Room,
+    resident: ResidentBits,
+    _room: AddressRoom,
 }
 
-impl Map {
+impl FileMap {
     /// Maps a file. `None` if it cannot be mapped; it is then read without a map. No other files are closed to make
     /// room for it, because it may be larger than the whole address space.
     pub fn new(file: &File, len: u64, path: &Path) -> Option<Self> {
-        let Some(room) = Room::take(len) else {
+        let Some(room) = AddressRoom::take(len) else {
             log::debug!("{}: not mapped: there is no room in the address space", path.display());
             return None;
         };
         // SAFETY: the map is read-only, and this process never writes to the file. Another process may truncate or
-        // write it. `Mapped` and `Filled` are the only access to the map, and their users pass the slice to the kernel
-        // without reading it; the kernel checks each page as it copies.
+        // write it. `MappedBytes` and `Filled` are the only access to the map, and their users pass the slice to the
+        // kernel without reading it; the kernel checks each page as it copies.
         #[allow(unsafe_code)]
         let map = unsafe { memmap2::Mmap::map(file) };
         let map = map.inspect_err(|error| log::debug!("{}: not mapped: {error}", path.display())).ok()?;
-        let resident = Resident::new(map.len());
+        let resident = ResidentBits::new(map.len());
         Some(Self { map, resident, _room: room })
     }
 
@@ -201,9 +202,9 @@ pub fn limit_maps(maps: usize, bytes: u64) {
 
 /// A part of the address space, which is returned on drop.
 #[derive(Debug)]
-struct Room(u64);
+struct AddressRoom(u64);
 
-impl Room {
+impl AddressRoom {
     fn take(len: u64) -> Option<Self> {
         let maps = TAKEN.0.fetch_add(1, Ordering::Relaxed) + 1;
         let bytes = TAKEN.1.fetch_add(len, Ordering::Relaxed).saturating_add(len);
@@ -212,7 +213,7 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for AddressRoom {
     fn drop(&mut self) {
         TAKEN.0.fetch_sub(1, Ordering::Relaxed);
         TAKEN.1.fetch_sub(self.0, Ordering::Relaxed);
@@ -220,16 +221,16 @@ impl Drop for Room {
 }
 
 /// Bytes served from the maps of files of this machine.
-static SERVED: Served = Served(AtomicU64::new(0));
+static SERVED: ServedBytes = ServedBytes(AtomicU64::new(0));
 
 /// After this many bytes the pages of all maps are released, so that the resident memory of the process stays small.
 const RELEASE_EVERY: u64 = 16 << 20;
 
 /// Bytes served from maps since their pages were last released.
 #[derive(Debug)]
-pub(super) struct Served(pub AtomicU64);
+pub(super) struct ServedBytes(pub AtomicU64);
 
-impl Served {
+impl ServedBytes {
     /// Counts a part of a map that was served. Returns whether the caller has to release pages now: only the thread
     /// that resets the count does.
     pub fn add(&self, len: usize) -> bool {
@@ -245,12 +246,12 @@ const FAULT_AROUND: usize = 64 << 10;
 
 /// Releases the pages of all maps in a pool. A separate thread does this, because it takes about 4 % of the time of
 /// serving. If that thread cannot keep up, the calling thread releases pages itself.
-fn release_all(pool: &'static Pool<OpenFile>) {
-    static SENDER: OnceLock<Option<SyncSender<&'static Pool<OpenFile>>>> = OnceLock::new();
+fn release_all(pool: &'static FilePool<OpenFile>) {
+    static SENDER: OnceLock<Option<SyncSender<&'static FilePool<OpenFile>>>> = OnceLock::new();
     let release_one = |open: &Arc<OpenFile>| open.map.iter().for_each(|map| map.release(&open.version.path));
-    let release = move |pool: &Pool<OpenFile>| pool.open_files().iter().for_each(release_one);
+    let release = move |pool: &FilePool<OpenFile>| pool.open_files().iter().for_each(release_one);
     let start = || {
-        let (sender, receiver) = sync_channel::<&'static Pool<OpenFile>>(1);
+        let (sender, receiver) = sync_channel::<&'static FilePool<OpenFile>>(1);
         let thread = thread::Builder::new().name("release".into());
         thread.spawn(move || receiver.iter().for_each(release)).ok().map(|_| sender)
     };
@@ -262,13 +263,13 @@ fn release_all(pool: &'static Pool<OpenFile>) {
 
 /// A part of a map, with a reference that keeps the file mapped.
 #[derive(Debug)]
-pub struct Mapped {
+pub struct MappedBytes {
     /// The file, which is mapped.
     open: Arc<OpenFile>,
     range: Range<usize>,
 }
 
-impl Mapped {
+impl MappedBytes {
     /// `open` must be mapped, and `range` must be inside the map.
     pub(super) fn new(open: Arc<OpenFile>, range: Range<usize>) -> Self {
         Self { open, range }
@@ -286,7 +287,7 @@ impl Mapped {
     }
 }
 
-impl Deref for Mapped {
+impl Deref for MappedBytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -294,7 +295,7 @@ impl Deref for Mapped {
     }
 }
 
-impl Drop for Mapped {
+impl Drop for MappedBytes {
     fn drop(&mut self) {
         if let Some(map) = &self.open.map {
             map.mark(&self.range);
@@ -310,7 +311,7 @@ fn open_file(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path)
 }
 
-fn kind(metadata: &Metadata) -> &'static str {
+fn map_kind(metadata: &Metadata) -> &'static str {
     let kind = metadata.file_type();
     match () {
         () if kind.is_dir() => "a directory",

@@ -1,22 +1,22 @@
 //! A source in memory, for tests of other modules.
 
-use super::{Bytes, Error, Source, Stat, indices};
+use super::{Bytes, Error, Source, SourceStat, indices};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 /// Bytes in memory, which never change or fail.
 #[derive(Debug)]
-pub struct Memory(Arc<[u8]>);
+pub struct MemorySource(Arc<[u8]>);
 
-impl Memory {
+impl MemorySource {
     /// A source of these bytes.
     pub fn new(bytes: Vec<u8>) -> Self {
         Self(bytes.into())
     }
 }
 
-impl Source for Memory {
+impl Source for MemorySource {
     fn len(&self) -> u64 {
         self.0.len() as u64
     }
@@ -39,7 +39,7 @@ impl Source for Memory {
         false
     }
 
-    fn stat(&self) -> Stat {
-        Stat { uid: 0, gid: 0, mode: 0o644, mtime: SystemTime::UNIX_EPOCH, ctime: (0, 0) }
+    fn stat(&self) -> SourceStat {
+        SourceStat { uid: 0, gid: 0, mode: 0o644, mtime: SystemTime::UNIX_EPOCH, ctime: (0, 0) }
     }
 }

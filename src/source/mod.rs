@@ -31,21 +31,21 @@ use std::path::Path;
 use std::time::SystemTime;
 
 pub use bytes::Bytes;
-pub use error::{Cause, Error, Failure, strerror};
+pub use error::{Error, ErrorCause, RemoteFailure, strerror};
 pub use file::{MappedFile, limit_open_files};
-pub use listing::{Entry, EntryKind, Listing};
-pub use local::{announce, device_at, exists, is_dir, len_at, list, modified_at, open, stat_at};
+pub use listing::{DirListing, ListedEntry, ListedKind};
+pub use local::{announce, device_at, exists, is_dir, len_at, list_dir, modified_at, open_local, stat_at};
 pub use location::Location;
 pub use map::limit_maps;
-pub use memory::Memory;
-pub use reopened::{Reopened, Reopener, limit_reopened_files, reopened_files_limit};
+pub use memory::MemorySource;
+pub use reopened::{ReopenedSource, SourceReopener, limit_reopened_files, reopened_files_limit};
 pub use resolve::put_off_limits;
-pub use sparse::{Fill, Sparse, SparseParts};
-pub use traversal::{Base, Directories, Traversal};
-pub use tree::{FIRST_TREE, Remote, Tree, is_tree};
+pub use sparse::{FillProcess, SparseParts, SparseSource};
+pub use traversal::{Directories, Traversal, TraversalBase};
+pub use tree::{FIRST_TREE, SourceTree, TreePath, is_tree};
 pub use version::FileId;
-pub use whole::Whole;
-pub use zeros::Zeros;
+pub use whole::WholeFile;
+pub use zeros::ZeroSource;
 
 /// A sequence of bytes. Reads return bytes of the version that was opened, or fail.
 pub trait Source: Send + Sync + fmt::Debug {
@@ -69,7 +69,7 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// Fills `buf` with runs of `len` bytes, which begin at `offset` and at each multiple of `step` bytes after it.
     /// `len` is at least 1.
     fn read_runs_at(&self, buf: &mut [u8], len: usize, offset: u64, step: u64) -> Result<(), Error> {
-        runs::each(buf, len, offset, step).try_for_each(|(buf, start)| self.read_exact_at(buf, start))
+        runs::each_run(buf, len, offset, step).try_for_each(|(buf, start)| self.read_exact_at(buf, start))
     }
 
     /// Fails if the source is no longer the version that was opened.
@@ -94,7 +94,7 @@ pub trait Source: Send + Sync + fmt::Debug {
     fn set_ends(&self, _ends: &mut dyn Iterator<Item = u64>) {}
 
     /// Owner, permissions and modification time.
-    fn stat(&self) -> Stat;
+    fn stat(&self) -> SourceStat;
 
     /// The absolute path where the same bytes can be opened again, if they are in a file of this machine.
     fn path(&self) -> Option<&Path> {
@@ -108,7 +108,7 @@ pub trait Source: Send + Sync + fmt::Debug {
 
     /// The runs of bytes whose disk blocks other files may share (reflinks), as reported by the file system; sorted by
     /// their start.
-    fn shared_blocks(&self) -> Vec<Block> {
+    fn shared_blocks(&self) -> Vec<DiskBlock> {
         Vec::new()
     }
 }
@@ -116,7 +116,7 @@ pub trait Source: Send + Sync + fmt::Debug {
 /// A run of bytes of a file that is contiguous on the disk. Runs of two files on the same device with the same `place`
 /// hold the same bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Block {
+pub struct DiskBlock {
     /// In bytes from the start of the file.
     pub start: u64,
     /// Length in bytes.
@@ -127,7 +127,7 @@ pub struct Block {
 
 /// The attributes that the files of a mount inherit from a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stat {
+pub struct SourceStat {
     /// Numeric owner.
     pub uid: u32,
     /// Numeric group.
@@ -192,11 +192,11 @@ mod tests {
     #[test]
     fn every_source_meets_the_contract() {
         for content in [&b""[..], b"x", b"some bytes to read"] {
-            check_contract(&Memory::new(content.to_vec()), content);
+            check_contract(&MemorySource::new(content.to_vec()), content);
             let mut file = tempfile::NamedTempFile::new().unwrap();
             file.write_all(content).unwrap();
-            check_contract(&*open(&file.path().into()).unwrap(), content);
-            check_contract(&Zeros::new(content.len() as u64), &vec![0; content.len()]);
+            check_contract(&*open_local(&file.path().into()).unwrap(), content);
+            check_contract(&ZeroSource::new(content.len() as u64), &vec![0; content.len()]);
         }
     }
 
@@ -209,11 +209,11 @@ mod tests {
         std::os::unix::fs::symlink("dir", dir.path().join("link to dir")).unwrap();
         std::os::unix::fs::symlink("absent", dir.path().join("stray")).unwrap();
         let location = Location::from(dir.path());
-        let mut entries = list(&location).unwrap().entries;
+        let mut entries = list_dir(&location).unwrap().entries;
         entries.sort_by(|a, b| a.name.cmp(&b.name));
         let found: Vec<_> =
             entries.iter().map(|entry| (entry.name.to_str().unwrap(), entry.kind, entry.is_link)).collect();
-        use EntryKind::{Dir, File};
+        use ListedKind::{Dir, File};
         let expected = [
             ("dir", Dir, false),
             ("file", File, false),
@@ -224,6 +224,6 @@ mod tests {
         assert_eq!(found, expected);
         assert_eq!((entries[1].len, entries[2].len, entries[4].len), (5, 5, 0));
         assert!(exists(&location.join("stray")) && !exists(&location.join("absent")));
-        assert!(matches!(list(&location.join("file")), Err(Error::Io { .. })));
+        assert!(matches!(list_dir(&location.join("file")), Err(Error::Io { .. })));
     }
 }

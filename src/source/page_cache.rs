@@ -67,7 +67,7 @@ fn is_cached(file: &File, offset: u64) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::storage::Storage;
+    use crate::source::storage::FileStorage;
     use rustix::fs::{Advice, fadvise};
     use std::os::unix::fs::FileExt;
 
@@ -86,7 +86,7 @@ mod tests {
         }
         fadvise(&file, 0, None, Advice::DontNeed).unwrap();
         // A file system in memory has no disk to read from again, and some others keep their pages.
-        if Storage::of(&file) != Storage::Local || caches[0].has(&file, &(0..LEN)) {
+        if FileStorage::of(&file) != FileStorage::Local || caches[0].has(&file, &(0..LEN)) {
             return;
         }
         for cache in &caches {

@@ -8,19 +8,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// The slot of one file, which is open or closed.
 #[derive(Debug)]
-pub(super) struct Slot<T> {
+pub(super) struct FileSlot<T> {
     open: ArcSwapOption<T>,
     /// Whether the file was used since the pool last considered closing it.
     used: AtomicBool,
 }
 
-impl<T> Default for Slot<T> {
+impl<T> Default for FileSlot<T> {
     fn default() -> Self {
         Self { open: ArcSwapOption::empty(), used: AtomicBool::new(false) }
     }
 }
 
-impl<T> Slot<T> {
+impl<T> FileSlot<T> {
     /// The file, if it is open. Takes no lock and allocates nothing.
     pub fn open(&self) -> Option<Arc<T>> {
         self.open.load_full()
@@ -28,29 +28,29 @@ impl<T> Slot<T> {
 }
 
 /// A file in a pool.
-pub(super) trait Reopen {
+pub(super) trait PooledFile {
     /// Whether it could be opened again if it were closed now.
     fn can_be_opened_again(&self) -> bool;
 }
 
 /// The slots whose files are open.
 #[derive(Debug)]
-pub(super) struct Pool<T> {
+pub(super) struct FilePool<T> {
     limit: AtomicUsize,
-    slots: Mutex<Slots<T>>,
+    slots: Mutex<OpenSlots<T>>,
 }
 
 #[derive(Debug)]
-struct Slots<T> {
+struct OpenSlots<T> {
     /// The next candidate for closing is at the front.
-    candidates: VecDeque<Weak<Slot<T>>>,
+    candidates: VecDeque<Weak<FileSlot<T>>>,
     /// Files that stay open, because they could not be opened again when they were to be closed.
-    kept: Vec<Weak<Slot<T>>>,
+    kept: Vec<Weak<FileSlot<T>>>,
 }
 
-impl<T: Reopen> Pool<T> {
+impl<T: PooledFile> FilePool<T> {
     pub const fn new(limit: usize) -> Self {
-        let slots = Slots { candidates: VecDeque::new(), kept: Vec::new() };
+        let slots = OpenSlots { candidates: VecDeque::new(), kept: Vec::new() };
         Self { limit: AtomicUsize::new(limit), slots: Mutex::new(slots) }
     }
 
@@ -67,7 +67,7 @@ impl<T: Reopen> Pool<T> {
     /// The file of a slot. If it is open, this takes no lock and allocates nothing; otherwise it is opened with `open`.
     ///
     /// The file stays open for as long as the caller keeps what is returned, even if the pool closes its slot.
-    pub fn get(&self, slot: &Arc<Slot<T>>, open: impl Fn() -> Result<Arc<T>, Error>) -> Result<Arc<T>, Error> {
+    pub fn get(&self, slot: &Arc<FileSlot<T>>, open: impl Fn() -> Result<Arc<T>, Error>) -> Result<Arc<T>, Error> {
         // All threads share this flag. Writing it only when it changes keeps it in the cache of every core.
         if !slot.used.load(Ordering::Relaxed) {
             slot.used.store(true, Ordering::Relaxed);
@@ -117,7 +117,7 @@ impl<T: Reopen> Pool<T> {
     }
 
     /// Takes the first file that was not used since the pool last considered it.
-    fn candidate(&self) -> Option<Weak<Slot<T>>> {
+    fn candidate(&self) -> Option<Weak<FileSlot<T>>> {
         let candidates = &mut self.lock().candidates;
         // After two rounds no slot is marked as used, unless readers keep marking it.
         for _ in 0..=2 * candidates.len() {
@@ -130,7 +130,7 @@ impl<T: Reopen> Pool<T> {
         None
     }
 
-    fn lock(&self) -> MutexGuard<'_, Slots<T>> {
+    fn lock(&self) -> MutexGuard<'_, OpenSlots<T>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

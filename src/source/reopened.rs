@@ -1,14 +1,14 @@
 //! Files that another process opens. An open file takes descriptors in both processes. If too many files are open, some
 //! are closed, and opened again when they are read.
 
-use super::pool::{Pool, Reopen, Slot};
-use super::{Bytes, Error, FileId, Source, Stat};
+use super::pool::{FilePool, FileSlot, PooledFile};
+use super::{Bytes, Error, FileId, Source, SourceStat};
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 /// The open files of all other processes.
-static POOL: Pool<Open> = Pool::new(DEFAULT_LIMIT);
+static POOL: FilePool<OpenedSource> = FilePool::new(DEFAULT_LIMIT);
 
 /// A sixteenth of the usual file descriptor limit, 1024.
 const DEFAULT_LIMIT: usize = 64;
@@ -24,15 +24,15 @@ pub fn reopened_files_limit() -> usize {
 }
 
 /// Opens a file that was open before, in the same version.
-pub trait Reopener: Send + Sync + fmt::Debug {
+pub trait SourceReopener: Send + Sync + fmt::Debug {
     /// Waits for the other process, or until `is_cancelled` is true.
     fn open(&self, is_cancelled: &dyn Fn() -> bool) -> Result<Arc<dyn Source>, Error>;
 }
 
 #[derive(Debug)]
-struct Open(Arc<dyn Source>);
+struct OpenedSource(Arc<dyn Source>);
 
-impl Reopen for Open {
+impl PooledFile for OpenedSource {
     fn can_be_opened_again(&self) -> bool {
         true
     }
@@ -40,36 +40,36 @@ impl Reopen for Open {
 
 /// A file that another process opens. Its version is that of the first opening.
 #[derive(Debug)]
-pub struct Reopened {
+pub struct ReopenedSource {
     len: u64,
-    stat: Stat,
+    stat: SourceStat,
     id: Option<FileId>,
-    slot: Arc<Slot<Open>>,
-    reopener: Box<dyn Reopener>,
+    slot: Arc<FileSlot<OpenedSource>>,
+    reopener: Box<dyn SourceReopener>,
     /// See [`Source::set_ends`].
     ends: OnceLock<Box<[u64]>>,
 }
 
-impl Reopened {
+impl ReopenedSource {
     /// `first` is the open file. `reopener` opens it again.
-    pub fn new(first: Arc<dyn Source>, reopener: Box<dyn Reopener>) -> Result<Self, Error> {
+    pub fn new(first: Arc<dyn Source>, reopener: Box<dyn SourceReopener>) -> Result<Self, Error> {
         let (slot, ends) = Default::default();
-        POOL.get(&slot, || Ok(Arc::new(Open(first.clone()))))?;
+        POOL.get(&slot, || Ok(Arc::new(OpenedSource(first.clone()))))?;
         Ok(Self { len: first.len(), stat: first.stat(), id: first.id(), slot, reopener, ends })
     }
 
-    fn get(&self, is_cancelled: &dyn Fn() -> bool) -> Result<Arc<Open>, Error> {
+    fn get(&self, is_cancelled: &dyn Fn() -> bool) -> Result<Arc<OpenedSource>, Error> {
         POOL.get(&self.slot, || {
             let source = self.reopener.open(is_cancelled)?;
             if let Some(ends) = self.ends.get() {
                 source.set_ends(&mut ends.iter().copied());
             }
-            Ok(Arc::new(Open(source)))
+            Ok(Arc::new(OpenedSource(source)))
         })
     }
 }
 
-impl Source for Reopened {
+impl Source for ReopenedSource {
     fn len(&self) -> u64 {
         self.len
     }
@@ -108,7 +108,7 @@ impl Source for Reopened {
         }
     }
 
-    fn stat(&self) -> Stat {
+    fn stat(&self) -> SourceStat {
         self.stat
     }
 
@@ -120,27 +120,27 @@ impl Source for Reopened {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::Memory;
+    use crate::source::MemorySource;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     /// Counts how often each file was opened.
     #[derive(Debug)]
     struct Counting(u8, Arc<AtomicUsize>);
 
-    impl Reopener for Counting {
+    impl SourceReopener for Counting {
         fn open(&self, _: &dyn Fn() -> bool) -> Result<Arc<dyn Source>, Error> {
             self.1.fetch_add(1, Ordering::Relaxed);
-            Ok(Arc::new(Memory::new(vec![self.0; 9])))
+            Ok(Arc::new(MemorySource::new(vec![self.0; 9])))
         }
     }
 
     #[test]
     fn only_some_files_are_open_and_all_can_be_read() {
         let count = Arc::new(AtomicUsize::new(0));
-        let first = |at| -> Arc<dyn Source> { Arc::new(Memory::new(vec![at; 9])) };
+        let first = |at| -> Arc<dyn Source> { Arc::new(MemorySource::new(vec![at; 9])) };
         let weak: Vec<_> = (0..100).map(first).collect();
         let open = |(at, first): (u8, &Arc<dyn Source>)| {
-            Reopened::new(first.clone(), Box::new(Counting(at, count.clone()))).unwrap()
+            ReopenedSource::new(first.clone(), Box::new(Counting(at, count.clone()))).unwrap()
         };
         let files: Vec<_> = (0..).zip(&weak).map(open).collect();
         let is_open = || weak.iter().filter(|first| Arc::strong_count(first) > 1).count();

@@ -12,7 +12,7 @@ const PARTS_MAX: usize = 1 << 16;
 /// One bit for each part of a map. Releasing only the parts that were served keeps the cost independent of the size of
 /// the map: Linux before 6.14 keeps empty page tables, and releasing a range walks all of its page tables.
 #[derive(Debug)]
-pub(super) struct Resident {
+pub(super) struct ResidentBits {
     /// Bytes in the map.
     len: usize,
     /// Bytes in a part.
@@ -20,7 +20,7 @@ pub(super) struct Resident {
     bits: Box<[AtomicU64]>,
 }
 
-impl Resident {
+impl ResidentBits {
     /// For a map of `len` bytes, of which no part was served.
     pub fn new(len: usize) -> Self {
         let part = len.div_ceil(PARTS_MAX).next_power_of_two().max(PART);
@@ -62,7 +62,7 @@ impl Resident {
 mod tests {
     use super::*;
 
-    fn taken(resident: &Resident) -> Vec<Range<usize>> {
+    fn taken(resident: &ResidentBits) -> Vec<Range<usize>> {
         let mut ranges = Vec::new();
         resident.take(|range| ranges.push(range));
         ranges
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn marked_parts_are_taken_once() {
-        let resident = Resident::new(200 * PART);
+        let resident = ResidentBits::new(200 * PART);
         for range in
             [5..6, 3 * PART - 1..3 * PART + 1, 62 * PART..130 * PART, 150 * PART..150 * PART, 199 * PART..300 * PART]
         {
@@ -86,7 +86,7 @@ mod tests {
     #[test]
     fn number_of_parts_is_bounded() {
         for len in [0, 1, PART, PART + 1, PARTS_MAX * PART, 700_000_000_000, 1 << 48] {
-            let resident = Resident::new(len);
+            let resident = ResidentBits::new(len);
             assert!(resident.bits.len() <= PARTS_MAX / 64 && resident.bits.len() * 64 * resident.part >= len, "{len}");
             resident.mark(0..len);
             let total: usize = taken(&resident).iter().map(Range::len).sum();

@@ -18,12 +18,12 @@ struct OffLimits {
     dir: PathBuf,
     /// The device of the source, which may itself be in another mount.
     source: Option<u64>,
-    mounts: Mounts,
+    mounts: MountList,
 }
 
 /// The list of mounts. Unlike a query of the file system, reading the list never waits for the daemon of a mount.
 #[derive(Debug)]
-struct Mounts {
+struct MountList {
     /// `/proc/self/mountinfo`, which a sandbox may refuse to open. `None` if there is no /proc.
     file: Option<Mutex<File>>,
     /// The type of the file systems to avoid.
@@ -34,14 +34,14 @@ struct Mounts {
 /// one that holds `source`. This also applies to symlinks that lead there. Only the first call has an effect.
 pub fn put_off_limits(dir: &Path, source: Option<&Path>, kind: &'static str) {
     let file = File::open("/proc/self/mountinfo").inspect_err(|error| log::debug!("/proc/self/mountinfo: {error}"));
-    let mounts = Mounts { file: file.ok().map(Mutex::new), kind };
+    let mounts = MountList { file: file.ok().map(Mutex::new), kind };
     let source = source.and_then(|source| Some(std::fs::metadata(source).ok()?.dev()));
     let _ = OFF_LIMITS.set(OffLimits { dir: dir.to_owned(), source, mounts });
 }
 
 /// `path` without symlinks, resolved without entering what is off limits; `None` if nothing is off limits. The device
 /// `admitted` is not off limits, because a file on it was opened before.
-pub(super) fn resolve(path: &Path, admitted: Option<u64>) -> Option<io::Result<PathBuf>> {
+pub(super) fn resolve_path(path: &Path, admitted: Option<u64>) -> Option<io::Result<PathBuf>> {
     let limits = OFF_LIMITS.get()?;
     Some(follow(path, &limits.dir, &|device| limits.avoid(device, admitted)))
 }
@@ -53,7 +53,7 @@ impl OffLimits {
     }
 }
 
-impl Mounts {
+impl MountList {
     /// Whether the file system with this device number is one to avoid.
     fn avoid(&self, device: u64) -> bool {
         // A file system with another major number is on a block device, so it is not a mount of weightfs.
@@ -76,7 +76,7 @@ impl Mounts {
 
 /// The number of the device at `path`, which need not be accessible. No request is sent to the daemon of a mount whose
 /// mount point is `path`.
-fn device(path: &Path) -> Option<u64> {
+fn device_of(path: &Path) -> Option<u64> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
     let found = statx(CWD, path, flags, StatxFlags::empty()).ok()?;
     Some(makedev(found.stx_dev_major, found.stx_dev_minor))
@@ -119,7 +119,7 @@ fn walk(from: &Path, path: &Path, limits: Limits, visit: &mut dyn FnMut(&Path)) 
             if next.starts_with(off_limits) {
                 return Err(io::Error::other("lies inside the mount itself"));
             }
-            let device = device(&next);
+            let device = device_of(&next);
             if device != allowed {
                 if device.is_some_and(avoid) {
                     return Err(io::Error::other(format!(
@@ -181,12 +181,12 @@ mod tests {
             30 21 0:45 / /mnt/b ro,nosuid shared:5 master:1 - fuse.weightfs /m ro,user_id=0\n\
             31 21 0:46 /in /mnt/c rw - fuse.sshfs host: rw\n";
         std::io::Write::write_all(&mut file, list.as_bytes()).unwrap();
-        let mounts = Mounts { file: Some(Mutex::new(file)), kind: "fuse.weightfs" };
+        let mounts = MountList { file: Some(Mutex::new(file)), kind: "fuse.weightfs" };
         let found = [makedev(0, 45), makedev(0, 46), makedev(0, 4), makedev(254, 0), makedev(45, 45)];
         // Each query reads the list from its beginning.
         for _ in 0..2 {
             assert_eq!(found.map(|device| mounts.avoid(device)), [true, false, false, false, false]);
         }
-        assert!(!Mounts { file: None, kind: "fuse.weightfs" }.avoid(makedev(0, 45)));
+        assert!(!MountList { file: None, kind: "fuse.weightfs" }.avoid(makedev(0, 45)));
     }
 }

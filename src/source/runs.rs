@@ -1,7 +1,7 @@
 //! Runs of bytes of equal length, at equal distances: see [`super::Source::read_runs_at`].
 
 /// The parts of a buffer that the runs fill, and where each run starts.
-pub(super) fn each(buf: &mut [u8], len: usize, offset: u64, step: u64) -> impl Iterator<Item = (&mut [u8], u64)> {
+pub(super) fn each_run(buf: &mut [u8], len: usize, offset: u64, step: u64) -> impl Iterator<Item = (&mut [u8], u64)> {
     let starts = (0..).map(move |run: u64| offset.saturating_add(run.saturating_mul(step)));
     buf.chunks_mut(len).zip(starts)
 }

@@ -1,10 +1,10 @@
 //! A local file that another process fills when its bytes are needed.
 
 use super::file::COPIED_MAX;
-use super::filled::Filling;
+use super::filled::FillingMap;
 use super::page_cache::PageCache;
-use super::pins::{self, Missing, Pinned, Reader};
-use super::{Bytes, Error, Failure, FileId, Source, Stat, indices};
+use super::pins::{self, MissingBlocks, PinnedBlocks, PinnedReader};
+use super::{Bytes, Error, FileId, RemoteFailure, Source, SourceStat, indices};
 use std::fmt;
 use std::io;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 /// The process that fills a file.
-pub trait Fill: Send + Sync + fmt::Debug {
+pub trait FillProcess: Send + Sync + fmt::Debug {
     /// Waits until a range is present, or `is_cancelled` is true. Bytes of `within` after the range may be added too,
     /// because they are likely to be read next. If `within` is empty, the range is needed at once and nothing after it.
     fn fill(&self, range: Range<u64>, within: Range<u64>, is_cancelled: &dyn Fn() -> bool) -> Result<(), Error>;
@@ -31,14 +31,14 @@ pub trait Fill: Send + Sync + fmt::Debug {
 
 /// A file that another process fills. Its blocks are present while they are read.
 #[derive(Debug)]
-pub struct Sparse {
+pub struct SparseSource {
     /// For messages.
     name: PathBuf,
     len: u64,
-    data: Arc<Filling>,
+    data: Arc<FillingMap>,
     cached: PageCache,
-    reader: Arc<Reader>,
-    fill: Arc<dyn Fill>,
+    reader: Arc<PinnedReader>,
+    fill: Arc<dyn FillProcess>,
     parts: SparseParts,
     /// Where tensors end, sorted: read-ahead does not go further.
     ends: OnceLock<Box<[u64]>>,
@@ -50,26 +50,26 @@ pub struct SparseParts {
     /// Identifies the file.
     pub id: FileId,
     /// Owner, permissions and modification time.
-    pub stat: Stat,
+    pub stat: SourceStat,
 }
 
-impl Sparse {
+impl SparseSource {
     /// `descriptors` are those of the data, of the map of present blocks, of the marks of readers, and of the lock.
     pub fn new(
         name: &str,
         len: u64,
         descriptors: Vec<OwnedFd>,
-        fill: Arc<dyn Fill>,
+        fill: Arc<dyn FillProcess>,
         parts: SparseParts,
     ) -> Result<Self, Error> {
-        let failed = |reason: String| Error::Remote { name: name.into(), reason, failure: Failure::Lasting };
+        let failed = |reason: String| Error::Remote { name: name.into(), reason, failure: RemoteFailure::Lasting };
         let Ok([data, present, marks, lock]) = <[OwnedFd; 4]>::try_from(descriptors) else {
             return Err(failed("weightfs-fetch sent other descriptors than were asked for".into()));
         };
         let file = pins::data(data, len).map_err(|error| failed(error.to_string()))?;
-        let reader = Reader::open(len, present, marks, lock).map_err(|error| failed(error.to_string()))?;
+        let reader = PinnedReader::open(len, present, marks, lock).map_err(|error| failed(error.to_string()))?;
         let (cached, ends) = Default::default();
-        let data = Filling::new(name, len, file);
+        let data = FillingMap::new(name, len, file);
         Ok(Self { name: name.into(), len, data, cached, reader, fill, parts, ends })
     }
 
@@ -83,10 +83,10 @@ impl Sparse {
     }
 
     /// Waits until all blocks of `range` are present, and pins them.
-    fn pin(&self, range: &Range<u64>, is_cancelled: &dyn Fn() -> bool) -> Result<Pinned, Error> {
+    fn pin(&self, range: &Range<u64>, is_cancelled: &dyn Fn() -> bool) -> Result<PinnedBlocks, Error> {
         /// How often blocks may be evicted again before they were pinned.
         const TRIES_MAX: usize = 16;
-        let mut missing: Missing = match self.reader.pin(range.clone()) {
+        let mut missing: MissingBlocks = match self.reader.pin(range.clone()) {
             Ok(pinned) => return Ok(self.touch(pinned, range)),
             Err(missing) => missing,
         };
@@ -98,11 +98,11 @@ impl Sparse {
             }
         }
         let reason = "the blocks were evicted from the cache before they were read; a larger --cache-size helps".into();
-        Err(Error::Remote { name: self.name.clone(), reason, failure: Failure::Transient })
+        Err(Error::Remote { name: self.name.clone(), reason, failure: RemoteFailure::Transient })
     }
 
     /// Reports a read of a block at which read-ahead is to be extended.
-    fn touch(&self, pinned: Pinned, range: &Range<u64>) -> Pinned {
+    fn touch(&self, pinned: PinnedBlocks, range: &Range<u64>) -> PinnedBlocks {
         if pinned.has_trigger() {
             self.fill.touched(range.clone(), self.within(range));
         }
@@ -114,7 +114,7 @@ impl Sparse {
     }
 }
 
-impl Source for Sparse {
+impl Source for SparseSource {
     fn len(&self) -> u64 {
         self.len
     }
@@ -166,7 +166,7 @@ impl Source for Sparse {
         let _ = self.ends.set(ends.into());
     }
 
-    fn stat(&self) -> Stat {
+    fn stat(&self) -> SourceStat {
         self.parts.stat
     }
 

@@ -1,6 +1,6 @@
 //! Owner and permissions of files and directories, and the permissions that several of them have in common.
 
-use super::Stat;
+use super::SourceStat;
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -10,7 +10,7 @@ use xattr::FileExt;
 /// The extended attribute with the access control list of a file or directory.
 pub(super) const ACL: &str = "system.posix_acl_access";
 
-impl Stat {
+impl SourceStat {
     /// Owner, permissions and modification time of an open file or directory.
     ///
     /// If it has an access control list, the bits for the group and for others are what the list gives to all of them,
@@ -20,7 +20,7 @@ impl Stat {
         Ok(Self::new(&metadata, file.get_xattr(ACL)))
     }
 
-    /// As [`Stat::of`], from the metadata and the access control list.
+    /// As [`SourceStat::of`], from the metadata and the access control list.
     pub(super) fn new(metadata: &Metadata, acl: io::Result<Option<Vec<u8>>>) -> Self {
         let mode = (metadata.mode() & 0o7777) as u16;
         let mode = match acl {
@@ -102,13 +102,13 @@ fn narrow(mode: u16, acl: &[u8]) -> Option<u16> {
 mod tests {
     use super::*;
 
-    fn stat(uid: u32, gid: u32, mode: u16) -> Stat {
-        Stat { uid, gid, mode, mtime: SystemTime::UNIX_EPOCH, ctime: (0, 0) }
+    fn stat(uid: u32, gid: u32, mode: u16) -> SourceStat {
+        SourceStat { uid, gid, mode, mtime: SystemTime::UNIX_EPOCH, ctime: (0, 0) }
     }
 
     #[test]
     fn combined_permissions_grant_only_what_both_grant() {
-        let grants = |stat: Stat, user: u32, groups: &[u32]| match () {
+        let grants = |stat: SourceStat, user: u32, groups: &[u32]| match () {
             () if stat.uid == user => stat.mode >> 6 & 0o4 != 0,
             () if groups.contains(&stat.gid) => stat.mode >> 3 & 0o4 != 0,
             () => stat.mode & 0o4 != 0,
@@ -116,7 +116,7 @@ mod tests {
         // All read bits, for two owners and two groups.
         let modes = (0..8u16).map(|bits| (bits & 4) << 6 | (bits & 2) << 4 | (bits & 1) << 2);
         let owners = [(1, 1), (1, 2), (2, 1), (2, 2)];
-        let stats: Vec<Stat> = modes.flat_map(|mode| owners.map(|(uid, gid)| stat(uid, gid, mode))).collect();
+        let stats: Vec<SourceStat> = modes.flat_map(|mode| owners.map(|(uid, gid)| stat(uid, gid, mode))).collect();
         for (a, b) in stats.iter().flat_map(|a| stats.iter().map(move |b| (*a, *b))) {
             for (user, groups) in
                 [1, 2, 3].iter().flat_map(|user| [&[][..], &[1], &[2], &[1, 2]].map(|groups| (*user, groups)))

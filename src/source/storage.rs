@@ -5,7 +5,7 @@ use std::fs::File;
 
 /// Where a file system keeps its files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Storage {
+pub(super) enum FileStorage {
     /// In memory: reading a file never waits.
     Memory,
     /// On a disk of this machine. The kernel has the current attributes of an open file.
@@ -43,7 +43,7 @@ const ON_DISK: &[u32] = &[
     0x0000_482b, // HFS+
 ];
 
-impl Storage {
+impl FileStorage {
     /// Unknown file systems count as remote, which is slower but always right.
     pub fn of(file: &File) -> Self {
         match fstatfs(file).map(|found| found.f_type as u32) {

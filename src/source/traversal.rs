@@ -2,7 +2,7 @@
 
 use super::local::directory_stat;
 use super::resolve::follow_from;
-use super::{FileId, Location, Stat};
+use super::{FileId, Location, SourceStat};
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -11,17 +11,17 @@ use std::path::{Path, PathBuf};
 /// Directories and their permissions. The sandbox may not allow reading the access control list of a directory later,
 /// so those that a mount needs are added before.
 #[derive(Debug, Default, Clone)]
-pub struct Directories(HashMap<FileId, Stat>);
+pub struct Directories(HashMap<FileId, SourceStat>);
 
 /// A directory from which paths start. They lead to files below it, or through symlinks to files elsewhere.
 #[derive(Debug)]
-pub struct Base<'d>(Start<'d>);
+pub struct TraversalBase<'d>(TraversalStart<'d>);
 
 #[derive(Debug)]
-enum Start<'d> {
+enum TraversalStart<'d> {
     Local(LocalBase<'d>),
     /// A directory in a tree. Permissions are those of the whole tree.
-    Remote(Stat),
+    Remote(SourceStat),
 }
 
 #[derive(Debug)]
@@ -32,21 +32,21 @@ struct LocalBase<'d> {
     /// The same without symlinks.
     real: PathBuf,
     /// The permissions of directories on paths that were followed before.
-    found: HashMap<PathBuf, Stat>,
+    found: HashMap<PathBuf, SourceStat>,
 }
 
 /// The directories between a directory and a file.
 #[derive(Debug)]
 pub struct Traversal {
     /// The permissions for those who may search all of these directories. `None` if there are no directories between.
-    pub stat: Option<Stat>,
+    pub stat: Option<SourceStat>,
     /// Whether the file lies in the directory or below it, after following symlinks.
     pub is_inside: bool,
 }
 
 impl Directories {
     /// Adds a directory.
-    pub fn add(&mut self, id: FileId, stat: Stat) {
+    pub fn add(&mut self, id: FileId, stat: SourceStat) {
         self.0.insert(id, stat);
     }
 
@@ -64,10 +64,10 @@ impl Directories {
     }
 
     /// Resolves the directory from which paths start.
-    pub fn base(&self, from: &Location) -> io::Result<Base<'_>> {
+    pub fn base(&self, from: &Location) -> io::Result<TraversalBase<'_>> {
         match from {
-            Location::Local(path) => Ok(Base(Start::Local(self.local_base(path)?))),
-            Location::Remote(remote) => Ok(Base(Start::Remote(remote.tree().stat()))),
+            Location::Local(path) => Ok(TraversalBase(TraversalStart::Local(self.local_base(path)?))),
+            Location::Remote(remote) => Ok(TraversalBase(TraversalStart::Remote(remote.tree().stat()))),
         }
     }
 
@@ -77,27 +77,29 @@ impl Directories {
         Ok(LocalBase { dirs: self, path, real, found: HashMap::new() })
     }
 
-    fn stat(&self, dir: &Path) -> io::Result<Stat> {
+    fn stat(&self, dir: &Path) -> io::Result<SourceStat> {
         let metadata = std::fs::metadata(dir)?;
         let known = self.0.get(&(metadata.dev(), metadata.ino())).copied();
         Ok(known.unwrap_or_else(|| directory_stat(dir, &metadata)))
     }
 }
 
-impl Base<'_> {
+impl TraversalBase<'_> {
     /// The permissions of the directory itself.
-    pub fn stat(&self) -> io::Result<Stat> {
+    pub fn stat(&self) -> io::Result<SourceStat> {
         match &self.0 {
-            Start::Local(base) => base.dirs.stat(&base.real),
-            Start::Remote(stat) => Ok(*stat),
+            TraversalStart::Local(base) => base.dirs.stat(&base.real),
+            TraversalStart::Remote(stat) => Ok(*stat),
         }
     }
 
     /// The directories on the path to a file, without the starting directory and those above it.
     pub fn traverse(&mut self, to: &Location) -> io::Result<Traversal> {
         match (&mut self.0, to) {
-            (Start::Local(base), Location::Local(to)) => base.traverse(to),
-            (Start::Remote(stat), Location::Remote(_)) => Ok(Traversal { stat: Some(stat.search()), is_inside: true }),
+            (TraversalStart::Local(base), Location::Local(to)) => base.traverse(to),
+            (TraversalStart::Remote(stat), Location::Remote(_)) => {
+                Ok(Traversal { stat: Some(stat.search()), is_inside: true })
+            }
             _ => Err(io::Error::other("no path leads there")),
         }
     }
@@ -106,7 +108,7 @@ impl Base<'_> {
 impl LocalBase<'_> {
     fn traverse(&mut self, to: &Path) -> io::Result<Traversal> {
         let (dirs, target) = self.walk(to)?;
-        let mut combined: Option<Stat> = None;
+        let mut combined: Option<SourceStat> = None;
         for dir in dirs.into_iter().filter(|dir| !self.real.starts_with(dir)) {
             let stat = match self.found.get(&dir) {
                 Some(stat) => *stat,

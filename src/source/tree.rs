@@ -1,6 +1,6 @@
 //! Files that are not on this machine, such as those of a repository on a server, and paths to them.
 
-use super::{Error, Listing, Source, Stat};
+use super::{DirListing, Error, Source, SourceStat};
 use std::cmp::Ordering;
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// Files that are not on this machine, in the version that was found first. Paths are relative to the tree, with `/`
 /// between components; the path of the tree itself is empty.
-pub trait Tree: Send + Sync + fmt::Debug {
+pub trait SourceTree: Send + Sync + fmt::Debug {
     /// Where the tree is, as the user wrote it, without secrets such as a signature. It identifies the tree.
     fn url(&self) -> &str;
 
@@ -26,7 +26,7 @@ pub trait Tree: Send + Sync + fmt::Debug {
     fn announce(&self, _path: &str, _head: Option<u64>) {}
 
     /// Lists a directory. An error if the tree cannot be listed, as most HTTP servers cannot.
-    fn list(&self, path: &str) -> Result<Listing, Error>;
+    fn list(&self, path: &str) -> Result<DirListing, Error>;
 
     /// Its number, like that of a device: [`FIRST_TREE`] or above.
     fn device(&self) -> u64;
@@ -35,7 +35,7 @@ pub trait Tree: Send + Sync + fmt::Debug {
     fn len(&self, path: &str) -> Option<u64>;
 
     /// Owner, permissions and modification time of all directories.
-    fn stat(&self) -> Stat;
+    fn stat(&self) -> SourceStat;
 
     /// Whether there is a directory at a path.
     fn is_dir(&self, path: &str) -> bool;
@@ -54,21 +54,21 @@ pub fn is_tree(device: u64) -> bool {
 
 /// A path in a tree. One pointer, because errors contain locations.
 #[derive(Debug, Clone)]
-pub struct Remote(Arc<Inner>);
+pub struct TreePath(Arc<TreePathInner>);
 
 #[derive(Debug)]
-struct Inner {
-    tree: Arc<dyn Tree>,
+struct TreePathInner {
+    tree: Arc<dyn SourceTree>,
     path: String,
 }
 
-impl Remote {
-    pub(super) fn new(tree: Arc<dyn Tree>, path: &str) -> Self {
-        Self(Arc::new(Inner { tree, path: path.into() }))
+impl TreePath {
+    pub(super) fn new(tree: Arc<dyn SourceTree>, path: &str) -> Self {
+        Self(Arc::new(TreePathInner { tree, path: path.into() }))
     }
 
     /// The tree.
-    pub fn tree(&self) -> &dyn Tree {
+    pub fn tree(&self) -> &dyn SourceTree {
         &*self.0.tree
     }
 
@@ -107,7 +107,7 @@ impl Remote {
     }
 }
 
-impl fmt::Display for Remote {
+impl fmt::Display for TreePath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.key() {
             (url, "") => f.write_str(url),
@@ -116,27 +116,27 @@ impl fmt::Display for Remote {
     }
 }
 
-impl PartialEq for Remote {
+impl PartialEq for TreePath {
     fn eq(&self, other: &Self) -> bool {
         self.key() == other.key()
     }
 }
 
-impl Eq for Remote {}
+impl Eq for TreePath {}
 
-impl PartialOrd for Remote {
+impl PartialOrd for TreePath {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Remote {
+impl Ord for TreePath {
     fn cmp(&self, other: &Self) -> Ordering {
         self.key().cmp(&other.key())
     }
 }
 
-impl Hash for Remote {
+impl Hash for TreePath {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.key().hash(state);
     }

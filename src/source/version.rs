@@ -1,7 +1,7 @@
 //! The version of a file: which file it is, and whether it was written to. Does not read its bytes.
 
 use super::error::Error;
-use super::storage::Storage;
+use super::storage::FileStorage;
 use rustix::fs::{AtFlags, Statx, StatxFlags, makedev, statx};
 use std::fs::{File, Metadata};
 use std::io;
@@ -19,7 +19,7 @@ type Time = (i64, u32);
 
 /// The version of a file that was opened.
 #[derive(Debug)]
-pub(super) struct Version {
+pub(super) struct FileVersion {
     /// The path as the user wrote it, for messages.
     pub path: PathBuf,
     /// The absolute path, so that the file can be opened again.
@@ -37,7 +37,7 @@ pub(super) struct Version {
 
 /// The attributes of a file that identify a version.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Status {
+pub(super) struct VersionStatus {
     id: FileId,
     len: u64,
     links: u64,
@@ -46,7 +46,7 @@ pub(super) struct Status {
     btime: Option<Time>,
 }
 
-impl From<&Metadata> for Status {
+impl From<&Metadata> for VersionStatus {
     fn from(metadata: &Metadata) -> Self {
         // No file system has times before 1970 for files that it creates.
         let created = metadata.created().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
@@ -61,7 +61,7 @@ impl From<&Metadata> for Status {
     }
 }
 
-impl From<Statx> for Status {
+impl From<Statx> for VersionStatus {
     fn from(found: Statx) -> Self {
         let created = found.stx_mask & StatxFlags::BTIME.bits() != 0;
         Self {
@@ -75,13 +75,13 @@ impl From<Statx> for Status {
     }
 }
 
-impl Status {
+impl VersionStatus {
     /// The attributes of an open file. A file system that caches attributes is made to fetch them, because fstat(2)
     /// would give those of an earlier version.
-    pub fn of(file: &File, storage: Storage) -> io::Result<Self> {
+    pub fn of(file: &File, storage: FileStorage) -> io::Result<Self> {
         match storage {
-            Storage::Memory | Storage::Local => Ok(Self::from(&file.metadata()?)),
-            Storage::Remote => Self::query(file, AtFlags::STATX_FORCE_SYNC),
+            FileStorage::Memory | FileStorage::Local => Ok(Self::from(&file.metadata()?)),
+            FileStorage::Remote => Self::query(file, AtFlags::STATX_FORCE_SYNC),
         }
     }
 
@@ -91,16 +91,16 @@ impl Status {
     }
 }
 
-impl Version {
+impl FileVersion {
     /// `path` is for messages.
-    pub fn new(path: &Path, target: &Path, now: Status) -> Self {
-        let Status { id, len, mtime, ctime, btime, .. } = now;
+    pub fn new(path: &Path, target: &Path, now: VersionStatus) -> Self {
+        let VersionStatus { id, len, mtime, ctime, btime, .. } = now;
         Self { path: path.to_owned(), target: target.to_owned(), id, len, mtime, btime, ctime: Mutex::new(Some(ctime)) }
     }
 
     /// Fails unless `file` is still this version. If `range` ends past the current end, the error is [`Error::Cut`].
-    pub fn verify(&self, file: &File, storage: Storage, range: Range<u64>) -> Result<(), Error> {
-        let now = Status::of(file, storage).map_err(|error| self.io(error))?;
+    pub fn verify(&self, file: &File, storage: FileStorage, range: Range<u64>) -> Result<(), Error> {
+        let now = VersionStatus::of(file, storage).map_err(|error| self.io(error))?;
         if now.len == self.len && now.mtime == self.mtime {
             return Ok(());
         }
@@ -113,7 +113,7 @@ impl Version {
 
     /// Whether a file that was opened again is the same file, of this version or another one. A new file may get the
     /// inode number of a deleted one, and may have the same size and modification time.
-    pub fn is_same_file(&self, now: &Status) -> bool {
+    pub fn is_same_file(&self, now: &VersionStatus) -> bool {
         if now.id != self.id {
             return false;
         }
@@ -132,7 +132,7 @@ impl Version {
             return;
         }
         // Cached attributes suffice. If they are outdated, later reads give ESTALE, which is safe.
-        if let Ok(now) = Status::query(file, AtFlags::STATX_DONT_SYNC) {
+        if let Ok(now) = VersionStatus::query(file, AtFlags::STATX_DONT_SYNC) {
             *self.ctime() = (now.links > 0).then_some(now.ctime);
         }
     }

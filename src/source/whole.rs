@@ -2,7 +2,7 @@
 
 use super::page_cache::PageCache;
 use super::pins;
-use super::{Bytes, Error, Failure, FileId, Source, SparseParts, Stat, indices};
+use super::{Bytes, Error, FileId, RemoteFailure, Source, SourceStat, SparseParts, indices};
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 /// An open file that nobody changes: one that is named by the hash of its content.
 #[derive(Debug)]
-pub struct Whole {
+pub struct WholeFile {
     /// For messages.
     name: PathBuf,
     len: u64,
@@ -20,19 +20,19 @@ pub struct Whole {
     parts: SparseParts,
 }
 
-impl Whole {
+impl WholeFile {
     /// A file of `len` bytes, whose descriptor comes from another process.
     pub fn new(name: &str, len: u64, data: OwnedFd, parts: SparseParts) -> Result<Self, Error> {
-        let failed = |error: pins::Error| {
+        let failed = |error: pins::PinsError| {
             let reason = error.to_string();
-            Error::Remote { name: name.into(), reason, failure: Failure::Lasting }
+            Error::Remote { name: name.into(), reason, failure: RemoteFailure::Lasting }
         };
         let file = pins::data(data, len).map_err(failed)?;
         Ok(Self { name: name.into(), len, file, cached: PageCache::default(), parts })
     }
 }
 
-impl Source for Whole {
+impl Source for WholeFile {
     fn len(&self) -> u64 {
         self.len
     }
@@ -55,7 +55,7 @@ impl Source for Whole {
         !self.cached.has(&self.file, range)
     }
 
-    fn stat(&self) -> Stat {
+    fn stat(&self) -> SourceStat {
         self.parts.stat
     }
 

@@ -1,21 +1,21 @@
 //! A source of zeros, for padding of any size.
 
-use super::{Bytes, Error, Source, Stat, indices};
+use super::{Bytes, Error, Source, SourceStat, indices};
 use std::ops::Range;
 use std::time::SystemTime;
 
 /// Zeros that occupy no memory.
 #[derive(Debug)]
-pub struct Zeros(u64);
+pub struct ZeroSource(u64);
 
-impl Zeros {
+impl ZeroSource {
     /// A source of `len` bytes.
     pub fn new(len: u64) -> Self {
         Self(len)
     }
 }
 
-impl Source for Zeros {
+impl Source for ZeroSource {
     fn len(&self) -> u64 {
         self.0
     }
@@ -38,7 +38,7 @@ impl Source for Zeros {
         false
     }
 
-    fn stat(&self) -> Stat {
-        Stat { uid: 0, gid: 0, mode: 0o644, mtime: SystemTime::UNIX_EPOCH, ctime: (0, 0) }
+    fn stat(&self) -> SourceStat {
+        SourceStat { uid: 0, gid: 0, mode: 0o644, mtime: SystemTime::UNIX_EPOCH, ctime: (0, 0) }
     }
 }

@@ -4,11 +4,11 @@
 //! statistics follow from the counts. Wider elements are counted in a fine grid whose cells widen with the range of
 //! values; the grid becomes the histogram. Blocks with scales are decoded and then counted as float32.
 
-use super::codes::Codes;
-use super::summary::Stats;
-use super::wide::Wide;
+use super::codes::CodeCounts;
+use super::summary::TensorStats;
+use super::wide::WideStats;
 use crate::codec::elements::ToF32;
-use crate::format::{Block, Dtype};
+use crate::format::{Dtype, DtypeBlock};
 
 /// Whether there are statistics for elements of `dtype`. There are none for C64, whose elements are pairs of numbers,
 /// and for dtypes that cannot be decoded.
@@ -27,49 +27,57 @@ fn is_wide(dtype: Dtype) -> bool {
 
 /// The statistics of the values that were added so far: those of a tensor or a part of it.
 #[derive(Debug)]
-pub struct Accumulator(Kind);
+pub struct StatsAccumulator(ValuesKind);
 
 #[derive(Debug)]
-enum Kind {
-    Codes(Codes),
-    Single(Wide<f32>),
-    Double(Wide<f64>),
-    Blocks(Blocks),
+enum ValuesKind {
+    Codes(CodeCounts),
+    Single(WideStats<f32>),
+    Double(WideStats<f64>),
+    Blocks(BlockStats),
 }
 
 /// Statistics of blocks with scales.
 #[derive(Debug)]
-struct Blocks {
-    block: Block,
+struct BlockStats {
+    block: DtypeBlock,
     to_f32: ToF32,
     /// Buffer for decoded values.
     decoded: Vec<u8>,
-    wide: Wide<f32>,
+    wide: WideStats<f32>,
 }
 
-impl Blocks {
+impl BlockStats {
     fn add(&mut self, encoded: &[u8]) {
         let Self { block, to_f32, decoded, wide } = self;
         block.decode_each(*to_f32, encoded, decoded, |values| wide.add(values));
     }
 }
 
-impl Accumulator {
+impl StatsAccumulator {
     /// An accumulator without values; `None` if [`has`] returns false.
     pub fn new(dtype: Dtype) -> Option<Self> {
-        let single = || Wide::new(4, |i, o| map(i, o, f32::from_le_bytes));
+        let single = || WideStats::new(4, |i, o| map_values(i, o, f32::from_le_bytes));
         let kind = match dtype {
-            Dtype::F32 => Kind::Single(single()),
-            Dtype::F64 => Kind::Double(Wide::new(8, |i, o| map(i, o, f64::from_le_bytes))),
-            Dtype::I32 => Kind::Double(Wide::new(4, |i, o| map(i, o, |bytes| i32::from_le_bytes(bytes).into()))),
-            Dtype::U32 => Kind::Double(Wide::new(4, |i, o| map(i, o, |bytes| u32::from_le_bytes(bytes).into()))),
-            Dtype::I64 => Kind::Double(Wide::new(8, |i, o| map(i, o, |bytes| i64::from_le_bytes(bytes) as f64))),
-            Dtype::U64 => Kind::Double(Wide::new(8, |i, o| map(i, o, |bytes| u64::from_le_bytes(bytes) as f64))),
+            Dtype::F32 => ValuesKind::Single(single()),
+            Dtype::F64 => ValuesKind::Double(WideStats::new(8, |i, o| map_values(i, o, f64::from_le_bytes))),
+            Dtype::I32 => {
+                ValuesKind::Double(WideStats::new(4, |i, o| map_values(i, o, |bytes| i32::from_le_bytes(bytes).into())))
+            }
+            Dtype::U32 => {
+                ValuesKind::Double(WideStats::new(4, |i, o| map_values(i, o, |bytes| u32::from_le_bytes(bytes).into())))
+            }
+            Dtype::I64 => {
+                ValuesKind::Double(WideStats::new(8, |i, o| map_values(i, o, |bytes| i64::from_le_bytes(bytes) as f64)))
+            }
+            Dtype::U64 => {
+                ValuesKind::Double(WideStats::new(8, |i, o| map_values(i, o, |bytes| u64::from_le_bytes(bytes) as f64)))
+            }
             _ if dtype.has_scales() => {
                 let (block, to_f32) = (dtype.block()?, dtype.to_f32()?);
-                Kind::Blocks(Blocks { block, to_f32, decoded: Vec::new(), wide: single() })
+                ValuesKind::Blocks(BlockStats { block, to_f32, decoded: Vec::new(), wide: single() })
             }
-            _ if has(dtype) => Kind::Codes(Codes::new(dtype)?),
+            _ if has(dtype) => ValuesKind::Codes(CodeCounts::new(dtype)?),
             _ => return None,
         };
         Some(Self(kind))
@@ -78,36 +86,36 @@ impl Accumulator {
     /// Adds encoded values: whole blocks of elements.
     pub fn add(&mut self, encoded: &[u8]) {
         match &mut self.0 {
-            Kind::Codes(codes) => codes.add(encoded),
-            Kind::Single(wide) => wide.add(encoded),
-            Kind::Double(wide) => wide.add(encoded),
-            Kind::Blocks(blocks) => blocks.add(encoded),
+            ValuesKind::Codes(codes) => codes.add(encoded),
+            ValuesKind::Single(wide) => wide.add(encoded),
+            ValuesKind::Double(wide) => wide.add(encoded),
+            ValuesKind::Blocks(blocks) => blocks.add(encoded),
         }
     }
 
     /// Adds the values of another part, which must have the same dtype. Parts may be merged in any order.
     pub fn merge(&mut self, other: &Self) {
         match (&mut self.0, &other.0) {
-            (Kind::Codes(codes), Kind::Codes(other)) => codes.merge(other),
-            (Kind::Single(wide), Kind::Single(other)) => wide.merge(other),
-            (Kind::Double(wide), Kind::Double(other)) => wide.merge(other),
-            (Kind::Blocks(blocks), Kind::Blocks(other)) => blocks.wide.merge(&other.wide),
+            (ValuesKind::Codes(codes), ValuesKind::Codes(other)) => codes.merge(other),
+            (ValuesKind::Single(wide), ValuesKind::Single(other)) => wide.merge(other),
+            (ValuesKind::Double(wide), ValuesKind::Double(other)) => wide.merge(other),
+            (ValuesKind::Blocks(blocks), ValuesKind::Blocks(other)) => blocks.wide.merge(&other.wide),
             _ => debug_assert!(false, "merged parts must have the same dtype"),
         }
     }
 
     /// The statistics of all values that were added.
-    pub fn finish(self) -> Stats {
+    pub fn finish(self) -> TensorStats {
         match self.0 {
-            Kind::Codes(codes) => codes.finish(),
-            Kind::Single(wide) => wide.finish(),
-            Kind::Double(wide) => wide.finish(),
-            Kind::Blocks(blocks) => blocks.wide.finish(),
+            ValuesKind::Codes(codes) => codes.finish(),
+            ValuesKind::Single(wide) => wide.finish(),
+            ValuesKind::Double(wide) => wide.finish(),
+            ValuesKind::Blocks(blocks) => blocks.wide.finish(),
         }
     }
 }
 
-fn map<const N: usize, T>(input: &[u8], output: &mut [T], decode: impl Fn([u8; N]) -> T) {
+fn map_values<const N: usize, T>(input: &[u8], output: &mut [T], decode: impl Fn([u8; N]) -> T) {
     for (input, output) in input.as_chunks::<N>().0.iter().zip(output) {
         *output = decode(*input);
     }
@@ -116,7 +124,7 @@ fn map<const N: usize, T>(input: &[u8], output: &mut [T], decode: impl Fn([u8; N
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::{BINS, Histogram, json_len};
+    use crate::stats::{BINS, ValueHistogram, json_len};
     use proptest::prelude::*;
 
     /// All dtypes that have statistics.
@@ -140,7 +148,7 @@ mod tests {
             Dtype::I32 => each(encoded, |bytes| i32::from_le_bytes(bytes).into()),
             Dtype::U32 => each(encoded, |bytes| u32::from_le_bytes(bytes).into()),
             _ => {
-                let Block { elements, bytes } = dtype.block().unwrap();
+                let DtypeBlock { elements, bytes } = dtype.block().unwrap();
                 let mut output = vec![0; encoded.len() / bytes as usize * elements as usize * 4];
                 dtype.to_f32().unwrap()(encoded, &mut output);
                 each(&output, |bytes| f32::from_le_bytes(bytes).into())
@@ -148,8 +156,8 @@ mod tests {
         }
     }
 
-    fn stats(dtype: Dtype, encoded: &[u8]) -> Stats {
-        let mut accumulator = Accumulator::new(dtype).unwrap();
+    fn stats(dtype: Dtype, encoded: &[u8]) -> TensorStats {
+        let mut accumulator = StatsAccumulator::new(dtype).unwrap();
         accumulator.add(encoded);
         accumulator.finish()
     }
@@ -169,7 +177,7 @@ mod tests {
         assert_eq!(found.nan, count(|value| value.is_nan()), "{dtype}");
         assert_eq!(found.pos_inf, count(|value| *value == f64::INFINITY), "{dtype}");
         assert_eq!(found.neg_inf, count(|value| *value == f64::NEG_INFINITY), "{dtype}");
-        let Histogram { low, high, counts } = &found.histogram;
+        let ValueHistogram { low, high, counts } = &found.histogram;
         assert_eq!(counts.iter().sum::<u64>(), finite.len() as u64, "{dtype}");
         if finite.is_empty() {
             assert_eq!((found.min, found.max, found.mean, found.std, found.abs_max), (None, None, None, None, None));
@@ -206,9 +214,9 @@ mod tests {
 
     #[test]
     fn all_dtypes_but_complex_and_unknown_have_statistics() {
-        assert!(numbers().into_iter().all(|dtype| has(dtype) && Accumulator::new(dtype).is_some()));
+        assert!(numbers().into_iter().all(|dtype| has(dtype) && StatsAccumulator::new(dtype).is_some()));
         for dtype in [Dtype::C64, Dtype::I4, Dtype::U4, Dtype::I2, Dtype::Unknown("x")] {
-            assert!(!has(dtype) && Accumulator::new(dtype).is_none());
+            assert!(!has(dtype) && StatsAccumulator::new(dtype).is_none());
         }
     }
 
@@ -267,7 +275,7 @@ mod tests {
     #[test]
     fn histogram_edges_of_constant_values_match_numpy() {
         for (dtype, bytes) in [(Dtype::F32, &7f32.to_le_bytes()[..]), (Dtype::I8, &[7][..])] {
-            let Histogram { low, high, counts } = stats(dtype, bytes).histogram;
+            let ValueHistogram { low, high, counts } = stats(dtype, bytes).histogram;
             assert_eq!((low, high, counts[32]), (6.5, 7.5, 1));
         }
     }
@@ -275,7 +283,7 @@ mod tests {
     #[test]
     fn histogram_of_wide_values_is_tight() {
         let encoded: Vec<u8> = (0..10_000).flat_map(|at| ((at as f32 - 3000.0) * 1e-5).to_le_bytes()).collect();
-        let Histogram { low, high, .. } = stats(Dtype::F32, &encoded).histogram;
+        let ValueHistogram { low, high, .. } = stats(Dtype::F32, &encoded).histogram;
         let (min, max) = (-0.03, 0.06999);
         assert!(high - low < (max - min) * 31.0 / 30.0, "{low} {high}");
     }
@@ -283,7 +291,7 @@ mod tests {
     #[test]
     fn json_length_depends_only_on_the_number_of_elements() {
         let worst = f64::from_bits(0x8010_0000_0000_0001);
-        let longest = Stats {
+        let longest = TensorStats {
             count: u64::MAX,
             zeros: u64::MAX / 3,
             nan: u64::MAX / 3,
@@ -294,12 +302,12 @@ mod tests {
             mean: Some(worst),
             std: Some(worst),
             abs_max: Some(worst),
-            histogram: Histogram { low: worst, high: worst, counts: [u64::MAX; BINS] },
+            histogram: ValueHistogram { low: worst, high: worst, counts: [u64::MAX; BINS] },
         };
         for count in [1_000_000, 9_999_999, 10_000_000, 1 << 40] {
-            let histogram = Histogram { counts: [count; BINS], ..longest.histogram.clone() };
+            let histogram = ValueHistogram { counts: [count; BINS], ..longest.histogram.clone() };
             let (zeros, nan, pos_inf, neg_inf) = (count, count, count, count);
-            let huge = Stats { count, zeros, nan, pos_inf, neg_inf, histogram, ..longest.clone() };
+            let huge = TensorStats { count, zeros, nan, pos_inf, neg_inf, histogram, ..longest.clone() };
             assert_eq!(huge.to_json().len(), json_len(count));
         }
         let of_length = |len: usize| stats(Dtype::F32, &vec![0; 4 * len]);
@@ -346,17 +354,17 @@ mod tests {
             dtype in prop::sample::select(numbers()),
             parts in prop::collection::vec((prop::collection::vec(any::<u8>(), 0..500), 0..8), 0..6),
         ) {
-            let mut whole = Accumulator::new(dtype).unwrap();
+            let mut whole = StatsAccumulator::new(dtype).unwrap();
             let mut accumulators = Vec::new();
             for (bytes, order) in &parts {
                 let bytes = &bytes[..bytes.len() / group(dtype) * group(dtype)];
                 whole.add(bytes);
-                let mut part = Accumulator::new(dtype).unwrap();
+                let mut part = StatsAccumulator::new(dtype).unwrap();
                 part.add(bytes);
                 accumulators.push((order, part));
             }
             accumulators.sort_by_key(|part| *part.0);
-            let mut merged = Accumulator::new(dtype).unwrap();
+            let mut merged = StatsAccumulator::new(dtype).unwrap();
             accumulators.iter().for_each(|part| merged.merge(&part.1));
             let (mut merged, whole) = (merged.finish(), whole.finish());
             let size = whole.abs_max.unwrap_or(0.0);

@@ -1,14 +1,14 @@
 //! Statistics of elements of at most 16 bits, computed exactly from the number of occurrences of each code.
 
-use super::summary::{Histogram, Stats};
-use super::tally::{Moments, Tally};
+use super::summary::{TensorStats, ValueHistogram};
+use super::tally::{ValueMoments, ValueTally};
 use crate::codec::elements::ToF32;
-use crate::format::{Block, Dtype};
+use crate::format::{Dtype, DtypeBlock};
 
 /// The number of occurrences of each code of an element.
 #[derive(Debug)]
-pub(super) struct Codes {
-    block: Block,
+pub(super) struct CodeCounts {
+    block: DtypeBlock,
     to_f32: ToF32,
     /// Width of an element in bits: 16, 8, 6 or 4.
     bits: usize,
@@ -25,7 +25,7 @@ pub(super) const WORDS: usize = 1 << 16;
 /// Maximum number of bytes that are counted at a time: a multiple of 3 and 8, the bytes of a loop iteration.
 pub(super) const COUNTED_AT_ONCE: usize = 3 << 20;
 
-impl Codes {
+impl CodeCounts {
     /// `None` for dtypes whose elements have no whole number of bits or cannot be decoded.
     pub(super) fn new(dtype: Dtype) -> Option<Self> {
         let (block, to_f32, bits) = (dtype.block()?, dtype.to_f32()?, dtype.bits()? as usize);
@@ -76,8 +76,8 @@ impl Codes {
         codes
     }
 
-    pub(super) fn finish(self) -> Stats {
-        let mut tally = Tally::new();
+    pub(super) fn finish(self) -> TensorStats {
+        let mut tally = ValueTally::new();
         let mut finite = Vec::new();
         for (code, times) in self.by_code().into_iter().enumerate().filter(|(_, times)| *times > 0) {
             let value = self.value(code);
@@ -96,25 +96,25 @@ impl Codes {
         let center = sum(&|value| value) / n;
         let rest = sum(&|value| value - center);
         let squares = sum(&|value| (value - center) * (value - center)) - rest * rest / n;
-        tally.moments = Moments { count: finite_count, mean: center + rest / n, squares, exponent: 0 };
-        tally.finish(Histogram::of(&finite))
+        tally.moments = ValueMoments { count: finite_count, mean: center + rest / n, squares, exponent: 0 };
+        tally.finish(ValueHistogram::of(&finite))
     }
 
     /// The value of a code.
     pub(super) fn value(&self, code: usize) -> f64 {
         let mut block = [0; 16];
-        let Block { elements, bytes } = self.block;
+        let DtypeBlock { elements, bytes } = self.block;
         (self.to_f32)(&code.to_le_bytes()[..bytes as usize], &mut block[..elements as usize * size_of::<f32>()]);
         f32::from_le_bytes([block[0], block[1], block[2], block[3]]).into()
     }
 }
 
-pub(super) trait Count {
+pub(super) trait CodeCount {
     /// Adds `times` to the count of each code in `word`: `elements` codes of `bits` bits, from the low bits on.
     fn count(&mut self, word: usize, elements: usize, bits: usize, times: u64);
 }
 
-impl Count for Vec<u64> {
+impl CodeCount for Vec<u64> {
     fn count(&mut self, word: usize, elements: usize, bits: usize, times: u64) {
         for at in 0..elements {
             self[word >> (at * bits) & ((1 << bits) - 1)] += times;

@@ -8,6 +8,6 @@ mod summary;
 mod tally;
 mod wide;
 
-pub use accumulator::{Accumulator, has};
-pub use special::Specials;
-pub use summary::{BINS, Histogram, Stats, json_len};
+pub use accumulator::{StatsAccumulator, has};
+pub use special::SpecialCounts;
+pub use summary::{BINS, TensorStats, ValueHistogram, json_len};

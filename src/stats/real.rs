@@ -4,7 +4,7 @@ use std::array;
 use std::ops::{Add, Mul, Sub};
 
 /// A number type for computing with values of 32 or 64 bits.
-pub(super) trait Real:
+pub(super) trait RealNumber:
     Copy + PartialOrd + Into<f64> + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self>
 {
     const ZERO: Self;
@@ -24,7 +24,7 @@ pub(super) trait Real:
 
 macro_rules! real {
     ($($type:ident $round:literal $largest:literal;)*) => {$(
-        impl Real for $type {
+        impl RealNumber for $type {
             const ZERO: Self = 0.0;
             const MIN: Self = Self::MIN;
             const MAX: Self = Self::MAX;

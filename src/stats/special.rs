@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 /// Counts of values that are not finite. The two parts of a C64 element count as separate values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Specials {
+pub struct SpecialCounts {
     /// How many are not a number.
     pub nan: u64,
     /// How many are positive infinity.
@@ -23,16 +23,16 @@ macro_rules! words {
     ($word:ty, $encoded:expr, $inf:literal) => {{
         let magnitude = |bytes: &[u8; size_of::<$word>()]| <$word>::from_le_bytes(*bytes) & (<$word>::MAX >> 1);
         let class = |bytes: &[u8; size_of::<$word>()]| match magnitude(bytes).cmp(&$inf) {
-            std::cmp::Ordering::Less => Class::Finite,
-            std::cmp::Ordering::Greater => Class::Nan,
-            std::cmp::Ordering::Equal if magnitude(bytes) == <$word>::from_le_bytes(*bytes) => Class::PosInf,
-            std::cmp::Ordering::Equal => Class::NegInf,
+            std::cmp::Ordering::Less => ValueClass::Finite,
+            std::cmp::Ordering::Greater => ValueClass::Nan,
+            std::cmp::Ordering::Equal if magnitude(bytes) == <$word>::from_le_bytes(*bytes) => ValueClass::PosInf,
+            std::cmp::Ordering::Equal => ValueClass::NegInf,
         };
         search($encoded.as_chunks().0, |bytes| magnitude(bytes) >= $inf, class)
     }};
 }
 
-impl Specials {
+impl SpecialCounts {
     /// Counts the special values in `encoded`, which holds whole elements of `dtype`. `None` if the dtype has only
     /// finite numbers or is unknown.
     pub fn of(dtype: Dtype, encoded: &[u8]) -> Option<Self> {
@@ -49,7 +49,7 @@ impl Specials {
             _ => {
                 let at = EIGHT_BITS.iter().position(|eight| *eight == dtype)?;
                 let classes = &CLASSES[at];
-                let is_special = |[byte]: &[u8; 1]| classes[usize::from(*byte)] != Class::Finite;
+                let is_special = |[byte]: &[u8; 1]| classes[usize::from(*byte)] != ValueClass::Finite;
                 search(encoded.as_chunks().0, is_special, |[byte]| classes[usize::from(*byte)])
             }
         })
@@ -82,19 +82,19 @@ impl Specials {
         self.first = self.first.into_iter().chain(other).min();
     }
 
-    fn count(&mut self, class: Class) {
+    fn count(&mut self, class: ValueClass) {
         match class {
-            Class::Finite => {}
-            Class::Nan => self.nan += 1,
-            Class::PosInf => self.pos_inf += 1,
-            Class::NegInf => self.neg_inf += 1,
+            ValueClass::Finite => {}
+            ValueClass::Nan => self.nan += 1,
+            ValueClass::PosInf => self.pos_inf += 1,
+            ValueClass::NegInf => self.neg_inf += 1,
         }
     }
 }
 
 /// The class of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Class {
+enum ValueClass {
     Finite,
     Nan,
     PosInf,
@@ -108,9 +108,9 @@ const AT_ONCE: usize = 1024;
 fn search<const N: usize>(
     elements: &[[u8; N]],
     is_special: impl Fn(&[u8; N]) -> bool,
-    class: impl Fn(&[u8; N]) -> Class,
-) -> Specials {
-    let mut found = Specials::default();
+    class: impl Fn(&[u8; N]) -> ValueClass,
+) -> SpecialCounts {
+    let mut found = SpecialCounts::default();
     for (block, elements) in elements.chunks(AT_ONCE).enumerate() {
         // A loop without an early exit is vectorised.
         if !elements.iter().fold(false, |any, element| any | is_special(element)) {
@@ -129,7 +129,7 @@ const EIGHT_BITS: [Dtype<'static>; 5] =
     [Dtype::F8E5M2, Dtype::F8E4M3, Dtype::F8E8M0, Dtype::F8E4M3Fnuz, Dtype::F8E5M2Fnuz];
 
 /// The class of each code of the dtypes in [`EIGHT_BITS`].
-static CLASSES: LazyLock<[[Class; 256]; 5]> = LazyLock::new(|| {
+static CLASSES: LazyLock<[[ValueClass; 256]; 5]> = LazyLock::new(|| {
     EIGHT_BITS.map(|dtype| {
         array::from_fn(|code| {
             let mut value = [0; 4];
@@ -137,10 +137,10 @@ static CLASSES: LazyLock<[[Class; 256]; 5]> = LazyLock::new(|| {
                 to_f32(&[code as u8], &mut value);
             }
             match f32::from_le_bytes(value) {
-                value if value.is_nan() => Class::Nan,
-                f32::INFINITY => Class::PosInf,
-                f32::NEG_INFINITY => Class::NegInf,
-                _ => Class::Finite,
+                value if value.is_nan() => ValueClass::Nan,
+                f32::INFINITY => ValueClass::PosInf,
+                f32::NEG_INFINITY => ValueClass::NegInf,
+                _ => ValueClass::Finite,
             }
         })
     })
@@ -149,7 +149,7 @@ static CLASSES: LazyLock<[[Class; 256]; 5]> = LazyLock::new(|| {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::Accumulator;
+    use crate::stats::StatsAccumulator;
     use proptest::prelude::*;
 
     const FLOATS: [Dtype<'static>; 9] = [
@@ -165,19 +165,19 @@ mod tests {
     ];
 
     fn check(dtype: Dtype, encoded: &[u8]) {
-        let found = Specials::of(dtype, encoded).unwrap();
-        let mut all = Accumulator::new(dtype).unwrap();
+        let found = SpecialCounts::of(dtype, encoded).unwrap();
+        let mut all = StatsAccumulator::new(dtype).unwrap();
         all.add(encoded);
         let all = all.finish();
         assert_eq!((found.nan, found.pos_inf, found.neg_inf), (all.nan, all.pos_inf, all.neg_inf), "{dtype}");
         let width = dtype.bits().unwrap() as usize / 8;
-        let first = encoded.chunks(width).position(|element| !Specials::of(dtype, element).unwrap().is_empty());
+        let first = encoded.chunks(width).position(|element| !SpecialCounts::of(dtype, element).unwrap().is_empty());
         assert_eq!(found.first, first.map(|at| at as u64), "{dtype}");
         // Two parts, merged in reverse order.
         let middle = encoded.len() / width / 3 * width;
-        let mut merged = Specials::default();
-        merged.merge(&Specials::of(dtype, &encoded[middle..]).unwrap(), (middle / width) as u64);
-        merged.merge(&Specials::of(dtype, &encoded[..middle]).unwrap(), 0);
+        let mut merged = SpecialCounts::default();
+        merged.merge(&SpecialCounts::of(dtype, &encoded[middle..]).unwrap(), (middle / width) as u64);
+        merged.merge(&SpecialCounts::of(dtype, &encoded[..middle]).unwrap(), 0);
         assert_eq!(merged, found, "{dtype}");
     }
 
@@ -195,12 +195,12 @@ mod tests {
         // Scales: 1.0, infinity with a quantum of each sign, NaN.
         let block = |scale: [u8; 2], nibbles: u8| [&scale[..], &[nibbles; 16]].concat();
         let blocks = [block([0, 0x3c], 0x99), block([0, 0x7c], 0x79), block([1, 0x7c], 0x99)].concat();
-        let found = Specials::of(Dtype::Q4_0, &blocks).unwrap();
-        assert_eq!(found, Specials { nan: 32, pos_inf: 16, neg_inf: 16, first: Some(32) });
+        let found = SpecialCounts::of(Dtype::Q4_0, &blocks).unwrap();
+        assert_eq!(found, SpecialCounts { nan: 32, pos_inf: 16, neg_inf: 16, first: Some(32) });
         // More than is decoded at a time.
         let many = [block([0, 0x3c], 0x99).repeat(5000), block([1, 0x7c], 0x99)].concat();
-        assert_eq!(Specials::of(Dtype::Q4_0, &many).unwrap().first, Some(5000 * 32));
-        assert_eq!(Specials::of(Dtype::Q8_1, &[0xff; 36]), None);
+        assert_eq!(SpecialCounts::of(Dtype::Q4_0, &many).unwrap().first, Some(5000 * 32));
+        assert_eq!(SpecialCounts::of(Dtype::Q8_1, &[0xff; 36]), None);
     }
 
     #[test]
@@ -209,12 +209,12 @@ mod tests {
         for name in
             ["BOOL", "F4", "F6_E2M3", "F6_E3M2", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64", "I4", "x"]
         {
-            assert_eq!(Specials::of(dtype(name), &[0xff; 16]), None, "{name}");
+            assert_eq!(SpecialCounts::of(dtype(name), &[0xff; 16]), None, "{name}");
         }
         let parts = [1.0, f32::NAN, 2.0, 3.0, f32::NEG_INFINITY, f32::INFINITY].map(f32::to_le_bytes).concat();
-        let expected = Specials { nan: 1, pos_inf: 1, neg_inf: 1, first: Some(0) };
-        assert_eq!(Specials::of(Dtype::C64, &parts), Some(expected));
-        assert_eq!(Specials::of(Dtype::C64, &parts[8..]).unwrap().first, Some(1));
+        let expected = SpecialCounts { nan: 1, pos_inf: 1, neg_inf: 1, first: Some(0) };
+        assert_eq!(SpecialCounts::of(Dtype::C64, &parts), Some(expected));
+        assert_eq!(SpecialCounts::of(Dtype::C64, &parts[8..]).unwrap().first, Some(1));
     }
 
     proptest! {

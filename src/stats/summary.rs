@@ -63,7 +63,7 @@ pub fn json_len(count: u64) -> usize {
 /// Statistics of the values of a tensor. `min` to `abs_max` are those of the finite values, and `None` if there are
 /// none.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Stats {
+pub struct TensorStats {
     /// Number of elements.
     pub count: u64,
     /// How many are zero, of either sign.
@@ -85,7 +85,7 @@ pub struct Stats {
     /// The largest magnitude.
     pub abs_max: Option<f64>,
     /// The distribution of the finite values.
-    pub histogram: Histogram,
+    pub histogram: ValueHistogram,
 }
 
 /// The number of values in each of [`BINS`] bins of equal width. A bin includes its lower edge but not its upper one;
@@ -97,7 +97,7 @@ pub struct Stats {
 /// a few units in the last place). Every edge is then a multiple of a power of two, and the counts are exact for these
 /// edges. An edge beyond the largest float64 is given as the largest float64. Without finite values everything is zero.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Histogram {
+pub struct ValueHistogram {
     /// The lower edge of the first bin.
     pub low: f64,
     /// The upper edge of the last bin.
@@ -106,7 +106,7 @@ pub struct Histogram {
     pub counts: [u64; BINS],
 }
 
-impl Histogram {
+impl ValueHistogram {
     /// The histogram of finite values and their numbers of occurrences, with the edges and the rounding of NumPy.
     pub(super) fn of(values: &[(f64, u64)]) -> Self {
         let mut counts = [0; BINS];
@@ -135,12 +135,12 @@ impl Histogram {
     }
 }
 
-impl Stats {
+impl TensorStats {
     /// The statistics as [`json_len`] bytes of JSON. Values that are missing or NaN are null. Lines are padded at their
     /// ends to their greatest possible lengths, which does not show on a terminal of 80 columns.
     pub fn to_json(&self) -> Vec<u8> {
         let Self { count, zeros, nan, pos_inf, neg_inf, min, max, mean, std, abs_max, histogram } = self;
-        let Histogram { low, high, counts } = histogram;
+        let ValueHistogram { low, high, counts } = histogram;
         let digits = digits(*count);
         let mut numbers = [count, zeros, nan, pos_inf, neg_inf].into_iter();
         let fractions = [zeros, nan, pos_inf, neg_inf].map(|of| json!(*of as f64 / *count as f64));

@@ -1,11 +1,11 @@
 //! The statistics of values except the histogram: counts, extremes, mean and deviation.
 
-use super::real::{Real, lanes, power_of_two};
-use super::summary::{Histogram, Stats};
+use super::real::{RealNumber, lanes, power_of_two};
+use super::summary::{TensorStats, ValueHistogram};
 
 /// The statistics of values except the histogram.
 #[derive(Debug, Clone)]
-pub(super) struct Tally {
+pub(super) struct ValueTally {
     pub(super) zeros: u64,
     pub(super) nan: u64,
     pub(super) pos_inf: u64,
@@ -13,13 +13,13 @@ pub(super) struct Tally {
     /// Over the finite values; above `max` if there are none.
     pub(super) min: f64,
     pub(super) max: f64,
-    pub(super) moments: Moments,
+    pub(super) moments: ValueMoments,
 }
 
-impl Tally {
+impl ValueTally {
     pub(super) fn new() -> Self {
         let (min, max) = (f64::INFINITY, f64::NEG_INFINITY);
-        Self { zeros: 0, nan: 0, pos_inf: 0, neg_inf: 0, min, max, moments: Moments::default() }
+        Self { zeros: 0, nan: 0, pos_inf: 0, neg_inf: 0, min, max, moments: ValueMoments::default() }
     }
 
     /// Counts a value that occurs `times` times, if it is not finite.
@@ -44,11 +44,11 @@ impl Tally {
         self.moments.merge(&other.moments);
     }
 
-    pub(super) fn finish(self, histogram: Histogram) -> Stats {
+    pub(super) fn finish(self, histogram: ValueHistogram) -> TensorStats {
         let Self { zeros, nan, pos_inf, neg_inf, min, max, moments } = self;
         let unit = power_of_two(moments.exponent);
         let finite = |value: f64| (moments.count > 0).then_some(value);
-        Stats {
+        TensorStats {
             count: moments.count + nan + pos_inf + neg_inf,
             zeros,
             nan,
@@ -67,7 +67,7 @@ impl Tally {
 /// Number, mean and sum of the squared deviations from the mean, in units of 2 to the power of `exponent`, which is
 /// chosen such that squares neither overflow nor underflow.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Moments {
+pub(super) struct ValueMoments {
     pub(super) count: u64,
     pub(super) mean: f64,
     pub(super) squares: f64,
@@ -79,10 +79,10 @@ pub(super) const SAFE: i32 = 450;
 /// Exponent of the units for larger values; negated for smaller ones.
 pub(super) const UNIT: i32 = 600;
 
-impl Moments {
+impl ValueMoments {
     /// The moments of values from `min` to `max`; `None` if not all are finite. `deviations` is a buffer for at least
     /// as many values.
-    pub(super) fn of<T: Real>(values: &[T], min: f64, max: f64, deviations: &mut [f64]) -> Option<Self> {
+    pub(super) fn of<T: RealNumber>(values: &[T], min: f64, max: f64, deviations: &mut [f64]) -> Option<Self> {
         let largest = min.abs().max(max.abs());
         let exponent = match largest {
             _ if largest > power_of_two(SAFE) => UNIT,

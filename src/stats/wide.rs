@@ -1,20 +1,20 @@
 //! Statistics of values of 32 and 64 bits. The cells of the histogram double in width when a value lies outside, so one
 //! pass is enough.
 
-use super::real::{Real, lanes, power_of_two};
-use super::summary::{BINS, Histogram, Stats};
-use super::tally::{Moments, Tally};
+use super::real::{RealNumber, lanes, power_of_two};
+use super::summary::{BINS, TensorStats, ValueHistogram};
+use super::tally::{ValueMoments, ValueTally};
 use std::ops::Range;
 
 /// Statistics of values of 32 and 64 bits, which have too many codes for a table.
 #[derive(Debug)]
-pub(super) struct Wide<T> {
+pub(super) struct WideStats<T> {
     /// Size of an element in bytes.
     bytes: usize,
     /// Decodes elements; the output has the same number.
     decode: fn(&[u8], &mut [T]),
-    tally: Tally,
-    grid: Grid<T>,
+    tally: ValueTally,
+    grid: WideGrid<T>,
     /// Two rings of [`CELLS`] counters, because a processor stalls if it increments the same counter twice in a row.
     /// The index in a ring is the number of the cell modulo [`CELLS`]: the cells in use never span more.
     cells: Vec<u64>,
@@ -29,13 +29,13 @@ pub(super) const CELLS: usize = 4096;
 /// Number of values in a batch, which fits into the L1 cache of a core.
 pub(super) const VALUES_AT_ONCE: usize = 1024;
 
-impl<T: Real> Wide<T> {
+impl<T: RealNumber> WideStats<T> {
     pub(super) fn new(bytes: usize, decode: fn(&[u8], &mut [T])) -> Self {
         Self {
             bytes,
             decode,
-            tally: Tally::new(),
-            grid: Grid::new(T::LEAST),
+            tally: ValueTally::new(),
+            grid: WideGrid::new(T::LEAST),
             cells: vec![0; 2 * CELLS],
             places: vec![0; VALUES_AT_ONCE],
             deviations: vec![0.0; VALUES_AT_ONCE],
@@ -69,7 +69,7 @@ impl<T: Real> Wide<T> {
         let max = lanes(values, T::MIN, |most, value| if value > most { value } else { most });
         let min = min.into_iter().fold(f64::INFINITY, |least, value| least.min(value.into()));
         let max = max.into_iter().fold(f64::NEG_INFINITY, |most, value| most.max(value.into()));
-        let Some(moments) = Moments::of(values, min, max, &mut self.deviations) else { return false };
+        let Some(moments) = ValueMoments::of(values, min, max, &mut self.deviations) else { return false };
         self.tally.moments.merge(&moments);
         self.tally.zeros += u64::from(values.iter().map(|value| u32::from(*value == T::ZERO)).sum::<u32>());
         self.include(min, max);
@@ -109,7 +109,7 @@ impl<T: Real> Wide<T> {
     }
 
     /// Adds the counts of the `used` cells of another grid, which must not be wider than those of this one.
-    pub(super) fn pour(&mut self, cells: &[u64], used: Range<i64>, grid: Grid<T>) {
+    pub(super) fn pour(&mut self, cells: &[u64], used: Range<i64>, grid: WideGrid<T>) {
         let doublings = (self.grid.exponent - grid.exponent).min(63);
         for cell in used {
             let from = cell as usize % CELLS;
@@ -124,11 +124,11 @@ impl<T: Real> Wide<T> {
         self.pour(&other.cells, other.used(), other.grid);
     }
 
-    pub(super) fn finish(self) -> Stats {
+    pub(super) fn finish(self) -> TensorStats {
         let used = self.used();
         if self.tally.min >= self.tally.max || used.is_empty() {
             let same = [(self.tally.min, self.tally.moments.count)];
-            return self.tally.finish(Histogram::of(&same[..usize::from(!used.is_empty())]));
+            return self.tally.finish(ValueHistogram::of(&same[..usize::from(!used.is_empty())]));
         }
         let per_bin = (used.end - used.start + BINS as i64 - 1) / BINS as i64;
         // Bins beyond the largest float64 would have no edges. As they are empty, add bins below the minimum instead.
@@ -141,19 +141,19 @@ impl<T: Real> Wide<T> {
             let at = cell as usize % CELLS;
             counts[((cell - start) / per_bin) as usize] += self.cells[at] + self.cells[at + CELLS];
         }
-        self.tally.finish(Histogram { low, high, counts })
+        self.tally.finish(ValueHistogram { low, high, counts })
     }
 }
 
 /// Cells of equal width on the whole number line; cell 0 begins at zero. The width is a power of two for exact edges.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Grid<T> {
+pub(super) struct WideGrid<T> {
     exponent: i32,
     width: T,
     scale: T,
 }
 
-impl<T: Real> Grid<T> {
+impl<T: RealNumber> WideGrid<T> {
     pub(super) fn new(exponent: i32) -> Self {
         Self { exponent, width: T::narrow(power_of_two(exponent)), scale: T::narrow(power_of_two(-exponent)) }
     }
@@ -168,7 +168,7 @@ impl<T: Real> Grid<T> {
         grid
     }
 
-    /// The number of the nearest edge, with [`Real::ROUND`] added, and whether the edge is above the value.
+    /// The number of the nearest edge, with [`RealNumber::ROUND`] added, and whether the edge is above the value.
     pub(super) fn edge(self, value: T) -> (T, bool) {
         let edge = value * self.scale + T::ROUND;
         (edge, (edge - T::ROUND) * self.width > value)

@@ -1,24 +1,24 @@
 //! The differences between two models as text, Markdown and JSON.
 
-use super::output::Output;
+use super::output::StandardOutput;
 use anstyle::{AnsiColor, Style};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use unicode_width::UnicodeWidthStr;
-use weightfs::compare::{Common, Difference, obstacle};
-use weightfs::format::{Block, TensorInfo};
-use weightfs::model::{Diff, Model, TensorId};
+use weightfs::compare::{CommonNumber, TensorDifference, obstacle};
+use weightfs::format::{DtypeBlock, TensorInfo};
+use weightfs::model::{Model, ModelDiff, TensorId};
 use weightfs::source::Location;
 use weightfs::text::{brackets, printable, quote};
-use weightfs::units::{grouped, plural, size};
+use weightfs::units::{format_size, grouped, plural};
 
 /// The differences between two models.
 #[derive(Serialize)]
-pub struct Comparison<'m> {
+pub struct ModelComparison<'m> {
     same: bool,
-    a: Source,
-    b: Source,
+    a: ComparedSource,
+    b: ComparedSource,
     tensors: TensorChanges<'m>,
     metadata: MetadataChanges<'m>,
     /// `None` if data was not compared.
@@ -27,7 +27,7 @@ pub struct Comparison<'m> {
 }
 
 #[derive(Serialize)]
-struct Source {
+struct ComparedSource {
     source: String,
     tensors: usize,
     nbytes: u64,
@@ -35,55 +35,55 @@ struct Source {
 
 #[derive(Serialize)]
 struct TensorChanges<'m> {
-    added: Vec<Entry<'m>>,
-    removed: Vec<Entry<'m>>,
-    changed: Vec<Changed<'m>>,
+    added: Vec<TensorEntry<'m>>,
+    removed: Vec<TensorEntry<'m>>,
+    changed: Vec<ChangedTensor<'m>>,
     alike: usize,
 }
 
 #[derive(Serialize)]
-struct Entry<'m> {
+struct TensorEntry<'m> {
     name: &'m str,
     #[serde(flatten)]
-    layout: Layout<'m>,
+    layout: ReportLayout<'m>,
 }
 
 #[derive(Serialize)]
-struct Layout<'m> {
+struct ReportLayout<'m> {
     dtype: &'m str,
     shape: &'m [u64],
     nbytes: u64,
 }
 
 #[derive(Serialize)]
-struct Changed<'m> {
+struct ChangedTensor<'m> {
     name: &'m str,
-    a: Layout<'m>,
-    b: Layout<'m>,
+    a: ReportLayout<'m>,
+    b: ReportLayout<'m>,
 }
 
 #[derive(Serialize)]
 struct MetadataChanges<'m> {
     added: BTreeMap<&'m str, &'m str>,
     removed: BTreeMap<&'m str, &'m str>,
-    changed: BTreeMap<&'m str, Both<'m>>,
+    changed: BTreeMap<&'m str, BothSides<'m>>,
     alike: usize,
 }
 
 #[derive(Serialize)]
-struct Both<'m> {
+struct BothSides<'m> {
     a: &'m str,
     b: &'m str,
 }
 
 /// A tensor of both models whose data was compared.
-pub struct Compared {
+pub struct ComparedTensor {
     /// The tensor of each model.
     pub ids: (TensorId, TensorId),
     /// How the values were compared, if the dtypes differ.
-    pub common: Option<Common>,
+    pub common: Option<CommonNumber>,
     /// What differs.
-    pub difference: Difference,
+    pub difference: TensorDifference,
 }
 
 #[derive(Serialize)]
@@ -94,7 +94,7 @@ struct DataChanges<'m> {
     nbytes: u64,
     /// Bytes that both models share on disk, which were not read.
     shared: u64,
-    different: Vec<Different<'m>>,
+    different: Vec<DifferentData<'m>>,
     not_compared: Vec<NotCompared<'m>>,
 }
 
@@ -108,12 +108,12 @@ pub(super) struct NotCompared<'m> {
 /// A tensor whose data differs. Numbers are null in JSON if the dtype is unknown or there is another one in the other
 /// model, and if they are infinite.
 #[derive(Serialize)]
-struct Different<'m> {
+struct DifferentData<'m> {
     #[serde(flatten)]
-    tensor: Entry<'m>,
+    tensor: TensorEntry<'m>,
     /// The tensor in the other model, and how the values were compared, if the dtypes differ.
     #[serde(skip_serializing_if = "Option::is_none")]
-    b: Option<Layout<'m>>,
+    b: Option<ReportLayout<'m>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     compared_as: Option<&'static str>,
     elements: Option<u64>,
@@ -124,18 +124,18 @@ struct Different<'m> {
     max_rel: Option<f64>,
 }
 
-impl<'m> Comparison<'m> {
+impl<'m> ModelComparison<'m> {
     /// Compares two models, each with its location on the command line. `data` has the tensors whose data was compared.
     pub fn new(
         (location_a, a): (&Location, &'m Model),
         (location_b, b): (&Location, &'m Model),
-        diff: &Diff<'m>,
-        data: Option<&[Compared]>,
+        diff: &ModelDiff<'m>,
+        data: Option<&[ComparedTensor]>,
     ) -> Self {
-        let tensor = |model: &'m Model, id: &TensorId| Entry::new(&model.tensor(*id).info);
+        let tensor = |model: &'m Model, id: &TensorId| TensorEntry::new(&model.tensor(*id).info);
         let changed = |(old, new): &(TensorId, TensorId)| {
             let (old, new) = (tensor(a, old), tensor(b, new));
-            Changed { name: old.name, a: old.layout, b: new.layout }
+            ChangedTensor { name: old.name, a: old.layout, b: new.layout }
         };
         let tensors = TensorChanges {
             added: diff.added.iter().map(|id| tensor(b, id)).collect(),
@@ -146,7 +146,14 @@ impl<'m> Comparison<'m> {
         let data = data.map(|compared| DataChanges::new(a, b, diff, compared));
         let metadata = MetadataChanges::new(a, diff);
         let same = diff.is_empty() && data.as_ref().is_none_or(|data| data.different.is_empty());
-        Self { same, a: Source::new(location_a, a), b: Source::new(location_b, b), tensors, metadata, data }
+        Self {
+            same,
+            a: ComparedSource::new(location_a, a),
+            b: ComparedSource::new(location_b, b),
+            tensors,
+            metadata,
+            data,
+        }
     }
 
     /// Whether nothing differs. Data counts only if it was compared.
@@ -155,7 +162,7 @@ impl<'m> Comparison<'m> {
     }
 
     /// As text for a terminal.
-    pub fn text(&self, out: &Output) -> String {
+    pub fn text(&self, out: &StandardOutput) -> String {
         let mut text = String::new();
         let sides = [&self.a, &self.b].map(|side| (printable(&side.source), side.size()));
         let width = sides.iter().map(|(source, _)| source.width()).max().unwrap_or(0);
@@ -198,22 +205,22 @@ impl<'m> Comparison<'m> {
         };
         line(&mut text, &format!("\n## Tensors\n\n{}", self.tensors.summary()));
         let rows: Vec<String> = self.tensors.rows().map(|(sign, name, what)| row(sign, name, &what)).collect();
-        table(&mut text, "| | tensor | dtype, shape and size |\n|---|---|---|", &rows);
+        comparison_table(&mut text, "| | tensor | dtype, shape and size |\n|---|---|---|", &rows);
         line(&mut text, &format!("\n## Metadata\n\n{}", self.metadata.summary()));
         let rows: Vec<String> = self.metadata.rows().map(|(sign, key, what)| row(sign, key, &what)).collect();
-        table(&mut text, "| | key | value |\n|---|---|---|", &rows);
+        comparison_table(&mut text, "| | key | value |\n|---|---|---|", &rows);
         if let Some(data) = &self.data {
             line(&mut text, &format!("\n## Data\n\n{}", data.summary()));
-            let row = |different: &Different| format!("| {} | {} |", code(different.tensor.name), different.text());
+            let row = |different: &DifferentData| format!("| {} | {} |", code(different.tensor.name), different.text());
             let other = |other: &NotCompared| format!("| {} | {} |", code(other.name), other.text());
             let rows: Vec<String> = data.different.iter().map(row).chain(data.not_compared.iter().map(other)).collect();
-            table(&mut text, "| tensor | difference |\n|---|---|", &rows);
+            comparison_table(&mut text, "| tensor | difference |\n|---|---|", &rows);
         }
         text
     }
 }
 
-impl Source {
+impl ComparedSource {
     fn new(location: &Location, model: &Model) -> Self {
         let (tensors, nbytes) = model
             .logical()
@@ -223,20 +230,20 @@ impl Source {
     }
 
     fn size(&self) -> String {
-        format!("{}, {}", plural(self.tensors as u64, "tensor"), size(self.nbytes))
+        format!("{}, {}", plural(self.tensors as u64, "tensor"), format_size(self.nbytes))
     }
 }
 
-impl<'m> Entry<'m> {
+impl<'m> TensorEntry<'m> {
     fn new(tensor: &TensorInfo<'m>) -> Self {
-        let layout = Layout { dtype: tensor.dtype.name(), shape: tensor.shape, nbytes: tensor.nbytes() };
+        let layout = ReportLayout { dtype: tensor.dtype.name(), shape: tensor.shape, nbytes: tensor.nbytes() };
         Self { name: tensor.name, layout }
     }
 }
 
-impl Layout<'_> {
+impl ReportLayout<'_> {
     fn text(&self) -> String {
-        format!("{} {}, {}", printable(self.dtype), brackets(self.shape), size(self.nbytes))
+        format!("{} {}, {}", printable(self.dtype), brackets(self.shape), format_size(self.nbytes))
     }
 }
 
@@ -249,7 +256,7 @@ impl TensorChanges<'_> {
     }
 
     fn rows(&self) -> impl Iterator<Item = Row<'_>> {
-        let one = |sign| move |tensor: &Entry<'_>| (sign, tensor.layout.text());
+        let one = |sign| move |tensor: &TensorEntry<'_>| (sign, tensor.layout.text());
         let removed = self.removed.iter().map(move |tensor| (tensor.name, one('-')(tensor)));
         let added = self.added.iter().map(move |tensor| (tensor.name, one('+')(tensor)));
         let changed = self.changed.iter();
@@ -259,12 +266,12 @@ impl TensorChanges<'_> {
 }
 
 impl<'m> MetadataChanges<'m> {
-    fn new(old: &Model, diff: &Diff<'m>) -> Self {
+    fn new(old: &Model, diff: &ModelDiff<'m>) -> Self {
         let (added, removed, changed) = Default::default();
         let mut metadata = Self { added, removed, changed, alike: 0 };
         for change in &diff.metadata {
             match (change.old, change.new) {
-                (Some(a), Some(b)) => drop(metadata.changed.insert(change.key, Both { a, b })),
+                (Some(a), Some(b)) => drop(metadata.changed.insert(change.key, BothSides { a, b })),
                 (Some(a), None) => drop(metadata.removed.insert(change.key, a)),
                 (None, Some(b)) => drop(metadata.added.insert(change.key, b)),
                 (None, None) => {}
@@ -281,17 +288,17 @@ impl<'m> MetadataChanges<'m> {
     fn rows(&self) -> impl Iterator<Item = Row<'_>> {
         let removed = self.removed.iter().map(|(key, value)| ('-', *key, quote(value)));
         let added = self.added.iter().map(|(key, value)| ('+', *key, quote(value)));
-        let both = |Both { a, b }: &Both| format!("{} -> {}", quote(a), quote(b));
+        let both = |BothSides { a, b }: &BothSides| format!("{} -> {}", quote(a), quote(b));
         removed.chain(added).chain(self.changed.iter().map(move |(key, values)| ('~', *key, both(values))))
     }
 }
 
 impl<'m> DataChanges<'m> {
-    fn new(a: &'m Model, b: &'m Model, diff: &Diff, compared: &[Compared]) -> Self {
+    fn new(a: &'m Model, b: &'m Model, diff: &ModelDiff, compared: &[ComparedTensor]) -> Self {
         let (mut equal, mut equal_as, mut different) = (0, BTreeMap::new(), Vec::new());
-        for Compared { ids, common, difference } in compared {
+        for ComparedTensor { ids, common, difference } in compared {
             if !difference.is_empty() {
-                different.push(Different::new(&a.tensor(ids.0).info, &b.tensor(ids.1).info, *common, difference));
+                different.push(DifferentData::new(&a.tensor(ids.0).info, &b.tensor(ids.1).info, *common, difference));
                 continue;
             }
             equal += 1;
@@ -310,18 +317,18 @@ impl<'m> DataChanges<'m> {
 
     fn summary(&self) -> String {
         let Self { equal, equal_as, nbytes, shared, different, not_compared } = self;
-        let mut summary = format!("{} different, {} equal", count(different.len()), count(*equal));
+        let mut summary = format!("{} different, {} equal", count_text(different.len()), count_text(*equal));
         let converted: Vec<String> =
-            equal_as.iter().map(|(numbers, equal)| format!("{} {}", count(*equal), as_numbers(numbers))).collect();
+            equal_as.iter().map(|(numbers, equal)| format!("{} {}", count_text(*equal), as_numbers(numbers))).collect();
         // Writing to a string cannot fail.
         if !converted.is_empty() {
             let _ = write!(summary, " ({})", converted.join(", "));
         }
         if !not_compared.is_empty() {
-            let _ = write!(summary, ", {} not compared", count(not_compared.len()));
+            let _ = write!(summary, ", {} not compared", count_text(not_compared.len()));
         }
         if *shared > 0 {
-            let (shared, nbytes) = (size(*shared), size(*nbytes));
+            let (shared, nbytes) = (format_size(*shared), format_size(*nbytes));
             let _ = write!(summary, "; {shared} of {nbytes} are shared on disk and were not read");
         }
         summary
@@ -336,16 +343,21 @@ impl NotCompared<'_> {
 
 /// How values were compared: `as float32`.
 fn as_numbers(name: &str) -> String {
-    if name == Common::Exact.name() { "exactly".to_owned() } else { format!("as {name}") }
+    if name == CommonNumber::Exact.name() { "exactly".to_owned() } else { format!("as {name}") }
 }
 
-impl<'m> Different<'m> {
-    fn new(a: &TensorInfo<'m>, b: &TensorInfo<'m>, common: Option<Common>, difference: &Difference) -> Self {
+impl<'m> DifferentData<'m> {
+    fn new(
+        a: &TensorInfo<'m>,
+        b: &TensorInfo<'m>,
+        common: Option<CommonNumber>,
+        difference: &TensorDifference,
+    ) -> Self {
         let values = difference.values;
         Self {
-            tensor: Entry::new(a),
-            b: common.map(|_| Entry::new(b).layout),
-            compared_as: common.map(Common::name),
+            tensor: TensorEntry::new(a),
+            b: common.map(|_| TensorEntry::new(b).layout),
+            compared_as: common.map(CommonNumber::name),
             // A tensor that differs is not empty, so its size gives the number of elements.
             elements: a.dtype.block().map(|block| elements(a.nbytes(), block)),
             bits_different: difference.bits,
@@ -372,7 +384,7 @@ impl<'m> Different<'m> {
             let _ = write!(text, ", {bits}");
         }
         if let (Some(abs), Some(rel), true) = (self.max_abs, self.max_rel, elements > not_finite) {
-            let _ = write!(text, "; largest difference {}, relative {}", short(abs), short(rel));
+            let _ = write!(text, "; largest difference {}, relative {}", short_text(abs), short_text(rel));
         }
         if not_finite > 0 {
             let _ = write!(text, "; {} infinite or NaN in either model", grouped(not_finite));
@@ -382,12 +394,12 @@ impl<'m> Different<'m> {
 }
 
 fn summary(added: usize, removed: usize, changed: usize, alike: usize) -> String {
-    let [added, removed, changed, alike] = [added, removed, changed, alike].map(count);
+    let [added, removed, changed, alike] = [added, removed, changed, alike].map(count_text);
     format!("{added} added, {removed} removed, {changed} changed, {alike} alike")
 }
 
 /// A number with its digits in groups of three.
-pub(super) fn count(count: usize) -> String {
+pub(super) fn count_text(count: usize) -> String {
     grouped(count as u64)
 }
 
@@ -398,7 +410,7 @@ pub fn catalogs(
     added: &[String],
     alike: usize,
     texts: &[String],
-    screen: Option<&Output>,
+    screen: Option<&StandardOutput>,
 ) -> String {
     let summary = summary(added.len(), removed.len(), texts.len(), alike);
     let mut text = String::new();
@@ -410,7 +422,7 @@ pub fn catalogs(
         line(&mut text, &format!("# Models\n\n{summary}"));
         let word = |sign| if sign == '-' { "removed" } else { "added" };
         let rows: Vec<String> = names.map(|(sign, name)| format!("| {} | {} |", word(sign), code(name))).collect();
-        table(&mut text, "| | model |\n|---|---|", &rows);
+        comparison_table(&mut text, "| | model |\n|---|---|", &rows);
     }
     for model in texts {
         line(&mut text, &format!("\n{}", model.trim_end()));
@@ -419,7 +431,7 @@ pub fn catalogs(
 }
 
 /// A number with at most four significant digits, and with an exponent if it is below 1e-4 or at least 1e7.
-fn short(number: f64) -> String {
+fn short_text(number: f64) -> String {
     rounded(number, 4)
 }
 
@@ -438,7 +450,7 @@ pub(super) fn line(text: &mut String, line: &str) {
 }
 
 /// Appends a line that begins with a coloured sign.
-pub(super) fn signed(text: &mut String, out: &Output, sign: char, name: &str, what: &str) {
+pub(super) fn signed(text: &mut String, out: &StandardOutput, sign: char, name: &str, what: &str) {
     let style: Style = match sign {
         '+' => AnsiColor::Green,
         '-' => AnsiColor::Red,
@@ -449,7 +461,7 @@ pub(super) fn signed(text: &mut String, out: &Output, sign: char, name: &str, wh
 }
 
 /// Appends a table, unless it has no rows.
-pub(super) fn table(text: &mut String, head: &str, rows: &[String]) {
+pub(super) fn comparison_table(text: &mut String, head: &str, rows: &[String]) {
     if !rows.is_empty() {
         line(text, &format!("\n{head}\n{}", rows.join("\n")));
     }
@@ -466,7 +478,7 @@ pub(super) fn code(text: &str) -> String {
 }
 
 /// The number of elements in `nbytes` bytes of whole blocks.
-fn elements(nbytes: u64, block: Block) -> u64 {
+fn elements(nbytes: u64, block: DtypeBlock) -> u64 {
     (u128::from(nbytes) * u128::from(block.elements) / u128::from(block.bytes)) as u64
 }
 
@@ -487,7 +499,7 @@ mod tests {
             (f64::INFINITY, "inf"),
         ];
         for (number, expected) in table {
-            assert_eq!(short(number), expected);
+            assert_eq!(short_text(number), expected);
         }
     }
 

@@ -1,17 +1,17 @@
 //! The report of `diff --values` on two models, as text, Markdown and JSON.
 
-use super::comparison::{NotCompared, code, count, line, rounded, signed, table};
-use super::output::{self, Output, squeeze};
+use super::comparison::{NotCompared, code, comparison_table, count_text, line, rounded, signed};
+use super::output::{self, StandardOutput, squeeze};
 use serde::Serialize;
 use std::fmt::Write;
 use unicode_width::UnicodeWidthStr;
 use weightfs::compare::Deviation;
-use weightfs::model::{Model, Partners, TensorId};
+use weightfs::model::{Model, TensorId, TensorPartners};
 use weightfs::natural;
 use weightfs::source::Location;
 use weightfs::text::{brackets, printable};
 use weightfs::units;
-use weightfs::units::{grouped, plural, size};
+use weightfs::units::{format_size, grouped, plural};
 
 /// Significant digits of an error.
 const DIGITS: usize = 3;
@@ -20,7 +20,7 @@ const DIGITS: usize = 3;
 const HEADINGS: [&str; 7] = ["TENSOR", "A", "B", "REL RMS", "RMS", "MAX ABS", "COSINE"];
 
 /// The result of comparing a tensor of both models.
-pub enum Finding {
+pub enum DeviationFinding {
     /// All values are the same.
     Same,
     /// How far the values are apart.
@@ -31,15 +31,15 @@ pub enum Finding {
 
 /// The differences between the values of two models.
 #[derive(Serialize)]
-pub struct Deviations<'m> {
+pub struct ValueDeviations<'m> {
     same: bool,
-    a: Side,
-    b: Side,
-    values: Values<'m>,
+    a: DeviationSide,
+    b: DeviationSide,
+    values: DeviationValues<'m>,
 }
 
 #[derive(Serialize)]
-struct Side {
+struct DeviationSide {
     source: String,
     /// Number of tensors without the companions of quantized weights.
     tensors: usize,
@@ -55,28 +55,28 @@ struct Side {
 }
 
 #[derive(Serialize)]
-struct Values<'m> {
-    added: Vec<Entry<'m>>,
-    removed: Vec<Entry<'m>>,
+struct DeviationValues<'m> {
+    added: Vec<DeviationEntry<'m>>,
+    removed: Vec<DeviationEntry<'m>>,
     equal: usize,
     /// The largest relative error first.
-    different: Vec<Different<'m>>,
+    different: Vec<DifferentValues<'m>>,
     /// The errors of all tensors that differ, together.
-    total: Total,
+    total: DeviationTotal,
     not_compared: Vec<NotCompared<'m>>,
 }
 
 #[derive(Serialize)]
-struct Entry<'m> {
+struct DeviationEntry<'m> {
     name: &'m str,
     shape: &'m [u64],
     #[serde(flatten)]
-    form: Form<'m>,
+    form: NumberForm<'m>,
 }
 
 /// How numbers are stored.
 #[derive(Serialize)]
-struct Form<'m> {
+struct NumberForm<'m> {
     /// The stored dtype, or the type of the codes of a quantized weight.
     dtype: &'m str,
     /// Size in bytes, with the companions that the values depend on.
@@ -86,25 +86,25 @@ struct Form<'m> {
 }
 
 #[derive(Serialize)]
-struct Different<'m> {
+struct DifferentValues<'m> {
     name: &'m str,
     shape: &'m [u64],
-    a: Form<'m>,
-    b: Form<'m>,
+    a: NumberForm<'m>,
+    b: NumberForm<'m>,
     #[serde(flatten)]
-    errors: Errors,
+    errors: DeviationErrors,
 }
 
 #[derive(Serialize)]
-struct Total {
+struct DeviationTotal {
     tensors: usize,
     #[serde(flatten)]
-    errors: Errors,
+    errors: DeviationErrors,
 }
 
 /// In JSON, infinite errors are null. The cosine is null if all values of a side are zero.
 #[derive(Serialize)]
-struct Errors {
+struct DeviationErrors {
     elements: u64,
     elements_different: u64,
     max_abs: f64,
@@ -113,60 +113,60 @@ struct Errors {
     cosine: Option<f64>,
     not_finite: u64,
     not_finite_different: u64,
-    nan: Sides,
-    infinite: Sides,
+    nan: DeviationSides,
+    infinite: DeviationSides,
 }
 
 #[derive(Serialize)]
-struct Sides {
+struct DeviationSides {
     a: u64,
     b: u64,
 }
 
-impl<'m> Deviations<'m> {
+impl<'m> ValueDeviations<'m> {
     /// A report on two models, each with its location on the command line. `found` has the result for each pair of
     /// `partners`.
     pub fn new(
         (location_a, a): (&Location, &'m Model),
         (location_b, b): (&Location, &'m Model),
-        partners: &Partners,
-        found: Vec<Finding>,
+        partners: &TensorPartners,
+        found: Vec<DeviationFinding>,
     ) -> Self {
         let entry = |model: &'m Model, id: &TensorId| {
             let numbers = model.numbers(*id, true);
-            Entry { name: numbers.name(), shape: numbers.shape(), form: Form::of(model, *id) }
+            DeviationEntry { name: numbers.name(), shape: numbers.shape(), form: NumberForm::of(model, *id) }
         };
         let (mut equal, mut total) = (0, Deviation::default());
         let (mut different, mut not_compared) = (Vec::new(), Vec::new());
         for ((id_a, id_b), finding) in partners.pairs.iter().zip(found) {
-            let Entry { name, shape, form } = entry(a, id_a);
+            let DeviationEntry { name, shape, form } = entry(a, id_a);
             match finding {
-                Finding::Compared(deviation) if deviation.different > 0 => {
+                DeviationFinding::Compared(deviation) if deviation.different > 0 => {
                     total = total.merge(deviation);
-                    let errors = Errors::new(&deviation);
-                    different.push(Different { name, shape, a: form, b: Form::of(b, *id_b), errors });
+                    let errors = DeviationErrors::new(&deviation);
+                    different.push(DifferentValues { name, shape, a: form, b: NumberForm::of(b, *id_b), errors });
                 }
-                Finding::Compared(_) | Finding::Same => equal += 1,
-                Finding::NotCompared(reason) => not_compared.push(NotCompared { name, reason }),
+                DeviationFinding::Compared(_) | DeviationFinding::Same => equal += 1,
+                DeviationFinding::NotCompared(reason) => not_compared.push(NotCompared { name, reason }),
             }
         }
         let added: Vec<_> = partners.added.iter().map(|id| entry(b, id)).collect();
         let removed: Vec<_> = partners.removed.iter().map(|id| entry(a, id)).collect();
         let same = added.is_empty() && removed.is_empty() && different.is_empty() && not_compared.is_empty();
         different.sort_by(|a, b| {
-            let errors = |different: &Different| {
+            let errors = |different: &DifferentValues| {
                 (different.errors.not_finite_different > 0, different.errors.relative_rms, different.errors.max_abs)
             };
             let (of_a, of_b) = (errors(a), errors(b));
             let order = of_b.0.cmp(&of_a.0).then(of_b.1.total_cmp(&of_a.1)).then(of_b.2.total_cmp(&of_a.2));
             order.then_with(|| natural::compare_paths(a.name, b.name))
         });
-        let total = Total { tensors: different.len(), errors: Errors::new(&total) };
-        let values = Values { added, removed, equal, different, total, not_compared };
+        let total = DeviationTotal { tensors: different.len(), errors: DeviationErrors::new(&total) };
+        let values = DeviationValues { added, removed, equal, different, total, not_compared };
         let pairs = &partners.pairs;
         let of_a = pairs.iter().map(|pair| pair.0).chain(partners.removed.iter().copied());
         let of_b = pairs.iter().map(|pair| pair.1).chain(partners.added.iter().copied());
-        Self { same, a: Side::new(location_a, a, of_a), b: Side::new(location_b, b, of_b), values }
+        Self { same, a: DeviationSide::new(location_a, a, of_a), b: DeviationSide::new(location_b, b, of_b), values }
     }
 
     /// Whether both models have the same numbers.
@@ -175,7 +175,7 @@ impl<'m> Deviations<'m> {
     }
 
     /// As text for a terminal.
-    pub fn text(&self, out: &Output) -> String {
+    pub fn text(&self, out: &StandardOutput) -> String {
         let mut text = String::new();
         let sides = [&self.a, &self.b].map(|side| (printable(&side.source), side.size()));
         let width = sides.iter().map(|(source, _)| source.width()).max().unwrap_or(0);
@@ -183,7 +183,7 @@ impl<'m> Deviations<'m> {
             line(&mut text, &format!("{source}{:pad$}  {size}", "", pad = width - source.width()));
         }
         line(&mut text, &format!("\nvalues: {}", self.summary()));
-        let Values { different, removed, added, not_compared, .. } = &self.values;
+        let DeviationValues { different, removed, added, not_compared, .. } = &self.values;
         if !different.is_empty() {
             let mut rows: Vec<Vec<String>> = self.rows().collect();
             if out.is_terminal {
@@ -219,7 +219,7 @@ impl<'m> Deviations<'m> {
             })
             .collect();
         if !self.values.different.is_empty() {
-            table(
+            comparison_table(
                 &mut text,
                 "| tensor | a | b | relative RMS | RMS | max abs | cosine |\n|---|---|---|---|---|---|---|",
                 &rows,
@@ -234,19 +234,19 @@ impl<'m> Deviations<'m> {
             };
             format!("| {sign} | {} | {what} |", code(name))
         };
-        table(&mut text, "| | tensor | |\n|---|---|---|", &self.others().map(other).collect::<Vec<_>>());
+        comparison_table(&mut text, "| | tensor | |\n|---|---|---|", &self.others().map(other).collect::<Vec<_>>());
         text
     }
 
     fn summary(&self) -> String {
-        let Values { added, removed, equal, different, not_compared, .. } = &self.values;
-        let mut summary = format!("{} different, {} equal", count(different.len()), count(*equal));
+        let DeviationValues { added, removed, equal, different, not_compared, .. } = &self.values;
+        let mut summary = format!("{} different, {} equal", count_text(different.len()), count_text(*equal));
         for (what, number) in
             [("not compared", not_compared.len()), ("only in a", removed.len()), ("only in b", added.len())]
         {
             if number > 0 {
                 // Writing to a string cannot fail.
-                let _ = write!(summary, ", {} {what}", count(number));
+                let _ = write!(summary, ", {} {what}", count_text(number));
             }
         }
         if different.is_empty() && *equal == 0 && not_compared.is_empty() && !added.is_empty() && !removed.is_empty() {
@@ -257,8 +257,8 @@ impl<'m> Deviations<'m> {
 
     /// The rows of the table: all tensors that differ, and the total.
     fn rows(&self) -> impl Iterator<Item = Vec<String>> {
-        let Values { different, total, .. } = &self.values;
-        let row = |name: String, a: &str, b: &str, errors: &Errors| {
+        let DeviationValues { different, total, .. } = &self.values;
+        let row = |name: String, a: &str, b: &str, errors: &DeviationErrors| {
             let number = |number| rounded(number, DIGITS);
             // Cut, so that a cosine below 1 is not shown as 1.
             let cosine = errors.cosine.map_or("-".into(), |cosine| format!("{:.6}", (cosine * 1e6).trunc() / 1e6));
@@ -266,7 +266,7 @@ impl<'m> Deviations<'m> {
             let [a, b] = dtypes;
             vec![name, a, b, number(errors.relative_rms), number(errors.rms), number(errors.max_abs), cosine]
         };
-        let of_tensor = move |different: &Different| {
+        let of_tensor = move |different: &DifferentValues| {
             row(printable(different.name).into_owned(), different.a.dtype, different.b.dtype, &different.errors)
         };
         let all = row(format!("total of {}", plural(total.tensors as u64, "tensor")), "", "", &total.errors);
@@ -275,7 +275,7 @@ impl<'m> Deviations<'m> {
 
     /// The tensors that are in no row or need a remark: a sign, the name, and the remark.
     fn others(&self) -> impl Iterator<Item = (char, &str, String)> {
-        let Values { added, removed, not_compared, .. } = &self.values;
+        let DeviationValues { added, removed, not_compared, .. } = &self.values;
         let removed = removed.iter().map(|entry| ('-', entry.name, entry.text()));
         let added = added.iter().map(|entry| ('+', entry.name, entry.text()));
         let not_compared = not_compared.iter().map(|other| ('?', other.name, other.text()));
@@ -287,8 +287,8 @@ impl<'m> Deviations<'m> {
     fn not_finite(&self) -> impl Iterator<Item = (&str, String)> {
         let with = self.values.different.iter().filter(|different| different.errors.not_finite > 0);
         with.map(|different| {
-            let Errors { not_finite, not_finite_different, nan, infinite, .. } = &different.errors;
-            let counts = |what: &str, sides: &Sides| {
+            let DeviationErrors { not_finite, not_finite_different, nan, infinite, .. } = &different.errors;
+            let counts = |what: &str, sides: &DeviationSides| {
                 let is_any = sides.a + sides.b > 0;
                 is_any.then(|| format!("{what}: {} in a, {} in b", grouped(sides.a), grouped(sides.b)))
             };
@@ -303,7 +303,7 @@ impl<'m> Deviations<'m> {
     }
 }
 
-impl Side {
+impl DeviationSide {
     fn new(location: &Location, model: &Model, numbers: impl Iterator<Item = TensorId>) -> Self {
         let (tensors, elements) = numbers.fold((0, 0u64), |(tensors, elements), id| {
             (tensors + 1, elements.saturating_add(model.numbers(id, true).elements()))
@@ -319,11 +319,11 @@ impl Side {
         let quantization = quantization.as_ref().map(|summary| format!("; {summary}")).unwrap_or_default();
         let tensors = plural(*tensors as u64, "tensor");
         let parameters = if *elements == 1 { "parameter" } else { "parameters" };
-        format!("{tensors}, {} {parameters}, {}{quantization}", units::count(*elements), size(*nbytes))
+        format!("{tensors}, {} {parameters}, {}{quantization}", units::format_count(*elements), format_size(*nbytes))
     }
 }
 
-impl<'m> Form<'m> {
+impl<'m> NumberForm<'m> {
     fn of(model: &'m Model, id: TensorId) -> Self {
         let numbers = model.numbers(id, true);
         match numbers.weight {
@@ -339,16 +339,16 @@ impl<'m> Form<'m> {
     }
 }
 
-impl Entry<'_> {
+impl DeviationEntry<'_> {
     fn text(&self) -> String {
-        let Form { dtype, nbytes, .. } = self.form;
-        format!("{} {}, {}", printable(dtype), brackets(self.shape), size(nbytes))
+        let NumberForm { dtype, nbytes, .. } = self.form;
+        format!("{} {}, {}", printable(dtype), brackets(self.shape), format_size(nbytes))
     }
 }
 
-impl Errors {
+impl DeviationErrors {
     fn new(deviation: &Deviation) -> Self {
-        let sides = |[a, b]: [u64; 2]| Sides { a, b };
+        let sides = |[a, b]: [u64; 2]| DeviationSides { a, b };
         Self {
             elements: deviation.elements,
             elements_different: deviation.different,

@@ -10,7 +10,7 @@ use std::io::{self, BufWriter, ErrorKind, IsTerminal, StdoutLock, Write};
 use std::process::ExitCode;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 use weightfs::text::{escape_json, is_terminal_control, message, printable};
-use weightfs::units::size;
+use weightfs::units::format_size;
 use weightfs::write;
 
 /// Columns of a line if standard output is not a terminal, or the width of the terminal is unknown.
@@ -31,7 +31,7 @@ pub const NOTE: Style = AnsiColor::Cyan.on_default().bold();
 pub const GOOD: Style = AnsiColor::Green.on_default();
 
 /// Standard output.
-pub struct Output {
+pub struct StandardOutput {
     out: BufWriter<StdoutLock<'static>>,
     coloured: bool,
     /// Whether a title has been printed.
@@ -42,7 +42,7 @@ pub struct Output {
     pub width: usize,
 }
 
-impl Write for Output {
+impl Write for StandardOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.out.write(bytes)
     }
@@ -52,11 +52,11 @@ impl Write for Output {
     }
 }
 
-impl Output {
+impl StandardOutput {
     /// `text` in a style, if colours are used.
     pub fn styled<T: Display>(&self, style: Style, text: T) -> impl Display + use<T> {
         let style = if self.coloured { style } else { Style::new() };
-        Styled { style, text }
+        StyledText { style, text }
     }
 
     /// Prints a title, after an empty line unless it is the first.
@@ -76,25 +76,25 @@ impl Output {
     }
 }
 
-struct Styled<T> {
+struct StyledText<T> {
     style: Style,
     text: T,
 }
 
-impl<T: Display> Display for Styled<T> {
+impl<T: Display> Display for StyledText<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}{}{:#}", self.style, self.text, self.style)
     }
 }
 
 /// Runs `work`, which prints. A closed pipe is not an error: the exit code is then 0.
-pub fn to_stdout(work: impl FnOnce(&mut Output) -> anyhow::Result<ExitCode>) -> anyhow::Result<ExitCode> {
+pub fn to_stdout(work: impl FnOnce(&mut StandardOutput) -> anyhow::Result<ExitCode>) -> anyhow::Result<ExitCode> {
     let stdout = io::stdout();
     let coloured = AutoStream::choice(&stdout) != ColorChoice::Never;
     let is_terminal = stdout.is_terminal();
     let width = terminal_size::terminal_size_of(&stdout).map_or(WIDTH, |(width, _)| usize::from(width.0));
     let writer = BufWriter::with_capacity(64 << 10, stdout.lock());
-    let mut out = Output { out: writer, coloured, titled: false, is_terminal, width };
+    let mut out = StandardOutput { out: writer, coloured, titled: false, is_terminal, width };
     let done = work(&mut out).and_then(|code| Ok(out.flush().map(|()| code)?));
     // File errors have their own types, so a plain I/O error is an error of standard output.
     match done.as_ref().err().and_then(|error| error.downcast_ref::<io::Error>()).map(io::Error::kind) {
@@ -172,7 +172,7 @@ fn fitting(chars: impl Iterator<Item = char>, columns: usize) -> (String, usize)
 
 /// A printable form of `text` in at most `columns` columns, but at least 20. A longer text is cut and followed by its
 /// size.
-pub fn cut(text: &str, columns: usize) -> String {
+pub fn cut_text(text: &str, columns: usize) -> String {
     const LEAST: usize = 20;
     let columns = columns.max(LEAST);
     // One more character than fits is enough to detect that the text is too long.
@@ -181,18 +181,18 @@ pub fn cut(text: &str, columns: usize) -> String {
     if end == text.len() && shown.width() <= columns {
         return shown.into_owned();
     }
-    let tail = format!("... ({})", size(text.len() as u64));
+    let tail = format!("... ({})", format_size(text.len() as u64));
     fitting(shown.chars(), columns.saturating_sub(tail.len())).0 + &tail
 }
 
 /// Prints a table. The first column is aligned to the left, the others to the right. A cell that is longer than
 /// [`WIDEST`] overflows.
-pub fn table(out: &mut Output, headings: &[&str], rows: &[Vec<String>]) -> io::Result<()> {
+pub fn draw_table(out: &mut StandardOutput, headings: &[&str], rows: &[Vec<String>]) -> io::Result<()> {
     lines(out, headings, rows).iter().try_for_each(|line| writeln!(out, "{line}"))
 }
 
 /// The lines of such a table.
-pub fn lines(out: &Output, headings: &[&str], rows: &[Vec<String>]) -> Vec<String> {
+pub fn lines(out: &StandardOutput, headings: &[&str], rows: &[Vec<String>]) -> Vec<String> {
     let width = |at: usize| {
         let cells = rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.width());
         cells.chain([headings[at].width()]).max().unwrap_or(0).min(WIDEST)
@@ -246,18 +246,18 @@ mod tests {
 
     #[test]
     fn cut_text_fits() {
-        assert_eq!(cut("short", 80), "short");
-        assert_eq!(cut("tab\there", 80), r"tab\there");
+        assert_eq!(cut_text("short", 80), "short");
+        assert_eq!(cut_text("tab\there", 80), r"tab\there");
         for columns in [0, 20, 21, 40, 79] {
             let wide = ["重".repeat(100), "☁\u{fe0f}".repeat(100), "🇩🇪".repeat(100)];
             for text in ["x".repeat(500), "\u{1b}[31m".repeat(50), "e\u{301}".repeat(90)].into_iter().chain(wide) {
-                let cut = cut(&text, columns);
+                let cut = cut_text(&text, columns);
                 assert!(cut.width() <= columns.max(20), "{columns} {cut}");
                 assert!(!cut.contains('\u{1b}') && (cut.ends_with(" B)") || cut.ends_with("kB)")), "{cut}");
             }
         }
         let exact = "x".repeat(30);
-        assert_eq!(cut(&exact, 30), exact);
-        assert_eq!(cut(&exact, 29), format!("{}... (30 B)", "x".repeat(19)));
+        assert_eq!(cut_text(&exact, 30), exact);
+        assert_eq!(cut_text(&exact, 29), format!("{}... (30 B)", "x".repeat(19)));
     }
 }

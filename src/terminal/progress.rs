@@ -19,14 +19,14 @@ const COUNTING: &str = "{msg} {wide_bar} {decimal_bytes} of {decimal_total_bytes
 const WAITING: &str = "{msg} {wide_bar} {decimal_bytes} of {decimal_total_bytes}, {elapsed}";
 
 /// A progress bar on standard error, if that is a terminal. It disappears when this is dropped.
-pub struct Progress {
+pub struct ProgressLine {
     bar: ProgressBar,
     what: &'static str,
     /// Shows the bar until the sender is dropped.
     shown: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
-impl Progress {
+impl ProgressLine {
     /// Starts a bar of `len` bytes, labelled `what`.
     pub fn new(what: &'static str, len: u64) -> Self {
         let bar = ProgressBar::with_draw_target(Some(len), ProgressDrawTarget::hidden());
@@ -52,7 +52,7 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for ProgressLine {
     fn drop(&mut self) {
         if let Some((sender, shown)) = self.shown.take() {
             drop(sender);

@@ -1,64 +1,68 @@
 //! Totals of tensors by dtype and by module: as tables, as two lines below a list, and as JSON.
 
-use super::output::{Output, cut, table};
+use super::output::{StandardOutput, cut_text, draw_table};
 use serde_json::{Value, json};
 use std::cmp::Reverse;
 use std::io::{self, Write};
 use unicode_width::UnicodeWidthStr;
-use weightfs::inspect::{Breakdown, Quantization, Totals};
+use weightfs::inspect::{QuantizationTotal, TensorBreakdown, TensorTotals};
 use weightfs::text::printable;
-use weightfs::units::{count, plural, size};
+use weightfs::units::{format_count, format_size, plural};
 
 /// Maximum width of a dtype or module in a line with others, in terminal columns.
 const NAME_MAX: usize = 60;
 
 /// The name of a dtype or module as printed in a line with others.
 pub fn group_name(name: &str) -> String {
-    if name.is_empty() { "(none)".to_owned() } else { cut(name, NAME_MAX) }
+    if name.is_empty() { "(none)".to_owned() } else { cut_text(name, NAME_MAX) }
 }
 
 /// Prints a table by dtype and one by module. If `exact`, numbers are not rounded.
-pub fn print_tables(breakdown: &Breakdown, exact: bool, out: &mut Output) -> io::Result<()> {
-    let Breakdown { all, dtypes, modules, quantized } = breakdown;
+pub fn print_tables(breakdown: &TensorBreakdown, exact: bool, out: &mut StandardOutput) -> io::Result<()> {
+    let TensorBreakdown { all, dtypes, modules, quantized } = breakdown;
     let number = |number: u64, short: fn(u64) -> String| if exact { number.to_string() } else { short(number) };
-    let row = |(name, totals): &(&str, Totals)| {
-        let Totals { tensors, parameters, nbytes } = *totals;
+    let row = |(name, totals): &(&str, TensorTotals)| {
+        let TensorTotals { tensors, parameters, nbytes } = *totals;
         // Avoids a division by zero.
         let share = if all.nbytes == 0 { 0.0 } else { 100.0 * nbytes as f64 / all.nbytes as f64 };
         let name = if name.is_empty() { "(none)".into() } else { printable(name) };
-        let (parameters, nbytes) = (number(parameters, count), number(nbytes, size));
+        let (parameters, nbytes) = (number(parameters, format_count), number(nbytes, format_size));
         vec![name.into_owned(), tensors.to_string(), parameters, nbytes, format!("{share:.1} %")]
     };
     for (title, gap, groups) in [("DTYPE", "", dtypes), ("MODULE", "\n", modules)] {
         let rows: Vec<_> = groups.iter().chain([&("total", *all)]).map(row).collect();
         out.write_all(gap.as_bytes())?;
-        table(out, &[title, "TENSORS", "PARAMETERS", "SIZE", "SHARE"], &rows)?;
+        draw_table(out, &[title, "TENSORS", "PARAMETERS", "SIZE", "SHARE"], &rows)?;
     }
     if quantized.is_empty() {
         return Ok(());
     }
-    let row = |Quantization { summary, totals, .. }: &Quantization| {
-        let Totals { tensors, parameters, nbytes } = *totals;
+    let row = |QuantizationTotal { summary, totals, .. }: &QuantizationTotal| {
+        let TensorTotals { tensors, parameters, nbytes } = *totals;
         let bits = totals.bits_per_weight().map_or(String::new(), |bits| format!("{bits:.2}"));
-        vec![summary.clone(), tensors.to_string(), number(parameters, count), number(nbytes, size), bits]
+        vec![summary.clone(), tensors.to_string(), number(parameters, format_count), number(nbytes, format_size), bits]
     };
     let rows: Vec<_> = quantized.iter().map(row).collect();
     out.write_all(b"\n")?;
-    table(out, &["QUANTIZATION", "WEIGHTS", "PARAMETERS", "SIZE", "BITS"], &rows)
+    draw_table(out, &["QUANTIZATION", "WEIGHTS", "PARAMETERS", "SIZE", "BITS"], &rows)
 }
 
 /// Prints a line with the sum and the dtypes, one with the modules, and one with the quantized weights. Each has as
 /// many groups as fit, largest first.
-pub fn print_lines(breakdown: &Breakdown, out: &mut Output) -> io::Result<()> {
-    let Breakdown { all, dtypes, modules, quantized } = breakdown;
-    let largest = |groups: &[(&str, Totals)]| {
+pub fn print_lines(breakdown: &TensorBreakdown, out: &mut StandardOutput) -> io::Result<()> {
+    let TensorBreakdown { all, dtypes, modules, quantized } = breakdown;
+    let largest = |groups: &[(&str, TensorTotals)]| {
         let mut groups: Vec<_> = groups.iter().collect();
         groups.sort_by_key(|(_, totals)| Reverse(totals.nbytes));
-        groups.iter().map(|(name, totals)| format!("{} {}", group_name(name), size(totals.nbytes))).collect::<Vec<_>>()
+        groups
+            .iter()
+            .map(|(name, totals)| format!("{} {}", group_name(name), format_size(totals.nbytes)))
+            .collect::<Vec<_>>()
     };
-    let parameters = format!("{} parameter{}", count(all.parameters), if all.parameters == 1 { "" } else { "s" });
+    let parameters =
+        format!("{} parameter{}", format_count(all.parameters), if all.parameters == 1 { "" } else { "s" });
     let bits = all.bits_per_weight().unwrap_or(0.0);
-    let all = format!("{}, {parameters}, {}", plural(all.tensors, "tensor"), size(all.nbytes));
+    let all = format!("{}, {parameters}, {}", plural(all.tensors, "tensor"), format_size(all.nbytes));
     let width = out.width;
     writeln!(out, "\n{}", in_a_line(&format!("{all}: "), &largest(dtypes), width))?;
     // Tensors whose names have no dots are in no module.
@@ -66,7 +70,7 @@ pub fn print_lines(breakdown: &Breakdown, out: &mut Output) -> io::Result<()> {
         writeln!(out, "{}", in_a_line("modules: ", &largest(modules), width))?;
     }
     if !quantized.is_empty() {
-        let one = |group: &Quantization| format!("{} ({})", plural(group.totals.tensors, "weight"), group.summary);
+        let one = |group: &QuantizationTotal| format!("{} ({})", plural(group.totals.tensors, "weight"), group.summary);
         let groups: Vec<String> = quantized.iter().map(one).collect();
         writeln!(out, "{}", in_a_line(&format!("{bits:.2} bits per weight: "), &groups, width))?;
     }
@@ -90,10 +94,10 @@ fn in_a_line(begin: &str, items: &[String], columns: usize) -> String {
 }
 
 /// Totals as JSON.
-pub fn to_json(breakdown: &Breakdown) -> Value {
-    let Breakdown { all, dtypes, modules, quantized } = breakdown;
-    let with = |key: &str, groups: &[(&str, Totals)]| {
-        let object = |(name, Totals { tensors, parameters, nbytes }): &(&str, Totals)| json!({key: name, "tensors": tensors, "parameters": parameters, "nbytes": nbytes});
+pub fn to_json(breakdown: &TensorBreakdown) -> Value {
+    let TensorBreakdown { all, dtypes, modules, quantized } = breakdown;
+    let with = |key: &str, groups: &[(&str, TensorTotals)]| {
+        let object = |(name, TensorTotals { tensors, parameters, nbytes }): &(&str, TensorTotals)| json!({key: name, "tensors": tensors, "parameters": parameters, "nbytes": nbytes});
         groups.iter().map(object).collect::<Vec<_>>()
     };
     json!({
@@ -105,8 +109,8 @@ pub fn to_json(breakdown: &Breakdown) -> Value {
 }
 
 /// Weights that are quantized in the same way, as JSON.
-fn quantization(group: &Quantization) -> Value {
-    let Quantization { scheme, dtype, summary, totals, companions, roles } = group;
+fn quantization(group: &QuantizationTotal) -> Value {
+    let QuantizationTotal { scheme, dtype, summary, totals, companions, roles } = group;
     json!({
         "scheme": scheme, "dtype": dtype, "summary": summary, "weights": totals.tensors,
         "parameters": totals.parameters, "nbytes": totals.nbytes, "bits_per_weight": totals.bits_per_weight(),

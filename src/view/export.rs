@@ -6,15 +6,15 @@
 //! each tensor is aligned to its elements.
 
 use super::gguf;
-use super::lines::{Lines, Out, write_list};
-use super::metadata::Object;
-use super::selection::{Tensors, numbers};
-use super::values::{self, Conversion, Float};
-use crate::content::{Content, Data, Run, Segment, Series};
+use super::lines::{Out, TextLines, write_list};
+use super::metadata::MetadataObject;
+use super::selection::{ExportTensors, numbers};
+use super::values::{self, FloatDtype, ValueConversion};
+use crate::content::{Content, Data, Segment, SegmentSeries, SourceRun};
 use crate::format::safetensors::{MAX_HEADER, NAME as SAFETENSORS};
-use crate::format::{Dtype, TensorInfo, Value, numpy};
+use crate::format::{Dtype, MetadataValue, TensorInfo, numpy};
 use crate::model::quantization::COMFY_METADATA;
-use crate::model::{self, Model, Numbers, Parts, ShardId, TensorId};
+use crate::model::{self, Model, ShardId, TensorId, TensorNumbers, TensorParts};
 use crate::name;
 use crate::text::quote;
 use std::borrow::Cow;
@@ -32,11 +32,11 @@ const DATA_MAX: u64 = (i64::MAX as u64) - 2 * MAX_HEADER;
 
 /// A model as one file: with and without its metadata.
 #[derive(Debug)]
-pub struct Export {
+pub struct ModelExport {
     with_metadata: Option<Content>,
     clean: Option<Content>,
     /// The first tensor that the file cannot hold.
-    unfit: Option<Unfit>,
+    unfit: Option<UnfitTensor>,
     /// Length of all header entries in bytes.
     entries_len: u64,
     data_len: u64,
@@ -44,7 +44,7 @@ pub struct Export {
 
 /// A tensor that a file cannot hold.
 #[derive(Debug)]
-struct Unfit {
+struct UnfitTensor {
     name: String,
     dtype: String,
     /// Whether the file could hold the tensor if it were converted.
@@ -52,12 +52,12 @@ struct Unfit {
 }
 
 /// The bytes of a header around its entries: length and metadata before them, padding after them.
-struct Frame {
+struct HeaderFrame {
     head: Vec<u8>,
     tail: Vec<u8>,
 }
 
-impl Frame {
+impl HeaderFrame {
     /// `None` if the header would exceed the limit of the official reader.
     fn new(metadata: &str, entries: u64, align: Option<u64>) -> Option<Self> {
         let used = 8 + 1 + metadata.len() as u64 + entries + 1;
@@ -73,10 +73,10 @@ impl Frame {
 }
 
 /// The tensors of a file and where their data lies. The text of header entries is generated when it is read.
-struct Entries {
+struct ExportEntries {
     model: Arc<Model>,
-    tensors: Tensors,
-    conversion: Option<Conversion>,
+    tensors: ExportTensors,
+    conversion: Option<ValueConversion>,
     /// The data offset of every [`MARKED`]th tensor, in bytes from the start of the data.
     offsets: Vec<u64>,
 }
@@ -84,16 +84,21 @@ struct Entries {
 /// Distance between tensors whose offsets are kept.
 const MARKED: usize = 32;
 
-impl Export {
+impl ModelExport {
     /// Measures the header; reads no data. The data begins at a multiple of `align` bytes, by default on a page.
     ///
     /// With a conversion, all floating-point numbers, including those of block types, are converted. Integers, booleans
     /// and complex numbers stay as they are, unless they are the codes of a weight that is dequantized.
-    pub fn new(model: &Arc<Model>, tensors: Tensors, conversion: Option<Conversion>, align: Option<u64>) -> Self {
+    pub fn new(
+        model: &Arc<Model>,
+        tensors: ExportTensors,
+        conversion: Option<ValueConversion>,
+        align: Option<u64>,
+    ) -> Self {
         let count = tensors.len(model);
         let number = |at| numbers(model, tensors.at(model, at), conversion);
         let unfit = (0..count).map(number).find(|numbers| written(numbers, conversion).is_none());
-        let unfit = unfit.map(|numbers| Unfit {
+        let unfit = unfit.map(|numbers| UnfitTensor {
             name: quote(numbers.name()),
             dtype: numbers.dtype().quoted(),
             needs_conversion: conversion.is_none() && numbers.dtype().to_f32().is_some(),
@@ -106,7 +111,7 @@ impl Export {
         let is_same_order = !is_series && model.format() == SAFETENSORS;
         let tensors = if is_same_order { tensors } else { aligned(model, tensors, conversion) };
         let (mut offsets, mut data_len, mut fits) = (Vec::new(), 0u64, unfit.is_none());
-        let mut runs = Runs::default();
+        let mut runs = MergedRuns::default();
         for at in 0..count {
             if at % MARKED == 0 {
                 offsets.push(data_len);
@@ -115,9 +120,9 @@ impl Export {
             let nbytes = written(&numbers, conversion).map_or(0, |info| info.nbytes());
             match numbers.tensor.parts {
                 _ if is_series => {}
-                Parts::One(shard) => runs.push(data_len, shard.index(), numbers.tensor.info.range),
-                Parts::Many(parts) => {
-                    for (part, len) in Run::with_lengths(parts, nbytes) {
+                TensorParts::One(shard) => runs.push(data_len, shard.index(), numbers.tensor.info.range),
+                TensorParts::Many(parts) => {
+                    for (part, len) in SourceRun::with_lengths(parts, nbytes) {
                         runs.push(data_len + part.start, part.source, part.offset..part.offset + len);
                     }
                 }
@@ -139,26 +144,26 @@ impl Export {
         let metadata = match &pairs[..] {
             [] => String::new(),
             pairs => {
-                let pairs: Vec<&(String, Value)> = pairs.iter().map(|pair| &**pair).collect();
+                let pairs: Vec<&(String, MetadataValue)> = pairs.iter().map(|pair| &**pair).collect();
                 // Serializing strings cannot fail.
-                let json = serde_json::to_string(&Object(&pairs)).unwrap_or_default();
+                let json = serde_json::to_string(&MetadataObject(&pairs)).unwrap_or_default();
                 format!("\"__metadata__\":{json}{}", if count == 0 { "" } else { "," })
             }
         };
-        let entries = Arc::new(Entries { model: model.clone(), tensors, conversion, offsets });
-        let lines = Arc::new(Lines::new(count, |positions, out| entries.write(positions, out)));
+        let entries = Arc::new(ExportEntries { model: model.clone(), tensors, conversion, offsets });
+        let lines = Arc::new(TextLines::new(count, |positions, out| entries.write(positions, out)));
         let data = match is_series {
             false => Segment::Data(Data::Extents(model.extents(runs.runs.into(), data_len))),
             true => {
                 let entries = entries.clone();
-                Segment::Series(Series {
+                Segment::Series(SegmentSeries {
                     len: data_len,
                     visit: Arc::new(move |offset, take| entries.visit(offset, take)),
                 })
             }
         };
         let content = |metadata: &str| {
-            let Frame { head, tail } = Frame::new(metadata, lines.len(), align).filter(|_| fits)?;
+            let HeaderFrame { head, tail } = HeaderFrame::new(metadata, lines.len(), align).filter(|_| fits)?;
             let entries = entries.clone();
             Some(Content::new([
                 Segment::Literal(head.into()),
@@ -179,7 +184,7 @@ impl Export {
     /// Why the model cannot be exported as one file.
     pub fn refusal(&self) -> String {
         let Self { unfit, entries_len, data_len, .. } = self;
-        if let Some(Unfit { name, dtype, needs_conversion }) = unfit {
+        if let Some(UnfitTensor { name, dtype, needs_conversion }) = unfit {
             return match needs_conversion {
                 true => format!("tensor {name}: safetensors has no dtype {dtype}"),
                 false => format!("tensor {name}: the values of {dtype} are not known"),
@@ -205,9 +210,9 @@ pub fn can_hold(dtype: Dtype) -> bool {
 
 /// A tensor as it appears in a file; `None` if the file cannot hold it. The length of `range` is the size of the data
 /// in that file.
-pub fn written<'m>(numbers: &Numbers<'m>, conversion: Option<Conversion>) -> Option<TensorInfo<'m>> {
+pub fn written<'m>(numbers: &TensorNumbers<'m>, conversion: Option<ValueConversion>) -> Option<TensorInfo<'m>> {
     let (tensor, dtype) = (&numbers.tensor.info, numbers.dtype());
-    let Some(Conversion { to, .. }) = conversion else { return Some(tensor.clone()).filter(|_| can_hold(dtype)) };
+    let Some(ValueConversion { to, .. }) = conversion else { return Some(tensor.clone()).filter(|_| can_hold(dtype)) };
     let is_kept = dtype.is_integer() || dtype == Dtype::C64 || dtype == to.dtype();
     if is_kept && numbers.weight.is_none() {
         return Some(tensor.clone());
@@ -219,12 +224,12 @@ pub fn written<'m>(numbers: &Numbers<'m>, conversion: Option<Conversion>) -> Opt
 }
 
 /// Whether the data of a tensor differs from the stored data.
-fn is_converted(numbers: &Numbers, conversion: Option<Conversion>) -> bool {
+fn is_converted(numbers: &TensorNumbers, conversion: Option<ValueConversion>) -> bool {
     numbers.weight.is_some() || written(numbers, conversion).is_some_and(|to| to.dtype != numbers.dtype())
 }
 
 /// The same tensors, those with larger elements first.
-fn aligned(model: &Model, tensors: Tensors, conversion: Option<Conversion>) -> Tensors {
+fn aligned(model: &Model, tensors: ExportTensors, conversion: Option<ValueConversion>) -> ExportTensors {
     let size = |id: &TensorId| {
         let dtype = written(&numbers(model, *id, conversion), conversion).map(|info| info.dtype);
         Reverse(dtype.and_then(Dtype::bits).unwrap_or(0))
@@ -236,17 +241,17 @@ fn aligned(model: &Model, tensors: Tensors, conversion: Option<Conversion>) -> T
     let mut ids: Vec<TensorId> = ids.collect();
     // Stable, so that tensors of the same size keep their order.
     ids.sort_by_key(size);
-    Tensors::These(ids.into())
+    ExportTensors::These(ids.into())
 }
 
 /// The metadata of a safetensors model for a new file, sorted by key. `data` are the runs of its data and their total
 /// length in bytes, unless it is converted. Hashes of data are kept only if a source file has the same data; they are
 /// then those of that file.
-fn stored_metadata<'m>(model: &'m Model, data: Option<(&[Run], u64)>) -> Vec<Cow<'m, (String, Value)>> {
+fn stored_metadata<'m>(model: &'m Model, data: Option<(&[SourceRun], u64)>) -> Vec<Cow<'m, (String, MetadataValue)>> {
     let has_same_data = |shard: &ShardId| {
         let start = model.shard(*shard).header.data_start();
         let is_all = |len| model.source(*shard).len().checked_sub(start) == Some(len);
-        let is_its = |run: &Run| (run.start, run.source, run.offset) == (0, shard.index(), start);
+        let is_its = |run: &SourceRun| (run.start, run.source, run.offset) == (0, shard.index(), start);
         data.is_some_and(|(runs, len)| is_all(len) && runs.iter().all(is_its))
     };
     let same = model.shard_ids().find(has_same_data);
@@ -260,8 +265,8 @@ fn stored_metadata<'m>(model: &'m Model, data: Option<(&[Run], u64)>) -> Vec<Cow
 
 /// The files in `export/` and their names. With `dequantized`, the converted ones have the values of quantized weights.
 /// Logs a warning for each that cannot be made.
-pub fn files(model: &Arc<Model>, dequantized: bool) -> Vec<(String, Content)> {
-    let stem = model::name_of(model).unwrap_or_default();
+pub fn export_files(model: &Arc<Model>, dequantized: bool) -> Vec<(String, Content)> {
+    let stem = model::model_name(model).unwrap_or_default();
     // A copy in the directory of the model must not overwrite a file that the mount reads. The model itself, if it is
     // one file, has the name without suffix.
     let is_source = |file: &str| model.shards().iter().any(|shard| Path::new(&shard.name).ends_with(file));
@@ -269,7 +274,7 @@ pub fn files(model: &Arc<Model>, dequantized: bool) -> Vec<(String, Content)> {
         let mut stem = stem.to_string_lossy().into_owned();
         loop {
             stem.push_str(suffix);
-            let file = format!("{}.{format}", name::encode(&stem));
+            let file = format!("{}.{format}", name::encode_name(&stem));
             if !is_source(&file) {
                 return file;
             }
@@ -277,21 +282,21 @@ pub fn files(model: &Arc<Model>, dequantized: bool) -> Vec<(String, Content)> {
     };
     let mut files = Vec::new();
     if gguf::has(model) {
-        match gguf::file(model, Tensors::Whole) {
+        match gguf::file(model, ExportTensors::Whole) {
             Some(content) => files.push((name("-whole", "gguf"), content)),
             None => log::warn!("export/: -whole left out: too large for a file"),
         }
     } else {
-        let export = Export::new(model, Tensors::Whole, None, None);
+        let export = ModelExport::new(model, ExportTensors::Whole, None, None);
         if export.with_metadata.is_none() {
             log::warn!("export/: left out: {}", export.refusal());
         }
         let kinds = [("-whole", export.with_metadata), ("-clean", export.clean)];
         files.extend(kinds.into_iter().filter_map(|(suffix, content)| Some((name(suffix, SAFETENSORS), content?))));
     }
-    for (suffix, to) in [("-bf16", Float::Bf16), ("-f32", Float::F32)] {
-        let conversion = Some(Conversion { to, dequantized });
-        let export = Export::new(model, Tensors::all(model, conversion), conversion, None);
+    for (suffix, to) in [("-bf16", FloatDtype::Bf16), ("-f32", FloatDtype::F32)] {
+        let conversion = Some(ValueConversion { to, dequantized });
+        let export = ModelExport::new(model, ExportTensors::all(model, conversion), conversion, None);
         match export.with_metadata {
             Some(content) => files.push((name(suffix, SAFETENSORS), content)),
             None => log::warn!("export/: {suffix} left out: {}", export.refusal()),
@@ -302,31 +307,31 @@ pub fn files(model: &Arc<Model>, dequantized: bool) -> Vec<(String, Content)> {
 
 /// Runs of bytes. Adjacent runs are merged.
 #[derive(Default)]
-struct Runs {
-    runs: Vec<Run>,
+struct MergedRuns {
+    runs: Vec<SourceRun>,
     /// Where the last run ends: source and offset.
     end: Option<(usize, u64)>,
 }
 
-impl Runs {
+impl MergedRuns {
     fn push(&mut self, start: u64, source: usize, range: Range<u64>) {
         if range.is_empty() {
             return;
         }
         if self.end != Some((source, range.start)) {
-            self.runs.push(Run { start, source, offset: range.start });
+            self.runs.push(SourceRun { start, source, offset: range.start });
         }
         self.end = Some((source, range.end));
     }
 }
 
-impl Entries {
-    fn numbers(&self, at: usize) -> Numbers<'_> {
+impl ExportEntries {
+    fn numbers(&self, at: usize) -> TensorNumbers<'_> {
         numbers(&self.model, self.tensors.at(&self.model, at), self.conversion)
     }
 
     /// A tensor as it appears in the file, or as stored if the file could not hold it. In that case there is no file.
-    fn written<'m>(&self, numbers: &Numbers<'m>) -> TensorInfo<'m> {
+    fn written<'m>(&self, numbers: &TensorNumbers<'m>) -> TensorInfo<'m> {
         written(numbers, self.conversion).unwrap_or_else(|| numbers.tensor.info.clone())
     }
 
@@ -359,7 +364,8 @@ impl Entries {
             let ends = begins + self.written(&numbers).nbytes();
             if ends > offset {
                 let conversion = self.conversion.filter(|_| is_converted(&numbers, self.conversion));
-                let segment = conversion.and_then(|Conversion { to, .. }| values::segment(&self.model, &numbers, to));
+                let segment =
+                    conversion.and_then(|ValueConversion { to, .. }| values::segment(&self.model, &numbers, to));
                 let segment = segment.unwrap_or_else(|| Segment::Data(self.model.data(&numbers.tensor)));
                 if take(&segment, begins).is_break() {
                     return;

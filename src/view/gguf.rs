@@ -2,13 +2,13 @@
 //!
 //! The metadata is copied from the source byte for byte, in the same order.
 
-use super::lines::{Lines, Out};
-use super::selection::Tensors;
-use crate::content::{Content, Data, Extent, Extents, Run, Segment};
+use super::lines::{Out, TextLines};
+use super::selection::ExportTensors;
+use crate::content::{Content, Data, Extent, Extents, Segment, SourceRun};
 use crate::format::gguf::{ALIGNMENT_KEY, MAGIC, METADATA_START, NAME, SPLIT_PREFIX, alignment};
-use crate::format::{Header, TensorInfo, Value};
-use crate::model::{Model, Numbers, Parts, Shard, Tensor, TensorId};
-use crate::source::{Source, Zeros};
+use crate::format::{Header, MetadataValue, TensorInfo};
+use crate::model::{Model, Shard, Tensor, TensorId, TensorNumbers, TensorParts};
+use crate::source::{Source, ZeroSource};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,15 +19,15 @@ pub fn has(model: &Model) -> bool {
 }
 
 /// Whether a tensor is shown.
-pub fn shows(numbers: &Numbers) -> bool {
+pub fn gguf_shows(numbers: &TensorNumbers) -> bool {
     numbers.tensor.info.dtype.ggml().is_some()
 }
 
 /// A file that holds only this tensor, under its own name, with the `general.*` metadata of the first file.
-pub fn content(model: &Model, tensor: &Tensor) -> Content {
+pub fn gguf_content(model: &Model, tensor: &Tensor) -> Content {
     let Some(Shard { header, .. }) = model.shards().first() else { return Content::new([]) };
     let pairs = header.pairs().iter().filter(|(key, _)| key.starts_with("general."));
-    let mut builder = Builder::new(model, 0, header, pairs.map(|(_, range)| range.clone()));
+    let mut builder = GgufBuilder::new(model, 0, header, pairs.map(|(_, range)| range.clone()));
     builder.tensor(model, tensor.id);
     let mut info = Vec::new();
     // Writing to a vector cannot fail.
@@ -37,10 +37,10 @@ pub fn content(model: &Model, tensor: &Tensor) -> Content {
 
 /// Tensors of a model in one file, with the metadata of the first file except the keys that describe a split. `None`
 /// if it would be too large for a file: tensors of damaged files may overlap.
-pub fn file(model: &Arc<Model>, tensors: Tensors) -> Option<Content> {
+pub fn file(model: &Arc<Model>, tensors: ExportTensors) -> Option<Content> {
     let header = &model.shards().first()?.header;
     let pairs = header.pairs().iter().filter(|(key, _)| !key.starts_with(SPLIT_PREFIX));
-    let mut builder = Builder::new(model, 0, header, pairs.map(|(_, range)| range.clone()));
+    let mut builder = GgufBuilder::new(model, 0, header, pairs.map(|(_, range)| range.clone()));
     let count = tensors.len(model);
     let offsets: Option<Arc<[u64]>> = (0..count).map(|at| builder.tensor(model, tensors.at(model, at))).collect();
     let offsets = offsets?;
@@ -51,7 +51,7 @@ pub fn file(model: &Arc<Model>, tensors: Tensors) -> Option<Content> {
         }
         Ok(())
     };
-    let lines = Arc::new(Lines::new(count, &write));
+    let lines = Arc::new(TextLines::new(count, &write));
     let content = builder.finish(model, header, count as u64, lines.len(), lines.segment(write));
     Some(content).filter(|content| content.len() <= LEN_MAX)
 }
@@ -59,18 +59,18 @@ pub fn file(model: &Arc<Model>, tensors: Tensors) -> Option<Content> {
 /// The metadata for a safetensors file, which has only strings, sorted by key. The tokenizer, long arrays, and keys
 /// that describe the layout or the quantization of the GGUF file are left out. The key `format` is added, because
 /// readers of safetensors files such as transformers require it.
-pub fn texts(model: &Model) -> Vec<(String, Value)> {
-    let is_left_out = |(key, value): &(String, Value)| {
+pub fn texts(model: &Model) -> Vec<(String, MetadataValue)> {
+    let is_left_out = |(key, value): &(String, MetadataValue)| {
         ["tokenizer.", SPLIT_PREFIX].iter().any(|prefix| key.starts_with(prefix))
             || LAYOUT.contains(&&key[..])
             || value.is_array() && value.text().len() > ARRAY_MAX
     };
-    let text = |value: &Value| {
+    let text = |value: &MetadataValue| {
         if !value.is_array() {
-            return Value::string(value.text());
+            return MetadataValue::string(value.text());
         }
         // Serializing to memory cannot fail.
-        Value::string(serde_json::to_string(value).unwrap_or_default())
+        MetadataValue::string(serde_json::to_string(value).unwrap_or_default())
     };
     let kept = model.metadata().iter().filter(|pair| !is_left_out(pair));
     let mut texts: Vec<_> = kept.map(|(key, value)| (key.clone(), text(value))).collect();
@@ -90,20 +90,20 @@ const ARRAY_MAX: usize = 4 << 10;
 const LEN_MAX: u64 = i64::MAX as u64;
 
 /// The parts of a file that is being composed.
-struct Builder {
+struct GgufBuilder {
     /// The metadata.
-    pairs: Vec<Run>,
+    pairs: Vec<SourceRun>,
     pairs_len: u64,
     pair_count: u64,
     /// The data, with padding after each tensor.
-    data: Vec<Run>,
+    data: Vec<SourceRun>,
     data_len: u64,
     alignment: u64,
     /// The index of the source of padding, after those of the model.
     zeros: usize,
 }
 
-impl Builder {
+impl GgufBuilder {
     fn new(model: &Model, source: usize, header: &Header, pairs: impl Iterator<Item = Range<u64>>) -> Self {
         let (mut runs, mut len, mut count) = (Vec::new(), 0, 0);
         for range in pairs {
@@ -126,7 +126,7 @@ impl Builder {
     /// if the data would be too large.
     fn tensor(&mut self, model: &Model, id: TensorId) -> Option<u64> {
         let (tensor, offset) = (model.tensor(id), self.data_len);
-        if let Parts::One(shard) = tensor.parts {
+        if let TensorParts::One(shard) = tensor.parts {
             // A shard may be of another format.
             if tensor.info.layout.is_some() {
                 return None;
@@ -147,11 +147,12 @@ impl Builder {
         head.extend(self.pair_count.to_le_bytes());
         let end = METADATA_START + self.pairs_len + infos_len;
         // The alignment can be up to 2^31 bytes.
-        let zeros: Arc<dyn Source> = Arc::new(Zeros::new(self.alignment));
+        let zeros: Arc<dyn Source> = Arc::new(ZeroSource::new(self.alignment));
         let padding = Extent { source: zeros.clone(), range: 0..end.next_multiple_of(self.alignment) - end };
         let sources = model.sources().iter().cloned().chain([zeros]).collect();
-        let data =
-            |sources, runs: Vec<Run>, len| Segment::Data(Data::Extents(Extents { sources, runs: runs.into(), len }));
+        let data = |sources, runs: Vec<SourceRun>, len| {
+            Segment::Data(Data::Extents(Extents { sources, runs: runs.into(), len }))
+        };
         Content::new([
             Segment::Literal(head.into()),
             data(model.sources().clone(), self.pairs, self.pairs_len),
@@ -163,10 +164,10 @@ impl Builder {
 }
 
 /// Adds a run. Adjacent runs are merged.
-fn push(runs: &mut Vec<Run>, start: u64, source: usize, range: Range<u64>) {
-    let continues = |last: &Run| last.source == source && last.offset + (start - last.start) == range.start;
+fn push(runs: &mut Vec<SourceRun>, start: u64, source: usize, range: Range<u64>) {
+    let continues = |last: &SourceRun| last.source == source && last.offset + (start - last.start) == range.start;
     if !range.is_empty() && !runs.last().is_some_and(continues) {
-        runs.push(Run { start, source, offset: range.start });
+        runs.push(SourceRun { start, source, offset: range.start });
     }
 }
 

@@ -20,7 +20,7 @@ impl View {
 
 /// What a mount shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Shown {
+pub struct ShownViews {
     /// A bit for each view.
     views: u64,
     dequantized: bool,
@@ -28,14 +28,14 @@ pub struct Shown {
     separator: Option<Arc<str>>,
 }
 
-impl Default for Shown {
+impl Default for ShownViews {
     /// All views, with quantized weights dequantized.
     fn default() -> Self {
         Self { views: u64::MAX, dequantized: true, separator: None }
     }
 }
 
-impl Shown {
+impl ShownViews {
     /// No views.
     pub const NONE: Self = Self { views: 0, dequantized: true, separator: None };
 

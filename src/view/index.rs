@@ -1,10 +1,10 @@
 //! `index.json`: a JSON object for each tensor, one per line.
 
-use super::lines::{Lines, Out, write_list};
-use crate::content::{Content, Run, Segment};
-use crate::format::Skipped;
-use crate::model::quantization::Weight;
-use crate::model::{Model, Numbers, Parts, ShardId, TensorId};
+use super::lines::{Out, TextLines, write_list};
+use crate::content::{Content, Segment, SourceRun};
+use crate::format::SkippedEntry;
+use crate::model::quantization::QuantizedWeight;
+use crate::model::{Model, ShardId, TensorId, TensorNumbers, TensorParts};
 use crate::name;
 use crate::text::write_json_string;
 use std::io;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// The directories of stored tensors in a mount. They give the path of a tensor's file.
 #[derive(Debug, Clone, Copy)]
-pub struct Dirs {
+pub struct TensorDirs {
     /// The name of the directory of logical tensors in the root, if it is shown.
     pub tensors: Option<&'static str>,
     /// Whether each shard has this directory too, in `shards/FILE/`.
@@ -21,14 +21,14 @@ pub struct Dirs {
 }
 
 /// The file. Measures all lines.
-pub fn content(model: &Arc<Model>, dirs: Dirs) -> Content {
+pub fn index_content(model: &Arc<Model>, dirs: TensorDirs) -> Content {
     let (mut head, mut tail) = (Vec::new(), Vec::new());
     // Writing to a vector cannot fail.
     let _ = write_head(model, &mut head).and_then(|()| write_tail(model, &mut tail));
     let model = model.clone();
     let count = model.listed().len();
     let write = move |lines: Range<usize>, out: Out<'_>| write_lines(&model, dirs, lines, out);
-    let lines = Arc::new(Lines::new(count, &write));
+    let lines = Arc::new(TextLines::new(count, &write));
     Content::new([Segment::Literal(head.into()), lines.segment(write), Segment::Literal(tail.into())])
 }
 
@@ -49,7 +49,7 @@ fn write_head(model: &Model, out: Out) -> io::Result<()> {
 
 fn write_tail(model: &Model, out: Out) -> io::Result<()> {
     out.write_all(b"], \"skipped\": [")?;
-    for (at, Skipped { name, reason, .. }) in model.skipped().enumerate() {
+    for (at, SkippedEntry { name, reason, .. }) in model.skipped().enumerate() {
         out.write_all(if at == 0 { b"\n{\"name\": " } else { b",\n{\"name\": " })?;
         write_json_string(name, out)?;
         out.write_all(b", \"reason\": ")?;
@@ -59,7 +59,7 @@ fn write_tail(model: &Model, out: Out) -> io::Result<()> {
     out.write_all(b"]}\n")
 }
 
-fn write_lines(model: &Model, dirs: Dirs, mut lines: Range<usize>, out: Out) -> io::Result<()> {
+fn write_lines(model: &Model, dirs: TensorDirs, mut lines: Range<usize>, out: Out) -> io::Result<()> {
     let listed = model.listed();
     lines.try_for_each(|line| {
         write_line(model, Some(dirs), listed.at(line), out)?;
@@ -72,7 +72,7 @@ pub fn write_tensor(model: &Model, tensor: TensorId, out: Out) -> io::Result<()>
     write_line(model, None, tensor, out)
 }
 
-fn write_line(model: &Model, dirs: Option<Dirs>, tensor: TensorId, out: Out) -> io::Result<()> {
+fn write_line(model: &Model, dirs: Option<TensorDirs>, tensor: TensorId, out: Out) -> io::Result<()> {
     let tensor = model.tensor(tensor);
     let info = &tensor.info;
     out.write_all(b"{\"name\": ")?;
@@ -84,19 +84,19 @@ fn write_line(model: &Model, dirs: Option<Dirs>, tensor: TensorId, out: Out) -> 
     write!(out, "], \"nbytes\": {}", info.nbytes())?;
     if let Some(dirs) = dirs {
         out.write_all(b", \"file\": ")?;
-        let file = name::encode(info.name);
+        let file = name::encode_name(info.name);
         let is_logical = model.logical().contains(tensor.id);
         match (dirs.tensors, tensor.parts) {
             (Some(dir), _) if is_logical => serde_json::to_writer(&mut *out, &format_args!("{dir}/{file}"))?,
-            (Some(dir), Parts::One(shard)) if dirs.in_shards => {
-                let shard = name::encode(&model.shard(shard).name);
+            (Some(dir), TensorParts::One(shard)) if dirs.in_shards => {
+                let shard = name::encode_name(&model.shard(shard).name);
                 serde_json::to_writer(&mut *out, &format_args!("shards/{shard}/{dir}/{file}"))?;
             }
             _ => out.write_all(b"null")?,
         }
     }
     match tensor.parts {
-        Parts::One(shard) => {
+        TensorParts::One(shard) => {
             out.write_all(b", ")?;
             write_extent(model, shard, info.range.start, out)?;
             if let Some(layout) = info.layout {
@@ -105,9 +105,9 @@ fn write_line(model: &Model, dirs: Option<Dirs>, tensor: TensorId, out: Out) -> 
                 out.write_all(if layout.word > 1 { b"], \"byte_order\": \"big\"" } else { b"]" })?;
             }
         }
-        Parts::Many(runs) => {
+        TensorParts::Many(runs) => {
             out.write_all(b", \"extents\": [")?;
-            for (at, (run, len)) in Run::with_lengths(runs, info.nbytes()).enumerate() {
+            for (at, (run, len)) in SourceRun::with_lengths(runs, info.nbytes()).enumerate() {
                 out.write_all(if at == 0 { b"{" } else { b", {" })?;
                 write_extent(model, ShardId::new(run.source), run.offset, out)?;
                 write!(out, ", \"nbytes\": {len}}}")?;
@@ -117,7 +117,7 @@ fn write_line(model: &Model, dirs: Option<Dirs>, tensor: TensorId, out: Out) -> 
     }
     if let Some(weight) = model.quantized().weight(tensor.id) {
         out.write_all(b", \"quantization\": ")?;
-        write_weight(model, &Numbers { tensor, weight: Some(weight) }, weight, out)?;
+        write_weight(model, &TensorNumbers { tensor, weight: Some(weight) }, weight, out)?;
     } else if let Some(weight) = model.quantized().owner(tensor.id) {
         out.write_all(b", \"companion_of\": ")?;
         write_json_string(model.weight_name(weight), out)?;
@@ -128,7 +128,7 @@ fn write_line(model: &Model, dirs: Option<Dirs>, tensor: TensorId, out: Out) -> 
 }
 
 /// Writes how a weight is quantized.
-fn write_weight(model: &Model, numbers: &Numbers, weight: &Weight, out: Out) -> io::Result<()> {
+fn write_weight(model: &Model, numbers: &TensorNumbers, weight: &QuantizedWeight, out: Out) -> io::Result<()> {
     let class = &weight.class;
     out.write_all(b"{\"name\": ")?;
     write_json_string(numbers.name(), out)?;

@@ -3,7 +3,7 @@
 //! The text of a million tensors takes 100 MB and more. Only the offset of every 256th piece is kept, or of more pieces
 //! if they are long.
 
-use crate::content::{Generated, Segment};
+use crate::content::{GeneratedBytes, Segment};
 use crate::threads;
 use std::io::{self, ErrorKind, Write};
 use std::ops::Range;
@@ -18,15 +18,15 @@ const STRIDE_BYTES: u64 = 64 << 10;
 
 /// The offsets of the pieces of a text.
 #[derive(Debug)]
-pub struct Lines {
+pub struct TextLines {
     count: usize,
-    marks: Vec<Mark>,
+    marks: Vec<LineMark>,
     len: u64,
 }
 
 /// A piece and its offset.
 #[derive(Debug, Clone, Copy)]
-struct Mark {
+struct LineMark {
     piece: usize,
     /// In bytes from the start of the text.
     offset: u64,
@@ -35,7 +35,7 @@ struct Mark {
 /// The destination of a text: a vector, a window of the text, or a counter of its length.
 pub type Out<'o> = &'o mut dyn Write;
 
-impl Lines {
+impl TextLines {
     /// Measures `count` pieces on all cores. `write` writes any range of them.
     pub fn new(count: usize, write: impl Fn(Range<usize>, Out) -> io::Result<()> + Sync) -> Self {
         let length = |pieces: Range<usize>| length(|length| write(pieces.clone(), length));
@@ -43,12 +43,12 @@ impl Lines {
         let measure = |first: usize| {
             let end = count.min(first + STRIDE);
             let whole = length(first..end);
-            let mut marks = vec![Mark { piece: first, offset: 0 }];
+            let mut marks = vec![LineMark { piece: first, offset: 0 }];
             let (mut offset, mut kept) = (0, 0);
             if whole > STRIDE_BYTES * 4 {
                 for piece in first..end {
                     if offset - kept >= STRIDE_BYTES {
-                        marks.push(Mark { piece, offset });
+                        marks.push(LineMark { piece, offset });
                         kept = offset;
                     }
                     offset += length(piece..piece + 1);
@@ -56,10 +56,10 @@ impl Lines {
             }
             (marks, whole)
         };
-        let strides = threads::map(count.div_ceil(STRIDE), |stride| measure(stride * STRIDE));
+        let strides = threads::map_parallel(count.div_ceil(STRIDE), |stride| measure(stride * STRIDE));
         let (mut marks, mut len) = (Vec::new(), 0);
         for (stride, length) in strides {
-            marks.extend(stride.into_iter().map(|mark| Mark { offset: len + mark.offset, ..mark }));
+            marks.extend(stride.into_iter().map(|mark| LineMark { offset: len + mark.offset, ..mark }));
             len += length;
         }
         Self { count, marks, len }
@@ -73,7 +73,7 @@ impl Lines {
     /// The piece that contains the byte at `offset`, and the offset of that piece. `write` must be the function that
     /// measured the text.
     pub fn find(&self, offset: u64, write: impl Fn(Range<usize>, Out) -> io::Result<()>) -> (usize, u64) {
-        let Some(Mark { mut piece, offset: mut begins }) = self.mark(offset) else { return (0, 0) };
+        let Some(LineMark { mut piece, offset: mut begins }) = self.mark(offset) else { return (0, 0) };
         while piece + 1 < self.count {
             let ends = begins + length(|length| write(piece..piece + 1, length));
             if ends > offset {
@@ -90,9 +90,10 @@ impl Lines {
         write: impl Fn(Range<usize>, Out) -> io::Result<()> + Send + Sync + 'static,
     ) -> Segment {
         let lines = self.clone();
-        Segment::Generated(Generated::new(self.len, move |range, _, out| {
+        Segment::Generated(GeneratedBytes::new(self.len, move |range, _, out| {
             let Some(mark) = lines.mark(range.start) else { return Ok(()) };
-            let mut window = Window { skip: range.start - mark.offset, take: (range.end - range.start) as usize, out };
+            let mut window =
+                TextWindow { skip: range.start - mark.offset, take: (range.end - range.start) as usize, out };
             // The window returns an error when it is full, which stops `write`.
             let _ = write(mark.piece..lines.count, &mut window);
             Ok(())
@@ -100,7 +101,7 @@ impl Lines {
     }
 
     /// The last mark at or before `offset`.
-    fn mark(&self, offset: u64) -> Option<Mark> {
+    fn mark(&self, offset: u64) -> Option<LineMark> {
         let first = self.marks.partition_point(|mark| mark.offset <= offset).saturating_sub(1);
         self.marks.get(first).copied()
     }
@@ -115,7 +116,7 @@ pub fn write_list(numbers: &[u64], separator: &str, out: Out) -> io::Result<()> 
 }
 
 /// Copies a part of a text to `out`. Returns an error once the part is complete, to stop the writer.
-struct Window<'o> {
+struct TextWindow<'o> {
     /// Bytes to skip before the part.
     skip: u64,
     /// Bytes of the part that are missing.
@@ -123,7 +124,7 @@ struct Window<'o> {
     out: &'o mut Vec<u8>,
 }
 
-impl Write for Window<'_> {
+impl Write for TextWindow<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.take == 0 {
             return Err(ErrorKind::WriteZero.into());
@@ -144,7 +145,7 @@ impl Write for Window<'_> {
 
 /// The number of bytes that `write` writes.
 pub fn length(write: impl Fn(Out) -> io::Result<()>) -> u64 {
-    let mut length = Length::default();
+    let mut length = LengthWriter::default();
     // Counting cannot fail.
     let _ = write(&mut length);
     length.0
@@ -152,9 +153,9 @@ pub fn length(write: impl Fn(Out) -> io::Result<()>) -> u64 {
 
 /// Counts the bytes that are written to it.
 #[derive(Default)]
-struct Length(u64);
+struct LengthWriter(u64);
 
-impl Write for Length {
+impl Write for LengthWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0 += bytes.len() as u64;
         Ok(bytes.len())
@@ -168,7 +169,7 @@ impl Write for Length {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::content::{Content, Request};
+    use crate::content::{Content, ReadRequest};
     use proptest::prelude::*;
 
     proptest! {
@@ -184,7 +185,7 @@ mod tests {
             let piece = move |at: usize| vec![b'a' + (at % 26) as u8; lengths[at]];
             let whole: Vec<u8> = (0..count).flat_map(&piece).collect();
             let write = move |mut pieces: Range<usize>, out: Out| pieces.try_for_each(|at| out.write_all(&piece(at)));
-            let lines = Arc::new(Lines::new(count, &write));
+            let lines = Arc::new(TextLines::new(count, &write));
             prop_assert_eq!(lines.len(), whole.len() as u64);
             // This bounds the bytes that a read generates and discards.
             for pair in lines.marks.windows(2) {
@@ -194,7 +195,7 @@ mod tests {
             for (at, size) in parts {
                 let from = at.index(whole.len() + 1) as u64;
                 let to = (from + size).min(whole.len() as u64);
-                let read = content.read(from..from + size, &Request::NOWAIT).unwrap();
+                let read = content.read(from..from + size, &ReadRequest::NOWAIT).unwrap();
                 prop_assert!(read[..] == whole[from as usize..to as usize], "{}..{}", from, to);
             }
         }

@@ -1,8 +1,8 @@
 //! `metadata/` and `metadata.json`: the metadata of a model and of each of its shards, and decoded `data:` URLs.
 
 use super::lines::Out;
-use crate::content::{Content, Generated, Segment};
-use crate::format::Value;
+use crate::content::{Content, GeneratedBytes, Segment};
+use crate::format::MetadataValue;
 use crate::model::{Model, ShardId};
 use crate::name;
 use crate::text::{quote, write_json_string};
@@ -41,16 +41,16 @@ const ENDINGS: [(&str, &str); 14] = [
 ];
 
 /// Keys and values that serialize as a JSON object, in the given order.
-pub struct Object<'a>(pub &'a [&'a (String, Value)]);
+pub struct MetadataObject<'a>(pub &'a [&'a (String, MetadataValue)]);
 
-impl Serialize for Object<'_> {
+impl Serialize for MetadataObject<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.0.iter().map(|(key, value)| (key, value.text())))
     }
 }
 
 /// The metadata of the whole model, or of one shard, sorted by key.
-fn pairs(model: &Model, shard: Option<ShardId>) -> &[(String, Value)] {
+fn pairs(model: &Model, shard: Option<ShardId>) -> &[(String, MetadataValue)] {
     shard.map_or(model.metadata(), |shard| model.shard(shard).header.metadata())
 }
 
@@ -58,11 +58,11 @@ fn pairs(model: &Model, shard: Option<ShardId>) -> &[(String, Value)] {
 pub fn json(model: &Model, shard: Option<ShardId>) -> Content {
     let mut json = Vec::new();
     // Writing to a vector cannot fail.
-    let _ = write(pairs(model, shard), &mut json);
+    let _ = write_metadata_json(pairs(model, shard), &mut json);
     Content::literal(json)
 }
 
-fn write(metadata: &[(String, Value)], out: Out) -> io::Result<()> {
+fn write_metadata_json(metadata: &[(String, MetadataValue)], out: Out) -> io::Result<()> {
     for (at, (key, value)) in metadata.iter().enumerate() {
         out.write_all(if at == 0 { b"{\n  " } else { b",\n  " })?;
         write_json_string(key, out)?;
@@ -75,24 +75,24 @@ fn write(metadata: &[(String, Value)], out: Out) -> io::Result<()> {
 /// The files in the `metadata/` directories of a model. They are numbered: the values of the whole model, then those of
 /// each shard, then the decoded values of the whole model.
 #[derive(Debug)]
-pub struct Files {
+pub struct MetadataFiles {
     model: Arc<Model>,
     /// The number of the first value of each shard, and then the number of all values.
     first: Vec<usize>,
-    decoded: OnceLock<Vec<Decoded>>,
+    decoded: OnceLock<Vec<DecodedUrl>>,
     /// The index of each key whose file name is cut, by shard and file name.
     cut: OnceLock<HashMap<(Option<ShardId>, String), usize>>,
 }
 
 /// The decoded value of a `data:` URL.
 #[derive(Debug)]
-struct Decoded {
+struct DecodedUrl {
     /// The file name of the key, with the extension of the media type.
     file_name: String,
     bytes: Arc<[u8]>,
 }
 
-impl Files {
+impl MetadataFiles {
     /// The files of a model. Decodes nothing yet.
     pub fn new(model: Arc<Model>) -> Self {
         let mut first = vec![model.metadata().len()];
@@ -126,7 +126,7 @@ impl Files {
     /// The name of a file.
     pub fn name(&self, file: usize) -> Option<Cow<'_, str>> {
         match self.value(file) {
-            Some((key, _)) => Some(name::encode(key)),
+            Some((key, _)) => Some(name::encode_name(key)),
             None => Some(self.decoded().get(file - self.values())?.file_name[..].into()),
         }
     }
@@ -134,7 +134,7 @@ impl Files {
     /// The number of the file with that name in a directory.
     pub fn find(&self, shard: Option<ShardId>, file_name: &str) -> Option<usize> {
         let metadata = pairs(&self.model, shard);
-        let key = match name::decode(file_name) {
+        let key = match name::decode_name(file_name) {
             Some(key) => metadata.binary_search_by(|entry| entry.0[..].cmp(&key)).ok(),
             None => self.cut().get(&(shard, file_name.to_owned())).copied(),
         };
@@ -153,11 +153,14 @@ impl Files {
         };
         let (model, shard) = (self.model.clone(), self.shard_of(file));
         let at = file - self.first_of(shard);
-        Some(Content::new([Segment::Generated(Generated::new(value.bytes().len() as u64, move |range, _, out| {
-            let value = pairs(&model, shard)[at].1.bytes();
-            out.extend_from_slice(&value[range.start as usize..range.end as usize]);
-            Ok(())
-        }))]))
+        Some(Content::new([Segment::Generated(GeneratedBytes::new(
+            value.bytes().len() as u64,
+            move |range, _, out| {
+                let value = pairs(&model, shard)[at].1.bytes();
+                out.extend_from_slice(&value[range.start as usize..range.end as usize]);
+                Ok(())
+            },
+        ))]))
     }
 
     /// Number of stored values: the files that are not decoded.
@@ -174,12 +177,12 @@ impl Files {
     }
 
     /// Key and value of a file, unless it is a decoded one.
-    fn value(&self, file: usize) -> Option<&(String, Value)> {
+    fn value(&self, file: usize) -> Option<&(String, MetadataValue)> {
         let shard = (file < self.values()).then(|| self.shard_of(file))?;
         pairs(&self.model, shard).get(file - self.first_of(shard))
     }
 
-    fn decoded(&self) -> &[Decoded] {
+    fn decoded(&self) -> &[DecodedUrl] {
         self.decoded.get_or_init(|| decoded(self.model.metadata()))
     }
 
@@ -188,23 +191,23 @@ impl Files {
             let owners = std::iter::once(None).chain(self.model.shard_ids().map(Some));
             let keys =
                 owners.flat_map(|shard| pairs(&self.model, shard).iter().enumerate().map(move |key| (shard, key)));
-            keys.filter_map(|(shard, (at, (key, _)))| Some(((shard, name::cut(key)?), at))).collect()
+            keys.filter_map(|(shard, (at, (key, _)))| Some(((shard, name::cut_name(key)?), at))).collect()
         })
     }
 }
 
 /// Decodes all values of the form `data:TYPE;base64,...`; sorted by file name. Values that cannot be decoded are left
 /// out, and the first few are logged.
-fn decoded(metadata: &[(String, Value)]) -> Vec<Decoded> {
+fn decoded(metadata: &[(String, MetadataValue)]) -> Vec<DecodedUrl> {
     // The file name of a cut key ends in digits, so it never equals a name with an extension.
     let is_taken = |file_name: &str| {
-        name::decode(file_name).is_some_and(|key| metadata.binary_search_by(|entry| entry.0[..].cmp(&key)).is_ok())
+        name::decode_name(file_name).is_some_and(|key| metadata.binary_search_by(|entry| entry.0[..].cmp(&key)).is_ok())
     };
     let mut left_out = 0;
-    let decode = |(key, value): &(String, Value)| {
+    let decode = |(key, value): &(String, MetadataValue)| {
         let (media_type, text) = data_url(value.text())?;
         let ending = ENDINGS.iter().find(|ending| ending.0 == media_type).map_or("bin", |ending| ending.1);
-        let file_name = format!("{}.{ending}", name::encode(key));
+        let file_name = format!("{}.{ending}", name::encode_name(key));
         let decoded = if text.len() / 4 * 3 > DECODED_MAX {
             Err(format!("{} characters of base64 decode to more than {DECODED_MAX} bytes", text.len()))
         } else if is_taken(&file_name) {
@@ -213,7 +216,7 @@ fn decoded(metadata: &[(String, Value)]) -> Vec<Decoded> {
             STANDARD.decode(text).map_err(|error| format!("not valid base64: {error}"))
         };
         match decoded {
-            Ok(bytes) => Some(Decoded { file_name, bytes: bytes.into() }),
+            Ok(bytes) => Some(DecodedUrl { file_name, bytes: bytes.into() }),
             Err(reason) => {
                 left_out += 1;
                 match left_out {
@@ -225,7 +228,7 @@ fn decoded(metadata: &[(String, Value)]) -> Vec<Decoded> {
             }
         }
     };
-    let mut decoded: Vec<Decoded> = metadata.iter().filter_map(decode).collect();
+    let mut decoded: Vec<DecodedUrl> = metadata.iter().filter_map(decode).collect();
     decoded.sort_by(|a, b| a.file_name.cmp(&b.file_name));
     decoded
 }

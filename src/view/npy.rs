@@ -3,10 +3,10 @@
 //! Layout: magic, version, header length, a Python dict padded with spaces so that the data begins at a multiple of 64
 //! bytes, and a newline. Source: NumPy Enhancement Proposal 1 and `numpy/lib/format.py`.
 
-use super::values::{self, Float};
+use super::values::{self, FloatDtype};
 use crate::content::{Content, Segment};
 use crate::format::{Dtype, numpy};
-use crate::model::{Model, Numbers};
+use crate::model::{Model, TensorNumbers};
 use std::fmt::Write;
 
 const MAGIC: &[u8] = b"\x93NUMPY";
@@ -19,14 +19,14 @@ const ALIGNMENT: usize = 64;
 const RANK_MAX: usize = 8192;
 
 /// Whether a tensor is shown.
-pub fn shows(numbers: &Numbers) -> bool {
+pub fn npy_shows(numbers: &TensorNumbers) -> bool {
     let is_array = numbers.dtype().to_f32().is_some() || stored(numbers).is_some();
     is_array && numbers.shape().len() <= RANK_MAX
 }
 
 /// NumPy's name of the stored elements, if NumPy has their dtype. Elements of a NumPy file that no other format has,
 /// such as texts and records, have that name.
-fn stored<'m>(numbers: &Numbers<'m>) -> Option<&'m str> {
+fn stored<'m>(numbers: &TensorNumbers<'m>) -> Option<&'m str> {
     match numbers.dtype() {
         _ if numbers.weight.is_some() => None,
         Dtype::Unknown(name) => {
@@ -38,10 +38,10 @@ fn stored<'m>(numbers: &Numbers<'m>) -> Option<&'m str> {
 }
 
 /// The array file of a tensor: a header, then the stored bytes if NumPy has the dtype, otherwise float32.
-pub fn content(model: &Model, numbers: &Numbers) -> Content {
+pub fn npy_content(model: &Model, numbers: &TensorNumbers) -> Content {
     let (descr, data) = match stored(numbers) {
         Some(descr) => (descr, Some(Segment::Data(model.data(&numbers.tensor)))),
-        None => ("<f4", values::segment(model, numbers, Float::F32)),
+        None => ("<f4", values::segment(model, numbers, FloatDtype::F32)),
     };
     let Some(data) = data else { return Content::new([]) };
     Content::new([Segment::Literal(header(descr, numbers.shape()).into()), data])

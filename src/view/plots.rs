@@ -1,27 +1,32 @@
 //! `plots/`: a tensor as a PNG image.
 
-use super::results::{Key, Results};
-use super::stats::{computed, count, need};
-use super::values::{each, own, step};
-use crate::content::{Content, Error, Request};
+use super::results::{CachedResults, ResultKey};
+use super::stats::{computed, need, stats_count};
+use super::values::{each_value, own, step};
+use crate::content::{Content, Error, ReadRequest};
 use crate::format::Dtype;
-use crate::model::{Model, Numbers};
-use crate::plot::{self, Heat};
+use crate::model::{Model, TensorNumbers};
+use crate::plot::{self, HeatMap};
 use std::ops::Range;
 use std::sync::Arc;
 
 /// The file of a tensor. It is rendered at the first read.
-pub fn content(model: &Arc<Model>, numbers: &Numbers, results: &Arc<Results>, key: Key) -> Content {
+pub fn plot_content(
+    model: &Arc<Model>,
+    numbers: &TensorNumbers,
+    results: &Arc<CachedResults>,
+    key: ResultKey,
+) -> Content {
     let content = own(model, numbers);
     let (model, tensor, is_dequantized) = (model.clone(), numbers.tensor.id, numbers.weight.is_some());
     computed(plot::PNG_LEN, need(&content), results, key, move |request| {
-        render(&model.numbers(tensor, is_dequantized), &content, request)
+        render_picture(&model.numbers(tensor, is_dequantized), &content, request)
     })
 }
 
-fn render(numbers: &Numbers, data: &Content, request: &Request) -> Result<Vec<u8>, Error> {
+fn render_picture(numbers: &TensorNumbers, data: &Content, request: &ReadRequest) -> Result<Vec<u8>, Error> {
     let (dtype, shape) = (numbers.dtype(), numbers.shape());
-    let stats = count(dtype, data, request)?;
+    let stats = stats_count(dtype, data, request)?;
     let heat = match shape {
         _ if stats.count == 0 => None,
         [] => None,
@@ -30,13 +35,13 @@ fn render(numbers: &Numbers, data: &Content, request: &Request) -> Result<Vec<u8
     };
     // A quantized weight is shown with the type of its codes.
     let name = numbers.weight.map_or(dtype.name(), |weight| weight.class.dtype);
-    let rendered = plot::render(numbers.name(), name, shape, &stats, heat.as_ref());
+    let rendered = plot::render_plot(numbers.name(), name, shape, &stats, heat.as_ref());
     rendered.map_err(|error| Error::Compute(error.to_string()))
 }
 
 /// The heat map of the first matrix of a tensor. Values are float64 where float32 is too narrow.
-fn heat(rows: u64, cols: u64, dtype: Dtype, data: &Content, request: &Request) -> Result<Heat, Error> {
-    let mut heat = Heat::new(rows, cols);
+fn heat(rows: u64, cols: u64, dtype: Dtype, data: &Content, request: &ReadRequest) -> Result<HeatMap, Error> {
+    let mut heat = HeatMap::new(rows, cols);
     let (Some(block), Some(to_f32)) = (dtype.block(), dtype.to_f32()) else { return Ok(heat) };
     // The last block may contain elements of the next matrix, which the heat map ignores.
     let blocks = rows.saturating_mul(cols).div_ceil(block.elements);
@@ -49,7 +54,7 @@ fn heat(rows: u64, cols: u64, dtype: Dtype, data: &Content, request: &Request) -
     };
     let mut first = 0;
     if let Some(wide) = wide {
-        each(data, part, step(dtype), request, |encoded| {
+        each_value(data, part, step(dtype), request, |encoded| {
             let values: Vec<f64> = encoded.as_chunks().0.iter().map(|bytes| wide(*bytes)).collect();
             heat.add(first, &values);
             first += values.len() as u64;
@@ -57,7 +62,7 @@ fn heat(rows: u64, cols: u64, dtype: Dtype, data: &Content, request: &Request) -
         return Ok(heat);
     }
     let (mut decoded, mut values) = (Vec::new(), Vec::<f32>::new());
-    each(data, part, step(dtype), request, |encoded| {
+    each_value(data, part, step(dtype), request, |encoded| {
         block.decode_each(to_f32, encoded, &mut decoded, |decoded| {
             values.clear();
             values.extend(decoded.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));

@@ -1,8 +1,8 @@
 //! A cache for the results of long computations.
 
 use super::id::View;
-use crate::content::{self, Error, Need, Request, Wait, reserve};
-use crate::kept::Kept;
+use crate::content::{self, Error, ReadRequest, WaitFor, WaitResource, reserve};
+use crate::kept::KeptValues;
 use std::fmt;
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ const HEADROOM: usize = 33 << 20;
 
 /// Identifies a result: a file of a view, or a part of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Key {
+pub struct ResultKey {
     /// The number of the model in this mount.
     pub model: u32,
     /// The view.
@@ -27,31 +27,31 @@ pub struct Key {
     pub item: u32,
 }
 
-impl Key {
+impl ResultKey {
     /// What a request has to wait for before it computes the result, which needs `need`. The scheduler lets one of the
     /// requests for a result compute it.
-    pub fn wait(self, need: Need) -> Wait {
+    pub fn wait(self, need: WaitResource) -> WaitFor {
         let Self { model, view, item } = self;
-        Wait { need, key: Some(content::Key { model, kind: view.index() as u8, item }) }
+        WaitFor { need, key: Some(content::ResultId { model, kind: view.index() as u8, item }) }
     }
 }
 
 /// The cached results of all models of a mount, least recently used ones evicted first.
-pub struct Results(Kept<Key, Arc<[u8]>>);
+pub struct CachedResults(KeptValues<ResultKey, Arc<[u8]>>);
 
-impl Default for Results {
+impl Default for CachedResults {
     fn default() -> Self {
-        Self(Kept::new(KEPT_MAX, |result| result.len() + OVERHEAD))
+        Self(KeptValues::new(KEPT_MAX, |result| result.len() + OVERHEAD))
     }
 }
 
-impl Results {
+impl CachedResults {
     /// The result for a key: the cached one, or that of `compute`, for which the request has to wait.
     pub fn get(
         &self,
-        key: Key,
-        need: Need,
-        request: &Request,
+        key: ResultKey,
+        need: WaitResource,
+        request: &ReadRequest,
         compute: impl FnOnce() -> Result<Vec<u8>, Error>,
     ) -> Result<Arc<[u8]>, Error> {
         if let Some(kept) = self.kept(key) {
@@ -66,12 +66,12 @@ impl Results {
     }
 
     /// The cached result for a key.
-    pub fn kept(&self, key: Key) -> Option<Arc<[u8]>> {
+    pub fn kept(&self, key: ResultKey) -> Option<Arc<[u8]>> {
         self.0.find(&key)
     }
 }
 
-impl fmt::Debug for Results {
+impl fmt::Debug for CachedResults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Results")
     }
@@ -81,22 +81,22 @@ impl fmt::Debug for Results {
 mod tests {
     use super::*;
 
-    fn key(item: u32) -> Key {
-        Key { model: 0, view: View::new(3), item }
+    fn key(item: u32) -> ResultKey {
+        ResultKey { model: 0, view: View::new(3), item }
     }
 
-    const NEED: Need = Need::Cores { bytes: 1, device: None };
+    const NEED: WaitResource = WaitResource::Cores { bytes: 1, device: None };
 
     #[test]
     fn request_waits_only_for_a_result_that_is_not_kept() {
-        let results = Results::default();
-        let get = |request: &Request| results.get(key(7), NEED, request, || Ok(vec![9]));
-        let Err(Error::WouldBlock(wait)) = get(&Request::NOWAIT) else { panic!() };
+        let results = CachedResults::default();
+        let get = |request: &ReadRequest| results.get(key(7), NEED, request, || Ok(vec![9]));
+        let Err(Error::WouldBlock(wait)) = get(&ReadRequest::NOWAIT) else { panic!() };
         assert_eq!(wait, key(7).wait(NEED));
-        let failed = results.get(key(7), NEED, &Request::only(wait), || Err(Error::Interrupted));
+        let failed = results.get(key(7), NEED, &ReadRequest::only(wait), || Err(Error::Interrupted));
         assert!(matches!(failed, Err(Error::Interrupted)));
-        assert!(matches!(get(&Request::only(key(8).wait(NEED))), Err(Error::WouldBlock(_))));
-        assert_eq!(get(&Request::only(wait)).unwrap()[..], [9]);
-        assert_eq!(get(&Request::NOWAIT).unwrap()[..], [9]);
+        assert!(matches!(get(&ReadRequest::only(key(8).wait(NEED))), Err(Error::WouldBlock(_))));
+        assert_eq!(get(&ReadRequest::only(wait)).unwrap()[..], [9]);
+        assert_eq!(get(&ReadRequest::NOWAIT).unwrap()[..], [9]);
     }
 }

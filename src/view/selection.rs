@@ -1,12 +1,12 @@
 //! The tensors of an exported file.
 
-use super::values::Conversion;
-use crate::model::{Model, Numbers, TensorId};
+use super::values::ValueConversion;
+use crate::model::{Model, TensorId, TensorNumbers};
 use std::sync::Arc;
 
 /// The tensors of an export, in the order of the data.
 #[derive(Debug, Clone)]
-pub enum Tensors {
+pub enum ExportTensors {
     /// All logical tensors of the model.
     Whole,
     /// These logical tensors only.
@@ -14,25 +14,29 @@ pub enum Tensors {
 }
 
 /// A tensor as it is exported.
-pub fn numbers(model: &Model, tensor: TensorId, conversion: Option<Conversion>) -> Numbers<'_> {
+pub fn numbers(model: &Model, tensor: TensorId, conversion: Option<ValueConversion>) -> TensorNumbers<'_> {
     model.numbers(tensor, is_dequantized(conversion))
 }
 
-fn is_dequantized(conversion: Option<Conversion>) -> bool {
+fn is_dequantized(conversion: Option<ValueConversion>) -> bool {
     conversion.is_some_and(|conversion| conversion.dequantized)
 }
 
-impl Tensors {
+impl ExportTensors {
     /// The logical tensors for whose numbers `is_wanted` is true. Companions of weights that are dequantized are left
     /// out.
-    pub fn choose(model: &Model, conversion: Option<Conversion>, is_wanted: impl Fn(&Numbers) -> bool) -> Self {
+    pub fn choose(
+        model: &Model,
+        conversion: Option<ValueConversion>,
+        is_wanted: impl Fn(&TensorNumbers) -> bool,
+    ) -> Self {
         let is_part = |id: TensorId| is_dequantized(conversion) && model.quantized().is_companion(id);
         let is_chosen = |id: &TensorId| !is_part(*id) && is_wanted(&numbers(model, *id, conversion));
         Self::These(model.logical().iter().filter(is_chosen).collect())
     }
 
     /// All logical tensors, without the companions of weights that are dequantized.
-    pub fn all(model: &Model, conversion: Option<Conversion>) -> Self {
+    pub fn all(model: &Model, conversion: Option<ValueConversion>) -> Self {
         match is_dequantized(conversion) && !model.quantized().weights().is_empty() {
             true => Self::choose(model, conversion, |_| true),
             false => Self::Whole,
@@ -50,7 +54,7 @@ impl Tensors {
     /// The tensor at a position.
     ///
     /// # Panics
-    /// If `position` is not below [`Tensors::len`].
+    /// If `position` is not below [`ExportTensors::len`].
     pub fn at(&self, model: &Model, position: usize) -> TensorId {
         match self {
             Self::Whole => model.logical().at(position),

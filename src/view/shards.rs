@@ -3,9 +3,9 @@
 //! Source: `huggingface_hub`, `serialization/_base.py` and `_torch.py`. The names are those of `save_pretrained`.
 
 use super::export::written;
-use super::selection::{Tensors, numbers};
-use super::values::Conversion;
-use crate::model::{Model, Numbers, TensorId};
+use super::selection::{ExportTensors, numbers};
+use super::values::ValueConversion;
+use crate::model::{Model, TensorId, TensorNumbers};
 use crate::text::escape_json;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -15,20 +15,20 @@ const INDEX: &str = "model.safetensors.index.json";
 
 /// The tensors of each shard.
 #[derive(Debug)]
-pub struct Shards {
+pub struct ShardTensors {
     files: Vec<Vec<TensorId>>,
-    conversion: Option<Conversion>,
+    conversion: Option<ValueConversion>,
 }
 
 /// Size of the data of a tensor in bytes, in a converted file.
-fn nbytes(numbers: &Numbers, conversion: Option<Conversion>) -> u64 {
+fn nbytes(numbers: &TensorNumbers, conversion: Option<ValueConversion>) -> u64 {
     written(numbers, conversion).map_or(numbers.tensor.info.nbytes(), |written| written.nbytes())
 }
 
-impl Shards {
+impl ShardTensors {
     /// Splits tensors, in this order, into shards of at most `max` bytes of data each. A larger tensor gets a shard of
     /// its own. The shards will be converted like this.
-    pub fn new(model: &Model, tensors: &Tensors, conversion: Option<Conversion>, max: u64) -> Self {
+    pub fn new(model: &Model, tensors: &ExportTensors, conversion: Option<ValueConversion>, max: u64) -> Self {
         let (mut files, mut held) = (vec![Vec::new()], 0u64);
         for position in 0..tensors.len(model) {
             let id = tensors.at(model, position);
@@ -65,7 +65,7 @@ impl Shards {
             return None;
         }
         let numbers = |id: &TensorId| numbers(model, *id, self.conversion);
-        let sum = |part: &dyn Fn(&Numbers) -> u64| -> u64 {
+        let sum = |part: &dyn Fn(&TensorNumbers) -> u64| -> u64 {
             self.files.iter().flatten().map(|id| part(&numbers(id))).fold(0, u64::saturating_add)
         };
         let (parameters, nbytes) =

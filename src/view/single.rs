@@ -2,7 +2,7 @@
 
 use super::export::{can_hold, write_entry};
 use crate::content::{Content, Segment};
-use crate::model::{Model, Numbers, Tensor};
+use crate::model::{Model, Tensor, TensorNumbers};
 
 /// Largest rank of a tensor that is shown. The header is generated for each read, so it must stay small.
 const RANK_MAX: usize = 8192;
@@ -11,14 +11,14 @@ const RANK_MAX: usize = 8192;
 const NAME_MAX: usize = 1 << 20;
 
 /// Whether a tensor is shown.
-pub fn shows(numbers: &Numbers) -> bool {
+pub fn single_shows(numbers: &TensorNumbers) -> bool {
     let tensor = &numbers.tensor.info;
     can_hold(tensor.dtype) && tensor.shape.len() <= RANK_MAX && tensor.name.len() <= NAME_MAX
 }
 
 /// A file that holds only this tensor, under its own name and without metadata. The data begins at a multiple of 8
 /// bytes, as in files of the official writer.
-pub fn content(model: &Model, tensor: &Tensor) -> Content {
+pub fn single_content(model: &Model, tensor: &Tensor) -> Content {
     let mut header = vec![0; 8];
     header.push(b'{');
     // Writing to a vector cannot fail.

@@ -4,6 +4,6 @@ use crate::content::{Content, Segment};
 use crate::model::{Model, Tensor};
 
 /// The file of a tensor.
-pub fn content(model: &Model, tensor: &Tensor) -> Content {
+pub fn stored_content(model: &Model, tensor: &Tensor) -> Content {
     Content::new([Segment::Data(model.data(tensor))])
 }

@@ -1,14 +1,14 @@
 //! `SHA256SUMS`: a line for each logical tensor, in the format of sha256sum(1). A tensor is hashed when its line is
 //! read.
 
-use super::lines::{Lines, Out, length};
-use super::results::{Key, Results};
+use super::lines::{Out, TextLines, length};
+use super::results::{CachedResults, ResultKey};
 use super::stats::need;
-use super::values::each;
-use crate::content::{Content, Error, Generated, Need, Request, Segment};
+use super::values::each_value;
+use crate::content::{Content, Error, GeneratedBytes, ReadRequest, Segment, WaitResource};
 use crate::model::{Model, TensorId};
 use crate::name;
-use crate::text::Hex;
+use crate::text::HexDigits;
 use crate::threads;
 use sha2::{Digest, Sha256};
 use std::io;
@@ -19,10 +19,10 @@ use std::sync::Arc;
 const STEP: u64 = 1 << 20;
 
 /// The file. Measures all lines and hashes nothing yet. Hashes are cached under `key`, with the tensor as the item.
-pub fn content(model: &Arc<Model>, results: &Arc<Results>, key: Key) -> Content {
+pub fn sums_content(model: &Arc<Model>, results: &Arc<CachedResults>, key: ResultKey) -> Content {
     let (model, results) = (model.clone(), results.clone());
-    let lines = Lines::new(model.logical().len(), |lines, out| write_blank(&model, lines, out));
-    Content::new([Segment::Generated(Generated::new(lines.len(), move |range, request, out| {
+    let lines = TextLines::new(model.logical().len(), |lines, out| write_blank(&model, lines, out));
+    Content::new([Segment::Generated(GeneratedBytes::new(lines.len(), move |range, request, out| {
         let logical = model.logical();
         let (first, start) = lines.find(range.start, |lines, out| write_blank(&model, lines, out));
         let mut ends = start;
@@ -32,16 +32,16 @@ pub fn content(model: &Arc<Model>, results: &Arc<Results>, key: Key) -> Content 
             begins < range.end
         });
         let touched: Vec<TensorId> = touched.collect();
-        let key_of = |tensor: TensorId| Key { item: tensor.into(), ..key };
+        let key_of = |tensor: TensorId| ResultKey { item: tensor.into(), ..key };
         let missing = touched.iter().filter(|tensor| results.kept(key_of(**tensor)).is_none());
         let needs = missing.map(|tensor| need(&stored(&model, *tensor)));
         if let Some(need) = needs.reduce(with) {
             request.wait(key.wait(need))?;
         }
-        let hashes = threads::map(touched.len(), |at| {
+        let hashes = threads::map_parallel(touched.len(), |at| {
             let compute = || sha256(&stored(&model, touched[at]), request);
             // The request has waited for this above.
-            results.get(key_of(touched[at]), NOTHING, &Request::WAIT, compute)
+            results.get(key_of(touched[at]), NOTHING, &ReadRequest::WAIT, compute)
         });
         let mut text = Vec::new();
         for (tensor, hash) in touched.iter().zip(hashes) {
@@ -55,13 +55,13 @@ pub fn content(model: &Arc<Model>, results: &Arc<Results>, key: Key) -> Content 
 }
 
 /// The need of a hash that is a part of a computation for which the request has waited.
-const NOTHING: Need = Need::Cores { bytes: 0, device: None };
+const NOTHING: WaitResource = WaitResource::Cores { bytes: 0, device: None };
 
 /// What two computations need together. The device is that of the first one.
-fn with(first: Need, second: Need) -> Need {
+fn with(first: WaitResource, second: WaitResource) -> WaitResource {
     match (first, second) {
-        (Need::Cores { bytes, device }, Need::Cores { bytes: more, .. }) => {
-            Need::Cores { bytes: bytes.saturating_add(more), device }
+        (WaitResource::Cores { bytes, device }, WaitResource::Cores { bytes: more, .. }) => {
+            WaitResource::Cores { bytes: bytes.saturating_add(more), device }
         }
         (first, _) => first,
     }
@@ -71,9 +71,9 @@ fn stored(model: &Model, tensor: TensorId) -> Content {
     Content::new([Segment::Data(model.data(&model.tensor(tensor)))])
 }
 
-fn sha256(data: &Content, request: &Request) -> Result<Vec<u8>, Error> {
+fn sha256(data: &Content, request: &ReadRequest) -> Result<Vec<u8>, Error> {
     let mut hasher = Sha256::new();
-    each(data, 0..data.len(), STEP, request, |bytes| hasher.update(bytes))?;
+    each_value(data, 0..data.len(), STEP, request, |bytes| hasher.update(bytes))?;
     Ok(hasher.finalize().to_vec())
 }
 
@@ -84,7 +84,7 @@ fn write_blank(model: &Model, mut lines: Range<usize>, out: Out) -> io::Result<(
 }
 
 fn write_line(model: &Model, tensor: TensorId, hash: &[u8], out: Out) -> io::Result<()> {
-    let name = name::encode(model.name(tensor));
+    let name = name::encode_name(model.name(tensor));
     // sha256sum marks names with escaped characters by a leading backslash. Encoded names contain no newlines, so only
     // backslashes need escaping.
     if name.contains('\\') {
@@ -92,5 +92,5 @@ fn write_line(model: &Model, tensor: TensorId, hash: &[u8], out: Out) -> io::Res
     }
     // sha256sum reads standard input if the name is `-`.
     let name = if name == "-" { "./-".into() } else { name };
-    writeln!(out, "{}  {}", Hex(hash), name.replace('\\', "\\\\"))
+    writeln!(out, "{}  {}", HexDigits(hash), name.replace('\\', "\\\\"))
 }

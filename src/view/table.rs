@@ -1,17 +1,17 @@
 //! The table of views. To add a view, add a module and a row here.
 
-use super::id::{Shown, View};
-use super::results::Key;
-use super::views::Views;
+use super::id::{ShownViews, View};
+use super::results::ResultKey;
+use super::views::ModelViews;
 use super::{f32, gguf, index, metadata, npy, plots, single, stats, stored, sums};
-use crate::content::{Content, Data, Error, Extent, Request, Segment};
-use crate::model::{Kind, MANIFEST, Model, Numbers, ShardId, TensorId};
+use crate::content::{Content, Data, Error, Extent, ReadRequest, Segment};
+use crate::model::{MANIFEST, Model, ModelKind, ShardId, TensorId, TensorNumbers};
 use crate::source::Source;
 use std::borrow::Cow;
 use std::sync::Arc;
 
 /// A view: a set of files of one kind.
-pub struct Row {
+pub struct ViewRow {
     /// The name for `--views`. Several rows may share one.
     pub name: &'static str,
     /// The name of the view's file or directory.
@@ -19,14 +19,14 @@ pub struct Row {
     /// Whether the root of a model has the view.
     pub in_root: fn(&Model) -> bool,
     /// Whether `shards/FILE/` has the view too.
-    pub in_shards: InShards,
+    pub in_shards: ShardViews,
     /// The files of the view.
-    pub files: Files,
+    pub files: ViewFiles,
 }
 
 /// Whether `shards/FILE/` has a view too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum InShards {
+pub enum ShardViews {
     /// Only the whole model has the view.
     Never,
     /// Each shard has its own, even if the view is not shown in the root.
@@ -38,13 +38,13 @@ pub enum InShards {
 }
 
 /// The files of a view.
-pub enum Files {
+pub enum ViewFiles {
     /// One file.
     One {
         /// Whether the content is cached, because making it is slow.
         kept: bool,
         /// The content for the whole model, or for one shard.
-        content: fn(&Views, View, Option<ShardId>) -> Content,
+        content: fn(&ModelViews, View, Option<ShardId>) -> Content,
     },
     /// A directory with a file for each tensor.
     Tensors {
@@ -53,26 +53,26 @@ pub enum Files {
         /// Whether the files show numbers. Those of quantized weights are then dequantized and have logical names.
         is_numeric: bool,
         /// Whether a tensor is shown.
-        shows: fn(&Numbers) -> bool,
+        shows: fn(&TensorNumbers) -> bool,
         /// Whether the file of a tensor is a hard link to the stored one.
-        is_stored: fn(&Numbers) -> bool,
+        is_stored: fn(&TensorNumbers) -> bool,
         /// The content of a tensor's file.
-        content: fn(&Views, &Numbers, Key) -> Content,
+        content: fn(&ModelViews, &TensorNumbers, ResultKey) -> Content,
     },
     /// A directory of files with individual names. File numbers are unique within the model.
     Named {
         /// Whether all names and contents are available without waiting.
-        is_ready: fn(&Views) -> bool,
+        is_ready: fn(&ModelViews) -> bool,
         /// Number of positions in the directory of the whole model, or of one shard.
-        len: fn(&Views, Option<ShardId>) -> usize,
+        len: fn(&ModelViews, Option<ShardId>) -> usize,
         /// The number of the file at a position.
-        at: fn(&Views, Option<ShardId>, usize) -> usize,
+        at: fn(&ModelViews, Option<ShardId>, usize) -> usize,
         /// The name of a file.
-        name: fn(&Views, usize) -> Option<Cow<'_, str>>,
+        name: fn(&ModelViews, usize) -> Option<Cow<'_, str>>,
         /// The number of the file with that name.
-        find: fn(&Views, Option<ShardId>, &str) -> Option<usize>,
+        find: fn(&ModelViews, Option<ShardId>, &str) -> Option<usize>,
         /// The content of a file, if there is one.
-        content: fn(&Views, usize) -> Option<Content>,
+        content: fn(&ModelViews, usize) -> Option<Content>,
     },
     /// A directory of stored tensors, with the components of their names as directories.
     Tree,
@@ -81,25 +81,25 @@ pub enum Files {
 }
 
 /// All views, sorted by file name, which is the order of directory listings. Inode numbers contain the index of a row.
-pub const VIEWS: &[Row] = &[
-    Row {
+pub const VIEWS: &[ViewRow] = &[
+    ViewRow {
         name: "sums",
         file: "SHA256SUMS",
         in_root: |_| true,
-        in_shards: InShards::Never,
-        files: Files::One {
+        in_shards: ShardViews::Never,
+        files: ViewFiles::One {
             kept: true,
             content: |views, view, _| {
-                sums::content(views.model(), views.results(), Key { model: views.number(), view, item: 0 })
+                sums::sums_content(views.model(), views.results(), ResultKey { model: views.number(), view, item: 0 })
             },
         },
     },
-    Row {
+    ViewRow {
         name: "manifest",
         file: MANIFEST,
-        in_root: |model| model.kind() == Kind::Dataset,
-        in_shards: InShards::Never,
-        files: Files::One {
+        in_root: |model| model.kind() == ModelKind::Dataset,
+        in_shards: ShardViews::Never,
+        files: ViewFiles::One {
             kept: false,
             content: |views, _, _| {
                 let extent = |source: &Arc<dyn Source>| Extent { source: source.clone(), range: 0..source.len() };
@@ -107,12 +107,12 @@ pub const VIEWS: &[Row] = &[
             },
         },
     },
-    Row {
+    ViewRow {
         name: "export",
         file: "export",
         in_root: |_| true,
-        in_shards: InShards::Never,
-        files: Files::Named {
+        in_shards: ShardViews::Never,
+        files: ViewFiles::Named {
             is_ready: |views| views.exports_if_made().is_some(),
             len: |views, _| views.exports().len(),
             at: |_, _, position| position,
@@ -121,38 +121,38 @@ pub const VIEWS: &[Row] = &[
             content: |views, file| Some(views.exports().get(file)?.1.clone()),
         },
     },
-    Row {
+    ViewRow {
         name: "f32",
         file: "f32",
         in_root: |_| true,
-        in_shards: InShards::Datasets,
-        files: Files::Tensors {
+        in_shards: ShardViews::Datasets,
+        files: ViewFiles::Tensors {
             suffix: ".f32",
             is_numeric: true,
-            shows: f32::shows,
+            shows: f32::f32_shows,
             is_stored: f32::is_stored,
-            content: |views, numbers, _| f32::content(views.model(), numbers),
+            content: |views, numbers, _| f32::f32_content(views.model(), numbers),
         },
     },
-    Row {
+    ViewRow {
         name: "gguf",
         file: "gguf",
         in_root: gguf::has,
-        in_shards: InShards::Never,
-        files: Files::Tensors {
+        in_shards: ShardViews::Never,
+        files: ViewFiles::Tensors {
             suffix: ".gguf",
             is_numeric: false,
-            shows: gguf::shows,
+            shows: gguf::gguf_shows,
             is_stored: |_| false,
-            content: |views, numbers, _| gguf::content(views.model(), &numbers.tensor),
+            content: |views, numbers, _| gguf::gguf_content(views.model(), &numbers.tensor),
         },
     },
-    Row {
+    ViewRow {
         name: "header",
         file: "header.json",
         in_root: |model| model.is_single() && has_text(model),
-        in_shards: InShards::IfText,
-        files: Files::One {
+        in_shards: ShardViews::IfText,
+        files: ViewFiles::One {
             kept: false,
             content: |views, _, shard| {
                 let (model, shard) = (views.model(), shard.unwrap_or(ShardId::new(0)));
@@ -162,27 +162,27 @@ pub const VIEWS: &[Row] = &[
             },
         },
     },
-    Row {
+    ViewRow {
         name: "index",
         file: "index.json",
         in_root: |_| true,
-        in_shards: InShards::Never,
-        files: Files::One {
+        in_shards: ShardViews::Never,
+        files: ViewFiles::One {
             kept: true,
             content: |views, _, _| {
                 let shown = views.shown();
                 let tensors = shown.contains(View::STORED).then_some(View::STORED.row().file);
                 let in_shards = tensors.is_some() && shown.contains(View::SHARDS);
-                index::content(views.model(), index::Dirs { tensors, in_shards })
+                index::index_content(views.model(), index::TensorDirs { tensors, in_shards })
             },
         },
     },
-    Row {
+    ViewRow {
         name: "metadata",
         file: "metadata",
         in_root: |_| true,
-        in_shards: InShards::Always,
-        files: Files::Named {
+        in_shards: ShardViews::Always,
+        files: ViewFiles::Named {
             is_ready: |views| views.metadata().is_ready(),
             len: |views, shard| views.metadata().len(shard),
             at: |views, shard, position| views.metadata().at(shard, position),
@@ -191,93 +191,93 @@ pub const VIEWS: &[Row] = &[
             content: |views, file| views.metadata().content(file),
         },
     },
-    Row {
+    ViewRow {
         name: "metadata",
         file: "metadata.json",
         in_root: |_| true,
-        in_shards: InShards::Always,
-        files: Files::One { kept: true, content: |views, _, shard| metadata::json(views.model(), shard) },
+        in_shards: ShardViews::Always,
+        files: ViewFiles::One { kept: true, content: |views, _, shard| metadata::json(views.model(), shard) },
     },
-    Row {
+    ViewRow {
         name: "npy",
         file: "npy",
         in_root: |_| true,
-        in_shards: InShards::Datasets,
-        files: Files::Tensors {
+        in_shards: ShardViews::Datasets,
+        files: ViewFiles::Tensors {
             suffix: ".npy",
             is_numeric: true,
-            shows: npy::shows,
+            shows: npy::npy_shows,
             is_stored: |_| false,
-            content: |views, numbers, _| npy::content(views.model(), numbers),
+            content: |views, numbers, _| npy::npy_content(views.model(), numbers),
         },
     },
-    Row {
+    ViewRow {
         name: "plots",
         file: "plots",
         in_root: |_| true,
-        in_shards: InShards::Never,
-        files: Files::Tensors {
+        in_shards: ShardViews::Never,
+        files: ViewFiles::Tensors {
             suffix: ".png",
             is_numeric: true,
-            shows: stats::shows,
+            shows: stats::stats_shows,
             is_stored: |_| false,
-            content: |views, numbers, key| plots::content(views.model(), numbers, views.results(), key),
+            content: |views, numbers, key| plots::plot_content(views.model(), numbers, views.results(), key),
         },
     },
-    Row {
+    ViewRow {
         name: "safetensors",
         file: "safetensors",
         in_root: |_| true,
-        in_shards: InShards::Datasets,
-        files: Files::Tensors {
+        in_shards: ShardViews::Datasets,
+        files: ViewFiles::Tensors {
             suffix: ".safetensors",
             is_numeric: false,
-            shows: single::shows,
+            shows: single::single_shows,
             is_stored: |_| false,
-            content: |views, numbers, _| single::content(views.model(), &numbers.tensor),
+            content: |views, numbers, _| single::single_content(views.model(), &numbers.tensor),
         },
     },
-    Row {
+    ViewRow {
         name: "samples",
         file: "samples",
         in_root: |model| model.separator().is_some(),
-        in_shards: InShards::Never,
-        files: Files::Tree,
+        in_shards: ShardViews::Never,
+        files: ViewFiles::Tree,
     },
-    Row {
+    ViewRow {
         name: "shards",
         file: "shards",
         in_root: |model| !model.is_single(),
-        in_shards: InShards::Never,
-        files: Files::Shards,
+        in_shards: ShardViews::Never,
+        files: ViewFiles::Shards,
     },
-    Row {
+    ViewRow {
         name: "stats",
         file: "stats",
         in_root: |_| true,
-        in_shards: InShards::Never,
-        files: Files::Tensors {
+        in_shards: ShardViews::Never,
+        files: ViewFiles::Tensors {
             suffix: ".json",
             is_numeric: true,
-            shows: stats::shows,
+            shows: stats::stats_shows,
             is_stored: |_| false,
-            content: |views, numbers, key| stats::content(views.model(), numbers, views.results(), key),
+            content: |views, numbers, key| stats::stats_content(views.model(), numbers, views.results(), key),
         },
     },
-    Row {
+    ViewRow {
         name: "tensors",
         file: "tensors",
         in_root: |_| true,
-        in_shards: InShards::Datasets,
-        files: Files::Tensors {
+        in_shards: ShardViews::Datasets,
+        files: ViewFiles::Tensors {
             suffix: "",
             is_numeric: false,
             shows: |_| true,
             is_stored: |_| true,
-            content: |views, numbers, _| stored::content(views.model(), &numbers.tensor),
+            content: |views, numbers, _| stored::stored_content(views.model(), &numbers.tensor),
         },
     },
-    Row { name: "tree", file: "tree", in_root: |_| true, in_shards: InShards::Never, files: Files::Tree },
+    ViewRow { name: "tree", file: "tree", in_root: |_| true, in_shards: ShardViews::Never, files: ViewFiles::Tree },
 ];
 
 /// Whether the header of the format is text.
@@ -323,22 +323,22 @@ impl View {
     }
 
     /// The row of the view in the table.
-    pub fn row(self) -> &'static Row {
+    pub fn row(self) -> &'static ViewRow {
         &VIEWS[self.index()]
     }
 
     /// Whether the root of a model has the view.
-    pub fn is_in_root(self, views: &Views) -> bool {
+    pub fn is_in_root(self, views: &ModelViews) -> bool {
         views.shown().contains(self) && (self.row().in_root)(views.model())
     }
 
     /// Whether the directory of each shard has the view.
-    pub fn is_in_shards(self, views: &Views) -> bool {
+    pub fn is_in_shards(self, views: &ModelViews) -> bool {
         match self.row().in_shards {
-            InShards::Never => false,
-            InShards::Always => true,
-            InShards::IfText => has_text(views.model()),
-            InShards::Datasets => views.shown().contains(self) && views.model().kind() == Kind::Dataset,
+            ShardViews::Never => false,
+            ShardViews::Always => true,
+            ShardViews::IfText => has_text(views.model()),
+            ShardViews::Datasets => views.shown().contains(self) && views.model().kind() == ModelKind::Dataset,
         }
     }
 
@@ -348,52 +348,52 @@ impl View {
     }
 
     /// Whether the view shows the numbers of quantized weights dequantized, under logical names.
-    pub fn is_dequantized(self, views: &Views) -> bool {
-        views.shown().is_dequantized() && matches!(self.row().files, Files::Tensors { is_numeric: true, .. })
+    pub fn is_dequantized(self, views: &ModelViews) -> bool {
+        views.shown().is_dequantized() && matches!(self.row().files, ViewFiles::Tensors { is_numeric: true, .. })
     }
 
     /// A tensor as the view shows it.
     ///
     /// # Panics
     /// If no tensor has that number.
-    pub fn numbers(self, views: &Views, tensor: TensorId) -> Numbers<'_> {
+    pub fn numbers(self, views: &ModelViews, tensor: TensorId) -> TensorNumbers<'_> {
         views.model().numbers(tensor, self.is_dequantized(views))
     }
 
     /// The file with that number, if the view has it.
-    pub fn file(self, views: &Views, number: u32) -> Option<File<'_>> {
+    pub fn file(self, views: &ModelViews, number: u32) -> Option<ViewFile<'_>> {
         let model = views.model();
         match &self.row().files {
-            Files::One { .. } => {
+            ViewFiles::One { .. } => {
                 let shard = number.checked_sub(1).map(ShardId::from);
                 let exists = match shard {
                     None => (self.row().in_root)(model),
-                    Some(shard) => self.row().in_shards != InShards::Never && shard.index() < model.shards().len(),
+                    Some(shard) => self.row().in_shards != ShardViews::Never && shard.index() < model.shards().len(),
                 };
-                exists.then_some(File::One(shard))
+                exists.then_some(ViewFile::One(shard))
             }
-            Files::Tensors { shows, is_stored, .. } => {
+            ViewFiles::Tensors { shows, is_stored, .. } => {
                 let numbers = self.numbers(views, model.get(TensorId::from(number))?.id);
                 let is_own = self == Self::STORED || shows(&numbers) && !is_stored(&numbers);
-                is_own.then_some(File::Tensor(numbers))
+                is_own.then_some(ViewFile::Tensor(numbers))
             }
-            Files::Named { .. } => Some(File::Named(number)),
-            Files::Tree | Files::Shards => None,
+            ViewFiles::Named { .. } => Some(ViewFile::Named(number)),
+            ViewFiles::Tree | ViewFiles::Shards => None,
         }
     }
 
     /// The content of a file of the view. `None` if the view has no such file.
-    pub fn content(self, views: &Views, file: &File, request: &Request) -> Result<Option<Content>, Error> {
+    pub fn content(self, views: &ModelViews, file: &ViewFile, request: &ReadRequest) -> Result<Option<Content>, Error> {
         let row = self.row();
         let content = match (&row.files, file) {
-            (Files::One { kept: true, content }, File::One(shard)) => {
+            (ViewFiles::One { kept: true, content }, ViewFile::One(shard)) => {
                 Some(views.keep(self, file.number(), request, || content(views, self, *shard))?)
             }
-            (Files::One { content, .. }, File::One(shard)) => Some(content(views, self, *shard)),
-            (Files::Tensors { content, .. }, File::Tensor(numbers)) => {
-                Some(content(views, numbers, Key { model: views.number(), view: self, item: file.number() }))
+            (ViewFiles::One { content, .. }, ViewFile::One(shard)) => Some(content(views, self, *shard)),
+            (ViewFiles::Tensors { content, .. }, ViewFile::Tensor(numbers)) => {
+                Some(content(views, numbers, ResultKey { model: views.number(), view: self, item: file.number() }))
             }
-            (Files::Named { is_ready, content, .. }, File::Named(number)) => {
+            (ViewFiles::Named { is_ready, content, .. }, ViewFile::Named(number)) => {
                 views.check_wait(is_ready(views), request)?;
                 content(views, *number as usize)
             }
@@ -405,16 +405,16 @@ impl View {
 
 /// A file of a view.
 #[derive(Debug, Clone)]
-pub enum File<'m> {
+pub enum ViewFile<'m> {
     /// The only file of a view, for the whole model or for one shard.
     One(Option<ShardId>),
     /// The file of a tensor.
-    Tensor(Numbers<'m>),
+    Tensor(TensorNumbers<'m>),
     /// A file of a view with individual names.
     Named(u32),
 }
 
-impl File<'_> {
+impl ViewFile<'_> {
     /// The number of the file in its view.
     pub fn number(&self) -> u32 {
         match self {
@@ -440,11 +440,11 @@ pub fn names() -> Vec<&'static str> {
 }
 
 /// The views with these names.
-pub fn shown<'n>(names: impl IntoIterator<Item = &'n str>) -> Result<Shown, UnknownView> {
-    names.into_iter().try_fold(Shown::NONE, |shown, name| {
+pub fn shown_views<'n>(names: impl IntoIterator<Item = &'n str>) -> Result<ShownViews, UnknownView> {
+    names.into_iter().try_fold(ShownViews::NONE, |shown, name| {
         let mut named = View::all().filter(|view| view.row().name == name).peekable();
         named.peek().ok_or_else(|| UnknownView { name: name.to_owned() })?;
-        Ok(named.fold(shown, Shown::with))
+        Ok(named.fold(shown, ShownViews::with))
     })
 }
 
@@ -463,13 +463,13 @@ mod tests {
     fn names_select_views() {
         let all: Vec<&str> = names();
         assert_eq!(all.len(), VIEWS.len() - 1, "metadata and metadata.json share a name");
-        let set = shown(["metadata", "tensors"]).unwrap();
+        let set = shown_views(["metadata", "tensors"]).unwrap();
         let files: Vec<&str> = View::all().filter(|view| set.contains(*view)).map(|view| view.row().file).collect();
         assert_eq!(files, ["metadata", "metadata.json", "tensors"]);
-        assert!(View::all().all(|view| Shown::default().contains(view)));
-        assert_eq!(shown(["tensors", "tensors"]), shown(["tensors"]));
+        assert!(View::all().all(|view| ShownViews::default().contains(view)));
+        assert_eq!(shown_views(["tensors", "tensors"]), shown_views(["tensors"]));
         assert_eq!(
-            shown(["tensor"]).unwrap_err().to_string(),
+            shown_views(["tensor"]).unwrap_err().to_string(),
             "no view is called \"tensor\"; there are sums, manifest, export, f32, gguf, header, index, metadata, npy, plots, \
              safetensors, samples, shards, stats, tensors, tree"
         );

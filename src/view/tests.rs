@@ -2,11 +2,11 @@
 
 use super::*;
 use crate::codec::bf16;
-use crate::content::{Content, Error, Request};
-use crate::format::Mode;
+use crate::content::{Content, Error, ReadRequest};
+use crate::format::ParseMode;
 use crate::model::{Model, ShardId, TensorId};
 use crate::name;
-use crate::source::{self, Bytes, Memory, Source, Stat};
+use crate::source::{self, Bytes, MemorySource, Source, SourceStat};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 use std::ops::Range;
@@ -63,7 +63,7 @@ fn bytes_of((_, _, bits, shape): &Tensor) -> usize {
 }
 
 /// The views of a file with these tensors, and the bytes of the file. The tensor data is `data`, repeated.
-fn views(tensors: &[Tensor], data: &[u8], metadata: &str) -> (Views, Vec<u8>) {
+fn views(tensors: &[Tensor], data: &[u8], metadata: &str) -> (ModelViews, Vec<u8>) {
     let mut members: Vec<String> =
         if metadata.is_empty() { vec![] } else { vec![format!("\"__metadata__\":{metadata}")] };
     let mut end = 0;
@@ -77,12 +77,12 @@ fn views(tensors: &[Tensor], data: &[u8], metadata: &str) -> (Views, Vec<u8>) {
     let header = format!("{{{}}}", members.join(","));
     let mut file = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
     file.extend(data.iter().cycle().take(end));
-    (views_of(Memory::new(file.clone()), Mode::Strict), file)
+    (views_of(MemorySource::new(file.clone()), ParseMode::Strict), file)
 }
 
-fn views_of(source: impl Source + 'static, mode: Mode) -> Views {
+fn views_of(source: impl Source + 'static, mode: ParseMode) -> ModelViews {
     let model = Model::from_source(&Path::new("/model.safetensors").into(), Arc::new(source), mode).unwrap();
-    Views::new(model, Shown::default(), Arc::default(), 0)
+    ModelViews::new(model, ShownViews::default(), Arc::default(), 0)
 }
 
 /// The view with that file or directory name.
@@ -91,23 +91,23 @@ fn view(file: &str) -> View {
 }
 
 /// The content of a view's file with that number, if there is one.
-fn find(views: &Views, view: View, number: usize) -> Option<Content> {
-    view.content(views, &view.file(views, number as u32)?, &Request::WAIT).unwrap()
+fn find(views: &ModelViews, view: View, number: usize) -> Option<Content> {
+    view.content(views, &view.file(views, number as u32)?, &ReadRequest::WAIT).unwrap()
 }
 
-fn content(views: &Views, file: &str, number: usize) -> Content {
+fn content(views: &ModelViews, file: &str, number: usize) -> Content {
     find(views, view(file), number).unwrap()
 }
 
 fn all_of(content: &Content) -> Vec<u8> {
-    content.read(0..u64::MAX, &Request::WAIT).unwrap().to_vec()
+    content.read(0..u64::MAX, &ReadRequest::WAIT).unwrap().to_vec()
 }
 
-fn read(views: &Views, file: &str, number: usize) -> Vec<u8> {
+fn read(views: &ModelViews, file: &str, number: usize) -> Vec<u8> {
     all_of(&content(views, file, number))
 }
 
-fn shows(views: &Views, file: &str, tensor: usize) -> bool {
+fn shows(views: &ModelViews, file: &str, tensor: usize) -> bool {
     view(file).file(views, tensor as u32).is_some()
 }
 
@@ -180,11 +180,11 @@ fn same_f32(bytes: &[u8], expected: &[f32]) -> bool {
 }
 
 /// The dtype that a converted export has for a tensor, if it is not that of the source.
-fn converted(from: safetensors::Dtype, to: Float) -> Option<safetensors::Dtype> {
+fn converted(from: safetensors::Dtype, to: FloatDtype) -> Option<safetensors::Dtype> {
     use safetensors::Dtype::{BF16, BOOL, C64, F32, I8, I16, I32, I64, U8, U16, U32, U64};
     let to = match to {
-        Float::Bf16 => BF16,
-        Float::F32 => F32,
+        FloatDtype::Bf16 => BF16,
+        FloatDtype::F32 => F32,
     };
     let kept = [BOOL, C64, I8, I16, I32, I64, U8, U16, U32, U64];
     (from != to && !kept.contains(&from)).then_some(to)
@@ -258,7 +258,7 @@ proptest! {
                 prop_assert_eq!(export.tensor(&name).unwrap(), tensor);
             }
         }
-        for (item, float) in [(2, Float::Bf16), (3, Float::F32)] {
+        for (item, float) in [(2, FloatDtype::Bf16), (3, FloatDtype::F32)] {
             let export = read(&views, "export", item);
             let (header, metadata) = SafeTensors::read_metadata(&export).unwrap();
             prop_assert_eq!((header + 8) % 4096, 0);
@@ -276,8 +276,8 @@ proptest! {
                 prop_assert_eq!(found.dtype(), expected);
                 let values = naive_f32(dtype, stored.data());
                 match float {
-                    Float::F32 => prop_assert!(same_f32(found.data(), &values), "{}", dtype),
-                    Float::Bf16 => prop_assert!(same_bf16(found.data(), dtype, stored.data(), &values), "{}", dtype),
+                    FloatDtype::F32 => prop_assert!(same_f32(found.data(), &values), "{}", dtype),
+                    FloatDtype::Bf16 => prop_assert!(same_bf16(found.data(), dtype, stored.data(), &values), "{}", dtype),
                 }
             }
             // Each tensor begins at a multiple of the size of its elements.
@@ -307,7 +307,7 @@ proptest! {
             let whole = all_of(&content);
             prop_assert_eq!(content.len(), whole.len() as u64);
             let (from, to) = (offset.min(whole.len() as u64), (offset + size).min(whole.len() as u64));
-            let part = content.read(offset..offset + size, &Request::NOWAIT).unwrap();
+            let part = content.read(offset..offset + size, &ReadRequest::NOWAIT).unwrap();
             let expected = &whole[from as usize..to as usize];
             prop_assert!(part[..] == *expected, "{} {} {}..{}", view.row().file, number, from, to);
         }
@@ -319,7 +319,7 @@ fn only_decoded_bytes_are_copied() {
     let tensors = vec![("a".to_owned(), "F16", 16, vec![64]), ("b".to_owned(), "BF16", 16, vec![64])];
     let (views, _) = views(&tensors, b"xyz", "");
     use crate::source::Bytes::{Owned, Shared};
-    let part = |file, number, range| content(&views, file, number).read(range, &Request::NOWAIT);
+    let part = |file, number, range| content(&views, file, number).read(range, &ReadRequest::NOWAIT);
     assert!(matches!(part("npy", 0, 128..192), Ok(Shared(..))));
     assert!(matches!(part("npy", 1, 128..192), Ok(Owned(_))));
     assert!(matches!(part("safetensors", 0, 100..128), Ok(Shared(..))));
@@ -335,14 +335,14 @@ fn only_computed_files_wait_and_only_once() {
     let (views, _) = views(&tensors, b"xyz", "");
     for view in View::all() {
         let Some(content) = find(&views, view, 0) else { continue };
-        let waits = || match content.read(0..content.len(), &Request::NOWAIT) {
+        let waits = || match content.read(0..content.len(), &ReadRequest::NOWAIT) {
             Err(Error::WouldBlock(wait)) => Some(wait),
             read => read.map(|_| None).unwrap(),
         };
         let wait = waits();
         assert_eq!(wait.is_some(), COMPUTED.contains(&view.row().file), "{}", view.row().file);
         if let Some(wait) = wait {
-            content.read(0..1, &Request::only(wait)).unwrap();
+            content.read(0..1, &ReadRequest::only(wait)).unwrap();
             assert_eq!(waits(), None);
         }
     }
@@ -390,7 +390,7 @@ fn export_of_damaged_file_is_valid() {
     let header = format!("{{{}}}", entries.join(","));
     let data: Vec<u8> = (0..14).collect();
     let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat();
-    let export = read(&views_of(Memory::new(file), Mode::Lenient), "export", 0);
+    let export = read(&views_of(MemorySource::new(file), ParseMode::Lenient), "export", 0);
     let export = SafeTensors::deserialize(&export).unwrap();
     for (name, range) in [("a", 0..4), ("b", 6..12), ("c", 8..14), ("d", 8..14), ("e", 14..14)] {
         assert_eq!(export.tensor(name).unwrap().data(), &data[range]);
@@ -411,7 +411,7 @@ fn valid_data_urls_are_decoded_and_others_skipped() {
         .collect();
     let expected = [("modelspec.thumbnail.jpg", &b"\xff\xd8\xff\xe0"[..]), ("odd%2Ftype.bin", b"\0\x01\x02")];
     assert_eq!(found, expected.map(|(name, bytes)| (name.to_owned(), bytes.to_vec())));
-    assert_eq!(name::encode("odd/type"), "odd%2Ftype");
+    assert_eq!(name::encode_name("odd/type"), "odd%2Ftype");
 }
 
 #[test]
@@ -456,8 +456,8 @@ impl Source for Huge {
         false
     }
 
-    fn stat(&self) -> Stat {
-        Memory::new(Vec::new()).stat()
+    fn stat(&self) -> SourceStat {
+        MemorySource::new(Vec::new()).stat()
     }
 }
 
@@ -479,7 +479,7 @@ fn whole_gguf_file_is_left_out_if_it_is_too_large() {
         (&["a"], i64::MAX as u64 - 4096, 1),
         (&["a"], i64::MAX as u64 - 100, 0),
     ] {
-        let views = views_of(Huge(gguf(32, names, len)), Mode::Lenient);
+        let views = views_of(Huge(gguf(32, names, len)), ParseMode::Lenient);
         assert_eq!(views.exports().len(), count, "{names:?} {len}");
         assert!(content(&views, "gguf", names.len() - 1).len() > len);
     }
@@ -496,12 +496,12 @@ fn padding_of_any_alignment_takes_no_memory() {
     let alignment = 1u64 << 31;
     let file = gguf(alignment as u32, &["t"], 5);
     let before = most();
-    let views = views_of(Huge(file.clone()), Mode::Strict);
+    let views = views_of(Huge(file.clone()), ParseMode::Strict);
     let whole = &views.exports()[0].1;
     for content in [&content(&views, "gguf", 0), whole] {
         assert_eq!(content.len(), 2 * alignment);
-        assert_eq!(content.read(0..file.len() as u64, &Request::NOWAIT).unwrap()[..], file);
-        assert_eq!(content.read(2 * alignment - 3..u64::MAX, &Request::NOWAIT).unwrap()[..], [0; 3]);
+        assert_eq!(content.read(0..file.len() as u64, &ReadRequest::NOWAIT).unwrap()[..], file);
+        assert_eq!(content.read(2 * alignment - 3..u64::MAX, &ReadRequest::NOWAIT).unwrap()[..], [0; 3]);
     }
     assert!(most() - before < 1 << 20, "{} KiB", most() - before);
 }
@@ -512,10 +512,10 @@ fn huge_total_size_does_not_overflow() {
     let entries = (0..300).map(|at| format!(r#""{at}":{{"dtype":"Z","shape":[1],"data_offsets":[0,{}]}}"#, 1u64 << 62));
     let header = format!("{{{}}}", entries.collect::<Vec<_>>().join(","));
     let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
-    let views = views_of(Huge(file), Mode::Lenient);
+    let views = views_of(Huge(file), ParseMode::Lenient);
     assert!(views.exports().is_empty());
     let end = 1 << 62;
-    assert_eq!(content(&views, "tensors", 299).read(end - 3..end + 6, &Request::NOWAIT).unwrap()[..], [0; 3]);
+    assert_eq!(content(&views, "tensors", 299).read(end - 3..end + 6, &ReadRequest::NOWAIT).unwrap()[..], [0; 3]);
     assert_eq!(content(&views, "safetensors", 299).len(), end + 80);
     assert!(read(&views, "index.json", 0).ends_with(b"], \"skipped\": []}\n"));
     // For each line: hash, two spaces, name of one to three digits, and newline.
@@ -540,7 +540,7 @@ fn shards_are_filled_up_to_the_size_limit() {
         let tensors: Vec<Tensor> = sizes.iter().enumerate().map(|(at, len)| tensor(at, *len)).collect();
         let (views, _) = views(&tensors, &[7], "");
         let model = views.model();
-        let shards = Shards::new(model, &Tensors::Whole, None, max);
+        let shards = ShardTensors::new(model, &ExportTensors::Whole, None, max);
         let size = |id: &TensorId| model.tensor(*id).info.nbytes() as usize;
         let found: Vec<Vec<usize>> = shards.files().map(|(_, tensors)| tensors.iter().map(size).collect()).collect();
         assert_eq!(found, expected);
@@ -558,7 +558,7 @@ fn export_of_reordered_subset_is_valid() {
     let whole = SafeTensors::deserialize(&whole).unwrap();
     for align in [8, 64, 1 << 20] {
         let numbers: Vec<TensorId> = (0..2000).rev().filter(|at| at % 3 > 0).map(TensorId::new).collect();
-        let export = Export::new(views.model(), Tensors::These(numbers.clone().into()), None, Some(align));
+        let export = ModelExport::new(views.model(), ExportTensors::These(numbers.clone().into()), None, Some(align));
         let content = export.content(false).unwrap();
         let bytes = all_of(content);
         let (len, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
@@ -570,7 +570,7 @@ fn export_of_reordered_subset_is_valid() {
             assert!(tensor.data() == whole.tensor(name).unwrap().data(), "{name}");
         }
         for from in (0..bytes.len()).step_by(bytes.len() / 7) {
-            let part = content.read(from as u64..from as u64 + 70_000, &Request::NOWAIT).unwrap();
+            let part = content.read(from as u64..from as u64 + 70_000, &ReadRequest::NOWAIT).unwrap();
             assert!(part[..] == bytes[from..(from + 70_000).min(bytes.len())], "{from}");
         }
     }

@@ -1,9 +1,9 @@
 //! The values of tensors: as a segment of a file, and read piece by piece.
 
 use crate::codec::bf16;
-use crate::content::{Content, Decoded, Decoder, Error, Request, Segment, Then};
+use crate::content::{BlockDecoder, Content, DecodedData, Error, ReadRequest, SecondStep, Segment};
 use crate::format::Dtype;
-use crate::model::{Model, Numbers};
+use crate::model::{Model, TensorNumbers};
 use std::ops::Range;
 
 /// Approximate number of bytes that are read at a time.
@@ -11,14 +11,14 @@ const AT_ONCE: u64 = 768 << 10;
 
 /// A dtype that values are converted to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Float {
+pub enum FloatDtype {
     /// bfloat16.
     Bf16,
     /// float32.
     F32,
 }
 
-impl Float {
+impl FloatDtype {
     /// The dtype.
     pub fn dtype(self) -> Dtype<'static> {
         match self {
@@ -36,47 +36,47 @@ impl Float {
     }
 
     /// The decoder from another dtype, if there is one.
-    pub fn decoder(self, from: Dtype) -> Option<Decoder> {
+    pub fn decoder(self, from: Dtype) -> Option<BlockDecoder> {
         let (block, to_f32) = (from.block()?, from.to_f32()?);
         let (block_in, elements) = (block.bytes as usize, block.elements as usize);
         let block_out = elements * self.size();
-        let then = Then { block: elements * size_of::<f32>(), convert: bf16::from_f32 };
+        let then = SecondStep { block: elements * size_of::<f32>(), convert: bf16::from_f32 };
         let (decode, then) = match (self, from.to_bf16()) {
             (Self::F32, _) => (to_f32, None),
             (Self::Bf16, Some(to_bf16)) => (to_bf16, None),
             (Self::Bf16, None) => (to_f32, Some(then)),
         };
-        Some(Decoder { block_in, block_out, decode, then })
+        Some(BlockDecoder { block_in, block_out, decode, then })
     }
 }
 
 /// How an export converts numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Conversion {
+pub struct ValueConversion {
     /// The dtype to which they are converted.
-    pub to: Float,
+    pub to: FloatDtype,
     /// Whether quantized weights are dequantized. Otherwise their stored numbers are converted.
     pub dequantized: bool,
 }
 
 /// The numbers of a tensor or of a weight in a dtype, or its stored bytes if they have that dtype already. `None` if
 /// the numbers are not known.
-pub fn segment(model: &Model, numbers: &Numbers, float: Float) -> Option<Segment> {
+pub fn segment(model: &Model, numbers: &TensorNumbers, float: FloatDtype) -> Option<Segment> {
     if let Some(weight) = numbers.weight {
-        return model.dequantized(weight, float == Float::Bf16).map(Segment::Generated);
+        return model.dequantized(weight, float == FloatDtype::Bf16).map(Segment::Generated);
     }
     let data = model.data(&numbers.tensor);
     if numbers.dtype() == float.dtype() {
         return Some(Segment::Data(data));
     }
     let decoder = float.decoder(numbers.dtype())?;
-    Some(Segment::Decoded(Decoded { data, decoder }))
+    Some(Segment::Decoded(DecodedData { data, decoder }))
 }
 
-/// The numbers of a tensor or of a weight in their own dtype, [`Numbers::dtype`].
-pub fn own(model: &Model, numbers: &Numbers) -> Content {
+/// The numbers of a tensor or of a weight in their own dtype, [`TensorNumbers::dtype`].
+pub fn own(model: &Model, numbers: &TensorNumbers) -> Content {
     match numbers.weight {
-        Some(_) => Content::new(segment(model, numbers, Float::F32)),
+        Some(_) => Content::new(segment(model, numbers, FloatDtype::F32)),
         None => Content::new([Segment::Data(model.data(&numbers.tensor))]),
     }
 }
@@ -88,11 +88,11 @@ pub fn step(dtype: Dtype) -> u64 {
 }
 
 /// Passes the bytes of `part` to `take`, at most `step` at a time. Fails if the request is cancelled or times out.
-pub fn each(
+pub fn each_value(
     content: &Content,
     mut part: Range<u64>,
     step: u64,
-    request: &Request,
+    request: &ReadRequest,
     mut take: impl FnMut(&[u8]),
 ) -> Result<(), Error> {
     let mut piece = Vec::new();
@@ -110,7 +110,7 @@ pub fn each(
 mod tests {
     use super::*;
     use crate::content::{Data, Extent};
-    use crate::source::Memory;
+    use crate::source::MemorySource;
     use std::sync::Arc;
 
     #[test]
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn each_byte_is_passed_once_and_cancellation_stops() {
         let bytes: Vec<u8> = (0..=255).collect();
-        let data = Data::Extent(Extent { source: Arc::new(Memory::new(bytes.clone())), range: 10..250 });
+        let data = Data::Extent(Extent { source: Arc::new(MemorySource::new(bytes.clone())), range: 10..250 });
         let data = Content::new([Segment::Data(data)]);
         let mut taken = Vec::new();
         let mut sizes = Vec::new();
@@ -133,9 +133,9 @@ mod tests {
             sizes.push(piece.len());
             taken.extend_from_slice(piece);
         };
-        each(&data, 5..240, 100, &Request::WAIT, take).unwrap();
+        each_value(&data, 5..240, 100, &ReadRequest::WAIT, take).unwrap();
         assert_eq!((sizes, &taken[..]), (vec![100, 100, 35], &bytes[15..250]));
-        let cancelled = Request::WAIT.cancelled_by(&|| true);
-        assert!(matches!(each(&data, 0..240, 100, &cancelled, |_| panic!()), Err(Error::Interrupted)));
+        let cancelled = ReadRequest::WAIT.cancelled_by(&|| true);
+        assert!(matches!(each_value(&data, 0..240, 100, &cancelled, |_| panic!()), Err(Error::Interrupted)));
     }
 }

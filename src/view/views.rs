@@ -1,9 +1,9 @@
 //! State that the views of a model share: the model, and cached contents and results.
 
-use super::id::{Shown, View};
-use super::results::Results;
+use super::id::{ShownViews, View};
+use super::results::CachedResults;
 use super::{export, metadata};
-use crate::content::{Content, Error, Key, Need, Request, Wait};
+use crate::content::{Content, Error, ReadRequest, ResultId, WaitFor, WaitResource};
 use crate::model::Model;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -16,13 +16,13 @@ const BYTES_EACH: u64 = 100;
 
 /// A model and the cached contents of its files.
 #[derive(Debug)]
-pub struct Views {
+pub struct ModelViews {
     model: Arc<Model>,
-    shown: Shown,
+    shown: ShownViews,
     /// The results of all models of the mount. `number` identifies this model in them.
-    results: Arc<Results>,
+    results: Arc<CachedResults>,
     number: u32,
-    metadata: metadata::Files,
+    metadata: metadata::MetadataFiles,
     /// The files in `export/`, by name.
     exports: OnceLock<Vec<(String, Content)>>,
     kept: Mutex<HashMap<(View, u32), Kept>>,
@@ -31,14 +31,14 @@ pub struct Views {
 /// The content of a file, once it has been made.
 type Kept = Arc<OnceLock<Content>>;
 
-impl Views {
+impl ModelViews {
     /// The views of a model in a mount. Models that share `results` must have different numbers.
-    pub fn new(mut model: Model, shown: Shown, results: Arc<Results>, number: u32) -> Self {
+    pub fn new(mut model: Model, shown: ShownViews, results: Arc<CachedResults>, number: u32) -> Self {
         if let Some(separator) = shown.separator() {
             model.set_separator(separator);
         }
         let model = Arc::new(model);
-        let metadata = metadata::Files::new(model.clone());
+        let metadata = metadata::MetadataFiles::new(model.clone());
         Self { model, shown, results, number, metadata, exports: OnceLock::new(), kept: Mutex::default() }
     }
 
@@ -48,12 +48,12 @@ impl Views {
     }
 
     /// The views that are shown.
-    pub fn shown(&self) -> &Shown {
+    pub fn shown(&self) -> &ShownViews {
         &self.shown
     }
 
     /// The results of long computations.
-    pub fn results(&self) -> &Arc<Results> {
+    pub fn results(&self) -> &Arc<CachedResults> {
         &self.results
     }
 
@@ -63,13 +63,13 @@ impl Views {
     }
 
     /// The files in the `metadata/` directories.
-    pub fn metadata(&self) -> &metadata::Files {
+    pub fn metadata(&self) -> &metadata::MetadataFiles {
         &self.metadata
     }
 
     /// The files in `export/` and their names.
     pub fn exports(&self) -> &[(String, Content)] {
-        self.exports.get_or_init(|| export::files(&self.model, self.shown.is_dequantized()))
+        self.exports.get_or_init(|| export::export_files(&self.model, self.shown.is_dequantized()))
     }
 
     /// The files in `export/`, if they have been made.
@@ -79,15 +79,15 @@ impl Views {
 
     /// Fails if the request must not wait, and a text or table of `MANY_TENSORS` tensors or more has to be made first.
     /// `is_made` means that it exists already.
-    pub fn check_wait(&self, is_made: bool, request: &Request) -> Result<(), Error> {
+    pub fn check_wait(&self, is_made: bool, request: &ReadRequest) -> Result<(), Error> {
         let tensors = self.model.listed().len();
         if is_made || tensors < MANY_TENSORS {
             return Ok(());
         }
-        let need = Need::Cores { bytes: tensors as u64 * BYTES_EACH, device: None };
+        let need = WaitResource::Cores { bytes: tensors as u64 * BYTES_EACH, device: None };
         // One table is made at a time. Each is made once.
-        let key = Key { model: self.number, kind: Key::TABLES, item: 0 };
-        request.wait(Wait { need, key: Some(key) })
+        let key = ResultId { model: self.number, kind: ResultId::TABLES, item: 0 };
+        request.wait(WaitFor { need, key: Some(key) })
     }
 
     /// The content of a file. `make` is called at the first request; after that, the content is cached.
@@ -95,7 +95,7 @@ impl Views {
         &self,
         view: View,
         item: u32,
-        request: &Request,
+        request: &ReadRequest,
         make: impl FnOnce() -> Content,
     ) -> Result<Content, Error> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).entry((view, item)).or_default().clone();

@@ -1,9 +1,9 @@
 //! Writing to an output file: from memory, from a content, or from another file.
 
 use super::error::Error;
-use super::output::Output;
+use super::output::OutputFile;
 use super::space;
-use crate::content::{self, Content, Request};
+use crate::content::{self, Content, ReadRequest};
 use nix::fcntl::{FallocateFlags, fallocate};
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
@@ -22,13 +22,13 @@ const BLOCK: u64 = 4096;
 /// Receives the number of bytes written since the last call, and returns whether to go on.
 pub type Progress<'a> = &'a mut dyn FnMut(u64) -> bool;
 
-impl Output {
+impl OutputFile {
     /// Reserves space for `len` bytes, so that a full disk is detected at the start.
     pub fn reserve(&mut self, len: u64) -> Result<(), Error> {
         if len == 0 || self.is_direct() {
             return Ok(());
         }
-        space::check(self.path(), self.file(), len)?;
+        space::check_space(self.path(), self.file(), len)?;
         let full = [nix::errno::Errno::ENOSPC, nix::errno::Errno::EDQUOT, nix::errno::Errno::EFBIG];
         match fallocate(self.file(), FallocateFlags::empty(), 0, i64::try_from(len).unwrap_or(i64::MAX)) {
             Err(errno) if full.contains(&errno) => Err(self.error("", errno.into())),
@@ -51,7 +51,7 @@ impl Output {
     pub fn write_range(&mut self, content: &Content, range: Range<u64>, progress: Progress) -> Result<(), Error> {
         let Range { start: mut at, end } = range;
         while at < end {
-            let bytes = content.read(at..end.min(at + AT_ONCE), &Request::WAIT)?;
+            let bytes = content.read(at..end.min(at + AT_ONCE), &ReadRequest::WAIT)?;
             let written = self.file().write_all(&bytes);
             // EFAULT means that mapped pages of a source cannot be read; `verify` returns the reason. It also fails if
             // the source has changed, because bytes of another version may have been written then.

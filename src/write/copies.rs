@@ -6,8 +6,8 @@
 //! power failure leaves wrong bytes. A file gets its name after the journal says that it is complete.
 
 use super::error::Error;
-use super::output::Output;
-use super::place::{Found, Place, id, is, open_dir};
+use super::output::OutputFile;
+use super::place::{FoundPath, PlaceName, id, is, open_dir};
 use super::space;
 use crate::source::FileId;
 use base64::Engine;
@@ -39,16 +39,16 @@ const ONE_BY_ONE_MAX: usize = 8;
 
 /// A line of the journal.
 #[derive(Debug, Serialize, Deserialize)]
-struct Line {
+struct JournalLine {
     /// The path in the directory, in Base64, because it may not be UTF-8.
     path: String,
     #[serde(flatten)]
-    record: Record,
+    record: CopyRecord,
 }
 
 /// What is on the disk of a file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Record {
+struct CopyRecord {
     /// The version of the source that the bytes are from.
     version: Option<String>,
     /// The name of the unfinished file.
@@ -61,7 +61,7 @@ struct Record {
 
 /// A directory that files are copied to. Other processes cannot copy to it at the same time.
 #[derive(Debug)]
-pub struct Copies {
+pub struct CopyDirectory {
     /// The path as given, for messages.
     path: PathBuf,
     dir: Arc<OwnedFd>,
@@ -70,7 +70,7 @@ pub struct Copies {
     /// Keeps the lock.
     _lock: Flock<File>,
     /// What the journal says, by path.
-    records: HashMap<Vec<u8>, Record>,
+    records: HashMap<Vec<u8>, CopyRecord>,
     next: AtomicU64,
     /// Whether files that exist and are not from the interrupted copy are replaced.
     force: bool,
@@ -78,7 +78,7 @@ pub struct Copies {
 
 /// A file to copy.
 #[derive(Debug, Clone)]
-pub struct Copy {
+pub struct FileCopy {
     /// The path in the directory.
     pub path: PathBuf,
     /// Size in bytes.
@@ -94,29 +94,29 @@ pub struct Copy {
 
 /// A file that is being copied.
 #[derive(Debug)]
-pub struct Part<'c> {
-    copy: &'c Copy,
+pub struct PartialCopy<'c> {
+    copy: &'c FileCopy,
     number: u64,
     file: File,
     /// Number of bytes that are already there.
     pub done: u64,
 }
 
-impl Copies {
+impl CopyDirectory {
     /// Opens or creates the directory `path`, and reads the journal of an interrupted copy. Links are followed as by
-    /// [`Output::create`]. With `force`, files are replaced that exist and are not from the interrupted copy.
+    /// [`OutputFile::create`]. With `force`, files are replaced that exist and are not from the interrupted copy.
     pub fn open(path: &Path, force: bool) -> Result<Self, Error> {
         Self::begin(path, force).map_err(|error| Error::Io { path: path.to_owned(), what: "", error })
     }
 
     fn begin(path: &Path, force: bool) -> io::Result<Self> {
-        let dir = match Found::at(path)? {
-            Found::Dir(dir) => dir,
-            Found::Name { place, at: None, .. } => {
+        let dir = match FoundPath::at(path)? {
+            FoundPath::Dir(dir) => dir,
+            FoundPath::Name { place, at: None, .. } => {
                 mkdirat(&place.dir, &*place.name, Mode::from_bits_truncate(0o777))?;
                 open_dir(&place.dir, &*place.name)?
             }
-            Found::Name { .. } | Found::Unnamed(_) => return Err(Errno::ENOTDIR.into()),
+            FoundPath::Name { .. } | FoundPath::Unnamed(_) => return Err(Errno::ENOTDIR.into()),
         };
         let made = mkdirat(&dir, STATE, Mode::from_bits_truncate(0o700));
         made.or_else(|errno| if errno == Errno::EEXIST { Ok(()) } else { Err(errno) })?;
@@ -138,7 +138,7 @@ impl Copies {
         let (mut records, mut whole) = (HashMap::new(), 0);
         // The last line may be incomplete.
         for line in text.split_inclusive(|byte| *byte == b'\n').take_while(|line| line.ends_with(b"\n")) {
-            let parsed = serde_json::from_slice::<Line>(line).ok();
+            let parsed = serde_json::from_slice::<JournalLine>(line).ok();
             let Some((path, record)) =
                 parsed.and_then(|line| Some((BASE64_STANDARD.decode(line.path).ok()?, line.record)))
             else {
@@ -148,11 +148,11 @@ impl Copies {
             whole += line.len();
         }
         journal.set_len(whole as u64)?;
-        let known: HashSet<u64> = records.values().map(|record: &Record| record.number).collect();
+        let known: HashSet<u64> = records.values().map(|record: &CopyRecord| record.number).collect();
         let (dir, state) = (Arc::new(dir), Arc::new(state));
         // Files that the journal does not name.
         for number in numbers(&state)?.into_iter().filter(|number| !known.contains(number)) {
-            Place { dir: state.clone(), name: number.to_string().into() }.remove()?;
+            PlaceName { dir: state.clone(), name: number.to_string().into() }.remove()?;
         }
         let next = known.into_iter().max().map_or(0, |last| last + 1).into();
         Ok(Self { path: path.to_owned(), dir, state, journal: journal.into(), _lock: lock, records, next, force })
@@ -160,7 +160,7 @@ impl Copies {
 
     /// Fails if a file that is not from the interrupted copy has the name of one to copy, or if there is too little
     /// space. Returns the number of bytes of the files that are complete already.
-    pub fn check(&self, copies: &[Copy]) -> Result<u64, Error> {
+    pub fn check(&self, copies: &[FileCopy]) -> Result<u64, Error> {
         let (mut done, mut written, mut taken) = (0u64, 0u64, Vec::new());
         for copy in copies {
             let there = self.there(copy).map_err(|error| self.error(copy, error))?;
@@ -179,12 +179,12 @@ impl Copies {
             return Err(self.error(first, io::Error::other(format!("exists already{more}; --force replaces it"))));
         }
         let all = copies.iter().map(|copy| copy.len).fold(0, u64::saturating_add);
-        space::check(&self.path, &self.dir, all.saturating_sub(done).saturating_sub(written))?;
+        space::check_space(&self.path, &self.dir, all.saturating_sub(done).saturating_sub(written))?;
         Ok(done)
     }
 
     /// Starts or continues to copy a file. `None` if it is complete.
-    pub fn start<'c>(&self, copy: &'c Copy) -> Result<Option<Part<'c>>, Error> {
+    pub fn start<'c>(&self, copy: &'c FileCopy) -> Result<Option<PartialCopy<'c>>, Error> {
         let start = || {
             let there = self.there(copy)?;
             let record = self.record(copy).filter(|record| is_current(copy, record));
@@ -200,13 +200,13 @@ impl Copies {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL;
             let file = self.unfinished(number).open(flags, copy.mode)?;
-            Ok(Some(Part { copy, number, file, done: 0 }))
+            Ok(Some(PartialCopy { copy, number, file, done: 0 }))
         };
         start().map_err(|error| self.error(copy, error))
     }
 
     /// The unfinished file of a record, if it has as many bytes as the record says.
-    fn continued<'c>(&self, copy: &'c Copy, record: &Record) -> Option<Part<'c>> {
+    fn continued<'c>(&self, copy: &'c FileCopy, record: &CopyRecord) -> Option<PartialCopy<'c>> {
         let done = record.synced.unwrap_or(copy.len);
         let mut file = self.unfinished(record.number).open(OFlag::O_RDWR, 0).ok()?;
         let stat = fstat(&file).ok()?;
@@ -215,11 +215,11 @@ impl Copies {
         }
         file.set_len(done).ok()?;
         file.seek(SeekFrom::Start(done)).ok()?;
-        Some(Part { copy, number: record.number, file, done })
+        Some(PartialCopy { copy, number: record.number, file, done })
     }
 
     /// Syncs what was written to a part so far, and records it in the journal.
-    pub fn save(&self, part: &Part) -> Result<(), Error> {
+    pub fn save(&self, part: &PartialCopy) -> Result<(), Error> {
         let save = || {
             part.file.sync_data()?;
             let synced = (&part.file).stream_position()?;
@@ -229,7 +229,7 @@ impl Copies {
     }
 
     /// Gives files that are complete their names.
-    pub fn finish(&self, parts: &[Part]) -> Result<(), Error> {
+    pub fn finish(&self, parts: &[PartialCopy]) -> Result<(), Error> {
         for part in parts {
             let times = FileTimes::new().set_modified(part.copy.mtime);
             let set = part.file.set_times(times).and_then(|()| match parts.len() {
@@ -246,8 +246,8 @@ impl Copies {
         parts.iter().try_for_each(|part| self.name(part).map_err(|error| self.error(part.copy, error)))
     }
 
-    fn name(&self, part: &Part) -> io::Result<()> {
-        let (from, to) = (self.unfinished(part.number), Place::below(&self.dir, &part.copy.path, true)?);
+    fn name(&self, part: &PartialCopy) -> io::Result<()> {
+        let (from, to) = (self.unfinished(part.number), PlaceName::below(&self.dir, &part.copy.path, true)?);
         let new = id(&fstat(&part.file)?);
         match to.stat()? {
             None => to.take(&from),
@@ -279,12 +279,12 @@ impl Copies {
     }
 
     /// Appends lines to the journal and syncs it.
-    fn write<'p>(&self, records: impl IntoIterator<Item = (&'p Part<'p>, Option<u64>)>) -> io::Result<()> {
+    fn write<'p>(&self, records: impl IntoIterator<Item = (&'p PartialCopy<'p>, Option<u64>)>) -> io::Result<()> {
         let mut lines = Vec::new();
-        for (Part { copy, number, file, .. }, synced) in records {
+        for (PartialCopy { copy, number, file, .. }, synced) in records {
             let path = BASE64_STANDARD.encode(copy.path.as_os_str().as_bytes());
-            let record = Record { version: copy.version.clone(), number: *number, file: id(&fstat(file)?), synced };
-            serde_json::to_writer(&mut lines, &Line { path, record })?;
+            let record = CopyRecord { version: copy.version.clone(), number: *number, file: id(&fstat(file)?), synced };
+            serde_json::to_writer(&mut lines, &JournalLine { path, record })?;
             lines.push(b'\n');
         }
         let mut journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
@@ -294,46 +294,46 @@ impl Copies {
         written.inspect_err(|_| _ = journal.set_len(len))
     }
 
-    fn record(&self, copy: &Copy) -> Option<&Record> {
+    fn record(&self, copy: &FileCopy) -> Option<&CopyRecord> {
         self.records.get(copy.path.as_os_str().as_bytes())
     }
 
-    fn unfinished(&self, number: u64) -> Place {
-        Place { dir: self.state.clone(), name: number.to_string().into() }
+    fn unfinished(&self, number: u64) -> PlaceName {
+        PlaceName { dir: self.state.clone(), name: number.to_string().into() }
     }
 
     /// The existing file at the path of a copy, if there is one.
-    fn there(&self, copy: &Copy) -> io::Result<Option<FileStat>> {
-        match Place::below(&self.dir, &copy.path, false) {
+    fn there(&self, copy: &FileCopy) -> io::Result<Option<FileStat>> {
+        match PlaceName::below(&self.dir, &copy.path, false) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             place => place?.stat(),
         }
     }
 
-    fn error(&self, copy: &Copy, error: io::Error) -> Error {
+    fn error(&self, copy: &FileCopy, error: io::Error) -> Error {
         Error::Io { path: self.path.join(&copy.path), what: "", error }
     }
 }
 
-impl Part<'_> {
+impl PartialCopy<'_> {
     /// The file to write the rest to.
-    pub fn output(&self, dir: &Path) -> io::Result<Output> {
-        Ok(Output::direct(&dir.join(&self.copy.path), self.file.try_clone()?))
+    pub fn output(&self, dir: &Path) -> io::Result<OutputFile> {
+        Ok(OutputFile::direct(&dir.join(&self.copy.path), self.file.try_clone()?))
     }
 }
 
 /// Whether a record is of the version to copy.
-fn is_current(copy: &Copy, record: &Record) -> bool {
+fn is_current(copy: &FileCopy, record: &CopyRecord) -> bool {
     copy.version.is_some() && record.version == copy.version
 }
 
 /// Whether the file that is there was named by the interrupted copy.
-fn is_ours(record: &Record, there: &FileStat) -> bool {
+fn is_ours(record: &CopyRecord, there: &FileStat) -> bool {
     record.synced.is_none() && record.file == id(there)
 }
 
 /// Whether the file that is there is a complete copy of the right version, and was not changed.
-fn is_done(copy: &Copy, record: &Record, there: &FileStat) -> bool {
+fn is_done(copy: &FileCopy, record: &CopyRecord, there: &FileStat) -> bool {
     let since_1970 = copy.mtime.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let time = (i64::try_from(since_1970.as_secs()), i64::from(since_1970.subsec_nanos()));
     let is_unchanged =
@@ -356,20 +356,20 @@ mod tests {
     use super::*;
     use crate::content::Content;
 
-    fn copy(version: &str) -> Copy {
+    fn copy(version: &str) -> FileCopy {
         let mtime = SystemTime::UNIX_EPOCH;
-        Copy { path: "a/b".into(), len: 10, version: Some(version.into()), mode: 0o644, mtime }
+        FileCopy { path: "a/b".into(), len: 10, version: Some(version.into()), mode: 0o644, mtime }
     }
 
     /// Writes bytes to a part.
-    fn write(part: &Part, bytes: &[u8]) {
+    fn write(part: &PartialCopy, bytes: &[u8]) {
         let content = Content::literal(bytes.to_vec());
         part.output(Path::new("")).unwrap().write_content(&content, &mut |_| true).unwrap();
     }
 
     /// Copies half of a file and saves it, and then more, which is not saved.
     fn interrupted(dir: &Path) {
-        let copies = Copies::open(dir, false).unwrap();
+        let copies = CopyDirectory::open(dir, false).unwrap();
         let copy = copy("1");
         let part = copies.start(&copy).unwrap().unwrap();
         assert_eq!(part.done, 0);
@@ -382,7 +382,7 @@ mod tests {
     fn only_bytes_that_the_journal_names_are_trusted() {
         let dir = tempfile::tempdir().unwrap();
         interrupted(dir.path());
-        let copies = Copies::open(dir.path(), false).unwrap();
+        let copies = CopyDirectory::open(dir.path(), false).unwrap();
         let copy = copy("1");
         let part = copies.start(&copy).unwrap().unwrap();
         assert_eq!((part.done, part.file.metadata().unwrap().len()), (5, 5));
@@ -397,7 +397,7 @@ mod tests {
     fn bytes_of_another_version_are_not_continued() {
         let dir = tempfile::tempdir().unwrap();
         interrupted(dir.path());
-        let copies = Copies::open(dir.path(), false).unwrap();
+        let copies = CopyDirectory::open(dir.path(), false).unwrap();
         let copy = copy("2");
         let part = copies.start(&copy).unwrap().unwrap();
         assert_eq!((part.done, part.file.metadata().unwrap().len()), (0, 0));
@@ -413,7 +413,7 @@ mod tests {
         for len in 0..text.len() {
             std::fs::write(&journal, &text[..len]).unwrap();
             std::fs::write(dir.path().join(STATE).join("7"), "left").unwrap();
-            let copies = Copies::open(dir.path(), false).unwrap();
+            let copies = CopyDirectory::open(dir.path(), false).unwrap();
             assert!(copies.is_new() && numbers(&copies.state).unwrap().is_empty(), "{len}");
         }
         // A file that is shorter, and another file.
@@ -425,7 +425,7 @@ mod tests {
                 std::fs::rename(&unfinished, dir.path().join(STATE).join("kept")).unwrap();
             }
             std::fs::write(&unfinished, bytes).unwrap();
-            let (copies, copy) = (Copies::open(dir.path(), false).unwrap(), copy("1"));
+            let (copies, copy) = (CopyDirectory::open(dir.path(), false).unwrap(), copy("1"));
             assert_eq!(copies.start(&copy).unwrap().unwrap().done, 0);
         }
     }
@@ -437,7 +437,7 @@ mod tests {
         interrupted(dir.path());
         std::fs::create_dir(dir.path().join("a")).unwrap();
         std::fs::write(dir.path().join("a/b"), "0123456789").unwrap();
-        let (copies, copy) = (Copies::open(dir.path(), false).unwrap(), copy("1"));
+        let (copies, copy) = (CopyDirectory::open(dir.path(), false).unwrap(), copy("1"));
         let error = copies.check(std::slice::from_ref(&copy)).unwrap_err().to_string();
         assert!(error.ends_with("exists already; --force replaces it"), "{error}");
         // It appears after the check.
@@ -451,13 +451,13 @@ mod tests {
     fn copied_file_that_was_changed_is_copied_again() {
         let dir = tempfile::tempdir().unwrap();
         let copy = copy("1");
-        let copies = Copies::open(dir.path(), false).unwrap();
+        let copies = CopyDirectory::open(dir.path(), false).unwrap();
         let part = copies.start(&copy).unwrap().unwrap();
         write(&part, b"0123456789");
         copies.finish(&[part]).unwrap();
         drop(copies);
         std::fs::write(dir.path().join("a/b"), "9876543210").unwrap();
-        let copies = Copies::open(dir.path(), false).unwrap();
+        let copies = CopyDirectory::open(dir.path(), false).unwrap();
         assert_eq!(copies.check(std::slice::from_ref(&copy)).unwrap(), 0);
         let part = copies.start(&copy).unwrap().unwrap();
         assert_eq!(part.done, 0);
@@ -469,19 +469,19 @@ mod tests {
     #[test]
     fn file_that_is_complete_but_not_named_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        let copies = Copies::open(dir.path(), false).unwrap();
+        let copies = CopyDirectory::open(dir.path(), false).unwrap();
         let copy = copy("1");
         let part = copies.start(&copy).unwrap().unwrap();
         write(&part, b"0123456789");
         copies.write([(&part, None)]).unwrap();
         drop((part, copies));
-        let copies = Copies::open(dir.path(), false).unwrap();
+        let copies = CopyDirectory::open(dir.path(), false).unwrap();
         assert_eq!(copies.check(std::slice::from_ref(&copy)).unwrap(), 0);
         let part = copies.start(&copy).unwrap().unwrap();
         assert_eq!(part.done, 10);
         copies.finish(&[part]).unwrap();
         drop(copies);
-        let copies = Copies::open(dir.path(), false).unwrap();
+        let copies = CopyDirectory::open(dir.path(), false).unwrap();
         assert_eq!(copies.check(std::slice::from_ref(&copy)).unwrap(), 10);
         assert!(copies.start(&copy).unwrap().is_none());
         assert_eq!(std::fs::read(dir.path().join("a/b")).unwrap(), b"0123456789");
@@ -490,8 +490,8 @@ mod tests {
     #[test]
     fn two_processes_do_not_copy_to_the_same_directory() {
         let dir = tempfile::tempdir().unwrap();
-        let _first = Copies::open(dir.path(), false).unwrap();
-        let error = Copies::open(dir.path(), false).unwrap_err().to_string();
+        let _first = CopyDirectory::open(dir.path(), false).unwrap();
+        let error = CopyDirectory::open(dir.path(), false).unwrap_err().to_string();
         assert!(error.ends_with("another process is copying to it"), "{error}");
     }
 }

@@ -1,8 +1,8 @@
 //! An output directory, which gets its name once everything in it is on the disk.
 
 use super::error::Error;
-use super::output::Output;
-use super::place::{Found, Place, id, is, open_dir, temporary};
+use super::output::OutputFile;
+use super::place::{FoundPath, PlaceName, id, is, open_dir, temporary};
 use super::space;
 use super::temporary::{is_temporary, prefix, sync_names};
 use crate::source::strerror;
@@ -34,11 +34,11 @@ const DEPTH_MAX: usize = 66;
 pub struct OutputDir {
     /// The path as given, for messages.
     path: PathBuf,
-    target: Target,
+    target: TargetDir,
     /// The name of the temporary directory: beside the target, or in it if the target exists.
-    unfinished: Place,
+    unfinished: PlaceName,
     /// The temporary directory, locked if the file system supports it: one that is not locked is a leftover.
-    opened: Claimed,
+    opened: ClaimedDir,
     /// The permissions that the directory gets if it is new.
     mode: Mode,
     is_committed: bool,
@@ -46,21 +46,21 @@ pub struct OutputDir {
 
 /// The final directory.
 #[derive(Debug)]
-enum Target {
+enum TargetDir {
     /// A directory that exists. It was empty at the start.
     Dir(Arc<OwnedFd>),
     /// A name that is not in use.
-    Name(Place),
+    Name(PlaceName),
 }
 
 /// An open temporary directory.
 #[derive(Debug)]
-enum Claimed {
+enum ClaimedDir {
     Locked(Flock<File>),
     Unlocked(File),
 }
 
-impl Claimed {
+impl ClaimedDir {
     fn file(&self) -> &File {
         match self {
             Self::Locked(lock) => lock,
@@ -71,15 +71,15 @@ impl Claimed {
 
 impl OutputDir {
     /// Starts to write the directory `path`. An existing directory must be empty, and keeps its attributes. Links are
-    /// followed as by [`Output::create`].
+    /// followed as by [`OutputFile::create`].
     pub fn create(path: &Path) -> Result<Self, Error> {
         Self::begin(path).map_err(|error| Error::Io { path: path.to_owned(), what: "", error })
     }
 
     fn begin(path: &Path) -> io::Result<Self> {
         let shown = std::path::absolute(path)?;
-        let (target, parent, prefix) = match Found::at(path)? {
-            Found::Dir(dir) => {
+        let (target, parent, prefix) = match FoundPath::at(path)? {
+            FoundPath::Dir(dir) => {
                 let dir = Arc::new(dir);
                 let prefix = prefix(shown.file_name().unwrap_or_default());
                 let (inside, others) = leftovers(&dir, &prefix)?;
@@ -88,26 +88,26 @@ impl OutputDir {
                 }
                 inside.iter().for_each(|leftover| remove_leftover(&dir, leftover, &shown));
                 // What remains may belong to an export that is still running.
-                if !entries(&dir)?.is_empty() {
+                if !dir_entries(&dir)?.is_empty() {
                     return Err(Errno::ENOTEMPTY.into());
                 }
                 let beside = open_dir(&dir, "..")?;
-                (Target::Dir(dir), Arc::new(beside), prefix)
+                (TargetDir::Dir(dir), Arc::new(beside), prefix)
             }
-            Found::Name { place, at: None, .. } => {
+            FoundPath::Name { place, at: None, .. } => {
                 let (parent, prefix) = (place.dir.clone(), prefix(&place.name));
-                (Target::Name(place), parent, prefix)
+                (TargetDir::Name(place), parent, prefix)
             }
-            Found::Name { .. } | Found::Unnamed(_) => return Err(Errno::ENOTDIR.into()),
+            FoundPath::Name { .. } | FoundPath::Unnamed(_) => return Err(Errno::ENOTDIR.into()),
         };
         let (beside, _) = leftovers(&parent, &prefix).unwrap_or_default();
         let above = shown.parent().unwrap_or(Path::new("/"));
         beside.iter().for_each(|leftover| remove_leftover(&parent, leftover, above));
         let holder = match &target {
-            Target::Dir(dir) => dir,
-            Target::Name(_) => &parent,
+            TargetDir::Dir(dir) => dir,
+            TargetDir::Name(_) => &parent,
         };
-        let make = |place: &Place| {
+        let make = |place: &PlaceName| {
             mkdirat(&place.dir, &*place.name, Mode::from_bits_truncate(0o777))?;
             claim(place).inspect_err(|_| _ = unlinkat(&place.dir, &*place.name, UnlinkatFlags::RemoveDir))
         };
@@ -117,15 +117,15 @@ impl OutputDir {
 
     /// Fails if the file system has fewer than `needed` bytes available.
     pub fn check_space(&self, needed: u64) -> Result<(), Error> {
-        space::check(&self.path, self.opened.file(), needed)
+        space::check_space(&self.path, self.opened.file(), needed)
     }
 
     /// Starts to write a new file at a relative path in the directory. Directories on the way to it are created.
-    pub fn file(&self, relative: &Path, mode: u32) -> Result<Output, Error> {
+    pub fn file(&self, relative: &Path, mode: u32) -> Result<OutputFile, Error> {
         let path = self.path.join(relative);
-        let place = || Place::below(&Arc::new(self.opened.file().as_fd().try_clone_to_owned()?), relative, true);
+        let place = || PlaceName::below(&Arc::new(self.opened.file().as_fd().try_clone_to_owned()?), relative, true);
         let place = place().map_err(|error| Error::Io { path: path.clone(), what: "", error })?;
-        Output::create_at(&path, place, mode)
+        OutputFile::create_at(&path, place, mode)
     }
 
     /// Gives the temporary directory the name of the target. If the target exists, the entries are moved into it, in
@@ -139,11 +139,11 @@ impl OutputDir {
         let dir = self.opened.file();
         sync(dir)?;
         match &self.target {
-            Target::Dir(target) => {
+            TargetDir::Dir(target) => {
                 self.move_into(target)?;
                 sync_names(target)
             }
-            Target::Name(place) => {
+            TargetDir::Name(place) => {
                 fchmod(dir, self.mode)?;
                 place.take(&self.unfinished)?;
                 // Another user may have exchanged the temporary directory for something else.
@@ -158,10 +158,10 @@ impl OutputDir {
 
     fn move_into(&self, target: &Arc<OwnedFd>) -> io::Result<()> {
         let dir = self.opened.file();
-        let mut names = entries(dir)?;
+        let mut names = dir_entries(dir)?;
         // In this order, an index comes after the shards that it names.
         names.sort();
-        let place = |name: &OsString| Place { dir: target.clone(), name: name.clone() };
+        let place = |name: &OsString| PlaceName { dir: target.clone(), name: name.clone() };
         // The directory was empty at the start.
         for name in &names {
             if place(name).stat()?.is_some() {
@@ -170,7 +170,7 @@ impl OutputDir {
         }
         let from = Arc::new(dir.as_fd().try_clone_to_owned()?);
         for name in &names {
-            place(name).take(&Place { dir: from.clone(), name: name.clone() })?;
+            place(name).take(&PlaceName { dir: from.clone(), name: name.clone() })?;
         }
         Ok(())
     }
@@ -178,7 +178,7 @@ impl OutputDir {
 
 /// The temporary directories with this prefix in a directory, and the number of its other entries.
 fn leftovers(dir: &OwnedFd, prefix: &str) -> io::Result<(Vec<OsString>, usize)> {
-    let (found, others): (Vec<_>, Vec<_>) = entries(dir)?.into_iter().partition(|name| {
+    let (found, others): (Vec<_>, Vec<_>) = dir_entries(dir)?.into_iter().partition(|name| {
         let is_dir = || fstatat(dir, &**name, AtFlags::AT_SYMLINK_NOFOLLOW).is_ok_and(|stat| is(&stat, SFlag::S_IFDIR));
         is_temporary(name, prefix) && is_dir()
     });
@@ -186,7 +186,7 @@ fn leftovers(dir: &OwnedFd, prefix: &str) -> io::Result<(Vec<OsString>, usize)> 
 }
 
 /// The names in a directory.
-fn entries(dir: &impl AsFd) -> io::Result<Vec<OsString>> {
+fn dir_entries(dir: &impl AsFd) -> io::Result<Vec<OsString>> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let mut names = Vec::new();
     for entry in Dir::openat(dir, ".", flags, Mode::empty())?.iter() {
@@ -200,22 +200,22 @@ fn entries(dir: &impl AsFd) -> io::Result<Vec<OsString>> {
 
 /// Opens and locks the temporary directory that this process has created. Also returns the permissions that it got from
 /// the umask.
-fn claim(place: &Place) -> io::Result<(Claimed, Mode)> {
+fn claim(place: &PlaceName) -> io::Result<(ClaimedDir, Mode)> {
     // With this error, another name is tried.
     let taken = || io::Error::from(ErrorKind::AlreadyExists);
     let opened = place.open(OFlag::O_RDONLY | OFlag::O_DIRECTORY, 0);
     let opened = opened.map_err(|error| if error.kind() == ErrorKind::NotFound { taken() } else { error })?;
     let claimed = match Flock::lock(opened, FlockArg::LockExclusiveNonblock) {
-        Ok(lock) => Claimed::Locked(lock),
+        Ok(lock) => ClaimedDir::Locked(lock),
         // Another process has just taken it for a leftover.
         Err((_, Errno::EWOULDBLOCK)) => return Err(taken()),
-        Err((opened, _)) => Claimed::Unlocked(opened),
+        Err((opened, _)) => ClaimedDir::Unlocked(opened),
     };
     let dir = claimed.file();
     let stat = fstat(dir)?;
     // Everything in this directory will be removed if the export fails, so it must be the new directory and not one
     // that another user has moved to this name.
-    if !place.is(id(&stat))? || !entries(dir)?.is_empty() {
+    if !place.is(id(&stat))? || !dir_entries(dir)?.is_empty() {
         return Err(taken());
     }
     fchmod(dir, Mode::from_bits_truncate(UNFINISHED))?;
@@ -225,11 +225,11 @@ fn claim(place: &Place) -> io::Result<(Claimed, Mode)> {
 /// Removes a temporary directory of an export that was killed, and logs this; logs its path if it cannot be removed.
 /// `shown` is the path of the directory that holds it.
 fn remove_leftover(holder: &Arc<OwnedFd>, name: &OsStr, shown: &Path) {
-    let place = Place { dir: holder.clone(), name: name.to_owned() };
+    let place = PlaceName { dir: holder.clone(), name: name.to_owned() };
     let removed = place.open(OFlag::O_RDONLY | OFlag::O_DIRECTORY, 0).and_then(|opened| {
         let opened = Flock::lock(opened, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| errno)?;
         let stat = fstat(&*opened)?;
-        if !entries(&*opened)?.is_empty() {
+        if !dir_entries(&*opened)?.is_empty() {
             if stat.st_uid != geteuid().as_raw() || stat.st_mode & 0o7777 != UNFINISHED {
                 return Err(Errno::EPERM.into());
             }
@@ -255,7 +255,7 @@ fn remove_all(dir: &impl AsFd, depth: usize) -> io::Result<()> {
     if depth > DEPTH_MAX {
         return Err(Errno::ELOOP.into());
     }
-    for name in entries(dir)? {
+    for name in dir_entries(dir)? {
         match unlinkat(dir, &*name, UnlinkatFlags::NoRemoveDir) {
             Err(Errno::EISDIR) => {
                 remove_all(&open_dir(dir, &*name)?, depth + 1)?;
@@ -269,7 +269,7 @@ fn remove_all(dir: &impl AsFd, depth: usize) -> io::Result<()> {
 
 /// Syncs a directory and the directories below it, so that the names in them are on the disk.
 fn sync(dir: &impl AsFd) -> io::Result<()> {
-    for name in entries(dir)? {
+    for name in dir_entries(dir)? {
         match open_dir(dir, &*name) {
             Ok(inner) => sync(&inner)?,
             Err(Errno::ENOTDIR) => {}

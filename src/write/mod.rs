@@ -10,8 +10,8 @@ mod space;
 mod temporary;
 
 pub use bytes::Progress;
-pub use copies::{Copies, Copy, Part, STATE};
+pub use copies::{CopyDirectory, FileCopy, PartialCopy, STATE};
 pub use dir::OutputDir;
 pub use error::Error;
-pub use output::{Original, Output, append, is_stdout};
+pub use output::{OriginalFile, OutputFile, append, is_stdout};
 pub use temporary::MARK;

@@ -1,7 +1,7 @@
 //! An output file, which gets its name once it is complete and on the disk.
 
 use super::error::Error;
-use super::place::{Found, Place, id, is};
+use super::place::{FoundPath, PlaceName, id, is};
 use super::temporary::{is_unsupported, sync_names};
 use crate::source::{FileId, strerror};
 use nix::errno::Errno;
@@ -30,40 +30,40 @@ const OTHER: &str = "something else is there now: ";
 /// If the file system supports it, the file has no name at first, so that nothing remains even if the process is
 /// killed. Otherwise it has a temporary name that ends in [`super::MARK`]. Pipes and devices are written to directly.
 #[derive(Debug)]
-pub struct Output {
+pub struct OutputFile {
     /// The path as given, for messages.
     path: PathBuf,
     file: File,
-    stage: Stage,
+    stage: OutputStage,
 }
 
 /// Where the bytes are until the commit.
 #[derive(Debug)]
-enum Stage {
+enum OutputStage {
     /// In a file without a name.
-    Unnamed(Target),
+    Unnamed(TargetName),
     /// In a file with a temporary name.
-    Named(Target, Temporary),
+    Named(TargetName, TemporaryName),
     /// At their destination.
     Direct,
 }
 
 /// The final name of a file.
 #[derive(Debug)]
-struct Target {
-    place: Place,
+struct TargetName {
+    place: PlaceName,
     /// The file to be replaced. It is kept open, so that no other file gets its inode number.
     old: Option<OwnedFd>,
 }
 
 /// A temporary name of a file. It is removed on drop if it is still that of the file.
 #[derive(Debug)]
-struct Temporary {
-    place: Place,
+struct TemporaryName {
+    place: PlaceName,
     file: FileId,
 }
 
-impl Drop for Temporary {
+impl Drop for TemporaryName {
     fn drop(&mut self) {
         if self.place.is(self.file).unwrap_or(false) {
             let _ = self.place.remove();
@@ -71,12 +71,12 @@ impl Drop for Temporary {
     }
 }
 
-/// A file that is read, and then perhaps replaced by an [`Output`].
+/// A file that is read, and then perhaps replaced by an [`OutputFile`].
 #[derive(Debug)]
-pub struct Original {
+pub struct OriginalFile {
     /// The path as given, for messages.
     path: PathBuf,
-    place: Place,
+    place: PlaceName,
     file: File,
     id: FileId,
 }
@@ -89,22 +89,22 @@ pub fn is_stdout(path: &Path) -> bool {
 
 /// Opens the file `path` to append to it. A new file gets the mode 0666 less the umask.
 ///
-/// Links are followed as by [`Output::create`].
+/// Links are followed as by [`OutputFile::create`].
 pub fn append(path: &Path) -> io::Result<File> {
-    match Found::at(path)? {
-        Found::Dir(_) => Err(Errno::EISDIR.into()),
-        Found::Unnamed(file) => Ok(file),
-        Found::Name { at: None, is_dir: true, .. } => Err(Errno::EISDIR.into()),
-        Found::Name { is_dir: true, .. } => Err(Errno::ENOTDIR.into()),
-        Found::Name { place, .. } => place.open(OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_CREAT, 0o666),
+    match FoundPath::at(path)? {
+        FoundPath::Dir(_) => Err(Errno::EISDIR.into()),
+        FoundPath::Unnamed(file) => Ok(file),
+        FoundPath::Name { at: None, is_dir: true, .. } => Err(Errno::EISDIR.into()),
+        FoundPath::Name { is_dir: true, .. } => Err(Errno::ENOTDIR.into()),
+        FoundPath::Name { place, .. } => place.open(OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_CREAT, 0o666),
     }
 }
 
-impl Original {
-    /// Opens a file for reading. Links are followed as by [`Output::create`], and only once.
+impl OriginalFile {
+    /// Opens a file for reading. Links are followed as by [`OutputFile::create`], and only once.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let open = || {
-            let Found::Name { place, at: Some(_), is_dir: false } = Found::at(path)? else {
+            let FoundPath::Name { place, at: Some(_), is_dir: false } = FoundPath::at(path)? else {
                 return Err(io::Error::from(match path.is_dir() {
                     true => Errno::EISDIR,
                     false => Errno::ENOENT,
@@ -135,7 +135,7 @@ impl Original {
 
     /// Whether a path leads to the same name of the file. Two hard links of a file are not the same name.
     pub fn is_at(&self, path: &Path) -> bool {
-        matches!(Found::at(path), Ok(Found::Name { place, .. }) if place.is_same(&self.place))
+        matches!(FoundPath::at(path), Ok(FoundPath::Name { place, .. }) if place.is_same(&self.place))
     }
 
     /// Whether this user may write to the file.
@@ -144,16 +144,16 @@ impl Original {
     }
 
     /// Starts to write a file that replaces this one.
-    pub fn replace(&self) -> Result<Output, Error> {
+    pub fn replace(&self) -> Result<OutputFile, Error> {
         let begin = || {
             let old = self.file.as_fd().try_clone_to_owned().map_err(|error| ("", error))?;
-            Output::begin_at(&self.path, Target { place: self.place.clone(), old: Some(old) }, 0)
+            OutputFile::begin_at(&self.path, TargetName { place: self.place.clone(), old: Some(old) }, 0)
         };
         begin().map_err(|(what, error)| Error::Io { path: self.path.clone(), what, error })
     }
 }
 
-impl Output {
+impl OutputFile {
     /// Starts to write the file `path`, or standard output if [`is_stdout`] is true. A file that replaces another keeps
     /// its owner, permissions and extended attributes; a new file gets `mode` less the umask.
     ///
@@ -165,7 +165,7 @@ impl Output {
 
     /// An open file that is written to directly. `path` is its path for messages.
     pub(super) fn direct(path: &Path, file: File) -> Self {
-        Self { path: path.to_owned(), file, stage: Stage::Direct }
+        Self { path: path.to_owned(), file, stage: OutputStage::Direct }
     }
 
     /// Standard output, even if it is a terminal.
@@ -175,13 +175,13 @@ impl Output {
     }
 
     /// Starts to write a new file in an open directory. `path` is its path for messages.
-    pub(super) fn create_at(path: &Path, place: Place, mode: u32) -> Result<Self, Error> {
-        let target = Target { place, old: None };
+    pub(super) fn create_at(path: &Path, place: PlaceName, mode: u32) -> Result<Self, Error> {
+        let target = TargetName { place, old: None };
         Self::begin_at(path, target, mode).map_err(|(what, error)| Error::Io { path: path.to_owned(), what, error })
     }
 
     fn begin(path: &Path, mode: u32) -> Result<Self, (&'static str, io::Error)> {
-        let direct = |file| Ok(Self { path: path.to_owned(), file, stage: Stage::Direct });
+        let direct = |file| Ok(Self { path: path.to_owned(), file, stage: OutputStage::Direct });
         let plain = |error: io::Error| ("", error);
         let failed = |errno: Errno| Err(("", errno.into()));
         if is_stdout(path) {
@@ -194,12 +194,12 @@ impl Output {
             let output = Self::stdout().map_err(plain)?;
             return Ok(Self { path: path.to_owned(), ..output });
         }
-        let (place, old) = match Found::at(path).map_err(plain)? {
-            Found::Dir(_) => return failed(Errno::EISDIR),
-            Found::Unnamed(file) => return direct(file),
-            Found::Name { at: None, is_dir: true, .. } => return failed(Errno::ENOENT),
-            Found::Name { is_dir: true, .. } => return failed(Errno::ENOTDIR),
-            Found::Name { place, at, .. } => (place, at),
+        let (place, old) = match FoundPath::at(path).map_err(plain)? {
+            FoundPath::Dir(_) => return failed(Errno::EISDIR),
+            FoundPath::Unnamed(file) => return direct(file),
+            FoundPath::Name { at: None, is_dir: true, .. } => return failed(Errno::ENOENT),
+            FoundPath::Name { is_dir: true, .. } => return failed(Errno::ENOTDIR),
+            FoundPath::Name { place, at, .. } => (place, at),
         };
         if let Some(at) = &old {
             let stat = fstat(at).map_err(|errno| ("", errno.into()))?;
@@ -211,24 +211,24 @@ impl Output {
             }
             place.check_writable().map_err(|error| ("is write-protected: ", error))?;
         }
-        Self::begin_at(path, Target { place, old }, mode)
+        Self::begin_at(path, TargetName { place, old }, mode)
     }
 
-    fn begin_at(path: &Path, target: Target, mode: u32) -> Result<Self, (&'static str, io::Error)> {
+    fn begin_at(path: &Path, target: TargetName, mode: u32) -> Result<Self, (&'static str, io::Error)> {
         let output = |file, stage| Self { path: path.to_owned(), file, stage };
         // Other users must not read the file before it has the permissions of the file that it replaces.
         let mode = if target.old.is_some() { 0o600 } else { mode & 0o777 };
         let flags = OFlag::O_RDWR | OFlag::O_TMPFILE | OFlag::O_CLOEXEC;
         match openat(&target.place.dir, ".", flags, Mode::from_bits_truncate(mode)).map(File::from) {
             // The commit names the file through /proc.
-            Ok(file) if proc_path(&file).exists() => Ok(output(file, Stage::Unnamed(target))),
+            Ok(file) if proc_path(&file).exists() => Ok(output(file, OutputStage::Unnamed(target))),
             Err(errno) if !is_unsupported(errno) => Err((BESIDE, errno.into())),
             _ => {
                 let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL;
                 let made = target.place.temporary(|place| place.open(flags, mode));
                 let (file, place) = made.map_err(|error| (BESIDE, error))?;
                 let file_id = id(&fstat(&file).map_err(|errno| (BESIDE, errno.into()))?);
-                Ok(output(file, Stage::Named(target, Temporary { place, file: file_id })))
+                Ok(output(file, OutputStage::Named(target, TemporaryName { place, file: file_id })))
             }
         }
     }
@@ -245,21 +245,21 @@ impl Output {
 
     /// Whether bytes are written to their destination directly.
     pub fn is_direct(&self) -> bool {
-        matches!(self.stage, Stage::Direct)
+        matches!(self.stage, OutputStage::Direct)
     }
 
     /// Device and inode number of the file that will be replaced, if there is one.
     pub fn replaces(&self) -> Option<FileId> {
         match &self.stage {
-            Stage::Unnamed(target) | Stage::Named(target, _) => target.old_id(),
-            Stage::Direct => None,
+            OutputStage::Unnamed(target) | OutputStage::Named(target, _) => target.old_id(),
+            OutputStage::Direct => None,
         }
     }
 
     /// Syncs the data to the disk, so that the commit has less to do.
     pub fn sync(&self) -> Result<(), Error> {
         match self.stage {
-            Stage::Direct => Ok(()),
+            OutputStage::Direct => Ok(()),
             _ => self.file.sync_all().map_err(|error| self.error(NOT_SYNCED, error)),
         }
     }
@@ -268,9 +268,9 @@ impl Output {
     pub fn commit(self) -> Result<(), Error> {
         let Self { path, file, stage } = self;
         let committed = match stage {
-            Stage::Direct => Ok(()),
-            Stage::Unnamed(target) => target.give(&path, &file, None),
-            Stage::Named(target, temporary) => target.give(&path, &file, Some(temporary)),
+            OutputStage::Direct => Ok(()),
+            OutputStage::Unnamed(target) => target.give(&path, &file, None),
+            OutputStage::Named(target, temporary) => target.give(&path, &file, Some(temporary)),
         };
         committed.map_err(|(what, error)| Error::Io { path, what, error })
     }
@@ -280,14 +280,19 @@ impl Output {
     }
 }
 
-impl Target {
+impl TargetName {
     fn old_id(&self) -> Option<FileId> {
         self.old.as_ref().and_then(|old| fstat(old).ok()).map(|stat| id(&stat))
     }
 
     /// Gives a file its final name. `path` is the final name for messages, and `temporary` the name that the file has
     /// now, if it has one. An error includes the failed step.
-    fn give(&self, path: &Path, file: &File, temporary: Option<Temporary>) -> Result<(), (&'static str, io::Error)> {
+    fn give(
+        &self,
+        path: &Path,
+        file: &File,
+        temporary: Option<TemporaryName>,
+    ) -> Result<(), (&'static str, io::Error)> {
         let place = &self.place;
         let step = |what: &'static str| move |error: io::Error| (what, error);
         let other = |error: io::Error| match error.raw_os_error() {
@@ -306,7 +311,7 @@ impl Target {
         }
         file.sync_all().map_err(step(NOT_SYNCED))?;
         let new = id(&fstat(file).map_err(|errno| ("", errno.into()))?);
-        let link = |place: &Place| {
+        let link = |place: &PlaceName| {
             Ok(linkat(AT_FDCWD, &proc_path(file), &place.dir, &*place.name, AtFlags::AT_SYMLINK_FOLLOW)?)
         };
         match (old, temporary) {
@@ -317,7 +322,7 @@ impl Target {
                     Some(temporary) => temporary,
                     None => {
                         let ((), place) = place.temporary(link).map_err(step("cannot be named: "))?;
-                        Temporary { place, file: new }
+                        TemporaryName { place, file: new }
                     }
                 };
                 place.replace(old, &temporary.place, new).map_err(other)?;
@@ -393,7 +398,7 @@ mod tests {
         let (path, other) = (dir.path().join("file"), dir.path().join("other"));
         fs::write(&path, "old").unwrap();
         fs::write(&other, "other").unwrap();
-        let mut output = Output::create(&path, 0o666).unwrap();
+        let mut output = OutputFile::create(&path, 0o666).unwrap();
         output.write(b"new").unwrap();
         fs::remove_file(&path).unwrap();
         symlink(&other, &path).unwrap();

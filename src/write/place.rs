@@ -26,12 +26,12 @@ const TRIES_MAX: u32 = 1 << 16;
 
 /// What a path leads to.
 #[derive(Debug)]
-pub(super) enum Found {
+pub(super) enum FoundPath {
     /// An open directory.
     Dir(OwnedFd),
     /// A name that is not in use, or that of something else than a directory.
     Name {
-        place: Place,
+        place: PlaceName,
         /// Keeps what has the name open, so that no other file gets its inode number.
         at: Option<OwnedFd>,
         /// Whether the path ends in a slash, so that it can only be that of a directory.
@@ -43,12 +43,12 @@ pub(super) enum Found {
 
 /// A name in an open directory.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(super) struct PlaceName {
     pub dir: Arc<OwnedFd>,
     pub name: OsString,
 }
 
-impl Found {
+impl FoundPath {
     /// Follows a path one name at a time. Symlinks in it are followed too, unless a link belongs to another user who
     /// is neither root nor the owner of what the link leads to: that user could choose which file is replaced.
     pub fn at(path: &Path) -> io::Result<Self> {
@@ -71,7 +71,7 @@ impl Found {
             match open_dir(&dir, &*name) {
                 Err(Errno::ENOENT) if ahead.is_empty() => {
                     check_links(&owners, fstat(&dir)?.st_uid)?;
-                    let place = Place { dir: Arc::new(dir), name };
+                    let place = PlaceName { dir: Arc::new(dir), name };
                     return Ok(Self::Name { place, at: None, is_dir: ends_in_slash });
                 }
                 Err(Errno::ENOTDIR | Errno::ELOOP) => {}
@@ -87,7 +87,7 @@ impl Found {
                     return Err(Errno::ENOTDIR.into());
                 }
                 check_links(&owners, stat.st_uid)?;
-                let place = Place { dir: Arc::new(dir), name };
+                let place = PlaceName { dir: Arc::new(dir), name };
                 return Ok(Self::Name { place, at: Some(at), is_dir: ends_in_slash });
             }
             if owners.len() == LINKS_MAX {
@@ -110,7 +110,7 @@ impl Found {
     }
 }
 
-impl Place {
+impl PlaceName {
     /// The place of a file at a relative path in a directory; a symlink on the way is not followed. With `create`,
     /// directories on the way are created.
     pub fn below(dir: &Arc<OwnedFd>, relative: &Path, create: bool) -> io::Result<Self> {
@@ -238,12 +238,12 @@ impl Place {
 pub(super) fn temporary<T>(
     dir: &Arc<OwnedFd>,
     prefix: &str,
-    mut make: impl FnMut(&Place) -> io::Result<T>,
-) -> io::Result<(T, Place)> {
+    mut make: impl FnMut(&PlaceName) -> io::Result<T>,
+) -> io::Result<(T, PlaceName)> {
     let random = RandomState::new();
     for at in 0..TRIES_MAX {
         let name = format!("{prefix}{:08x}{MARK}", random.hash_one(at) as u32);
-        let place = Place { dir: dir.clone(), name: name.into() };
+        let place = PlaceName { dir: dir.clone(), name: name.into() };
         match make(&place) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             made => return Ok((made?, place)),

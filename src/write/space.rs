@@ -8,7 +8,7 @@ use std::path::Path;
 
 /// Fails if the file system of the open file `on` has fewer than `needed` bytes available. `path` is the output, for
 /// the message. Bytes that the file system would share or compress count in full.
-pub(super) fn check(path: &Path, on: &impl AsFd, needed: u64) -> Result<(), Error> {
+pub(super) fn check_space(path: &Path, on: &impl AsFd, needed: u64) -> Result<(), Error> {
     let available = available(on).unwrap_or(u64::MAX);
     if needed > available {
         return Err(Error::Full { path: path.to_owned(), needed, available });

@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use std::fs;
-use weightfs::remote::cache::{Cache, Error, Key};
+use weightfs::remote::cache::{BlockCache, CacheError, CacheKey};
 use weightfs::source::pins::BLOCK;
 
 #[test]
@@ -52,7 +52,7 @@ fn bytes_past_the_end_are_refused() {
     let object = open(dir.path()).object(&key(1, 10)).unwrap();
     for offset in [0, 10, u64::MAX] {
         let error = object.write(offset, &[1; 11]).unwrap_err();
-        assert!(matches!(error, Error::OutOfRange { len: 10, .. }), "{error}");
+        assert!(matches!(error, CacheError::OutOfRange { len: 10, .. }), "{error}");
     }
     assert!(all(&object).is_empty());
     assert!(object.has(7..u64::MAX).unwrap().is_empty());
@@ -110,7 +110,7 @@ fn versions_and_files_are_separate_objects() {
 fn version_that_was_used_last_comes_first() {
     let dir = tempdir();
     let cache = open(dir.path());
-    let version = |number: u64| Key { validator: format!("{number}"), ..key(1, 3 * BLOCK) };
+    let version = |number: u64| CacheKey { validator: format!("{number}"), ..key(1, 3 * BLOCK) };
     for number in [0, 1, 2] {
         let object = cache.object(&version(number)).unwrap();
         if number != 1 {
@@ -124,7 +124,7 @@ fn version_that_was_used_last_comes_first() {
         );
     }
     drop(cache.object(&key(2, BLOCK)).unwrap());
-    let found = |cache: &Cache| -> Vec<(String, u64)> {
+    let found = |cache: &BlockCache| -> Vec<(String, u64)> {
         let versions = cache.versions(&key(1, 0).identity).unwrap().into_iter();
         versions.map(|entry| (entry.validator.unwrap(), entry.present / BLOCK)).collect()
     };
@@ -137,19 +137,19 @@ fn version_that_was_used_last_comes_first() {
 #[test]
 fn list_shows_objects_and_not_their_identity() {
     let dir = tempdir();
-    assert!(Cache::list(&dir.path().join("missing")).unwrap().entries.is_empty());
+    assert!(BlockCache::list(&dir.path().join("missing")).unwrap().entries.is_empty());
     let cache = open(dir.path());
-    assert!(Cache::list(dir.path()).unwrap().entries.is_empty());
+    assert!(BlockCache::list(dir.path()).unwrap().entries.is_empty());
     let object = cache.object(&key(7, 10 * BLOCK)).unwrap();
     fill(&object, 7, 2..5);
-    let list = Cache::list(dir.path()).unwrap().entries;
+    let list = BlockCache::list(dir.path()).unwrap().entries;
     assert_eq!(list.len(), 1);
     let entry = &list[0];
     assert_eq!((entry.name.as_deref(), entry.validator.as_deref()), (Some("object 7"), Some("\"etag-7\"")));
     assert_eq!((entry.len, entry.present, entry.in_use), (10 * BLOCK, 3 * BLOCK, true));
     assert!(entry.last_use.elapsed().unwrap().as_secs() < 60);
     drop(object);
-    assert!(!Cache::list(dir.path()).unwrap().entries[0].in_use);
+    assert!(!BlockCache::list(dir.path()).unwrap().entries[0].in_use);
     for name in ["data", "table", "about.json", "lock"] {
         let bytes = fs::read(file(dir.path(), name)).unwrap();
         assert!(!bytes.windows(8).any(|part| part == b"identity"), "{name}");
@@ -161,7 +161,7 @@ fn url_with_query_is_refused() {
     let dir = tempdir();
     let mut secret = key(1, 1);
     secret.identity += "?X-Amz-Signature=123";
-    assert!(matches!(open(dir.path()).object(&secret), Err(Error::Secret { field: "identity" })));
+    assert!(matches!(open(dir.path()).object(&secret), Err(CacheError::Secret { field: "identity" })));
     assert_eq!(fs::read_dir(dir.path().join("objects")).unwrap().count(), 0);
 }
 
@@ -193,24 +193,24 @@ fn wrong_descriptors_are_refused() {
     use nix::fcntl::{FcntlArg, SealFlag, fcntl};
     use nix::sys::memfd::{MFdFlags, memfd_create};
     use std::os::fd::OwnedFd;
-    use weightfs::source::pins::{self, Error, Reader};
+    use weightfs::source::pins::{self, PinnedReader, PinsError};
     let dir = tempdir();
     let cache = open(dir.path());
     let (small, large) = (cache.object(&key(1, BLOCK)).unwrap(), cache.object(&key(1, 1000 * BLOCK)).unwrap());
     let (from, other) = (small.descriptors().unwrap(), large.descriptors().unwrap());
-    let short = Reader::open(1000 * BLOCK, from.present, other.marks, from.lock).unwrap_err();
-    assert!(matches!(short, Error::Short { found: 1, expected: 1000, .. }), "{short}");
+    let short = PinnedReader::open(1000 * BLOCK, from.present, other.marks, from.lock).unwrap_err();
+    assert!(matches!(short, PinsError::Short { found: 1, expected: 1000, .. }), "{short}");
     // A file that can be truncated would raise SIGBUS in the reader.
     let file: OwnedFd = tempfile::tempfile().unwrap().into();
-    let unsealed = Reader::open(BLOCK, file, from.marks, other.lock).unwrap_err();
-    assert!(matches!(unsealed, Error::Unsealed { area: "present" }), "{unsealed}");
+    let unsealed = PinnedReader::open(BLOCK, file, from.marks, other.lock).unwrap_err();
+    assert!(matches!(unsealed, PinsError::Unsealed { area: "present" }), "{unsealed}");
     // So could huge pages, which may all be in use when they are read.
     let flags = MFdFlags::MFD_ALLOW_SEALING | MFdFlags::MFD_HUGETLB;
     if let Ok(huge) = memfd_create("huge", flags) {
         fcntl(&huge, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).unwrap();
         let parts = large.descriptors().unwrap();
-        let refused = Reader::open(BLOCK, huge, parts.marks, parts.lock).unwrap_err();
-        assert!(matches!(refused, Error::NotMemory { area: "present" }), "{refused}");
+        let refused = PinnedReader::open(BLOCK, huge, parts.marks, parts.lock).unwrap_err();
+        assert!(matches!(refused, PinsError::NotMemory { area: "present" }), "{refused}");
     }
     // The data must be a file that is as long as was said.
     let data = || large.descriptors().unwrap().data;
@@ -218,7 +218,7 @@ fn wrong_descriptors_are_refused() {
     let dir = std::fs::File::open(dir.path()).unwrap();
     for (wrong, len) in [(data(), 1000 * BLOCK + 1), (std::io::pipe().unwrap().0.into(), 0), (dir.into(), 0)] {
         let refused = pins::data(wrong, len).unwrap_err();
-        assert!(matches!(refused, Error::NotTheData { expected } if expected == len), "{refused}");
+        assert!(matches!(refused, PinsError::NotTheData { expected } if expected == len), "{refused}");
     }
     // The reader cannot write to what the owner says.
     let present = std::fs::File::from(large.descriptors().unwrap().present);

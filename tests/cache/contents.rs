@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
-use weightfs::remote::cache::{Cache, Error, Freed, Listings, Pruned, Pruning};
+use weightfs::remote::cache::{BlockCache, CacheError, FreedObject, KeptListings, PruneOptions, PruneOutcome};
 use weightfs::source::pins::BLOCK;
 
 const MIB: u64 = 1 << 20;
@@ -14,7 +14,7 @@ const MIB: u64 = 1 << 20;
 const AGES: [u64; 4] = [4000, 3000, 2000, 1000];
 
 /// A cache with objects and two listings, one of which was used as long ago as object 2.
-fn sample(dir: &Path) -> Cache {
+fn sample(dir: &Path) -> BlockCache {
     let cache = open(dir);
     for (number, age) in (1..).zip(AGES) {
         let object = cache.object(&key(number, 8 * MIB)).unwrap();
@@ -55,27 +55,32 @@ fn state(dir: &Path) -> Vec<(PathBuf, u64, u64, Option<SystemTime>)> {
 }
 
 /// What was done to each object: its name, freed bytes, and whether it was removed.
-fn done(pruned: &Pruned) -> Vec<(&str, u64, bool)> {
+fn done(pruned: &PruneOutcome) -> Vec<(&str, u64, bool)> {
     let all = pruned.objects.iter();
-    all.map(|Freed { entry, bytes, is_removed }| (entry.name.as_deref().unwrap(), *bytes, *is_removed)).collect()
+    all.map(|FreedObject { entry, bytes, is_removed }| (entry.name.as_deref().unwrap(), *bytes, *is_removed)).collect()
 }
 
 #[test]
 fn dry_run_says_what_happens_and_changes_nothing() {
     let cases = [
-        (Pruning::default(), vec![], 24, 0),
-        (Pruning { size: Some(100 * MIB), ..Pruning::default() }, vec![], 24, 0),
-        (Pruning { size: Some(24 * MIB), ..Pruning::default() }, vec![], 24, 0),
+        (PruneOptions::default(), vec![], 24, 0),
+        (PruneOptions { size: Some(100 * MIB), ..PruneOptions::default() }, vec![], 24, 0),
+        (PruneOptions { size: Some(24 * MIB), ..PruneOptions::default() }, vec![], 24, 0),
         // Blocks are evicted in segments of 4 MiB, at the end.
-        (Pruning { size: Some(24 * MIB - 1), ..Pruning::default() }, vec![("object 1", 4 * MIB, false)], 20, 0),
         (
-            Pruning { size: Some(9 * MIB), ..Pruning::default() },
+            PruneOptions { size: Some(24 * MIB - 1), ..PruneOptions::default() },
+            vec![("object 1", 4 * MIB, false)],
+            20,
+            0,
+        ),
+        (
+            PruneOptions { size: Some(9 * MIB), ..PruneOptions::default() },
             vec![("object 1", 8 * MIB, true), ("object 2", 8 * MIB, true)],
             8,
             0,
         ),
         (
-            Pruning { size: Some(0), ..Pruning::default() },
+            PruneOptions { size: Some(0), ..PruneOptions::default() },
             vec![
                 ("object 1", 8 * MIB, true),
                 ("object 2", 8 * MIB, true),
@@ -85,23 +90,23 @@ fn dry_run_says_what_happens_and_changes_nothing() {
             0,
             2,
         ),
-        (Pruning { unused_since: ago(3500), ..Pruning::default() }, vec![("object 1", 8 * MIB, true)], 16, 0),
+        (PruneOptions { unused_since: ago(3500), ..PruneOptions::default() }, vec![("object 1", 8 * MIB, true)], 16, 0),
         (
-            Pruning { unused_since: ago(2500), ..Pruning::default() },
+            PruneOptions { unused_since: ago(2500), ..PruneOptions::default() },
             vec![("object 1", 8 * MIB, true), ("object 2", 8 * MIB, true)],
             8,
             1,
         ),
         (
             // Both: by age first, then by size.
-            Pruning { unused_since: ago(3500), size: Some(13 * MIB), ..Pruning::default() },
+            PruneOptions { unused_since: ago(3500), size: Some(13 * MIB), ..PruneOptions::default() },
             vec![("object 1", 8 * MIB, true), ("object 2", 4 * MIB, false)],
             12,
             0,
         ),
         (
             // By age, although there is no excess.
-            Pruning { unused_since: ago(500), size: Some(90 * MIB), ..Pruning::default() },
+            PruneOptions { unused_since: ago(500), size: Some(90 * MIB), ..PruneOptions::default() },
             vec![
                 ("object 1", 8 * MIB, true),
                 ("object 2", 8 * MIB, true),
@@ -116,9 +121,9 @@ fn dry_run_says_what_happens_and_changes_nothing() {
         let dir = tempdir();
         let cache = sample(dir.path());
         let before = state(dir.path());
-        let dry = Cache::prune(dir.path(), &Pruning { dry_run: true, ..pruning }).unwrap();
+        let dry = BlockCache::prune(dir.path(), &PruneOptions { dry_run: true, ..pruning }).unwrap();
         assert_eq!(state(dir.path()), before, "{pruning:?}");
-        let wet = Cache::prune(dir.path(), &pruning).unwrap();
+        let wet = BlockCache::prune(dir.path(), &pruning).unwrap();
         for pruned in [&dry, &wet] {
             assert_eq!(done(pruned), expected, "{pruning:?}");
             assert_eq!((pruned.left, pruned.listings.count), (left * MIB, listings), "{pruning:?}");
@@ -147,11 +152,11 @@ fn objects_in_use_are_kept_and_reported_also_by_a_dry_run() {
     let used = cache.object(&key(2, 8 * MIB)).unwrap();
     set_last_use(dir.path(), |entry| entry.in_use, 9000);
     for pruning in [
-        Pruning { size: Some(1), dry_run: true, ..Pruning::default() },
-        Pruning { unused_since: ago(0), dry_run: true, ..Pruning::default() },
-        Pruning { size: Some(0), ..Pruning::default() },
+        PruneOptions { size: Some(1), dry_run: true, ..PruneOptions::default() },
+        PruneOptions { unused_since: ago(0), dry_run: true, ..PruneOptions::default() },
+        PruneOptions { size: Some(0), ..PruneOptions::default() },
     ] {
-        let pruned = Cache::prune(dir.path(), &pruning).unwrap();
+        let pruned = BlockCache::prune(dir.path(), &pruning).unwrap();
         let in_use: Vec<_> = pruned.in_use.iter().map(|entry| (entry.name.as_deref().unwrap(), entry.in_use)).collect();
         assert_eq!(in_use, [("object 2", true)]);
         assert_eq!(pruned.left, 8 * MIB, "{pruning:?}");
@@ -164,16 +169,16 @@ fn objects_in_use_are_kept_and_reported_also_by_a_dry_run() {
 fn contents_are_listed_by_last_use() {
     let dir = tempdir();
     let cache = sample(dir.path());
-    let contents = Cache::list(dir.path()).unwrap();
+    let contents = BlockCache::list(dir.path()).unwrap();
     let names: Vec<_> = contents.entries.iter().map(|entry| entry.name.as_deref().unwrap()).collect();
     assert_eq!(names, ["object 4", "object 3", "object 2", "object 1"]);
-    assert_eq!(contents.listings, Listings { count: 2, bytes: 2 * 32 + 14 + 3 });
+    assert_eq!(contents.listings, KeptListings { count: 2, bytes: 2 * 32 + 14 + 3 });
     assert!(contents.unknown.is_empty() && contents.failed.is_empty());
     drop(cache.object(&key(2, 8 * MIB)).unwrap());
-    assert_eq!(Cache::list(dir.path()).unwrap().entries[0].name.as_deref(), Some("object 2"));
+    assert_eq!(BlockCache::list(dir.path()).unwrap().entries[0].name.as_deref(), Some("object 2"));
     // Nothing is created by looking.
     let empty = tempdir();
-    assert!(Cache::list(empty.path()).unwrap().entries.is_empty());
+    assert!(BlockCache::list(empty.path()).unwrap().entries.is_empty());
     assert!(clear(empty.path()).unwrap().objects.is_empty());
     assert_eq!(state(empty.path()).len(), 1);
 }
@@ -189,10 +194,11 @@ fn strange_files_are_reported_and_left_alone() {
     let id = |digit: &str| format!("{}-{}", digit.repeat(32), digit.repeat(32));
     fs::write(objects.join(id("a")), "mine").unwrap();
     symlink(dir.path(), objects.join(id("b"))).unwrap();
-    let contents = Cache::list(dir.path()).unwrap();
+    let contents = BlockCache::list(dir.path()).unwrap();
     assert_eq!(contents.entries.len(), 4);
     assert_eq!(contents.unknown, [objects.join("folder"), objects.join("notes.txt")]);
-    let failed: Vec<_> = contents.failed.iter().map(|error| matches!(error, Error::NotADirectory { .. })).collect();
+    let failed: Vec<_> =
+        contents.failed.iter().map(|error| matches!(error, CacheError::NotADirectory { .. })).collect();
     assert_eq!(failed, [true, true]);
     let pruned = clear(dir.path()).unwrap();
     assert_eq!((pruned.removed(), pruned.left, pruned.failed.len()), (4, 0, 2));
@@ -207,7 +213,7 @@ fn object_with_a_damaged_description_is_listed_and_removed() {
     let cache = open(dir.path());
     fill(&cache.object(&key(1, BLOCK)).unwrap(), 1, 0..1);
     fs::write(file(dir.path(), "about.json"), "{").unwrap();
-    let entries = Cache::list(dir.path()).unwrap().entries;
+    let entries = BlockCache::list(dir.path()).unwrap().entries;
     let entry = &entries[0];
     assert_eq!((&entry.name, &entry.validator, entry.len, entry.present), (&None, &None, BLOCK, BLOCK));
     let pruned = clear(dir.path()).unwrap();

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use weightfs::remote::cache::{Cache, Error};
+use weightfs::remote::cache::{BlockCache, CacheError};
 use weightfs::source::pins::BLOCK;
 
 const TABLE_HEADER: u64 = 64;
@@ -83,7 +83,7 @@ fn data_file_of_another_size_makes_the_object_empty() {
         fill(&object, 1, 0..3);
         resize(&file(dir.path(), "data"), size);
         let error = object.has(0..4).unwrap_err();
-        assert!(matches!(error, Error::Resized { len, now, .. } if len == 4 * BLOCK && now == size), "{error}");
+        assert!(matches!(error, CacheError::Resized { len, now, .. } if len == 4 * BLOCK && now == size), "{error}");
         // Another session gets a new file; extending the old one would show zeros in this session.
         let other = open(dir.path()).object(&key(1, 4 * BLOCK)).unwrap();
         assert!(all(&other).is_empty());
@@ -129,7 +129,7 @@ fn damaged_description_costs_no_bytes_and_is_repaired() {
     let good = fs::read(&about).unwrap();
     for damaged in [&b""[..], &good[..good.len() / 2], b"{}", b"[1]", &[0; 100], &[b'['; 1 << 20]] {
         fs::write(&about, damaged).unwrap();
-        let list = Cache::list(dir.path()).unwrap().entries;
+        let list = BlockCache::list(dir.path()).unwrap().entries;
         assert_eq!((list.len(), list[0].name.clone(), list[0].present), (1, None, 3 * BLOCK));
         assert_eq!(verify(&open(dir.path()).object(&key(1, 4 * BLOCK)).unwrap(), 1), 3);
         assert_eq!(fs::read(&about).unwrap(), good);

@@ -4,7 +4,7 @@ use crate::support::*;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown, symlink};
 use std::path::Path;
-use weightfs::remote::cache::{Cache, Error, Options};
+use weightfs::remote::cache::{BlockCache, CacheError, CacheOptions};
 use weightfs::source::pins::BLOCK;
 
 fn mode(path: &Path) -> u32 {
@@ -63,13 +63,13 @@ fn later_layout_is_refused_and_a_damaged_number_is_repaired() {
     }
     fs::write(&layout, "2\n").unwrap();
     let refused = [
-        Cache::open(dir.path(), Options::default()).unwrap_err(),
-        Cache::list(dir.path()).unwrap_err(),
+        BlockCache::open(dir.path(), CacheOptions::default()).unwrap_err(),
+        BlockCache::list(dir.path()).unwrap_err(),
         prune(dir.path(), 0).unwrap_err(),
         clear(dir.path()).unwrap_err(),
     ];
     for error in refused {
-        assert!(matches!(error, Error::Layout { found: 2, known: 1, .. }), "{error}");
+        assert!(matches!(error, CacheError::Layout { found: 2, known: 1, .. }), "{error}");
         assert!(error.to_string().contains("use a newer weightfs or another directory"), "{error}");
     }
     assert_eq!(fs::read_to_string(&layout).unwrap(), "2\n");
@@ -82,13 +82,13 @@ fn directory_of_another_user_is_refused() {
     }
     let dir = tempdir();
     lchown(dir.path(), Some(1234), None).unwrap();
-    let error = Cache::open(dir.path(), Options::default()).unwrap_err();
-    assert!(matches!(error, Error::NotOwned { owner: 1234, user: 0, .. }), "{error}");
+    let error = BlockCache::open(dir.path(), CacheOptions::default()).unwrap_err();
+    assert!(matches!(error, CacheError::NotOwned { owner: 1234, user: 0, .. }), "{error}");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     lchown(dir.path(), Some(0), None).unwrap();
     open(dir.path());
     lchown(dir.path().join("objects"), Some(1234), None).unwrap();
-    assert!(matches!(Cache::list(dir.path()), Err(Error::NotOwned { .. })));
+    assert!(matches!(BlockCache::list(dir.path()), Err(CacheError::NotOwned { .. })));
 }
 
 #[test]
@@ -105,19 +105,19 @@ fn own_links_are_followed_and_those_of_others_are_not() {
     assert!(real.join("cache/objects").is_dir());
     lchown(&link, Some(1234), None).unwrap();
     for path in [link.clone(), link.join("cache")] {
-        let error = Cache::open(&path, Options::default()).unwrap_err();
-        assert!(matches!(error, Error::Link { owner: 1234, .. }), "{error}");
+        let error = BlockCache::open(&path, CacheOptions::default()).unwrap_err();
+        assert!(matches!(error, CacheError::Link { owner: 1234, .. }), "{error}");
         assert!(error.to_string().starts_with(&link.display().to_string()), "{error}");
     }
     // A loop of own links ends.
     let (a, b) = (parent.path().join("a"), parent.path().join("b"));
     symlink(&a, &b).unwrap();
     symlink(&b, &a).unwrap();
-    assert!(Cache::open(&a, Options::default()).is_err());
+    assert!(BlockCache::open(&a, CacheOptions::default()).is_err());
     // Another kind of file.
     fs::write(parent.path().join("file"), "").unwrap();
-    let error = Cache::open(&parent.path().join("file/cache"), Options::default()).unwrap_err();
-    assert!(matches!(error, Error::NotADirectory { .. }), "{error}");
+    let error = BlockCache::open(&parent.path().join("file/cache"), CacheOptions::default()).unwrap_err();
+    assert!(matches!(error, CacheError::NotADirectory { .. }), "{error}");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use crate::support::*;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use weightfs::remote::cache::Error;
+use weightfs::remote::cache::CacheError;
 use weightfs::source::pins::BLOCK;
 
 /// A small file system in memory.
@@ -79,7 +79,7 @@ fn full_disk_without_anything_to_evict_is_an_error_and_leaves_blocks_absent() {
         }
     }
     let error = error.unwrap();
-    assert!(matches!(error, Error::Full { .. }), "{error}");
+    assert!(matches!(error, CacheError::Full { .. }), "{error}");
     assert!(error.to_string().contains("the disk of the cache is full"), "{error}");
     let missing = missing.retry().unwrap_err();
     let count = verify(&object, 1);
@@ -144,7 +144,7 @@ fn object_and_listing_are_created_on_a_full_disk_after_something_was_evicted() {
         }
     };
     assert!(kept.len() > 1, "{error}");
-    assert!(matches!(error, Error::Full { .. }), "{error}");
+    assert!(matches!(error, CacheError::Full { .. }), "{error}");
 }
 
 #[test]
@@ -219,8 +219,8 @@ fn failed_write_keeps_the_bytes_that_another_process_is_writing() {
     data.write_all_at(&content(1, range.clone()), range.start).unwrap();
     let write = || object.write(496 * BLOCK, &content(1, 496 * BLOCK..512 * BLOCK));
     let error = (0..20).find_map(|part| object.write(part << 20, &content(1, part << 20..(part + 1) << 20)).err());
-    assert!(matches!(error, Some(Error::Full { .. })), "{error:?}");
-    assert!(matches!(write(), Err(Error::Full { .. })));
+    assert!(matches!(error, Some(CacheError::Full { .. })), "{error:?}");
+    assert!(matches!(write(), Err(CacheError::Full { .. })));
     let mut found = vec![0; BLOCK as usize];
     user.data().read_exact_at(&mut found, range.start).unwrap();
     assert!(found == content(1, range), "the bytes of the other process are gone");

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
-use weightfs::remote::cache::{Cache, Error};
+use weightfs::remote::cache::{BlockCache, CacheError};
 use weightfs::source::pins::BLOCK;
 
 const LOCATION: &str = "hf://org/model@main";
@@ -112,7 +112,7 @@ fn listing_of_more_than_64_mib_is_not_kept_and_leaves_no_older_one() {
     assert!(cache.kept_listing(LOCATION).unwrap() == listing);
     listing.push(1);
     let error = cache.keep_listing(LOCATION, &listing).unwrap_err();
-    assert!(matches!(error, Error::TooLarge { len: 67_108_865, .. }), "{error}");
+    assert!(matches!(error, CacheError::TooLarge { len: 67_108_865, .. }), "{error}");
     assert!(error.to_string().starts_with("the listing of hf://org/model@main: 67108865 bytes"), "{error}");
     assert_eq!(cache.kept_listing(LOCATION), None, "the location leads to other files now");
     assert!(files(dir.path()).is_empty());
@@ -170,7 +170,7 @@ fn listing(number: u64, round: u64) -> Vec<u8> {
     listing
 }
 
-fn find(cache: &Cache) -> Vec<u8> {
+fn find(cache: &BlockCache) -> Vec<u8> {
     let found = cache.kept_listing(LOCATION).expect("there is always a whole one");
     assert!(found == listing(found[0].into(), found[1].into()), "a mixture");
     found

@@ -4,8 +4,8 @@ use crate::support::*;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
-use weightfs::remote::cache::{Cache, Evicted, Object};
-use weightfs::source::pins::{BLOCK, Pinned, Reader};
+use weightfs::remote::cache::{BlockCache, CachedObject, EvictedBlocks};
+use weightfs::source::pins::{BLOCK, PinnedBlocks, PinnedReader};
 
 /// Three segments and a bit more.
 const LEN: u64 = 200 * BLOCK - 777;
@@ -39,12 +39,12 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// What should be in the cache.
 struct Model {
-    cache: Cache,
-    objects: Vec<Object>,
-    readers: Vec<std::sync::Arc<Reader>>,
+    cache: BlockCache,
+    objects: Vec<CachedObject>,
+    readers: Vec<std::sync::Arc<PinnedReader>>,
     /// Whether each block is present, by object and block.
     blocks: BTreeMap<(u64, u64), bool>,
-    pinned: Vec<(u64, u64, Pinned)>,
+    pinned: Vec<(u64, u64, PinnedBlocks)>,
 }
 
 impl Model {
@@ -55,8 +55,8 @@ impl Model {
         Self { cache, objects, readers, blocks: BTreeMap::new(), pinned: Vec::new() }
     }
 
-    fn evicted(&mut self, evicted: &[Evicted]) {
-        for Evicted { object, blocks } in evicted {
+    fn evicted(&mut self, evicted: &[EvictedBlocks]) {
+        for EvictedBlocks { object, blocks } in evicted {
             let number = self.objects.iter().position(|known| known == object).unwrap() as u64;
             for block in blocks.clone() {
                 assert!(!self.pinned.iter().any(|pin| (pin.0, pin.1) == (number, block)), "a pinned block was evicted");

@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
-use weightfs::remote::cache::{Cache, Object};
-use weightfs::source::pins::{BLOCK, Pinned, Reader};
+use weightfs::remote::cache::{BlockCache, CachedObject};
+use weightfs::source::pins::{BLOCK, PinnedBlocks, PinnedReader};
 
 /// 12 segments and a bit.
 const LEN: u64 = (48 << 20) + 1234;
@@ -41,7 +41,7 @@ fn child_reader() {
     let [data, present, marks, lock, socket] = [1, 2, 3, 4, 5].map(|at| inherited(&job[at]));
     let end = Instant::now() + Duration::from_millis(job[6].parse().unwrap());
     let data = File::from(data);
-    let reader = Reader::open(LEN, present, marks, lock).unwrap();
+    let reader = PinnedReader::open(LEN, present, marks, lock).unwrap();
     let socket = UnixStream::from(socket);
     let answers = BufReader::new(socket.try_clone().unwrap());
     let channel = Mutex::new((socket, answers));
@@ -72,11 +72,11 @@ fn child_reader() {
 
 /// Waits for the owner until the blocks are there. `None` if the owner was killed.
 fn pin(
-    reader: &Arc<Reader>,
+    reader: &Arc<PinnedReader>,
     range: &std::ops::Range<u64>,
     channel: &Mutex<(UnixStream, BufReader<UnixStream>)>,
     waits: &AtomicU64,
-) -> Option<Pinned> {
+) -> Option<PinnedBlocks> {
     let mut missing = match reader.pin(range.clone()) {
         Ok(pinned) => return Some(pinned),
         Err(missing) => missing,
@@ -121,7 +121,7 @@ fn child_session() {
 }
 
 /// One reader of one object. Returns the number of its reads, of those that had to wait, and of evicted runs.
-fn serve(cache: &Cache, object: &Object, number: u64, time: u64) -> [u64; 3] {
+fn serve(cache: &BlockCache, object: &CachedObject, number: u64, time: u64) -> [u64; 3] {
     let parts = object.descriptors().unwrap();
     let (mine, theirs) = UnixStream::pair().unwrap();
     let passed = [parts.data, parts.present, parts.marks, parts.lock, theirs.into()];
@@ -183,7 +183,7 @@ fn child_pruner() {
         match random.below(4) {
             0 => freed += clear(dir).unwrap().freed(),
             1 => freed += prune(dir, random.below(20 << 20)).unwrap().freed(),
-            2 => assert!(Cache::list(dir).unwrap().entries.len() <= 3),
+            2 => assert!(BlockCache::list(dir).unwrap().entries.len() <= 3),
             _ => {
                 let number = 1 + random.below(3);
                 let cache = open(dir);
@@ -197,7 +197,7 @@ fn child_pruner() {
 }
 
 /// Compares some present blocks, and adds some. As long as it has the object open, others evict nothing from it.
-fn verify_some(object: &Object, number: u64, random: &mut Random) {
+fn verify_some(object: &CachedObject, number: u64, random: &mut Random) {
     let runs = object.has(0..object.blocks()).unwrap();
     for block in runs.into_iter().flatten().take(50) {
         let range = bytes_of(object, block..block + 1);

@@ -4,7 +4,7 @@ use crate::support::*;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
-use weightfs::remote::cache::{Cache, Error, Object};
+use weightfs::remote::cache::{BlockCache, CacheError, CachedObject};
 use weightfs::source::pins::BLOCK;
 
 const MIB: u64 = 1 << 20;
@@ -12,7 +12,7 @@ const MIB: u64 = 1 << 20;
 /// Blocks that are evicted together.
 const SEGMENT: u64 = 64;
 
-fn count(object: &Object) -> u64 {
+fn count(object: &CachedObject) -> u64 {
     all(object).iter().map(|run| run.end - run.start).sum()
 }
 
@@ -43,7 +43,7 @@ fn size_stays_below_the_limit_and_agrees_with_the_disk() {
     for (number, object) in (1..).zip(&objects) {
         assert!(verify(object, number) > 0);
     }
-    let listed: u64 = Cache::list(dir.path()).unwrap().entries.iter().map(|entry| entry.present).sum();
+    let listed: u64 = BlockCache::list(dir.path()).unwrap().entries.iter().map(|entry| entry.present).sum();
     assert!(listed.abs_diff(cache.size().unwrap()) <= 3 * 4096);
 }
 
@@ -132,7 +132,7 @@ fn unused_objects_are_evicted_by_the_time_of_their_last_use_and_from_their_end()
     let used = cache.object(&key(4, 16 * MIB)).unwrap();
     fill(&used, 4, 0..256);
     let names = || -> Vec<_> {
-        let list = Cache::list(dir.path()).unwrap().entries;
+        let list = BlockCache::list(dir.path()).unwrap().entries;
         list.iter().map(|entry| (entry.name.clone().unwrap().pop().unwrap(), entry.present / MIB)).collect()
     };
     assert_eq!(names(), [('4', 16), ('1', 16), ('3', 16), ('2', 16)]);
@@ -285,7 +285,7 @@ fn object_that_has_only_allocated_space_is_removed() {
     assert_eq!((pruned.removed(), pruned.freed(), pruned.left), (1, MIB, 0));
 }
 
-fn verify_sparse(object: &Object) -> usize {
+fn verify_sparse(object: &CachedObject) -> usize {
     [0, 1_000_000, object.blocks() - 1]
         .iter()
         .filter(|&&block| object.has(block..block + 1).unwrap().len() == 1)
@@ -309,7 +309,7 @@ fn object_that_another_process_opens_is_not_evicted_and_waiting_for_it_ends() {
     assert_eq!(open(dir.path()).evict(BLOCK).unwrap().lacking, BLOCK);
     // The other process was stopped.
     let error = open(dir.path()).object(&key(1, BLOCK)).unwrap_err();
-    assert!(matches!(error, Error::Busy { seconds: 10, .. }), "{error}");
+    assert!(matches!(error, CacheError::Busy { seconds: 10, .. }), "{error}");
     // It goes on.
     let (path, (sender, receiver)) = (dir.path().to_owned(), std::sync::mpsc::channel());
     let thread = std::thread::spawn(move || {

@@ -7,8 +7,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 use tempfile::TempDir;
-use weightfs::remote::cache::{Cache, Entry, Error, Key, Object, Options, Pruned, Pruning};
-use weightfs::source::pins::{BLOCK, Reader};
+use weightfs::remote::cache::{
+    BlockCache, CacheEntry, CacheError, CacheKey, CacheOptions, CachedObject, PruneOptions, PruneOutcome,
+};
+use weightfs::source::pins::{BLOCK, PinnedReader};
 
 /// A temporary directory for one test.
 ///
@@ -87,8 +89,8 @@ pub fn content(object: u64, range: Range<u64>) -> Vec<u8> {
     bytes[start..start + (range.end - range.start) as usize].to_vec()
 }
 
-pub fn key(object: u64, len: u64) -> Key {
-    Key {
+pub fn key(object: u64, len: u64) -> CacheKey {
+    CacheKey {
         identity: format!("https://host/identity-{object}.safetensors"),
         validator: format!("\"etag-{object}\""),
         len,
@@ -96,36 +98,36 @@ pub fn key(object: u64, len: u64) -> Key {
     }
 }
 
-pub fn open(dir: &Path) -> Cache {
-    Cache::open(dir, Options::default()).unwrap()
+pub fn open(dir: &Path) -> BlockCache {
+    BlockCache::open(dir, CacheOptions::default()).unwrap()
 }
 
 /// Opens a cache as if the system had been started with this boot id.
-pub fn open_in_boot(dir: &Path, boot: &str) -> Cache {
-    Cache::open(dir, Options { boot: Some(boot.into()), limit: None }).unwrap()
+pub fn open_in_boot(dir: &Path, boot: &str) -> BlockCache {
+    BlockCache::open(dir, CacheOptions { boot: Some(boot.into()), limit: None }).unwrap()
 }
 
-pub fn open_with_limit(dir: &Path, limit: u64) -> Cache {
-    Cache::open(dir, Options { limit: Some(limit), boot: None }).unwrap()
+pub fn open_with_limit(dir: &Path, limit: u64) -> BlockCache {
+    BlockCache::open(dir, CacheOptions { limit: Some(limit), boot: None }).unwrap()
 }
 
-pub fn bytes_of(object: &Object, blocks: Range<u64>) -> Range<u64> {
+pub fn bytes_of(object: &CachedObject, blocks: Range<u64>) -> Range<u64> {
     blocks.start * BLOCK..(blocks.end * BLOCK).min(object.len())
 }
 
 /// Writes blocks of the object number `number`.
-pub fn fill(object: &Object, number: u64, blocks: Range<u64>) {
+pub fn fill(object: &CachedObject, number: u64, blocks: Range<u64>) {
     let range = bytes_of(object, blocks.clone());
     let written = object.write(range.start, &content(number, range)).unwrap();
     assert_eq!(written.blocks, blocks);
 }
 
-pub fn all(object: &Object) -> Vec<Range<u64>> {
+pub fn all(object: &CachedObject) -> Vec<Range<u64>> {
     object.has(0..object.blocks()).unwrap()
 }
 
 /// The number of present blocks, after comparing all of their bytes.
-pub fn verify(object: &Object, number: u64) -> u64 {
+pub fn verify(object: &CachedObject, number: u64) -> u64 {
     let mut count = 0;
     for run in all(object) {
         for block in run {
@@ -139,9 +141,9 @@ pub fn verify(object: &Object, number: u64) -> u64 {
     count
 }
 
-pub fn reader(object: &Object) -> Arc<Reader> {
+pub fn reader(object: &CachedObject) -> Arc<PinnedReader> {
     let parts = object.descriptors().unwrap();
-    Reader::open(object.len(), parts.present, parts.marks, parts.lock).unwrap()
+    PinnedReader::open(object.len(), parts.present, parts.marks, parts.lock).unwrap()
 }
 
 /// The only file called `name` of the only object in the cache.
@@ -153,18 +155,18 @@ pub fn file(dir: &Path, name: &str) -> PathBuf {
 }
 
 /// Removes what was used least recently until `size` bytes are left.
-pub fn prune(dir: &Path, size: u64) -> Result<Pruned, Error> {
-    Cache::prune(dir, &Pruning { size: Some(size), ..Pruning::default() })
+pub fn prune(dir: &Path, size: u64) -> Result<PruneOutcome, CacheError> {
+    BlockCache::prune(dir, &PruneOptions { size: Some(size), ..PruneOptions::default() })
 }
 
 /// Removes everything that is not in use.
-pub fn clear(dir: &Path) -> Result<Pruned, Error> {
+pub fn clear(dir: &Path) -> Result<PruneOutcome, CacheError> {
     prune(dir, 0)
 }
 
 /// Sets the time of the last use of the only object that `is_wanted` accepts.
-pub fn set_last_use(dir: &Path, is_wanted: impl Fn(&Entry) -> bool, seconds_ago: u64) {
-    let list: Vec<_> = Cache::list(dir).unwrap().entries.into_iter().filter(is_wanted).collect();
+pub fn set_last_use(dir: &Path, is_wanted: impl Fn(&CacheEntry) -> bool, seconds_ago: u64) {
+    let list: Vec<_> = BlockCache::list(dir).unwrap().entries.into_iter().filter(is_wanted).collect();
     assert_eq!(list.len(), 1, "{list:?}");
     let lock = dir.join("objects").join(&list[0].id).join("lock");
     let lock = std::fs::File::options().write(true).open(lock).unwrap();

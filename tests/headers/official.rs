@@ -1,7 +1,7 @@
 //! The official crate as a reference for the parser, with the intended differences.
 
-use weightfs::format::safetensors::{self as ours, Error};
-use weightfs::format::{Header, Input, Mode, Value};
+use weightfs::format::safetensors::{self as ours, SafetensorsError};
+use weightfs::format::{Header, HeaderInput, MetadataValue, ParseMode};
 
 /// A file: the length of the header in 8 bytes, the header, and `data` zeros.
 pub fn file(header: &[u8], data: usize) -> Vec<u8> {
@@ -42,14 +42,14 @@ fn repeats(mut names: Vec<String>) -> bool {
 }
 
 /// Parses a file.
-pub fn parse(file: &[u8], mode: Mode) -> Result<Header, Error> {
-    ours::parse(&Input::with_prefix(file.len() as u64, file.to_vec()), mode)
+pub fn parse(file: &[u8], mode: ParseMode) -> Result<Header, SafetensorsError> {
+    ours::parse_safetensors(&HeaderInput::with_prefix(file.len() as u64, file.to_vec()), mode)
 }
 
 /// Panics if the two readers differ in an unintended way; returns whether the official one accepts the file.
 pub fn compare(header: &[u8], data: usize) -> bool {
     let file = file(header, data);
-    let ours = parse(&file, Mode::Strict);
+    let ours = parse(&file, ParseMode::Strict);
     let official = safetensors::SafeTensors::read_metadata(&file);
     let text = || String::from_utf8_lossy(header).into_owned();
     match (&ours, &official) {
@@ -82,7 +82,7 @@ fn same(ours: &Header, official: &safetensors::tensor::Metadata, data_start: u64
     let ranges: Vec<_> = ours.tensors().map(|tensor| (tensor.range.start, tensor.range.end)).collect();
     assert!(ranges.is_sorted());
     let theirs = official.metadata().clone().unwrap_or_default();
-    let text = |(key, value): &(String, Value)| (key.clone(), value.text().to_owned());
+    let text = |(key, value): &(String, MetadataValue)| (key.clone(), value.text().to_owned());
     let metadata: std::collections::HashMap<_, _> = ours.metadata().iter().map(text).collect();
     assert_eq!(metadata.len(), ours.metadata().len());
     assert_eq!(metadata, theirs);
@@ -92,7 +92,7 @@ fn same(ours: &Header, official: &safetensors::tensor::Metadata, data_start: u64
 /// Checks that lenient mode keeps all tensors of a valid file, and of a damaged file only tensors that lie inside it,
 /// each name once.
 fn lenient_is_sound(file: &[u8], strict: Option<&Header>) {
-    let Ok(lenient) = parse(file, Mode::Lenient) else {
+    let Ok(lenient) = parse(file, ParseMode::Lenient) else {
         assert!(strict.is_none(), "lenient mode refuses a file that strict mode accepts");
         return;
     };

@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::lchown;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
-use weightfs::remote::cache::{Cache, Entry, Key, Object, Options};
+use weightfs::remote::cache::{BlockCache, CacheEntry, CacheKey, CacheOptions, CachedObject};
 use weightfs::source::pins::BLOCK;
 
 /// Two versions of a file, whose hashes begin with the same 9 digits.
@@ -19,24 +19,25 @@ fn directory(room: &Room) -> PathBuf {
     room.path("cache/weightfs")
 }
 
-fn open(room: &Room) -> Cache {
-    Cache::open(&directory(room), Options::default()).unwrap()
+fn open(room: &Room) -> BlockCache {
+    BlockCache::open(&directory(room), CacheOptions::default()).unwrap()
 }
 
 /// Adds an object with `blocks` blocks, which was last used `age` seconds ago.
 fn add(room: &Room, name: &str, validator: &str, len: u64, blocks: u64, age: u64) {
     release(room, object(room, name, validator, len, blocks));
     let dir = directory(room);
-    let listed = Cache::list(&dir).unwrap().entries;
-    let is_it = |entry: &&Entry| entry.name.as_deref() == Some(name) && entry.validator.as_deref() == Some(validator);
+    let listed = BlockCache::list(&dir).unwrap().entries;
+    let is_it =
+        |entry: &&CacheEntry| entry.name.as_deref() == Some(name) && entry.validator.as_deref() == Some(validator);
     let entry = listed.iter().find(is_it).unwrap();
     let lock = dir.join("objects").join(&entry.id).join("lock");
     let lock = fs::File::options().write(true).open(lock).unwrap();
     lock.set_modified(SystemTime::now() - Duration::from_secs(age)).unwrap();
 }
 
-fn object(room: &Room, name: &str, validator: &str, len: u64, blocks: u64) -> Object {
-    let key = Key { identity: format!("hub {name:?}"), validator: validator.into(), len, name: name.into() };
+fn object(room: &Room, name: &str, validator: &str, len: u64, blocks: u64) -> CachedObject {
+    let key = CacheKey { identity: format!("hub {name:?}"), validator: validator.into(), len, name: name.into() };
     let object = open(room).object(&key).unwrap();
     _ = object.write(0, &vec![1; (blocks * BLOCK).min(len) as usize]).unwrap();
     object
@@ -44,9 +45,9 @@ fn object(room: &Room, name: &str, validator: &str, len: u64, blocks: u64) -> Ob
 
 /// Closes an object. Processes that other tests start at this moment have its descriptors until they execute their
 /// programs, so this waits until nobody uses it.
-fn release(room: &Room, object: Object) {
+fn release(room: &Room, object: CachedObject) {
     drop(object);
-    while Cache::list(&directory(room)).unwrap().entries.iter().any(|entry| entry.in_use) {
+    while BlockCache::list(&directory(room)).unwrap().entries.iter().any(|entry| entry.in_use) {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -292,7 +293,7 @@ fn strange_files_are_named_and_left_alone() {
         let output = room.sh(&line(&room, &format!("{arguments} 2>&1 >/dev/null")));
         assert_eq!(output.code, 1);
         assert!(output.out.ends_with(&format!("weightfs: {}: not a directory\n", broken.display())), "{output:?}");
-        assert_eq!(Cache::list(&directory(&room)).unwrap().entries.len(), files);
+        assert_eq!(BlockCache::list(&directory(&room)).unwrap().entries.len(), files);
     }
     assert_eq!(fs::read_dir(objects).unwrap().count(), 2);
 }

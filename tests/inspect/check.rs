@@ -5,7 +5,7 @@ use safetensors::Dtype;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::path::Path;
-use weightfs::format::{Input, Mode, parse};
+use weightfs::format::{HeaderInput, ParseMode, parse_header};
 
 /// Runs `check --json` with these arguments. Returns the findings as `severity rule`, and their messages.
 fn found(room: &Room, line: &str) -> (Vec<String>, Vec<String>) {
@@ -156,7 +156,7 @@ fn verdict_matches_strict_parser_on_mutated_headers() {
     let mut sound = 0;
     for report in reports {
         let file = std::fs::read(room.path(report["source"].as_str().unwrap())).unwrap();
-        let is_sound = parse(&Input::with_prefix(file.len() as u64, file), Mode::Strict).is_ok();
+        let is_sound = parse_header(&HeaderInput::with_prefix(file.len() as u64, file), ParseMode::Strict).is_ok();
         assert_eq!(report["sound"], is_sound, "{report:#}");
         assert_eq!(report["errors"] == 0, is_sound, "{report:#}");
         sound += usize::from(is_sound);

@@ -303,7 +303,7 @@ fn names_in_a_mount_have_no_ascii_control_characters() {
         serde_json::from_slice(&mount.read("metadata.json")).unwrap();
     assert_eq!(metadata.keys().cloned().collect::<Vec<_>>(), names);
     for (key, value) in &metadata {
-        assert_eq!(mount.read(format!("metadata/{}", weightfs::name::encode(key))), value.as_bytes());
+        assert_eq!(mount.read(format!("metadata/{}", weightfs::name::encode_name(key))), value.as_bytes());
     }
     for text in ["index.json", "metadata.json", "SHA256SUMS"] {
         let text = String::from_utf8(mount.read(text)).unwrap();

@@ -15,7 +15,7 @@ fn tensor_files_have_the_bytes_of_the_tensors() {
     assert_eq!(names.len(), tensors.len());
     names.sort();
     for name in names {
-        let decoded = weightfs::name::decode(&name).unwrap().into_owned();
+        let decoded = weightfs::name::decode_name(&name).unwrap().into_owned();
         assert!(mount.read(format!("tensors/{name}")) == tensors.tensor(&decoded).unwrap().data(), "{name}");
     }
     let json = u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;

@@ -3,14 +3,14 @@ use crate::simulation::job::{self, Job};
 use crate::simulation::network::Network;
 use crate::simulation::{Outcome, naive, world};
 use std::time::Duration;
-use weightfs::remote::planner::{BLOCK, Limits};
+use weightfs::remote::planner::{BLOCK, PlannerLimits};
 
 /// The most bytes that are fetched ahead of a reader beyond four times what it has read.
 const LEAD: u64 = 16 << 20;
 
 fn run(job: &Job, rtt: u64, gbit: f64) -> (Outcome, f64) {
     let network = Network::new(rtt, gbit);
-    let outcome = world::run(job, &network, &Limits::default());
+    let outcome = world::run(job, &network, &PlannerLimits::default());
     assert_eq!(outcome.failed, 0, "{}", job.name);
     let ratio = outcome.seconds() / job.ideal(&network).as_secs_f64();
     (outcome, ratio)
@@ -137,7 +137,7 @@ fn small_reads_do_not_wait_for_read_ahead() {
 #[test]
 fn connections_are_bounded() {
     for job in job::all() {
-        let limits = Limits { connections: 5, ..Limits::default() };
+        let limits = PlannerLimits { connections: 5, ..PlannerLimits::default() };
         let outcome = world::run(&job, &Network::new(5, 10.0), &limits);
         assert!(outcome.connections <= 5 && outcome.failed == 0, "{}: {}", job.name, outcome.connections);
     }
@@ -147,7 +147,7 @@ fn connections_are_bounded() {
 fn faulty(job: &Job, change: impl Fn(&mut Network)) -> Outcome {
     let mut network = Network::new(30, 1.0);
     change(&mut network);
-    let outcome = world::run(job, &network, &Limits::default());
+    let outcome = world::run(job, &network, &PlannerLimits::default());
     assert_eq!(outcome.failed, 0, "{}", job.name);
     outcome
 }

@@ -2,7 +2,7 @@
 
 use crate::simulation::network::Network;
 use crate::simulation::{Outcome, job, naive, world};
-use weightfs::remote::planner::Limits;
+use weightfs::remote::planner::PlannerLimits;
 
 const GBITS: [f64; 3] = [1.0, 10.0, 100.0];
 
@@ -26,7 +26,7 @@ fn predictions() {
         for job in job::all() {
             let networks = GBITS.map(|gbit| Network::new(rtt, gbit));
             let ideal = networks.each_ref().map(|network| job.ideal(network).as_secs_f64());
-            let planned = networks.each_ref().map(|network| world::run(&job, network, &Limits::default()));
+            let planned = networks.each_ref().map(|network| world::run(&job, network, &PlannerLimits::default()));
             let naive = networks.each_ref().map(|network| naive::run(&job, network));
             let time = |outcomes: &[Outcome; 3]| seconds(outcomes.each_ref().map(Outcome::seconds));
             println!(

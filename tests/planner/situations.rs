@@ -2,7 +2,8 @@
 use std::ops::Range;
 use std::time::Duration;
 use weightfs::remote::planner::{
-    Action, BLOCK, Event, Failure, HostId, Limits, ObjectId, PartId, Planner, TicketId, Why,
+    BLOCK, HostId, ObjectId, PartFailure, PartId, Planner, PlannerAction, PlannerEvent, PlannerLimits, TicketFailure,
+    TicketId,
 };
 
 const A: ObjectId = ObjectId(0);
@@ -10,7 +11,7 @@ const B: ObjectId = ObjectId(1);
 const MIB: u64 = 1 << 20;
 /// What is fetched ahead of a reader beyond four times what it has read, as long as nothing was measured.
 const LEAD: u64 = 16 * MIB;
-const TRANSIENT: Failure = Failure::Transient { retry_after: None };
+const TRANSIENT: PartFailure = PartFailure::Transient { retry_after: None };
 
 struct Caller {
     planner: Planner,
@@ -20,28 +21,28 @@ struct Caller {
 impl Caller {
     /// Two objects of 1 GiB and 100 bytes on two hosts.
     fn new(connections: usize) -> Self {
-        let limits = Limits { connections, ..Limits::default() };
+        let limits = PlannerLimits { connections, ..PlannerLimits::default() };
         let mut caller = Self { planner: Planner::new(limits, 1), now: Duration::ZERO };
         for (object, host) in [(A, HostId(0)), (B, HostId(1))] {
-            caller.handle(Event::Opened { object, len: (1 << 30) + 100, host });
+            caller.handle(PlannerEvent::Opened { object, len: (1 << 30) + 100, host });
         }
         caller
     }
 
-    fn handle(&mut self, event: Event) {
+    fn handle(&mut self, event: PlannerEvent) {
         self.planner.handle(self.now, event);
     }
 
-    fn poll(&mut self) -> Vec<Action> {
+    fn poll(&mut self) -> Vec<PlannerAction> {
         std::iter::from_fn(|| self.planner.poll(self.now)).collect()
     }
 
-    fn after(&mut self, time: Duration) -> Vec<Action> {
+    fn after(&mut self, time: Duration) -> Vec<PlannerAction> {
         self.now += time;
         self.poll()
     }
 
-    fn event(&mut self, event: Event) -> Vec<Action> {
+    fn event(&mut self, event: PlannerEvent) -> Vec<PlannerAction> {
         self.handle(event);
         self.poll()
     }
@@ -49,34 +50,34 @@ impl Caller {
     /// A read that is not sequential.
     fn queue(&mut self, ticket: u64, range: Range<u64>) {
         let ticket = TicketId(ticket);
-        self.handle(Event::Need { ticket, object: A, within: range.clone(), range });
+        self.handle(PlannerEvent::Need { ticket, object: A, within: range.clone(), range });
     }
 
-    fn need(&mut self, ticket: u64, range: Range<u64>) -> Vec<Action> {
+    fn need(&mut self, ticket: u64, range: Range<u64>) -> Vec<PlannerAction> {
         self.queue(ticket, range);
         self.poll()
     }
 
-    fn read(&mut self, ticket: u64, range: Range<u64>, within: Range<u64>) -> Vec<Action> {
+    fn read(&mut self, ticket: u64, range: Range<u64>, within: Range<u64>) -> Vec<PlannerAction> {
         let ticket = TicketId(ticket);
-        self.event(Event::Need { ticket, object: A, range, within })
+        self.event(PlannerEvent::Need { ticket, object: A, range, within })
     }
 }
 
-fn fetches(actions: &[Action]) -> Vec<(PartId, Range<u64>)> {
-    let fetch = |action: &Action| match action {
-        Action::Fetch { part, range, .. } => Some((*part, range.clone())),
+fn fetches(actions: &[PlannerAction]) -> Vec<(PartId, Range<u64>)> {
+    let fetch = |action: &PlannerAction| match action {
+        PlannerAction::Fetch { part, range, .. } => Some((*part, range.clone())),
         _ => None,
     };
     actions.iter().filter_map(fetch).collect()
 }
 
-fn ranges(actions: &[Action]) -> Vec<Range<u64>> {
+fn ranges(actions: &[PlannerAction]) -> Vec<Range<u64>> {
     fetches(actions).into_iter().map(|(_, range)| range).collect()
 }
 
-fn ready(ticket: u64) -> Action {
-    Action::Ready { ticket: TicketId(ticket) }
+fn ready(ticket: u64) -> PlannerAction {
+    PlannerAction::Ready { ticket: TicketId(ticket) }
 }
 
 #[test]
@@ -85,9 +86,9 @@ fn tickets_for_the_same_blocks_wait_for_one_part() {
     let first = fetches(&caller.need(1, 10..100));
     assert_eq!(first.iter().map(|part| part.1.clone()).collect::<Vec<_>>(), [0..BLOCK]);
     assert!(caller.need(2, 5..BLOCK).is_empty());
-    assert_eq!(caller.event(Event::Received { part: first[0].0, bytes: BLOCK - 1 }), []);
-    assert_eq!(caller.event(Event::Received { part: first[0].0, bytes: 1 }), [ready(1), ready(2)]);
-    assert_eq!(caller.event(Event::Finished { part: first[0].0 }), []);
+    assert_eq!(caller.event(PlannerEvent::Received { part: first[0].0, bytes: BLOCK - 1 }), []);
+    assert_eq!(caller.event(PlannerEvent::Received { part: first[0].0, bytes: 1 }), [ready(1), ready(2)]);
+    assert_eq!(caller.event(PlannerEvent::Finished { part: first[0].0 }), []);
     assert_eq!(caller.need(3, 0..BLOCK), [ready(3)]);
 }
 
@@ -96,34 +97,37 @@ fn short_last_block_is_fetched_whole_and_reads_past_the_end_are_cut() {
     let mut caller = Caller::new(4);
     let parts = fetches(&caller.need(1, (1 << 30) + 7..u64::MAX));
     assert_eq!(parts[0].1, 1 << 30..(1 << 30) + 100);
-    assert_eq!(caller.event(Event::Received { part: parts[0].0, bytes: 100 }), [ready(1)]);
+    assert_eq!(caller.event(PlannerEvent::Received { part: parts[0].0, bytes: 100 }), [ready(1)]);
     assert_eq!(caller.need(2, u64::MAX - 1..u64::MAX), [ready(2)]);
 }
 
 #[test]
 fn ticket_of_an_object_that_is_not_open_fails() {
     let mut caller = Caller::new(4);
-    let why = Why::NotOpen;
-    let need = Event::Need { ticket: TicketId(1), object: ObjectId(9), range: 0..1, within: 0..1 };
-    assert_eq!(caller.event(need), [Action::Fail { ticket: TicketId(1), why }]);
+    let why = TicketFailure::NotOpen;
+    let need = PlannerEvent::Need { ticket: TicketId(1), object: ObjectId(9), range: 0..1, within: 0..1 };
+    assert_eq!(caller.event(need), [PlannerAction::Fail { ticket: TicketId(1), why }]);
     let parts = fetches(&caller.need(2, 0..1));
-    let closed = caller.event(Event::Closed { object: A });
-    assert_eq!(closed, [Action::Fail { ticket: TicketId(2), why }, Action::Abort { part: parts[0].0 }]);
+    let closed = caller.event(PlannerEvent::Closed { object: A });
+    assert_eq!(closed, [PlannerAction::Fail { ticket: TicketId(2), why }, PlannerAction::Abort { part: parts[0].0 }]);
 }
 
 #[test]
 fn further_tickets_fail_while_too_many_wait() {
     let mut caller = Caller::new(1);
-    let most = Limits::default().tickets as u64;
+    let most = PlannerLimits::default().tickets as u64;
     for ticket in 0..most {
         let at = ticket % 1000 * BLOCK;
-        assert!(!caller.need(ticket, at..at + 1).iter().any(|action| matches!(action, Action::Fail { .. })));
+        assert!(!caller.need(ticket, at..at + 1).iter().any(|action| matches!(action, PlannerAction::Fail { .. })));
     }
-    let refused = [Action::Fail { ticket: TicketId(most), why: Why::TooMany }];
+    let refused = [PlannerAction::Fail { ticket: TicketId(most), why: TicketFailure::TooMany }];
     assert_eq!(caller.need(most, 0..1), refused);
-    assert_eq!(caller.event(Event::Cancel { ticket: TicketId(most - 1) }), []);
+    assert_eq!(caller.event(PlannerEvent::Cancel { ticket: TicketId(most - 1) }), []);
     assert_ne!(caller.need(most, 0..1), refused);
-    assert_eq!(caller.need(most + 1, 0..1), [Action::Fail { ticket: TicketId(most + 1), why: Why::TooMany }]);
+    assert_eq!(
+        caller.need(most + 1, 0..1),
+        [PlannerAction::Fail { ticket: TicketId(most + 1), why: TicketFailure::TooMany }]
+    );
 }
 
 #[test]
@@ -134,9 +138,9 @@ fn needs_that_wait_for_a_connection_become_one_part() {
     for at in [3, 1, 0, 2u64] {
         caller.queue(at + 1, at * 8 * BLOCK..(at + 1) * 8 * BLOCK);
     }
-    let actions = caller.event(Event::Finished { part: first[0].0 });
+    let actions = caller.event(PlannerEvent::Finished { part: first[0].0 });
     assert_eq!(ranges(&actions), [24 * BLOCK..32 * BLOCK], "the oldest ticket, and what follows it");
-    let actions = caller.event(Event::Finished { part: fetches(&actions)[0].0 });
+    let actions = caller.event(PlannerEvent::Finished { part: fetches(&actions)[0].0 });
     assert_eq!(ranges(&actions), [8 * BLOCK..24 * BLOCK]);
 }
 
@@ -148,9 +152,9 @@ fn small_gaps_are_fetched_and_large_ones_are_not() {
     caller.queue(1, 0..3 * BLOCK);
     caller.queue(2, 4 * BLOCK..7 * BLOCK);
     caller.queue(3, 9 * BLOCK..12 * BLOCK);
-    let actions = caller.event(Event::Finished { part: first[0].0 });
+    let actions = caller.event(PlannerEvent::Finished { part: first[0].0 });
     assert_eq!(ranges(&actions), [0..7 * BLOCK]);
-    let actions = caller.event(Event::Finished { part: fetches(&actions)[0].0 });
+    let actions = caller.event(PlannerEvent::Finished { part: fetches(&actions)[0].0 });
     assert_eq!(ranges(&actions), [9 * BLOCK..12 * BLOCK]);
     // A gap that takes longer to fetch than a request.
     caller.queue(4, 100 * MIB..200 * MIB);
@@ -158,7 +162,7 @@ fn small_gaps_are_fetched_and_large_ones_are_not() {
     let mut at = fetches(&actions)[0].0;
     let mut last = 0..0;
     while last.end < 200 * MIB {
-        let actions = caller.event(Event::Finished { part: at });
+        let actions = caller.event(PlannerEvent::Finished { part: at });
         (at, last) = fetches(&actions)[0].clone();
         assert!(last.end <= 200 * MIB, "{last:?}");
     }
@@ -195,10 +199,10 @@ fn read_ahead_grows_with_the_reader_and_ends_with_the_tensor() {
             let parts = fetches(&actions);
             end = parts.iter().map(|part| part.1.end).fold(end, u64::max);
             triggers.extend(actions.iter().filter_map(|action| match action {
-                Action::Trigger { block, .. } => Some(block * BLOCK),
+                PlannerAction::Trigger { block, .. } => Some(block * BLOCK),
                 _ => None,
             }));
-            parts.iter().for_each(|(part, _)| caller.handle(Event::Finished { part: *part }));
+            parts.iter().for_each(|(part, _)| caller.handle(PlannerEvent::Finished { part: *part }));
             actions = caller.poll();
         }
         assert!(end <= within.end && end - at <= 4 * at + LEAD, "{at} {end}");
@@ -206,7 +210,7 @@ fn read_ahead_grows_with_the_reader_and_ends_with_the_tensor() {
             assert!(at <= triggers[0], "{at} {triggers:?}");
             for block in triggers {
                 at = block + BLOCK;
-                actions = caller.event(Event::Touched { object: A, range: block..at, within: within.clone() });
+                actions = caller.event(PlannerEvent::Touched { object: A, range: block..at, within: within.clone() });
                 if !actions.is_empty() {
                     break;
                 }
@@ -239,8 +243,9 @@ fn a_connection_is_kept_free_from_read_ahead() {
     let mut caller = Caller::new(4);
     let parts = fetches(&caller.read(1, 0..64 * MIB, 0..900 * MIB));
     assert_eq!(parts.len(), 4);
-    let mut actions: Vec<_> = parts.iter().flat_map(|part| caller.event(Event::Finished { part: part.0 })).collect();
-    actions.retain(|action| matches!(action, Action::Fetch { .. }));
+    let mut actions: Vec<_> =
+        parts.iter().flat_map(|part| caller.event(PlannerEvent::Finished { part: part.0 })).collect();
+    actions.retain(|action| matches!(action, PlannerAction::Fetch { .. }));
     assert_eq!(actions.len(), 3, "{actions:?}");
     assert_eq!(ranges(&caller.need(2, 950 * MIB..950 * MIB + 1)).len(), 1);
 }
@@ -248,38 +253,38 @@ fn a_connection_is_kept_free_from_read_ahead() {
 #[test]
 fn cancelled_ticket_aborts_only_what_nobody_needs() {
     let mut caller = Caller::new(4);
-    let cancel = |ticket| Event::Cancel { ticket: TicketId(ticket) };
+    let cancel = |ticket| PlannerEvent::Cancel { ticket: TicketId(ticket) };
     let parts = fetches(&caller.need(1, 0..MIB));
     caller.need(2, 100..200);
     assert_eq!(caller.event(cancel(1)), []);
-    assert_eq!(caller.event(cancel(2)), [Action::Abort { part: parts[0].0 }]);
+    assert_eq!(caller.event(cancel(2)), [PlannerAction::Abort { part: parts[0].0 }]);
     assert_eq!(caller.event(cancel(2)), []);
     // What is nearly done is received, as the connection would be lost.
     let parts = fetches(&caller.need(3, 0..MIB));
-    caller.event(Event::Received { part: parts[0].0, bytes: MIB - 5 });
+    caller.event(PlannerEvent::Received { part: parts[0].0, bytes: MIB - 5 });
     assert_eq!(caller.event(cancel(3)), []);
-    caller.event(Event::Finished { part: parts[0].0 });
+    caller.event(PlannerEvent::Finished { part: parts[0].0 });
     assert_eq!(caller.need(4, 0..MIB), [ready(4)]);
     // A reader that has gone needs no read-ahead either.
     let parts = fetches(&caller.read(5, 100 * MIB..140 * MIB, 100 * MIB..900 * MIB));
     let aborted = caller.event(cancel(5));
     assert_eq!(aborted.len(), parts.len(), "{aborted:?}");
-    assert!(aborted.iter().all(|action| matches!(action, Action::Abort { .. })));
+    assert!(aborted.iter().all(|action| matches!(action, PlannerAction::Abort { .. })));
 }
 
 #[test]
 fn reset_is_resumed_at_the_first_missing_block() {
     let mut caller = Caller::new(4);
     let parts = fetches(&caller.need(1, 0..MIB));
-    caller.event(Event::Received { part: parts[0].0, bytes: 3 * BLOCK + 9 });
-    assert_eq!(caller.event(Event::Failed { part: parts[0].0, failure: TRANSIENT }), []);
+    caller.event(PlannerEvent::Received { part: parts[0].0, bytes: 3 * BLOCK + 9 });
+    assert_eq!(caller.event(PlannerEvent::Failed { part: parts[0].0, failure: TRANSIENT }), []);
     // Its blocks are still reserved.
     assert_eq!(caller.need(2, 4 * BLOCK..5 * BLOCK), []);
     let again = fetches(&caller.after(Duration::from_millis(100)));
     assert_eq!(again[0].1, 3 * BLOCK..MIB);
     assert_ne!(again[0].0, parts[0].0);
-    assert_eq!(caller.event(Event::Finished { part: parts[0].0 }), [], "the old part has ended");
-    assert_eq!(caller.event(Event::Finished { part: again[0].0 }), [ready(1), ready(2)]);
+    assert_eq!(caller.event(PlannerEvent::Finished { part: parts[0].0 }), [], "the old part has ended");
+    assert_eq!(caller.event(PlannerEvent::Finished { part: again[0].0 }), [ready(1), ready(2)]);
 }
 
 #[test]
@@ -287,12 +292,12 @@ fn retry_after_pauses_all_parts_of_that_host_only() {
     let mut caller = Caller::new(4);
     let parts = fetches(&caller.need(1, 0..1));
     let running = fetches(&caller.need(2, 9 * MIB..9 * MIB + 1));
-    let failure = Failure::Transient { retry_after: Some(Duration::from_secs(7)) };
-    assert_eq!(caller.event(Event::Failed { part: parts[0].0, failure }), []);
+    let failure = PartFailure::Transient { retry_after: Some(Duration::from_secs(7)) };
+    assert_eq!(caller.event(PlannerEvent::Failed { part: parts[0].0, failure }), []);
     assert_eq!(caller.need(3, 5 * MIB..6 * MIB), []);
-    let other = Event::Need { ticket: TicketId(4), object: B, range: 0..1, within: 0..0 };
+    let other = PlannerEvent::Need { ticket: TicketId(4), object: B, range: 0..1, within: 0..0 };
     assert_eq!(fetches(&caller.event(other)).len(), 1);
-    assert_eq!(caller.event(Event::Finished { part: running[0].0 }), [ready(2)]);
+    assert_eq!(caller.event(PlannerEvent::Finished { part: running[0].0 }), [ready(2)]);
     assert_eq!(caller.after(Duration::from_millis(6999)), []);
     assert!(caller.planner.wake_at().unwrap() <= Duration::from_millis(7200));
     assert_eq!(fetches(&caller.after(Duration::from_millis(201))).len(), 2);
@@ -304,11 +309,11 @@ fn final_failure_reaches_exactly_the_tickets_of_the_part() {
     let parts = fetches(&caller.need(1, 0..4 * BLOCK));
     caller.need(2, 2 * BLOCK..3 * BLOCK);
     let other = fetches(&caller.need(3, 9 * MIB..10 * MIB));
-    assert_eq!(caller.event(Event::Received { part: parts[0].0, bytes: 3 * BLOCK }), [ready(2)]);
-    let why = Why::Part(parts[0].0);
-    let actions = caller.event(Event::Failed { part: parts[0].0, failure: Failure::Final });
-    assert_eq!(actions, [Action::Fail { ticket: TicketId(1), why }]);
-    assert_eq!(caller.event(Event::Finished { part: other[0].0 }), [ready(3)]);
+    assert_eq!(caller.event(PlannerEvent::Received { part: parts[0].0, bytes: 3 * BLOCK }), [ready(2)]);
+    let why = TicketFailure::Part(parts[0].0);
+    let actions = caller.event(PlannerEvent::Failed { part: parts[0].0, failure: PartFailure::Final });
+    assert_eq!(actions, [PlannerAction::Fail { ticket: TicketId(1), why }]);
+    assert_eq!(caller.event(PlannerEvent::Finished { part: other[0].0 }), [ready(3)]);
     // A failure is not remembered.
     assert_eq!(ranges(&caller.need(4, 3 * BLOCK..4 * BLOCK)), [3 * BLOCK..4 * BLOCK]);
 }
@@ -320,24 +325,28 @@ fn ticket_times_out_without_progress_and_not_with_it() {
     for _ in 0..19 {
         // Slow, but alive.
         assert_eq!(caller.after(Duration::from_secs(9)), []);
-        caller.event(Event::Received { part, bytes: BLOCK });
+        caller.event(PlannerEvent::Received { part, bytes: BLOCK });
     }
     let mut tries = 0;
     let end = caller.now + Duration::from_secs(60);
     let failed = loop {
         caller.now = caller.planner.wake_at().unwrap();
         let actions = caller.poll();
-        if let Some(Action::Fail { ticket, why }) = actions.iter().find(|action| matches!(action, Action::Fail { .. }))
+        if let Some(PlannerAction::Fail { ticket, why }) =
+            actions.iter().find(|action| matches!(action, PlannerAction::Fail { .. }))
         {
             break (*ticket, *why);
         }
         for (next, _) in fetches(&actions) {
             (part, tries) = (next, tries + 1);
-            caller.handle(Event::Failed { part, failure: TRANSIENT });
+            caller.handle(PlannerEvent::Failed { part, failure: TRANSIENT });
         }
     };
     assert_eq!(caller.now, end);
-    assert!(matches!(failed, (TicketId(1), Why::TimedOut { last: Some(last) }) if last == part), "{failed:?}");
+    assert!(
+        matches!(failed, (TicketId(1), TicketFailure::TimedOut { last: Some(last) }) if last == part),
+        "{failed:?}"
+    );
     assert!((10..=30).contains(&tries), "{tries}");
     assert_eq!(caller.after(Duration::from_secs(60)), []);
     assert_eq!(caller.planner.wake_at(), None);
@@ -348,7 +357,7 @@ fn stalled_part_is_aborted_and_tried_again() {
     let mut caller = Caller::new(4);
     let part = fetches(&caller.need(1, 0..BLOCK))[0].0;
     assert_eq!(caller.after(Duration::from_millis(9999)), []);
-    assert_eq!(caller.after(Duration::from_millis(1)), [Action::Abort { part }]);
+    assert_eq!(caller.after(Duration::from_millis(1)), [PlannerAction::Abort { part }]);
     let again = fetches(&caller.after(Duration::from_millis(100)));
     assert_eq!(again[0].1, 0..BLOCK);
 }
@@ -360,7 +369,7 @@ fn host_that_is_down_is_not_asked_for_each_ticket() {
     let mut tries = 0;
     while caller.now < Duration::from_secs(30) {
         tries += running.len();
-        running.drain(..).for_each(|(part, _)| caller.handle(Event::Failed { part, failure: TRANSIENT }));
+        running.drain(..).for_each(|(part, _)| caller.handle(PlannerEvent::Failed { part, failure: TRANSIENT }));
         running = fetches(&caller.poll());
         if running.is_empty() {
             caller.now = caller.planner.wake_at().unwrap();
@@ -378,10 +387,10 @@ fn read_ahead_that_nobody_waits_for_is_not_tried_forever() {
     while tries < 100 {
         for (part, range) in parts.drain(..) {
             let event = if range.start < 2 * MIB {
-                Event::Finished { part }
+                PlannerEvent::Finished { part }
             } else {
                 tries += 1;
-                Event::Failed { part, failure: TRANSIENT }
+                PlannerEvent::Failed { part, failure: TRANSIENT }
             };
             caller.handle(event);
         }
@@ -400,18 +409,18 @@ fn read_ahead_that_nobody_waits_for_is_not_tried_forever() {
 #[test]
 fn blocks_of_another_process_are_not_fetched() {
     let mut caller = Caller::new(4);
-    caller.handle(Event::Present { object: A, blocks: 2..4 });
+    caller.handle(PlannerEvent::Present { object: A, blocks: 2..4 });
     assert_eq!(ranges(&caller.need(1, 0..6 * BLOCK)), [0..2 * BLOCK, 4 * BLOCK..6 * BLOCK]);
-    assert_eq!(caller.event(Event::Present { object: A, blocks: 0..9 }), [ready(1)]);
-    caller.handle(Event::Evicted { object: A, blocks: 2..3 });
+    assert_eq!(caller.event(PlannerEvent::Present { object: A, blocks: 0..9 }), [ready(1)]);
+    caller.handle(PlannerEvent::Evicted { object: A, blocks: 2..3 });
     assert_eq!(ranges(&caller.need(2, 0..6 * BLOCK)), [2 * BLOCK..3 * BLOCK]);
 }
 
 #[test]
 fn idle_reader_gives_its_read_ahead_up() {
-    let limits = Limits { connections: 4, ahead_total: 64 * MIB, ..Limits::default() };
+    let limits = PlannerLimits { connections: 4, ahead_total: 64 * MIB, ..PlannerLimits::default() };
     let mut caller = Caller { planner: Planner::new(limits, 1), now: Duration::ZERO };
-    caller.handle(Event::Opened { object: A, len: 1 << 30, host: HostId(0) });
+    caller.handle(PlannerEvent::Opened { object: A, len: 1 << 30, host: HostId(0) });
     let first = fetches(&caller.read(1, 0..32 * MIB, 0..500 * MIB));
     // The budget is used up. The first reader still reads, so the second one gets nothing ahead.
     let second = |caller: &mut Caller, ticket| {
@@ -421,7 +430,7 @@ fn idle_reader_gives_its_read_ahead_up() {
     assert!(ranges(&second(&mut caller, 2)).iter().all(|range| range.end <= 504 * MIB));
     caller.now += Duration::from_secs(3);
     let actions = second(&mut caller, 3);
-    assert!(actions.iter().any(|action| matches!(action, Action::Abort { .. })), "{first:?} {actions:?}");
+    assert!(actions.iter().any(|action| matches!(action, PlannerAction::Abort { .. })), "{first:?} {actions:?}");
     assert!(ranges(&actions).iter().any(|range| range.end > 508 * MIB), "{actions:?}");
 }
 
@@ -433,8 +442,8 @@ fn read_ahead_that_is_evicted_is_not_fetched_again() {
     for _ in 0..100 {
         for (part, range) in parts.drain(..) {
             bytes += range.end.saturating_sub(range.start.max(100 * MIB));
-            caller.handle(Event::Finished { part });
-            caller.handle(Event::Evicted { object: A, blocks: 1600..range.end / BLOCK });
+            caller.handle(PlannerEvent::Finished { part });
+            caller.handle(PlannerEvent::Evicted { object: A, blocks: 1600..range.end / BLOCK });
         }
         parts = fetches(&caller.poll());
     }
@@ -448,11 +457,13 @@ fn connections_that_always_break_inside_a_block_time_out() {
     for _ in 0..1000 {
         for action in std::mem::take(&mut actions) {
             match action {
-                Action::Fetch { part, .. } => {
-                    caller.handle(Event::Received { part, bytes: BLOCK / 2 });
-                    caller.handle(Event::Failed { part, failure: TRANSIENT });
+                PlannerAction::Fetch { part, .. } => {
+                    caller.handle(PlannerEvent::Received { part, bytes: BLOCK / 2 });
+                    caller.handle(PlannerEvent::Failed { part, failure: TRANSIENT });
                 }
-                Action::Fail { why, .. } => return assert!(matches!(why, Why::TimedOut { .. }), "{why:?}"),
+                PlannerAction::Fail { why, .. } => {
+                    return assert!(matches!(why, TicketFailure::TimedOut { .. }), "{why:?}");
+                }
                 other => panic!("{other:?}"),
             }
         }

@@ -4,18 +4,18 @@ use crate::cases::is_same;
 use proptest::prelude::*;
 use std::ops::Range;
 use weightfs::codec::quantized::{
-    Decoder, F32, Formula, Gathered, Global, Grid, Layout, Mismatch, Number, Output, Packing, Part, Parts, Real, Runs,
-    Zeros,
+    ByteRuns, CodeNumber, CodePacking, DecodedOutput, DequantizeFormula, F32, GatheredParts, GlobalScale,
+    LayoutDecoder, Parts, QuantizedLayout, QuantizedPart, ScaleGrid, ScaleType, SizeMismatch, ZeroPoints,
 };
 
-fn real() -> impl Strategy<Value = Real> {
+fn real() -> impl Strategy<Value = ScaleType> {
     prop_oneof![
-        Just(Real::F32),
-        Just(Real::F16),
-        Just(Real::Bf16),
-        Just(Real::E8M0),
-        Just(Real::E4M3),
-        (1u64..5).prop_map(|block| Real::Nested { block, offset: 0.25 }),
+        Just(ScaleType::F32),
+        Just(ScaleType::F16),
+        Just(ScaleType::Bf16),
+        Just(ScaleType::E8M0),
+        Just(ScaleType::E4M3),
+        (1u64..5).prop_map(|block| ScaleType::Nested { block, offset: 0.25 }),
     ]
 }
 
@@ -23,34 +23,34 @@ fn small() -> impl Strategy<Value = u64> {
     prop_oneof![8 => 0u64..40, 1 => Just(u64::MAX), 1 => Just(1 << 40)]
 }
 
-fn packing() -> impl Strategy<Value = Packing> {
+fn packing() -> impl Strategy<Value = CodePacking> {
     prop_oneof![
-        (0u32..10, small()).prop_map(|(bits, row_bytes)| Packing::Stream { bits, row_bytes }),
-        (0u32..10, small()).prop_map(|(bits, row_bytes)| Packing::Words { bits, row_bytes: row_bytes / 4 * 4 }),
-        small().prop_map(|row_bytes| Packing::HighFirst { row_bytes }),
-        Just(Packing::RowPairs),
-        (0u32..10).prop_map(|bits| Packing::Down { bits }),
-        Just(Packing::Across),
+        (0u32..10, small()).prop_map(|(bits, row_bytes)| CodePacking::Stream { bits, row_bytes }),
+        (0u32..10, small()).prop_map(|(bits, row_bytes)| CodePacking::Words { bits, row_bytes: row_bytes / 4 * 4 }),
+        small().prop_map(|row_bytes| CodePacking::HighFirst { row_bytes }),
+        Just(CodePacking::RowPairs),
+        (0u32..10).prop_map(|bits| CodePacking::Down { bits }),
+        Just(CodePacking::Across),
     ]
 }
 
-fn number() -> impl Strategy<Value = Number> {
+fn number() -> impl Strategy<Value = CodeNumber> {
     prop::sample::select(vec![
-        Number::Unsigned,
-        Number::Signed,
-        Number::Offset,
-        Number::E2M1,
-        Number::E4M3,
-        Number::E5M2,
-        Number::E4M3Fnuz,
-        Number::E5M2Fnuz,
-        Number::Map,
+        CodeNumber::Unsigned,
+        CodeNumber::Signed,
+        CodeNumber::Offset,
+        CodeNumber::E2M1,
+        CodeNumber::E4M3,
+        CodeNumber::E5M2,
+        CodeNumber::E4M3Fnuz,
+        CodeNumber::E5M2Fnuz,
+        CodeNumber::Map,
     ])
 }
 
-fn zeros() -> impl Strategy<Value = Zeros> {
+fn zeros() -> impl Strategy<Value = ZeroPoints> {
     let packed = (0u32..10, small(), small(), any::<bool>(), any::<u32>(), any::<u32>()).prop_map(
-        |(bits, along, across, interleaved, add, offset)| Zeros::Packed {
+        |(bits, along, across, interleaved, add, offset)| ZeroPoints::Packed {
             bits,
             along,
             across,
@@ -59,88 +59,91 @@ fn zeros() -> impl Strategy<Value = Zeros> {
             offset,
         },
     );
-    prop_oneof![2 => Just(Zeros::None), 1 => Just(Zeros::Bytes), 3 => packed]
+    prop_oneof![2 => Just(ZeroPoints::None), 1 => Just(ZeroPoints::Bytes), 3 => packed]
 }
 
-fn grid() -> impl Strategy<Value = Grid> {
+fn grid() -> impl Strategy<Value = ScaleGrid> {
     prop_oneof![
         4 => ([small(), small()], small(), [small(), small(), small()])
-            .prop_map(|(block, groups, strides)| Grid::Blocks { block, groups, strides }),
-        1 => (small(), small()).prop_map(|(block, groups)| Grid::Tiled { block, groups: groups / 4 * 4 }),
+            .prop_map(|(block, groups, strides)| ScaleGrid::Blocks { block, groups, strides }),
+        1 => (small(), small()).prop_map(|(block, groups)| ScaleGrid::Tiled { block, groups: groups / 4 * 4 }),
     ]
 }
 
 /// Descriptions of any kind. Most are inconsistent.
-fn layout() -> impl Strategy<Value = Layout> {
+fn layout() -> impl Strategy<Value = QuantizedLayout> {
     let dims = (prop_oneof![3 => Just(1u64), 1 => small()], small(), small());
     let formula = prop_oneof![
-        3 => Just(Formula::Scale),
-        1 => Just(Formula::Divide),
-        1 => Just(Formula::ScaleThenAdd),
-        1 => Just(Formula::ScaleTwice(0.1)),
+        3 => Just(DequantizeFormula::Scale),
+        1 => Just(DequantizeFormula::Divide),
+        1 => Just(DequantizeFormula::ScaleThenAdd),
+        1 => Just(DequantizeFormula::ScaleTwice(0.1)),
     ];
     let global = prop_oneof![
-        Just(Global::None),
-        any::<bool>().prop_map(|each| Global::Times { each }),
-        any::<bool>().prop_map(|each| Global::Over { each }),
+        Just(GlobalScale::None),
+        any::<bool>().prop_map(|each| GlobalScale::Times { each }),
+        any::<bool>().prop_map(|each| GlobalScale::Over { each }),
     ];
     ((dims, packing(), number(), grid(), real(), real()), global, zeros(), any::<bool>(), formula).prop_map(
-        |(((batch, rows, cols), packing, number, grid, scale, bias), global, zeros, group_index, formula)| Layout {
-            batch,
-            rows,
-            cols,
-            packing,
-            number,
-            grid,
-            scale,
-            bias,
-            global,
-            zeros,
-            group_index,
-            formula,
+        |(((batch, rows, cols), packing, number, grid, scale, bias), global, zeros, group_index, formula)| {
+            QuantizedLayout {
+                batch,
+                rows,
+                cols,
+                packing,
+                number,
+                grid,
+                scale,
+                bias,
+                global,
+                zeros,
+                group_index,
+                formula,
+            }
         },
     )
 }
 
 /// Descriptions that are likely to be consistent.
-fn consistent() -> impl Strategy<Value = Layout> {
+fn consistent() -> impl Strategy<Value = QuantizedLayout> {
     (layout(), 1u64..4, 1u64..40, 1u64..70, 1u64..9, (1u64..20, 1u64..20), 0u64..3, 0u64..3).prop_map(
         |(mut layout, batch, rows, cols, bits, (below, beside), kind, extra)| {
-            let bits = if let Number::E2M1 | Number::Map = layout.number { 4 } else { bits };
+            let bits = if let CodeNumber::E2M1 | CodeNumber::Map = layout.number { 4 } else { bits };
             let bits = match layout.number {
-                Number::E4M3 | Number::E5M2 | Number::E4M3Fnuz | Number::E5M2Fnuz => 8,
+                CodeNumber::E4M3 | CodeNumber::E5M2 | CodeNumber::E4M3Fnuz | CodeNumber::E5M2Fnuz => 8,
                 _ => bits as u32,
             };
-            let rows = if matches!(layout.packing, Packing::Across | Packing::RowPairs) { rows * 8 } else { rows };
+            let rows =
+                if matches!(layout.packing, CodePacking::Across | CodePacking::RowPairs) { rows * 8 } else { rows };
             let transposed = layout.packing.is_transposed();
             (layout.batch, layout.rows, layout.cols) = (if transposed { 1 } else { batch }, rows, cols);
             let padded = |bytes: u64| bytes + extra * 4;
             layout.packing = match layout.packing {
-                Packing::Stream { .. } => {
-                    Packing::Stream { bits, row_bytes: padded((cols * u64::from(bits)).div_ceil(8)) }
+                CodePacking::Stream { .. } => {
+                    CodePacking::Stream { bits, row_bytes: padded((cols * u64::from(bits)).div_ceil(8)) }
                 }
-                Packing::Words { .. } => {
-                    Packing::Words { bits, row_bytes: padded(cols.div_ceil(u64::from(32 / bits)) * 4) }
+                CodePacking::Words { .. } => {
+                    CodePacking::Words { bits, row_bytes: padded(cols.div_ceil(u64::from(32 / bits)) * 4) }
                 }
-                Packing::HighFirst { .. } => Packing::HighFirst { row_bytes: padded(cols.div_ceil(2)) },
-                Packing::Down { .. } => Packing::Down { bits },
+                CodePacking::HighFirst { .. } => CodePacking::HighFirst { row_bytes: padded(cols.div_ceil(2)) },
+                CodePacking::Down { .. } => CodePacking::Down { bits },
                 packing => packing,
             };
             let groups = cols.div_ceil(beside);
             let count = rows.div_ceil(below);
-            let blocks = |strides| Grid::Blocks { block: [below, beside], groups, strides };
-            let is_plain = matches!(layout.scale, Real::E8M0 | Real::E4M3) && layout.batch == 1;
+            let blocks = |strides| ScaleGrid::Blocks { block: [below, beside], groups, strides };
+            let is_plain = matches!(layout.scale, ScaleType::E8M0 | ScaleType::E4M3) && layout.batch == 1;
             layout.grid = match kind {
-                0 if layout.batch == 1 => Grid::Blocks { block: [1, beside], groups, strides: [0, 1, rows] },
-                1 if is_plain => Grid::Tiled { block: beside, groups: groups.next_multiple_of(4) },
+                0 if layout.batch == 1 => ScaleGrid::Blocks { block: [1, beside], groups, strides: [0, 1, rows] },
+                1 if is_plain => ScaleGrid::Tiled { block: beside, groups: groups.next_multiple_of(4) },
                 _ => blocks([count * groups, groups, 1]),
             };
             layout.group_index = layout.group_index && layout.batch == 1;
             layout.zeros = match layout.zeros {
-                Zeros::Packed { add, interleaved, .. } => {
+                ZeroPoints::Packed { add, interleaved, .. } => {
                     let words = (rows * u64::from(bits)).div_ceil(32);
                     let (along, across) = if extra == 0 { (groups, 1) } else { (1, words) };
-                    Zeros::Packed {
+                    ZeroPoints::Packed {
                         bits,
                         along,
                         across,
@@ -157,30 +160,30 @@ fn consistent() -> impl Strategy<Value = Layout> {
 }
 
 /// Bytes for each part.
-fn parts(layout: &Layout, required: &Parts<u64>) -> Parts<Vec<u8>> {
+fn parts(layout: &QuantizedLayout, required: &Parts<u64>) -> Parts<Vec<u8>> {
     let mut parts: Parts<Vec<u8>> =
         required.map(|size| (0..size).map(|at| ((at.wrapping_mul(2_654_435_761) ^ size) >> 7) as u8).collect());
-    if let (true, Grid::Blocks { groups, .. }) = (layout.group_index && layout.elements() > 0, layout.grid) {
+    if let (true, ScaleGrid::Blocks { groups, .. }) = (layout.group_index && layout.elements() > 0, layout.grid) {
         // Some groups do not exist, and -1 means that the index is not used.
         let unused = layout.rows.is_multiple_of(3);
         let group = |column: u64| if unused && column == 0 { u32::MAX } else { (column * 7 % (groups + 1)) as u32 };
         let index = (0..layout.cols).flat_map(|column| group(column).to_le_bytes());
-        parts[Part::GroupIndex as usize] = index.collect();
+        parts[QuantizedPart::GroupIndex as usize] = index.collect();
     }
     parts
 }
 
-fn gather(parts: &Parts<Vec<u8>>, needs: &Parts<Runs>) -> Parts<Vec<u8>> {
-    Part::ALL.map(|part| {
+fn gather(parts: &Parts<Vec<u8>>, needs: &Parts<ByteRuns>) -> Parts<Vec<u8>> {
+    QuantizedPart::ALL.map(|part| {
         let runs = needs[part as usize].ranges();
         runs.flat_map(|run| parts[part as usize][run.start as usize..run.end as usize].to_vec()).collect()
     })
 }
 
-fn decode(decoder: &Decoder, parts: &Parts<Vec<u8>>, held: &Range<u64>, range: &Range<u64>) -> Vec<f32> {
+fn decode(decoder: &LayoutDecoder, parts: &Parts<Vec<u8>>, held: &Range<u64>, range: &Range<u64>) -> Vec<f32> {
     let gathered = gather(parts, &decoder.needs(held));
     let mut out: Vec<F32> = vec![[0xaa; 4]; (range.end - range.start) as usize];
-    decoder.decode(held, &gathered.each_ref().map(Vec::as_slice), range, Output::F32(&mut out)).unwrap();
+    decoder.decode(held, &gathered.each_ref().map(Vec::as_slice), range, DecodedOutput::F32(&mut out)).unwrap();
     out.into_iter().map(f32::from_le_bytes).collect()
 }
 
@@ -191,7 +194,7 @@ proptest! {
     #[test]
     fn ranges_agree_with_single_elements(layout in consistent(), at in any::<[prop::sample::Index; 4]>()) {
         let Ok(required) = layout.required() else { return Ok(()) };
-        let decoder = Decoder::new(layout, &required).unwrap();
+        let decoder = LayoutDecoder::new(layout, &required).unwrap();
         let parts = parts(&layout, &required);
         let elements = layout.elements();
         let whole = decode(&decoder, &parts, &(0..elements), &(0..elements));
@@ -218,9 +221,9 @@ proptest! {
         for (part, size) in required.iter().enumerate().filter(|(_, size)| **size > 0) {
             let mut smaller = required;
             smaller[part] = size - 1;
-            prop_assert!(Decoder::new(layout, &smaller).is_err());
+            prop_assert!(LayoutDecoder::new(layout, &smaller).is_err());
         }
-        let decoder = Decoder::new(layout, &required).unwrap();
+        let decoder = LayoutDecoder::new(layout, &required).unwrap();
         let elements = layout.elements();
         let mut places = at.map(|at| if elements < 1 << 40 { at.index(elements as usize + 1) as u64 } else { elements });
         places.sort_unstable();
@@ -250,83 +253,88 @@ fn consistent_descriptions_are_common() {
     assert!(count > 300, "{count}");
 }
 
-fn fp8() -> Layout {
-    Layout {
+fn fp8() -> QuantizedLayout {
+    QuantizedLayout {
         batch: 1,
         rows: 7168,
         cols: 18432,
-        packing: Packing::Stream { bits: 8, row_bytes: 18432 },
-        number: Number::E4M3,
-        grid: Grid::Blocks { block: [128, 128], groups: 144, strides: [56 * 144, 144, 1] },
-        scale: Real::F32,
-        bias: Real::F32,
-        global: Global::None,
-        zeros: Zeros::None,
+        packing: CodePacking::Stream { bits: 8, row_bytes: 18432 },
+        number: CodeNumber::E4M3,
+        grid: ScaleGrid::Blocks { block: [128, 128], groups: 144, strides: [56 * 144, 144, 1] },
+        scale: ScaleType::F32,
+        bias: ScaleType::F32,
+        global: GlobalScale::None,
+        zeros: ZeroPoints::None,
         group_index: false,
-        formula: Formula::Scale,
+        formula: DequantizeFormula::Scale,
     }
 }
 
 #[test]
 fn row_needs_only_its_codes_and_scales() {
-    let needs = |layout: Layout, range: Range<u64>| {
-        let needs = Decoder::new(layout, &layout.required().unwrap()).unwrap().needs(&range);
-        let first = |part: Part| needs[part as usize].ranges().next().unwrap();
-        (first(Part::Values), first(Part::Scales))
+    let needs = |layout: QuantizedLayout, range: Range<u64>| {
+        let needs = LayoutDecoder::new(layout, &layout.required().unwrap()).unwrap().needs(&range);
+        let first = |part: QuantizedPart| needs[part as usize].ranges().next().unwrap();
+        (first(QuantizedPart::Values), first(QuantizedPart::Scales))
     };
     let row = 300 * 18432;
     assert_eq!(needs(fp8(), row..row + 18432), (row..row + 18432, 2 * 144 * 4..3 * 144 * 4));
     assert_eq!(needs(fp8(), row + 200..row + 201), (row + 200..row + 201, (2 * 144 + 1) * 4..(2 * 144 + 2) * 4));
-    let transposed = Layout {
-        packing: Packing::Down { bits: 4 },
-        number: Number::Unsigned,
-        grid: Grid::Blocks { block: [1, 128], groups: 144, strides: [0, 1, 7168] },
+    let transposed = QuantizedLayout {
+        packing: CodePacking::Down { bits: 4 },
+        number: CodeNumber::Unsigned,
+        grid: ScaleGrid::Blocks { block: [1, 128], groups: 144, strides: [0, 1, 7168] },
         ..fp8()
     };
-    let decoder = Decoder::new(transposed, &transposed.required().unwrap()).unwrap();
+    let decoder = LayoutDecoder::new(transposed, &transposed.required().unwrap()).unwrap();
     let [values, scales, ..] = decoder.needs(&(row..row + 18432));
-    assert_eq!(values, Runs { start: 300 * 4, len: 4, stride: 7168 * 4, count: 18432 / 8 });
-    assert_eq!(scales, Runs { start: 300 * 4, len: 4, stride: 7168 * 4, count: 144 });
+    assert_eq!(values, ByteRuns { start: 300 * 4, len: 4, stride: 7168 * 4, count: 18432 / 8 });
+    assert_eq!(scales, ByteRuns { start: 300 * 4, len: 4, stride: 7168 * 4, count: 144 });
     // A window consists of rows whose codes and scales are at most 4 MiB.
     let window = transposed.window(row..row + 1);
     assert_eq!((window.start % 18432, window.end % 18432, window.contains(&row)), (0, 0, true));
-    let bytes = decoder.needs(&window)[Part::Values as usize].bytes();
+    let bytes = decoder.needs(&window)[QuantizedPart::Values as usize].bytes();
     assert!((1 << 20..=4 << 20).contains(&bytes), "{bytes}");
 }
 
 #[test]
 fn distance_of_groups_is_ignored_if_there_is_one() {
     for beside in [0, 1, u64::MAX] {
-        let grid = Grid::Blocks { block: [1, 3], groups: 1, strides: [0, 1, beside] };
-        let packing = Packing::Stream { bits: 8, row_bytes: 3 };
-        let layout = Layout { rows: 2, cols: 3, packing, number: Number::Unsigned, grid, ..fp8() };
-        let decoder = Decoder::new(layout, &layout.required().unwrap()).unwrap();
+        let grid = ScaleGrid::Blocks { block: [1, 3], groups: 1, strides: [0, 1, beside] };
+        let packing = CodePacking::Stream { bits: 8, row_bytes: 3 };
+        let layout = QuantizedLayout { rows: 2, cols: 3, packing, number: CodeNumber::Unsigned, grid, ..fp8() };
+        let decoder = LayoutDecoder::new(layout, &layout.required().unwrap()).unwrap();
         let mut parts: Parts<Vec<u8>> = Default::default();
-        parts[Part::Values as usize] = vec![1, 2, 3, 4, 5, 6];
-        parts[Part::Scales as usize] = [0.5f32, 2.0].iter().flat_map(|scale| scale.to_le_bytes()).collect();
+        parts[QuantizedPart::Values as usize] = vec![1, 2, 3, 4, 5, 6];
+        parts[QuantizedPart::Scales as usize] = [0.5f32, 2.0].iter().flat_map(|scale| scale.to_le_bytes()).collect();
         assert_eq!(decode(&decoder, &parts, &(0..6), &(0..6)), [0.5, 1.0, 1.5, 8.0, 10.0, 12.0]);
     }
 }
 
 #[test]
 fn slices_of_wrong_sizes_are_refused() {
-    let layout = Layout { rows: 256, cols: 256, packing: Packing::Stream { bits: 8, row_bytes: 256 }, ..fp8() };
-    let layout = Layout { grid: Grid::Blocks { block: [128, 128], groups: 2, strides: [4, 2, 1] }, ..layout };
-    let decoder = Decoder::new(layout, &layout.required().unwrap()).unwrap();
+    let layout =
+        QuantizedLayout { rows: 256, cols: 256, packing: CodePacking::Stream { bits: 8, row_bytes: 256 }, ..fp8() };
+    let layout =
+        QuantizedLayout { grid: ScaleGrid::Blocks { block: [128, 128], groups: 2, strides: [4, 2, 1] }, ..layout };
+    let decoder = LayoutDecoder::new(layout, &layout.required().unwrap()).unwrap();
     let (codes, scales) = (vec![0; 512], vec![0; 16]);
     let mut out = vec![[0; 4]; 512];
     let mut decode = |codes: &[u8], scales: &[u8], held: Range<u64>, range: Range<u64>, len: usize| {
         let mut parts: Parts<&[u8]> = Default::default();
         (parts[0], parts[1]) = (codes, scales);
-        decoder.decode(&held, &parts, &range, Output::F32(&mut out[..len]))
+        decoder.decode(&held, &parts, &range, DecodedOutput::F32(&mut out[..len]))
     };
     assert_eq!(decode(&codes, &scales[..8], 0..512, 0..512, 512), Ok(()));
-    assert_eq!(decode(&codes[1..], &scales[..8], 0..512, 0..512, 512), Err(Mismatch { part: Some(Part::Values) }));
-    assert_eq!(decode(&codes, &scales, 0..512, 0..512, 512), Err(Mismatch { part: Some(Part::Scales) }));
+    assert_eq!(
+        decode(&codes[1..], &scales[..8], 0..512, 0..512, 512),
+        Err(SizeMismatch { part: Some(QuantizedPart::Values) })
+    );
+    assert_eq!(decode(&codes, &scales, 0..512, 0..512, 512), Err(SizeMismatch { part: Some(QuantizedPart::Scales) }));
     for (held, range, len) in
         [(0..512, 0..512, 511), (0..512, 0..513, 512), (1..512, 0..512, 512), (0..u64::MAX, 0..1, 1)]
     {
-        assert_eq!(decode(&codes, &scales[..8], held, range, len), Err(Mismatch { part: None }));
+        assert_eq!(decode(&codes, &scales[..8], held, range, len), Err(SizeMismatch { part: None }));
     }
 }
 
@@ -335,21 +343,21 @@ proptest! {
     #[test]
     fn gathered_bytes_are_those_that_are_needed(layout in consistent(), at in any::<[prop::sample::Index; 2]>()) {
         let Ok(required) = layout.required() else { return Ok(()) };
-        let decoder = Decoder::new(layout, &required).unwrap();
+        let decoder = LayoutDecoder::new(layout, &required).unwrap();
         let parts = parts(&layout, &required);
         let elements = layout.elements();
         let mut places = at.map(|at| at.index(elements as usize + 1) as u64);
         places.sort_unstable();
         let range = places[0]..places[1];
-        let gathered = Gathered::new(&decoder, range.clone(), |part, offset, bytes| {
+        let gathered = GatheredParts::new(&decoder, range.clone(), |part, offset, bytes| {
             let part = parts[part as usize].get(offset as usize..offset as usize + bytes.len());
             part.map(|part| bytes.copy_from_slice(part)).ok_or(())
         });
         let gathered = gathered.unwrap();
-        let needed: u64 = decoder.needs(&range).iter().map(Runs::bytes).sum();
+        let needed: u64 = decoder.needs(&range).iter().map(ByteRuns::bytes).sum();
         prop_assert_eq!(gathered.bytes() as u64, needed);
         let mut out = vec![[0xaa; 4]; (range.end - range.start) as usize];
-        gathered.decode(&decoder, &range, Output::F32(&mut out)).unwrap();
+        gathered.decode(&decoder, &range, DecodedOutput::F32(&mut out)).unwrap();
         let expected = decode(&decoder, &parts, &range, &range);
         let found = out.into_iter().map(f32::from_le_bytes);
         prop_assert!(found.zip(expected).all(|(found, expected)| is_same(found, expected, true)));

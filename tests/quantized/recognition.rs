@@ -5,9 +5,10 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::cell::Cell;
 use std::collections::HashMap;
-use weightfs::codec::quantized::{Decoder, Part};
+use weightfs::codec::quantized::{LayoutDecoder, QuantizedPart};
 use weightfs::model::quantization::{
-    self, CONTENTS_MAX, Config, Recognised, SCHEMES, Stored, Tensors, parse, recognise, wanted,
+    self, CONTENTS_MAX, QuantizationConfig, RecognisedWeights, SCHEMES, SiteTensor, StoredTensors, parse_config,
+    recognise_weights, wanted,
 };
 
 fn size(dtype: &str) -> u64 {
@@ -25,9 +26,9 @@ fn tensor(name: &str, dtype: &str, shape: &[u64]) -> Tensor {
     Tensor { name: name.to_owned(), dtype: dtype.to_owned(), shape: shape.to_vec(), data }
 }
 
-fn found(tensors: &[(&str, &str, &[u64])], config: Value) -> (File, Recognised) {
+fn found(tensors: &[(&str, &str, &[u64])], config: Value) -> (File, RecognisedWeights) {
     let file = File::new(tensors.iter().map(|(name, dtype, shape)| tensor(name, dtype, shape)).collect());
-    let recognised = file.recognise(&Config::new(Some(&config), None));
+    let recognised = file.recognise(&QuantizationConfig::new(Some(&config), None));
     (file, recognised)
 }
 
@@ -85,16 +86,16 @@ fn every_companion_is_accounted_for() {
 fn missing_part_is_reported() {
     for case in cases() {
         let weight = &case.file.recognise(&case.config()).weights[0];
-        for part in Part::ALL {
+        for part in QuantizedPart::ALL {
             let Some(at) = weight.parts()[part as usize] else { continue };
             let mut tensors = case.file.tensors.clone();
             let missing = tensors.remove(at);
             let recognised = File::new(tensors).recognise(&case.config());
             // Without the codes there is no warning. Zero points and indices are optional in some schemes.
             match part {
-                Part::Values => assert!(recognised.weights.is_empty(), "{}", case.name),
-                Part::Zeros | Part::GroupIndex if !recognised.weights.is_empty() => {}
-                Part::Scales if recognised.warnings.is_empty() => {
+                QuantizedPart::Values => assert!(recognised.weights.is_empty(), "{}", case.name),
+                QuantizedPart::Zeros | QuantizedPart::GroupIndex if !recognised.weights.is_empty() => {}
+                QuantizedPart::Scales if recognised.warnings.is_empty() => {
                     // Without the scales, these are not recognised as codes: there is no configuration, or other
                     // tensors have such names or dtypes too.
                     let values = &case.file.tensors[weight.values];
@@ -119,7 +120,7 @@ fn missing_part_is_reported() {
 fn part_of_a_wrong_shape_is_refused() {
     for case in cases() {
         let weight = &case.file.recognise(&case.config()).weights[0];
-        for part in Part::ALL {
+        for part in QuantizedPart::ALL {
             let Some(at) = weight.parts()[part as usize] else { continue };
             for axis in 0..case.file.tensors[at].shape.len() {
                 for change in [1, -1] {
@@ -132,11 +133,17 @@ fn part_of_a_wrong_shape_is_refused() {
                     let file = File::new(tensors);
                     let recognised = file.recognise(&case.config());
                     let Some(changed) = recognised.weights.first() else { continue };
-                    let decoder = Decoder::new(changed.class.layout, &file.sizes(changed));
+                    let decoder = LayoutDecoder::new(changed.class.layout, &file.sizes(changed));
                     assert!(decoder.is_ok(), "{}: {:?} {axis} {change}", case.name, part);
                     let range = 0..changed.class.elements();
                     file.decode(changed, &range, &range);
-                    let same_size = matches!(part, Part::Map | Part::NestedMap | Part::Global | Part::GroupIndex);
+                    let same_size = matches!(
+                        part,
+                        QuantizedPart::Map
+                            | QuantizedPart::NestedMap
+                            | QuantizedPart::Global
+                            | QuantizedPart::GroupIndex
+                    );
                     assert!(!same_size, "{}: {part:?} {shape:?}", case.name);
                 }
             }
@@ -160,7 +167,7 @@ fn unknown_methods_and_formats_are_reported() {
 
 /// Whether the configuration of a model with these tensors is read.
 fn may_be_quantized(list: &[(&str, &str)]) -> bool {
-    let stored = |(name, dtype)| Stored { name, dtype, shape: &[4, 4], bytes: 16 * size(dtype) };
+    let stored = |(name, dtype)| SiteTensor { name, dtype, shape: &[4, 4], bytes: 16 * size(dtype) };
     let find = |name: &str| list.iter().copied().find(|(other, _)| *other == name).map(stored);
     quantization::may_be_quantized(list.iter().copied().map(stored), find)
 }
@@ -336,7 +343,7 @@ fn uncertain_schemes_are_refused() {
     ];
     packed[2].data = [4i64.to_le_bytes(), 100i64.to_le_bytes()].concat();
     let config = json!({"quantization_config": {"quant_method": "compressed-tensors", "num_bits": 3}});
-    let recognised = File::new(packed).recognise(&Config::new(Some(&config), None));
+    let recognised = File::new(packed).recognise(&QuantizationConfig::new(Some(&config), None));
     let expected = "pack-quantized: a packing that is not certain (3 bits, 100 columns), such as \"m.weight_packed\"";
     assert_eq!(recognised.warnings[0].to_string(), expected);
     let comfy: [(&str, &str, &[u64]); 3] =
@@ -357,7 +364,7 @@ fn metadata_of_comfyui_is_used() {
         let file = File::new(case.file.tensors.into_iter().filter(|tensor| !is_format(tensor)).collect());
         let found = |layer: &str| {
             let metadata = json!({"format_version": "1.0", "layers": {layer: format}});
-            let config = Config::default().with_comfy_metadata(&metadata.to_string());
+            let config = QuantizationConfig::default().with_comfy_metadata(&metadata.to_string());
             file.recognise(&config).weights.first().map(|weight| weight.class.layout)
         };
         assert_eq!(found("m"), Some(expected), "{name}");
@@ -367,7 +374,7 @@ fn metadata_of_comfyui_is_used() {
     let rotated: [(&str, &str, &[u64]); 2] = [("m.weight", "F8_E4M3", &[4, 4]), ("m.weight_scale", "F32", &[])];
     let file = File::new(rotated.iter().map(|(name, dtype, shape)| tensor(name, dtype, shape)).collect());
     let metadata = json!({"layers": {"m": {"format": "float8_e4m3fn", "convrot": true}}});
-    let recognised = file.recognise(&Config::default().with_comfy_metadata(&metadata.to_string()));
+    let recognised = file.recognise(&QuantizationConfig::default().with_comfy_metadata(&metadata.to_string()));
     assert_eq!((recognised.weights.len(), recognised.warnings.len()), (0, 1));
 }
 
@@ -379,7 +386,7 @@ fn groups_of_layers_may_differ() {
         "b": {"weights": {"num_bits": 4, "group_size": 32}},
         "c": {"weights": {"num_bits": 8, "group_size": 30}},
     });
-    let config = Config::new(Some(&json!({"quantization_config": {"config_groups": groups}})), None);
+    let config = QuantizationConfig::new(Some(&json!({"quantization_config": {"config_groups": groups}})), None);
     let block = |count: u64, cols: u64| {
         let mut tensors = vec![
             tensor("m.weight_packed", "I32", &[4, cols / 8]),
@@ -408,7 +415,7 @@ fn many_groups_of_layers_cost_no_more_than_one() {
         });
         let groups: serde_json::Map<String, Value> = groups.collect();
         let all = json!({"config_groups": groups, "quantized_layers": groups, "modules": groups});
-        Config::new(Some(&json!({"quantization_config": all})), Some(&json!({"quantization": all})))
+        QuantizationConfig::new(Some(&json!({"quantization_config": all})), Some(&json!({"quantization": all})))
     };
     let (one, many) = (format!("{:?}", config(1)), format!("{:?}", config(5000)));
     assert_eq!(one, many);
@@ -421,7 +428,7 @@ fn different_group_sizes_are_told_apart() {
     let sizes = [7, 8, 16, 30, 32, 64, 128];
     let groups: serde_json::Map<String, Value> =
         sizes.iter().rev().map(|size| (format!("{size}"), json!({"weights": {"group_size": size}}))).collect();
-    let config = Config::new(Some(&json!({"quantization_config": {"config_groups": groups}})), None);
+    let config = QuantizationConfig::new(Some(&json!({"quantization_config": {"config_groups": groups}})), None);
     for cols in 0..300u64 {
         for count in 0..50 {
             let fitting: Vec<u64> = sizes.into_iter().filter(|size| cols.div_ceil(*size) == count).collect();
@@ -437,7 +444,7 @@ fn different_group_sizes_are_told_apart() {
         (1..=65).map(|size| (format!("{size}"), json!({"block_structure": [size, 1000]}))).collect();
     let config = |count: usize| {
         let blocks: serde_json::Map<String, Value> = blocks.clone().into_iter().take(count).collect();
-        Config::new(Some(&json!({"quantization_config": {"config_groups": blocks}})), None)
+        QuantizationConfig::new(Some(&json!({"quantization_config": {"config_groups": blocks}})), None)
     };
     assert!(config(64).block([60, 1000], [60, 1]).is_some() && config(65).block([60, 1000], [60, 1]).is_none());
 }
@@ -571,7 +578,7 @@ fn codes_with_two_kinds_of_scales_are_refused() {
     assert_eq!(warning(&tensors(&[4]), config), expected);
     let (_, recognised) = found(&tensors(&[3]), json!({}));
     assert_eq!((recognised.weights.len(), &recognised.warnings[..]), (1, &[][..]));
-    assert_eq!(recognised.weights[0].part(Part::Scales), Some(1));
+    assert_eq!(recognised.weights[0].part(QuantizedPart::Scales), Some(1));
 }
 
 #[test]
@@ -613,12 +620,12 @@ fn a_million_tensors_take_few_lookups() {
     let names: Vec<String> =
         (0..LEN).map(|at| format!("layers.{}.{}", at / names.len(), names[at % names.len()])).collect();
     let by_name: HashMap<&str, usize> = names.iter().enumerate().map(|(at, name)| (name.as_str(), at)).collect();
-    let tensors = Tensors {
+    let tensors = StoredTensors {
         len: LEN,
         tensor: &|at| {
             looked.set(looked.get() + 1);
             let dtype = if at % 8 == 0 { "F8_E4M3" } else { "F32" };
-            Stored { name: &names[at], dtype, shape: &[1, 1], bytes: size(dtype) }
+            SiteTensor { name: &names[at], dtype, shape: &[1, 1], bytes: size(dtype) }
         },
         find: &|name| {
             searched.set(searched.get() + 1);
@@ -626,7 +633,7 @@ fn a_million_tensors_take_few_lookups() {
         },
         contents: &|_| None,
     };
-    let recognised = recognise(&tensors, &Config::default());
+    let recognised = recognise_weights(&tensors, &QuantizationConfig::default());
     assert_eq!((recognised.weights.len(), recognised.warnings.len()), (LEN / 8, 0));
     assert!(looked.get() < 2 * LEN && searched.get() < 4 * LEN, "{} {}", looked.get(), searched.get());
 }
@@ -635,7 +642,7 @@ fn a_million_tensors_take_few_lookups() {
 #[test]
 fn only_small_descriptions_beside_codes_are_read() {
     let named = |list: &[(&str, u64)]| {
-        let stored = |(name, bytes)| Stored { name, dtype: "U8", shape: &[], bytes };
+        let stored = |(name, bytes)| SiteTensor { name, dtype: "U8", shape: &[], bytes };
         wanted(list.iter().copied().map(stored), |name| list.iter().any(|(other, _)| *other == name))
     };
     let kinds = [
@@ -652,7 +659,7 @@ fn only_small_descriptions_beside_codes_are_read() {
     }
     let most = CONTENTS_MAX / 4096;
     let many = |count: u64| {
-        let stored = (0..count).map(|_| Stored { name: "m.comfy_quant", dtype: "U8", shape: &[], bytes: 4096 });
+        let stored = (0..count).map(|_| SiteTensor { name: "m.comfy_quant", dtype: "U8", shape: &[], bytes: 4096 });
         wanted(stored, |_| true).map_err(|warning| warning.to_string())
     };
     assert_eq!(many(most).map(|wanted| wanted.len() as u64), Ok(most));
@@ -672,7 +679,7 @@ fn dimensions_in_descriptions_are_bounded() {
             tensor("m.quant_state.bitsandbytes__nf4", "U8", &[state.len() as u64]),
         ];
         tensors[3].data = state;
-        let recognised = File::new(tensors).recognise(&Config::default());
+        let recognised = File::new(tensors).recognise(&QuantizationConfig::default());
         (recognised.weights.len(), recognised.warnings.len())
     };
     assert_eq!((found(63), found(64)), ((1, 0), (0, 1)));
@@ -683,11 +690,11 @@ fn dimensions_in_descriptions_are_bounded() {
 fn json_with_nan_infinity_or_a_byte_order_mark_is_read() {
     let text = br#"{"a": NaN, "b": [0.0, Infinity,-Infinity], "NaN": "-Infinity \" NaN", "c\\": -1, "d": NaN}"#;
     let expected = json!({"a": null, "b": [0.0, null, null], "NaN": "-Infinity \" NaN", "c\\": -1, "d": null});
-    assert_eq!(parse(text).unwrap(), expected);
-    assert_eq!(parse(&[b"\xef\xbb\xbf", &text[..]].concat()).unwrap(), expected);
+    assert_eq!(parse_config(text).unwrap(), expected);
+    assert_eq!(parse_config(&[b"\xef\xbb\xbf", &text[..]].concat()).unwrap(), expected);
     let wrong = ["", "-", "nan", "-NaN", "1NaN", "NaNNaN", "\"NaN", "\"\\", "\"NaN\\\"", "{NaN: 1}", "I", "-Infinit"];
     for text in wrong {
-        assert!(parse(text.as_bytes()).is_err(), "{text}");
+        assert!(parse_config(text.as_bytes()).is_err(), "{text}");
     }
 }
 
@@ -704,7 +711,7 @@ fn malformed_configurations_are_ignored() {
     ];
     for case in cases() {
         for config in &strange {
-            let recognised = case.file.recognise(&Config::new(Some(config), Some(config)));
+            let recognised = case.file.recognise(&QuantizationConfig::new(Some(config), Some(config)));
             for weight in &recognised.weights {
                 let range = 0..weight.class.elements();
                 case.file.decode(weight, &range, &range);
@@ -770,7 +777,7 @@ proptest! {
     fn whatever_is_recognised_can_be_decoded(tensors in tensors(), bits in 0u64..10, group in 0u64..40) {
         let config = json!({"quantization_config": {"bits": bits, "group_size": group, "weight_block_size": [group, 8]}});
         let file = File::new(tensors);
-        let recognised = file.recognise(&Config::new(Some(&config), None));
+        let recognised = file.recognise(&QuantizationConfig::new(Some(&config), None));
         for weight in &recognised.weights {
             let elements = weight.class.elements();
             let expected = weight.class.shape.iter().fold(1, |product: u64, dim| product.saturating_mul(*dim));

@@ -3,49 +3,51 @@
 use crate::cases::{Case, File, Tensor};
 use std::collections::HashMap;
 use std::ops::Range;
-use weightfs::codec::quantized::{Decoder, F32, Gathered, Output, Parts};
-use weightfs::model::quantization::{Config, Recognised, Stored, Tensors, Weight, recognise, wanted};
+use weightfs::codec::quantized::{DecodedOutput, F32, GatheredParts, LayoutDecoder, Parts};
+use weightfs::model::quantization::{
+    QuantizationConfig, QuantizedWeight, RecognisedWeights, SiteTensor, StoredTensors, recognise_weights, wanted,
+};
 
 impl Case {
-    pub fn config(&self) -> Config {
+    pub fn config(&self) -> QuantizationConfig {
         let file = |wanted: &str| self.files.iter().find(|(name, _)| *name == wanted).map(|(_, value)| value);
-        Config::new(file("config.json"), file("hf_quant_config.json"))
+        QuantizationConfig::new(file("config.json"), file("hf_quant_config.json"))
     }
 }
 
 impl File {
-    pub fn stored(&self, at: usize) -> Stored<'_> {
+    pub fn stored(&self, at: usize) -> SiteTensor<'_> {
         let Tensor { name, dtype, shape, data } = &self.tensors[at];
-        Stored { name, dtype, shape, bytes: data.len() as u64 }
+        SiteTensor { name, dtype, shape, bytes: data.len() as u64 }
     }
 
-    pub fn recognise(&self, config: &Config) -> Recognised {
+    pub fn recognise(&self, config: &QuantizationConfig) -> RecognisedWeights {
         let named = self.tensors.iter().enumerate().map(|(at, tensor)| (&tensor.name[..], at));
         let by_name: HashMap<&str, usize> = named.collect();
         let wanted = wanted((0..self.tensors.len()).map(|at| self.stored(at)), |name| by_name.contains_key(name));
         let wanted = wanted.unwrap();
-        let tensors = Tensors {
+        let tensors = StoredTensors {
             len: self.tensors.len(),
             tensor: &|at| self.stored(at),
             find: &|name| by_name.get(name).copied(),
             contents: &|at| wanted.contains(&at).then_some(&self.tensors[at].data[..]),
         };
-        recognise(&tensors, config)
+        recognise_weights(&tensors, config)
     }
 
     /// The sizes of the parts of a weight.
-    pub fn sizes(&self, weight: &Weight) -> Parts<u64> {
+    pub fn sizes(&self, weight: &QuantizedWeight) -> Parts<u64> {
         weight.parts().map(|part| part.map_or(0, |at| self.tensors[at].data.len() as u64))
     }
 
-    pub fn decoder(&self, weight: &Weight) -> Decoder {
-        Decoder::new(weight.class.layout, &self.sizes(weight)).unwrap()
+    pub fn decoder(&self, weight: &QuantizedWeight) -> LayoutDecoder {
+        LayoutDecoder::new(weight.class.layout, &self.sizes(weight)).unwrap()
     }
 
     /// The elements of `range`, from the bytes that are needed for `held`.
-    pub fn decode(&self, weight: &Weight, held: &Range<u64>, range: &Range<u64>) -> Vec<f32> {
+    pub fn decode(&self, weight: &QuantizedWeight, held: &Range<u64>, range: &Range<u64>) -> Vec<f32> {
         let decoder = self.decoder(weight);
-        let gathered = Gathered::new(&decoder, held.clone(), |part, offset, bytes| {
+        let gathered = GatheredParts::new(&decoder, held.clone(), |part, offset, bytes| {
             let data = &self.tensors[weight.parts()[part as usize].unwrap()].data;
             bytes.copy_from_slice(&data[offset as usize..offset as usize + bytes.len()]);
             Ok::<_, ()>(())
@@ -53,7 +55,7 @@ impl File {
         let gathered = gathered.unwrap();
         assert!(gathered.covers(range));
         let mut out: Vec<F32> = vec![[0xaa; 4]; (range.end - range.start) as usize];
-        gathered.decode(&decoder, range, Output::F32(&mut out)).unwrap();
+        gathered.decode(&decoder, range, DecodedOutput::F32(&mut out)).unwrap();
         out.into_iter().map(f32::from_le_bytes).collect()
     }
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 use base64::Engine;
 use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD};
 use serde_json::{Value, json};
-use weightfs::remote::transport::{Certainty, Client, Kind};
+use weightfs::remote::transport::{ChangeCertainty, ErrorKind, TransportClient};
 
 use crate::servers::canned::{Then, in_turn, serve};
 use crate::servers::content;
@@ -19,7 +19,7 @@ fn put(server: &mut Python, key: &str, bytes: &[u8]) {
 }
 
 /// What every store must do; `scheme` is that of its locations.
-async fn reads_a_tree(server: &mut Python, client: &Client, scheme: &str) {
+async fn reads_a_tree(server: &mut Python, client: &TransportClient, scheme: &str) {
     let big = content(300_000, 1);
     put(server, "llama/model.safetensors", &big);
     put(server, "llama/sub/a b+%ü.gguf", b"odd");
@@ -28,7 +28,7 @@ async fn reads_a_tree(server: &mut Python, client: &Client, scheme: &str) {
     let listed: Vec<_> = tree.files().iter().map(|file| (file.path.as_str(), file.len.unwrap())).collect();
     assert_eq!(listed, [("model.safetensors", 300_000), ("sub/a b+%ü.gguf", 3)]);
     let object = tree.file("model.safetensors").unwrap().object.clone().unwrap();
-    assert_eq!(object.certainty(), Certainty::Exact);
+    assert_eq!(object.certainty(), ChangeCertainty::Exact);
     let place = tree.folder().join("model.safetensors").unwrap();
     assert_eq!(client.identity(&place).unwrap(), object.identity());
     for range in [0..1, 1000..200_000, 0..300_000] {
@@ -39,7 +39,7 @@ async fn reads_a_tree(server: &mut Python, client: &Client, scheme: &str) {
     let tree = resolve(client, &format!("{scheme}://models/llama/model.safetensors")).await.unwrap();
     let (_, head) = client.probe(&tree, "sub/a b+%ü.gguf", 2).await.unwrap();
     assert_eq!(head, b"od");
-    failure(resolve(client, &format!("{scheme}://models/nothing")).await, Kind::Missing, &[]);
+    failure(resolve(client, &format!("{scheme}://models/nothing")).await, ErrorKind::Missing, &[]);
 }
 
 #[tokio::test]
@@ -53,7 +53,7 @@ async fn google_cloud_storage_is_read() {
     // The pinned generation, if the emulator still has it.
     match fetch(&client, &object, 100..200).await {
         Ok(bytes) => assert_eq!(bytes, content(5000, 1)[100..200]),
-        Err(error) => assert_eq!(error.kind(), Kind::Changed),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Changed),
     }
 }
 
@@ -72,13 +72,13 @@ async fn azure_is_read_with_a_shared_key_or_signature() {
     put(&mut server, "m", &content(5000, 1));
     let (object, _) = open(&reader, "az://models/m", 10).await.unwrap();
     put(&mut server, "m", &content(5000, 2));
-    failure(fetch(&reader, &object, 100..200).await, Kind::Changed, &[&key]);
+    failure(fetch(&reader, &object, 100..200).await, ErrorKind::Changed, &[&key]);
 
     shows_no(&format!("{reader:?} {object:?} {} {}", object.identity(), object.validator()), &[&key]);
     let wrong = "V1JPTkctS0VZLVdST05HLUtFWQ==";
     let mut variables = variables.clone();
     variables[1].1 = wrong;
-    failure(resolve(&client(&variables), "az://models/m").await, Kind::Forbidden, &[wrong, &key]);
+    failure(resolve(&client(&variables), "az://models/m").await, ErrorKind::Forbidden, &[wrong, &key]);
     log_shows_no(&[&key, wrong]);
     let sas = server.text("sas");
     let signature = sas.split('&').find(|pair| pair.starts_with("sig=")).unwrap();
@@ -90,10 +90,10 @@ async fn azure_is_read_with_a_shared_key_or_signature() {
     shows_no(&format!("{reader:?} {object:?} {} {}", object.identity(), object.validator()), &[signature]);
     let cut = sas.replace(signature, "sig=V1JPTkc%3D");
     variables[1].1 = &cut;
-    failure(resolve(&client(&variables), "az://models/m").await, Kind::Forbidden, &[&key, "V1JPTkc"]);
+    failure(resolve(&client(&variables), "az://models/m").await, ErrorKind::Forbidden, &[&key, "V1JPTkc"]);
     log_shows_no(&[signature]);
     let none = client(&[("AZURE_STORAGE_KEY", &key)]);
-    failure(resolve(&none, "az://models/m").await, Kind::Credentials, &[&key]);
+    failure(resolve(&none, "az://models/m").await, ErrorKind::Credentials, &[&key]);
 }
 
 /// The answer of a store that has a file of 100 bytes.
@@ -149,7 +149,7 @@ async fn azure_identities_get_a_token_for_the_store_alone() {
         };
         let refused = client(refuses);
         // At its own address, a refusal of the managed identity is like that of any server.
-        let kind = if place == "AZURE_MSI_ENDPOINT" { Kind::Forbidden } else { Kind::Credentials };
+        let kind = if place == "AZURE_MSI_ENDPOINT" { ErrorKind::Forbidden } else { ErrorKind::Credentials };
         failure(resolve(&refused, "az://models/m").await, kind, &secrets);
         assert!(read.try_recv().is_err(), "the store is not asked without a token");
         let given = client(gives);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use base64::Engine;
 use serde_json::{Value, json};
-use weightfs::remote::transport::{Client, Kind, Options};
+use weightfs::remote::transport::{ErrorKind, TransportClient, TransportOptions};
 
 use crate::servers::package;
 use crate::servers::python::Python;
@@ -25,11 +25,11 @@ impl Hub {
         Hub { python, url, commit, home: tempfile::tempdir().unwrap() }
     }
 
-    fn client(&self, more: &[(&str, &str)]) -> Client {
-        Client::new(self.options(more)).unwrap()
+    fn client(&self, more: &[(&str, &str)]) -> TransportClient {
+        TransportClient::new(self.options(more)).unwrap()
     }
 
-    fn options(&self, more: &[(&str, &str)]) -> Options {
+    fn options(&self, more: &[(&str, &str)]) -> TransportOptions {
         let home = self.home.path().to_str().unwrap();
         let mut variables = vec![("HF_ENDPOINT", self.url.as_str()), ("HOME", home)];
         variables.extend(more);
@@ -118,14 +118,14 @@ async fn files_folders_revisions_and_kinds_are_found() {
     let listed = resolve(&client, "hf://org/model").await.unwrap();
     let listed = listed.file("gguf/Q4 K.gguf").unwrap().object.clone().unwrap();
     assert_eq!((object.identity(), object.validator()), (listed.identity(), listed.validator()));
-    failure(client.probe(&tree, "gguf/missing", 100).await, Kind::Missing, &[]);
+    failure(client.probe(&tree, "gguf/missing", 100).await, ErrorKind::Missing, &[]);
 
     let tree = resolve(&client, "hf://org/model@refs/pr/1/gguf").await.unwrap();
     let paths: Vec<_> = tree.files().iter().map(|file| file.path.as_str()).collect();
     assert_eq!(paths, ["Q4 K.gguf", "deep/x?#%.gguf"]);
     let (_, head) = client.probe(&tree, "deep/x?#%.gguf", 50).await.unwrap();
     assert_eq!(head, hub.bytes("gguf/deep/x?#%.gguf")[..50]);
-    failure(client.probe(&tree, "missing", 100).await, Kind::Missing, &[]);
+    failure(client.probe(&tree, "missing", 100).await, ErrorKind::Missing, &[]);
 
     let tree = resolve(&client, "hf://datasets/org/data").await.unwrap();
     assert!(tree.file("README.md").is_some());
@@ -140,7 +140,7 @@ async fn files_folders_revisions_and_kinds_are_found() {
     assert!(hub.python.take_log().iter().all(|request| request["path"].as_str().unwrap().contains("/tree/")));
 
     for text in ["hf://org/model@missing", "hf://org/model/missing", "hf://org/model/gguf/missing"] {
-        failure(resolve(&client, text).await, Kind::Missing, &[]);
+        failure(resolve(&client, text).await, ErrorKind::Missing, &[]);
     }
 }
 
@@ -155,15 +155,15 @@ async fn tokens_open_what_is_theirs_and_never_reach_the_cdn() {
     let wrong = hub.client(&[("HF_TOKEN", "hf_WRONG")]);
     shows_no(&format!("{member:?} {accepting:?} {:?}", hub.options(&[("HF_TOKEN", &token)])), &secrets);
 
-    let error = failure(resolve(&anonymous, "hf://org/private").await, Kind::Forbidden, &secrets);
+    let error = failure(resolve(&anonymous, "hf://org/private").await, ErrorKind::Forbidden, &secrets);
     assert!(error.to_string().contains("HF_TOKEN"), "{error}");
-    let error = failure(resolve(&anonymous, "hf://org/gated").await, Kind::Forbidden, &secrets);
+    let error = failure(resolve(&anonymous, "hf://org/gated").await, ErrorKind::Forbidden, &secrets);
     assert!(error.to_string().contains("accept the conditions"), "{error}");
-    let error = failure(resolve(&member, "hf://org/gated").await, Kind::Forbidden, &secrets);
+    let error = failure(resolve(&member, "hf://org/gated").await, ErrorKind::Forbidden, &secrets);
     assert!(error.to_string().contains("account of the token"), "{error}");
-    failure(resolve(&member, "hf://org/missing").await, Kind::Missing, &secrets);
+    failure(resolve(&member, "hf://org/missing").await, ErrorKind::Missing, &secrets);
     // The stub repeats the token in its message.
-    let error = failure(resolve(&wrong, "hf://org/model").await, Kind::Forbidden, &secrets);
+    let error = failure(resolve(&wrong, "hf://org/model").await, ErrorKind::Forbidden, &secrets);
     assert!(error.to_string().contains("***"), "{error}");
 
     hub.python.take_log();
@@ -184,11 +184,11 @@ async fn tokens_open_what_is_theirs_and_never_reach_the_cdn() {
     std::fs::create_dir_all(hub.home.path().join(".cache/huggingface")).unwrap();
     std::fs::write(hub.home.path().join(".cache/huggingface/token"), "hf_WRONG").unwrap();
     let login = hub.client(&[]);
-    failure(resolve(&login, "hf://org/private").await, Kind::Forbidden, &secrets);
+    failure(resolve(&login, "hf://org/private").await, ErrorKind::Forbidden, &secrets);
     std::fs::write(hub.home.path().join(".cache/huggingface/token"), &token).unwrap();
     resolve(&login, "hf://org/private").await.unwrap();
-    let nobody = Client::new(Options { anonymous: true, ..hub.options(&[]) }).unwrap();
-    failure(resolve(&nobody, "hf://org/private").await, Kind::Forbidden, &secrets);
+    let nobody = TransportClient::new(TransportOptions { anonymous: true, ..hub.options(&[]) }).unwrap();
+    failure(resolve(&nobody, "hf://org/private").await, ErrorKind::Forbidden, &secrets);
     log_shows_no(&secrets);
 }
 
@@ -216,7 +216,7 @@ async fn links_are_renewed_before_and_after_they_expire() {
     hub.python.ask(json!({"do": "revoke"}));
     hub.set(json!({"lifetime": -10}));
     hub.python.take_log();
-    failure(fetch(&client, &object, 0..10).await, Kind::Forbidden, &["Signature="]);
+    failure(fetch(&client, &object, 0..10).await, ErrorKind::Forbidden, &["Signature="]);
     let log = hub.python.take_log();
     assert_eq!((Hub::count(&log, "hub"), Hub::count(&log, "cdn")), (1, 2));
     hub.set(json!({"lifetime": 3600}));
@@ -238,7 +238,7 @@ async fn links_are_renewed_before_and_after_they_expire() {
 async fn faults_of_the_hub_are_reported() {
     let mut hub = Hub::start();
     let client = hub.client(&[]);
-    let wait = Kind::Transient { retry_after: Some(Duration::from_secs(42)) };
+    let wait = ErrorKind::Transient { retry_after: Some(Duration::from_secs(42)) };
     failure(resolve(&client, "hf://org/busy").await, wait, &[]);
 
     let tree = resolve(&client, "hf://org/model/gguf").await.unwrap();
@@ -252,7 +252,7 @@ async fn faults_of_the_hub_are_reported() {
     // Other bytes than those that the listing told.
     hub.set(json!({"lie": "a".repeat(64)}));
     hub.python.ask(json!({"do": "revoke"}));
-    failure(fetch(&client, &object, 0..10).await, Kind::Changed, &[]);
+    failure(fetch(&client, &object, 0..10).await, ErrorKind::Changed, &[]);
     hub.set(json!({"lie": null}));
 
     // Small files of git come whole from servers without ranges; large files do not.
@@ -296,12 +296,12 @@ async fn the_official_client_accepts_the_stub_and_its_cache_is_used() {
     assert_eq!((there.identity(), there.validator()), (object.identity(), object.validator()));
 
     // Offline, with what one download left.
-    let offline = Client::new(Options { offline: true, ..hub.options(&[]) }).unwrap();
+    let offline = TransportClient::new(TransportOptions { offline: true, ..hub.options(&[]) }).unwrap();
     let tree = resolve(&offline, "hf://org/model").await.unwrap();
     assert_eq!(tree.files().iter().map(|file| file.path.as_str()).collect::<Vec<_>>(), ["gguf/Q4 K.gguf"]);
-    failure(offline.probe(&tree, "config.json", 10).await, Kind::Offline, &[]);
-    failure(resolve(&offline, "hf://org/other").await, Kind::Offline, &[]);
-    failure(resolve(&offline, "hf://org/model@v9").await, Kind::Offline, &[]);
+    failure(offline.probe(&tree, "config.json", 10).await, ErrorKind::Offline, &[]);
+    failure(resolve(&offline, "hf://org/other").await, ErrorKind::Offline, &[]);
+    failure(resolve(&offline, "hf://org/model@v9").await, ErrorKind::Offline, &[]);
 
     // All of it, with the listing.
     hub.official("import huggingface_hub as h\nh.snapshot_download('org/model')");
@@ -319,5 +319,5 @@ async fn the_official_client_accepts_the_stub_and_its_cache_is_used() {
     assert_eq!(hub.python.take_log().len(), 0, "a commit with a listing needs no network");
     let gone = tree.file("config.json").unwrap().object.clone().unwrap();
     std::fs::write(gone.local().unwrap(), b"other").unwrap();
-    failure(fetch(&online, &gone, 0..3).await, Kind::Changed, &[]);
+    failure(fetch(&online, &gone, 0..3).await, ErrorKind::Changed, &[]);
 }

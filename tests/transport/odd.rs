@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use weightfs::remote::transport::{Client, Kind, Options};
+use weightfs::remote::transport::{ErrorKind, TransportClient, TransportOptions};
 
 use crate::servers::canned::{Then, in_turn, serve, two_at_once};
 use crate::support::*;
 
 /// Opens a file of 100 bytes that is served properly, then fetches 10..20 from the given answer.
-async fn fetch_from(answer: &str, then: Then) -> Result<Vec<u8>, weightfs::remote::transport::Error> {
-    let impatient = Client::new(Options { idle_timeout: Duration::from_millis(500), ..options(&[]) }).unwrap();
+async fn fetch_from(answer: &str, then: Then) -> Result<Vec<u8>, weightfs::remote::transport::TransportError> {
+    let impatient =
+        TransportClient::new(TransportOptions { idle_timeout: Duration::from_millis(500), ..options(&[]) }).unwrap();
     let first = "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-0/100\r\nContent-Length: 1\r\n\
         ETag: \"v1\"\r\nConnection: close\r\n\r\nx";
     let (target, _) = in_turn(&[first, answer], then);
@@ -29,21 +30,21 @@ async fn only_the_promised_bytes_are_delivered() {
         (good("Content-Length: 10\r\n\r\n01234"), Then::Reset, Some((TRANSIENT, 5))),
         (good("Content-Length: 10\r\n\r\n01234"), Then::Stall, Some((TRANSIENT, 5))),
         (good("\r\n01234"), Then::Close, Some((TRANSIENT, 5))),
-        (good("\r\n0123456789abc"), Then::Close, Some((Kind::Protocol, 0))),
+        (good("\r\n0123456789abc"), Then::Close, Some((ErrorKind::Protocol, 0))),
         (good("Transfer-Encoding: chunked\r\n\r\n5\r\n01234\r\n0\r\n\r\n"), Then::Close, Some((TRANSIENT, 5))),
-        (good("Content-Length: 11\r\n\r\n0123456789a"), Then::Close, Some((Kind::Protocol, 0))),
-        (good("Content-Length: 10\r\n\r\n").replace("10-19", "11-20"), Then::Close, Some((Kind::Protocol, 0))),
-        (good("Content-Length: 10\r\n\r\n").replace("v1", "v2"), Then::Close, Some((Kind::Changed, 0))),
-        (good("Content-Length: 10\r\n\r\n").replace("/100", "/101"), Then::Close, Some((Kind::Changed, 0))),
+        (good("Content-Length: 11\r\n\r\n0123456789a"), Then::Close, Some((ErrorKind::Protocol, 0))),
+        (good("Content-Length: 10\r\n\r\n").replace("10-19", "11-20"), Then::Close, Some((ErrorKind::Protocol, 0))),
+        (good("Content-Length: 10\r\n\r\n").replace("v1", "v2"), Then::Close, Some((ErrorKind::Changed, 0))),
+        (good("Content-Length: 10\r\n\r\n").replace("/100", "/101"), Then::Close, Some((ErrorKind::Changed, 0))),
         (String::new(), Then::Close, Some((TRANSIENT, 0))),
         (String::new(), Then::Stall, Some((TRANSIENT, 0))),
         (String::new(), Then::Reset, Some((TRANSIENT, 0))),
         ("HTTP/1.1 206".to_string(), Then::Stall, Some((TRANSIENT, 0))),
-        ("SSH-2.0-x\r\n\r\n".to_string(), Then::Close, Some((Kind::Protocol, 0))),
-        ("HTTP/1.1 206 x\r\nno header\r\n\r\n".to_string(), Then::Close, Some((Kind::Protocol, 0))),
-        (format!("HTTP/1.1 206 x\r\n{}\r\n", "a: b\r\n".repeat(9999)), Then::Close, Some((Kind::Protocol, 0))),
-        ("HTTP/1.1 302 Found\r\n\r\n".to_string(), Then::Close, Some((Kind::Protocol, 0))),
-        ("HTTP/1.1 302 Found\r\nLocation: http://[\r\n\r\n".to_string(), Then::Close, Some((Kind::Protocol, 0))),
+        ("SSH-2.0-x\r\n\r\n".to_string(), Then::Close, Some((ErrorKind::Protocol, 0))),
+        ("HTTP/1.1 206 x\r\nno header\r\n\r\n".to_string(), Then::Close, Some((ErrorKind::Protocol, 0))),
+        (format!("HTTP/1.1 206 x\r\n{}\r\n", "a: b\r\n".repeat(9999)), Then::Close, Some((ErrorKind::Protocol, 0))),
+        ("HTTP/1.1 302 Found\r\n\r\n".to_string(), Then::Close, Some((ErrorKind::Protocol, 0))),
+        ("HTTP/1.1 302 Found\r\nLocation: http://[\r\n\r\n".to_string(), Then::Close, Some((ErrorKind::Protocol, 0))),
         (
             "HTTP/1.1 302 Found\r\nLocation: http://u:p@127.0.0.1:1/?SECRET\r\n\r\n".to_string(),
             Then::Close,
@@ -52,9 +53,9 @@ async fn only_the_promised_bytes_are_delivered() {
         (
             "HTTP/1.1 200 OK\r\nContent-Length: 100\r\nETag: \"v1\"\r\n\r\n".to_string(),
             Then::Stall,
-            Some((Kind::NoRanges, 0)),
+            Some((ErrorKind::NoRanges, 0)),
         ),
-        ("HTTP/1.1 416 x\r\nContent-Range: bytes */50\r\n\r\n".to_string(), Then::Close, Some((Kind::Changed, 0))),
+        ("HTTP/1.1 416 x\r\nContent-Range: bytes */50\r\n\r\n".to_string(), Then::Close, Some((ErrorKind::Changed, 0))),
     ];
     for (answer, then, expected) in rows {
         let result = fetch_from(&answer, then).await;
@@ -70,13 +71,14 @@ async fn only_the_promised_bytes_are_delivered() {
 
 #[tokio::test]
 async fn the_first_request_copes_with_servers_that_tell_little() {
-    let impatient = Client::new(Options { idle_timeout: Duration::from_secs(5), ..options(&[]) }).unwrap();
-    let rows: [(&str, Result<&[u8], Kind>); 5] = [
+    let impatient =
+        TransportClient::new(TransportOptions { idle_timeout: Duration::from_secs(5), ..options(&[]) }).unwrap();
+    let rows: [(&str, Result<&[u8], ErrorKind>); 5] = [
         ("HTTP/1.1 200 OK\r\n\r\n0123456789", Ok(b"0123456789")),
-        ("HTTP/1.1 200 OK\r\n\r\n0123456789012345678901234567890123456789", Err(Kind::NoRanges)),
-        ("HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", Err(Kind::NoRanges)),
+        ("HTTP/1.1 200 OK\r\n\r\n0123456789012345678901234567890123456789", Err(ErrorKind::NoRanges)),
+        ("HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", Err(ErrorKind::NoRanges)),
         ("HTTP/1.1 416 x\r\nContent-Range: bytes */0\r\nContent-Length: 0\r\n\r\n", Ok(b"")),
-        ("HTTP/1.1 206 Partial\r\nContent-Range: bytes 0-9/*\r\nContent-Length: 10\r\n\r\n", Err(Kind::Protocol)),
+        ("HTTP/1.1 206 Partial\r\nContent-Range: bytes 0-9/*\r\nContent-Length: 10\r\n\r\n", Err(ErrorKind::Protocol)),
     ];
     for (answer, expected) in rows {
         let address = serve(answer.as_bytes().to_vec(), Then::Close);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use base64::Engine;
 use serde_json::json;
-use weightfs::remote::transport::{Certainty, Client, Kind, Options};
+use weightfs::remote::transport::{ChangeCertainty, ErrorKind, TransportClient, TransportOptions};
 
 use crate::servers::canned::{Then, in_turn, serve};
 use crate::servers::content;
@@ -37,7 +37,7 @@ impl S3 {
         (user["id"].as_str().unwrap().to_string(), user["secret"].as_str().unwrap().to_string())
     }
 
-    fn client(&self, name: &str) -> Client {
+    fn client(&self, name: &str) -> TransportClient {
         let (id, secret) = self.user(name);
         client(&[
             ("AWS_ENDPOINT_URL_S3", &self.url),
@@ -66,7 +66,7 @@ async fn keys_and_prefixes_are_pinned_listed_and_read() {
         assert_eq!(listed, [("a b+?#%ü.gguf", 3), ("model.safetensors", 300_000), ("sub/x.gguf", 4)]);
         assert!(tree.is_complete());
         let object = tree.file("model.safetensors").unwrap().object.clone().unwrap();
-        assert_eq!((object.certainty(), object.is_public()), (Certainty::Exact, false));
+        assert_eq!((object.certainty(), object.is_public()), (ChangeCertainty::Exact, false));
         for range in [0..1, 1000..200_000, 0..300_000] {
             assert!(
                 fetch(&client, &object, range.clone()).await.unwrap() == big[range.start as usize..range.end as usize]
@@ -74,7 +74,7 @@ async fn keys_and_prefixes_are_pinned_listed_and_read() {
         }
         let (_, head) = client.probe(&tree, "a b+?#%ü.gguf", 100).await.unwrap();
         assert_eq!(head, b"odd");
-        failure(client.probe(&tree, "missing", 100).await, Kind::Missing, &[]);
+        failure(client.probe(&tree, "missing", 100).await, ErrorKind::Missing, &[]);
         assert_eq!(resolve(&client, "s3://models/llama/").await.unwrap().files().len(), 3);
         assert_eq!(resolve(&client, "s3://models").await.unwrap().files().len(), 5);
 
@@ -84,11 +84,11 @@ async fn keys_and_prefixes_are_pinned_listed_and_read() {
         assert_eq!((same.identity(), same.validator()), (object.identity(), object.validator()));
         let (_, head) = client.probe(&tree, "sub/x.gguf", 2).await.unwrap();
         assert_eq!(head, b"de");
-        failure(client.probe(&tree, "missing", 100).await, Kind::Missing, &[]);
+        failure(client.probe(&tree, "missing", 100).await, ErrorKind::Missing, &[]);
         let (empty, head) = open(&client, "s3://models/empty", 100).await.unwrap();
         assert_eq!((empty.len(), head.len()), (0, 0));
-        failure(resolve(&client, "s3://models/nothing").await, Kind::Missing, &[]);
-        failure(resolve(&client, "s3://no-such-bucket/x").await, Kind::Missing, &[]);
+        failure(resolve(&client, "s3://models/nothing").await, ErrorKind::Missing, &[]);
+        failure(resolve(&client, "s3://no-such-bucket/x").await, ErrorKind::Missing, &[]);
         let mut got = 0;
         let mut stop = |piece: &[u8]| {
             got += piece.len() as u64;
@@ -113,14 +113,14 @@ async fn an_overwritten_key_is_noticed_and_its_version_kept() {
                 assert_eq!(got.unwrap(), content(5000, 1)[100..200], "the pinned version is still there");
                 assert_eq!(fetch(&client, &object, 0..5000).await.unwrap(), content(5000, 1));
             } else {
-                failure(got, Kind::Changed, &[]);
+                failure(got, ErrorKind::Changed, &[]);
             }
             s3.python.ask(json!({"do": "delete", "bucket": bucket, "key": "m"}));
             let got = fetch(&client, &object, 100..200).await;
             if bucket == "versioned" {
                 assert_eq!(got.unwrap(), content(5000, 1)[100..200]);
             } else {
-                failure(got, Kind::Missing, &[]);
+                failure(got, ErrorKind::Missing, &[]);
             }
         }
     }
@@ -138,14 +138,14 @@ async fn credentials_are_found_and_wrong_ones_refused_without_showing_them() {
         let with = |more: &[(&str, &str)]| client(&[&base, more].concat());
 
         let refused = with(&[("AWS_ACCESS_KEY_ID", &id), ("AWS_SECRET_ACCESS_KEY", wrong)]);
-        let error = failure(resolve(&refused, "s3://models/m").await, Kind::Forbidden, &secrets);
+        let error = failure(resolve(&refused, "s3://models/m").await, ErrorKind::Forbidden, &secrets);
         assert!(error.to_string().contains("SignatureDoesNotMatch"), "{error}");
-        let error = failure(resolve(&refused, "s3://models/").await, Kind::Forbidden, &secrets);
+        let error = failure(resolve(&refused, "s3://models/").await, ErrorKind::Forbidden, &secrets);
         assert!(error.to_string().contains("SignatureDoesNotMatch"), "{error}");
         let unknown = with(&[("AWS_ACCESS_KEY_ID", "AKIAUNKNOWN"), ("AWS_SECRET_ACCESS_KEY", wrong)]);
-        failure(resolve(&unknown, "s3://models/m").await, Kind::Forbidden, &secrets);
+        failure(resolve(&unknown, "s3://models/m").await, ErrorKind::Forbidden, &secrets);
         let stranger = s3.client("stranger");
-        let error = failure(resolve(&stranger, "s3://models/m").await, Kind::Forbidden, &secrets);
+        let error = failure(resolve(&stranger, "s3://models/m").await, ErrorKind::Forbidden, &secrets);
         assert!(error.to_string().contains("AccessDenied"), "{error}");
         assert!(error.to_string().contains("missing keys"), "{error}");
 
@@ -167,12 +167,12 @@ async fn credentials_are_found_and_wrong_ones_refused_without_showing_them() {
             shows_no(&format!("{client:?} {object:?} {} {}", object.identity(), object.validator()), &secrets);
         }
         let missing = client(&[("HOME", home), ("AWS_PROFILE", "missing")]);
-        failure(resolve(&missing, "s3://models/m").await, Kind::Credentials, &secrets);
+        failure(resolve(&missing, "s3://models/m").await, ErrorKind::Credentials, &secrets);
 
         // Without the permission to read for everybody, a request without credentials is refused too.
         let anonymous = with(&[("AWS_SKIP_SIGNATURE", "true")]);
         assert!(resolve(&anonymous, "s3://models/m").await.is_err());
-        let anonymous = Client::new(Options { anonymous: true, ..options(&base) }).unwrap();
+        let anonymous = TransportClient::new(TransportOptions { anonymous: true, ..options(&base) }).unwrap();
         assert!(resolve(&anonymous, "s3://models/m").await.is_err());
     }
 }
@@ -182,10 +182,10 @@ async fn a_machine_without_credentials_says_so_soon() {
     let s3 = S3::start("s3.py");
     let start = Instant::now();
     let off = client(&[("AWS_ENDPOINT_URL", &s3.url), ("AWS_EC2_METADATA_DISABLED", "true")]);
-    failure(resolve(&off, "s3://models/m").await, Kind::Credentials, &[]);
+    failure(resolve(&off, "s3://models/m").await, ErrorKind::Credentials, &[]);
     // Nobody answers at the address of the metadata service here.
     let absent = client(&[("AWS_ENDPOINT_URL", &s3.url)]);
-    let error = failure(resolve(&absent, "s3://models/m").await, Kind::Credentials, &[]);
+    let error = failure(resolve(&absent, "s3://models/m").await, ErrorKind::Credentials, &[]);
     assert!(error.to_string().contains("AWS_ACCESS_KEY_ID"), "{error}");
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
 }
@@ -240,7 +240,7 @@ async fn keys_come_from_the_services_of_a_cloud() {
         let service = format!("http://{}", serve(no.as_bytes().to_vec(), Then::Close));
         all[0].1 = &service;
         // At its own address, a refusal of the container's service has this kind too.
-        let kind = if name.contains("CONTAINER") { Kind::Forbidden } else { Kind::Credentials };
+        let kind = if name.contains("CONTAINER") { ErrorKind::Forbidden } else { ErrorKind::Credentials };
         let refused = failure(resolve(&super::support::client(&all), "s3://models/m").await, kind, &secrets);
         assert!(refused.to_string().contains("said ***"), "{refused}");
     }
@@ -248,7 +248,7 @@ async fn keys_come_from_the_services_of_a_cloud() {
 }
 
 /// A client of a server that gives these answers in turn, and the requests that it got.
-fn canned(answers: &[&str]) -> (Client, std::sync::mpsc::Receiver<String>) {
+fn canned(answers: &[&str]) -> (TransportClient, std::sync::mpsc::Receiver<String>) {
     let (address, requests) = in_turn(answers, Then::Close);
     let client = client(&[
         ("AWS_ENDPOINT_URL", &format!("http://{address}")),
@@ -283,14 +283,14 @@ async fn answers_of_stores_are_checked_like_all_others() {
         <Message>Reduce your rate, SESSION-TOKEN-1, https://h/?WRONG-SECRET</Message></Error>";
     let rows = [
         (PART.to_string(), Ok(())),
-        (PART.replace("v1", "v2"), Err((Kind::Changed, 0))),
-        (PART.replace("/100", "/101"), Err((Kind::Changed, 0))),
-        (PART.replace("10-19", "11-20"), Err((Kind::Protocol, 0))),
+        (PART.replace("v1", "v2"), Err((ErrorKind::Changed, 0))),
+        (PART.replace("/100", "/101"), Err((ErrorKind::Changed, 0))),
+        (PART.replace("10-19", "11-20"), Err((ErrorKind::Protocol, 0))),
         (PART.replace("0123456789", "0123"), Err((TRANSIENT, 4))),
-        (PART.replace("206 Partial", "200 OK"), Err((Kind::NoRanges, 0))),
-        (PART.replace("206 Partial", "412 No"), Err((Kind::Changed, 0))),
-        (PART.replace("206 Partial", "404 No"), Err((Kind::Missing, 0))),
-        (slow.to_string(), Err((Kind::Transient { retry_after: Some(Duration::from_secs(9)) }, 0))),
+        (PART.replace("206 Partial", "200 OK"), Err((ErrorKind::NoRanges, 0))),
+        (PART.replace("206 Partial", "412 No"), Err((ErrorKind::Changed, 0))),
+        (PART.replace("206 Partial", "404 No"), Err((ErrorKind::Missing, 0))),
+        (slow.to_string(), Err((ErrorKind::Transient { retry_after: Some(Duration::from_secs(9)) }, 0))),
     ];
     let secrets = ["WRONG-SECRET", "SESSION-TOKEN-1"];
     for (answer, expected) in rows {

@@ -3,40 +3,46 @@
 use std::ops::{ControlFlow, Range};
 use std::time::Duration;
 
-use weightfs::remote::location::Location;
-use weightfs::remote::transport::{Client, Environment, Error, Kind, Object, Options, Tree};
+use weightfs::remote::location::RemoteLocation;
+use weightfs::remote::transport::{
+    EnvironmentCopy, ErrorKind, ServerObject, ServerTree, TransportClient, TransportError, TransportOptions,
+};
 
 /// Options that see only the given variables.
-pub fn options(variables: &[(&str, &str)]) -> Options {
+pub fn options(variables: &[(&str, &str)]) -> TransportOptions {
     record_log();
-    Options {
-        environment: variables.iter().copied().collect::<Environment>(),
+    TransportOptions {
+        environment: variables.iter().copied().collect::<EnvironmentCopy>(),
         connect_timeout: Duration::from_secs(20),
         idle_timeout: Duration::from_secs(20),
-        ..Options::default()
+        ..TransportOptions::default()
     }
 }
 
-pub fn client(variables: &[(&str, &str)]) -> Client {
-    Client::new(options(variables)).unwrap()
+pub fn client(variables: &[(&str, &str)]) -> TransportClient {
+    TransportClient::new(options(variables)).unwrap()
 }
 
-pub fn location(text: &str) -> Location {
-    Location::parse(text).unwrap().unwrap_or_else(|| panic!("{text} is local"))
+pub fn location(text: &str) -> RemoteLocation {
+    RemoteLocation::parse(text).unwrap().unwrap_or_else(|| panic!("{text} is local"))
 }
 
-pub async fn resolve(client: &Client, text: &str) -> Result<Tree, Error> {
+pub async fn resolve(client: &TransportClient, text: &str) -> Result<ServerTree, TransportError> {
     client.resolve(&location(text)).await
 }
 
 /// Resolves a location of a file and probes it.
-pub async fn open(client: &Client, text: &str, first: u64) -> Result<(Object, Vec<u8>), Error> {
+pub async fn open(client: &TransportClient, text: &str, first: u64) -> Result<(ServerObject, Vec<u8>), TransportError> {
     let tree = resolve(client, text).await?;
     client.probe(&tree, tree.named().unwrap_or_else(|| panic!("{text} is a folder")), first).await
 }
 
 /// Fetches a range into memory.
-pub async fn fetch(client: &Client, object: &Object, range: Range<u64>) -> Result<Vec<u8>, Error> {
+pub async fn fetch(
+    client: &TransportClient,
+    object: &ServerObject,
+    range: Range<u64>,
+) -> Result<Vec<u8>, TransportError> {
     let mut bytes = Vec::new();
     let delivered = client
         .fetch(object, range, &mut |piece| {
@@ -53,7 +59,7 @@ pub async fn fetch(client: &Client, object: &Object, range: Range<u64>) -> Resul
 
 /// The error of something that must fail, after a look that it shows none of the secrets.
 #[track_caller]
-pub fn failure<T>(result: Result<T, Error>, kind: Kind, secrets: &[&str]) -> Error {
+pub fn failure<T>(result: Result<T, TransportError>, kind: ErrorKind, secrets: &[&str]) -> TransportError {
     let Err(error) = result else { panic!("this must fail with {kind:?}") };
     assert_eq!(error.kind(), kind, "{error}");
     shows_no(&format!("{error} {error:?} {error:#?}"), secrets);
@@ -67,7 +73,7 @@ pub fn shows_no(text: &str, secrets: &[&str]) {
     }
 }
 
-pub const TRANSIENT: Kind = Kind::Transient { retry_after: None };
+pub const TRANSIENT: ErrorKind = ErrorKind::Transient { retry_after: None };
 
 /// All that libraries and weightfs log, at every level.
 static LOG: std::sync::Mutex<String> = std::sync::Mutex::new(String::new());

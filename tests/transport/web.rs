@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use weightfs::remote::transport::{Certainty, Client, Kind, Options};
+use weightfs::remote::transport::{ChangeCertainty, ErrorKind, TransportClient, TransportOptions};
 
 use crate::servers::content;
 use crate::servers::nginx::{Nginx, PASSWORD, TOKEN};
@@ -22,7 +22,7 @@ async fn a_file_is_pinned_by_its_first_request_and_read_in_ranges() {
     assert_eq!(tree.named(), Some("a b+ü?#%.gguf"));
     let (object, head) = client.probe(&tree, "a b+ü?#%.gguf", 1000).await.unwrap();
     assert_eq!((object.len(), head.as_slice()), (300_000, &bytes[..1000]));
-    assert_eq!(object.certainty(), Certainty::Exact);
+    assert_eq!(object.certainty(), ChangeCertainty::Exact);
     assert!(!object.is_public(), "it has a query");
     assert_eq!(client.identity(&location(&url)).unwrap(), object.identity());
     for range in [0..1, 299_999..300_000, 1234..250_000, 0..300_000] {
@@ -31,11 +31,11 @@ async fn a_file_is_pinned_by_its_first_request_and_read_in_ranges() {
     }
     assert_eq!(fetch(&client, &object, 5..5).await.unwrap(), b"");
     let outside = fetch(&client, &object, 0..300_001).await;
-    failure(outside, Kind::Invalid, &[]);
+    failure(outside, ErrorKind::Invalid, &[]);
     let (sibling, head) = client.probe(&tree, "model.json", 64).await.unwrap();
     assert_eq!((sibling.len(), head.as_slice()), (2, &b"{}"[..]));
-    failure(client.probe(&tree, "missing.json", 64).await, Kind::Missing, &[]);
-    failure(client.probe(&tree, "../x", 64).await, Kind::Invalid, &[]);
+    failure(client.probe(&tree, "missing.json", 64).await, ErrorKind::Missing, &[]);
+    failure(client.probe(&tree, "../x", 64).await, ErrorKind::Invalid, &[]);
 
     let log = nginx.log();
     for request in &log {
@@ -86,32 +86,34 @@ async fn a_changed_file_is_never_mixed() {
         nginx.put("m", &content(1000, 3));
         let (object, _) = open(&client, &nginx.url(&format!("{place}m")), 10).await.unwrap();
         let certainty = match place {
-            "" => Certainty::Exact,
-            "weak/" => Certainty::Date,
-            _ => Certainty::Length,
+            "" => ChangeCertainty::Exact,
+            "weak/" => ChangeCertainty::Date,
+            _ => ChangeCertainty::Length,
         };
         assert_eq!(object.certainty(), certainty, "{place}");
         assert_eq!(fetch(&client, &object, 5..10).await.unwrap(), content(1000, 3)[5..10]);
         // Another length.
         nginx.put("m", &content(1001, 4));
-        failure(fetch(&client, &object, 5..10).await, Kind::Changed, &[]);
+        failure(fetch(&client, &object, 5..10).await, ErrorKind::Changed, &[]);
         // The same length, a later second.
         nginx.put("m", &content(1000, 5));
         let later = SystemTime::now() + Duration::from_secs(5);
         std::fs::File::options().append(true).open(nginx.file("m")).unwrap().set_modified(later).unwrap();
         match certainty {
-            Certainty::Length => assert_eq!(fetch(&client, &object, 5..10).await.unwrap(), content(1000, 5)[5..10]),
-            _ => drop(failure(fetch(&client, &object, 5..10).await, Kind::Changed, &[])),
+            ChangeCertainty::Length => {
+                assert_eq!(fetch(&client, &object, 5..10).await.unwrap(), content(1000, 5)[5..10])
+            }
+            _ => drop(failure(fetch(&client, &object, 5..10).await, ErrorKind::Changed, &[])),
         }
         std::fs::remove_file(nginx.file("m")).unwrap();
         let mut gone = fetch(&client, &object, 5..10).await;
         // nginx may close a connection whose answer was not read to its end while the next request is under way.
         for _ in 0..3 {
-            if gone.as_ref().is_err_and(|error| matches!(error.kind(), Kind::Transient { .. })) {
+            if gone.as_ref().is_err_and(|error| matches!(error.kind(), ErrorKind::Transient { .. })) {
                 gone = fetch(&client, &object, 5..10).await;
             }
         }
-        failure(gone, Kind::Missing, &[]);
+        failure(gone, ErrorKind::Missing, &[]);
     }
 }
 
@@ -124,13 +126,13 @@ async fn servers_without_ranges_are_refused_before_they_send_the_file() {
     let (object, head) = open(&client, &nginx.url("noranges/small"), 1000).await.unwrap();
     assert_eq!((object.len(), head), (100, content(100, 1)));
     assert_eq!(fetch(&client, &object, 0..100).await.unwrap(), content(100, 1));
-    let error = failure(fetch(&client, &object, 1..100).await, Kind::NoRanges, &[]);
+    let error = failure(fetch(&client, &object, 1..100).await, ErrorKind::NoRanges, &[]);
     assert!(error.to_string().contains("download it first"), "{error}");
-    failure(open(&client, &nginx.url("noranges/large"), 1000).await, Kind::NoRanges, &[]);
-    failure(open(&client, &nginx.url("encoded/large"), 1000).await, Kind::NoRanges, &[]);
+    failure(open(&client, &nginx.url("noranges/large"), 1000).await, ErrorKind::NoRanges, &[]);
+    failure(open(&client, &nginx.url("encoded/large"), 1000).await, ErrorKind::NoRanges, &[]);
     // A server that compresses on request is asked not to.
     let (object, _) = open(&client, &nginx.url("gzip/large"), 1000).await.unwrap();
-    assert_eq!((object.len(), object.certainty()), (50_000_000, Certainty::Exact));
+    assert_eq!((object.len(), object.certainty()), (50_000_000, ChangeCertainty::Exact));
 }
 
 #[tokio::test]
@@ -139,15 +141,15 @@ async fn refusals_have_their_kinds() {
     let client = client(&[]);
     nginx.put("x", b"bytes");
     let rows = [
-        ("missing", Kind::Missing),
-        ("gone/x", Kind::Missing),
-        ("basic/x", Kind::Forbidden),
-        ("echo/x", Kind::Forbidden),
-        ("busy/x", Kind::Transient { retry_after: Some(Duration::from_secs(7)) }),
+        ("missing", ErrorKind::Missing),
+        ("gone/x", ErrorKind::Missing),
+        ("basic/x", ErrorKind::Forbidden),
+        ("echo/x", ErrorKind::Forbidden),
+        ("busy/x", ErrorKind::Transient { retry_after: Some(Duration::from_secs(7)) }),
         ("down/x", TRANSIENT),
         ("drop/x", TRANSIENT),
-        ("loop/x", Kind::Protocol),
-        ("ftp/x", Kind::Protocol),
+        ("loop/x", ErrorKind::Protocol),
+        ("ftp/x", ErrorKind::Protocol),
     ];
     for (path, kind) in rows {
         failure(open(&client, &format!("{}?k=SECRET", nginx.url(path)), 100).await, kind, &["SECRET"]);
@@ -156,12 +158,12 @@ async fn refusals_have_their_kinds() {
     let closed = format!("http://127.0.0.1:{}/x?SECRET", crate::servers::free_port());
     failure(open(&client, &closed, 100).await, TRANSIENT, &["SECRET"]);
     failure(open(&client, "http://nowhere.invalid/x?SECRET", 100).await, TRANSIENT, &["SECRET"]);
-    failure(resolve(&client, &nginx.url("folder/")).await, Kind::Invalid, &[]);
+    failure(resolve(&client, &nginx.url("folder/")).await, ErrorKind::Invalid, &[]);
     log_shows_no(&["SECRET"]);
     // What a URL that is signed for GET wants.
     assert_eq!(open(&client, &nginx.url("nohead/x"), 100).await.unwrap().1, b"bytes");
-    let offline = Client::new(Options { offline: true, ..options(&[]) }).unwrap();
-    failure(resolve(&offline, &nginx.url("x")).await, Kind::Offline, &[]);
+    let offline = TransportClient::new(TransportOptions { offline: true, ..options(&[]) }).unwrap();
+    failure(resolve(&offline, &nginx.url("x")).await, ErrorKind::Offline, &[]);
 }
 
 #[tokio::test]
@@ -178,8 +180,8 @@ async fn an_expired_link_is_refused() {
     let client = client(&[]);
     let (object, _) = open(&client, &url(now + 1000), 100).await.unwrap();
     assert_eq!(fetch(&client, &object, 1..3).await.unwrap(), b"yt");
-    failure(open(&client, &url(now - 10), 100).await, Kind::Missing, &[]);
-    failure(open(&client, &nginx.url("expiring/x?md5=SECRET&expires=1"), 100).await, Kind::Forbidden, &["SECRET"]);
+    failure(open(&client, &url(now - 10), 100).await, ErrorKind::Missing, &[]);
+    failure(open(&client, &nginx.url("expiring/x?md5=SECRET&expires=1"), 100).await, ErrorKind::Forbidden, &["SECRET"]);
 }
 
 #[tokio::test]
@@ -216,7 +218,8 @@ async fn credentials_go_to_their_server_only() {
     std::fs::write(&token, format!("{TOKEN}\n")).unwrap();
     let secrets = [TOKEN, PASSWORD, "UEFTU1dPUkQ", "bWU6UEFT"];
     let with_netrc = client(&[("NETRC", netrc.to_str().unwrap())]);
-    let with_token = Client::new(Options { token_file: Some(token.clone()), ..options(&[]) }).unwrap();
+    let with_token =
+        TransportClient::new(TransportOptions { token_file: Some(token.clone()), ..options(&[]) }).unwrap();
     shows_no(&format!("{with_netrc:?} {with_token:?}"), &secrets);
 
     for (client, path) in [(&with_netrc, "basic/x"), (&with_token, "bearer/x"), (&with_token, "handover/x")] {
@@ -226,7 +229,7 @@ async fn credentials_go_to_their_server_only() {
         shows_no(&format!("{object:?} {} {}", object.identity(), object.validator()), &secrets);
     }
     // A server elsewhere could otherwise send the client back with credentials to a place of its choice.
-    failure(open(&with_token, &nginx.url("elsewhere/back/bearer/x"), 100).await, Kind::Forbidden, &secrets);
+    failure(open(&with_token, &nginx.url("elsewhere/back/bearer/x"), 100).await, ErrorKind::Forbidden, &secrets);
     let user = nginx.url("basic/x").replace("http://", &format!("http://me:{PASSWORD}@"));
     let (object, _) = open(&client(&[]), &user, 100).await.unwrap();
     assert_eq!(fetch(&client(&[]), &object, 1..3).await.unwrap(), b"yt");
@@ -237,15 +240,17 @@ async fn credentials_go_to_their_server_only() {
     assert!(elsewhere.iter().all(|request| request[6].is_empty()), "{elsewhere:?}");
 
     // What the server says about credentials, and even repeats.
-    let error = failure(open(&with_token, &nginx.url("echo/x"), 100).await, Kind::Forbidden, &secrets);
+    let error = failure(open(&with_token, &nginx.url("echo/x"), 100).await, ErrorKind::Forbidden, &secrets);
     assert!(error.to_string().contains("you sent"), "{error}");
-    failure(open(&with_netrc, &nginx.url("echo/x"), 100).await, Kind::Forbidden, &secrets);
-    failure(open(&with_token, &nginx.url("basic/x"), 100).await, Kind::Forbidden, &secrets);
-    let anonymous = Client::new(Options { anonymous: true, token_file: Some(token.clone()), ..options(&[]) }).unwrap();
-    failure(open(&anonymous, &nginx.url("bearer/x"), 100).await, Kind::Forbidden, &secrets);
+    failure(open(&with_netrc, &nginx.url("echo/x"), 100).await, ErrorKind::Forbidden, &secrets);
+    failure(open(&with_token, &nginx.url("basic/x"), 100).await, ErrorKind::Forbidden, &secrets);
+    let anonymous =
+        TransportClient::new(TransportOptions { anonymous: true, token_file: Some(token.clone()), ..options(&[]) })
+            .unwrap();
+    failure(open(&anonymous, &nginx.url("bearer/x"), 100).await, ErrorKind::Forbidden, &secrets);
     log_shows_no(&secrets);
     std::fs::write(&token, format!("{TOKEN} {PASSWORD}")).unwrap();
-    failure(open(&with_token, &nginx.url("bearer/x"), 100).await, Kind::Credentials, &secrets);
+    failure(open(&with_token, &nginx.url("bearer/x"), 100).await, ErrorKind::Credentials, &secrets);
 }
 
 #[tokio::test]
@@ -257,7 +262,7 @@ async fn redirects_keep_the_range_and_the_condition() {
         let (object, _) = open(&client, &nginx.url(&format!("{place}/x")), 10).await.unwrap();
         assert_eq!(fetch(&client, &object, 100..200).await.unwrap(), content(5000, 1)[100..200]);
         nginx.put("x", &content(5001, 1));
-        failure(fetch(&client, &object, 100..200).await, Kind::Changed, &[]);
+        failure(fetch(&client, &object, 100..200).await, ErrorKind::Changed, &[]);
         nginx.put("x", &content(5000, 1));
     }
 }

@@ -1,7 +1,7 @@
 //! IQ types: groups of four or eight magnitudes from a codebook, with signs, or 4-bit codes of unequal steps.
 
 use super::grids;
-use super::packed::{F32, field, half, negate, scaled, signs};
+use super::packed::{F32, field, half, negate, scaled_packed, signs};
 use super::small::lookup;
 
 /// 2.06 bits: groups of eight of 256, signs of 7 bits.
@@ -14,7 +14,7 @@ pub fn iq2_xxs(block: &[u8; 66], out: &mut [F32; 256]) {
         let rest = u32::from_le_bytes(field(block, 6 + at * 8));
         let scale = d * (0.5 + (rest >> 28) as f32) * 0.25;
         for (group, (code, out)) in codes.iter().zip(part.as_chunks_mut::<8>().0).enumerate() {
-            scaled(negate(grids::IQ2_XXS[usize::from(*code)], signs(rest >> (7 * group))), scale, out);
+            scaled_packed(negate(grids::IQ2_XXS[usize::from(*code)], signs(rest >> (7 * group))), scale, out);
         }
     }
 }
@@ -27,7 +27,7 @@ pub fn iq2_xs(block: &[u8; 74], out: &mut [F32; 256]) {
     for (at, out) in groups.iter_mut().enumerate() {
         let code = u16::from_le_bytes(field(block, 2 + at * 2));
         let scale = d * (0.5 + nibble(&block[66..], at / 2)) * 0.25;
-        scaled(negate(grids::IQ2_XS[usize::from(code & 511)], signs(u32::from(code >> 9))), scale, out);
+        scaled_packed(negate(grids::IQ2_XS[usize::from(code & 511)], signs(u32::from(code >> 9))), scale, out);
     }
 }
 
@@ -39,7 +39,7 @@ pub fn iq2_s(block: &[u8; 82], out: &mut [F32; 256]) {
     for (at, out) in groups.iter_mut().enumerate() {
         let high = usize::from(block[66 + at / 4] >> (at % 4 * 2) & 3) << 8;
         let scale = d * (0.5 + nibble(&block[74..], at / 2)) * 0.25;
-        scaled(negate(grids::IQ2_S[usize::from(block[2 + at]) | high], block[34 + at]), scale, out);
+        scaled_packed(negate(grids::IQ2_S[usize::from(block[2 + at]) | high], block[34 + at]), scale, out);
     }
 }
 
@@ -55,7 +55,7 @@ pub fn iq3_xxs(block: &[u8; 98], out: &mut [F32; 256]) {
         let (pairs, _) = codes.as_chunks::<2>();
         for (group, (pair, out)) in pairs.iter().zip(part.as_chunks_mut::<8>().0).enumerate() {
             let [first, second] = pair.map(|code| u64::from(grids::IQ3_XXS[usize::from(code)]));
-            scaled(negate(first | second << 32, signs(rest >> (7 * group))), scale, out);
+            scaled_packed(negate(first | second << 32, signs(rest >> (7 * group))), scale, out);
         }
     }
 }
@@ -70,7 +70,7 @@ pub fn iq3_s(block: &[u8; 110], out: &mut [F32; 256]) {
         let code = |at: usize, high: usize| u64::from(grids::IQ3_S[usize::from(block[2 + at]) | high << 8]);
         let integers = code(2 * at, high & 1) | code(2 * at + 1, high >> 1) << 32;
         let scale = d * (1.0 + 2.0 * nibble(&block[106..], at / 4));
-        scaled(negate(integers, block[74 + at]), scale, out);
+        scaled_packed(negate(integers, block[74 + at]), scale, out);
     }
 }
 

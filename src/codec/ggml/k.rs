@@ -1,6 +1,6 @@
 //! K types: blocks of 256 elements, in parts of 16 or 32 with a scale each.
 
-use super::packed::{F32, each, field, half, products};
+use super::packed::{F32, each_block, field, half, products};
 
 /// 2-bit integers; scales and minimums of 4 bits.
 #[inline(always)]
@@ -44,7 +44,7 @@ pub fn q4_k(block: &[u8; 144], out: &mut [F32; 256]) {
     for (at, part) in parts.iter_mut().enumerate() {
         let (scale, min) = (scales[at], mins[at]);
         let shift = at % 2 * 4;
-        each(&field::<32>(block, 16 + at / 2 * 32), part, |q| scale * f32::from(q >> shift & 15) - min);
+        each_block(&field::<32>(block, 16 + at / 2 * 32), part, |q| scale * f32::from(q >> shift & 15) - min);
     }
 }
 
@@ -61,7 +61,7 @@ pub fn q5_k(block: &[u8; 176], out: &mut [F32; 256]) {
         for (integer, high) in integers.iter_mut().zip(highs) {
             *integer = *integer >> shift & 15 | (high >> at & 1) << 4;
         }
-        each(&integers, part, |q| scale * f32::from(q) - min);
+        each_block(&integers, part, |q| scale * f32::from(q) - min);
     }
 }
 
@@ -86,7 +86,7 @@ pub fn q6_k(block: &[u8; 210], out: &mut [F32; 256]) {
 #[inline(always)]
 pub fn q8_k(block: &[u8; 292], out: &mut [F32; 256]) {
     let d = f32::from_le_bytes(field(block, 0));
-    each(&field::<256>(block, 4), out, |q| d * f32::from(q as i8));
+    each_block(&field::<256>(block, 4), out, |q| d * f32::from(q as i8));
 }
 
 /// The eight scales and minimums of Q4_K and Q5_K.

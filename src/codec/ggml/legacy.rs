@@ -3,7 +3,7 @@
 //! Blocks with integers of less than 8 bits are decoded eight at a time: first all integers are unpacked, then they are
 //! multiplied. The compiler vectorises loops of that length.
 
-use super::packed::{BITS, F32, each, field, half, nibbles};
+use super::packed::{BITS, F32, each_block, field, half, nibbles};
 
 /// Blocks that are decoded at a time.
 const BATCH: usize = 8;
@@ -11,7 +11,7 @@ const BATCH: usize = 8;
 /// 4-bit integers from -8 to 7, times a scale.
 #[inline(always)]
 pub fn q4_0(blocks: &[u8; BATCH * 18], out: &mut [F32; BATCH * 32]) {
-    scaled::<18>(blocks, &fours::<18>(blocks), 8, out);
+    scaled_legacy::<18>(blocks, &fours::<18>(blocks), 8, out);
 }
 
 /// 4-bit integers times a scale, plus a minimum.
@@ -23,7 +23,7 @@ pub fn q4_1(blocks: &[u8; BATCH * 20], out: &mut [F32; BATCH * 32]) {
 /// 5-bit integers from -16 to 15, times a scale.
 #[inline(always)]
 pub fn q5_0(blocks: &[u8; BATCH * 22], out: &mut [F32; BATCH * 32]) {
-    scaled::<22>(blocks, &fives::<22>(blocks), 16, out);
+    scaled_legacy::<22>(blocks, &fives::<22>(blocks), 16, out);
 }
 
 /// 5-bit integers times a scale, plus a minimum.
@@ -36,7 +36,7 @@ pub fn q5_1(blocks: &[u8; BATCH * 24], out: &mut [F32; BATCH * 32]) {
 #[inline(always)]
 pub fn q8_0(block: &[u8; 34], out: &mut [F32; 32]) {
     let d = half(block, 0);
-    each(&field::<32>(block, 2), out, |q| f32::from(q as i8) * d);
+    each_block(&field::<32>(block, 2), out, |q| f32::from(q as i8) * d);
 }
 
 /// Integers of several blocks.
@@ -69,7 +69,7 @@ fn fives<const IN: usize>(blocks: &[u8]) -> Integers {
 
 /// Each integer less `bias`, times the scale at the beginning of its block.
 #[inline(always)]
-fn scaled<const IN: usize>(blocks: &[u8], integers: &Integers, bias: u8, out: &mut [F32; BATCH * 32]) {
+fn scaled_legacy<const IN: usize>(blocks: &[u8], integers: &Integers, bias: u8, out: &mut [F32; BATCH * 32]) {
     let mut scales = [[0.0; 32]; BATCH];
     for (block, scale) in blocks.as_chunks::<IN>().0.iter().zip(&mut scales) {
         *scale = [half(block, 0); 32];

@@ -16,7 +16,7 @@ macro_rules! decoders {
         vectorised! {
             #[doc = concat!("Decodes blocks of ", stringify!($name), ".")]
             pub fn $name(input: &[u8], output: &mut [u8]) {
-                packed::map(input, output, |block, out| $room::$name(block, out));
+                packed::map_packed(input, output, |block, out| $room::$name(block, out));
             }
         }
     )*)*};

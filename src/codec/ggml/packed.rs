@@ -7,7 +7,7 @@ pub type F32 = [u8; 4];
 
 /// Decodes each `IN` bytes to `OUT` elements with `decode`. Fewer bytes at the end are decoded as if zeros followed.
 #[inline(always)]
-pub fn map<const IN: usize, const OUT: usize>(
+pub fn map_packed<const IN: usize, const OUT: usize>(
     input: &[u8],
     output: &mut [u8],
     decode: impl Fn(&[u8; IN], &mut [F32; OUT]),
@@ -51,7 +51,7 @@ pub fn nibbles(bytes: [u8; 16], integers: &mut [u8; 32]) {
 
 /// Decodes each byte to one element.
 #[inline(always)]
-pub fn each(bytes: &[u8], out: &mut [F32], value: impl Fn(u8) -> f32) {
+pub fn each_block(bytes: &[u8], out: &mut [F32], value: impl Fn(u8) -> f32) {
     for (byte, out) in bytes.iter().zip(out) {
         *out = value(*byte).to_le_bytes();
     }
@@ -136,7 +136,7 @@ pub fn signs(code: u32) -> u8 {
 
 /// Writes `scale` times each of eight signed integers.
 #[inline(always)]
-pub fn scaled(integers: u64, scale: f32, out: &mut [F32; 8]) {
+pub fn scaled_packed(integers: u64, scale: f32, out: &mut [F32; 8]) {
     for (integer, out) in integers.to_le_bytes().iter().zip(out) {
         *out = (scale * f32::from(*integer as i8)).to_le_bytes();
     }

@@ -1,6 +1,6 @@
 //! Binary and ternary types, and four-bit floating point with scales per block.
 
-use super::packed::{BITS, F32, each, field, half};
+use super::packed::{BITS, F32, each_block, field, half};
 
 /// One bit for each element: the scale if it is set, otherwise the negative scale.
 #[inline(always)]
@@ -8,7 +8,7 @@ pub fn q1_0(block: &[u8; 18], out: &mut [F32; 128]) {
     let d = half(block, 0);
     let (parts, _) = out.as_chunks_mut::<8>();
     for (bits, part) in block[2..].iter().zip(parts) {
-        each(&BITS[usize::from(*bits)].to_le_bytes(), part, |bit| {
+        each_block(&BITS[usize::from(*bits)].to_le_bytes(), part, |bit| {
             f32::from_bits(d.to_bits() ^ u32::from(bit ^ 1) << 31)
         });
     }
@@ -34,7 +34,7 @@ pub fn tq1_0(block: &[u8; 54], out: &mut [F32; 256]) {
     digits::<32>(field(block, 0), &mut integers[..160]);
     digits::<16>(field(block, 32), &mut integers[160..240]);
     digits::<4>(field(block, 48), &mut integers[240..]);
-    each(&integers, out, |q| d * f32::from(q as i8));
+    each_block(&integers, out, |q| d * f32::from(q as i8));
 }
 
 /// The digits of `N` fractions, less 1: the first one of each, then the second ones, while there is room.
@@ -56,7 +56,7 @@ pub fn tq2_0(block: &[u8; 66], out: &mut [F32; 256]) {
     let (parts, _) = out.as_chunks_mut::<32>();
     for (at, part) in parts.iter_mut().enumerate() {
         let shift = at % 4 * 2;
-        each(&field::<32>(block, at / 4 * 32), part, |q| d * f32::from((q >> shift & 3) as i8 - 1));
+        each_block(&field::<32>(block, at / 4 * 32), part, |q| d * f32::from((q >> shift & 3) as i8 - 1));
     }
 }
 

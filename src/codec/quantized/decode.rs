@@ -1,9 +1,12 @@
 //! The decoder: computes any range of elements from the bytes that the range needs. Does no I/O.
 
-use super::groups::{Group, Operands, combine, combine_by_index};
-use super::layout::{Formula, Global, Grid, INTERLEAVED, Layout, Number, Packing, Part, Parts, Real, Zeros};
-use super::needs::Runs;
-use super::numbers::Codes;
+use super::groups::{Group, GroupOperands, combine, combine_by_index};
+use super::layout::{
+    CodeNumber, CodePacking, DequantizeFormula, GlobalScale, INTERLEAVED, Parts, QuantizedLayout, QuantizedPart,
+    ScaleGrid, ScaleType, ZeroPoints,
+};
+use super::needs::ByteRuns;
+use super::numbers::CodeDecoder;
 use super::{Bf16, F32, fp8};
 use crate::codec::bf16;
 use crate::codec::elements::{E4M3, E8M0, widen_f16};
@@ -12,18 +15,18 @@ use std::ops::Range;
 
 /// A decoder for a layout that has been checked against the sizes of the parts.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Decoder {
-    layout: Layout,
+pub struct LayoutDecoder {
+    layout: QuantizedLayout,
 }
 
 /// The slices that were given to a decoder do not have the sizes that the range needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Mismatch {
+pub struct SizeMismatch {
     /// The part whose size is wrong; `None` for the output or the range.
-    pub part: Option<Part>,
+    pub part: Option<QuantizedPart>,
 }
 
-impl fmt::Display for Mismatch {
+impl fmt::Display for SizeMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.part {
             Some(part) => write!(f, "quantized tensor: {}: the number of bytes is wrong", part.name()),
@@ -32,18 +35,18 @@ impl fmt::Display for Mismatch {
     }
 }
 
-impl std::error::Error for Mismatch {}
+impl std::error::Error for SizeMismatch {}
 
 /// Where elements are written.
 #[derive(Debug)]
-pub enum Output<'o> {
+pub enum DecodedOutput<'o> {
     /// As float32.
     F32(&'o mut [F32]),
     /// As bfloat16, rounded from float32 to nearest, ties to even.
     Bf16(&'o mut [Bf16]),
 }
 
-impl Output<'_> {
+impl DecodedOutput<'_> {
     /// Number of elements.
     fn len(&self) -> usize {
         match self {
@@ -53,10 +56,10 @@ impl Output<'_> {
     }
 
     /// A part of it.
-    fn part(&mut self, range: Range<usize>) -> Output<'_> {
+    fn part(&mut self, range: Range<usize>) -> DecodedOutput<'_> {
         match self {
-            Self::F32(out) => Output::F32(&mut out[range]),
-            Self::Bf16(out) => Output::Bf16(&mut out[range]),
+            Self::F32(out) => DecodedOutput::F32(&mut out[range]),
+            Self::Bf16(out) => DecodedOutput::Bf16(&mut out[range]),
         }
     }
 }
@@ -69,71 +72,71 @@ const COLUMNS_AT_ONCE: u64 = 2048;
 /// Rows of a transposed matrix that are copied at once: those whose words share a line of the cache.
 const ROWS_AT_ONCE: u64 = 16;
 
-impl Decoder {
+impl LayoutDecoder {
     /// A decoder for parts of these sizes in bytes. Fails with a reason if the layout is inconsistent or a part is too
     /// small.
-    pub fn new(layout: Layout, sizes: &Parts<u64>) -> Result<Self, String> {
+    pub fn new(layout: QuantizedLayout, sizes: &Parts<u64>) -> Result<Self, String> {
         layout.check(sizes)?;
         Ok(Self { layout })
     }
 
     /// The layout.
-    pub fn layout(&self) -> &Layout {
+    pub fn layout(&self) -> &QuantizedLayout {
         &self.layout
     }
 
     /// The bytes of each part that the elements of `range` need, in row-major order.
-    pub fn needs(&self, range: &Range<u64>) -> Parts<Runs> {
+    pub fn needs(&self, range: &Range<u64>) -> Parts<ByteRuns> {
         self.layout.needs(range)
     }
 
-    /// Writes the elements of `range` to `out`. `parts` are the bytes that [`Decoder::needs`] returns for `held`, one
-    /// run after the other. `held` contains `range`.
+    /// Writes the elements of `range` to `out`. `parts` are the bytes that [`LayoutDecoder::needs`] returns for `held`,
+    /// one run after the other. `held` contains `range`.
     pub fn decode(
         &self,
         held: &Range<u64>,
         parts: &Parts<&[u8]>,
         range: &Range<u64>,
-        out: Output,
-    ) -> Result<(), Mismatch> {
+        out: DecodedOutput,
+    ) -> Result<(), SizeMismatch> {
         let is_inside = held.start <= range.start && range.end <= held.end && held.end <= self.layout.elements();
         if range.start > range.end || !is_inside || out.len() as u64 != range.end - range.start {
-            return Err(Mismatch { part: None });
+            return Err(SizeMismatch { part: None });
         }
         let needs = self.needs(held);
-        for ((part, needs), bytes) in Part::ALL.into_iter().zip(&needs).zip(parts) {
+        for ((part, needs), bytes) in QuantizedPart::ALL.into_iter().zip(&needs).zip(parts) {
             if needs.bytes() != bytes.len() as u64 {
-                return Err(Mismatch { part: Some(part) });
+                return Err(SizeMismatch { part: Some(part) });
             }
         }
         if !range.is_empty() {
-            Pass::new(&self.layout, needs, parts, range).decode(out);
+            DecodePass::new(&self.layout, needs, parts, range).decode(out);
         }
         Ok(())
     }
 }
 
-/// One call of [`Decoder::decode`].
-struct Pass<'p> {
-    layout: &'p Layout,
-    needs: Parts<Runs>,
+/// One call of [`LayoutDecoder::decode`].
+struct DecodePass<'p> {
+    layout: &'p QuantizedLayout,
+    needs: Parts<ByteRuns>,
     parts: &'p Parts<&'p [u8]>,
     range: &'p Range<u64>,
-    codes: Codes,
+    codes: CodeDecoder,
     /// The group of each column, if the columns are not in the order of the groups.
     groups: Option<&'p [Group]>,
     /// Some rows of a transposed matrix, transposed back.
-    copied: Copied,
+    copied: CopiedRows,
     /// Elements of a row before they are rounded to bfloat16.
     rounded: Vec<F32>,
     /// The operands of all groups of a row, if there is a group index, and the row.
-    operands: Vec<Operands>,
+    operands: Vec<GroupOperands>,
     row: Option<u64>,
 }
 
 /// Rows of a transposed matrix, copied.
 #[derive(Default)]
-struct Copied {
+struct CopiedRows {
     rows: Range<u64>,
     /// The words of each row.
     words: Range<u64>,
@@ -142,11 +145,16 @@ struct Copied {
     bytes: Vec<u8>,
 }
 
-impl<'p> Pass<'p> {
-    fn new(layout: &'p Layout, needs: Parts<Runs>, parts: &'p Parts<&'p [u8]>, range: &'p Range<u64>) -> Self {
-        let codes = Codes::new(layout.packing, layout.number, parts[Part::Map as usize]);
-        let mut groups = layout.group_index.then(|| parts[Part::GroupIndex as usize].as_chunks::<4>().0);
-        if let (Some(index), Grid::Blocks { block, .. }) = (groups, layout.grid) {
+impl<'p> DecodePass<'p> {
+    fn new(
+        layout: &'p QuantizedLayout,
+        needs: Parts<ByteRuns>,
+        parts: &'p Parts<&'p [u8]>,
+        range: &'p Range<u64>,
+    ) -> Self {
+        let codes = CodeDecoder::new(layout.packing, layout.number, parts[QuantizedPart::Map as usize]);
+        let mut groups = layout.group_index.then(|| parts[QuantizedPart::GroupIndex as usize].as_chunks::<4>().0);
+        if let (Some(index), ScaleGrid::Blocks { block, .. }) = (groups, layout.grid) {
             let expected = |column: usize| (column as u64 / block[1]) as u32;
             let is_in_order =
                 index.iter().enumerate().all(|(column, group)| u32::from_le_bytes(*group) == expected(column));
@@ -162,14 +170,14 @@ impl<'p> Pass<'p> {
             range,
             codes,
             groups,
-            copied: Copied::default(),
+            copied: CopiedRows::default(),
             rounded: Vec::new(),
             operands: Vec::new(),
             row: None,
         }
     }
 
-    fn decode(&mut self, mut out: Output) {
+    fn decode(&mut self, mut out: DecodedOutput) {
         let cols = self.layout.cols;
         let mut at = self.range.start;
         while at < self.range.end {
@@ -181,10 +189,10 @@ impl<'p> Pass<'p> {
         }
     }
 
-    fn decode_row(&mut self, row: u64, cols: Range<u64>, mut out: Output) {
+    fn decode_row(&mut self, row: u64, cols: Range<u64>, mut out: DecodedOutput) {
         let width = match self.layout.grid {
-            Grid::Blocks { block, .. } => block[1],
-            Grid::Tiled { block, .. } => block,
+            ScaleGrid::Blocks { block, .. } => block[1],
+            ScaleGrid::Tiled { block, .. } => block,
         };
         if self.groups.is_some() {
             self.index_operands(row);
@@ -194,13 +202,13 @@ impl<'p> Pass<'p> {
             let end = ((start / COLUMNS_AT_ONCE + 1) * COLUMNS_AT_ONCE).min(cols.end);
             let end = end.min((start / width + GROUPS_AT_ONCE as u64).saturating_mul(width));
             match out.part((start - cols.start) as usize..(end - cols.start) as usize) {
-                Output::F32(out) => self.decode_part(row, start..end, width, out),
-                Output::Bf16(out) if self.is_fp8() => {
-                    let mut operands = [Operands::default(); GROUPS_AT_ONCE];
+                DecodedOutput::F32(out) => self.decode_part(row, start..end, width, out),
+                DecodedOutput::Bf16(out) if self.is_fp8() => {
+                    let mut operands = [GroupOperands::default(); GROUPS_AT_ONCE];
                     let (first, operands) = self.operands_of(row, &(start..end), width, &mut operands);
                     fp8::to_bf16(self.bytes(row, &(start..end)), out, first, width as usize, operands);
                 }
-                Output::Bf16(out) => {
+                DecodedOutput::Bf16(out) => {
                     let mut rounded = std::mem::take(&mut self.rounded);
                     rounded.resize(out.len(), [0; 4]);
                     self.decode_part(row, start..end, width, &mut rounded);
@@ -214,20 +222,20 @@ impl<'p> Pass<'p> {
 
     /// Whether the elements are E4M3 codes times scales.
     fn is_fp8(&self) -> bool {
-        let Layout { packing, number, formula, zeros, .. } = *self.layout;
-        let is_plain = (formula, zeros) == (Formula::Scale, Zeros::None) && self.groups.is_none();
-        is_plain && number == Number::E4M3 && matches!(packing, Packing::Stream { .. })
+        let QuantizedLayout { packing, number, formula, zeros, .. } = *self.layout;
+        let is_plain = (formula, zeros) == (DequantizeFormula::Scale, ZeroPoints::None) && self.groups.is_none();
+        is_plain && number == CodeNumber::E4M3 && matches!(packing, CodePacking::Stream { .. })
     }
 
     /// Decodes some columns of a row. A group has `width` columns.
     fn decode_part(&mut self, row: u64, cols: Range<u64>, width: u64, out: &mut [F32]) {
-        let has_zeros = self.layout.zeros != Zeros::None;
+        let has_zeros = self.layout.zeros != ZeroPoints::None;
         self.numbers(row, cols.clone(), out);
         if let Some(groups) = self.groups {
             combine_by_index(has_zeros, out, &groups[cols.start as usize..cols.end as usize], &self.operands);
             return;
         }
-        let mut operands = [Operands::default(); GROUPS_AT_ONCE];
+        let mut operands = [GroupOperands::default(); GROUPS_AT_ONCE];
         let (first, operands) = self.operands_of(row, &cols, width, &mut operands);
         combine(self.layout.formula, has_zeros, out, first, width.min(COLUMNS_AT_ONCE) as usize, operands);
     }
@@ -238,8 +246,8 @@ impl<'p> Pass<'p> {
         row: u64,
         cols: &Range<u64>,
         width: u64,
-        operands: &'o mut [Operands; GROUPS_AT_ONCE],
-    ) -> (usize, &'o [Operands]) {
+        operands: &'o mut [GroupOperands; GROUPS_AT_ONCE],
+    ) -> (usize, &'o [GroupOperands]) {
         let operands = &mut operands[..(cols.end.div_ceil(width) - cols.start / width) as usize];
         self.operands(row, cols.start / width, operands);
         ((width - cols.start % width).min(cols.end - cols.start) as usize, operands)
@@ -247,13 +255,13 @@ impl<'p> Pass<'p> {
 
     /// The bytes with the codes of some columns of a row that is not transposed.
     fn bytes(&self, row: u64, cols: &Range<u64>) -> &'p [u8] {
-        let (values, runs) = (self.parts[Part::Values as usize], &self.needs[Part::Values as usize]);
+        let (values, runs) = (self.parts[QuantizedPart::Values as usize], &self.needs[QuantizedPart::Values as usize]);
         let (codes, bytes) = self.layout.packing.unit();
         let row_bytes = match self.layout.packing {
-            Packing::Stream { row_bytes, .. } | Packing::Words { row_bytes, .. } | Packing::HighFirst { row_bytes } => {
-                row_bytes
-            }
-            Packing::RowPairs | Packing::Down { .. } | Packing::Across => 0,
+            CodePacking::Stream { row_bytes, .. }
+            | CodePacking::Words { row_bytes, .. }
+            | CodePacking::HighFirst { row_bytes } => row_bytes,
+            CodePacking::RowPairs | CodePacking::Down { .. } | CodePacking::Across => 0,
         };
         let start = row * row_bytes + cols.start / codes * bytes;
         let end = row * row_bytes + (cols.end.div_ceil(codes) * bytes).min(row_bytes);
@@ -264,18 +272,18 @@ impl<'p> Pass<'p> {
     /// Writes the numbers that the codes of some columns of a row represent.
     fn numbers(&mut self, row: u64, cols: Range<u64>, out: &mut [F32]) {
         let packing = self.layout.packing;
-        let (values, runs) = (self.parts[Part::Values as usize], &self.needs[Part::Values as usize]);
+        let (values, runs) = (self.parts[QuantizedPart::Values as usize], &self.needs[QuantizedPart::Values as usize]);
         let (codes, bytes) = packing.unit();
         let skipped = (cols.start % codes) as usize;
         match packing {
-            Packing::Stream { .. } | Packing::Words { .. } | Packing::HighFirst { .. } => {
+            CodePacking::Stream { .. } | CodePacking::Words { .. } | CodePacking::HighFirst { .. } => {
                 self.codes.decode_from(packing, self.bytes(row, &cols), skipped, out);
             }
-            Packing::RowPairs => {
+            CodePacking::RowPairs => {
                 let from = runs.place(row / 2 * self.layout.cols + cols.start);
                 self.codes.nibbles_of_bytes(&values[from..from + out.len()], row as u32 % 2 * 4, out);
             }
-            Packing::Down { .. } => {
+            CodePacking::Down { .. } => {
                 if !self.copied.rows.contains(&row) {
                     self.copy_down(row);
                 }
@@ -285,7 +293,7 @@ impl<'p> Pass<'p> {
                 let from = (cols.start / codes * bytes - copied.words.start * 4) as usize;
                 self.codes.decode_from(packing, &words[from..], skipped, out);
             }
-            Packing::Across => {
+            CodePacking::Across => {
                 if !self.copied.rows.contains(&row) {
                     self.copy_across(row);
                 }
@@ -303,10 +311,10 @@ impl<'p> Pass<'p> {
         if first == last { self.range.start - first * cols..self.range.end - last * cols } else { 0..cols }
     }
 
-    /// Copies the words of some rows, from `row` on, of a matrix that is packed as [`Packing::Down`].
+    /// Copies the words of some rows, from `row` on, of a matrix that is packed as [`CodePacking::Down`].
     fn copy_down(&mut self, row: u64) {
-        let Layout { rows, cols, packing, .. } = *self.layout;
-        let (values, runs) = (self.parts[Part::Values as usize], &self.needs[Part::Values as usize]);
+        let QuantizedLayout { rows, cols, packing, .. } = *self.layout;
+        let (values, runs) = (self.parts[QuantizedPart::Values as usize], &self.needs[QuantizedPart::Values as usize]);
         let words = packing.words(&self.touched(), cols);
         let end = ((self.range.end - 1) / cols + 1).min((row / ROWS_AT_ONCE + 1) * ROWS_AT_ONCE);
         // Without the additional bytes, rows at distances of a power of two would compete for the same cache sets.
@@ -320,9 +328,9 @@ impl<'p> Pass<'p> {
         (self.copied.rows, self.copied.words, self.copied.row_bytes) = (row..end, words, row_bytes);
     }
 
-    /// Copies the words that contain `row` of a matrix that is packed as [`Packing::Across`].
+    /// Copies the words that contain `row` of a matrix that is packed as [`CodePacking::Across`].
     fn copy_across(&mut self, row: u64) {
-        let (values, runs) = (self.parts[Part::Values as usize], &self.needs[Part::Values as usize]);
+        let (values, runs) = (self.parts[QuantizedPart::Values as usize], &self.needs[QuantizedPart::Values as usize]);
         let cols = self.touched();
         let from = runs.place((cols.start * (self.layout.rows / 8) + row / 8) * 4);
         self.copied.bytes.resize((cols.end - cols.start) as usize * 4, 0);
@@ -335,26 +343,27 @@ impl<'p> Pass<'p> {
 
     /// Computes the operands of all groups of a row.
     fn index_operands(&mut self, row: u64) {
-        if let Grid::Blocks { groups, .. } = self.layout.grid
+        if let ScaleGrid::Blocks { groups, .. } = self.layout.grid
             && self.row != Some(row)
         {
             let mut operands = std::mem::take(&mut self.operands);
-            operands.resize(groups as usize, Operands::default());
+            operands.resize(groups as usize, GroupOperands::default());
             self.operands(row, 0, &mut operands);
             (self.operands, self.row) = (operands, Some(row));
         }
     }
 
     /// The operands of consecutive groups of a row, from `group` on.
-    fn operands(&self, row: u64, group: u64, operands: &mut [Operands]) {
-        let Layout { rows, scale, .. } = *self.layout;
+    fn operands(&self, row: u64, group: u64, operands: &mut [GroupOperands]) {
+        let QuantizedLayout { rows, scale, .. } = *self.layout;
         let (matrix, below) = (row / rows, row % rows);
-        let scales = self.strided(Part::Scales, scale.bytes(), matrix, below, group);
+        let scales = self.strided(QuantizedPart::Scales, scale.bytes(), matrix, below, group);
         match self.layout.grid {
-            Grid::Blocks { .. } => self.scales(scales, operands),
-            Grid::Tiled { groups, .. } => {
-                let (scales, runs) = (self.parts[Part::Scales as usize], &self.needs[Part::Scales as usize]);
-                let table = if scale == Real::E8M0 { &E8M0 } else { &E4M3 };
+            ScaleGrid::Blocks { .. } => self.scales(scales, operands),
+            ScaleGrid::Tiled { groups, .. } => {
+                let (scales, runs) =
+                    (self.parts[QuantizedPart::Scales as usize], &self.needs[QuantizedPart::Scales as usize]);
+                let table = if scale == ScaleType::E8M0 { &E8M0 } else { &E4M3 };
                 for (group, operands) in (group..).zip(&mut *operands) {
                     let tile = below / 128 * (groups / 4) + group / 4;
                     let at = tile * 512 + below % 32 * 16 + below % 128 / 32 * 4 + group % 4;
@@ -363,23 +372,25 @@ impl<'p> Pass<'p> {
             }
         }
         let global = |each: bool| {
-            let at = self.needs[Part::Global as usize].place(if each { matrix * 4 } else { 0 });
-            self.parts[Part::Global as usize][at..].first_chunk().map_or(f32::NAN, |bytes| f32::from_le_bytes(*bytes))
+            let at = self.needs[QuantizedPart::Global as usize].place(if each { matrix * 4 } else { 0 });
+            self.parts[QuantizedPart::Global as usize][at..]
+                .first_chunk()
+                .map_or(f32::NAN, |bytes| f32::from_le_bytes(*bytes))
         };
         match self.layout.global {
-            Global::None => {}
-            Global::Times { each } => {
+            GlobalScale::None => {}
+            GlobalScale::Times { each } => {
                 let global = global(each);
                 operands.iter_mut().for_each(|operands| operands.scale *= global);
             }
-            Global::Over { each } => {
+            GlobalScale::Over { each } => {
                 let global = global(each);
                 operands.iter_mut().for_each(|operands| operands.scale /= global);
             }
         }
-        if self.layout.formula == Formula::ScaleThenAdd {
+        if self.layout.formula == DequantizeFormula::ScaleThenAdd {
             let bias = self.layout.bias;
-            let (bytes, step, _) = self.strided(Part::Biases, bias.bytes(), matrix, below, group);
+            let (bytes, step, _) = self.strided(QuantizedPart::Biases, bias.bytes(), matrix, below, group);
             let count = operands.len();
             widen(bias, bytes, step, |at, value| operands[at].other = value, count);
         }
@@ -388,8 +399,8 @@ impl<'p> Pass<'p> {
 
     /// The bytes of a part that has an element for each scale, from the element for a group of a row on; the distance
     /// of the elements in bytes; and the index of the first one.
-    fn strided(&self, part: Part, width: u64, matrix: u64, row: u64, group: u64) -> (&'p [u8], usize, u64) {
-        let Grid::Blocks { block, groups, strides: [matrices, down, beside] } = self.layout.grid else {
+    fn strided(&self, part: QuantizedPart, width: u64, matrix: u64, row: u64, group: u64) -> (&'p [u8], usize, u64) {
+        let ScaleGrid::Blocks { block, groups, strides: [matrices, down, beside] } = self.layout.grid else {
             return (&[], 0, 0);
         };
         // The distance of the groups of a row can be any number if there is only one.
@@ -400,13 +411,13 @@ impl<'p> Pass<'p> {
         (&self.parts[part as usize][runs.place(index * width)..], step, index)
     }
 
-    fn scales(&self, (bytes, step, index): (&[u8], usize, u64), operands: &mut [Operands]) {
+    fn scales(&self, (bytes, step, index): (&[u8], usize, u64), operands: &mut [GroupOperands]) {
         let count = operands.len();
-        let Real::Nested { block, offset } = self.layout.scale else {
+        let ScaleType::Nested { block, offset } = self.layout.scale else {
             widen(self.layout.scale, bytes, step, |at, value| operands[at].scale = value, count);
             return;
         };
-        let float = |part: Part, at: u64| {
+        let float = |part: QuantizedPart, at: u64| {
             let at = self.needs[part as usize].place(at * 4);
             let bytes = self.parts[part as usize][at..].first_chunk().copied();
             f32::from_le_bytes(bytes.unwrap_or_default())
@@ -414,22 +425,22 @@ impl<'p> Pass<'p> {
         let step = step.max(1);
         for (at, operands) in operands.iter_mut().enumerate() {
             let code = bytes[at * step];
-            let scale = float(Part::NestedScales, (index + (at * step) as u64) / block);
-            operands.scale = float(Part::NestedMap, u64::from(code)) * scale + offset;
+            let scale = float(QuantizedPart::NestedScales, (index + (at * step) as u64) / block);
+            operands.scale = float(QuantizedPart::NestedMap, u64::from(code)) * scale + offset;
         }
     }
 
-    fn zeros(&self, matrix: u64, row: u64, group: u64, operands: &mut [Operands]) {
-        let (zeros, runs) = (self.parts[Part::Zeros as usize], &self.needs[Part::Zeros as usize]);
+    fn zeros(&self, matrix: u64, row: u64, group: u64, operands: &mut [GroupOperands]) {
+        let (zeros, runs) = (self.parts[QuantizedPart::Zeros as usize], &self.needs[QuantizedPart::Zeros as usize]);
         match self.layout.zeros {
-            Zeros::None => {}
-            Zeros::Bytes => {
-                let (bytes, step, _) = self.strided(Part::Zeros, 1, matrix, row, group);
+            ZeroPoints::None => {}
+            ZeroPoints::Bytes => {
+                let (bytes, step, _) = self.strided(QuantizedPart::Zeros, 1, matrix, row, group);
                 for (at, operands) in operands.iter_mut().enumerate() {
                     operands.other = f32::from(bytes[at * step] as i8);
                 }
             }
-            Zeros::Packed { bits, along, across, interleaved, add, offset } => {
+            ZeroPoints::Packed { bits, along, across, interleaved, add, offset } => {
                 let row = if interleaved { row / 8 * 8 + u64::from(INTERLEAVED[row as usize % 8]) } else { row };
                 let (word, shift) = (row * u64::from(bits) / 32, row * u64::from(bits) % 32);
                 let from = runs.place((word * along + group * across) * 4);
@@ -460,7 +471,7 @@ fn transpose<'s>(stored: impl Iterator<Item = &'s [u8]>, row_bytes: usize, rows:
 
 /// Passes `count` numbers to `take`. They are `step` bytes apart.
 #[inline(always)]
-pub(super) fn widen(real: Real, bytes: &[u8], step: usize, mut take: impl FnMut(usize, f32), count: usize) {
+pub(super) fn widen(real: ScaleType, bytes: &[u8], step: usize, mut take: impl FnMut(usize, f32), count: usize) {
     macro_rules! each {
         ($width:literal, $widen:expr) => {
             for at in 0..count {
@@ -470,11 +481,11 @@ pub(super) fn widen(real: Real, bytes: &[u8], step: usize, mut take: impl FnMut(
         };
     }
     match real {
-        Real::F32 => each!(4, f32::from_le_bytes),
-        Real::F16 => each!(2, |bytes| widen_f16(u16::from_le_bytes(bytes))),
-        Real::Bf16 => each!(2, |bytes| f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)),
-        Real::E8M0 => each!(1, |[code]: [u8; 1]| E8M0[usize::from(code)]),
-        Real::E4M3 => each!(1, |[code]: [u8; 1]| E4M3[usize::from(code)]),
-        Real::Nested { .. } => {}
+        ScaleType::F32 => each!(4, f32::from_le_bytes),
+        ScaleType::F16 => each!(2, |bytes| widen_f16(u16::from_le_bytes(bytes))),
+        ScaleType::Bf16 => each!(2, |bytes| f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)),
+        ScaleType::E8M0 => each!(1, |[code]: [u8; 1]| E8M0[usize::from(code)]),
+        ScaleType::E4M3 => each!(1, |[code]: [u8; 1]| E4M3[usize::from(code)]),
+        ScaleType::Nested { .. } => {}
     }
 }

@@ -1,11 +1,11 @@
 //! Faults of companions: scales that are zero or not finite, and groups that do not exist.
 
 use super::decode::widen;
-use super::layout::Real;
+use super::layout::ScaleType;
 
 /// Counts of suspicious numbers in a companion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Faults {
+pub struct CompanionFaults {
     /// Scales that are 0. All values of their groups are 0.
     pub zero: u64,
     /// Scales that are infinite or NaN.
@@ -18,9 +18,9 @@ pub struct Faults {
     pub first: Option<u64>,
 }
 
-impl Faults {
+impl CompanionFaults {
     /// Counts the faults of stored scales. For quantized scales, all counts are 0.
-    pub fn of_scales(scale: Real, bytes: &[u8]) -> Self {
+    pub fn of_scales(scale: ScaleType, bytes: &[u8]) -> Self {
         let width = scale.bytes() as usize;
         let mut faults = Self::default();
         let take = |at: usize, value: f32| {
@@ -64,19 +64,20 @@ mod tests {
 
     #[test]
     fn faults_are_counted() {
-        let scales = |zero, not_finite, first| Faults { zero, not_finite, first, ..Faults::default() };
+        let scales =
+            |zero, not_finite, first| CompanionFaults { zero, not_finite, first, ..CompanionFaults::default() };
         let floats = [0.0f32, -0.0, 1.0, f32::NAN, f32::INFINITY, 1e-45].map(f32::to_le_bytes);
-        assert_eq!(Faults::of_scales(Real::F32, floats.as_flattened()), scales(2, 2, Some(3)));
-        assert_eq!(Faults::of_scales(Real::E8M0, &[0, 1, 254, 255]), scales(0, 1, Some(3)));
-        assert_eq!(Faults::of_scales(Real::E4M3, &[0, 0x80, 1, 0x7f, 0xff]), scales(2, 2, Some(3)));
-        assert_eq!(Faults::of_scales(Real::F16, &[0, 0x7c, 0, 0, 0xff]), scales(1, 1, Some(0)));
-        let mut whole = Faults::of_scales(Real::E8M0, &[1, 2]);
-        whole.merge(&Faults::of_scales(Real::E8M0, &[3, 255, 255]), 2);
-        whole.merge(&Faults::of_scales(Real::E8M0, &[255]), 5);
+        assert_eq!(CompanionFaults::of_scales(ScaleType::F32, floats.as_flattened()), scales(2, 2, Some(3)));
+        assert_eq!(CompanionFaults::of_scales(ScaleType::E8M0, &[0, 1, 254, 255]), scales(0, 1, Some(3)));
+        assert_eq!(CompanionFaults::of_scales(ScaleType::E4M3, &[0, 0x80, 1, 0x7f, 0xff]), scales(2, 2, Some(3)));
+        assert_eq!(CompanionFaults::of_scales(ScaleType::F16, &[0, 0x7c, 0, 0, 0xff]), scales(1, 1, Some(0)));
+        let mut whole = CompanionFaults::of_scales(ScaleType::E8M0, &[1, 2]);
+        whole.merge(&CompanionFaults::of_scales(ScaleType::E8M0, &[3, 255, 255]), 2);
+        whole.merge(&CompanionFaults::of_scales(ScaleType::E8M0, &[255]), 5);
         assert_eq!(whole, scales(0, 3, Some(3)));
         let index = |groups: [i32; 4]| {
-            let Faults { no_group, is_unused, first, .. } =
-                Faults::of_index(3, groups.map(i32::to_le_bytes).as_flattened());
+            let CompanionFaults { no_group, is_unused, first, .. } =
+                CompanionFaults::of_index(3, groups.map(i32::to_le_bytes).as_flattened());
             (no_group, is_unused, first)
         };
         assert_eq!(index([0, 1, 2, 2]), (0, false, None));

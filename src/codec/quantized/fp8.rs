@@ -6,7 +6,7 @@
 //! subnormal codes are a second table of eight.
 
 use super::Bf16;
-use super::groups::Operands;
+use super::groups::GroupOperands;
 use super::numbers::widen_e4m3;
 use crate::codec::bf16;
 #[cfg(target_arch = "x86_64")]
@@ -40,7 +40,7 @@ fn products(scale: f32) -> Products {
 
 /// Multiplies codes by the scales of their groups, and rounds the products to bfloat16. The first group has `first`
 /// elements, the others `width`.
-pub fn to_bf16(codes: &[u8], out: &mut [Bf16], first: usize, width: usize, operands: &[Operands]) {
+pub fn to_bf16(codes: &[u8], out: &mut [Bf16], first: usize, width: usize, operands: &[GroupOperands]) {
     let (mut codes, mut out, mut count) = (codes, out, first);
     for operands in operands {
         let here = count.min(out.len());
@@ -164,7 +164,7 @@ mod tests {
         let codes: Vec<u8> = (0..293u32).map(|at| at as u8).collect();
         for scale in scales {
             let mut out = vec![[0xaa; 2]; codes.len()];
-            to_bf16(&codes, &mut out, 5, 288, &[scale; 2].map(|scale| Operands { scale, other: 0.0 }));
+            to_bf16(&codes, &mut out, 5, 288, &[scale; 2].map(|scale| GroupOperands { scale, other: 0.0 }));
             for (code, out) in codes.iter().zip(out) {
                 let expected = product(*code, scale);
                 let found = u16::from_le_bytes(out);

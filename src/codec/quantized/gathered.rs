@@ -1,14 +1,14 @@
 //! The bytes that a range of elements needs, read from the parts and kept in memory, so that several reads can use
 //! them.
 
-use super::decode::{Decoder, Mismatch, Output};
-use super::layout::{Part, Parts};
-use super::needs::Runs;
+use super::decode::{DecodedOutput, LayoutDecoder, SizeMismatch};
+use super::layout::{Parts, QuantizedPart};
+use super::needs::ByteRuns;
 use std::ops::Range;
 
 /// The bytes of all parts that a range of elements needs.
 #[derive(Debug, Clone, Default)]
-pub struct Gathered {
+pub struct GatheredParts {
     held: Range<u64>,
     parts: Parts<Vec<u8>>,
 }
@@ -19,16 +19,16 @@ const READ_FACTOR: u64 = 4;
 /// Maximum number of bytes that are read together.
 const READ_MAX: u64 = 1 << 20;
 
-impl Gathered {
+impl GatheredParts {
     /// Reads what `held` needs. `read` reads the bytes at an offset of a part, and fills the slice.
     pub fn new<E>(
-        decoder: &Decoder,
+        decoder: &LayoutDecoder,
         held: Range<u64>,
-        mut read: impl FnMut(Part, u64, &mut [u8]) -> Result<(), E>,
+        mut read: impl FnMut(QuantizedPart, u64, &mut [u8]) -> Result<(), E>,
     ) -> Result<Self, E> {
         let needs = decoder.needs(&held);
         let mut parts: Parts<Vec<u8>> = Parts::default();
-        for ((part, runs), bytes) in Part::ALL.into_iter().zip(needs).zip(&mut parts) {
+        for ((part, runs), bytes) in QuantizedPart::ALL.into_iter().zip(needs).zip(&mut parts) {
             gather(runs, bytes, |offset, bytes| read(part, offset, bytes))?;
         }
         Ok(Self { held, parts })
@@ -45,13 +45,17 @@ impl Gathered {
     }
 
     /// Decodes the elements of `range`.
-    pub fn decode(&self, decoder: &Decoder, range: &Range<u64>, out: Output) -> Result<(), Mismatch> {
+    pub fn decode(&self, decoder: &LayoutDecoder, range: &Range<u64>, out: DecodedOutput) -> Result<(), SizeMismatch> {
         decoder.decode(&self.held, &self.parts.each_ref().map(Vec::as_slice), range, out)
     }
 }
 
 /// Reads runs one after the other into `bytes`.
-fn gather<E>(runs: Runs, bytes: &mut Vec<u8>, mut read: impl FnMut(u64, &mut [u8]) -> Result<(), E>) -> Result<(), E> {
+fn gather<E>(
+    runs: ByteRuns,
+    bytes: &mut Vec<u8>,
+    mut read: impl FnMut(u64, &mut [u8]) -> Result<(), E>,
+) -> Result<(), E> {
     bytes.resize(runs.bytes() as usize, 0);
     let is_sparse = runs.stride > runs.len.saturating_mul(READ_FACTOR);
     if runs.len == runs.stride || is_sparse {
@@ -90,7 +94,7 @@ mod tests {
             (0, 0, 0, 0),
         ];
         for (len, stride, count, expected) in cases {
-            let runs = Runs { start: 5, len, stride, count };
+            let runs = ByteRuns { start: 5, len, stride, count };
             let (mut found, mut reads) = (Vec::new(), 0);
             let read = |offset: u64, bytes: &mut [u8]| {
                 reads += 1;

@@ -2,7 +2,7 @@
 
 /// A stored tensor that the values are computed from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub enum QuantizedPart {
     /// The codes.
     Values,
     /// A scale for each group of codes.
@@ -23,7 +23,7 @@ pub enum Part {
     NestedMap,
 }
 
-impl Part {
+impl QuantizedPart {
     /// Number of parts.
     pub const COUNT: usize = 9;
 
@@ -57,13 +57,13 @@ impl Part {
 }
 
 /// An item for each part, indexed by the part.
-pub type Parts<T> = [T; Part::COUNT];
+pub type Parts<T> = [T; QuantizedPart::COUNT];
 
 /// A quantized matrix, or several of the same shape one after the other.
 ///
-/// An element is computed from its code, the scale of its group, and the other parts, by [`Layout::formula`].
+/// An element is computed from its code, the scale of its group, and the other parts, by [`QuantizedLayout::formula`].
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Layout {
+pub struct QuantizedLayout {
     /// Number of matrices.
     pub batch: u64,
     /// Rows of a matrix.
@@ -71,28 +71,28 @@ pub struct Layout {
     /// Columns of a matrix.
     pub cols: u64,
     /// Where the codes are stored.
-    pub packing: Packing,
+    pub packing: CodePacking,
     /// The number that a code represents.
-    pub number: Number,
+    pub number: CodeNumber,
     /// Where the scale of an element is stored. Biases are stored at the same indices.
-    pub grid: Grid,
+    pub grid: ScaleGrid,
     /// The type of the scales.
-    pub scale: Real,
-    /// The type of the biases; only used by [`Formula::ScaleThenAdd`].
-    pub bias: Real,
+    pub scale: ScaleType,
+    /// The type of the biases; only used by [`DequantizeFormula::ScaleThenAdd`].
+    pub bias: ScaleType,
     /// How the global scale changes the scales.
-    pub global: Global,
+    pub global: GlobalScale,
     /// The zero points.
-    pub zeros: Zeros,
+    pub zeros: ZeroPoints,
     /// Whether there is a group index. Otherwise the columns are in the order of the groups.
     pub group_index: bool,
     /// How code and scale are combined.
-    pub formula: Formula,
+    pub formula: DequantizeFormula,
 }
 
 /// How codes are packed into the bytes of a row. Bits are counted from the lowest one, and words are little-endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Packing {
+pub enum CodePacking {
     /// The codes of a row are a stream of bits. A row takes `row_bytes` bytes.
     Stream {
         /// Width of a code, from 1 to 8.
@@ -125,7 +125,7 @@ pub enum Packing {
     Across,
 }
 
-impl Packing {
+impl CodePacking {
     /// Width of a code in bits.
     pub fn bits(self) -> u32 {
         match self {
@@ -142,7 +142,7 @@ impl Packing {
 
 /// The number that a code represents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Number {
+pub enum CodeNumber {
     /// A non-negative integer.
     Unsigned,
     /// An integer in two's complement.
@@ -159,13 +159,13 @@ pub enum Number {
     E4M3Fnuz,
     /// E5M2 without infinity and negative zero. The codes have 8 bits.
     E5M2Fnuz,
-    /// An index into [`Part::Map`], 16 float32 numbers. The codes have 4 bits.
+    /// An index into [`QuantizedPart::Map`], 16 float32 numbers. The codes have 4 bits.
     Map,
 }
 
 /// Where the scale of an element is stored, as an index into the scales.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Grid {
+pub enum ScaleGrid {
     /// Every block of elements has a scale.
     Blocks {
         /// Rows and columns of a block. Blocks at the end of a matrix may be smaller.
@@ -185,7 +185,7 @@ pub enum Grid {
     },
 }
 
-impl Grid {
+impl ScaleGrid {
     /// Whether the scales of consecutive rows are next to each other, and those of the groups of a row are not.
     pub(super) fn is_transposed(&self) -> bool {
         matches!(*self, Self::Blocks { groups, strides: [_, down, beside], .. } if groups > 1 && 0 < down && down < beside)
@@ -194,7 +194,7 @@ impl Grid {
 
 /// The type of a scale.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Real {
+pub enum ScaleType {
     /// float32.
     F32,
     /// IEEE 754 half precision.
@@ -205,8 +205,8 @@ pub enum Real {
     E8M0,
     /// OCP E4M3.
     E4M3,
-    /// A byte that is an index into [`Part::NestedMap`], 256 float32 numbers. The number there is multiplied by the
-    /// element of [`Part::NestedScales`] (float32) for the block, and `offset` is added.
+    /// A byte that is an index into [`QuantizedPart::NestedMap`], 256 float32 numbers. The number there is multiplied
+    /// by the element of [`QuantizedPart::NestedScales`] (float32) for the block, and `offset` is added.
     Nested {
         /// Number of scales in a block.
         block: u64,
@@ -215,7 +215,7 @@ pub enum Real {
     },
 }
 
-impl Real {
+impl ScaleType {
     /// Size in bytes.
     pub fn bytes(self) -> u64 {
         match self {
@@ -226,9 +226,9 @@ impl Real {
     }
 }
 
-/// How [`Part::Global`], which is float32, changes each scale before it is used.
+/// How [`QuantizedPart::Global`], which is float32, changes each scale before it is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Global {
+pub enum GlobalScale {
     /// There is no global scale.
     None,
     /// The scale is multiplied by the global scale.
@@ -245,7 +245,7 @@ pub enum Global {
 
 /// The zero points: numbers that are subtracted from the codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Zeros {
+pub enum ZeroPoints {
     /// There are none.
     None,
     /// A signed byte for each scale, at the same place as the scale.
@@ -258,7 +258,7 @@ pub enum Zeros {
         along: u64,
         /// Distance of two groups, in words. Either this or `along` is 1.
         across: u64,
-        /// Whether the zero points in a word are in the order of [`Packing::Across`].
+        /// Whether the zero points in a word are in the order of [`CodePacking::Across`].
         interleaved: bool,
         /// Is added to the stored number, modulo the number of codes.
         add: u32,
@@ -269,7 +269,7 @@ pub enum Zeros {
 
 /// How the number that a code represents (minus the zero point, if there is one) and the scale are combined.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Formula {
+pub enum DequantizeFormula {
     /// The number times the scale.
     Scale,
     /// The number divided by the scale.
@@ -287,18 +287,18 @@ const TRANSPOSED_MAX: u64 = 1 << 20;
 /// Maximum number of columns with a group index. It bounds memory, because the index is read as a whole.
 const INDEX_MAX: u64 = 1 << 21;
 
-/// The position of a code of each of eight rows in a word of [`Packing::Across`].
+/// The position of a code of each of eight rows in a word of [`CodePacking::Across`].
 pub(super) const INTERLEAVED: [u32; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
-impl Layout {
-    /// Number of elements. [`Layout::required`] has checked that it fits into 64 bits.
+impl QuantizedLayout {
+    /// Number of elements. [`QuantizedLayout::required`] has checked that it fits into 64 bits.
     pub fn elements(&self) -> u64 {
         self.batch.saturating_mul(self.rows).saturating_mul(self.cols)
     }
 
     /// Checks parts of these sizes in bytes. Fails with a reason if the layout is inconsistent or a part is too small.
     pub fn check(&self, sizes: &Parts<u64>) -> Result<(), String> {
-        for ((part, required), size) in Part::ALL.into_iter().zip(self.required()?).zip(sizes) {
+        for ((part, required), size) in QuantizedPart::ALL.into_iter().zip(self.required()?).zip(sizes) {
             if required > *size {
                 return Err(format!("{}: {size} bytes instead of at least {required}", part.name()));
             }
@@ -313,41 +313,41 @@ impl Layout {
         let elements = all_rows.checked_mul(cols).ok_or(TOO_LARGE)?;
         elements.checked_mul(8).ok_or(TOO_LARGE)?;
         if elements == 0 {
-            return Ok([0; Part::COUNT]);
+            return Ok([0; QuantizedPart::COUNT]);
         }
-        let mut required = [0; Part::COUNT];
+        let mut required = [0; QuantizedPart::COUNT];
         ensure(!self.packing.is_transposed() || cols <= TRANSPOSED_MAX, "a transposed matrix with too many columns")?;
         ensure(!self.group_index || cols <= INDEX_MAX, "a group index of too many columns")?;
-        required[Part::Values as usize] = self.required_values(all_rows)?;
+        required[QuantizedPart::Values as usize] = self.required_values(all_rows)?;
         let scales = self.required_scales()?;
-        required[Part::Scales as usize] = scales.checked_mul(self.scale.bytes()).ok_or(TOO_LARGE)?;
-        let is_scaled = self.formula == Formula::Scale;
+        required[QuantizedPart::Scales as usize] = scales.checked_mul(self.scale.bytes()).ok_or(TOO_LARGE)?;
+        let is_scaled = self.formula == DequantizeFormula::Scale;
         ensure(
-            is_scaled || self.zeros == Zeros::None && !self.group_index,
+            is_scaled || self.zeros == ZeroPoints::None && !self.group_index,
             "zero points or a group index that the formula does not use",
         )?;
-        if self.formula == Formula::ScaleThenAdd {
-            let is_plain = !matches!(self.bias, Real::Nested { .. });
+        if self.formula == DequantizeFormula::ScaleThenAdd {
+            let is_plain = !matches!(self.bias, ScaleType::Nested { .. });
             ensure(is_plain, "biases that are quantized")?;
-            required[Part::Biases as usize] = scales.checked_mul(self.bias.bytes()).ok_or(TOO_LARGE)?;
+            required[QuantizedPart::Biases as usize] = scales.checked_mul(self.bias.bytes()).ok_or(TOO_LARGE)?;
         }
-        if let Real::Nested { block, .. } = self.scale {
-            let is_dense = matches!(self.grid, Grid::Blocks { strides: [_, _, 0 | 1], .. });
+        if let ScaleType::Nested { block, .. } = self.scale {
+            let is_dense = matches!(self.grid, ScaleGrid::Blocks { strides: [_, _, 0 | 1], .. });
             ensure(block > 0 && is_dense, "quantized scales that are not in blocks")?;
-            required[Part::NestedScales as usize] = scales.div_ceil(block).checked_mul(4).ok_or(TOO_LARGE)?;
-            required[Part::NestedMap as usize] = 256 * 4;
+            required[QuantizedPart::NestedScales as usize] = scales.div_ceil(block).checked_mul(4).ok_or(TOO_LARGE)?;
+            required[QuantizedPart::NestedMap as usize] = 256 * 4;
         }
-        required[Part::Zeros as usize] = self.required_zeros(scales)?;
+        required[QuantizedPart::Zeros as usize] = self.required_zeros(scales)?;
         if self.group_index {
             ensure(batch == 1, "a group index for several matrices")?;
-            required[Part::GroupIndex as usize] = cols.checked_mul(4).ok_or(TOO_LARGE)?;
+            required[QuantizedPart::GroupIndex as usize] = cols.checked_mul(4).ok_or(TOO_LARGE)?;
         }
-        required[Part::Global as usize] = match self.global {
-            Global::None => 0,
-            Global::Times { each } | Global::Over { each } => 4 * if each { batch } else { 1 },
+        required[QuantizedPart::Global as usize] = match self.global {
+            GlobalScale::None => 0,
+            GlobalScale::Times { each } | GlobalScale::Over { each } => 4 * if each { batch } else { 1 },
         };
-        if self.number == Number::Map {
-            required[Part::Map as usize] = 16 * 4;
+        if self.number == CodeNumber::Map {
+            required[QuantizedPart::Map as usize] = 16 * 4;
         }
         Ok(required)
     }
@@ -357,9 +357,9 @@ impl Layout {
         let bits = packing.bits();
         ensure((1..=8).contains(&bits), "codes that are not 1 to 8 bits wide")?;
         let width = match self.number {
-            Number::Unsigned | Number::Signed | Number::Offset => bits,
-            Number::E2M1 | Number::Map => 4,
-            Number::E4M3 | Number::E5M2 | Number::E4M3Fnuz | Number::E5M2Fnuz => 8,
+            CodeNumber::Unsigned | CodeNumber::Signed | CodeNumber::Offset => bits,
+            CodeNumber::E2M1 | CodeNumber::Map => 4,
+            CodeNumber::E4M3 | CodeNumber::E5M2 | CodeNumber::E4M3Fnuz | CodeNumber::E5M2Fnuz => 8,
         };
         ensure(bits == width, "codes whose width does not fit the type of their numbers")?;
         let row = |needed: u64, row_bytes: u64| {
@@ -367,16 +367,16 @@ impl Layout {
             (all_rows - 1).checked_mul(row_bytes).and_then(|last| last.checked_add(row_bytes)).ok_or(TOO_LARGE)
         };
         match packing {
-            Packing::Stream { row_bytes, .. } => row((cols * u64::from(bits)).div_ceil(8), row_bytes),
-            Packing::Words { row_bytes, .. } => {
+            CodePacking::Stream { row_bytes, .. } => row((cols * u64::from(bits)).div_ceil(8), row_bytes),
+            CodePacking::Words { row_bytes, .. } => {
                 row(cols.div_ceil(u64::from(32 / bits)).checked_mul(4).ok_or(TOO_LARGE)?, row_bytes)
             }
-            Packing::HighFirst { row_bytes } => row(cols.div_ceil(2), row_bytes),
-            Packing::RowPairs => {
+            CodePacking::HighFirst { row_bytes } => row(cols.div_ceil(2), row_bytes),
+            CodePacking::RowPairs => {
                 ensure(rows % 2 == 0, "pairs of an odd number of rows")?;
                 Ok(all_rows / 2 * cols)
             }
-            Packing::Down { bits } => {
+            CodePacking::Down { bits } => {
                 ensure(batch == 1, "several transposed matrices")?;
                 (cols * u64::from(bits))
                     .div_ceil(32)
@@ -384,7 +384,7 @@ impl Layout {
                     .and_then(|words| words.checked_mul(4))
                     .ok_or(TOO_LARGE)
             }
-            Packing::Across => {
+            CodePacking::Across => {
                 ensure(batch == 1 && rows % 8 == 0, "several transposed matrices, or rows that fill no words")?;
                 Ok(rows / 8 * cols * 4)
             }
@@ -394,7 +394,7 @@ impl Layout {
     /// Number of scales.
     fn required_scales(&self) -> Result<u64, &'static str> {
         match self.grid {
-            Grid::Blocks { block, groups, strides: [matrix, down, beside] } => {
+            ScaleGrid::Blocks { block, groups, strides: [matrix, down, beside] } => {
                 ensure(block[0] > 0 && block[1] > 0, "empty blocks")?;
                 ensure(groups == self.cols.div_ceil(block[1]), "a wrong number of groups")?;
                 ensure(!self.group_index || groups == 1 || beside > 0, "groups that share a scale")?;
@@ -414,9 +414,12 @@ impl Layout {
                 ensure(self.batch == 1 || matrix == 0 || matrix >= one, "grids that overlap")?;
                 last.and_then(|last| last.checked_add(1)).ok_or(TOO_LARGE)
             }
-            Grid::Tiled { block, groups } => {
+            ScaleGrid::Tiled { block, groups } => {
                 ensure(self.batch == 1 && !self.group_index, "several tiled grids")?;
-                ensure(self.scale.bytes() == 1 && !matches!(self.scale, Real::Nested { .. }), "tiles of wide scales")?;
+                ensure(
+                    self.scale.bytes() == 1 && !matches!(self.scale, ScaleType::Nested { .. }),
+                    "tiles of wide scales",
+                )?;
                 ensure(block > 0 && groups % 4 == 0 && groups >= self.cols.div_ceil(block), "tiles that are too few")?;
                 self.rows.div_ceil(128).checked_mul(128).and_then(|rows| rows.checked_mul(groups)).ok_or(TOO_LARGE)
             }
@@ -425,9 +428,9 @@ impl Layout {
 
     fn required_zeros(&self, scales: u64) -> Result<u64, &'static str> {
         match (self.zeros, self.grid) {
-            (Zeros::None, _) => Ok(0),
-            (Zeros::Bytes, Grid::Blocks { .. }) => Ok(scales),
-            (Zeros::Packed { bits, along, across, interleaved, .. }, Grid::Blocks { groups, .. }) => {
+            (ZeroPoints::None, _) => Ok(0),
+            (ZeroPoints::Bytes, ScaleGrid::Blocks { .. }) => Ok(scales),
+            (ZeroPoints::Packed { bits, along, across, interleaved, .. }, ScaleGrid::Blocks { groups, .. }) => {
                 ensure((1..=8).contains(&bits) && self.batch == 1, "zero points that are not 1 to 8 bits wide")?;
                 ensure(
                     !interleaved || bits == 4 && self.rows.is_multiple_of(8),
@@ -441,7 +444,7 @@ impl Layout {
                     last(words, along).zip(last(groups, across)).and_then(|(a, b)| a.checked_add(b)?.checked_add(1));
                 last.and_then(|words| words.checked_mul(4)).ok_or(TOO_LARGE)
             }
-            (_, Grid::Tiled { .. }) => Err("zero points in tiles"),
+            (_, ScaleGrid::Tiled { .. }) => Err("zero points in tiles"),
         }
     }
 }

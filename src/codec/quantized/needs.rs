@@ -1,11 +1,13 @@
 //! Computes which bytes of the stored tensors a range of elements needs.
 
-use super::layout::{Global, Grid, Layout, Number, Packing, Part, Parts, Real, Zeros};
+use super::layout::{
+    CodeNumber, CodePacking, GlobalScale, Parts, QuantizedLayout, QuantizedPart, ScaleGrid, ScaleType, ZeroPoints,
+};
 use std::ops::Range;
 
 /// Runs of bytes of equal length, at equal distances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Runs {
+pub struct ByteRuns {
     /// Where the first run begins, in bytes from the start of the tensor.
     pub start: u64,
     /// Length of a run in bytes.
@@ -16,7 +18,7 @@ pub struct Runs {
     pub count: u64,
 }
 
-impl Runs {
+impl ByteRuns {
     /// One run.
     pub(super) fn one(range: Range<u64>) -> Self {
         let len = range.end.saturating_sub(range.start);
@@ -51,7 +53,7 @@ impl Runs {
 
 /// A non-empty range of elements, in rows and columns.
 #[derive(Debug, Clone)]
-struct Span {
+struct ElementSpan {
     /// The first and the last row, over all matrices.
     first: u64,
     last: u64,
@@ -68,7 +70,7 @@ const STRIP: u64 = 4096;
 /// Maximum size of the codes and scales of a window in bytes.
 const STRIP_MAX: u64 = 4 << 20;
 
-impl Layout {
+impl QuantizedLayout {
     /// The range of elements around `range` that should be read at once, because this touches hardly more pages than
     /// reading `range`. It is larger than `range` only for a transposed matrix: rows whose codes and scales are at most
     /// 4 MiB, or eight rows.
@@ -78,11 +80,11 @@ impl Layout {
         }
         let bits = u64::from(self.packing.bits());
         let groups = match self.grid {
-            Grid::Blocks { groups, .. } | Grid::Tiled { groups, .. } => groups,
+            ScaleGrid::Blocks { groups, .. } | ScaleGrid::Tiled { groups, .. } => groups,
         };
         let row_bytes = (self.cols * bits).div_ceil(8).max(1) + groups * (self.scale.bytes() + 1);
         let rows = match self.packing {
-            Packing::Across => STRIP * 2,
+            CodePacking::Across => STRIP * 2,
             _ => STRIP / 4,
         };
         let rows = rows.min(STRIP_MAX / row_bytes / 8 * 8).max(8);
@@ -92,39 +94,40 @@ impl Layout {
     }
 
     /// The bytes of each part that `range` needs. `range` must lie inside the elements.
-    pub(super) fn needs(&self, range: &Range<u64>) -> Parts<Runs> {
-        let mut needs = [Runs::default(); Part::COUNT];
+    pub(super) fn needs(&self, range: &Range<u64>) -> Parts<ByteRuns> {
+        let mut needs = [ByteRuns::default(); QuantizedPart::COUNT];
         if range.is_empty() || range.end > self.elements() {
             return needs;
         }
         let span = self.span(range);
-        needs[Part::Values as usize] = self.values(&span);
+        needs[QuantizedPart::Values as usize] = self.values(&span);
         let (scales, indices) = self.scales(&span, self.scale.bytes());
-        needs[Part::Scales as usize] = scales;
-        if self.formula == super::Formula::ScaleThenAdd {
-            needs[Part::Biases as usize] = self.scales(&span, self.bias.bytes()).0;
+        needs[QuantizedPart::Scales as usize] = scales;
+        if self.formula == super::DequantizeFormula::ScaleThenAdd {
+            needs[QuantizedPart::Biases as usize] = self.scales(&span, self.bias.bytes()).0;
         }
-        needs[Part::Zeros as usize] = match self.zeros {
-            Zeros::None => Runs::default(),
-            Zeros::Bytes => self.scales(&span, 1).0,
-            Zeros::Packed { .. } => self.zeros(&span),
+        needs[QuantizedPart::Zeros as usize] = match self.zeros {
+            ZeroPoints::None => ByteRuns::default(),
+            ZeroPoints::Bytes => self.scales(&span, 1).0,
+            ZeroPoints::Packed { .. } => self.zeros(&span),
         };
-        if let Real::Nested { block, .. } = self.scale {
-            needs[Part::NestedScales as usize] = Runs::one(indices.start / block * 4..indices.end.div_ceil(block) * 4);
-            needs[Part::NestedMap as usize] = Runs::one(0..256 * 4);
+        if let ScaleType::Nested { block, .. } = self.scale {
+            needs[QuantizedPart::NestedScales as usize] =
+                ByteRuns::one(indices.start / block * 4..indices.end.div_ceil(block) * 4);
+            needs[QuantizedPart::NestedMap as usize] = ByteRuns::one(0..256 * 4);
         }
         if self.group_index {
-            needs[Part::GroupIndex as usize] = Runs::one(0..self.cols * 4);
+            needs[QuantizedPart::GroupIndex as usize] = ByteRuns::one(0..self.cols * 4);
         }
-        needs[Part::Global as usize] = match self.global {
-            Global::None => Runs::default(),
-            Global::Times { each: false } | Global::Over { each: false } => Runs::one(0..4),
-            Global::Times { each: true } | Global::Over { each: true } => {
-                Runs::one(span.first / self.rows * 4..(span.last / self.rows + 1) * 4)
+        needs[QuantizedPart::Global as usize] = match self.global {
+            GlobalScale::None => ByteRuns::default(),
+            GlobalScale::Times { each: false } | GlobalScale::Over { each: false } => ByteRuns::one(0..4),
+            GlobalScale::Times { each: true } | GlobalScale::Over { each: true } => {
+                ByteRuns::one(span.first / self.rows * 4..(span.last / self.rows + 1) * 4)
             }
         };
-        if self.number == Number::Map {
-            needs[Part::Map as usize] = Runs::one(0..16 * 4);
+        if self.number == CodeNumber::Map {
+            needs[QuantizedPart::Map as usize] = ByteRuns::one(0..16 * 4);
         }
         needs
     }
@@ -143,42 +146,44 @@ impl Layout {
         }
     }
 
-    fn span(&self, range: &Range<u64>) -> Span {
+    fn span(&self, range: &Range<u64>) -> ElementSpan {
         let (first, last) = (range.start / self.cols, (range.end - 1) / self.cols);
         let (start, end) = (range.start - first * self.cols, range.end - last * self.cols);
-        Span { first, last, cols: if first == last { start..end } else { 0..self.cols }, start, end }
+        ElementSpan { first, last, cols: if first == last { start..end } else { 0..self.cols }, start, end }
     }
 
-    fn values(&self, span: &Span) -> Runs {
+    fn values(&self, span: &ElementSpan) -> ByteRuns {
         match self.packing {
-            Packing::Stream { row_bytes, .. } | Packing::Words { row_bytes, .. } | Packing::HighFirst { row_bytes } => {
+            CodePacking::Stream { row_bytes, .. }
+            | CodePacking::Words { row_bytes, .. }
+            | CodePacking::HighFirst { row_bytes } => {
                 let (codes, bytes) = self.packing.unit();
                 let start = span.first * row_bytes + span.start / codes * bytes;
-                Runs::one(start..span.last * row_bytes + (span.end.div_ceil(codes) * bytes).min(row_bytes))
+                ByteRuns::one(start..span.last * row_bytes + (span.end.div_ceil(codes) * bytes).min(row_bytes))
             }
-            Packing::RowPairs if span.first / 2 == span.last / 2 => {
+            CodePacking::RowPairs if span.first / 2 == span.last / 2 => {
                 let row = span.first / 2 * self.cols;
-                Runs::one(row + span.cols.start..row + span.cols.end)
+                ByteRuns::one(row + span.cols.start..row + span.cols.end)
             }
-            Packing::RowPairs => Runs::one(span.first / 2 * self.cols..(span.last / 2 + 1) * self.cols),
-            Packing::Down { .. } => {
+            CodePacking::RowPairs => ByteRuns::one(span.first / 2 * self.cols..(span.last / 2 + 1) * self.cols),
+            CodePacking::Down { .. } => {
                 let words = self.packing.words(&span.cols, self.cols);
                 let (start, len) = ((words.start * self.rows + span.first) * 4, (span.last - span.first + 1) * 4);
-                Runs { start, len, stride: self.rows * 4, count: words.end - words.start }
+                ByteRuns { start, len, stride: self.rows * 4, count: words.end - words.start }
             }
-            Packing::Across => {
+            CodePacking::Across => {
                 let (words, first, last) = (self.rows / 8, span.first / 8, span.last / 8);
                 let start = (span.cols.start * words + first) * 4;
                 let count = span.cols.end - span.cols.start;
-                Runs { start, len: (last - first + 1) * 4, stride: words * 4, count }
+                ByteRuns { start, len: (last - first + 1) * 4, stride: words * 4, count }
             }
         }
     }
 
     /// The scales, `width` bytes each, and a range of the indices of scales that contains all of them.
-    fn scales(&self, span: &Span, width: u64) -> (Runs, Range<u64>) {
+    fn scales(&self, span: &ElementSpan, width: u64) -> (ByteRuns, Range<u64>) {
         match self.grid {
-            Grid::Blocks { block, groups, strides: [matrix, down, beside] } => {
+            ScaleGrid::Blocks { block, groups, strides: [matrix, down, beside] } => {
                 let across = self.groups(span, block[1], groups);
                 let row = |row: u64| (row / self.rows, row % self.rows / block[0]);
                 let ((first_matrix, first), (last_matrix, last)) = (row(span.first), row(span.last));
@@ -186,7 +191,7 @@ impl Layout {
                     let start = across.start * beside + first * down;
                     let len = (last - first) * down + 1;
                     let count = across.end - across.start;
-                    let runs = Runs { start: start * width, len: len * width, stride: beside * width, count };
+                    let runs = ByteRuns { start: start * width, len: len * width, stride: beside * width, count };
                     return (runs, start..start + (count - 1) * beside + len);
                 }
                 let is_one_matrix = first_matrix == last_matrix;
@@ -194,32 +199,33 @@ impl Layout {
                 let across = if is_one_matrix && first == last { across } else { 0..groups };
                 let start = first_matrix * matrix + first * down + across.start * beside;
                 let end = last_matrix * matrix + last * down + (across.end - 1) * beside + 1;
-                (Runs::one(start * width..end * width), start..end)
+                (ByteRuns::one(start * width..end * width), start..end)
             }
-            Grid::Tiled { groups, .. } => {
+            ScaleGrid::Tiled { groups, .. } => {
                 let tiles = span.first / 128 * 128 * groups..(span.last / 128 + 1) * 128 * groups;
-                (Runs::one(tiles.clone()), tiles)
+                (ByteRuns::one(tiles.clone()), tiles)
             }
         }
     }
 
-    fn zeros(&self, span: &Span) -> Runs {
-        let (Zeros::Packed { bits, along, across, .. }, Grid::Blocks { block, groups, .. }) = (self.zeros, self.grid)
+    fn zeros(&self, span: &ElementSpan) -> ByteRuns {
+        let (ZeroPoints::Packed { bits, along, across, .. }, ScaleGrid::Blocks { block, groups, .. }) =
+            (self.zeros, self.grid)
         else {
-            return Runs::default();
+            return ByteRuns::default();
         };
         let words = zero_words(bits, span.first, span.last);
         if along == 1 && groups > 1 {
             let beside = self.groups(span, block[1], groups);
             let start = (beside.start * across + words.start) * 4;
             let len = (words.end - words.start) * 4;
-            return Runs { start, len, stride: across * 4, count: beside.end - beside.start };
+            return ByteRuns { start, len, stride: across * 4, count: beside.end - beside.start };
         }
-        Runs::one(words.start * along * 4..((words.end - 1) * along + (groups - 1) * across + 1) * 4)
+        ByteRuns::one(words.start * along * 4..((words.end - 1) * along + (groups - 1) * across + 1) * 4)
     }
 
     /// The groups of the columns.
-    fn groups(&self, span: &Span, block: u64, groups: u64) -> Range<u64> {
+    fn groups(&self, span: &ElementSpan, block: u64, groups: u64) -> Range<u64> {
         if self.group_index { 0..groups } else { span.cols.start / block..span.cols.end.div_ceil(block) }
     }
 }
@@ -231,7 +237,7 @@ fn zero_words(bits: u32, first: u64, last: u64) -> Range<u64> {
     first * bits / 32..((last + 1) * bits).div_ceil(32)
 }
 
-impl Packing {
+impl CodePacking {
     /// The smallest number of consecutive codes that take whole bytes, and these bytes.
     pub(super) fn unit(self) -> (u64, u64) {
         match self {

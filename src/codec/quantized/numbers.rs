@@ -1,7 +1,7 @@
 //! Codes to numbers: the number that a code represents, before it is scaled.
 
 use super::F32;
-use super::layout::{Number, Packing};
+use super::layout::{CodeNumber, CodePacking};
 use crate::codec::elements::{self, E2M1, E4M3_FNUZ, E5M2_FNUZ, widen_f16};
 
 /// The numbers of two codes in a byte.
@@ -12,33 +12,33 @@ type Table = [f32; 16];
 
 /// Decodes the codes of a row.
 #[derive(Debug)]
-pub enum Codes {
+pub enum CodeDecoder {
     /// 8 bits wide.
     Bytes(fn(&[u8], &mut [F32])),
     /// Two codes in a byte.
     Pairs(Box<Pairs>),
     /// Integers in a stream of bits.
-    Integers(Integer),
+    Integers(CodeInteger),
     /// Integers in 32-bit words, as many as fit into a word.
-    Words(Integer),
+    Words(CodeInteger),
     /// 4-bit codes, one of which is at a given place in each byte or word.
     Nibbles(Table),
 }
 
 /// How a code becomes an integer: its bits are flipped by `flip`, then `minus` is subtracted.
 #[derive(Debug, Clone, Copy)]
-pub struct Integer {
+pub struct CodeInteger {
     bits: u32,
     flip: u8,
     minus: u8,
 }
 
-impl Integer {
-    fn new(number: Number, bits: u32) -> Self {
+impl CodeInteger {
+    fn new(number: CodeNumber, bits: u32) -> Self {
         let half = 1 << (bits - 1);
         let (flip, minus) = match number {
-            Number::Signed => (half, half),
-            Number::Offset => (0, half),
+            CodeNumber::Signed => (half, half),
+            CodeNumber::Offset => (0, half),
             _ => (0, 0),
         };
         Self { bits, flip, minus }
@@ -50,27 +50,27 @@ impl Integer {
     }
 }
 
-impl Codes {
-    /// The decoder for codes that are packed like this. `map` is [`super::Part::Map`].
-    pub fn new(packing: Packing, number: Number, map: &[u8]) -> Self {
-        let integer = Integer::new(number, packing.bits());
+impl CodeDecoder {
+    /// The decoder for codes that are packed like this. `map` is [`super::QuantizedPart::Map`].
+    pub fn new(packing: CodePacking, number: CodeNumber, map: &[u8]) -> Self {
+        let integer = CodeInteger::new(number, packing.bits());
         match packing {
-            Packing::Words { .. } => Self::Words(integer),
-            Packing::RowPairs | Packing::Across => Self::Nibbles(table(number, map)),
-            Packing::HighFirst { .. } => Self::Pairs(pairs(&table(number, map), true)),
-            Packing::Stream { bits: 4, .. } | Packing::Down { bits: 4 } => {
-                Self::Pairs(pairs(&table(number, map), false))
+            CodePacking::Words { .. } => Self::Words(integer),
+            CodePacking::RowPairs | CodePacking::Across => Self::Nibbles(code_table(number, map)),
+            CodePacking::HighFirst { .. } => Self::Pairs(pairs(&code_table(number, map), true)),
+            CodePacking::Stream { bits: 4, .. } | CodePacking::Down { bits: 4 } => {
+                Self::Pairs(pairs(&code_table(number, map), false))
             }
-            Packing::Stream { bits: 8, .. } | Packing::Down { bits: 8 } => Self::Bytes(match number {
-                Number::E4M3 => e4m3,
-                Number::E5M2 => e5m2,
-                Number::E4M3Fnuz => e4m3_fnuz,
-                Number::E5M2Fnuz => e5m2_fnuz,
-                Number::Signed => signed,
-                Number::Offset => offset,
-                Number::Unsigned | Number::E2M1 | Number::Map => unsigned,
+            CodePacking::Stream { bits: 8, .. } | CodePacking::Down { bits: 8 } => Self::Bytes(match number {
+                CodeNumber::E4M3 => e4m3,
+                CodeNumber::E5M2 => e5m2,
+                CodeNumber::E4M3Fnuz => e4m3_fnuz,
+                CodeNumber::E5M2Fnuz => e5m2_fnuz,
+                CodeNumber::Signed => signed,
+                CodeNumber::Offset => offset,
+                CodeNumber::Unsigned | CodeNumber::E2M1 | CodeNumber::Map => unsigned,
             }),
-            Packing::Stream { .. } | Packing::Down { .. } => Self::Integers(integer),
+            CodePacking::Stream { .. } | CodePacking::Down { .. } => Self::Integers(integer),
         }
     }
 
@@ -94,7 +94,7 @@ impl Codes {
 
     /// Decodes codes from the `skipped`-th code of a unit on. `bytes` begins with that unit; bytes after the last code
     /// may be missing.
-    pub fn decode_from(&self, packing: Packing, bytes: &[u8], skipped: usize, out: &mut [F32]) {
+    pub fn decode_from(&self, packing: CodePacking, bytes: &[u8], skipped: usize, out: &mut [F32]) {
         let (codes, size) = packing.unit();
         let (codes, size) = (codes as usize, size as usize);
         let (mut bytes, mut out) = (bytes, out);
@@ -120,7 +120,7 @@ impl Codes {
         let size = match self {
             Self::Bytes(_) | Self::Pairs(_) | Self::Nibbles(_) => 1,
             Self::Words(_) => 4,
-            Self::Integers(Integer { bits: 2, .. }) => 1,
+            Self::Integers(CodeInteger { bits: 2, .. }) => 1,
             Self::Integers(integer) => integer.bits as usize,
         };
         padded[..bytes.len()].copy_from_slice(bytes);
@@ -152,17 +152,17 @@ impl Codes {
 const UNSIGNED: Table = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
 
 /// The numbers of 4-bit codes.
-fn table(number: Number, map: &[u8]) -> Table {
+fn code_table(number: CodeNumber, map: &[u8]) -> Table {
     let mut table = [0.0; 16];
     match number {
-        Number::E2M1 => table = E2M1,
-        Number::Map => {
+        CodeNumber::E2M1 => table = E2M1,
+        CodeNumber::Map => {
             for (number, bytes) in table.iter_mut().zip(map.as_chunks::<4>().0) {
                 *number = f32::from_le_bytes(*bytes);
             }
         }
         _ => {
-            let integer = Integer::new(number, 4);
+            let integer = CodeInteger::new(number, 4);
             for (code, number) in (0..).zip(&mut table) {
                 *number = integer.value(code);
             }
@@ -188,7 +188,7 @@ fn expand(table: &Pairs, bytes: &[u8], out: &mut [F32]) {
 }
 
 /// Eight codes in `BITS` bytes, or four codes of 2 bits in a byte.
-fn stream<const BITS: usize>(integer: Integer, bytes: &[u8], out: &mut [F32]) {
+fn stream<const BITS: usize>(integer: CodeInteger, bytes: &[u8], out: &mut [F32]) {
     if BITS == 2 {
         for (byte, four) in bytes.iter().zip(out.as_chunks_mut::<4>().0) {
             for (at, out) in four.iter_mut().enumerate() {
@@ -208,7 +208,7 @@ fn stream<const BITS: usize>(integer: Integer, bytes: &[u8], out: &mut [F32]) {
 }
 
 /// As many codes in a word as fit.
-fn words(integer: Integer, bytes: &[u8], out: &mut [F32]) {
+fn words(integer: CodeInteger, bytes: &[u8], out: &mut [F32]) {
     let bits = integer.bits;
     for (word, codes) in bytes.as_chunks::<4>().0.iter().zip(out.chunks_mut(32 / bits as usize)) {
         let mut word = u32::from_le_bytes(*word);

@@ -1,16 +1,16 @@
 //! Rewrites a header with other metadata. All other metadata and the descriptions of the tensors are copied byte for
 //! byte, in the same order.
 
-use super::cursor::Cursor;
-use super::encode::{Element, encode};
-use super::error::Error;
+use super::cursor::GgufCursor;
+use super::encode::{ArrayElement, encode_gguf_value};
+use super::error::GgufError;
 use super::keys;
 use super::types::{self, ARRAY};
 use super::{ALIGNMENT, ALIGNMENT_KEY, ARCHITECTURE_KEY, KEY_MAX, MAX_HEADER, METADATA_START, SPLIT_PREFIX, alignment};
-use crate::format::edit::{Assignment, Edit, EditError, NewHead};
+use crate::format::edit::{Assignment, EditError, MetadataEdit, NewHead};
 use crate::format::header::Header;
-use crate::format::input::Input;
-use crate::format::metadata::{Scalar, Value};
+use crate::format::input::HeaderInput;
+use crate::format::metadata::{MetadataValue, ScalarType};
 use crate::text::quote;
 use std::borrow::Cow;
 use std::ops::Range;
@@ -22,7 +22,7 @@ const COUNT_AT: usize = 16;
 const LENGTH: usize = 8;
 
 /// A key, and the bytes of the key and its value.
-struct Pair<'i> {
+struct GgufPair<'i> {
     key: Cow<'i, str>,
     bytes: Cow<'i, [u8]>,
 }
@@ -31,22 +31,22 @@ struct Pair<'i> {
 ///
 /// New keys come last. As GGUF requires, the data begins at the first multiple of the alignment after the header. So
 /// the data moves, unless the padding before it can take up the change.
-pub fn edit(header: &Header, input: &Input, edit: &Edit) -> Result<NewHead, EditError> {
+pub fn edit_gguf(header: &Header, input: &HeaderInput, edit: &MetadataEdit) -> Result<NewHead, EditError> {
     let mut pairs = Vec::with_capacity(header.pairs().len());
     for (key, range) in header.pairs() {
-        let bytes = input.get(range.clone()).map_err(Error::from)?;
-        pairs.push(Pair { key: key.into(), bytes: bytes.into() });
+        let bytes = input.get(range.clone()).map_err(GgufError::from)?;
+        pairs.push(GgufPair { key: key.into(), bytes: bytes.into() });
     }
     let mut remarks = Vec::new();
     let tensors_at = header.pairs().last().map_or(METADATA_START, |(_, range)| range.end);
     match edit {
-        Edit::Set(assignments) => {
+        MetadataEdit::Set(assignments) => {
             for assignment in assignments {
                 set(&mut pairs, header, input, assignment)?;
             }
         }
-        Edit::Remove(keys) => pairs.retain(|pair| !keys.iter().any(|key| *key == pair.key)),
-        Edit::Clear => {
+        MetadataEdit::Remove(keys) => pairs.retain(|pair| !keys.iter().any(|key| *key == pair.key)),
+        MetadataEdit::Clear => {
             let is_needed = !header.is_empty() && alignment(header) != u64::from(ALIGNMENT);
             pairs.retain(|pair| is_needed && pair.key == ALIGNMENT_KEY);
             if is_needed {
@@ -62,10 +62,10 @@ pub fn edit(header: &Header, input: &Input, edit: &Edit) -> Result<NewHead, Edit
     remark(header, &pairs, &mut remarks);
 
     let infos_end = infos_end(input, tensors_at)?;
-    let mut bytes = input.get(0..METADATA_START).map_err(Error::from)?.to_vec();
+    let mut bytes = input.get(0..METADATA_START).map_err(GgufError::from)?.to_vec();
     bytes[COUNT_AT..].copy_from_slice(&(pairs.len() as u64).to_le_bytes());
     pairs.iter().for_each(|pair| bytes.extend(&*pair.bytes));
-    bytes.extend(input.get(tensors_at..infos_end).map_err(Error::from)?);
+    bytes.extend(input.get(tensors_at..infos_end).map_err(GgufError::from)?);
     // Files without tensors may have padding too, which is then not part of the header.
     let padded = infos_end.next_multiple_of(alignment(header));
     let is_padded = !header.is_empty() || (padded > infos_end && input.len() == padded);
@@ -73,7 +73,7 @@ pub fn edit(header: &Header, input: &Input, edit: &Edit) -> Result<NewHead, Edit
         // The alignment can be up to 2^31 bytes.
         let end = (bytes.len() as u64).next_multiple_of(new_alignment);
         if end > MAX_HEADER {
-            return Err(Error::HeaderTooLarge { end }.into());
+            return Err(GgufError::HeaderTooLarge { end }.into());
         }
         bytes.resize(end as usize, 0);
     }
@@ -83,9 +83,9 @@ pub fn edit(header: &Header, input: &Input, edit: &Edit) -> Result<NewHead, Edit
 
 /// Sets a key. If the value does not change, its bytes do not either.
 fn set<'i>(
-    pairs: &mut Vec<Pair<'i>>,
+    pairs: &mut Vec<GgufPair<'i>>,
     header: &Header,
-    input: &'i Input,
+    input: &'i HeaderInput,
     assignment: &Assignment,
 ) -> Result<(), EditError> {
     let Assignment { key, value_type, text } = assignment;
@@ -94,7 +94,7 @@ fn set<'i>(
         return Err(EditError::LongKey { key: key.clone(), len: key.len(), most: KEY_MAX });
     }
     let old = header.value(key);
-    let value_type = value_type.or_else(|| old.map(Value::value_type)).unwrap_or_else(|| keys::value_type(key));
+    let value_type = value_type.or_else(|| old.map(MetadataValue::value_type)).unwrap_or_else(|| keys::value_type(key));
     let range = header.pairs().iter().find(|(other, _)| other == key).map(|(_, range)| range);
     let same_type = old.zip(range).filter(|(old, _)| old.value_type() == value_type);
     let mut bytes = (key.len() as u64).to_le_bytes().to_vec();
@@ -102,7 +102,7 @@ fn set<'i>(
     match same_type {
         // The file may have a byte other than 1 for true, or a NaN with other bits.
         Some((old, range)) if !value_type.is_array && old.bytes() == text.as_bytes() => {
-            bytes = input.get(range.clone()).map_err(Error::from)?.to_vec();
+            bytes = input.get(range.clone()).map_err(GgufError::from)?.to_vec();
         }
         _ => {
             let elements = match same_type.filter(|_| value_type.is_array) {
@@ -110,25 +110,21 @@ fn set<'i>(
                 None => Vec::new(),
             };
             let key = key.clone();
-            encode(value_type, text, &elements, &mut bytes).map_err(|(element, fault)| EditError::Value {
-                key,
-                value_type,
-                element,
-                fault,
-            })?;
+            encode_gguf_value(value_type, text, &elements, &mut bytes)
+                .map_err(|(element, fault)| EditError::Value { key, value_type, element, fault })?;
         }
     }
     match at {
         Some(at) => pairs[at].bytes = bytes.into(),
-        None => pairs.push(Pair { key: key.clone().into(), bytes: bytes.into() }),
+        None => pairs.push(GgufPair { key: key.clone().into(), bytes: bytes.into() }),
     }
     Ok(())
 }
 
 /// The elements of the array whose key and value are at `range`.
-fn elements<'i>(input: &'i Input, range: &Range<u64>) -> Result<Vec<Element<'i>>, Error> {
-    let mut cursor = Cursor::starting_at(input, range.start);
-    let string = |cursor: &mut Cursor<'i>| -> Result<&'i [u8], Error> {
+fn elements<'i>(input: &'i HeaderInput, range: &Range<u64>) -> Result<Vec<ArrayElement<'i>>, GgufError> {
+    let mut cursor = GgufCursor::starting_at(input, range.start);
+    let string = |cursor: &mut GgufCursor<'i>| -> Result<&'i [u8], GgufError> {
         let len = cursor.u64()?;
         cursor.take(len)
     };
@@ -139,20 +135,20 @@ fn elements<'i>(input: &'i Input, range: &Range<u64>) -> Result<Vec<Element<'i>>
     for _ in 0..len {
         let start = cursor.offset();
         let text = match scalar {
-            Scalar::String => String::from_utf8_lossy(string(&mut cursor)?),
+            ScalarType::String => String::from_utf8_lossy(string(&mut cursor)?),
             _ => super::reader::element(scalar, cursor.take(size)?).into(),
         };
         let bytes = input.get(start..cursor.offset())?;
-        elements.push(Element { text, bytes });
+        elements.push(ArrayElement { text, bytes });
     }
     Ok(elements)
 }
 
 /// The offset at which the descriptions of the tensors end.
-fn infos_end(input: &Input, tensors_at: u64) -> Result<u64, Error> {
+fn infos_end(input: &HeaderInput, tensors_at: u64) -> Result<u64, GgufError> {
     let mut count = [0; 8];
     count.copy_from_slice(input.get(8..COUNT_AT as u64)?);
-    let mut cursor = Cursor::starting_at(input, tensors_at);
+    let mut cursor = GgufCursor::starting_at(input, tensors_at);
     for _ in 0..u64::from_le_bytes(count) {
         let name = cursor.u64()?;
         cursor.take(name)?;
@@ -164,17 +160,17 @@ fn infos_end(input: &Input, tensors_at: u64) -> Result<u64, Error> {
 }
 
 /// The alignment that the metadata gives. `None` if the value is not valid, which the parser then reports.
-fn new_alignment(pairs: &[Pair]) -> Option<u64> {
+fn new_alignment(pairs: &[GgufPair]) -> Option<u64> {
     let Some(pair) = pairs.iter().find(|pair| pair.key == ALIGNMENT_KEY) else { return Some(ALIGNMENT.into()) };
     let value = pair.bytes.get(LENGTH + pair.key.len()..)?;
     let (kind, value) = value.split_first_chunk::<4>()?;
     let value = u32::from_le_bytes(value.try_into().ok()?);
-    let is_valid = u32::from_le_bytes(*kind) == types::number(Scalar::U32) && value.is_power_of_two();
+    let is_valid = u32::from_le_bytes(*kind) == types::type_number(ScalarType::U32) && value.is_power_of_two();
     is_valid.then_some(value.into())
 }
 
 /// Reports changes after which programs cannot load the model.
-fn remark(header: &Header, pairs: &[Pair], remarks: &mut Vec<String>) {
+fn remark(header: &Header, pairs: &[GgufPair], remarks: &mut Vec<String>) {
     let bytes_of = |key: &str| pairs.iter().find(|pair| pair.key == key).map(|pair| &pair.bytes);
     if header.value(ARCHITECTURE_KEY).is_some() && bytes_of(ARCHITECTURE_KEY).is_none() {
         remarks.push(format!("without {ARCHITECTURE_KEY}, llama.cpp and other programs cannot load the model"));

@@ -1,15 +1,15 @@
 //! Errors of GGUF headers, with the expected and the actual numbers.
 
 use super::{ALIGNMENT_KEY, LENGTH_MAX, MAX_HEADER, NAME_MAX, RANK_MAX};
-use crate::format::input::Missing;
+use crate::format::input::MissingRange;
 use crate::text::quote;
 
 /// Why a file has no header.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub enum GgufError {
     /// Not a fault of the file: add this range to the input and parse again.
     #[error(transparent)]
-    Missing(#[from] Missing),
+    Missing(#[from] MissingRange),
     /// The version is not supported.
     #[error("GGUF version {version}; versions 2 and 3 are supported{}", if *version == 1 { " (convert it with llama.cpp's tools)" } else { "" })]
     Version {
@@ -48,7 +48,7 @@ pub enum Error {
         /// The key, if it could be read.
         key: Option<String>,
         /// The rule that is broken.
-        fault: Fault,
+        fault: GgufFault,
     },
     /// A tensor breaks a rule.
     #[error("tensor {}: {fault}", quote(name))]
@@ -56,7 +56,7 @@ pub enum Error {
         /// Its name, or its number if it has no name.
         name: String,
         /// The rule that is broken.
-        fault: Fault,
+        fault: GgufFault,
     },
     /// The file ends before the data does.
     #[error("cut short: the data ends at byte {end}, but the file ends at byte {len}; {} bytes missing (did a download stop?)", end - len)]
@@ -77,7 +77,7 @@ fn of_key(key: &Option<String>, number: u64) -> String {
 
 /// A broken rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub enum GgufFault {
     /// The same name or key occurs again.
     #[error("occurs more than once")]
     Duplicate,

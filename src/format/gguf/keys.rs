@@ -3,14 +3,14 @@
 //! Sources: `docs/gguf.md` of ggml, "Standardized key-value pairs", and `GGUFWriter` of the `gguf` package, which uses
 //! narrower integers than the document.
 
-use crate::format::metadata::{Scalar, ValueType};
-use Scalar::{Bool, F32, I32, String, U8, U32};
+use crate::format::metadata::{ScalarType, ValueType};
+use ScalarType::{Bool, F32, I32, String, U8, U32};
 
 /// A key. If it begins with a dot, the name of an architecture precedes it.
 type Key = &'static str;
 
 /// Keys whose values are single numbers or booleans. All other keys that ggml defines are arrays or strings.
-const SCALARS: [(Scalar, &[Key]); 4] = [
+const SCALARS: [(ScalarType, &[Key]); 4] = [
     (
         U32,
         &[
@@ -80,7 +80,7 @@ const SCALARS: [(Scalar, &[Key]); 4] = [
 ];
 
 /// Keys whose values are arrays.
-const ARRAYS: [(Scalar, &[Key]); 4] = [
+const ARRAYS: [(ScalarType, &[Key]); 4] = [
     (
         String,
         &[
@@ -102,8 +102,8 @@ pub fn value_type(key: &str) -> ValueType {
     let is_token_id = key.starts_with("tokenizer.ggml.") && key.ends_with("_token_id");
     let of_architecture = key.split_once('.').filter(|(first, _)| !["general", "tokenizer", "split"].contains(first));
     let rest = of_architecture.map_or("", |(first, _)| &key[first.len()..]);
-    let find = |rows: &[(Scalar, &[Key])]| {
-        let has = |(_, keys): &&(Scalar, &[Key])| keys.iter().any(|known| *known == key || *known == rest);
+    let find = |rows: &[(ScalarType, &[Key])]| {
+        let has = |(_, keys): &&(ScalarType, &[Key])| keys.iter().any(|known| *known == key || *known == rest);
         rows.iter().find(has).map(|(scalar, _)| *scalar)
     };
     let (scalar, is_array) = match (find(&SCALARS), find(&ARRAYS)) {

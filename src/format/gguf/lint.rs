@@ -2,14 +2,14 @@
 
 use super::{ALIGNMENT_KEY, ARCHITECTURE_KEY, SPLIT_NUMBER_KEY};
 use crate::format::header::Header;
-use crate::format::input::{Input, Missing};
-use crate::format::lint::{Lint, LintKind};
-use crate::format::metadata::{Scalar, Value};
+use crate::format::input::{HeaderInput, MissingRange};
+use crate::format::lint::{HeaderLint, LintKind};
+use crate::format::metadata::{MetadataValue, ScalarType};
 use crate::text::quote;
 
 /// The kind of value that a key must have.
 #[derive(Debug, Clone, Copy)]
-enum Kind {
+enum KeyKind {
     String,
     Strings,
     /// An integer of any width, or an array with an integer for each block.
@@ -19,23 +19,26 @@ enum Kind {
 }
 
 /// A key and the kind of its value. If the key begins with a dot, the name of the architecture precedes it.
-type Key = (&'static str, Kind);
+type Key = (&'static str, KeyKind);
 
 /// Keys that every language model must have. Source: `docs/gguf.md` of ggml, "LLM". llama.cpp loads no model without
 /// them.
-const MODEL: [Key; 3] =
-    [(".context_length", Kind::Integer), (".embedding_length", Kind::Integer), (".block_count", Kind::Integer)];
+const MODEL: [Key; 3] = [
+    (".context_length", KeyKind::Integer),
+    (".embedding_length", KeyKind::Integer),
+    (".block_count", KeyKind::Integer),
+];
 
-const HEADS: Key = (".attention.head_count", Kind::Integer);
-const EPSILON: Key = (".attention.layer_norm_epsilon", Kind::Float);
-const RMS_EPSILON: Key = (".attention.layer_norm_rms_epsilon", Kind::Float);
-const FEED_FORWARD: Key = (".feed_forward_length", Kind::Integer);
+const HEADS: Key = (".attention.head_count", KeyKind::Integer);
+const EPSILON: Key = (".attention.layer_norm_epsilon", KeyKind::Float);
+const RMS_EPSILON: Key = (".attention.layer_norm_rms_epsilon", KeyKind::Float);
+const FEED_FORWARD: Key = (".feed_forward_length", KeyKind::Integer);
 
 /// Further keys that an architecture must have: those in `docs/gguf.md` of ggml, "Models", that llama.cpp needs.
 const ARCHITECTURES: [(&str, &[Key]); 8] = [
     ("llama", &[HEADS, RMS_EPSILON, FEED_FORWARD]),
     ("mpt", &[HEADS, EPSILON]),
-    ("gptneox", &[HEADS, EPSILON, (".use_parallel_residual", Kind::Bool)]),
+    ("gptneox", &[HEADS, EPSILON, (".use_parallel_residual", KeyKind::Bool)]),
     ("gptj", &[HEADS, EPSILON]),
     ("gpt2", &[HEADS, EPSILON]),
     ("bloom", &[HEADS, EPSILON, FEED_FORWARD]),
@@ -44,10 +47,10 @@ const ARCHITECTURES: [(&str, &[Key]); 8] = [
         "mamba",
         &[
             RMS_EPSILON,
-            (".ssm.conv_kernel", Kind::Integer),
-            (".ssm.inner_size", Kind::Integer),
-            (".ssm.state_size", Kind::Integer),
-            (".ssm.time_step_rank", Kind::Integer),
+            (".ssm.conv_kernel", KeyKind::Integer),
+            (".ssm.inner_size", KeyKind::Integer),
+            (".ssm.state_size", KeyKind::Integer),
+            (".ssm.time_step_rank", KeyKind::Integer),
         ],
     ),
 ];
@@ -64,11 +67,11 @@ const TOKENS: &str = "tokenizer.ggml.tokens";
 const NO_TOKENS: [&str; 2] = ["none", "no_vocab"];
 
 /// Reports what is unusual in a sound header.
-pub fn lint(header: &Header, input: &Input, found: &mut dyn FnMut(Lint)) -> Result<(), Missing> {
+pub fn lint_gguf(header: &Header, input: &HeaderInput, found: &mut dyn FnMut(HeaderLint)) -> Result<(), MissingRange> {
     lint_keys(header, found);
     let end = header.tensors().map(|tensor| tensor.range.end).max().unwrap_or(header.data_start());
     let padded = end.next_multiple_of(super::alignment(header));
-    let mut report = |message| found(Lint { kind: LintKind::Padding, subject: None, message });
+    let mut report = |message| found(HeaderLint { kind: LintKind::Padding, subject: None, message });
     if !header.is_empty() && input.len() < padded {
         report(format!(
             "the padding after the last tensor is missing: {} of {} bytes; ggml maps such a file but does not load it",
@@ -82,13 +85,13 @@ pub fn lint(header: &Header, input: &Input, found: &mut dyn FnMut(Lint)) -> Resu
 }
 
 /// Reports keys without which programs cannot load the model, and keys that contradict each other.
-fn lint_keys(header: &Header, found: &mut dyn FnMut(Lint)) {
-    let text = |key: &str| header.value(key).map_or("", Value::text);
+fn lint_keys(header: &Header, found: &mut dyn FnMut(HeaderLint)) {
+    let text = |key: &str| header.value(key).map_or("", MetadataValue::text);
     let mut report = |key: &str, what: &str| {
         let message = format!("metadata key {} {what}", quote(key));
-        found(Lint { kind: LintKind::Keys, subject: Some(key.to_owned()), message });
+        found(HeaderLint { kind: LintKind::Keys, subject: Some(key.to_owned()), message });
     };
-    let mut need = |key: &str, kind: Kind| match header.value(key) {
+    let mut need = |key: &str, kind: KeyKind| match header.value(key) {
         None => report(key, "is missing"),
         Some(value) if !kind.fits(value) => {
             report(key, &format!("has the type {}, but must be {}", value.value_type(), kind.name()));
@@ -99,9 +102,9 @@ fn lint_keys(header: &Header, found: &mut dyn FnMut(Lint)) {
     let is_later_split = !["", "0"].contains(&text(SPLIT_NUMBER_KEY));
     let is_model = !is_later_split && !NO_MODELS.contains(&text("general.type"));
     if is_model {
-        need(ARCHITECTURE_KEY, Kind::String);
+        need(ARCHITECTURE_KEY, KeyKind::String);
         if header.tensors().any(|tensor| tensor.dtype.has_scales()) {
-            need("general.quantization_version", Kind::Integer);
+            need("general.quantization_version", KeyKind::Integer);
         }
     }
     let architecture = text(ARCHITECTURE_KEY);
@@ -110,9 +113,9 @@ fn lint_keys(header: &Header, found: &mut dyn FnMut(Lint)) {
         for (key, kind) in MODEL.iter().chain(further) {
             need(&format!("{architecture}{key}"), *kind);
         }
-        need("tokenizer.ggml.model", Kind::String);
+        need("tokenizer.ggml.model", KeyKind::String);
         if !NO_TOKENS.contains(&text("tokenizer.ggml.model")) {
-            need(TOKENS, Kind::Strings);
+            need(TOKENS, KeyKind::Strings);
         }
     }
     let count =
@@ -130,9 +133,9 @@ fn lint_keys(header: &Header, found: &mut dyn FnMut(Lint)) {
     }
 }
 
-impl Kind {
-    fn fits(self, value: &Value) -> bool {
-        use Scalar::{Bool, F32, F64, String};
+impl KeyKind {
+    fn fits(self, value: &MetadataValue) -> bool {
+        use ScalarType::{Bool, F32, F64, String};
         match (self, value.kind(), value.is_array()) {
             (Self::String, String, false) | (Self::Strings, String, true) => true,
             (Self::Float, F32 | F64, false) | (Self::Bool, Bool, false) => true,

@@ -14,10 +14,10 @@ mod lint;
 mod reader;
 mod types;
 
-pub use edit::edit;
-pub use error::{Error, Fault};
-pub use lint::lint;
-pub use reader::{alignment, is_gguf, parse};
+pub use edit::edit_gguf;
+pub use error::{GgufError, GgufFault};
+pub use lint::lint_gguf;
+pub use reader::{alignment, is_gguf, parse_gguf};
 
 /// Name of the format in headers and messages.
 pub const NAME: &str = "gguf";

@@ -1,18 +1,18 @@
 //! Reads metadata and the descriptions of tensors.
 
-use super::cursor::Cursor;
-use super::error::{Error, Fault};
+use super::cursor::GgufCursor;
+use super::error::{GgufError, GgufFault};
 use super::types::{self, ARRAY};
 use super::{ALIGNMENT, ALIGNMENT_KEY, LENGTH_MAX, MAGIC, NAME, NAME_MAX, RANK_MAX};
 use crate::format::dtype::Dtype;
-use crate::format::header::{BuildError, Header, HeaderBuilder, Mode, NewTensor};
-use crate::format::input::{Input, Missing};
-use crate::format::metadata::{Scalar, Value};
+use crate::format::header::{BuildError, Header, HeaderBuilder, NewTensor, ParseMode};
+use crate::format::input::{HeaderInput, MissingRange};
+use crate::format::metadata::{MetadataValue, ScalarType};
 use crate::text::{brackets, write_json_string};
 use std::collections::HashSet;
 
 /// Whether a file begins with the magic number.
-pub fn is_gguf(input: &Input) -> Result<bool, Missing> {
+pub fn is_gguf(input: &HeaderInput) -> Result<bool, MissingRange> {
     Ok(input.get(0..MAGIC.len() as u64)? == MAGIC)
 }
 
@@ -24,20 +24,20 @@ pub fn alignment(header: &Header) -> u64 {
 
 /// Reads the header of a file.
 ///
-/// Fails with [`Error::Missing`] until the header is in `input`. Allocation is bounded by the bytes in `input`, never
-/// by a count or a length in the file.
-pub fn parse(input: &Input, mode: Mode) -> Result<Header, Error> {
-    let mut cursor = Cursor::new(input);
+/// Fails with [`GgufError::Missing`] until the header is in `input`. Allocation is bounded by the bytes in `input`,
+/// never by a count or a length in the file.
+pub fn parse_gguf(input: &HeaderInput, mode: ParseMode) -> Result<Header, GgufError> {
+    let mut cursor = GgufCursor::new(input);
     cursor.take(MAGIC.len() as u64)?;
     let version = cursor.u32()?;
     match version {
         2 | 3 => {}
         _ if version & 0xffff == 0 && version != 0 => {
-            return Err(Error::BigEndian { version: version.swap_bytes() });
+            return Err(GgufError::BigEndian { version: version.swap_bytes() });
         }
-        _ => return Err(Error::Version { version }),
+        _ => return Err(GgufError::Version { version }),
     }
-    let mut reader = Reader { builder: HeaderBuilder::new(mode), alignment: ALIGNMENT.into(), expected: 0 };
+    let mut reader = GgufReader { builder: HeaderBuilder::new(mode), alignment: ALIGNMENT.into(), expected: 0 };
     reader.builder.version(version);
     let (tensors, keys) = (cursor.u64()?, cursor.u64()?);
     reader.metadata(&mut cursor, keys)?;
@@ -48,7 +48,7 @@ pub fn parse(input: &Input, mode: Mode) -> Result<Header, Error> {
     reader.finish(cursor.offset(), tensors > 0, found, input.len())
 }
 
-struct Reader {
+struct GgufReader {
     builder: HeaderBuilder,
     /// In bytes.
     alignment: u64,
@@ -57,36 +57,37 @@ struct Reader {
 }
 
 /// A tensor whose data has no place in the file yet: the start of the data is known only at the end of the header.
-struct Unplaced {
+struct UnplacedTensor {
     tensor: NewTensor,
     /// In bytes from the beginning of the data.
     offset: u64,
     nbytes: u64,
 }
 
-impl Reader {
+impl GgufReader {
     fn is_strict(&self) -> bool {
-        self.builder.mode() != Mode::Lenient
+        self.builder.mode() != ParseMode::Lenient
     }
 
-    fn metadata(&mut self, cursor: &mut Cursor, keys: u64) -> Result<(), Error> {
+    fn metadata(&mut self, cursor: &mut GgufCursor, keys: u64) -> Result<(), GgufError> {
         let mut seen = HashSet::new();
         for number in 0..keys {
-            let error = |key: Option<&str>, fault| Error::Metadata { number, key: key.map(str::to_owned), fault };
+            let error = |key: Option<&str>, fault| GgufError::Metadata { number, key: key.map(str::to_owned), fault };
             let start = cursor.offset();
-            let bytes = cursor.string()?.map_err(|len| error(None, Fault::Length { len }))?;
+            let bytes = cursor.string()?.map_err(|len| error(None, GgufFault::Length { len }))?;
             if str::from_utf8(bytes).is_err() && self.is_strict() {
-                return Err(error(None, Fault::NotUtf8 { what: "key" }));
+                return Err(error(None, GgufFault::NotUtf8 { what: "key" }));
             }
             let key = String::from_utf8_lossy(bytes).into_owned();
             let kind = cursor.u32()?;
-            let value = value(cursor, kind).map_err(|broken| broken.into_error(|fault| error(Some(&key), fault)))?;
+            let value =
+                read_value(cursor, kind).map_err(|broken| broken.into_error(|fault| error(Some(&key), fault)))?;
             if key == ALIGNMENT_KEY {
                 self.set_alignment(kind, &value).map_err(|fault| error(Some(&key), fault))?;
             }
             let fault = match () {
-                () if key.is_empty() => Some(Fault::Empty),
-                () if !seen.insert(key.clone()) => Some(Fault::Duplicate),
+                () if key.is_empty() => Some(GgufFault::Empty),
+                () if !seen.insert(key.clone()) => Some(GgufFault::Duplicate),
                 () => None,
             };
             match fault {
@@ -101,34 +102,34 @@ impl Reader {
         Ok(())
     }
 
-    fn set_alignment(&mut self, kind: u32, value: &Value) -> Result<(), Fault> {
+    fn set_alignment(&mut self, kind: u32, value: &MetadataValue) -> Result<(), GgufFault> {
         const UINT32: u32 = 4;
         match value.text().parse::<u32>() {
             Ok(found) if kind == UINT32 && found.is_power_of_two() => self.alignment = found.into(),
-            Ok(found) if kind == UINT32 => return Err(Fault::Alignment { found }),
-            _ => return Err(Fault::AlignmentType { kind }),
+            Ok(found) if kind == UINT32 => return Err(GgufFault::Alignment { found }),
+            _ => return Err(GgufFault::AlignmentType { kind }),
         }
         Ok(())
     }
 
     /// Reads the description of a tensor. `None` if it breaks a rule and is left out.
-    fn tensor(&mut self, cursor: &mut Cursor, number: u64) -> Result<Option<Unplaced>, Error> {
-        let error = |name: Option<&str>, fault| Error::Tensor {
+    fn tensor(&mut self, cursor: &mut GgufCursor, number: u64) -> Result<Option<UnplacedTensor>, GgufError> {
+        let error = |name: Option<&str>, fault| GgufError::Tensor {
             name: name.map_or_else(|| number.to_string(), str::to_owned),
             fault,
         };
-        let bytes = cursor.string()?.map_err(|len| error(None, Fault::Length { len }))?;
+        let bytes = cursor.string()?.map_err(|len| error(None, GgufFault::Length { len }))?;
         let lossy = String::from_utf8_lossy(bytes);
         let mut fault = None;
         if str::from_utf8(bytes).is_err() {
-            fault = Some(Fault::NotUtf8 { what: "name" });
+            fault = Some(GgufFault::NotUtf8 { what: "name" });
         } else if bytes.len() > NAME_MAX && self.is_strict() {
-            fault = Some(Fault::LongName { len: bytes.len() });
+            fault = Some(GgufFault::LongName { len: bytes.len() });
         }
         let rank = cursor.u32()?;
         if rank > RANK_MAX {
             // The fields after so many dimensions cannot be found reliably.
-            return Err(error(Some(&lossy), Fault::Rank { rank }));
+            return Err(error(Some(&lossy), GgufFault::Rank { rank }));
         }
         let mut dims = Vec::with_capacity(RANK_MAX as usize);
         for _ in 0..rank {
@@ -147,7 +148,7 @@ impl Reader {
                 let (name, shape) = (self.builder.name(&lossy), self.builder.shape_from(start));
                 let dtype = self.builder.known_dtype(dtype);
                 let tensor = NewTensor { name, dtype, shape, range: 0..0, is_unusual: false };
-                Unplaced { tensor, offset, nbytes }
+                UnplacedTensor { tensor, offset, nbytes }
             }
             (_, Some(fault)) if self.is_strict() => return Err(error(Some(&lossy), fault)),
             (_, fault) => {
@@ -155,69 +156,69 @@ impl Reader {
                 return Ok(None);
             }
         };
-        if self.builder.mode() == Mode::Strict {
+        if self.builder.mode() == ParseMode::Strict {
             if offset != self.expected {
-                return Err(error(Some(&lossy), Fault::Offset { found: offset, expected: self.expected }));
+                return Err(error(Some(&lossy), GgufFault::Offset { found: offset, expected: self.expected }));
             }
             let padded = unplaced.nbytes.checked_next_multiple_of(self.alignment);
             let end = padded.and_then(|padded| offset.checked_add(padded));
-            let overflow = || error(Some(&lossy), Fault::Overflow { shape: brackets(&dims) });
+            let overflow = || error(Some(&lossy), GgufFault::Overflow { shape: brackets(&dims) });
             self.expected = end.ok_or_else(overflow)?;
         }
         Ok(Some(unplaced))
     }
 
-    fn finish(mut self, end: u64, has_data: bool, found: Vec<Unplaced>, len: u64) -> Result<Header, Error> {
+    fn finish(mut self, end: u64, has_data: bool, found: Vec<UnplacedTensor>, len: u64) -> Result<Header, GgufError> {
         // Without tensors there is no padding.
         let data_start = if has_data { end.next_multiple_of(self.alignment) } else { end };
         let mode = self.builder.mode();
         let mut last = data_start;
-        for Unplaced { tensor, offset, nbytes } in found {
+        for UnplacedTensor { tensor, offset, nbytes } in found {
             let begin = data_start.saturating_add(offset);
             let end = begin.saturating_add(nbytes);
             last = last.max(end);
-            if mode != Mode::Lenient || end <= len {
+            if mode != ParseMode::Lenient || end <= len {
                 self.builder.push(NewTensor { range: begin..end, ..tensor });
             } else {
-                self.builder.skip_entry(&tensor.name, || Fault::Outside { begin, end, len }.to_string());
+                self.builder.skip_entry(&tensor.name, || GgufFault::Outside { begin, end, len }.to_string());
             }
         }
-        if mode == Mode::Strict && last > len {
-            return Err(Error::DataCut { end: last, len });
+        if mode == ParseMode::Strict && last > len {
+            return Err(GgufError::DataCut { end: last, len });
         }
-        let header = self.builder.finish(NAME, None, data_start, || Fault::Duplicate.to_string());
+        let header = self.builder.finish(NAME, None, data_start, || GgufFault::Duplicate.to_string());
         header.map_err(|error| match error {
-            BuildError::Duplicate { name } => Error::Tensor { name, fault: Fault::Duplicate },
+            BuildError::Duplicate { name } => GgufError::Tensor { name, fault: GgufFault::Duplicate },
             // Not reachable: the largest header is smaller than 2^32 bytes.
-            BuildError::TooLarge => Error::HeaderTooLarge { end },
+            BuildError::TooLarge => GgufError::HeaderTooLarge { end },
         })
     }
 }
 
 /// The dtype of a tensor, and its size in bytes.
-fn measure(shape: &[u64], row: u64, number: u32) -> Result<(Dtype<'static>, u64), Fault> {
-    let overflow = || Fault::Overflow { shape: brackets(shape) };
+fn measure(shape: &[u64], row: u64, number: u32) -> Result<(Dtype<'static>, u64), GgufFault> {
+    let overflow = || GgufFault::Overflow { shape: brackets(shape) };
     // ggml counts in signed 64-bit numbers, the innermost dimension first.
     let fits = |number: &u64| i64::try_from(*number).is_ok();
     let multiply = |product: u64, dim: &u64| product.checked_mul(*dim).filter(|product| fits(product) && fits(dim));
     let elements = shape.iter().rev().try_fold(1, multiply).ok_or_else(overflow)?;
-    let dtype = Dtype::from_ggml(number).ok_or(Fault::Type { number })?;
-    let block = dtype.block().ok_or(Fault::Type { number })?;
+    let dtype = Dtype::from_ggml(number).ok_or(GgufFault::Type { number })?;
+    let block = dtype.block().ok_or(GgufFault::Type { number })?;
     if !row.is_multiple_of(block.elements) {
-        return Err(Fault::Row { row, dtype: dtype.name(), block: block.elements });
+        return Err(GgufFault::Row { row, dtype: dtype.name(), block: block.elements });
     }
     let nbytes = (elements / block.elements).checked_mul(block.bytes).filter(fits).ok_or_else(overflow)?;
     Ok((dtype, nbytes))
 }
 
 /// Why a value cannot be read.
-enum Broken {
-    Fault(Fault),
-    Error(Error),
+enum BrokenValue {
+    Fault(GgufFault),
+    Error(GgufError),
 }
 
-impl Broken {
-    fn into_error(self, error: impl FnOnce(Fault) -> Error) -> Error {
+impl BrokenValue {
+    fn into_error(self, error: impl FnOnce(GgufFault) -> GgufError) -> GgufError {
         match self {
             Self::Fault(fault) => error(fault),
             Self::Error(error) => error,
@@ -225,36 +226,36 @@ impl Broken {
     }
 }
 
-impl From<Error> for Broken {
-    fn from(error: Error) -> Self {
+impl From<GgufError> for BrokenValue {
+    fn from(error: GgufError) -> Self {
         Self::Error(error)
     }
 }
 
 /// Reads a value of the type with that number.
-fn value(cursor: &mut Cursor, kind: u32) -> Result<Value, Broken> {
+fn read_value(cursor: &mut GgufCursor, kind: u32) -> Result<MetadataValue, BrokenValue> {
     if kind == ARRAY {
         return array(cursor);
     }
     match scalar(kind)? {
-        (Scalar::String, _) => Ok(Value::bytes_of(string(cursor)?)),
-        (scalar, size) => Ok(Value::scalar(scalar, number(scalar, cursor.take(size)?))),
+        (ScalarType::String, _) => Ok(MetadataValue::bytes_of(read_string(cursor)?)),
+        (scalar, size) => Ok(MetadataValue::scalar(scalar, read_number(scalar, cursor.take(size)?))),
     }
 }
 
 /// The type with that number, and its size in bytes.
-fn scalar(kind: u32) -> Result<(Scalar, u64), Broken> {
-    types::scalar(kind).ok_or(Broken::Fault(Fault::ValueType { kind }))
+fn scalar(kind: u32) -> Result<(ScalarType, u64), BrokenValue> {
+    types::scalar(kind).ok_or(BrokenValue::Fault(GgufFault::ValueType { kind }))
 }
 
-fn string<'i>(cursor: &mut Cursor<'i>) -> Result<&'i [u8], Broken> {
-    cursor.string()?.map_err(|len| Broken::Fault(Fault::Length { len }))
+fn read_string<'i>(cursor: &mut GgufCursor<'i>) -> Result<&'i [u8], BrokenValue> {
+    cursor.string()?.map_err(|len| BrokenValue::Fault(GgufFault::Length { len }))
 }
 
-fn array(cursor: &mut Cursor) -> Result<Value, Broken> {
+fn array(cursor: &mut GgufCursor) -> Result<MetadataValue, BrokenValue> {
     let (kind, len) = (cursor.u32()?, cursor.u64()?);
     if len > LENGTH_MAX {
-        return Err(Broken::Fault(Fault::Length { len }));
+        return Err(BrokenValue::Fault(GgufFault::Length { len }));
     }
     let mut lines = Vec::new();
     // Writing to a vector cannot fail.
@@ -263,12 +264,12 @@ fn array(cursor: &mut Cursor) -> Result<Value, Broken> {
         lines.push(b'\n');
     };
     if kind == ARRAY {
-        return Err(Broken::Fault(Fault::Nested));
+        return Err(BrokenValue::Fault(GgufFault::Nested));
     }
     let (scalar, size) = scalar(kind)?;
-    if scalar == Scalar::String {
+    if scalar == ScalarType::String {
         for _ in 0..len {
-            let text = String::from_utf8_lossy(string(cursor)?);
+            let text = String::from_utf8_lossy(read_string(cursor)?);
             add(&|lines| drop(write_json_string(&text, lines)));
         }
     } else {
@@ -277,36 +278,36 @@ fn array(cursor: &mut Cursor) -> Result<Value, Broken> {
             add(&|lines| lines.extend_from_slice(text.as_bytes()));
         }
     }
-    Ok(Value::array(scalar, String::from_utf8(lines).unwrap_or_default()))
+    Ok(MetadataValue::array(scalar, String::from_utf8(lines).unwrap_or_default()))
 }
 
 /// An element of an array, a number or a boolean, as JSON. JSON has no NaN and no infinity: they become `null`.
-pub fn element(scalar: Scalar, bytes: &[u8]) -> String {
-    let text = number(scalar, bytes);
+pub fn element(scalar: ScalarType, bytes: &[u8]) -> String {
+    let text = read_number(scalar, bytes);
     if scalar.is_float() && text.contains('n') { "null".to_owned() } else { text }
 }
 
 /// The text of a number or a boolean. Floating point has as many digits as are needed to read the same number again.
-fn number(scalar: Scalar, bytes: &[u8]) -> String {
+fn read_number(scalar: ScalarType, bytes: &[u8]) -> String {
     let mut wide = [0; 8];
     wide[..bytes.len()].copy_from_slice(bytes);
     let bits = u64::from_le_bytes(wide);
     let json = |number: serde_json::Result<String>| number.unwrap_or_default();
     match scalar {
-        Scalar::I8 => (bits as i8).to_string(),
-        Scalar::I16 => (bits as i16).to_string(),
-        Scalar::I32 => (bits as i32).to_string(),
-        Scalar::I64 => (bits as i64).to_string(),
-        Scalar::Bool => (bits != 0).to_string(),
-        Scalar::F32 => match f32::from_bits(bits as u32) {
+        ScalarType::I8 => (bits as i8).to_string(),
+        ScalarType::I16 => (bits as i16).to_string(),
+        ScalarType::I32 => (bits as i32).to_string(),
+        ScalarType::I64 => (bits as i64).to_string(),
+        ScalarType::Bool => (bits != 0).to_string(),
+        ScalarType::F32 => match f32::from_bits(bits as u32) {
             number if number.is_finite() => json(serde_json::to_string(&number)),
             number => special(number.into()),
         },
-        Scalar::F64 => match f64::from_bits(bits) {
+        ScalarType::F64 => match f64::from_bits(bits) {
             number if number.is_finite() => json(serde_json::to_string(&number)),
             number => special(number),
         },
-        Scalar::U8 | Scalar::U16 | Scalar::U32 | Scalar::U64 | Scalar::String => bits.to_string(),
+        ScalarType::U8 | ScalarType::U16 | ScalarType::U32 | ScalarType::U64 | ScalarType::String => bits.to_string(),
     }
 }
 

@@ -3,14 +3,14 @@
 //! Source: `numpy/lib/format.py`, `dtype_to_descr` and `descr_to_dtype`, and "The array interface protocol" of NumPy,
 //! `typestr`.
 
-use super::error::Fault;
-use super::literal::Literal;
+use super::error::NumpyFault;
+use super::literal::PythonLiteral;
 use crate::format::dtype::Dtype;
 use crate::text::shorten;
 
 /// The dtype of an array.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Descr {
+pub struct ArrayDescr {
     /// The dtype in little-endian order, if the table of dtypes has it.
     pub known: Option<Dtype<'static>>,
     /// The dtype as in the header, or for big-endian order the same dtype in little-endian order: `<f4`.
@@ -24,16 +24,16 @@ pub struct Descr {
 /// Longest name of a dtype that is not in the table, in bytes. Only a structured dtype has a longer one.
 const NAME_MAX: usize = 1000;
 
-impl Descr {
+impl ArrayDescr {
     /// The dtype that a literal describes.
-    pub fn new(literal: &Literal) -> Result<Self, Fault> {
+    pub fn new(literal: &PythonLiteral) -> Result<Self, NumpyFault> {
         let mut name = String::new();
         match literal {
-            Literal::Text(text) => name.push_str(text),
+            PythonLiteral::Text(text) => name.push_str(text),
             other => other.print(&mut name),
         }
-        let item = size(literal, &name)?;
-        let text = if let Literal::Text(text) = literal { text.as_bytes() } else { &[] };
+        let item = descr_size(literal, &name)?;
+        let text = if let PythonLiteral::Text(text) = literal { text.as_bytes() } else { &[] };
         let (order, kind) = match text {
             [order @ (b'<' | b'>' | b'|' | b'='), kind @ ..] => (*order, kind),
             kind => (b'=', kind),
@@ -62,8 +62,9 @@ pub fn element_size(name: &str) -> Option<u64> {
     if !name.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ') {
         return None;
     }
-    let literal = if name.starts_with('[') { Literal::parse(name).ok()? } else { Literal::Text(name.to_owned()) };
-    size(&literal, name).ok()
+    let literal =
+        if name.starts_with('[') { PythonLiteral::parse(name).ok()? } else { PythonLiteral::Text(name.to_owned()) };
+    descr_size(&literal, name).ok()
 }
 
 /// Whether a dtype is one that only NumPy has: texts, dates, records, and wide numbers.
@@ -77,18 +78,18 @@ fn is_unit(text: &str) -> bool {
 }
 
 /// Size of an element in bytes. `whole` is the dtype for messages.
-fn size(literal: &Literal, whole: &str) -> Result<u64, Fault> {
-    let unknown = || Fault::Dtype { descr: shorten(whole, NAME_MAX).into_owned() };
+fn descr_size(literal: &PythonLiteral, whole: &str) -> Result<u64, NumpyFault> {
+    let unknown = || NumpyFault::Dtype { descr: shorten(whole, NAME_MAX).into_owned() };
     match literal {
-        Literal::Text(text) => simple(text, whole),
-        Literal::List(fields) => fields.iter().try_fold(0u64, |sum, field| {
-            let Literal::Tuple(field) = field else { return Err(unknown()) };
+        PythonLiteral::Text(text) => simple(text, whole),
+        PythonLiteral::List(fields) => fields.iter().try_fold(0u64, |sum, field| {
+            let PythonLiteral::Tuple(field) = field else { return Err(unknown()) };
             let (dtype, shape) = match &field[..] {
                 [name, dtype] if is_name(name) => (dtype, None),
                 [name, dtype, shape] if is_name(name) => (dtype, Some(shape)),
                 _ => return Err(unknown()),
             };
-            let bytes = size(dtype, whole)?.checked_mul(count(shape).ok_or_else(unknown)?);
+            let bytes = descr_size(dtype, whole)?.checked_mul(descr_count(shape).ok_or_else(unknown)?);
             bytes.and_then(|bytes| sum.checked_add(bytes)).ok_or_else(unknown)
         }),
         _ => Err(unknown()),
@@ -96,21 +97,21 @@ fn size(literal: &Literal, whole: &str) -> Result<u64, Fault> {
 }
 
 /// Whether a literal is the name of a field, or its title and its name.
-fn is_name(literal: &Literal) -> bool {
+fn is_name(literal: &PythonLiteral) -> bool {
     match literal {
-        Literal::Text(_) => true,
-        Literal::Tuple(parts) => matches!(&parts[..], [Literal::Text(_), Literal::Text(_)]),
+        PythonLiteral::Text(_) => true,
+        PythonLiteral::Tuple(parts) => matches!(&parts[..], [PythonLiteral::Text(_), PythonLiteral::Text(_)]),
         _ => false,
     }
 }
 
 /// Number of elements of a field with a shape of its own.
-fn count(shape: Option<&Literal>) -> Option<u64> {
+fn descr_count(shape: Option<&PythonLiteral>) -> Option<u64> {
     match shape {
         None => Some(1),
-        Some(Literal::Integer(count)) => Some(*count),
-        Some(Literal::Tuple(dims)) => dims.iter().try_fold(1u64, |product, dim| match dim {
-            Literal::Integer(dim) => product.checked_mul(*dim),
+        Some(PythonLiteral::Integer(count)) => Some(*count),
+        Some(PythonLiteral::Tuple(dims)) => dims.iter().try_fold(1u64, |product, dim| match dim {
+            PythonLiteral::Integer(dim) => product.checked_mul(*dim),
             _ => None,
         }),
         Some(_) => None,
@@ -118,8 +119,8 @@ fn count(shape: Option<&Literal>) -> Option<u64> {
 }
 
 /// Size of an element of a dtype that is not structured, in bytes: a byte order, a letter, and a size.
-fn simple(text: &str, whole: &str) -> Result<u64, Fault> {
-    let unknown = || Fault::Dtype { descr: shorten(whole, NAME_MAX).into_owned() };
+fn simple(text: &str, whole: &str) -> Result<u64, NumpyFault> {
+    let unknown = || NumpyFault::Dtype { descr: shorten(whole, NAME_MAX).into_owned() };
     let kind = text.strip_prefix(['<', '>', '|', '=']).unwrap_or(text);
     let mut chars = kind.chars();
     let letter = chars.next().ok_or_else(unknown)?;
@@ -137,7 +138,7 @@ fn simple(text: &str, whole: &str) -> Result<u64, Fault> {
     };
     match (letter, number) {
         _ if unit && !matches!(letter, 'M' | 'm') => Err(unknown()),
-        ('O', _) => Err(Fault::Objects),
+        ('O', _) => Err(NumpyFault::Objects),
         ('?', None) | ('b', Some(1)) => Ok(1),
         ('i' | 'u', Some(size @ (1 | 2 | 4 | 8))) => Ok(size),
         // float128 and float96 are the long double of the processor.
@@ -154,8 +155,8 @@ fn simple(text: &str, whole: &str) -> Result<u64, Fault> {
 mod tests {
     use super::*;
 
-    fn descr(text: &str) -> Result<Descr, Fault> {
-        Descr::new(&Literal::parse(text).unwrap())
+    fn descr(text: &str) -> Result<ArrayDescr, NumpyFault> {
+        ArrayDescr::new(&PythonLiteral::parse(text).unwrap())
     }
 
     #[test]
@@ -207,7 +208,7 @@ mod tests {
     #[test]
     fn objects_and_unknown_dtypes_are_refused() {
         for text in ["'|O'", "'O8'", "[('a', '<f4'), ('b', [('c', '|O')])]"] {
-            assert_eq!(descr(text), Err(Fault::Objects), "{text}");
+            assert_eq!(descr(text), Err(NumpyFault::Objects), "{text}");
         }
         let most = u64::MAX;
         for text in [
@@ -232,7 +233,7 @@ mod tests {
             &format!("[('a', 'S{most}'), ('b', 'S1')]"),
             &format!("[('a', 'S3', {most})]"),
         ] {
-            assert!(matches!(descr(text), Err(Fault::Dtype { .. })), "{text}");
+            assert!(matches!(descr(text), Err(NumpyFault::Dtype { .. })), "{text}");
         }
         // NumPy has no byte order for a long name, so it can only be structured.
         let long = format!("[{}]", "('a', '<f4'), ".repeat(1000));

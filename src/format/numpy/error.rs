@@ -1,22 +1,22 @@
 //! Errors of NumPy files, with the expected and the actual numbers.
 
 use super::{ELEMENT_MAX, MAX_HEADER};
-use crate::format::input::Missing;
+use crate::format::input::MissingRange;
 use crate::format::zip;
 use crate::text::quote;
 
 /// Why a file has no header.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub enum NumpyError {
     /// Not a fault of the file: add this range to the input and parse again.
     #[error(transparent)]
-    Missing(#[from] Missing),
+    Missing(#[from] MissingRange),
     /// The header of the only array breaks a rule.
     #[error("NumPy array: {0}")]
-    Array(Fault),
+    Array(NumpyFault),
     /// The archive breaks a rule.
     #[error(transparent)]
-    Zip(zip::Fault),
+    Zip(zip::ZipFault),
     /// The headers of arrays are too far apart.
     #[error("{arrays} arrays, whose headers are too far apart to be read (save at most 1000 large arrays in a file)")]
     TooMany {
@@ -29,7 +29,7 @@ pub enum Error {
         /// Its name.
         name: String,
         /// The rule that is broken.
-        fault: Fault,
+        fault: NumpyFault,
     },
     /// The file ends before the data does.
     #[error("cut short: the data ends at byte {end}, but the file ends at byte {len}; {} bytes missing (did a download stop?)", end - len)]
@@ -44,7 +44,7 @@ pub enum Error {
 /// A broken rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages describe the variants")]
-pub enum Fault {
+pub enum NumpyFault {
     #[error("it does not begin with the magic number of a NumPy array")]
     Magic,
     #[error("version {version} of the array format; versions 1 to 3 are supported")]
@@ -88,11 +88,11 @@ pub enum Fault {
     Outside { begin: u64, end: u64, len: u64 },
 }
 
-impl From<zip::Error> for Error {
-    fn from(error: zip::Error) -> Self {
+impl From<zip::ZipError> for NumpyError {
+    fn from(error: zip::ZipError) -> Self {
         match error {
-            zip::Error::Missing(missing) => Self::Missing(missing),
-            zip::Error::Fault(fault) => Self::Zip(fault),
+            zip::ZipError::Missing(missing) => Self::Missing(missing),
+            zip::ZipError::Fault(fault) => Self::Zip(fault),
         }
     }
 }

@@ -10,7 +10,7 @@ const KEYS_MAX: usize = 16;
 
 /// A Python literal.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Literal {
+pub enum PythonLiteral {
     /// A string.
     Text(String),
     /// An integer that is not negative.
@@ -29,17 +29,17 @@ pub enum Literal {
 
 /// Why a text is not a literal.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
+pub struct LiteralFault {
     /// In bytes from the start of the text.
     pub at: usize,
     /// What is wrong there.
     pub reason: &'static str,
 }
 
-impl Literal {
+impl PythonLiteral {
     /// Reads a text that is one literal. Memory follows the length of the text.
-    pub fn parse(text: &str) -> Result<Self, Fault> {
-        let mut parser = Parser { text, at: 0 };
+    pub fn parse(text: &str) -> Result<Self, LiteralFault> {
+        let mut parser = LiteralParser { text, at: 0 };
         let literal = parser.literal(DEPTH_MAX)?;
         parser.skip_space();
         if parser.at < text.len() {
@@ -87,14 +87,14 @@ impl Literal {
     }
 }
 
-struct Parser<'t> {
+struct LiteralParser<'t> {
     text: &'t str,
     at: usize,
 }
 
-impl Parser<'_> {
-    fn fault(&self, reason: &'static str) -> Fault {
-        Fault { at: self.at, reason }
+impl LiteralParser<'_> {
+    fn fault(&self, reason: &'static str) -> LiteralFault {
+        LiteralFault { at: self.at, reason }
     }
 
     fn rest(&self) -> &str {
@@ -114,21 +114,22 @@ impl Parser<'_> {
         found
     }
 
-    fn literal(&mut self, depth: usize) -> Result<Literal, Fault> {
+    fn literal(&mut self, depth: usize) -> Result<PythonLiteral, LiteralFault> {
         self.skip_space();
         let Some(inner) = depth.checked_sub(1) else { return Err(self.fault("nested too deeply")) };
-        for (word, literal) in [("True", Literal::Bool(true)), ("False", Literal::Bool(false)), ("None", Literal::None)]
+        for (word, literal) in
+            [("True", PythonLiteral::Bool(true)), ("False", PythonLiteral::Bool(false)), ("None", PythonLiteral::None)]
         {
             if self.take(word) {
                 return Ok(literal);
             }
         }
         match self.rest().bytes().next() {
-            Some(b'\'' | b'"') => self.string().map(Literal::Text),
+            Some(b'\'' | b'"') => self.string().map(PythonLiteral::Text),
             // Python 2 wrote such strings.
             Some(b'u') if self.rest().starts_with("u'") || self.rest().starts_with("u\"") => {
                 self.at += 1;
-                self.string().map(Literal::Text)
+                self.string().map(PythonLiteral::Text)
             }
             Some(b'0'..=b'9') => self.integer(),
             Some(b'(') => {
@@ -137,12 +138,12 @@ impl Parser<'_> {
                 // A single value in parentheses is that value.
                 match items.pop() {
                     Some(only) if items.is_empty() && !has_comma => Ok(only),
-                    last => Ok(Literal::Tuple(items.into_iter().chain(last).collect())),
+                    last => Ok(PythonLiteral::Tuple(items.into_iter().chain(last).collect())),
                 }
             }
             Some(b'[') => {
                 self.at += 1;
-                Ok(Literal::List(self.items("]", inner)?.0))
+                Ok(PythonLiteral::List(self.items("]", inner)?.0))
             }
             Some(b'{') => {
                 self.at += 1;
@@ -154,7 +155,7 @@ impl Parser<'_> {
     }
 
     /// The literals up to `end`, and whether a comma follows the last one.
-    fn items(&mut self, end: &str, depth: usize) -> Result<(Vec<Literal>, bool), Fault> {
+    fn items(&mut self, end: &str, depth: usize) -> Result<(Vec<PythonLiteral>, bool), LiteralFault> {
         let (mut items, mut has_comma) = (Vec::new(), false);
         loop {
             self.skip_space();
@@ -170,12 +171,12 @@ impl Parser<'_> {
         }
     }
 
-    fn pairs(&mut self, depth: usize) -> Result<Literal, Fault> {
-        let (mut pairs, mut has_comma): (Vec<(String, Literal)>, bool) = (Vec::new(), true);
+    fn pairs(&mut self, depth: usize) -> Result<PythonLiteral, LiteralFault> {
+        let (mut pairs, mut has_comma): (Vec<(String, PythonLiteral)>, bool) = (Vec::new(), true);
         loop {
             self.skip_space();
             if self.take("}") {
-                return Ok(Literal::Dict(pairs));
+                return Ok(PythonLiteral::Dict(pairs));
             }
             if !has_comma {
                 return Err(self.fault("a comma is missing"));
@@ -183,7 +184,7 @@ impl Parser<'_> {
             if pairs.len() == KEYS_MAX {
                 return Err(self.fault("a dict of too many keys"));
             }
-            let Literal::Text(key) = self.literal(depth)? else {
+            let PythonLiteral::Text(key) = self.literal(depth)? else {
                 return Err(self.fault("a key that is not a string"));
             };
             self.skip_space();
@@ -199,16 +200,16 @@ impl Parser<'_> {
         }
     }
 
-    fn integer(&mut self) -> Result<Literal, Fault> {
+    fn integer(&mut self) -> Result<PythonLiteral, LiteralFault> {
         let digits = self.rest().bytes().take_while(u8::is_ascii_digit).count();
         let number = self.rest()[..digits].parse().map_err(|_| self.fault("a number of more than 64 bits"))?;
         self.at += digits;
         // Python 2 wrote `3L`.
         self.take("L");
-        Ok(Literal::Integer(number))
+        Ok(PythonLiteral::Integer(number))
     }
 
-    fn string(&mut self) -> Result<String, Fault> {
+    fn string(&mut self) -> Result<String, LiteralFault> {
         let mut text = String::new();
         let mut chars = self.rest().char_indices();
         let quote = chars.next().map_or('\'', |(_, quote)| quote);
@@ -253,7 +254,7 @@ mod tests {
 
     fn printed(text: &str) -> Result<String, &'static str> {
         let mut out = String::new();
-        Literal::parse(text).map_err(|fault| fault.reason)?.print(&mut out);
+        PythonLiteral::parse(text).map_err(|fault| fault.reason)?.print(&mut out);
         Ok(out)
     }
 

@@ -15,9 +15,9 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
 pub use descr::{element_size, is_own};
-pub use error::{Error, Fault};
-pub use npy::{is_npy, lint, parse};
-pub use npz::{is_npz, lint as lint_npz, parse as parse_npz};
+pub use error::{NumpyError, NumpyFault};
+pub use npy::{is_npy, lint_npy, parse_npy};
+pub use npz::{is_npz, lint_npz, parse_npz};
 
 /// Whether a file has arrays by its name.
 pub fn is_array(name: &OsStr) -> bool {

@@ -1,46 +1,46 @@
 //! A file of one array.
 
 use super::array;
-use super::error::{Error, Fault};
+use super::error::{NumpyError, NumpyFault};
 use super::{MAGIC, NPY, UNNAMED};
-use crate::format::header::{Header, HeaderBuilder, Mode};
-use crate::format::input::{Input, Missing};
-use crate::format::lint::{Lint, LintKind};
+use crate::format::header::{Header, HeaderBuilder, ParseMode};
+use crate::format::input::{HeaderInput, MissingRange};
+use crate::format::lint::{HeaderLint, LintKind};
 
 /// Whether a file begins with the magic number.
-pub fn is_npy(input: &Input) -> Result<bool, Missing> {
+pub fn is_npy(input: &HeaderInput) -> Result<bool, MissingRange> {
     Ok(input.get(0..MAGIC.len() as u64)? == MAGIC)
 }
 
 /// Reads the header of a file.
-pub fn parse(input: &Input, mode: Mode) -> Result<Header, Error> {
-    let array = array::read(input, &(0..input.len()))?.map_err(Error::Array)?;
+pub fn parse_npy(input: &HeaderInput, mode: ParseMode) -> Result<Header, NumpyError> {
+    let array = array::read_array_header(input, &(0..input.len()))?.map_err(NumpyError::Array)?;
     let (end, len) = (array.range.end, input.len());
-    if end > len && mode == Mode::Strict {
-        return Err(Error::DataCut { end, len });
+    if end > len && mode == ParseMode::Strict {
+        return Err(NumpyError::DataCut { end, len });
     }
     let mut builder = HeaderBuilder::new(mode);
     builder.version(array.version.into());
     let start = array.range.start;
     let name = builder.name(UNNAMED);
-    if end > len && mode == Mode::Lenient {
-        builder.skip_entry(&name, || Fault::Outside { begin: start, end, len }.to_string());
+    if end > len && mode == ParseMode::Lenient {
+        builder.skip_entry(&name, || NumpyFault::Outside { begin: start, end, len }.to_string());
     } else {
         array.push(name, &mut builder);
     }
     // One name is never repeated.
-    builder.finish(NPY, None, start, String::new).map_err(|_| Error::Array(Fault::Shape))
+    builder.finish(NPY, None, start, String::new).map_err(|_| NumpyError::Array(NumpyFault::Shape))
 }
 
 /// Reports what is unusual in a sound header.
-pub fn lint(header: &Header, input: &Input, found: &mut dyn FnMut(Lint)) -> Result<(), Missing> {
+pub fn lint_npy(header: &Header, input: &HeaderInput, found: &mut dyn FnMut(HeaderLint)) -> Result<(), MissingRange> {
     let end = header.tensors().map(|tensor| tensor.range.end).max().unwrap_or(header.data_start());
     let more = input.len().saturating_sub(end);
     if more > 0 {
         let next = input.get(end..end + MAGIC.len() as u64)?;
         let what = if next == MAGIC { ", which begin with another array" } else { "" };
         let message = format!("{more} bytes after the array{what}; only the first array of a file is read");
-        found(Lint { kind: LintKind::Trailing, subject: None, message });
+        found(HeaderLint { kind: LintKind::Trailing, subject: None, message });
     }
     Ok(())
 }
@@ -57,8 +57,8 @@ mod tests {
         [MAGIC, &[version, 0], &length, dict.as_bytes(), &vec![7; data]].concat()
     }
 
-    fn read(file: &[u8], mode: Mode) -> Result<Header, Error> {
-        parse(&Input::with_prefix(file.len() as u64, file.to_vec()), mode)
+    fn read(file: &[u8], mode: ParseMode) -> Result<Header, NumpyError> {
+        parse_npy(&HeaderInput::with_prefix(file.len() as u64, file.to_vec()), mode)
     }
 
     const DICT: &str = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }";
@@ -66,7 +66,7 @@ mod tests {
     #[test]
     fn all_versions_are_read() {
         for (version, start) in [(1, 10), (2, 12), (3, 12)] {
-            let header = read(&file(version, DICT, 24), Mode::Strict).unwrap();
+            let header = read(&file(version, DICT, 24), ParseMode::Strict).unwrap();
             let tensor = header.tensor(0);
             let start = start + DICT.len() as u64;
             assert_eq!((tensor.name, tensor.dtype.name(), tensor.shape), (UNNAMED, "F32", &[2, 3][..]));
@@ -78,18 +78,18 @@ mod tests {
         let latin = [MAGIC, b"\x01\0", &[latin.len() as u8, 0], latin, &[0; 4]].concat();
         let utf8 = file(3, "{'descr': [('\u{e9}', '<f4')], 'fortran_order': False, 'shape': ()}", 4);
         for file in [latin, utf8] {
-            assert_eq!(read(&file, Mode::Strict).unwrap().tensor(0).dtype.name(), "[('\u{e9}', '<f4')]");
+            assert_eq!(read(&file, ParseMode::Strict).unwrap().tensor(0).dtype.name(), "[('\u{e9}', '<f4')]");
         }
     }
 
     #[test]
     fn only_a_part_of_the_file_is_needed() {
         let whole = file(1, DICT, 24);
-        let mut input = Input::new(whole.len() as u64);
+        let mut input = HeaderInput::new(whole.len() as u64);
         let mut asked = 0;
         let header = loop {
-            match parse(&input, Mode::Strict) {
-                Err(Error::Missing(Missing(range))) => {
+            match parse_npy(&input, ParseMode::Strict) {
+                Err(NumpyError::Missing(MissingRange(range))) => {
                     assert!(range.end <= 10 + DICT.len() as u64, "{range:?}");
                     input.add(range.start, whole[range.start as usize..range.end as usize].to_vec());
                     asked += 1;
@@ -140,7 +140,7 @@ mod tests {
             (dict("'|u1'", "False", "(18446744073709551615, 0)"), "more than 2^63-1 elements or bytes"),
         ];
         for (file, expected) in cases {
-            let error = read(&file, Mode::Strict).unwrap_err().to_string();
+            let error = read(&file, ParseMode::Strict).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}\n{expected}");
         }
     }
@@ -148,11 +148,11 @@ mod tests {
     #[test]
     fn cut_array_is_left_out_in_lenient_mode() {
         let file = file(1, DICT, 20);
-        let header = read(&file, Mode::Lenient).unwrap();
+        let header = read(&file, ParseMode::Lenient).unwrap();
         assert_eq!((header.len(), header.skipped().total()), (0, 1));
         let skipped = &header.skipped().listed()[0];
         assert_eq!(skipped.reason, "its data takes bytes 69 to 93, but the file ends at byte 89");
-        assert_eq!(read(&file, Mode::Header).unwrap().len(), 1);
+        assert_eq!(read(&file, ParseMode::Header).unwrap().len(), 1);
     }
 
     #[test]
@@ -164,9 +164,10 @@ mod tests {
             (b"\x93NUMPY\x01", Some("7 bytes after the array, which begin with another array; only")),
         ] {
             let file = file(more);
-            let input = Input::with_prefix(file.len() as u64, file.clone());
+            let input = HeaderInput::with_prefix(file.len() as u64, file.clone());
             let mut found = Vec::new();
-            lint(&parse(&input, Mode::Strict).unwrap(), &input, &mut |lint| found.push(lint.message)).unwrap();
+            lint_npy(&parse_npy(&input, ParseMode::Strict).unwrap(), &input, &mut |lint| found.push(lint.message))
+                .unwrap();
             assert_eq!(found.len(), usize::from(expected.is_some()));
             assert!(found.iter().all(|message| message.starts_with(expected.unwrap())), "{found:?}");
         }

@@ -5,13 +5,13 @@
 //! file is sound. Checksums are not verified.
 
 use super::array;
-use super::error::{Error, Fault};
+use super::error::{NumpyError, NumpyFault};
 use super::{NPZ, SUFFIX};
-use crate::format::header::{BuildError, Header, HeaderBuilder, Mode};
-use crate::format::input::{Input, Missing};
-use crate::format::lint::{Lint, LintKind};
+use crate::format::header::{BuildError, Header, HeaderBuilder, ParseMode};
+use crate::format::input::{HeaderInput, MissingRange};
+use crate::format::lint::{HeaderLint, LintKind};
 use crate::format::pytorch::is_pickle;
-use crate::format::zip::{self, Directory};
+use crate::format::zip::{self, ZipDirectory};
 use crate::text::quote;
 use std::ops::Range;
 
@@ -29,23 +29,23 @@ const READS_MAX: usize = 1000;
 const WORK_MAX: usize = 10_000_000;
 
 /// Whether a file is a zip archive whose first entry is an array, and torch would find no pickle in it.
-pub fn is_npz(input: &Input) -> Result<bool, Missing> {
+pub fn is_npz(input: &HeaderInput) -> Result<bool, MissingRange> {
     if !zip::is_zip(input)? {
         return Ok(false);
     }
-    match Directory::read(input) {
+    match ZipDirectory::read(input) {
         Ok(directory) => {
             let first = directory.in_file_order().next();
             let is_array = first.is_some_and(|at| directory.name(at).ends_with(SUFFIX));
             Ok(is_array && !(0..directory.len()).any(|at| is_pickle(directory.name(at))))
         }
-        Err(zip::Error::Missing(missing)) => Err(missing),
-        Err(zip::Error::Fault(_)) => Ok(zip::first_name(input)?.ends_with(SUFFIX)),
+        Err(zip::ZipError::Missing(missing)) => Err(missing),
+        Err(zip::ZipError::Fault(_)) => Ok(zip::first_name(input)?.ends_with(SUFFIX)),
     }
 }
 
 /// An entry with an array.
-struct Member<'d> {
+struct NpzMember<'d> {
     /// The index in the directory.
     at: usize,
     /// The name of the array.
@@ -55,12 +55,12 @@ struct Member<'d> {
 }
 
 /// Reads the headers of all arrays.
-pub fn parse(input: &Input, mode: Mode) -> Result<Header, Error> {
-    let directory = Directory::read(input)?;
-    if mode != Mode::Lenient {
-        directory.check_names().map_err(Error::Zip)?;
+pub fn parse_npz(input: &HeaderInput, mode: ParseMode) -> Result<Header, NumpyError> {
+    let directory = ZipDirectory::read(input)?;
+    if mode != ParseMode::Lenient {
+        directory.check_names().map_err(NumpyError::Zip)?;
     }
-    let mut reader = Reader { builder: HeaderBuilder::new(mode), left_out: None, start: None };
+    let mut reader = NpzReader { builder: HeaderBuilder::new(mode), left_out: None, start: None };
     let mut found = Vec::new();
     for at in 0..directory.len() {
         let name = directory.name(at);
@@ -73,27 +73,27 @@ pub fn parse(input: &Input, mode: Mode) -> Result<Header, Error> {
         };
         match directory.check_stored(at) {
             Ok(()) => found.push((at, array)),
-            Err(fault @ (zip::Fault::Compressed { .. } | zip::Fault::Encrypted { .. })) => {
-                reader.leave_out(array, Fault::Packed { fault: fault.to_string() });
+            Err(fault @ (zip::ZipFault::Compressed { .. } | zip::ZipFault::Encrypted { .. })) => {
+                reader.leave_out(array, NumpyFault::Packed { fault: fault.to_string() });
             }
-            Err(fault) => reader.refuse(array, Fault::Entry { fault: fault.to_string() })?,
+            Err(fault) => reader.refuse(array, NumpyFault::Entry { fault: fault.to_string() })?,
         }
     }
     // In the order of the file, so that neighbours are read together.
     found.sort_unstable_by_key(|(at, _)| directory.entry(*at).header);
     let (members, broken) = request(input, &directory, found)?;
     for (name, fault) in broken {
-        reader.refuse(name, Fault::Entry { fault: fault.to_string() })?;
+        reader.refuse(name, NumpyFault::Entry { fault: fault.to_string() })?;
     }
-    for Member { at, name, range } in members {
+    for NpzMember { at, name, range } in members {
         if let Some(fault) = directory.check_local(input, at, &range)? {
-            reader.refuse(name, Fault::Entry { fault: fault.to_string() })?;
+            reader.refuse(name, NumpyFault::Entry { fault: fault.to_string() })?;
             continue;
         }
         let end = range.end;
-        match array::read(input, &range)? {
+        match array::read_array_header(input, &range)? {
             Ok(array) if array.range.end > end => {
-                let fault = Fault::Outside { begin: array.range.start, end: array.range.end, len: end };
+                let fault = NumpyFault::Outside { begin: array.range.start, end: array.range.end, len: end };
                 reader.refuse(name, fault)?;
             }
             Ok(array) => {
@@ -101,7 +101,7 @@ pub fn parse(input: &Input, mode: Mode) -> Result<Header, Error> {
                 let name = reader.builder.name(name);
                 array.push(name, &mut reader.builder);
             }
-            Err(fault @ Fault::Objects) => reader.leave_out(name, fault),
+            Err(fault @ NumpyFault::Objects) => reader.leave_out(name, fault),
             Err(fault) => reader.refuse(name, fault)?,
         }
     }
@@ -109,13 +109,17 @@ pub fn parse(input: &Input, mode: Mode) -> Result<Header, Error> {
 }
 
 /// Arrays, and the names of others with what is wrong with their local headers.
-type Located<'d> = (Vec<Member<'d>>, Vec<(&'d str, zip::Fault)>);
+type Located<'d> = (Vec<NpzMember<'d>>, Vec<(&'d str, zip::ZipFault)>);
 
 /// Requests the local header and the header of each array, neighbours together. `found` has the indices in the
 /// directory and the names, in the order of the file.
 ///
 /// No header is parsed before all are there: the parser starts again after each request.
-fn request<'d>(input: &Input, directory: &Directory, found: Vec<(usize, &'d str)>) -> Result<Located<'d>, Error> {
+fn request<'d>(
+    input: &HeaderInput,
+    directory: &ZipDirectory,
+    found: Vec<(usize, &'d str)>,
+) -> Result<Located<'d>, NumpyError> {
     let arrays = found.len();
     let begin = |(at, _): &(usize, &str)| directory.entry(*at).header;
     let end = |(at, _): &(usize, &str)| directory.space(*at).end.min(directory.local_end(*at).saturating_add(HEAD));
@@ -133,7 +137,7 @@ fn request<'d>(input: &Input, directory: &Directory, found: Vec<(usize, &'d str)
     let (mut members, mut broken) = (Vec::with_capacity(arrays), Vec::new());
     // Long fields and headers, which others may follow.
     let mut read_to = 0;
-    let mut more = |range: &Range<u64>, first: u64, end: u64| -> Result<(), Error> {
+    let mut more = |range: &Range<u64>, first: u64, end: u64| -> Result<(), NumpyError> {
         if end > first.max(read_to) {
             read_to = range.start.saturating_add(TOGETHER).max(end);
             reads += 1;
@@ -150,7 +154,7 @@ fn request<'d>(input: &Input, directory: &Directory, found: Vec<(usize, &'d str)
                 if let Ok((_, text)) = array::locate(input, &range)? {
                     more(&range, first, text.end)?;
                 }
-                members.push(Member { at, name, range });
+                members.push(NpzMember { at, name, range });
             }
             Err(fault) => broken.push((name, fault)),
         }
@@ -159,58 +163,58 @@ fn request<'d>(input: &Input, directory: &Directory, found: Vec<(usize, &'d str)
 }
 
 /// Fails if too much time would be needed.
-fn check_work(reads: usize, arrays: usize) -> Result<(), Error> {
+fn check_work(reads: usize, arrays: usize) -> Result<(), NumpyError> {
     match reads > READS_MAX || reads.saturating_mul(arrays) > WORK_MAX {
-        true => Err(Error::TooMany { arrays }),
+        true => Err(NumpyError::TooMany { arrays }),
         false => Ok(()),
     }
 }
 
 /// Reports what was left out of a sound file.
-pub fn lint(header: &Header, _: &Input, found: &mut dyn FnMut(Lint)) -> Result<(), Missing> {
+pub fn lint_npz(header: &Header, _: &HeaderInput, found: &mut dyn FnMut(HeaderLint)) -> Result<(), MissingRange> {
     for skipped in header.skipped().listed() {
         let message = format!("left out {}: {}", quote(&skipped.name), skipped.reason);
-        found(Lint { kind: LintKind::LeftOut, subject: Some(skipped.name.clone()), message });
+        found(HeaderLint { kind: LintKind::LeftOut, subject: Some(skipped.name.clone()), message });
     }
     Ok(())
 }
 
-struct Reader {
+struct NpzReader {
     builder: HeaderBuilder,
     /// The first array that was left out although the file is sound.
-    left_out: Option<(String, Fault)>,
+    left_out: Option<(String, NumpyFault)>,
     /// Where the data of the first array begins, in bytes from the start of the file.
     start: Option<u64>,
 }
 
-impl Reader {
+impl NpzReader {
     /// Leaves out an array of a sound file.
-    fn leave_out(&mut self, name: &str, fault: Fault) {
+    fn leave_out(&mut self, name: &str, fault: NumpyFault) {
         self.builder.skip(name, || fault.to_string());
         self.left_out.get_or_insert_with(|| (name.to_owned(), fault));
     }
 
     /// Leaves out an array that breaks a rule, or fails.
-    fn refuse(&mut self, name: &str, fault: Fault) -> Result<(), Error> {
-        if self.builder.mode() != Mode::Lenient {
-            return Err(Error::Tensor { name: name.to_owned(), fault });
+    fn refuse(&mut self, name: &str, fault: NumpyFault) -> Result<(), NumpyError> {
+        if self.builder.mode() != ParseMode::Lenient {
+            return Err(NumpyError::Tensor { name: name.to_owned(), fault });
         }
         self.builder.skip(name, || fault.to_string());
         Ok(())
     }
 
-    fn finish(self, len: u64) -> Result<Header, Error> {
+    fn finish(self, len: u64) -> Result<Header, NumpyError> {
         let Self { builder, left_out, start } = self;
         match left_out {
             // An archive in which nothing can be read is not an empty model.
-            Some((name, fault)) if start.is_none() => return Err(Error::Tensor { name, fault }),
+            Some((name, fault)) if start.is_none() => return Err(NumpyError::Tensor { name, fault }),
             _ => {}
         }
-        let header = builder.finish(NPZ, None, start.unwrap_or(len), || Fault::Duplicate.to_string());
+        let header = builder.finish(NPZ, None, start.unwrap_or(len), || NumpyFault::Duplicate.to_string());
         header.map_err(|error| match error {
-            BuildError::Duplicate { name } => Error::Tensor { name, fault: Fault::Duplicate },
+            BuildError::Duplicate { name } => NumpyError::Tensor { name, fault: NumpyFault::Duplicate },
             // Not reachable: the directory is smaller than 2^32 bytes.
-            BuildError::TooLarge => Error::TooMany { arrays: 0 },
+            BuildError::TooLarge => NumpyError::TooMany { arrays: 0 },
         })
     }
 }
@@ -249,8 +253,8 @@ mod tests {
         [&file[..], &directory, b"PK\x05\x06\0\0\0\0", &count, &count, &size, &at, &[0, 0]].concat()
     }
 
-    fn read(file: &[u8], mode: Mode) -> Result<Header, Error> {
-        parse(&Input::with_prefix(file.len() as u64, file.to_vec()), mode)
+    fn read(file: &[u8], mode: ParseMode) -> Result<Header, NumpyError> {
+        parse_npz(&HeaderInput::with_prefix(file.len() as u64, file.to_vec()), mode)
     }
 
     fn reasons(header: &Header) -> Vec<(&str, &str)> {
@@ -260,7 +264,7 @@ mod tests {
     #[test]
     fn arrays_are_found_at_their_places() {
         let file = archive(&[sound("b/c.npy", &array(DICT, 24)), sound("dir/", b""), sound("a.npy", &array(DICT, 30))]);
-        let header = read(&file, Mode::Strict).unwrap();
+        let header = read(&file, ParseMode::Strict).unwrap();
         let head = 10 + DICT.len() as u64;
         let first = 30 + 7 + head;
         let second = first + 24 + 30 + 4 + 30 + 5 + head;
@@ -273,7 +277,7 @@ mod tests {
     fn an_archive_with_a_pickle_is_none_of_arrays() {
         let recognised = |name| {
             let file = archive(&[sound("a/x.npy", &array(DICT, 24)), sound(name, b"")]);
-            is_npz(&Input::with_prefix(file.len() as u64, file)).unwrap()
+            is_npz(&HeaderInput::with_prefix(file.len() as u64, file)).unwrap()
         };
         assert!(recognised("b.npy") && recognised("adata.pkl"));
         assert!(!recognised("a/data.pkl") && !recognised("/DATA.pkl"));
@@ -287,9 +291,9 @@ mod tests {
         rest[end + 12..end + 16].copy_from_slice(&size.to_le_bytes());
         rest.drain(entry..entry + removed);
         for (file, expected) in [(file, false), (rest, true)] {
-            let input = Input::with_prefix(file.len() as u64, file);
+            let input = HeaderInput::with_prefix(file.len() as u64, file);
             assert_eq!(is_npz(&input).unwrap(), expected);
-            assert!(!expected || parse(&input, Mode::Strict).unwrap().len() == 1);
+            assert!(!expected || parse_npz(&input, ParseMode::Strict).unwrap().len() == 1);
         }
     }
 
@@ -303,17 +307,17 @@ mod tests {
             sound("readme.txt", b"text"),
         ];
         let file = archive(&entries);
-        let header = read(&file, Mode::Strict).unwrap();
+        let header = read(&file, ParseMode::Strict).unwrap();
         assert_eq!(header.len(), 1);
         let reasons = reasons(&header);
         assert!(reasons[0].0 == "b" && reasons[0].1.contains("\"b.npy\" is compressed (method 8)"), "{reasons:?}");
         assert_eq!(reasons[1], ("readme.txt", "not an array"));
         assert!(reasons[2].0 == "c" && reasons[2].1.starts_with("Python objects"), "{reasons:?}");
         let mut found = Vec::new();
-        lint(&header, &Input::new(0), &mut |lint| found.push(lint.message)).unwrap();
+        lint_npz(&header, &HeaderInput::new(0), &mut |lint| found.push(lint.message)).unwrap();
         assert_eq!((found.len(), &found[1][..]), (3, "left out \"readme.txt\": not an array"));
         // Nothing is left.
-        let error = read(&archive(&entries[1..]), Mode::Lenient).unwrap_err().to_string();
+        let error = read(&archive(&entries[1..]), ParseMode::Lenient).unwrap_err().to_string();
         assert!(error.starts_with("tensor \"b\": zip archive: entry \"b.npy\" is compressed"), "{error}");
     }
 
@@ -329,10 +333,10 @@ mod tests {
             (Entry("x.npy", "long.npy", 0, array(DICT, 24)), "zip archive: entry \"x.npy\""),
         ] {
             let file = archive(&[sound("a.npy", &array(DICT, 24)), bad, sound("z.npy", &array(DICT, 24))]);
-            let error = read(&file, Mode::Strict).unwrap_err().to_string();
+            let error = read(&file, ParseMode::Strict).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}\n{expected}");
             // The other arrays are sound.
-            let header = read(&file, Mode::Lenient).unwrap();
+            let header = read(&file, ParseMode::Lenient).unwrap();
             assert_eq!((header.len(), header.skipped().total()), (2, 1), "{expected}");
         }
     }
@@ -344,11 +348,11 @@ mod tests {
         let mut entries: Vec<Entry> = names.iter().map(|name| sound(name, &array(DICT, 24))).collect();
         entries.insert(100, sound("large.npy", &large));
         let file = archive(&entries);
-        let mut input = Input::new(file.len() as u64);
+        let mut input = HeaderInput::new(file.len() as u64);
         let (mut asked, mut bytes) = (0, 0);
         let header = loop {
-            match parse(&input, Mode::Strict) {
-                Err(Error::Missing(Missing(range))) => {
+            match parse_npz(&input, ParseMode::Strict) {
+                Err(NumpyError::Missing(MissingRange(range))) => {
                     asked += 1;
                     bytes += range.end - range.start;
                     input.add(range.start, file[range.start as usize..range.end as usize].to_vec());
@@ -378,10 +382,10 @@ mod tests {
         let at = tail.len() - 6;
         let end = 1001 * (30 + 8 + size as u64);
         tail[at..at + 4].copy_from_slice(&(end as u32).to_le_bytes());
-        let mut input = Input::new(end + tail.len() as u64);
+        let mut input = HeaderInput::new(end + tail.len() as u64);
         let before = 64 << 10;
         input.add(end - before, [vec![0; before as usize], tail].concat());
-        let error = parse(&input, Mode::Strict).unwrap_err().to_string();
+        let error = parse_npz(&input, ParseMode::Strict).unwrap_err().to_string();
         assert!(error.starts_with("1001 arrays, whose headers are too far apart"), "{error}");
     }
 
@@ -390,14 +394,14 @@ mod tests {
         let long = format!("{DICT}{}", " ".repeat(40_000));
         let names: Vec<String> = (0..100).map(|at| format!("{at}.npy")).collect();
         let file = archive(&names.iter().map(|name| sound(name, &array(&long, 24))).collect::<Vec<_>>());
-        let mut input = Input::new(file.len() as u64);
+        let mut input = HeaderInput::new(file.len() as u64);
         let mut asked = 0;
-        while let Err(Error::Missing(Missing(range))) = parse(&input, Mode::Strict) {
+        while let Err(NumpyError::Missing(MissingRange(range))) = parse_npz(&input, ParseMode::Strict) {
             input.add(range.start, file[range.start as usize..range.end as usize].to_vec());
             asked += 1;
         }
         // The end; four groups, which also have the long headers of all but their last arrays; and these.
         assert!(asked <= 9, "{asked}");
-        assert_eq!(parse(&input, Mode::Strict).unwrap().len(), 100);
+        assert_eq!(parse_npz(&input, ParseMode::Strict).unwrap().len(), 100);
     }
 }

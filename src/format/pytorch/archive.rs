@@ -1,11 +1,11 @@
 //! The entries of an archive that torch has written: the pickle and the storages.
 
 use super::PICKLE_MAX;
-use super::error::{Error, Fault};
-use super::pickle::{self, Tree};
-use crate::format::header::Mode;
-use crate::format::input::Input;
-use crate::format::zip::{self, Directory};
+use super::error::{PytorchError, PytorchFault};
+use super::pickle::{self, PickleTree};
+use crate::format::header::ParseMode;
+use crate::format::input::HeaderInput;
+use crate::format::zip::{self, ZipDirectory};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -25,10 +25,10 @@ const ALIGNMENT: u64 = 64;
 const TOGETHER: u64 = 16 << 10;
 
 /// An archive that torch has written.
-pub struct Archive<'d> {
-    directory: &'d Directory,
+pub struct TorchArchive<'d> {
+    directory: &'d ZipDirectory,
     /// The storages by their keys: the entry, and the range of its bytes or why it is not known.
-    storages: HashMap<&'d str, (usize, Result<Range<u64>, zip::Fault>)>,
+    storages: HashMap<&'d str, (usize, Result<Range<u64>, zip::ZipFault>)>,
     /// Whether numbers are in big-endian order.
     pub is_big_endian: bool,
     /// The entries whose bytes are used, and where they are.
@@ -36,24 +36,24 @@ pub struct Archive<'d> {
     pickle: Range<u64>,
 }
 
-impl<'d> Archive<'d> {
+impl<'d> TorchArchive<'d> {
     /// Finds the entries that torch reads.
-    pub fn read(directory: &'d Directory, input: &Input, mode: Mode) -> Result<Self, Error> {
+    pub fn read(directory: &'d ZipDirectory, input: &HeaderInput, mode: ParseMode) -> Result<Self, PytorchError> {
         let mut pickles = (0..directory.len()).filter(|at| is_pickle(directory.name(*at)));
-        let at = pickles.next().ok_or(Error::NoPickle)?;
+        let at = pickles.next().ok_or(PytorchError::NoPickle)?;
         if let Some(other) = pickles.next() {
             let (a, b) = (directory.name(at).to_owned(), directory.name(other).to_owned());
-            return Err(Error::Pickles { a, b });
+            return Err(PytorchError::Pickles { a, b });
         }
-        let prefix = prefix(directory.name(at)).ok_or(Error::NoPickle)?;
+        let prefix = prefix(directory.name(at)).ok_or(PytorchError::NoPickle)?;
         let own = |at: usize| directory.name(at).strip_prefix(prefix);
-        if mode != Mode::Lenient {
+        if mode != ParseMode::Lenient {
             directory.check_names()?;
         }
         directory.check_stored(at)?;
         let size = directory.entry(at).size;
         if size > PICKLE_MAX {
-            return Err(Error::LongPickle { size });
+            return Err(PytorchError::LongPickle { size });
         }
         let short = |name, max: u64| {
             let found = (0..directory.len()).rfind(|at| own(*at) == Some(name));
@@ -62,12 +62,12 @@ impl<'d> Archive<'d> {
         let byte_order = short("byteorder", BYTE_ORDER_MAX);
         let alignment = short(".storage_alignment", ALIGNMENT_LEN_MAX);
         if byte_order.is_none() && (0..directory.len()).any(|at| own(at) == Some("byteorder")) {
-            return Err(Error::ByteOrder);
+            return Err(PytorchError::ByteOrder);
         }
         let mut small: Vec<usize> = [Some(at), byte_order, alignment].into_iter().flatten().collect();
         small.sort_unstable_by_key(|at| directory.entry(*at).header);
         read_together(directory, input, &small)?;
-        let bytes = |at: usize| -> Result<(Range<u64>, &[u8]), Error> {
+        let bytes = |at: usize| -> Result<(Range<u64>, &[u8]), PytorchError> {
             let range = directory.local_range(input, at)??;
             Ok((range.clone(), input.get(range)?))
         };
@@ -77,7 +77,7 @@ impl<'d> Archive<'d> {
             None => false,
             Some((_, b"little")) => false,
             Some((_, b"big")) => true,
-            Some(_) => return Err(Error::ByteOrder),
+            Some(_) => return Err(PytorchError::ByteOrder),
         };
         if let Some(at) = byte_order {
             used.push((at, bytes(at)?.0));
@@ -94,10 +94,10 @@ impl<'d> Archive<'d> {
         let wanted = (0..directory.len()).filter(|at| own(*at).is_some_and(|name| name.starts_with("data/")));
         let wanted: Vec<usize> = wanted.collect();
         let mut ranges = directory.ranges(input, &wanted, alignment)?;
-        if mode != Mode::Lenient
+        if mode != ParseMode::Lenient
             && let Some(at) = ranges.iter().position(Result::is_err)
         {
-            return Err(ranges.swap_remove(at).err().map_or(Error::NoPickle, Error::Zip));
+            return Err(ranges.swap_remove(at).err().map_or(PytorchError::NoPickle, PytorchError::Zip));
         }
         let known = wanted.iter().zip(&ranges).filter_map(|(at, range)| Some((*at, range.clone().ok()?)));
         used.extend(known);
@@ -120,14 +120,14 @@ impl<'d> Archive<'d> {
     }
 
     /// The values of the pickle.
-    pub fn tree<'i>(&self, input: &'i Input) -> Result<Tree<'i>, Error> {
-        Ok(pickle::load(input.get(self.pickle.clone())?)?)
+    pub fn tree<'i>(&self, input: &'i HeaderInput) -> Result<PickleTree<'i>, PytorchError> {
+        Ok(pickle::load_pickle(input.get(self.pickle.clone())?)?)
     }
 
     /// The name of the entry of a storage, and its range.
-    pub fn storage(&self, key: &str) -> Result<(String, Range<u64>), Fault> {
+    pub fn storage(&self, key: &str) -> Result<(String, Range<u64>), PytorchFault> {
         let entry = || format!("data/{key}");
-        let (at, range) = self.storages.get(key).ok_or_else(|| Fault::NoEntry { entry: entry() })?;
+        let (at, range) = self.storages.get(key).ok_or_else(|| PytorchFault::NoEntry { entry: entry() })?;
         self.directory.check_stored(*at)?;
         Ok((entry(), range.clone()?))
     }
@@ -135,7 +135,7 @@ impl<'d> Archive<'d> {
 
 /// Requires the entries `wanted`, which are in the order of the file, with their local headers. Neighbours are read
 /// together.
-fn read_together(directory: &Directory, input: &Input, wanted: &[usize]) -> Result<(), Error> {
+fn read_together(directory: &ZipDirectory, input: &HeaderInput, wanted: &[usize]) -> Result<(), PytorchError> {
     let mut groups: Vec<Range<u64>> = Vec::new();
     for space in wanted.iter().map(|at| directory.space(*at)) {
         match groups.last_mut() {

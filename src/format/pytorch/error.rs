@@ -1,20 +1,20 @@
 //! Errors of PyTorch checkpoints, with the expected and the actual numbers.
 
-use super::pickle::Broken;
+use super::pickle::BrokenPickle;
 use super::{PICKLE_MAX, RANK_MAX};
-use crate::format::input::Missing;
+use crate::format::input::MissingRange;
 use crate::format::zip;
 use crate::text::quote;
 
 /// Why a file has no header.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub enum PytorchError {
     /// Not a fault of the file: add this range to the input and parse again.
     #[error(transparent)]
-    Missing(#[from] Missing),
+    Missing(#[from] MissingRange),
     /// The archive breaks a rule.
     #[error("PyTorch checkpoint: {0}")]
-    Zip(#[from] zip::Fault),
+    Zip(#[from] zip::ZipFault),
     /// The archive has no pickle.
     #[error("PyTorch checkpoint: no entry data.pkl in the zip archive (was the program that saved it interrupted?)")]
     NoPickle,
@@ -37,7 +37,7 @@ pub enum Error {
     ByteOrder,
     /// The pickle cannot be read.
     #[error("PyTorch checkpoint: {0}")]
-    Pickle(#[from] Broken),
+    Pickle(#[from] BrokenPickle),
     /// The pickle is nested or shared too much.
     #[error("PyTorch checkpoint: {what}, at {}", quote(path))]
     Limit {
@@ -52,15 +52,15 @@ pub enum Error {
         /// Its name.
         name: String,
         /// The rule that is broken.
-        fault: Fault,
+        fault: PytorchFault,
     },
 }
 
-impl From<zip::Error> for Error {
-    fn from(error: zip::Error) -> Self {
+impl From<zip::ZipError> for PytorchError {
+    fn from(error: zip::ZipError) -> Self {
         match error {
-            zip::Error::Missing(missing) => Self::Missing(missing),
-            zip::Error::Fault(fault) => Self::Zip(fault),
+            zip::ZipError::Missing(missing) => Self::Missing(missing),
+            zip::ZipError::Fault(fault) => Self::Zip(fault),
         }
     }
 }
@@ -68,7 +68,7 @@ impl From<zip::Error> for Error {
 /// A broken rule of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages describe the variants")]
-pub enum Fault {
+pub enum PytorchFault {
     #[error("{function} has arguments that torch does not write")]
     Arguments { function: String },
     #[error("its storage is not a storage of the file")]
@@ -82,7 +82,7 @@ pub enum Fault {
     #[error("its storage {} is not in the archive", quote(entry))]
     NoEntry { entry: String },
     #[error("{0}")]
-    Entry(#[from] zip::Fault),
+    Entry(#[from] zip::ZipFault),
     #[error("its storage {} has {size} bytes, but {numel} elements of {width} bytes", quote(entry))]
     Size { entry: String, size: u64, numel: u64, width: u32 },
     #[error("{rank} dimensions; torch has at most {RANK_MAX}")]

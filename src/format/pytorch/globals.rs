@@ -209,7 +209,7 @@ const VALUES: &[&str] =
 
 /// What a global means for whoever loads the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum GlobalKind {
     /// `torch.load` with `weights_only=True` accepts it.
     Known,
     /// Another class or function, which `torch.load` refuses.
@@ -221,18 +221,18 @@ pub enum Kind {
 }
 
 /// What the global `name` of `module` means. `is_called` is whether the pickle calls it.
-pub fn kind(module: &str, name: &str, is_called: bool) -> Kind {
+pub fn global_kind(module: &str, name: &str, is_called: bool) -> GlobalKind {
     let is_in = |list: &[(&str, &[&str])]| list.iter().any(|(of, names)| *of == module && names.contains(&name));
     // `a.b.c` can name an attribute of any object in a module.
     if name.contains('.') {
-        return Kind::Dangerous;
+        return GlobalKind::Dangerous;
     }
     if is_in(&KNOWN) || dtype::of_storage(module, name).is_some() || dtype::of_name(module, name).is_some() {
-        return Kind::Known;
+        return GlobalKind::Known;
     }
     let is_scheme = ["per_tensor_affine", "per_channel_affine"].contains(&name);
     if module == "torch" && (name.ends_with("Tensor") || is_scheme) {
-        return Kind::Known;
+        return GlobalKind::Known;
     }
     let inside = |dangerous: &&str| {
         module.strip_prefix(*dangerous).is_some_and(|rest| matches!(rest.as_bytes(), [] | [b'.', ..]))
@@ -240,8 +240,10 @@ pub fn kind(module: &str, name: &str, is_called: bool) -> Kind {
     // Classes have capitals. Enumerations and paths are called too.
     let is_class = name.trim_start_matches('_').starts_with(char::is_uppercase);
     match () {
-        () if DANGEROUS.iter().any(inside) || is_in(DANGEROUS_FUNCTIONS) => Kind::Dangerous,
-        () if is_called && !is_class && !HARMLESS.contains(&module) && !is_in(HARMLESS_FUNCTIONS) => Kind::UnknownCall,
-        () => Kind::Unknown,
+        () if DANGEROUS.iter().any(inside) || is_in(DANGEROUS_FUNCTIONS) => GlobalKind::Dangerous,
+        () if is_called && !is_class && !HARMLESS.contains(&module) && !is_in(HARMLESS_FUNCTIONS) => {
+            GlobalKind::UnknownCall
+        }
+        () => GlobalKind::Unknown,
     }
 }

@@ -1,29 +1,29 @@
 //! Findings about a checkpoint beyond the verdict of the parser: what its pickle would do in Python, and local headers
 //! that differ from the directory.
 
-use super::archive::Archive;
-use super::error::Error;
-use super::globals::{self, Kind};
+use super::archive::TorchArchive;
+use super::error::PytorchError;
+use super::globals::{self, GlobalKind};
 use crate::format::error::Error as FormatError;
-use crate::format::header::{Header, Mode};
-use crate::format::input::{Input, Missing};
-use crate::format::lint::{Lint, LintKind};
-use crate::format::zip::Directory;
+use crate::format::header::{Header, ParseMode};
+use crate::format::input::{HeaderInput, MissingRange};
+use crate::format::lint::{HeaderLint, LintKind};
+use crate::format::zip::ZipDirectory;
 use crate::text::quote;
 use std::collections::{BTreeSet, HashSet};
 
 /// Reports everything in a sound file that readers accept, but that users should know.
-pub fn lint(_: &Header, input: &Input, found: &mut dyn FnMut(Lint)) -> Result<(), Missing> {
-    let missing = |error: Error| match error {
-        Error::Missing(missing) => Err(missing),
+pub fn lint_pytorch(_: &Header, input: &HeaderInput, found: &mut dyn FnMut(HeaderLint)) -> Result<(), MissingRange> {
+    let missing = |error: PytorchError| match error {
+        PytorchError::Missing(missing) => Err(missing),
         // The file was parsed before.
         _ => Ok(()),
     };
-    let directory = match Directory::read(input) {
+    let directory = match ZipDirectory::read(input) {
         Ok(directory) => directory,
         Err(error) => return missing(error.into()),
     };
-    let archive = match Archive::read(&directory, input, Mode::Lenient) {
+    let archive = match TorchArchive::read(&directory, input, ParseMode::Lenient) {
         Ok(archive) => archive,
         Err(error) => return missing(error),
     };
@@ -42,56 +42,56 @@ pub fn lint(_: &Header, input: &Input, found: &mut dyn FnMut(Lint)) -> Result<()
     }
     if !left.is_empty() {
         let message = format!("{} local headers are far apart and were not compared with the directory", left.len());
-        found(Lint { kind: LintKind::Unverified, subject: None, message });
+        found(HeaderLint { kind: LintKind::Unverified, subject: None, message });
     }
     for (at, fault) in faults {
         let subject = Some(directory.name(at).to_owned());
-        found(Lint { kind: LintKind::Archive, subject, message: fault.to_string() });
+        found(HeaderLint { kind: LintKind::Archive, subject, message: fault.to_string() });
     }
     let all: BTreeSet<_> = tree.globals().collect();
     let called: HashSet<_> = tree.called().filter_map(|value| tree.global(value)).collect();
     if tree.called().any(|value| tree.global(value).is_none()) {
         let message = "the pickle calls a value that is not a class or function with a name, which can run code when Python loads the \
                        file; weightfs does not run it";
-        found(Lint { kind: LintKind::Code, subject: None, message: message.to_owned() });
+        found(HeaderLint { kind: LintKind::Code, subject: None, message: message.to_owned() });
     }
     for (module, name) in all {
         let subject = format!("{module}.{name}");
-        let (kind, message) = match globals::kind(module, name, called.contains(&(module, name))) {
-            Kind::Known => continue,
-            Kind::Unknown => (
+        let (kind, message) = match globals::global_kind(module, name, called.contains(&(module, name))) {
+            GlobalKind::Known => continue,
+            GlobalKind::Unknown => (
                 LintKind::Global,
                 format!(
                     "the pickle names {subject}, which torch.load(..., weights_only=True) refuses; weightfs does not import it"
                 ),
             ),
-            Kind::UnknownCall => (
+            GlobalKind::UnknownCall => (
                 LintKind::Code,
                 format!(
                     "the pickle calls {subject}, which is not known to be harmless and may run code when Python loads the file; weightfs does not run it"
                 ),
             ),
-            Kind::Dangerous => (
+            GlobalKind::Dangerous => (
                 LintKind::Code,
                 format!(
                     "the pickle names {subject}, which can run code when Python loads the file; weightfs does not run it"
                 ),
             ),
         };
-        found(Lint { kind, subject: Some(subject), message });
+        found(HeaderLint { kind, subject: Some(subject), message });
     }
     let rest = archive.pickle_len().saturating_sub(tree.len as u64);
     if rest > 0 {
         let message = format!("{rest} bytes after the end of the pickle in data.pkl");
-        found(Lint { kind: LintKind::Trailing, subject: None, message });
+        found(HeaderLint { kind: LintKind::Trailing, subject: None, message });
     }
     Ok(())
 }
 
 /// Reports the tensors that the lenient parser left out.
-pub fn damage(header: &Header, _: &FormatError, _: u64, found: &mut dyn FnMut(Lint)) {
+pub fn pytorch_damage(header: &Header, _: &FormatError, _: u64, found: &mut dyn FnMut(HeaderLint)) {
     for skipped in header.skipped().kept().0 {
         let message = format!("tensor {}: {}", quote(&skipped.name), skipped.reason);
-        found(Lint { kind: LintKind::Entry, subject: Some(skipped.name.clone()), message });
+        found(HeaderLint { kind: LintKind::Entry, subject: Some(skipped.name.clone()), message });
     }
 }

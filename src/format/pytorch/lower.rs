@@ -6,14 +6,14 @@
 //! have the names of their state dict. A key with a dot and a path of several keys can be the same name: the second
 //! tensor with a name, and the second value of metadata, have a number behind it.
 
-use super::archive::Archive;
-use super::dtype::{self, F4_PAIR, Type};
-use super::error::{Error, Fault};
+use super::archive::TorchArchive;
+use super::dtype::{self, F4_PAIR, TorchDtype};
+use super::error::{PytorchError, PytorchFault};
 use super::ndarray::{self, float};
-use super::pickle::{Object, Tree, Value};
+use super::pickle::{PickleObject, PickleTree, PickleValue};
 use super::{RANK_MAX, STATE_DICT, UNNAMED};
-use crate::format::header::{HeaderBuilder, Mode, NewTensor};
-use crate::format::metadata::{Scalar, Value as Metadata};
+use crate::format::header::{HeaderBuilder, NewTensor, ParseMode};
+use crate::format::metadata::{MetadataValue, ScalarType};
 use crate::text::{brackets, write_json_string};
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -38,41 +38,41 @@ const ENTRY: usize = 128;
 const KEY_PART_MAX: usize = 1024;
 
 /// A tensor, as the pickle describes it.
-struct Tensor {
-    dtype: Type,
+struct PickledTensor {
+    dtype: TorchDtype,
     shape: Vec<u64>,
     strides: Vec<u64>,
     range: Range<u64>,
 }
 
 /// What a value is.
-enum Kind<'t> {
+enum ValueKind<'t> {
     /// A function that builds a tensor, and its arguments.
     Tensor {
         function: &'t str,
-        args: &'t [Value],
+        args: &'t [PickleValue],
     },
-    Dict(Mapping<'t>),
+    Dict(PickledMapping<'t>),
     /// A sequence.
-    List(&'t [Value]),
+    List(&'t [PickleValue]),
     /// An object of another class.
-    Object(&'t Object),
+    Object(&'t PickleObject),
     /// A value of one line.
-    Scalar(Scalar, String),
+    Scalar(ScalarType, String),
 }
 
 /// A mapping: dict, or the arguments of a class of dicts and the items that are added. Nothing is copied, because many
 /// objects can share their arguments.
 #[derive(Clone, Copy)]
-struct Mapping<'t> {
-    tree: &'t Tree<'t>,
+struct PickledMapping<'t> {
+    tree: &'t PickleTree<'t>,
     /// Dicts and lists of pairs.
-    args: &'t [Value],
-    added: &'t [(Value, Value)],
+    args: &'t [PickleValue],
+    added: &'t [(PickleValue, PickleValue)],
 }
 
-impl<'t> Mapping<'t> {
-    fn items(self) -> impl Iterator<Item = (Value, Value)> + 't {
+impl<'t> PickledMapping<'t> {
+    fn items(self) -> impl Iterator<Item = (PickleValue, PickleValue)> + 't {
         let Self { tree, args, added } = self;
         // Python 2 writes pairs.
         let pairs = args.iter().flat_map(move |arg| tree.elements(*arg)).filter_map(move |pair| {
@@ -90,9 +90,9 @@ impl<'t> Mapping<'t> {
 }
 
 /// The state of a walk through a tree.
-pub struct Lowering<'a> {
-    tree: &'a Tree<'a>,
-    archive: &'a Archive<'a>,
+pub struct PickleLowering<'a> {
+    tree: &'a PickleTree<'a>,
+    archive: &'a TorchArchive<'a>,
     builder: &'a mut HeaderBuilder,
     path: String,
     /// The containers on the path, to find those that contain themselves.
@@ -109,10 +109,10 @@ pub struct Lowering<'a> {
 }
 
 /// Adds everything in the tree to the header.
-pub fn lower(tree: &Tree, archive: &Archive, builder: &mut HeaderBuilder) -> Result<(), Error> {
+pub fn lower(tree: &PickleTree, archive: &TorchArchive, builder: &mut HeaderBuilder) -> Result<(), PytorchError> {
     // A value can be reached by several paths, but a program writes few such values.
     let visits = (8 * tree.values + 1000).min(VISITS_MAX);
-    let mut lowering = Lowering {
+    let mut lowering = PickleLowering {
         tree,
         archive,
         builder,
@@ -126,23 +126,23 @@ pub fn lower(tree: &Tree, archive: &Archive, builder: &mut HeaderBuilder) -> Res
         only_tensors: false,
     };
     lowering.root(tree.root)?;
-    let Lowering { tensor_keys, metadata_keys, .. } = lowering;
+    let PickleLowering { tensor_keys, metadata_keys, .. } = lowering;
     builder.number_repeated(&tensor_keys, &metadata_keys);
     Ok(())
 }
 
-impl<'a> Lowering<'a> {
-    fn root(&mut self, root: Value) -> Result<(), Error> {
+impl<'a> PickleLowering<'a> {
+    fn root(&mut self, root: PickleValue) -> Result<(), PytorchError> {
         let Some(inner) = self.state_dict(root)? else { return self.walk(root, 0) };
         self.part(STATE_DICT, |lowering| lowering.walk(inner, 1))?;
-        let Kind::Dict(items) = self.kind(root) else { return Ok(()) };
+        let ValueKind::Dict(items) = self.kind(root) else { return Ok(()) };
         let tree = self.tree;
         self.items(items.items().filter(|(key, _)| !tree.is_text(*key, STATE_DICT)), 0)
     }
 
     /// The value of the key `state_dict` of the root, if it holds all tensors.
-    fn state_dict(&mut self, root: Value) -> Result<Option<Value>, Error> {
-        let Kind::Dict(items) = self.kind(root) else { return Ok(None) };
+    fn state_dict(&mut self, root: PickleValue) -> Result<Option<PickleValue>, PytorchError> {
+        let ValueKind::Dict(items) = self.kind(root) else { return Ok(None) };
         let mut inner = None;
         for (key, value) in items.items() {
             if self.tree.is_text(key, STATE_DICT) {
@@ -151,10 +151,10 @@ impl<'a> Lowering<'a> {
                 return Ok(None);
             }
         }
-        Ok(inner.filter(|inner| matches!(self.kind(*inner), Kind::Dict(_))))
+        Ok(inner.filter(|inner| matches!(self.kind(*inner), ValueKind::Dict(_))))
     }
 
-    fn holds_tensor(&mut self, value: Value, depth: usize) -> Result<bool, Error> {
+    fn holds_tensor(&mut self, value: PickleValue, depth: usize) -> Result<bool, PytorchError> {
         self.visit(depth)?;
         let Some(container) = container(value) else { return Ok(false) };
         if !self.open.insert(container) {
@@ -165,9 +165,9 @@ impl<'a> Lowering<'a> {
         Ok(holds)
     }
 
-    fn contents_hold_tensor(&mut self, value: Value, depth: usize) -> Result<bool, Error> {
+    fn contents_hold_tensor(&mut self, value: PickleValue, depth: usize) -> Result<bool, PytorchError> {
         let tree = self.tree;
-        let mut any = |values: &mut dyn Iterator<Item = Value>| -> Result<bool, Error> {
+        let mut any = |values: &mut dyn Iterator<Item = PickleValue>| -> Result<bool, PytorchError> {
             for value in values {
                 if self.holds_tensor(value, depth + 1)? {
                     return Ok(true);
@@ -175,12 +175,12 @@ impl<'a> Lowering<'a> {
             }
             Ok(false)
         };
-        match kind(tree, value) {
-            Kind::Tensor { .. } => Ok(true),
-            Kind::Scalar(_, text) => self.count(text.len()).map(|()| false),
-            Kind::Dict(items) => any(&mut items.items().map(|(_, value)| value)),
-            Kind::List(values) => any(&mut values.iter().copied()),
-            Kind::Object(object) => {
+        match value_kind(tree, value) {
+            ValueKind::Tensor { .. } => Ok(true),
+            ValueKind::Scalar(_, text) => self.count(text.len()).map(|()| false),
+            ValueKind::Dict(items) => any(&mut items.items().map(|(_, value)| value)),
+            ValueKind::List(values) => any(&mut values.iter().copied()),
+            ValueKind::Object(object) => {
                 let items = object.items.iter();
                 let items = items
                     .flat_map(|items| items.list.iter().copied().chain(items.dict.iter().map(|(_, value)| *value)));
@@ -189,13 +189,13 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    fn kind(&self, value: Value) -> Kind<'a> {
-        kind(self.tree, value)
+    fn kind(&self, value: PickleValue) -> ValueKind<'a> {
+        value_kind(self.tree, value)
     }
 
     /// Counts a visit of a value.
-    fn visit(&mut self, depth: usize) -> Result<(), Error> {
-        let limit = |what| Error::Limit { what, path: self.path.clone() };
+    fn visit(&mut self, depth: usize) -> Result<(), PytorchError> {
+        let limit = |what| PytorchError::Limit { what, path: self.path.clone() };
         if depth > DEPTH_MAX {
             return Err(limit("values are nested too deeply"));
         }
@@ -203,50 +203,55 @@ impl<'a> Lowering<'a> {
     }
 
     /// Counts values that are looked at.
-    fn spend(&mut self, count: usize) -> Result<(), Error> {
+    fn spend(&mut self, count: usize) -> Result<(), PytorchError> {
         let what = "too many paths lead to the same values";
-        self.visits = self.visits.checked_sub(count).ok_or_else(|| Error::Limit { what, path: self.path.clone() })?;
+        self.visits =
+            self.visits.checked_sub(count).ok_or_else(|| PytorchError::Limit { what, path: self.path.clone() })?;
         Ok(())
     }
 
     /// Counts bytes of text.
-    fn count(&mut self, len: usize) -> Result<(), Error> {
+    fn count(&mut self, len: usize) -> Result<(), PytorchError> {
         let what = "more than 128 MiB of names and metadata";
-        self.text = self.text.checked_sub(len).ok_or_else(|| Error::Limit { what, path: self.path.clone() })?;
+        self.text = self.text.checked_sub(len).ok_or_else(|| PytorchError::Limit { what, path: self.path.clone() })?;
         Ok(())
     }
 
     /// Adds a value, at the current path.
-    fn walk(&mut self, value: Value, depth: usize) -> Result<(), Error> {
+    fn walk(&mut self, value: PickleValue, depth: usize) -> Result<(), PytorchError> {
         self.visit(depth)?;
         let Some(container) = container(value) else { return self.contents(value, depth) };
         if !self.open.insert(container) {
-            return self.metadata(Metadata::string(format!("<{} that contains itself>", container.0)));
+            return self.metadata(MetadataValue::string(format!("<{} that contains itself>", container.0)));
         }
         self.contents(value, depth)?;
         self.open.remove(&container);
         Ok(())
     }
 
-    fn contents(&mut self, value: Value, depth: usize) -> Result<(), Error> {
+    fn contents(&mut self, value: PickleValue, depth: usize) -> Result<(), PytorchError> {
         match self.kind(value) {
-            Kind::Tensor { function, args } => self.tensor(function, args, depth),
-            Kind::Dict(items) => self.items(items.items(), depth),
-            Kind::List(values) => self.list(values, depth),
-            Kind::Object(object) => self.object(object, depth),
-            Kind::Scalar(scalar, text) => self.metadata(Metadata::scalar(scalar, text)),
+            ValueKind::Tensor { function, args } => self.tensor(function, args, depth),
+            ValueKind::Dict(items) => self.items(items.items(), depth),
+            ValueKind::List(values) => self.list(values, depth),
+            ValueKind::Object(object) => self.object(object, depth),
+            ValueKind::Scalar(scalar, text) => self.metadata(MetadataValue::scalar(scalar, text)),
         }
     }
 
-    fn items(&mut self, items: impl Iterator<Item = (Value, Value)>, depth: usize) -> Result<(), Error> {
+    fn items(
+        &mut self,
+        items: impl Iterator<Item = (PickleValue, PickleValue)>,
+        depth: usize,
+    ) -> Result<(), PytorchError> {
         for (key, value) in items {
             let text = self.key(key);
-            self.at_key(&text, matches!(key, Value::Text(_)), |lowering| lowering.walk(value, depth + 1))?;
+            self.at_key(&text, matches!(key, PickleValue::Text(_)), |lowering| lowering.walk(value, depth + 1))?;
         }
         Ok(())
     }
 
-    fn list(&mut self, values: &[Value], depth: usize) -> Result<(), Error> {
+    fn list(&mut self, values: &[PickleValue], depth: usize) -> Result<(), PytorchError> {
         if let Some(array) = self.array(values)? {
             return self.metadata(array);
         }
@@ -257,17 +262,17 @@ impl<'a> Lowering<'a> {
     }
 
     /// Goes one step along the path.
-    fn at(&mut self, key: &str, go: impl FnOnce(&mut Self) -> Result<(), Error>) -> Result<(), Error> {
+    fn at(&mut self, key: &str, go: impl FnOnce(&mut Self) -> Result<(), PytorchError>) -> Result<(), PytorchError> {
         self.at_key(key, true, go)
     }
 
-    /// As [`Lowering::at`], for a key that may be a number or another value.
+    /// As [`PickleLowering::at`], for a key that may be a number or another value.
     fn at_key(
         &mut self,
         key: &str,
         is_text: bool,
-        go: impl FnOnce(&mut Self) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+        go: impl FnOnce(&mut Self) -> Result<(), PytorchError>,
+    ) -> Result<(), PytorchError> {
         let len = self.path.len();
         self.count(len + key.len())?;
         if len > 0 {
@@ -281,7 +286,11 @@ impl<'a> Lowering<'a> {
     }
 
     /// Goes to a part of a value that has the same path as another part.
-    fn part(&mut self, part: impl Hash, go: impl FnOnce(&mut Self) -> Result<(), Error>) -> Result<(), Error> {
+    fn part(
+        &mut self,
+        part: impl Hash,
+        go: impl FnOnce(&mut Self) -> Result<(), PytorchError>,
+    ) -> Result<(), PytorchError> {
         let keys = self.keys;
         let mut hasher = DefaultHasher::new();
         (keys, part).hash(&mut hasher);
@@ -292,31 +301,31 @@ impl<'a> Lowering<'a> {
     }
 
     /// The text of a key.
-    fn key(&self, key: Value) -> String {
+    fn key(&self, key: PickleValue) -> String {
         match self.kind(key) {
-            Kind::Scalar(_, text) => text,
-            Kind::List(values) => {
+            ValueKind::Scalar(_, text) => text,
+            ValueKind::List(values) => {
                 let values: Vec<String> = values.iter().take(64).map(|value| self.inner_key(*value)).collect();
                 format!("({})", values.join(", "))
             }
-            Kind::Tensor { .. } | Kind::Dict(_) | Kind::Object(_) => "<object>".to_owned(),
+            ValueKind::Tensor { .. } | ValueKind::Dict(_) | ValueKind::Object(_) => "<object>".to_owned(),
         }
     }
 
     /// The text of an element of a key that is a tuple.
-    fn inner_key(&self, value: Value) -> String {
-        if let Value::Text(span) | Value::Bytes(span) = value {
+    fn inner_key(&self, value: PickleValue) -> String {
+        if let PickleValue::Text(span) | PickleValue::Bytes(span) = value {
             let bytes = self.tree.bytes(span);
             return format!("'{}'", String::from_utf8_lossy(&bytes[..bytes.len().min(KEY_PART_MAX)]));
         }
         match self.kind(value) {
-            Kind::Scalar(Scalar::String, text) => format!("'{text}'"),
-            Kind::Scalar(_, text) => text,
+            ValueKind::Scalar(ScalarType::String, text) => format!("'{text}'"),
+            ValueKind::Scalar(_, text) => text,
             _ => "<object>".to_owned(),
         }
     }
 
-    fn metadata(&mut self, value: Metadata) -> Result<(), Error> {
+    fn metadata(&mut self, value: MetadataValue) -> Result<(), PytorchError> {
         self.count(self.path.len() + value.text().len() + ENTRY)?;
         if self.only_tensors {
             return Ok(());
@@ -328,45 +337,48 @@ impl<'a> Lowering<'a> {
     }
 
     /// A list of scalars of one type as an array. `None` for other lists.
-    fn array(&mut self, values: &[Value]) -> Result<Option<Metadata>, Error> {
-        let mut found: Option<Scalar> = None;
-        let is_scalar = |value: &Value| !matches!(value, Value::Tuple(_) | Value::List(_) | Value::Dict(_));
+    fn array(&mut self, values: &[PickleValue]) -> Result<Option<MetadataValue>, PytorchError> {
+        let mut found: Option<ScalarType> = None;
+        let is_scalar =
+            |value: &PickleValue| !matches!(value, PickleValue::Tuple(_) | PickleValue::List(_) | PickleValue::Dict(_));
         if !values.iter().all(is_scalar) {
             return Ok(None);
         }
         let mut lines = Vec::new();
         for value in values {
-            let Kind::Scalar(scalar, text) = self.kind(*value) else { return Ok(None) };
+            let ValueKind::Scalar(scalar, text) = self.kind(*value) else { return Ok(None) };
             found = Some(match found {
                 None => scalar,
                 Some(other) if other == scalar => scalar,
-                Some(Scalar::I64 | Scalar::F64) if matches!(scalar, Scalar::I64 | Scalar::F64) => Scalar::F64,
+                Some(ScalarType::I64 | ScalarType::F64) if matches!(scalar, ScalarType::I64 | ScalarType::F64) => {
+                    ScalarType::F64
+                }
                 Some(_) => return Ok(None),
             });
             self.count(text.len() + 1)?;
             match scalar {
                 // Writing to a vector cannot fail.
-                Scalar::String => drop(write_json_string(&text, &mut lines)),
+                ScalarType::String => drop(write_json_string(&text, &mut lines)),
                 scalar if scalar.is_float() && text.contains('n') => lines.extend(b"null"),
                 _ => lines.extend(text.as_bytes()),
             }
             lines.push(b'\n');
         }
         let lines = String::from_utf8(lines).unwrap_or_default();
-        Ok(Some(Metadata::array(found.unwrap_or(Scalar::String), lines)))
+        Ok(Some(MetadataValue::array(found.unwrap_or(ScalarType::String), lines)))
     }
 
     /// Adds an object of a class that is not known.
-    fn object(&mut self, object: &Object, depth: usize) -> Result<(), Error> {
+    fn object(&mut self, object: &PickleObject, depth: usize) -> Result<(), PytorchError> {
         let class = match self.tree.global(object.class) {
             Some((module, name)) => format!("<{module}.{name}>"),
             None => "<object>".to_owned(),
         };
-        self.metadata(Metadata::string(class))?;
+        self.metadata(MetadataValue::string(class))?;
         // A state of slots is a tuple of a dict and a dict.
         let single = [object.state];
         let states = match object.state {
-            Value::Tuple(_) => self.tree.elements(object.state),
+            PickleValue::Tuple(_) => self.tree.elements(object.state),
             _ => &single,
         };
         for state in states {
@@ -376,7 +388,7 @@ impl<'a> Lowering<'a> {
         }
         for (at, state) in states.iter().enumerate() {
             match self.kind(*state) {
-                Kind::Dict(_) => self.part(at, |lowering| lowering.walk(*state, depth + 1))?,
+                ValueKind::Dict(_) => self.part(at, |lowering| lowering.walk(*state, depth + 1))?,
                 _ if container(*state).is_some() => {
                     let key = if states.len() == 1 { "state".to_owned() } else { format!("state.{at}") };
                     self.at(&key, |lowering| lowering.walk(*state, depth + 1))?;
@@ -398,14 +410,14 @@ impl<'a> Lowering<'a> {
     }
 
     /// Adds the parameters and the buffers of a module, as `torch.nn.Module.state_dict` does.
-    fn module(&mut self, state: Value, depth: usize) -> Result<(), Error> {
+    fn module(&mut self, state: PickleValue, depth: usize) -> Result<(), PytorchError> {
         let left_out = match self.find(state, "_non_persistent_buffers_set")?.map(|set| self.kind(set)) {
-            Some(Kind::List(names)) => names,
+            Some(ValueKind::List(names)) => names,
             _ => &[],
         };
         for kind in ["_parameters", "_buffers", "_modules"] {
             let Some(part) = self.find(state, kind)? else { continue };
-            let Kind::Dict(items) = self.kind(part) else { continue };
+            let ValueKind::Dict(items) = self.kind(part) else { continue };
             for (key, value) in items.items() {
                 self.visit(depth)?;
                 let key = self.key(key);
@@ -415,7 +427,7 @@ impl<'a> Lowering<'a> {
                         continue;
                     }
                 }
-                if value != Value::None {
+                if value != PickleValue::None {
                     self.at(&key, |lowering| lowering.walk(value, depth + 1))?;
                 }
             }
@@ -424,15 +436,15 @@ impl<'a> Lowering<'a> {
     }
 
     /// The value of a key of a dict.
-    fn find(&mut self, dict: Value, key: &str) -> Result<Option<Value>, Error> {
-        let Kind::Dict(items) = self.kind(dict) else { return Ok(None) };
+    fn find(&mut self, dict: PickleValue, key: &str) -> Result<Option<PickleValue>, PytorchError> {
+        let ValueKind::Dict(items) = self.kind(dict) else { return Ok(None) };
         // Many objects can share a dict.
         self.spend(1 + items.work())?;
         Ok(items.items().find(|(found, _)| self.tree.is_text(*found, key)).map(|(_, value)| value))
     }
 
     /// Adds what a function of torch builds.
-    fn tensor(&mut self, function: &str, args: &[Value], depth: usize) -> Result<(), Error> {
+    fn tensor(&mut self, function: &str, args: &[PickleValue], depth: usize) -> Result<(), PytorchError> {
         let (mut function, mut args, mut converted) = (function, args, None);
         for _ in 0..WRAPPERS_MAX {
             let inner = match (function, args) {
@@ -446,11 +458,11 @@ impl<'a> Lowering<'a> {
                 ("_rebuild_from_type_v2", [inner, _, inner_args, ..]) => {
                     let Some((module, name)) = self.tree.global(*inner) else { break };
                     let Some(function) = builder(module, name) else { break };
-                    Kind::Tensor { function, args: self.tree.elements(*inner_args) }
+                    ValueKind::Tensor { function, args: self.tree.elements(*inner_args) }
                 }
                 _ => break,
             };
-            let Kind::Tensor { function: inner, args: inner_args } = inner else { break };
+            let ValueKind::Tensor { function: inner, args: inner_args } = inner else { break };
             (function, args) = (inner, inner_args);
         }
         match (function, args) {
@@ -459,7 +471,7 @@ impl<'a> Lowering<'a> {
             _ if NO_STORAGE.contains(&function) => return self.builder_name(function),
             _ => {}
         }
-        let is_lenient = self.builder.mode() == Mode::Lenient;
+        let is_lenient = self.builder.mode() == ParseMode::Lenient;
         match self.rebuild(function, args) {
             // Torch would convert the values.
             Ok(tensor) if converted.is_some_and(|dtype| self.dtype(dtype) != Some(tensor.dtype)) => {
@@ -478,7 +490,7 @@ impl<'a> Lowering<'a> {
             Err(fault) => {
                 let name = if self.path.is_empty() { UNNAMED } else { &self.path };
                 if !is_lenient {
-                    return Err(Error::Tensor { name: name.to_owned(), fault });
+                    return Err(PytorchError::Tensor { name: name.to_owned(), fault });
                 }
                 self.builder.skip(name, || fault.to_string());
             }
@@ -487,24 +499,24 @@ impl<'a> Lowering<'a> {
     }
 
     /// Adds the name of a function whose tensor cannot be shown.
-    fn builder_name(&mut self, function: &str) -> Result<(), Error> {
-        self.metadata(Metadata::string(format!("<torch._utils.{function}>")))
+    fn builder_name(&mut self, function: &str) -> Result<(), PytorchError> {
+        self.metadata(MetadataValue::string(format!("<torch._utils.{function}>")))
     }
 
-    fn dtype(&self, value: Value) -> Option<Type> {
+    fn dtype(&self, value: PickleValue) -> Option<TorchDtype> {
         let (module, name) = self.tree.global(value)?;
         dtype::of_name(module, name)
     }
 
     /// Adds the parts of a sparse tensor.
-    fn sparse(&mut self, layout: Value, parts: Value, depth: usize) -> Result<(), Error> {
+    fn sparse(&mut self, layout: PickleValue, parts: PickleValue, depth: usize) -> Result<(), PytorchError> {
         let layout = self.key(layout);
         let parts = self.tree.elements(parts);
         let names: &[&str] = match parts.len() {
             4 if layout != "torch.sparse_coo" => &["compressed", "plain", "values", "size"],
             _ => &["indices", "values", "size", "coalesced"],
         };
-        self.at("layout", |lowering| lowering.metadata(Metadata::string(layout)))?;
+        self.at("layout", |lowering| lowering.metadata(MetadataValue::string(layout)))?;
         for (name, part) in names.iter().zip(parts) {
             self.at(name, |lowering| lowering.walk(*part, depth + 1))?;
         }
@@ -512,7 +524,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// Adds how the integers of a tensor are scaled.
-    fn quantizer(&mut self, quantizer: Option<Value>, depth: usize) -> Result<(), Error> {
+    fn quantizer(&mut self, quantizer: Option<PickleValue>, depth: usize) -> Result<(), PytorchError> {
         let Some(parts) = quantizer.map(|quantizer| self.tree.elements(quantizer)) else { return Ok(()) };
         let names = ["qscheme", "scale", "zero_point", "axis"];
         for (name, part) in names.iter().zip(parts) {
@@ -521,8 +533,8 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    fn rebuild(&self, function: &str, args: &[Value]) -> Result<Tensor, Fault> {
-        let arguments = || Fault::Arguments { function: function.to_owned() };
+    fn rebuild(&self, function: &str, args: &[PickleValue]) -> Result<PickledTensor, PytorchFault> {
+        let arguments = || PytorchFault::Arguments { function: function.to_owned() };
         let [storage, offset, shape, strides, rest @ ..] = args else { return Err(arguments()) };
         let v3 = match (function, rest) {
             ("_rebuild_tensor_v3", [_, _, dtype, rest @ ..]) => {
@@ -536,19 +548,20 @@ impl<'a> Lowering<'a> {
             ("_rebuild_tensor" | "_rebuild_qtensor", _) => None,
             _ => return Err(arguments()),
         };
-        let numbers = |value: Value| -> Option<Vec<i64>> {
-            let Kind::List(values) = self.kind(value) else { return None };
+        let numbers = |value: PickleValue| -> Option<Vec<i64>> {
+            let ValueKind::List(values) = self.kind(value) else { return None };
             let values = (values.len() <= RANK_MAX).then_some(values)?;
-            values.iter().map(|value| if let Value::Int(number) = value { Some(*number) } else { None }).collect()
+            values.iter().map(|value| if let PickleValue::Int(number) = value { Some(*number) } else { None }).collect()
         };
         // Before the numbers are copied: many tensors can share a long tuple.
         for value in [shape, strides] {
             let rank = self.tree.elements(*value).len();
             if rank > RANK_MAX {
-                return Err(Fault::Dimensions { rank });
+                return Err(PytorchFault::Dimensions { rank });
             }
         }
-        let (Value::Int(offset), Some(shape), Some(strides)) = (*offset, numbers(*shape), numbers(*strides)) else {
+        let (PickleValue::Int(offset), Some(shape), Some(strides)) = (*offset, numbers(*shape), numbers(*strides))
+        else {
             return Err(arguments());
         };
         let (class, key, numel) = self.storage(*storage)?;
@@ -556,54 +569,55 @@ impl<'a> Lowering<'a> {
             None => class,
             Some(dtype) => {
                 let (module, name) = self.tree.global(dtype).ok_or_else(arguments)?;
-                dtype::of_name(module, name).ok_or_else(|| Fault::Dtype { dtype: format!("{module}.{name}") })?
+                dtype::of_name(module, name).ok_or_else(|| PytorchFault::Dtype { dtype: format!("{module}.{name}") })?
             }
         };
         if dtype.size == 0 || class.size == 0 {
-            return Err(Fault::Packed { dtype: "quint4x2 or quint2x4".to_owned() });
+            return Err(PytorchFault::Packed { dtype: "quint4x2 or quint2x4".to_owned() });
         }
         let (entry, data) = self.archive.storage(key)?;
         let size = data.end - data.start;
         if Some(size) != numel.checked_mul(class.size.into()) {
-            return Err(Fault::Size { entry, size, numel, width: class.size });
+            return Err(PytorchFault::Size { entry, size, numel, width: class.size });
         }
         place(dtype, &shape, &strides, offset, &data)
     }
 
     /// The class of a storage, its key, and its number of elements.
-    fn storage(&self, value: Value) -> Result<(Type, &'a str, u64), Fault> {
-        let id = self.tree.persistent(value).ok_or(Fault::Storage)?;
-        let [kind, class, key, _, numel, ..] = self.tree.elements(id) else { return Err(Fault::Storage) };
+    fn storage(&self, value: PickleValue) -> Result<(TorchDtype, &'a str, u64), PytorchFault> {
+        let id = self.tree.persistent(value).ok_or(PytorchFault::Storage)?;
+        let [kind, class, key, _, numel, ..] = self.tree.elements(id) else { return Err(PytorchFault::Storage) };
         let (key, numel) = match (self.tree.text(*key), *numel) {
-            (Some(key), Value::Int(numel @ 0..)) if self.tree.text(*kind) == Some("storage") => {
+            (Some(key), PickleValue::Int(numel @ 0..)) if self.tree.text(*kind) == Some("storage") => {
                 (key, numel.unsigned_abs())
             }
-            _ => return Err(Fault::Storage),
+            _ => return Err(PytorchFault::Storage),
         };
-        let (module, name) = self.tree.global(*class).ok_or(Fault::Storage)?;
-        let class = || Fault::Class { class: format!("{module}.{name}") };
+        let (module, name) = self.tree.global(*class).ok_or(PytorchFault::Storage)?;
+        let class = || PytorchFault::Class { class: format!("{module}.{name}") };
         Ok((dtype::of_storage(module, name).ok_or_else(class)?, key, numel))
     }
 
     /// Fails if the values of a tensor differ from its bytes.
-    fn check_bits(&self, bits: Option<Value>) -> Result<(), Fault> {
+    fn check_bits(&self, bits: Option<PickleValue>) -> Result<(), PytorchFault> {
         let Some(bits) = bits else { return Ok(()) };
         // Torch writes at most two items, and several tensors can share what another program writes.
         let items = self.tree.items(bits);
-        if items.len() > 16 || matches!(bits, Value::Object(_)) {
-            return Err(Fault::Arguments { function: "_rebuild_tensor".to_owned() });
+        if items.len() > 16 || matches!(bits, PickleValue::Object(_)) {
+            return Err(PytorchFault::Arguments { function: "_rebuild_tensor".to_owned() });
         }
-        let has = |text| items.iter().any(|(key, value)| self.tree.is_text(*key, text) && *value == Value::Bool(true));
+        let has =
+            |text| items.iter().any(|(key, value)| self.tree.is_text(*key, text) && *value == PickleValue::Bool(true));
         match () {
-            () if has("conj") => Err(Fault::Lazy { what: "conjugate", method: "resolve_conj" }),
-            () if has("neg") => Err(Fault::Lazy { what: "negative", method: "resolve_neg" }),
+            () if has("conj") => Err(PytorchFault::Lazy { what: "conjugate", method: "resolve_conj" }),
+            () if has("neg") => Err(PytorchFault::Lazy { what: "negative", method: "resolve_neg" }),
             () => Ok(()),
         }
     }
 
-    fn push(&mut self, name: crate::format::header::Name, tensor: &Tensor) {
+    fn push(&mut self, name: crate::format::header::ArenaName, tensor: &PickledTensor) {
         self.tensor_keys.push(self.keys);
-        let Tensor { dtype, shape, strides, range } = tensor;
+        let PickledTensor { dtype, shape, strides, range } = tensor;
         let start = self.builder.next_dim();
         let pairs = u64::from(dtype.name == F4_PAIR);
         for (at, dim) in shape.iter().enumerate() {
@@ -628,21 +642,27 @@ impl<'a> Lowering<'a> {
 }
 
 /// Where the elements of a tensor are. The strides are empty if they lie in C order.
-fn place(dtype: Type, shape: &[i64], strides: &[i64], offset: i64, data: &Range<u64>) -> Result<Tensor, Fault> {
+fn place(
+    dtype: TorchDtype,
+    shape: &[i64],
+    strides: &[i64],
+    offset: i64,
+    data: &Range<u64>,
+) -> Result<PickledTensor, PytorchFault> {
     let list = |numbers: &[i64]| format!("{numbers:?}");
     if shape.len() != strides.len() {
-        return Err(Fault::Rank { shape: list(shape), rank: shape.len(), strides: strides.len() });
+        return Err(PytorchFault::Rank { shape: list(shape), rank: shape.len(), strides: strides.len() });
     }
     let unsigned =
         |numbers: &[i64]| numbers.iter().map(|number| u64::try_from(*number).ok()).collect::<Option<Vec<_>>>();
     let (Some(dims), Some(steps), Ok(offset)) = (unsigned(shape), unsigned(strides), u64::try_from(offset)) else {
-        return Err(Fault::Negative { shape: list(shape), strides: list(strides) });
+        return Err(PytorchFault::Negative { shape: list(shape), strides: list(strides) });
     };
     let size = u64::from(dtype.size);
     if dims.contains(&0) {
-        return Ok(Tensor { dtype, shape: dims, strides: Vec::new(), range: data.start..data.start });
+        return Ok(PickledTensor { dtype, shape: dims, strides: Vec::new(), range: data.start..data.start });
     }
-    let overflow = || Fault::Overflow { shape: brackets(&dims), dtype: dtype.name };
+    let overflow = || PytorchFault::Overflow { shape: brackets(&dims), dtype: dtype.name };
     let fits = |number: &u64| i64::try_from(*number).is_ok();
     let nbytes = dims.iter().try_fold(2 * size, |product, dim| product.checked_mul(*dim).filter(fits));
     nbytes.ok_or_else(overflow)?;
@@ -652,7 +672,7 @@ fn place(dtype: Type, shape: &[i64], strides: &[i64], offset: i64, data: &Range<
     let needed = last.and_then(|last| last.checked_add(offset)?.checked_add(1));
     let (Some(needed), Some(last)) = (needed.filter(|needed| *needed <= numel), last) else {
         let needed = needed.unwrap_or(u64::MAX);
-        return Err(Fault::Beyond { shape: brackets(&dims), strides: brackets(&steps), offset, needed, numel });
+        return Err(PytorchFault::Beyond { shape: brackets(&dims), strides: brackets(&steps), offset, needed, numel });
     };
     let start = data.start + offset * size;
     let range = start..start + (last + 1) * size;
@@ -660,12 +680,12 @@ fn place(dtype: Type, shape: &[i64], strides: &[i64], offset: i64, data: &Range<
     let dense = contiguous(&dims);
     let is_dense = dims.iter().zip(steps.iter().zip(&dense)).all(|(dim, (step, dense))| *dim == 1 || step == dense);
     if is_dense {
-        return Ok(Tensor { dtype, shape: dims, strides: Vec::new(), range });
+        return Ok(PickledTensor { dtype, shape: dims, strides: Vec::new(), range });
     }
     if dtype.name == F4_PAIR {
-        return Err(Fault::StridedPairs { strides: brackets(&steps) });
+        return Err(PytorchFault::StridedPairs { strides: brackets(&steps) });
     }
-    Ok(Tensor { dtype, shape: dims, strides: steps, range })
+    Ok(PickledTensor { dtype, shape: dims, strides: steps, range })
 }
 
 /// The strides of C order.
@@ -678,92 +698,96 @@ fn contiguous(shape: &[u64]) -> Vec<u64> {
 }
 
 /// The kind and the number of a value that can hold others.
-fn container(value: Value) -> Option<(&'static str, u32)> {
+fn container(value: PickleValue) -> Option<(&'static str, u32)> {
     match value {
-        Value::Tuple(at) => Some(("tuple", at)),
-        Value::List(at) => Some(("list", at)),
-        Value::Dict(at) => Some(("dict", at)),
-        Value::Object(at) => Some(("object", at)),
+        PickleValue::Tuple(at) => Some(("tuple", at)),
+        PickleValue::List(at) => Some(("list", at)),
+        PickleValue::Dict(at) => Some(("dict", at)),
+        PickleValue::Object(at) => Some(("object", at)),
         _ => None,
     }
 }
 
 /// What a value is.
-fn kind<'t>(tree: &'t Tree, value: Value) -> Kind<'t> {
-    let string = |text: String| Kind::Scalar(Scalar::String, text);
+fn value_kind<'t>(tree: &'t PickleTree, value: PickleValue) -> ValueKind<'t> {
+    let string = |text: String| ValueKind::Scalar(ScalarType::String, text);
     match value {
-        Value::None => string("None".to_owned()),
-        Value::Bool(value) => Kind::Scalar(Scalar::Bool, value.to_string()),
-        Value::Int(value) => Kind::Scalar(Scalar::I64, value.to_string()),
-        Value::Big(span) => {
+        PickleValue::None => string("None".to_owned()),
+        PickleValue::Bool(value) => ValueKind::Scalar(ScalarType::Bool, value.to_string()),
+        PickleValue::Int(value) => ValueKind::Scalar(ScalarType::I64, value.to_string()),
+        PickleValue::Big(span) => {
             let digits: String = tree.bytes(span).iter().rev().take(64).map(|byte| format!("{byte:02x}")).collect();
             string(format!("0x{digits}"))
         }
-        Value::Float(value) => Kind::Scalar(Scalar::F64, float(value)),
-        Value::Text(span) | Value::Bytes(span) => string(String::from_utf8_lossy(tree.bytes(span)).into_owned()),
-        Value::Tuple(_) | Value::List(_) => Kind::List(tree.elements(value)),
-        Value::Dict(_) => Kind::Dict(Mapping { tree, args: &[], added: tree.items(value) }),
-        Value::Global(_) => string(match tree.global(value) {
+        PickleValue::Float(value) => ValueKind::Scalar(ScalarType::F64, float(value)),
+        PickleValue::Text(span) | PickleValue::Bytes(span) => {
+            string(String::from_utf8_lossy(tree.bytes(span)).into_owned())
+        }
+        PickleValue::Tuple(_) | PickleValue::List(_) => ValueKind::List(tree.elements(value)),
+        PickleValue::Dict(_) => ValueKind::Dict(PickledMapping { tree, args: &[], added: tree.items(value) }),
+        PickleValue::Global(_) => string(match tree.global(value) {
             Some(("torch", name)) => format!("torch.{name}"),
             Some((module, name)) => format!("<{module}.{name}>"),
             None => String::new(),
         }),
-        Value::Persistent(_) => string("<storage>".to_owned()),
-        Value::Object(_) => match tree.object(value) {
+        PickleValue::Persistent(_) => string("<storage>".to_owned()),
+        PickleValue::Object(_) => match tree.object(value) {
             Some(object) => object_kind(tree, object),
             None => string(String::new()),
         },
     }
 }
 
-fn object_kind<'t>(tree: &'t Tree, object: &'t Object) -> Kind<'t> {
-    let Some((module, name)) = tree.global(object.class) else { return Kind::Object(object) };
+fn object_kind<'t>(tree: &'t PickleTree, object: &'t PickleObject) -> ValueKind<'t> {
+    let Some((module, name)) = tree.global(object.class) else { return ValueKind::Object(object) };
     let args = tree.elements(object.args);
     if let Some(function) = builder(module, name) {
-        return Kind::Tensor { function, args };
+        return ValueKind::Tensor { function, args };
     }
-    if let Some((scalar, text)) = ndarray::describe(tree, object) {
-        return Kind::Scalar(scalar, text);
+    if let Some((scalar, text)) = ndarray::describe_ndarray(tree, object) {
+        return ValueKind::Scalar(scalar, text);
     }
-    let string = |text: String| Kind::Scalar(Scalar::String, text);
+    let string = |text: String| ValueKind::Scalar(ScalarType::String, text);
     let items = object.items.as_deref();
     let first = args.first().copied();
     match (module, name) {
         ("collections", "OrderedDict" | "Counter" | "defaultdict") | ("builtins" | "__builtin__", "dict") => {
             let added = items.map_or(&[][..], |items| &items.dict);
             // The class of a default value precedes the items.
-            Kind::Dict(Mapping { tree, args: &args[..args.len().min(2)], added })
+            ValueKind::Dict(PickledMapping { tree, args: &args[..args.len().min(2)], added })
         }
         ("torch", "Size") | ("builtins" | "__builtin__", "set" | "frozenset" | "list" | "tuple") => {
-            Kind::List(first.map_or(&[], |first| tree.elements(first)))
+            ValueKind::List(first.map_or(&[], |first| tree.elements(first)))
         }
         ("torch", "device") => match (first.and_then(|first| tree.text(first)), args.get(1)) {
-            (Some(device), Some(Value::Int(index))) => string(format!("{device}:{index}")),
+            (Some(device), Some(PickleValue::Int(index))) => string(format!("{device}:{index}")),
             (Some(device), _) => string(device.to_owned()),
-            (None, _) => Kind::Object(object),
+            (None, _) => ValueKind::Object(object),
         },
         ("torch.serialization", "_get_layout") | ("_codecs", "encode") | ("builtins" | "__builtin__", "bytearray") => {
             match first.map(|first| kind_of_text(tree, first)) {
                 Some(Some(text)) => string(text),
-                _ => Kind::Object(object),
+                _ => ValueKind::Object(object),
             }
         }
         ("builtins" | "__builtin__", "complex") => match args {
-            [Value::Float(real), Value::Float(imaginary)] => string(format!(
+            [PickleValue::Float(real), PickleValue::Float(imaginary)] => string(format!(
                 "{}{}{}j",
                 float(*real),
                 if imaginary.is_sign_negative() { "" } else { "+" },
                 float(*imaginary)
             )),
-            _ => Kind::Object(object),
+            _ => ValueKind::Object(object),
         },
-        _ => Kind::Object(object),
+        _ => ValueKind::Object(object),
     }
 }
 
-fn kind_of_text(tree: &Tree, value: Value) -> Option<String> {
+fn kind_of_text(tree: &PickleTree, value: PickleValue) -> Option<String> {
     match value {
-        Value::Text(span) | Value::Bytes(span) => Some(String::from_utf8_lossy(tree.bytes(span)).into_owned()),
+        PickleValue::Text(span) | PickleValue::Bytes(span) => {
+            Some(String::from_utf8_lossy(tree.bytes(span)).into_owned())
+        }
         _ => None,
     }
 }

@@ -20,9 +20,9 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
 pub use archive::is_pickle;
-pub use error::{Error, Fault};
-pub use lint::{damage, lint};
-pub use reader::{is_pytorch, parse};
+pub use error::{PytorchError, PytorchFault};
+pub use lint::{lint_pytorch, pytorch_damage};
+pub use reader::{is_pytorch, parse_pytorch};
 
 /// Name of the format in headers and messages.
 pub const NAME: &str = "pytorch";

@@ -3,8 +3,8 @@
 //! Source: `numpy/_core/src/multiarray/methods.c`, `array_reduce`, `scalartypes.c.src`, `gentype_reduce`, and
 //! `descriptor.c`, `arraydescr_reduce`, of NumPy 2.4.
 
-use super::pickle::{Object, Tree, Value};
-use crate::format::metadata::Scalar;
+use super::pickle::{PickleObject, PickleTree, PickleValue};
+use crate::format::metadata::ScalarType;
 use crate::text::brackets;
 
 /// The modules of the functions that build arrays and scalars.
@@ -12,16 +12,16 @@ const MODULES: [&str; 4] =
     ["numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric"];
 
 /// A dtype: its name, its kind and size in bytes as in `f4`, and whether its numbers are in big-endian order.
-struct Dtype {
+struct NdarrayDtype {
     name: String,
     code: String,
     is_big_endian: bool,
 }
 
 /// What an object is in one line, with its type. `None` if it is not of NumPy, or an array of Python objects.
-pub fn describe(tree: &Tree, object: &Object) -> Option<(Scalar, String)> {
+pub fn describe_ndarray(tree: &PickleTree, object: &PickleObject) -> Option<(ScalarType, String)> {
     let (module, name) = tree.global(object.class)?;
-    let string = |text: String| Some((Scalar::String, text));
+    let string = |text: String| Some((ScalarType::String, text));
     let args = tree.elements(object.args);
     match (name, args) {
         ("dtype", _) if module == "numpy" => string(format!("numpy.{}", dtype(tree, object)?.name)),
@@ -29,7 +29,7 @@ pub fn describe(tree: &Tree, object: &Object) -> Option<(Scalar, String)> {
         ("_reconstruct", [class, ..]) => {
             let [_, shape, dtype, _, data] = tree.elements(object.state) else { return None };
             let class = tree.global(*class)?;
-            array(tree, class, *dtype, *shape).filter(|_| !matches!(data, Value::List(_))).and_then(string)
+            array(tree, class, *dtype, *shape).filter(|_| !matches!(data, PickleValue::List(_))).and_then(string)
         }
         ("_frombuffer", [_, dtype, shape, ..]) => array(tree, ("numpy", "ndarray"), *dtype, *shape).and_then(string),
         ("scalar", [of, data]) => {
@@ -41,16 +41,16 @@ pub fn describe(tree: &Tree, object: &Object) -> Option<(Scalar, String)> {
     }
 }
 
-fn array(tree: &Tree, (module, name): (&str, &str), of: Value, shape: Value) -> Option<String> {
+fn array(tree: &PickleTree, (module, name): (&str, &str), of: PickleValue, shape: PickleValue) -> Option<String> {
     let dtype = dtype(tree, tree.object(of)?)?;
-    let dim = |dim: &Value| if let Value::Int(dim) = dim { u64::try_from(*dim).ok() } else { None };
+    let dim = |dim: &PickleValue| if let PickleValue::Int(dim) = dim { u64::try_from(*dim).ok() } else { None };
     let shape = tree.elements(shape);
     // NumPy has at most 64 dimensions.
     let shape = if shape.len() > 64 { None } else { shape.iter().map(dim).collect::<Option<Vec<u64>>>() };
     Some(format!("<{module}.{name} {} {}>", dtype.name, brackets(&shape?)))
 }
 
-fn dtype(tree: &Tree, object: &Object) -> Option<Dtype> {
+fn dtype(tree: &PickleTree, object: &PickleObject) -> Option<NdarrayDtype> {
     (tree.global(object.class)? == ("numpy", "dtype")).then_some(())?;
     let code = tree.text(*tree.elements(object.args).first()?)?;
     // The longest code is that of a text, such as `U1000`.
@@ -72,13 +72,13 @@ fn dtype(tree: &Tree, object: &Object) -> Option<Dtype> {
         ("", _) | (_, None) => code.to_owned(),
         (word, Some(bits)) => format!("{word}{bits}"),
     };
-    Some(Dtype { name, code: code.to_owned(), is_big_endian: order == Some(">") })
+    Some(NdarrayDtype { name, code: code.to_owned(), is_big_endian: order == Some(">") })
 }
 
 /// The bytes of a short value. Protocol 2 has no bytes: they are the code points of a text.
-fn bytes(tree: &Tree, value: Value) -> Option<Vec<u8>> {
+fn bytes(tree: &PickleTree, value: PickleValue) -> Option<Vec<u8>> {
     const MOST: usize = 16;
-    if let Value::Bytes(span) = value {
+    if let PickleValue::Bytes(span) = value {
         let bytes = tree.bytes(span);
         return (bytes.len() <= MOST).then(|| bytes.to_vec());
     }
@@ -88,7 +88,7 @@ fn bytes(tree: &Tree, value: Value) -> Option<Vec<u8>> {
     text.chars().map(|letter| u8::try_from(letter).ok()).collect()
 }
 
-fn scalar(dtype: &Dtype, mut bytes: Vec<u8>) -> Option<(Scalar, String)> {
+fn scalar(dtype: &NdarrayDtype, mut bytes: Vec<u8>) -> Option<(ScalarType, String)> {
     if dtype.is_big_endian {
         bytes.reverse();
     }
@@ -101,12 +101,12 @@ fn scalar(dtype: &Dtype, mut bytes: Vec<u8>) -> Option<(Scalar, String)> {
     let number = u64::from_le_bytes(wide);
     let unused = 64 - 8 * size as u32;
     Some(match (&dtype.code[..1], size) {
-        ("f", 8) => (Scalar::F64, float(f64::from_bits(number))),
-        ("f", 4) => (Scalar::F64, float(f32::from_bits(number as u32).into())),
-        ("i", 1 | 2 | 4 | 8) => (Scalar::I64, (number << unused).cast_signed().wrapping_shr(unused).to_string()),
-        ("u", 1 | 2 | 4) => (Scalar::I64, number.to_string()),
-        ("u", 8) => (Scalar::U64, number.to_string()),
-        ("b", 1) => (Scalar::Bool, (number != 0).to_string()),
+        ("f", 8) => (ScalarType::F64, float(f64::from_bits(number))),
+        ("f", 4) => (ScalarType::F64, float(f32::from_bits(number as u32).into())),
+        ("i", 1 | 2 | 4 | 8) => (ScalarType::I64, (number << unused).cast_signed().wrapping_shr(unused).to_string()),
+        ("u", 1 | 2 | 4) => (ScalarType::I64, number.to_string()),
+        ("u", 8) => (ScalarType::U64, number.to_string()),
+        ("b", 1) => (ScalarType::Bool, (number != 0).to_string()),
         _ => return None,
     })
 }

@@ -1,9 +1,9 @@
 //! Checkpoints that are built opcode by opcode.
 
 use super::*;
-use crate::format::header::{Header, Mode};
-use crate::format::input::{Input, Missing};
-use crate::format::lint::{Lint, LintKind};
+use crate::format::header::{Header, ParseMode};
+use crate::format::input::{HeaderInput, MissingRange};
+use crate::format::lint::{HeaderLint, LintKind};
 use crate::format::zip::tests::{archive, by_torch};
 
 /// Builds pickles.
@@ -53,8 +53,8 @@ fn file(pickle: Vec<u8>) -> Vec<u8> {
     archive(&[("a/data.pkl", &pickle), ("a/data/0", &[7; 48]), ("a/version", b"3\n")]).0
 }
 
-fn read(file: &[u8], mode: Mode) -> Result<Header, Error> {
-    parse(&Input::with_prefix(file.len() as u64, file.to_vec()), mode)
+fn read(file: &[u8], mode: ParseMode) -> Result<Header, PytorchError> {
+    parse_pytorch(&HeaderInput::with_prefix(file.len() as u64, file.to_vec()), mode)
 }
 
 /// A dict with one tensor `w`.
@@ -64,11 +64,11 @@ fn one(class: &str, numel: i32, offset: i32, shape: &[i32], strides: &[i32]) -> 
 
 #[test]
 fn tensors_are_parts_of_the_file() {
-    let header = read(&one("FloatStorage", 12, 2, &[2, 3], &[3, 1]), Mode::Strict).unwrap();
+    let header = read(&one("FloatStorage", 12, 2, &[2, 3], &[3, 1]), ParseMode::Strict).unwrap();
     let tensor = header.tensor(0);
     assert_eq!((tensor.name, tensor.dtype.name(), tensor.shape, tensor.layout), ("w", "F32", &[2, 3][..], None));
     assert_eq!((tensor.range.start - header.data_start(), tensor.nbytes()), (8, 24));
-    let header = read(&one("HalfStorage", 24, 1, &[3, 4], &[1, 5]), Mode::Strict).unwrap();
+    let header = read(&one("HalfStorage", 24, 1, &[3, 4], &[1, 5]), ParseMode::Strict).unwrap();
     let tensor = header.tensor(0);
     assert_eq!((tensor.layout.unwrap().strides, tensor.nbytes()), (&[1, 5][..], 24));
     assert_eq!(tensor.range.end - tensor.range.start, 2 * (2 + 15 + 1));
@@ -104,17 +104,17 @@ fn wrong_tensors_are_refused_or_left_out() {
         ),
     ];
     for (file, expected) in cases {
-        let error = read(&file, Mode::Strict).unwrap_err().to_string();
+        let error = read(&file, ParseMode::Strict).unwrap_err().to_string();
         assert!(error.starts_with("tensor \"w\": ") && error.contains(expected), "{error}\n{expected}");
-        let header = read(&file, Mode::Lenient).unwrap();
+        let header = read(&file, ParseMode::Lenient).unwrap();
         assert_eq!((header.len(), header.skipped().total()), (0, 1));
     }
     // Legal, although large: no elements, or one element many times.
     assert_eq!(
-        read(&one("FloatStorage", 12, 0, &[0, most, most, most], &[1, 1, 1, 1]), Mode::Strict).unwrap().len(),
+        read(&one("FloatStorage", 12, 0, &[0, most, most, most], &[1, 1, 1, 1]), ParseMode::Strict).unwrap().len(),
         1
     );
-    let header = read(&one("FloatStorage", 12, 0, &[most, 3], &[0, 1]), Mode::Strict).unwrap();
+    let header = read(&one("FloatStorage", 12, 0, &[most, 3], &[0, 1]), ParseMode::Strict).unwrap();
     assert_eq!(header.tensor(0).nbytes(), 12 * most as u64);
 }
 
@@ -134,7 +134,7 @@ fn archives_without_a_usable_pickle_are_refused() {
     let twice = archive(&[("a/data.pkl", &plain), ("a/DATA.PKL", &plain)]).0;
     let cases = cases.into_iter().chain([(twice, "both \"a/data.pkl\" and \"a/DATA.PKL\" could be")]);
     for (file, expected) in cases {
-        for mode in [Mode::Strict, Mode::Lenient] {
+        for mode in [ParseMode::Strict, ParseMode::Lenient] {
             let error = read(&file, mode).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}\n{expected}");
         }
@@ -173,7 +173,7 @@ fn bombs_are_refused() {
         (long, "more than 128 MiB of names and metadata"),
     ];
     for (pickle, expected) in cases {
-        let error = read(&file(pickle.end()), Mode::Strict).unwrap_err().to_string();
+        let error = read(&file(pickle.end()), ParseMode::Strict).unwrap_err().to_string();
         assert!(error.contains(expected), "{error:.300}\n{expected}");
     }
 }
@@ -187,7 +187,7 @@ fn other_values_are_metadata() {
     let pickle = pickle.text("device").raw(b"ctorch\ndevice\n").text("cuda").int(1).raw(b"\x86R");
     let pickle = pickle.text("dtype").raw(b"ctorch\nfloat16\n").text("w");
     let pickle = pickle.tensor("FloatStorage", "0", 12, 0, &[12], &[1]).raw(b"u");
-    let header = read(&file(pickle.end()), Mode::Strict).unwrap();
+    let header = read(&file(pickle.end()), ParseMode::Strict).unwrap();
     let found: Vec<_> = header.metadata().iter().map(|(key, value)| (&key[..], value.text())).collect();
     let expected = [
         ("7", "int key"),
@@ -211,7 +211,7 @@ fn names_begin_in_the_state_dict_if_it_has_all_tensors() {
     let tensor = |pickle: Pickle| pickle.tensor("FloatStorage", "0", 12, 0, &[12], &[1]);
     let inside = || tensor(Pickle::new().raw(b"}(").text("state_dict").raw(b"}").text("w")).raw(b"s");
     let names = |pickle: Pickle| {
-        let header = read(&file(pickle.end()), Mode::Strict).unwrap();
+        let header = read(&file(pickle.end()), ParseMode::Strict).unwrap();
         header.tensors().map(|tensor| tensor.name.to_owned()).collect::<Vec<_>>()
     };
     assert_eq!(names(inside().text("epoch").int(1).raw(b"u")), ["w"]);
@@ -231,7 +231,7 @@ fn tensors_of_different_paths_with_the_same_name_are_numbered() {
     let pickle = tensor(pickle.text("c").raw(b"}").text("d"), 5).raw(b"s");
     let file_of = |pickle: Pickle| file(pickle.raw(b"u").end());
     let numbered = file_of(tensor(pickle.text("c.d#2"), 6));
-    for mode in [Mode::Strict, Mode::Lenient] {
+    for mode in [ParseMode::Strict, ParseMode::Lenient] {
         let header = read(&numbered, mode).unwrap();
         let names: Vec<_> = header.tensors().map(|tensor| tensor.name.to_owned()).collect();
         assert_eq!(names, ["a.b", "a.b#2", "1", "1#2", "c.d", "c.d#3", "c.d#2"]);
@@ -239,9 +239,9 @@ fn tensors_of_different_paths_with_the_same_name_are_numbered() {
     // One dict with the same key twice, of which Python keeps the last.
     let pickle = tensor(Pickle::new().raw(b"}(").text("a").raw(b"}").text("b"), 0).raw(b"s");
     let twice = file_of(tensor(pickle.text("a").raw(b"}").text("b"), 1).raw(b"s"));
-    let error = read(&twice, Mode::Strict).unwrap_err().to_string();
+    let error = read(&twice, ParseMode::Strict).unwrap_err().to_string();
     assert_eq!(error, "tensor \"a.b\": a dict on the path to it has the same key twice");
-    let header = read(&twice, Mode::Lenient).unwrap();
+    let header = read(&twice, ParseMode::Lenient).unwrap();
     assert_eq!((header.len(), header.skipped().total()), (1, 1));
     assert_eq!(header.tensor(0).range.start - header.data_start(), 4);
 }
@@ -258,7 +258,7 @@ fn metadata_of_different_paths_with_the_same_key_is_numbered() {
     let pickle = pickle.raw(b"s").text("list").raw(b"cmy\nList\n)\x81(K\x08K\x09e");
     let pickle = pickle.text("w").tensor("FloatStorage", "0", 12, 0, &[1], &[1]).raw(b"u");
     let file = file(pickle.end());
-    for mode in [Mode::Strict, Mode::Lenient] {
+    for mode in [ParseMode::Strict, ParseMode::Lenient] {
         let header = read(&file, mode).unwrap();
         let found: Vec<_> = header.metadata().iter().map(|(key, value)| (&key[..], value.text())).collect();
         let expected = [
@@ -279,7 +279,7 @@ fn metadata_of_different_paths_with_the_same_key_is_numbered() {
     // Beside the dict with the tensors.
     let inner = Pickle::new().raw(b"}(").text("state_dict").raw(b"}(").text("epoch").int(1).text("w");
     let inner = inner.tensor("FloatStorage", "0", 12, 0, &[1], &[1]).raw(b"u").text("epoch").int(2).raw(b"u");
-    let header = read(&self::file(inner.end()), Mode::Strict).unwrap();
+    let header = read(&self::file(inner.end()), ParseMode::Strict).unwrap();
     let found: Vec<_> = header.metadata().iter().map(|(key, value)| (&key[..], value.text())).collect();
     assert_eq!(found, [("epoch", "1"), ("epoch#2", "2")]);
 }
@@ -289,7 +289,7 @@ fn containers_that_contain_themselves_are_named() {
     let pickle = Pickle::new().raw(b"}q\0(").text("self").raw(b"h\0").text("list").raw(b"]q\x01(K\x01h\x01e");
     let pickle = pickle.text("object").raw(b"cmy\nThing\n)\x81q\x02}").text("me").raw(b"h\x02sb").text("w");
     let pickle = pickle.tensor("FloatStorage", "0", 12, 0, &[12], &[1]).raw(b"u");
-    let header = read(&file(pickle.end()), Mode::Strict).unwrap();
+    let header = read(&file(pickle.end()), ParseMode::Strict).unwrap();
     let found: Vec<_> = header.metadata().iter().map(|(key, value)| (&key[..], value.text())).collect();
     let expected = [
         ("list.0", "1"),
@@ -302,8 +302,8 @@ fn containers_that_contain_themselves_are_named() {
     assert_eq!((header.len(), header.tensor(0).name), (1, "w"));
     // Also if the search for `state_dict` meets them, and if there is nothing else.
     let pickle = Pickle::new().raw(b"}q\0(").text("self").raw(b"h\0").text("state_dict").raw(b"}u");
-    assert_eq!(read(&file(pickle.end()), Mode::Strict).unwrap().metadata().len(), 1);
-    assert!(read(&file(Pickle::new().raw(b"]q\0h\0a").end()), Mode::Strict).unwrap().is_empty());
+    assert_eq!(read(&file(pickle.end()), ParseMode::Strict).unwrap().metadata().len(), 1);
+    assert!(read(&file(Pickle::new().raw(b"]q\0h\0a").end()), ParseMode::Strict).unwrap().is_empty());
 }
 
 #[test]
@@ -312,7 +312,7 @@ fn tensors_that_are_copied_to_a_device_are_those_of_the_file() {
         let pickle = Pickle::new().raw(b"}").text("w").raw(b"ctorch._utils\n_rebuild_device_tensor_from_cpu_tensor\n(");
         let pickle = pickle.tensor("FloatStorage", "0", 12, 0, &[12], &[1]);
         let pickle = pickle.raw(format!("ctorch\n{dtype}\n").as_bytes()).text("xla:0").raw(b"\x89tRs");
-        read(&file(pickle.end()), Mode::Strict).unwrap()
+        read(&file(pickle.end()), ParseMode::Strict).unwrap()
     };
     let header = device("float32");
     assert_eq!((header.tensor(0).name, header.tensor(0).dtype.name(), header.metadata().len()), ("w", "F32", 0));
@@ -348,7 +348,7 @@ fn arrays_of_numpy_are_named_and_its_scalars_are_read() {
     let pickle = scalar(pickle, "u8", "u8", "<", "\u{ff}\u{ff}\u{ff}\u{ff}\u{ff}\u{ff}\u{ff}\u{ff}");
     let pickle = scalar(pickle, "short", "f4", "<", "\0");
     let pickle = scalar(pickle, "time", "M8", "<", "\0\0\0\0\0\0\0\0").raw(b"u");
-    let header = read(&file(pickle.end()), Mode::Strict).unwrap();
+    let header = read(&file(pickle.end()), ParseMode::Strict).unwrap();
     let found: Vec<_> = header.metadata().iter().map(|(key, value)| (&key[..], value.text())).collect();
     let expected = [
         ("array", "<numpy.ndarray float32 [2, 1]>"),
@@ -374,10 +374,12 @@ fn globals_are_reported_by_what_they_can_do() {
         0cmy.module\nrun\n)R0cmy.module\nvalue\n0cmy.module\nconfig\n)\x810ctorch.serialization\nos.system\n\
         0cnumpy.core.multiarray\nscalar\n)R0ctorch.jit\nload\n0ctorch._tensor\n_rebuild_from_type_v2\ncmy.module\ninner\n\x85R0N";
     let file = file(Pickle::new().raw(calls).end());
-    let input = Input::with_prefix(file.len() as u64, file.clone());
+    let input = HeaderInput::with_prefix(file.len() as u64, file.clone());
     let mut found = Vec::new();
-    lint(&read(&file, Mode::Strict).unwrap(), &input, &mut |lint: Lint| found.push((lint.kind, lint.subject.unwrap())))
-        .unwrap();
+    lint_pytorch(&read(&file, ParseMode::Strict).unwrap(), &input, &mut |lint: HeaderLint| {
+        found.push((lint.kind, lint.subject.unwrap()))
+    })
+    .unwrap();
     let expected = [
         (LintKind::Code, "builtins.eval"),
         (LintKind::Global, "my.module.Thing"),
@@ -414,10 +416,10 @@ fn a_long_byte_order_is_not_read() {
     let locator = [&b"PK\x06\x07\0\0\0\0"[..], &place, &[1, 0, 0, 0]].concat();
     tail.splice(end..end, [&end64[..], &locator].concat());
     let len = offset + tail.len() as u64;
-    let mut input = Input::with_prefix(len, file[..start].to_vec());
+    let mut input = HeaderInput::with_prefix(len, file[..start].to_vec());
     let before = 64 << 10;
     input.add(offset - before, [vec![0; before as usize], tail].concat());
-    assert_eq!(parse(&input, Mode::Strict).unwrap_err(), Error::ByteOrder);
+    assert_eq!(parse_pytorch(&input, ParseMode::Strict).unwrap_err(), PytorchError::ByteOrder);
 }
 
 #[test]
@@ -428,10 +430,10 @@ fn local_headers_are_read_together_for_the_lint() {
     let bytes = vec![0; 80 << 10];
     entries.extend(storages.iter().map(|name| (&name[..], &bytes[..])));
     let (whole, _) = archive(&entries);
-    let header = read(&whole, Mode::Strict).unwrap();
-    let mut input = Input::new(whole.len() as u64);
+    let header = read(&whole, ParseMode::Strict).unwrap();
+    let mut input = HeaderInput::new(whole.len() as u64);
     let mut asked = 0;
-    while let Err(Missing(range)) = lint(&header, &input, &mut |_| {}) {
+    while let Err(MissingRange(range)) = lint_pytorch(&header, &input, &mut |_| {}) {
         input.add(range.start, whole[range.start as usize..range.end as usize].to_vec());
         asked += 1;
     }
@@ -450,11 +452,11 @@ fn only_a_part_of_the_file_is_needed() {
         entries.push(("a/byteorder", b"little"));
         entries.extend(storages.iter().map(|(name, data)| (&name[..], &data[..])));
         let (whole, _) = by_torch(&entries, alignment.parse().unwrap());
-        let mut input = Input::new(whole.len() as u64);
+        let mut input = HeaderInput::new(whole.len() as u64);
         let (mut asked, mut bytes) = (0, 0);
         let header = loop {
-            match parse(&input, Mode::Strict) {
-                Err(Error::Missing(Missing(range))) => {
+            match parse_pytorch(&input, ParseMode::Strict) {
+                Err(PytorchError::Missing(MissingRange(range))) => {
                     (asked, bytes) = (asked + 1, bytes + range.end - range.start);
                     input.add(range.start, whole[range.start as usize..range.end as usize].to_vec());
                 }
@@ -480,9 +482,9 @@ fn an_entry_with_a_wrong_local_header_is_left_out_in_lenient_mode() {
     // The fields are as long as the data, so that the data would end in the next entry.
     file[at + 28] = 48;
     // Bytes after the data, so that the place of the data does not follow from the next entry.
-    let error = read(&gap(&file), Mode::Strict).unwrap_err().to_string();
+    let error = read(&gap(&file), ParseMode::Strict).unwrap_err().to_string();
     assert!(error.contains("the 48 bytes of entry \"a/data/0\" end at byte"), "{error}");
-    let header = read(&gap(&file), Mode::Lenient).unwrap();
+    let header = read(&gap(&file), ParseMode::Lenient).unwrap();
     assert_eq!(header.tensors().map(|tensor| tensor.name.to_owned()).collect::<Vec<_>>(), ["1"]);
     let (skipped, _) = header.skipped().kept();
     assert!(skipped.len() == 1 && skipped[0].name == "0", "{skipped:?}");

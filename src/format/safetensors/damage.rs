@@ -1,30 +1,30 @@
 //! Finds everything that is wrong with a damaged file. The strict parser reports only the first broken rule.
 
 use super::METADATA;
-use super::error::{Error, Fault};
+use super::error::{SafetensorsError, SafetensorsFault};
 use crate::format::error;
-use crate::format::header::{Header, Skipped};
-use crate::format::lint::{Lint, LintKind};
+use crate::format::header::{Header, SkippedEntry};
+use crate::format::lint::{HeaderLint, LintKind};
 use crate::text::quote;
 use std::cmp::Ordering;
 use std::collections::HashSet;
 
 /// Reports everything that is wrong with a file of `len` bytes. `broken` is the error of the strict parser, and
 /// `header` the result of the lenient parser.
-pub fn damage(header: &Header, broken: &error::Error, len: u64, found: &mut dyn FnMut(Lint)) {
+pub fn safetensors_damage(header: &Header, broken: &error::Error, len: u64, found: &mut dyn FnMut(HeaderLint)) {
     let mut report = |kind, subject: Option<&str>, message| {
-        found(Lint { kind, subject: subject.map(str::to_owned), message });
+        found(HeaderLint { kind, subject: subject.map(str::to_owned), message });
     };
     let (skipped, more) = header.skipped().kept();
-    for Skipped { name, reason, .. } in skipped {
+    for SkippedEntry { name, reason, .. } in skipped {
         report(LintKind::Entry, Some(name), format!("{}: {reason}", label(name)));
     }
     // The parser gives only one reason for each entry that it leaves out. If the name of such an entry is repeated too,
     // that is reported here.
     let mut seen = HashSet::new();
-    for Skipped { name, is_duplicate, .. } in skipped {
+    for SkippedEntry { name, is_duplicate, .. } in skipped {
         if name != METADATA && !is_duplicate && (header.find(name).is_some() || !seen.insert(name)) {
-            report(LintKind::Entry, Some(name), format!("{}: {}", label(name), Fault::Duplicate));
+            report(LintKind::Entry, Some(name), format!("{}: {}", label(name), SafetensorsFault::Duplicate));
         }
     }
     // A hole may hold the data of an entry that was left out.
@@ -36,11 +36,11 @@ pub fn damage(header: &Header, broken: &error::Error, len: u64, found: &mut dyn 
         match begin.cmp(&expected) {
             Ordering::Equal => {}
             Ordering::Greater => {
-                let fault = Fault::Hole { begin, expected };
+                let fault = SafetensorsFault::Hole { begin, expected };
                 report(LintKind::Hole, Some(tensor.name), format!("tensor {name}: {fault}{note}"));
             }
             Ordering::Less => {
-                let fault = Fault::Overlap { begin, expected };
+                let fault = SafetensorsFault::Overlap { begin, expected };
                 report(LintKind::Overlap, Some(tensor.name), format!("tensor {name}: {fault}"));
             }
         }
@@ -48,7 +48,7 @@ pub fn damage(header: &Header, broken: &error::Error, len: u64, found: &mut dyn 
     }
     // If the file is truncated, its last tensors are left out. The rest of their bytes is not a hole.
     if expected < len && !broken.is_cut() {
-        report(LintKind::Hole, None, format!("{}{note}", Error::TooLong { end: expected, len }));
+        report(LintKind::Hole, None, format!("{}{note}", SafetensorsError::TooLong { end: expected, len }));
     }
 }
 

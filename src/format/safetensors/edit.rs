@@ -1,11 +1,11 @@
 //! Rewrites a header with other metadata. The values of the other entries are copied unchanged.
 
-use super::error::Error;
+use super::error::SafetensorsError;
 use super::{LENGTH, MAX_HEADER, METADATA};
-use crate::format::Text;
-use crate::format::edit::{Assignment, Edit, NewHead};
+use crate::format::JsonText;
+use crate::format::edit::{Assignment, MetadataEdit, NewHead};
 use crate::format::header::Header;
-use crate::format::input::Input;
+use crate::format::input::HeaderInput;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
@@ -21,15 +21,19 @@ const BLOCK: u64 = 4096;
 /// Entries keep their order and the text of their values. The header is padded with spaces, so that the offset of the
 /// data changes by a multiple of 4096 bytes and keeps its alignment. Near the size limit of headers there is less
 /// padding.
-pub fn edit(header: &Header, input: &Input, edit: &Edit) -> Result<NewHead, Error> {
+pub fn edit_safetensors(
+    header: &Header,
+    input: &HeaderInput,
+    edit: &MetadataEdit,
+) -> Result<NewHead, SafetensorsError> {
     let mut metadata: BTreeMap<&str, &str> =
         header.metadata().iter().map(|(key, value)| (&key[..], value.text())).collect();
     match edit {
-        Edit::Set(assignments) => {
+        MetadataEdit::Set(assignments) => {
             metadata.extend(assignments.iter().map(|Assignment { key, text, .. }| (&key[..], &text[..])));
         }
-        Edit::Remove(keys) => metadata.retain(|key, _| !keys.iter().any(|other| other == key)),
-        Edit::Clear => metadata.clear(),
+        MetadataEdit::Remove(keys) => metadata.retain(|key, _| !keys.iter().any(|other| other == key)),
+        MetadataEdit::Clear => metadata.clear(),
     }
     let text = input.get(header.text().unwrap_or_default())?;
     // The parser rejects text that is not UTF-8.
@@ -37,11 +41,11 @@ pub fn edit(header: &Header, input: &Input, edit: &Edit) -> Result<NewHead, Erro
     Ok(NewHead { bytes, data_start: header.data_start(), remarks: Vec::new() })
 }
 
-/// [`edit`] for the text of a header, the offset of the data, and all of the new metadata.
-fn rewrite(json: &str, data_start: u64, metadata: &BTreeMap<&str, &str>) -> Result<Vec<u8>, Error> {
-    let unreadable = |error: serde_json::Error| Error::Json { entry: None, reason: error.to_string() };
+/// [`edit_safetensors`] for the text of a header, the offset of the data, and all of the new metadata.
+fn rewrite(json: &str, data_start: u64, metadata: &BTreeMap<&str, &str>) -> Result<Vec<u8>, SafetensorsError> {
+    let unreadable = |error: serde_json::Error| SafetensorsError::Json { entry: None, reason: error.to_string() };
     let mut reader = serde_json::Deserializer::from_str(json);
-    let entries = reader.deserialize_map(Entries).map_err(unreadable)?;
+    let entries = reader.deserialize_map(HeaderEntries).map_err(unreadable)?;
     let mut file = vec![0; LENGTH as usize];
     file.push(b'{');
     let separate = |file: &mut Vec<u8>| {
@@ -70,14 +74,14 @@ fn rewrite(json: &str, data_start: u64, metadata: &BTreeMap<&str, &str>) -> Resu
     // Near the limit there is no room for all of the padding.
     let fits = |start: &u64| start - LENGTH <= MAX_HEADER;
     let start = [aligned(unit), aligned(BLOCK), used.next_multiple_of(8)].into_iter().find(fits);
-    let start = start.ok_or(Error::NoRoom { len: used - LENGTH })?;
+    let start = start.ok_or(SafetensorsError::NoRoom { len: used - LENGTH })?;
     file.resize(start as usize, b' ');
     file[..LENGTH as usize].copy_from_slice(&(start - LENGTH).to_le_bytes());
     Ok(file)
 }
 
-fn write_member(file: &mut Vec<u8>, key: &str, value: &str) -> Result<(), Error> {
-    let reason = |error: serde_json::Error| Error::Json { entry: None, reason: error.to_string() };
+fn write_member(file: &mut Vec<u8>, key: &str, value: &str) -> Result<(), SafetensorsError> {
+    let reason = |error: serde_json::Error| SafetensorsError::Json { entry: None, reason: error.to_string() };
     serde_json::to_writer(&mut *file, key).map_err(reason)?;
     file.push(b':');
     file.extend(value.as_bytes());
@@ -85,9 +89,9 @@ fn write_member(file: &mut Vec<u8>, key: &str, value: &str) -> Result<(), Error>
 }
 
 /// Reads the names and the values, as text, of all entries except the metadata.
-struct Entries;
+struct HeaderEntries;
 
-impl<'de> Visitor<'de> for Entries {
+impl<'de> Visitor<'de> for HeaderEntries {
     type Value = Vec<(Cow<'de, str>, &'de RawValue)>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -96,7 +100,7 @@ impl<'de> Visitor<'de> for Entries {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut entries = Vec::new();
-        while let Some((name, entry)) = map.next_entry::<Text, &RawValue>()? {
+        while let Some((name, entry)) = map.next_entry::<JsonText, &RawValue>()? {
             if name.0 != METADATA {
                 entries.push((name.0, entry));
             }
@@ -108,7 +112,7 @@ impl<'de> Visitor<'de> for Entries {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{Mode, safetensors::parse};
+    use crate::format::{ParseMode, safetensors::parse_safetensors};
     use proptest::prelude::*;
 
     fn pairs<'p>(pairs: &[(&'p str, &'p str)]) -> BTreeMap<&'p str, &'p str> {
@@ -121,7 +125,7 @@ mod tests {
 
     /// Parses a file that consists of `head` and `len` bytes of data.
     fn read(head: &[u8], len: u64) -> Header {
-        parse(&Input::with_prefix(head.len() as u64 + len, head.to_vec()), Mode::Strict).unwrap()
+        parse_safetensors(&HeaderInput::with_prefix(head.len() as u64 + len, head.to_vec()), ParseMode::Strict).unwrap()
     }
 
     #[test]
@@ -181,7 +185,7 @@ mod tests {
         let head = |len: usize| rewrite("{}", 4096, &pairs(&[("k", &"x".repeat(len))]));
         let most = MAX_HEADER as usize - 25;
         assert_eq!(head(most).unwrap().len() as u64, 8 + MAX_HEADER);
-        assert_eq!(head(most + 1), Err(Error::NoRoom { len: MAX_HEADER + 1 }));
+        assert_eq!(head(most + 1), Err(SafetensorsError::NoRoom { len: MAX_HEADER + 1 }));
     }
 
     proptest! {

@@ -1,15 +1,15 @@
 //! Errors of safetensors headers, with the expected and the actual numbers.
 
 use super::MAX_HEADER;
-use crate::format::input::Missing;
+use crate::format::input::MissingRange;
 use crate::text::quote;
 
 /// Why a file has no header.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub enum SafetensorsError {
     /// Not a fault of the file: add this range to the input and parse again.
     #[error(transparent)]
-    Missing(#[from] Missing),
+    Missing(#[from] MissingRange),
     /// The file is shorter than the length field.
     #[error("too short: {len} bytes, but the header length alone takes 8 bytes")]
     TooShort {
@@ -65,7 +65,7 @@ pub enum Error {
         /// The key whose value breaks the rule, if it is one value.
         key: Option<String>,
         /// The rule that is broken.
-        fault: Fault,
+        fault: SafetensorsFault,
     },
     /// A tensor breaks a rule.
     #[error("tensor {}: {fault}", quote(name))]
@@ -73,7 +73,7 @@ pub enum Error {
         /// Its name.
         name: String,
         /// The rule that is broken.
-        fault: Fault,
+        fault: SafetensorsFault,
     },
     /// The file ends before the data does.
     #[error(
@@ -99,7 +99,7 @@ pub enum Error {
 /// A rule that one entry of the header breaks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages describe the variants")]
-pub enum Fault {
+pub enum SafetensorsFault {
     #[error("{part} is {found}, not {expected}")]
     Type { part: &'static str, expected: &'static str, found: String },
     #[error("its entry has no {field}")]

@@ -4,10 +4,10 @@
 //! whitespace (0x20)", and "duplicate keys are disallowed".
 
 use super::METADATA;
-use crate::format::Text;
+use crate::format::JsonText;
 use crate::format::header::Header;
-use crate::format::input::{Input, Missing};
-use crate::format::lint::{Lint, LintKind};
+use crate::format::input::{HeaderInput, MissingRange};
+use crate::format::lint::{HeaderLint, LintKind};
 use crate::text::quote;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::collections::HashSet;
@@ -15,7 +15,7 @@ use std::fmt;
 
 /// Something in a header that other readers may reject.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-enum Oddity {
+enum HeaderOddity {
     #[error("the header begins with {found:?}, not with '{{'")]
     Start { found: char },
     #[error("the header is padded with {found:?}, not with spaces")]
@@ -32,7 +32,7 @@ enum Oddity {
     DtypeObject { tensor: String },
 }
 
-impl Oddity {
+impl HeaderOddity {
     /// The tensor or metadata key that is affected.
     fn subject(&self) -> Option<&str> {
         match self {
@@ -46,35 +46,39 @@ impl Oddity {
 }
 
 /// Reports everything unusual in a header that was parsed from `input`.
-pub fn lint(header: &Header, input: &Input, found: &mut dyn FnMut(Lint)) -> Result<(), Missing> {
+pub fn lint_safetensors(
+    header: &Header,
+    input: &HeaderInput,
+    found: &mut dyn FnMut(HeaderLint),
+) -> Result<(), MissingRange> {
     let text = input.get(header.text().unwrap_or_default())?;
     // The parser rejects text that is not UTF-8.
     lint_text(str::from_utf8(text).unwrap_or_default(), &mut |oddity| {
         let (subject, message) = (oddity.subject().map(str::to_owned), oddity.to_string());
-        found(Lint { kind: LintKind::Unusual, subject, message });
+        found(HeaderLint { kind: LintKind::Unusual, subject, message });
     });
     Ok(())
 }
 
 /// Checks the text of a header, padding included.
-fn lint_text(json: &str, found: &mut dyn FnMut(Oddity)) {
+fn lint_text(json: &str, found: &mut dyn FnMut(HeaderOddity)) {
     if let Some(first) = json.chars().next().filter(|first| *first != '{') {
-        found(Oddity::Start { found: first });
+        found(HeaderOddity::Start { found: first });
     }
     let padding = json.rfind('}').map_or("", |end| &json[end + 1..]);
     if let Some(char) = padding.chars().find(|char| *char != ' ') {
-        found(Oddity::Padding { found: char });
+        found(HeaderOddity::Padding { found: char });
     }
     // The parser rejects invalid JSON.
-    let _ = Top(found).deserialize(&mut serde_json::Deserializer::from_str(json));
+    let _ = TopLevel(found).deserialize(&mut serde_json::Deserializer::from_str(json));
 }
 
 /// The callback for findings.
-type Found<'f> = &'f mut dyn FnMut(Oddity);
+type Found<'f> = &'f mut dyn FnMut(HeaderOddity);
 
-struct Top<'f>(Found<'f>);
+struct TopLevel<'f>(Found<'f>);
 
-impl<'de> DeserializeSeed<'de> for Top<'_> {
+impl<'de> DeserializeSeed<'de> for TopLevel<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -82,7 +86,7 @@ impl<'de> DeserializeSeed<'de> for Top<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Top<'_> {
+impl<'de> Visitor<'de> for TopLevel<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -90,26 +94,26 @@ impl<'de> Visitor<'de> for Top<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some(Text(key)) = map.next_key()? {
-            let part = if key == METADATA { Part::Metadata } else { Part::Entry(&key) };
-            map.next_value_seed(Value(&mut *self.0, part))?;
+        while let Some(JsonText(key)) = map.next_key()? {
+            let part = if key == METADATA { LintedPart::Metadata } else { LintedPart::Entry(&key) };
+            map.next_value_seed(LintedValue(&mut *self.0, part))?;
         }
         Ok(())
     }
 }
 
 /// A value of the header, and its meaning.
-struct Value<'f, 't>(Found<'f>, Part<'t>);
+struct LintedValue<'f, 't>(Found<'f>, LintedPart<'t>);
 
 /// The meaning of a value, with the name of the tensor.
 #[derive(Clone, Copy)]
-enum Part<'t> {
+enum LintedPart<'t> {
     Metadata,
     Entry(&'t str),
     Dtype(&'t str),
 }
 
-impl<'de> DeserializeSeed<'de> for Value<'_, '_> {
+impl<'de> DeserializeSeed<'de> for LintedValue<'_, '_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -117,7 +121,7 @@ impl<'de> DeserializeSeed<'de> for Value<'_, '_> {
     }
 }
 
-impl<'de> Visitor<'de> for Value<'_, '_> {
+impl<'de> Visitor<'de> for LintedValue<'_, '_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -129,14 +133,14 @@ impl<'de> Visitor<'de> for Value<'_, '_> {
     }
 
     fn visit_unit<E>(self) -> Result<(), E> {
-        (self.0)(Oddity::NullMetadata);
+        (self.0)(HeaderOddity::NullMetadata);
         Ok(())
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
         while seq.next_element::<IgnoredAny>()?.is_some() {}
-        if let Part::Entry(tensor) = self.1 {
-            (self.0)(Oddity::List { tensor: tensor.to_owned() });
+        if let LintedPart::Entry(tensor) = self.1 {
+            (self.0)(HeaderOddity::List { tensor: tensor.to_owned() });
         }
         Ok(())
     }
@@ -144,26 +148,26 @@ impl<'de> Visitor<'de> for Value<'_, '_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let Self(found, part) = self;
         let mut keys = HashSet::new();
-        while let Some(Text(key)) = map.next_key()? {
+        while let Some(JsonText(key)) = map.next_key()? {
             match part {
-                Part::Entry(tensor) if key == "dtype" => {
-                    map.next_value_seed(Value(&mut *found, Part::Dtype(tensor)))?;
+                LintedPart::Entry(tensor) if key == "dtype" => {
+                    map.next_value_seed(LintedValue(&mut *found, LintedPart::Dtype(tensor)))?;
                     continue;
                 }
-                Part::Entry(tensor) if key != "shape" && key != "data_offsets" => {
-                    found(Oddity::UnknownField { tensor: tensor.to_owned(), field: key.into_owned() });
+                LintedPart::Entry(tensor) if key != "shape" && key != "data_offsets" => {
+                    found(HeaderOddity::UnknownField { tensor: tensor.to_owned(), field: key.into_owned() });
                 }
-                Part::Metadata => {
+                LintedPart::Metadata => {
                     if !keys.insert(key.clone()) {
-                        found(Oddity::KeyTwice { key: key.into_owned() });
+                        found(HeaderOddity::KeyTwice { key: key.into_owned() });
                     }
                 }
-                Part::Entry(_) | Part::Dtype(_) => {}
+                LintedPart::Entry(_) | LintedPart::Dtype(_) => {}
             }
             map.next_value::<IgnoredAny>()?;
         }
-        if let Part::Dtype(tensor) = part {
-            found(Oddity::DtypeObject { tensor: tensor.to_owned() });
+        if let LintedPart::Dtype(tensor) = part {
+            found(HeaderOddity::DtypeObject { tensor: tensor.to_owned() });
         }
         Ok(())
     }

@@ -11,11 +11,11 @@ mod lint;
 mod parser;
 mod reader;
 
-pub use damage::damage;
-pub use edit::edit;
-pub use error::{Error, Fault};
-pub use lint::lint;
-pub use reader::parse;
+pub use damage::safetensors_damage;
+pub use edit::edit_safetensors;
+pub use error::{SafetensorsError, SafetensorsFault};
+pub use lint::lint_safetensors;
+pub use reader::parse_safetensors;
 
 /// Name of the format in headers and messages.
 pub const NAME: &str = "safetensors";

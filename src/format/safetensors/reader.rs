@@ -2,47 +2,49 @@
 //!
 //! Names and dimensions go from the JSON parser into the arenas of the header without an intermediate copy.
 
-use super::error::{Error, Fault};
-use super::parser::{FIELDS, Parser};
+use super::error::{SafetensorsError, SafetensorsFault};
+use super::parser::{FIELDS, HeaderParser};
 use super::{LENGTH, MAX_HEADER, METADATA};
-use crate::format::header::{Header, Mode, Name};
-use crate::format::input::Input;
+use crate::format::header::{ArenaName, Header, ParseMode};
+use crate::format::input::HeaderInput;
 use crate::text::quote;
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use std::fmt;
 
 /// Reads the header of a file.
 ///
-/// Fails with [`Error::Missing`] until the header is in `input`. Allocation is bounded by the bytes in `input`, never
-/// by a length field.
-pub fn parse(input: &Input, mode: Mode) -> Result<Header, Error> {
+/// Fails with [`SafetensorsError::Missing`] until the header is in `input`. Allocation is bounded by the bytes in
+/// `input`, never by a length field.
+pub fn parse_safetensors(input: &HeaderInput, mode: ParseMode) -> Result<Header, SafetensorsError> {
     let Some((length, _)) = input.get(0..LENGTH)?.split_first_chunk() else {
-        return Err(Error::TooShort { len: input.len() });
+        return Err(SafetensorsError::TooShort { len: input.len() });
     };
     let len = u64::from_le_bytes(*length);
     if len > MAX_HEADER {
-        return Err(Error::HeaderTooLarge { len });
+        return Err(SafetensorsError::HeaderTooLarge { len });
     }
     let json = LENGTH..LENGTH + len;
     if json.end > input.len() {
-        return Err(Error::HeaderCut { end: json.end, len: input.len() });
+        return Err(SafetensorsError::HeaderCut { end: json.end, len: input.len() });
     }
     let text = str::from_utf8(input.get(json.clone())?);
-    let text = text.map_err(|error| Error::NotUtf8 { at: LENGTH + error.valid_up_to() as u64 })?;
-    let mut parser = Parser::new(mode, json.end);
+    let text = text.map_err(|error| SafetensorsError::NotUtf8 { at: LENGTH + error.valid_up_to() as u64 })?;
+    let mut parser = HeaderParser::new(mode, json.end);
     let mut reader = serde_json::Deserializer::from_str(text);
-    let read = Value(&mut parser, Role::Top).deserialize(&mut reader).and_then(|()| reader.end());
+    let read = HeaderValue(&mut parser, ValueRole::Top).deserialize(&mut reader).and_then(|()| reader.end());
     if let Err(error) = read {
         // If a rule is broken, the parser holds the error. Otherwise the JSON is not valid.
         let broken = parser.error.take();
-        return Err(broken.unwrap_or_else(|| Error::Json { entry: parser.entry_name(), reason: error.to_string() }));
+        return Err(
+            broken.unwrap_or_else(|| SafetensorsError::Json { entry: parser.entry_name(), reason: error.to_string() })
+        );
     }
     parser.finish(json, input.len())
 }
 
 /// Which value of the header is being read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Role {
+enum ValueRole {
     Top,
     Metadata,
     MetadataValue,
@@ -58,7 +60,7 @@ enum Role {
     Ignored,
 }
 
-impl Role {
+impl ValueRole {
     /// The name of the part in error messages, and the expected value.
     fn expectation(self) -> (&'static str, &'static str) {
         match self {
@@ -78,12 +80,12 @@ impl Role {
 }
 
 /// The roles of the values of [`FIELDS`].
-const ROLES: [Role; FIELDS.len()] = [Role::Dtype, Role::Shape, Role::Offsets];
+const ROLES: [ValueRole; FIELDS.len()] = [ValueRole::Dtype, ValueRole::Shape, ValueRole::Offsets];
 
 /// One value of the header. Its role decides how it is passed to the parser.
-struct Value<'p>(&'p mut Parser, Role);
+struct HeaderValue<'p>(&'p mut HeaderParser, ValueRole);
 
-impl<'de> DeserializeSeed<'de> for Value<'_> {
+impl<'de> DeserializeSeed<'de> for HeaderValue<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -93,7 +95,7 @@ impl<'de> DeserializeSeed<'de> for Value<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Value<'_> {
+impl<'de> Visitor<'de> for HeaderValue<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -102,41 +104,41 @@ impl<'de> Visitor<'de> for Value<'_> {
 
     fn visit_unit<E: de::Error>(self) -> Result<(), E> {
         match self.1 {
-            Role::Metadata | Role::DtypeContent | Role::Ignored => Ok(()),
+            ValueRole::Metadata | ValueRole::DtypeContent | ValueRole::Ignored => Ok(()),
             role => self.0.wrong_type(role, "null"),
         }
     }
 
     fn visit_bool<E: de::Error>(self, value: bool) -> Result<(), E> {
         match self.1 {
-            Role::Ignored => Ok(()),
+            ValueRole::Ignored => Ok(()),
             role => self.0.wrong_type(role, value.to_string()),
         }
     }
 
     fn visit_i64<E: de::Error>(self, value: i64) -> Result<(), E> {
         match self.1 {
-            Role::Ignored => Ok(()),
+            ValueRole::Ignored => Ok(()),
             role => self.0.wrong_type(role, value.to_string()),
         }
     }
 
     fn visit_f64<E: de::Error>(self, value: f64) -> Result<(), E> {
         match self.1 {
-            Role::Ignored => Ok(()),
+            ValueRole::Ignored => Ok(()),
             role => self.0.wrong_type(role, format!("{value:?}")),
         }
     }
 
     fn visit_u64<E: de::Error>(self, value: u64) -> Result<(), E> {
         match self.1 {
-            Role::Dim => self.0.builder.dim(value),
-            Role::Offset => {
+            ValueRole::Dim => self.0.builder.dim(value),
+            ValueRole::Offset => {
                 if let Some(offset) = self.0.offsets.get_mut(self.0.offsets_found) {
                     *offset = value;
                 }
             }
-            Role::Ignored => {}
+            ValueRole::Ignored => {}
             role => return self.0.wrong_type(role, value.to_string()),
         }
         Ok(())
@@ -144,13 +146,13 @@ impl<'de> Visitor<'de> for Value<'_> {
 
     fn visit_str<E: de::Error>(self, value: &str) -> Result<(), E> {
         match self.1 {
-            Role::Dtype => self.0.set_dtype(value),
-            Role::MetadataValue => {
+            ValueRole::Dtype => self.0.set_dtype(value),
+            ValueRole::MetadataValue => {
                 if let Some(key) = self.0.metadata_key.take() {
                     self.0.builder.metadata(key, value.into());
                 }
             }
-            Role::Ignored => {}
+            ValueRole::Ignored => {}
             role => return self.0.wrong_type(role, format!("the string {}", quote(value))),
         }
         Ok(())
@@ -159,24 +161,24 @@ impl<'de> Visitor<'de> for Value<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
         let Self(parser, role) = self;
         let mut found = 0;
-        let count = |part, expected, found| Fault::Count { part, expected, found };
+        let count = |part, expected, found| SafetensorsFault::Count { part, expected, found };
         match role {
-            Role::Shape => {
+            ValueRole::Shape => {
                 parser.shape_start = parser.builder.next_dim();
-                while seq.next_element_seed(Value(parser, Role::Dim))?.is_some() {}
+                while seq.next_element_seed(HeaderValue(parser, ValueRole::Dim))?.is_some() {}
             }
-            Role::Offsets => {
+            ValueRole::Offsets => {
                 parser.offsets_found = 0;
-                while seq.next_element_seed(Value(parser, Role::Offset))?.is_some() {
+                while seq.next_element_seed(HeaderValue(parser, ValueRole::Offset))?.is_some() {
                     parser.offsets_found += 1;
                 }
                 if parser.offsets_found != 2 {
                     parser.fault(count("data_offsets", 2, parser.offsets_found))?;
                 }
             }
-            Role::Entry => {
-                let role_at = |found: usize| ROLES.get(found).copied().unwrap_or(Role::Ignored);
-                while seq.next_element_seed(Value(parser, role_at(found)))?.is_some() {
+            ValueRole::Entry => {
+                let role_at = |found: usize| ROLES.get(found).copied().unwrap_or(ValueRole::Ignored);
+                while seq.next_element_seed(HeaderValue(parser, role_at(found)))?.is_some() {
                     found += 1;
                 }
                 if found != FIELDS.len() {
@@ -185,8 +187,8 @@ impl<'de> Visitor<'de> for Value<'_> {
                 return parser.end_entry([true; 3], true);
             }
             role => {
-                while seq.next_element_seed(Value(parser, Role::Ignored))?.is_some() {}
-                if role != Role::Ignored {
+                while seq.next_element_seed(HeaderValue(parser, ValueRole::Ignored))?.is_some() {}
+                if role != ValueRole::Ignored {
                     return parser.wrong_type(role, "a list");
                 }
             }
@@ -196,14 +198,14 @@ impl<'de> Visitor<'de> for Value<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<(), A::Error> {
         match self.1 {
-            Role::Top => self.0.visit_header(map),
-            Role::Metadata => self.0.visit_metadata(map),
-            Role::Entry => self.0.visit_entry(map),
-            Role::Dtype => self.0.visit_dtype(map),
+            ValueRole::Top => self.0.visit_header(map),
+            ValueRole::Metadata => self.0.visit_metadata(map),
+            ValueRole::Entry => self.0.visit_entry(map),
+            ValueRole::Dtype => self.0.visit_dtype(map),
             role => {
                 drain(self.0, map)?;
                 match role {
-                    Role::Ignored => Ok(()),
+                    ValueRole::Ignored => Ok(()),
                     role => self.0.wrong_type(role, "an object"),
                 }
             }
@@ -211,33 +213,33 @@ impl<'de> Visitor<'de> for Value<'_> {
     }
 }
 
-impl Parser {
-    fn wrong_type<E: de::Error>(&mut self, role: Role, found: impl Into<String>) -> Result<(), E> {
+impl HeaderParser {
+    fn wrong_type<E: de::Error>(&mut self, role: ValueRole, found: impl Into<String>) -> Result<(), E> {
         let (part, expected) = role.expectation();
-        if role == Role::Top {
-            self.error = Some(Error::NotAnObject { found: found.into() });
+        if role == ValueRole::Top {
+            self.error = Some(SafetensorsError::NotAnObject { found: found.into() });
             return Err(E::custom("rule broken"));
         }
-        self.fault(Fault::Type { part, expected, found: found.into() })
+        self.fault(SafetensorsFault::Type { part, expected, found: found.into() })
     }
 
     fn visit_header<'de, A: MapAccess<'de>>(&mut self, mut map: A) -> Result<(), A::Error> {
         loop {
             let builder = &mut self.builder;
-            let key: Option<Option<Name>> =
-                map.next_key_seed(Key(|key: &str| (key != METADATA).then(|| builder.name(key))))?;
+            let key: Option<Option<ArenaName>> =
+                map.next_key_seed(HeaderKey(|key: &str| (key != METADATA).then(|| builder.name(key))))?;
             match key {
                 None => return Ok(()),
                 Some(None) => {
                     if std::mem::replace(&mut self.seen_metadata, true) {
-                        self.fault(Fault::Duplicate)?;
+                        self.fault(SafetensorsFault::Duplicate)?;
                     }
-                    map.next_value_seed(Value(self, Role::Metadata))?;
+                    map.next_value_seed(HeaderValue(self, ValueRole::Metadata))?;
                     self.metadata_key = None;
                 }
                 Some(Some(name)) => {
                     self.begin_entry(name);
-                    map.next_value_seed(Value(self, Role::Entry))?;
+                    map.next_value_seed(HeaderValue(self, ValueRole::Entry))?;
                     self.drop_entry();
                 }
             }
@@ -245,9 +247,9 @@ impl Parser {
     }
 
     fn visit_metadata<'de, A: MapAccess<'de>>(&mut self, mut map: A) -> Result<(), A::Error> {
-        while let Some(key) = map.next_key_seed(Key(str::to_owned))? {
+        while let Some(key) = map.next_key_seed(HeaderKey(str::to_owned))? {
             self.metadata_key = Some(key);
-            map.next_value_seed(Value(self, Role::MetadataValue))?;
+            map.next_value_seed(HeaderValue(self, ValueRole::MetadataValue))?;
         }
         Ok(())
     }
@@ -255,46 +257,46 @@ impl Parser {
     fn visit_entry<'de, A: MapAccess<'de>>(&mut self, mut map: A) -> Result<(), A::Error> {
         let mut seen = [false; 3];
         let field = |key: &str| FIELDS.iter().position(|field| *field == key);
-        while let Some(field) = map.next_key_seed(Key(field))? {
+        while let Some(field) = map.next_key_seed(HeaderKey(field))? {
             let Some(field) = field else {
-                map.next_value_seed(Value(self, Role::Ignored))?;
+                map.next_value_seed(HeaderValue(self, ValueRole::Ignored))?;
                 continue;
             };
             if std::mem::replace(&mut seen[field], true) {
-                self.fault(Fault::Twice { field: FIELDS[field] })?;
+                self.fault(SafetensorsFault::Twice { field: FIELDS[field] })?;
             }
-            map.next_value_seed(Value(self, ROLES[field]))?;
+            map.next_value_seed(HeaderValue(self, ROLES[field]))?;
         }
         self.end_entry(seen, false)
     }
 
     /// serde accepts `{"U8": null}` for a variant of an enum, like the string `"U8"`.
     fn visit_dtype<'de, A: MapAccess<'de>>(&mut self, mut map: A) -> Result<(), A::Error> {
-        if let Some(name) = map.next_key_seed(Key(str::to_owned))? {
-            map.next_value_seed(Value(self, Role::DtypeContent))?;
+        if let Some(name) = map.next_key_seed(HeaderKey(str::to_owned))? {
+            map.next_value_seed(HeaderValue(self, ValueRole::DtypeContent))?;
             if drain(self, map)? == 0 {
                 self.set_dtype(&name);
                 return Ok(());
             }
         }
-        self.wrong_type(Role::Dtype, "an object")
+        self.wrong_type(ValueRole::Dtype, "an object")
     }
 }
 
 /// Reads the rest of an object and drops it. Returns the number of fields.
-fn drain<'de, A: MapAccess<'de>>(parser: &mut Parser, mut map: A) -> Result<usize, A::Error> {
+fn drain<'de, A: MapAccess<'de>>(parser: &mut HeaderParser, mut map: A) -> Result<usize, A::Error> {
     let mut found = 0;
-    while map.next_key_seed(Key(|_: &str| ()))?.is_some() {
-        map.next_value_seed(Value(parser, Role::Ignored))?;
+    while map.next_key_seed(HeaderKey(|_: &str| ()))?.is_some() {
+        map.next_value_seed(HeaderValue(parser, ValueRole::Ignored))?;
         found += 1;
     }
     Ok(found)
 }
 
 /// The key of an object. The function gets the string of the JSON parser, without a copy.
-struct Key<F>(F);
+struct HeaderKey<F>(F);
 
-impl<'de, T, F: FnOnce(&str) -> T> DeserializeSeed<'de> for Key<F> {
+impl<'de, T, F: FnOnce(&str) -> T> DeserializeSeed<'de> for HeaderKey<F> {
     type Value = T;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
@@ -302,7 +304,7 @@ impl<'de, T, F: FnOnce(&str) -> T> DeserializeSeed<'de> for Key<F> {
     }
 }
 
-impl<T, F: FnOnce(&str) -> T> Visitor<'_> for Key<F> {
+impl<T, F: FnOnce(&str) -> T> Visitor<'_> for HeaderKey<F> {
     type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,16 +1,16 @@
 //! Errors of SLM1 files, with the expected and the actual numbers.
 
 use super::{ALIGNMENT, HEADER, MAX_HEADER};
-use crate::format::input::Missing;
+use crate::format::input::MissingRange;
 use crate::text::quote;
 
 /// Why a file has no header.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages describe the variants")]
-pub enum Error {
+pub enum SlmError {
     /// Not a fault of the file: add this range to the input and parse again.
     #[error(transparent)]
-    Missing(#[from] Missing),
+    Missing(#[from] MissingRange),
     #[error("SLM1 version {version}; version 1 is supported")]
     Version { version: u32 },
     #[error(
@@ -28,9 +28,9 @@ pub enum Error {
     #[error("SLM1 file: the {part} ends at byte {end}, but the data begins at byte {start}")]
     Order { part: &'static str, end: u64, start: u64 },
     #[error("SLM1 file: tokenizer: {fault}")]
-    Tokenizer { fault: Fault },
+    Tokenizer { fault: SlmFault },
     #[error("tensor {}: {fault}", quote(name))]
-    Tensor { name: String, fault: Fault },
+    Tensor { name: String, fault: SlmFault },
     #[error("cut short: the data ends at byte {end}, but the file ends at byte {len}; {} bytes missing (did a download stop?)", end - len)]
     DataCut { end: u64, len: u64 },
 }
@@ -38,7 +38,7 @@ pub enum Error {
 /// A broken rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages describe the variants")]
-pub enum Fault {
+pub enum SlmFault {
     #[error("it begins with {}, which is neither BTOK nor BPE1", quote(found))]
     Kind { found: String },
     #[error("version {version}; version 1 is supported")]

@@ -13,10 +13,10 @@ mod names;
 mod reader;
 mod tokenizer;
 
-pub use error::{Error, Fault};
-pub use lint::lint;
+pub use error::{SlmError, SlmFault};
+pub use lint::lint_slm;
 pub use names::hash;
-pub use reader::{is_slm, parse};
+pub use reader::{is_slm, parse_slm};
 
 /// Name of the format in headers and messages.
 pub const NAME: &str = "slm1";

@@ -61,8 +61,8 @@ pub fn recover(hashes: &[u64], layers: u32) -> Vec<String> {
 }
 
 /// The names that a model of this architecture must have, with the number of elements of each.
-pub fn required(sizes: &Sizes) -> impl Iterator<Item = (String, u64)> {
-    let Sizes { layers, vocabulary, hidden, ffn, tied } = *sizes;
+pub fn required(sizes: &ModelSizes) -> impl Iterator<Item = (String, u64)> {
+    let ModelSizes { layers, vocabulary, hidden, ffn, tied } = *sizes;
     let product = |a: u32, b: u32| u64::from(a) * u64::from(b);
     let global = [product(vocabulary, hidden), hidden.into(), product(vocabulary, hidden)];
     let global = GLOBAL.iter().zip(global).filter(move |(name, _)| !(tied && **name == "output.weight"));
@@ -76,7 +76,7 @@ pub fn required(sizes: &Sizes) -> impl Iterator<Item = (String, u64)> {
 
 /// The sizes of a model that give the shapes of its tensors.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Sizes {
+pub struct ModelSizes {
     /// Number of layers.
     pub layers: u32,
     /// Number of tokens.
@@ -119,11 +119,11 @@ mod tests {
 
     #[test]
     fn every_required_name_is_found() {
-        let sizes = Sizes { layers: 2, vocabulary: 260, hidden: 8, ffn: 24, tied: false };
+        let sizes = ModelSizes { layers: 2, vocabulary: 260, hidden: 8, ffn: 24, tied: false };
         let (names, counts): (Vec<String>, Vec<u64>) = required(&sizes).unzip();
         let hashes: Vec<u64> = names.iter().map(|name| hash(name)).collect();
         assert_eq!((recover(&hashes, 2), names.len()), (names, 21));
         assert_eq!(counts[..5], [2080, 8, 2080, 8, 8]);
-        assert_eq!(required(&Sizes { tied: true, ..sizes }).count(), 20);
+        assert_eq!(required(&ModelSizes { tied: true, ..sizes }).count(), 20);
     }
 }

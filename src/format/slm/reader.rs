@@ -1,41 +1,41 @@
 //! Reads the header, the tokenizer and the directory.
 
-use super::error::{Error, Fault};
+use super::error::{SlmError, SlmFault};
 use super::{ALIGNMENT, CHECKSUM_KEY, ENTRY, HEADER, MAGIC, MAX_HEADER, NAME, SCALES, UNVERIFIED, names, tokenizer};
 use crate::format::dtype::Dtype;
-use crate::format::header::{BuildError, Header, HeaderBuilder, Mode, NewTensor};
-use crate::format::input::{Input, Missing};
-use crate::format::metadata::{Scalar, Value};
+use crate::format::header::{BuildError, Header, HeaderBuilder, NewTensor, ParseMode};
+use crate::format::input::{HeaderInput, MissingRange};
+use crate::format::metadata::{MetadataValue, ScalarType};
 use crate::text::brackets;
 use std::ops::Range;
 
 /// Whether a file begins with the magic number. No safetensors header is as long as a length that begins like that.
-pub fn is_slm(input: &Input) -> Result<bool, Missing> {
+pub fn is_slm(input: &HeaderInput) -> Result<bool, MissingRange> {
     Ok(input.get(0..MAGIC.len() as u64)? == MAGIC)
 }
 
 /// The fields of 32 bits after the length of the header, in the order of the file, and whether they must not be 0.
-const FIELDS: [(&str, Scalar, bool); 13] = [
-    ("model_type", Scalar::U32, false),
-    ("flags", Scalar::U32, false),
-    ("vocab_size", Scalar::U32, true),
-    ("special_token_count", Scalar::U32, false),
-    ("hidden_size", Scalar::U32, true),
-    ("layer_count", Scalar::U32, true),
-    ("head_count", Scalar::U32, true),
-    ("kv_head_count", Scalar::U32, true),
-    ("head_dim", Scalar::U32, true),
-    ("ffn_size", Scalar::U32, true),
-    ("max_context", Scalar::U32, true),
-    ("rope_theta", Scalar::F32, false),
-    ("rms_norm_epsilon", Scalar::F32, false),
+const FIELDS: [(&str, ScalarType, bool); 13] = [
+    ("model_type", ScalarType::U32, false),
+    ("flags", ScalarType::U32, false),
+    ("vocab_size", ScalarType::U32, true),
+    ("special_token_count", ScalarType::U32, false),
+    ("hidden_size", ScalarType::U32, true),
+    ("layer_count", ScalarType::U32, true),
+    ("head_count", ScalarType::U32, true),
+    ("kv_head_count", ScalarType::U32, true),
+    ("head_dim", ScalarType::U32, true),
+    ("ffn_size", ScalarType::U32, true),
+    ("max_context", ScalarType::U32, true),
+    ("rope_theta", ScalarType::F32, false),
+    ("rms_norm_epsilon", ScalarType::F32, false),
 ];
 
 /// Prefix of the keys of the fields in the metadata.
 pub const PREFIX: &str = "slm.";
 
 /// The fixed part of a header.
-struct Fixed {
+struct FixedHeader {
     numbers: [u32; FIELDS.len()],
     tokenizer: Range<u64>,
     directory: Range<u64>,
@@ -43,31 +43,31 @@ struct Fixed {
     checksum: u64,
 }
 
-/// Reads the header of a file. Fails with [`Error::Missing`] until the header is in `input`.
-pub fn parse(input: &Input, mode: Mode) -> Result<Header, Error> {
-    let Fixed { numbers, tokenizer, directory, data_start, checksum } = fixed(input)?;
+/// Reads the header of a file. Fails with [`SlmError::Missing`] until the header is in `input`.
+pub fn parse_slm(input: &HeaderInput, mode: ParseMode) -> Result<Header, SlmError> {
+    let FixedHeader { numbers, tokenizer, directory, data_start, checksum } = fixed(input)?;
     let mut builder = HeaderBuilder::new(mode);
     builder.version(1);
     for ((name, scalar, _), number) in FIELDS.iter().zip(numbers) {
-        builder.metadata(format!("{PREFIX}{name}"), value(*scalar, number));
+        builder.metadata(format!("{PREFIX}{name}"), read_slm_value(*scalar, number));
     }
     builder.metadata(CHECKSUM_KEY.to_owned(), format!("{checksum:#018x} ({UNVERIFIED})")[..].into());
     let [_, _, vocabulary, _, _, layers, ..] = numbers;
-    if let Err(fault) = tokenizer::read(input.get(tokenizer)?, vocabulary, &mut builder) {
-        if mode != Mode::Lenient {
-            return Err(Error::Tokenizer { fault });
+    if let Err(fault) = tokenizer::read_tokenizer(input.get(tokenizer)?, vocabulary, &mut builder) {
+        if mode != ParseMode::Lenient {
+            return Err(SlmError::Tokenizer { fault });
         }
         builder.skip("tokenizer", || fault.to_string());
     }
     let directory = input.get(directory)?;
-    let entries: Vec<Entry> = directory.chunks_exact(ENTRY as usize).map(Entry::new).collect();
+    let entries: Vec<SlmEntry> = directory.chunks_exact(ENTRY as usize).map(SlmEntry::new).collect();
     let hashes: Vec<u64> = entries.iter().map(|entry| entry.hash).collect();
     let names = names::recover(&hashes, layers);
-    let mut reader = Reader { builder, data_start, len: input.len(), last: data_start, taken: Vec::new() };
+    let mut reader = SlmReader { builder, data_start, len: input.len(), last: data_start, taken: Vec::new() };
     for (entry, name) in entries.iter().zip(names) {
         if let Err(fault) = reader.add(entry, &name) {
-            if mode != Mode::Lenient {
-                return Err(Error::Tensor { name, fault });
+            if mode != ParseMode::Lenient {
+                return Err(SlmError::Tensor { name, fault });
             }
             reader.builder.skip(&name, || fault.to_string());
         }
@@ -76,10 +76,10 @@ pub fn parse(input: &Input, mode: Mode) -> Result<Header, Error> {
 }
 
 /// Reads the fixed part of the header, and requests everything before the data.
-fn fixed(input: &Input) -> Result<Fixed, Error> {
+fn fixed(input: &HeaderInput) -> Result<FixedHeader, SlmError> {
     let len = input.len();
     if len < HEADER {
-        return Err(Error::Cut { part: "header", begin: 0, end: HEADER, len });
+        return Err(SlmError::Cut { part: "header", begin: 0, end: HEADER, len });
     }
     let head = input.get(0..HEADER)?;
     let u32_at = |at: usize| {
@@ -90,63 +90,63 @@ fn fixed(input: &Input) -> Result<Fixed, Error> {
     let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
     let version = u32_at(4);
     if version != 1 {
-        return Err(Error::Version { version });
+        return Err(SlmError::Version { version });
     }
     let header = u32_at(8);
     if u64::from(header) < HEADER {
-        return Err(Error::HeaderLength { len: header });
+        return Err(SlmError::HeaderLength { len: header });
     }
     let mut numbers = [0; FIELDS.len()];
     for (at, number) in numbers.iter_mut().enumerate() {
         *number = u32_at(12 + 4 * at);
     }
     if let Some(((field, ..), _)) = FIELDS.iter().zip(numbers).find(|((.., needed), number)| *needed && *number == 0) {
-        return Err(Error::Zero { field });
+        return Err(SlmError::Zero { field });
     }
     let range = |begin: u64, bytes: u64| begin..begin.saturating_add(bytes);
     let tokenizer = range(u64_at(64), u64_at(72));
     let directory = range(u64_at(80), u64::from(u32_at(88)) * ENTRY);
     let (data_start, checksum) = (u64_at(92), u64_at(100));
     if checksum == 0 {
-        return Err(Error::Zero { field: "checksum" });
+        return Err(SlmError::Zero { field: "checksum" });
     }
     if !data_start.is_multiple_of(ALIGNMENT) {
-        return Err(Error::DataStart { start: data_start });
+        return Err(SlmError::DataStart { start: data_start });
     }
     let mut end = HEADER;
     for (part, range) in
         [("header", 0..u64::from(header)), ("tokenizer", tokenizer.clone()), ("directory", directory.clone())]
     {
         if range.end > len {
-            return Err(Error::Cut { part, begin: range.start, end: range.end, len });
+            return Err(SlmError::Cut { part, begin: range.start, end: range.end, len });
         }
         if range.end > MAX_HEADER {
-            return Err(Error::HeaderTooLarge { part, end: range.end });
+            return Err(SlmError::HeaderTooLarge { part, end: range.end });
         }
         if range.end > data_start {
-            return Err(Error::Order { part, end: range.end, start: data_start });
+            return Err(SlmError::Order { part, end: range.end, start: data_start });
         }
         end = end.max(range.end);
     }
     // One request for all parts.
     input.get(0..end)?;
-    Ok(Fixed { numbers, tokenizer, directory, data_start, checksum })
+    Ok(FixedHeader { numbers, tokenizer, directory, data_start, checksum })
 }
 
 /// The value of a field for the metadata.
-fn value(scalar: Scalar, bits: u32) -> Value {
+fn read_slm_value(scalar: ScalarType, bits: u32) -> MetadataValue {
     let text = match scalar {
-        Scalar::F32 => match f32::from_bits(bits) {
+        ScalarType::F32 => match f32::from_bits(bits) {
             number if number.is_nan() => "nan".to_owned(),
             number => number.to_string(),
         },
         _ => bits.to_string(),
     };
-    Value::scalar(scalar, text)
+    MetadataValue::scalar(scalar, text)
 }
 
 /// An entry of the directory.
-struct Entry {
+struct SlmEntry {
     hash: u64,
     dtype: u32,
     rank: u32,
@@ -157,7 +157,7 @@ struct Entry {
     block: u32,
 }
 
-impl Entry {
+impl SlmEntry {
     fn new(bytes: &[u8]) -> Self {
         let u32_at = |at: usize| {
             let mut four = [0; 4];
@@ -179,7 +179,7 @@ impl Entry {
 }
 
 /// A stored tensor: the dtype, the dimensions, the beginning and the size in bytes.
-struct Stored {
+struct SlmTensor {
     part: &'static str,
     dtype: Dtype<'static>,
     shape: Vec<u64>,
@@ -187,7 +187,7 @@ struct Stored {
     nbytes: u64,
 }
 
-struct Reader {
+struct SlmReader {
     builder: HeaderBuilder,
     data_start: u64,
     /// Size of the file in bytes.
@@ -198,18 +198,18 @@ struct Reader {
     taken: Vec<(Range<u64>, String)>,
 }
 
-impl Reader {
+impl SlmReader {
     /// Adds the codes, and the scales if there are any.
-    fn add(&mut self, entry: &Entry, name: &str) -> Result<(), Fault> {
+    fn add(&mut self, entry: &SlmEntry, name: &str) -> Result<(), SlmFault> {
         let (codes, scales) = measure(entry)?;
         let mode = self.builder.mode();
-        for Stored { part, begin, nbytes, .. } in [Some(&codes), scales.as_ref()].into_iter().flatten() {
+        for SlmTensor { part, begin, nbytes, .. } in [Some(&codes), scales.as_ref()].into_iter().flatten() {
             let (begin, end, len) = (*begin, begin.saturating_add(*nbytes), self.len);
             if begin < self.data_start {
-                return Err(Fault::Before { part, begin, start: self.data_start });
+                return Err(SlmFault::Before { part, begin, start: self.data_start });
             }
-            if i64::try_from(end).is_err() || mode == Mode::Lenient && end > len {
-                return Err(Fault::Outside { part, end, len });
+            if i64::try_from(end).is_err() || mode == ParseMode::Lenient && end > len {
+                return Err(SlmFault::Outside { part, end, len });
             }
         }
         self.push(codes, name);
@@ -219,68 +219,68 @@ impl Reader {
         Ok(())
     }
 
-    fn push(&mut self, stored: Stored, name: &str) {
-        let Stored { dtype, shape, begin, nbytes, .. } = stored;
+    fn push(&mut self, stored: SlmTensor, name: &str) {
+        let SlmTensor { dtype, shape, begin, nbytes, .. } = stored;
         let range = begin..begin + nbytes;
         let start = self.builder.next_dim();
         shape.iter().for_each(|dim| self.builder.dim(*dim));
         let shape = self.builder.shape_from(start);
         let dtype = self.builder.known_dtype(dtype);
         self.last = self.last.max(range.end);
-        if self.builder.mode() == Mode::Strict && nbytes > 0 {
+        if self.builder.mode() == ParseMode::Strict && nbytes > 0 {
             self.taken.push((range.clone(), name.to_owned()));
         }
         let name = self.builder.name(name);
         self.builder.push(NewTensor { name, dtype, shape, range, is_unusual: false });
     }
 
-    fn finish(self) -> Result<Header, Error> {
+    fn finish(self) -> Result<Header, SlmError> {
         let Self { builder, data_start, len, last, mut taken } = self;
-        if builder.mode() == Mode::Strict {
+        if builder.mode() == ParseMode::Strict {
             if last > len {
-                return Err(Error::DataCut { end: last, len });
+                return Err(SlmError::DataCut { end: last, len });
             }
             taken.sort_by_key(|(range, _)| range.start);
             let overlap = taken.iter().zip(taken.iter().skip(1)).find(|(before, after)| before.0.end > after.0.start);
             if let Some(((before, _), (range, name))) = overlap {
-                let fault = Fault::Overlap { begin: range.start, end: before.end.min(range.end) };
-                return Err(Error::Tensor { name: name.clone(), fault });
+                let fault = SlmFault::Overlap { begin: range.start, end: before.end.min(range.end) };
+                return Err(SlmError::Tensor { name: name.clone(), fault });
             }
         }
-        let header = builder.finish(NAME, None, data_start, || Fault::Duplicate.to_string());
+        let header = builder.finish(NAME, None, data_start, || SlmFault::Duplicate.to_string());
         header.map_err(|error| match error {
-            BuildError::Duplicate { name } => Error::Tensor { name, fault: Fault::Duplicate },
+            BuildError::Duplicate { name } => SlmError::Tensor { name, fault: SlmFault::Duplicate },
             // Not reachable: the directory is smaller than 2^32 bytes.
-            BuildError::TooLarge => Error::HeaderTooLarge { part: "directory", end: data_start },
+            BuildError::TooLarge => SlmError::HeaderTooLarge { part: "directory", end: data_start },
         })
     }
 }
 
 /// The tensors of an entry: the numbers or codes, and the scales of codes.
-fn measure(entry: &Entry) -> Result<(Stored, Option<Stored>), Fault> {
-    let Entry { dtype, rank, dims, offset, nbytes, scales, block, .. } = *entry;
+fn measure(entry: &SlmEntry) -> Result<(SlmTensor, Option<SlmTensor>), SlmFault> {
+    let SlmEntry { dtype, rank, dims, offset, nbytes, scales, block, .. } = *entry;
     if !(1..=4).contains(&rank) {
-        return Err(Fault::Rank { rank });
+        return Err(SlmFault::Rank { rank });
     }
     let shape: Vec<u64> = dims[..rank as usize].iter().map(|dim| u64::from(*dim)).collect();
     let (outer, row) = (&shape[..shape.len() - 1], shape[shape.len() - 1]);
-    let overflow = || Fault::Overflow { shape: brackets(&shape) };
+    let overflow = || SlmFault::Overflow { shape: brackets(&shape) };
     let product = |dims: &[u64]| dims.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim));
     let elements = product(&shape).filter(|elements| *elements < 1 << 61).ok_or_else(overflow)?;
     let with = |last: u64| outer.iter().copied().chain([last]).collect::<Vec<u64>>();
     let group = match (dtype, block) {
         (1, _) => None,
         (2, _) if u64::from(block) != row => {
-            return Err(Fault::Block { block, row, rule: "q8_0 has one block for each row" });
+            return Err(SlmFault::Block { block, row, rule: "q8_0 has one block for each row" });
         }
         (2, _) => Some(1),
-        (3, 0) => return Err(Fault::Block { block, row, rule: "a block is not empty" }),
-        (3, _) if block % 2 != 0 => return Err(Fault::Block { block, row, rule: "q4_0 has blocks of even size" }),
+        (3, 0) => return Err(SlmFault::Block { block, row, rule: "a block is not empty" }),
+        (3, _) if block % 2 != 0 => return Err(SlmFault::Block { block, row, rule: "q4_0 has blocks of even size" }),
         (3, _) if !row.is_multiple_of(block.into()) => {
-            return Err(Fault::Block { block, row, rule: "a row is a whole number of blocks" });
+            return Err(SlmFault::Block { block, row, rule: "a row is a whole number of blocks" });
         }
         (3, _) => Some(row / u64::from(block)),
-        _ => return Err(Fault::Dtype { dtype }),
+        _ => return Err(SlmFault::Dtype { dtype }),
     };
     let (dtype, codes, expected) = match dtype {
         1 => (Dtype::F32, shape.clone(), elements * 4),
@@ -289,14 +289,14 @@ fn measure(entry: &Entry) -> Result<(Stored, Option<Stored>), Fault> {
         _ => (Dtype::U8, with(row / 2), elements / 2),
     };
     if nbytes != expected {
-        return Err(Fault::Size { shape: brackets(&shape), expected, found: nbytes });
+        return Err(SlmFault::Size { shape: brackets(&shape), expected, found: nbytes });
     }
     let part = if group.is_some() { "codes" } else { "data" };
-    let codes = Stored { part, dtype, shape: codes, begin: offset, nbytes };
+    let codes = SlmTensor { part, dtype, shape: codes, begin: offset, nbytes };
     let scales = group.map(|group| {
         let shape = with(group);
         let count = product(&shape).filter(|count| *count < 1 << 61).ok_or_else(overflow)?;
-        Ok(Stored { part: "scales", dtype: Dtype::F32, shape, begin: scales, nbytes: count * 4 })
+        Ok(SlmTensor { part: "scales", dtype: Dtype::F32, shape, begin: scales, nbytes: count * 4 })
     });
     Ok((codes, scales.transpose()?))
 }
@@ -304,8 +304,8 @@ fn measure(entry: &Entry) -> Result<(Stored, Option<Stored>), Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::lint::Lint;
-    use crate::format::slm::{hash, lint};
+    use crate::format::lint::HeaderLint;
+    use crate::format::slm::{hash, lint_slm};
 
     const BTOK: [u32; 6] = [1, 260, 256, 257, 258, 259];
 
@@ -371,13 +371,13 @@ mod tests {
             bytes
         }
 
-        fn read(&self, mode: Mode) -> Result<Header, Error> {
+        fn read(&self, mode: ParseMode) -> Result<Header, SlmError> {
             let bytes = self.bytes();
-            parse(&Input::with_prefix(bytes.len() as u64, bytes), mode)
+            parse_slm(&HeaderInput::with_prefix(bytes.len() as u64, bytes), mode)
         }
 
         fn error(&self) -> String {
-            self.read(Mode::Strict).unwrap_err().to_string()
+            self.read(ParseMode::Strict).unwrap_err().to_string()
         }
     }
 
@@ -391,7 +391,7 @@ mod tests {
 
     #[test]
     fn numbers_codes_and_scales_are_tensors() {
-        let header = three().read(Mode::Strict).unwrap();
+        let header = three().read(ParseMode::Strict).unwrap();
         let unknown = format!("tensor-{:016x}", hash("unknown"));
         let expected = [
             ("norm.weight".to_owned(), "F32", vec![8], 0..32),
@@ -416,9 +416,9 @@ mod tests {
     #[test]
     fn header_is_read_by_two_requests() {
         let bytes = three().bytes();
-        let mut input = Input::new(bytes.len() as u64);
+        let mut input = HeaderInput::new(bytes.len() as u64);
         let mut asked = Vec::new();
-        while let Err(Error::Missing(Missing(range))) = parse(&input, Mode::Strict) {
+        while let Err(SlmError::Missing(MissingRange(range))) = parse_slm(&input, ParseMode::Strict) {
             input.add(range.start, bytes[range.start as usize..range.end as usize].to_vec());
             asked.push(range);
         }
@@ -470,7 +470,7 @@ mod tests {
         for (error, expected) in cases {
             assert!(error.contains(expected), "{error}\n{expected}");
         }
-        let short = parse(&Input::with_prefix(4, MAGIC.to_vec()), Mode::Strict).unwrap_err().to_string();
+        let short = parse_slm(&HeaderInput::with_prefix(4, MAGIC.to_vec()), ParseMode::Strict).unwrap_err().to_string();
         assert!(
             short.starts_with("cut short: the header takes bytes 0 to 108, but the file ends at byte 4"),
             "{short}"
@@ -514,7 +514,7 @@ mod tests {
         file.entries.push(entry("norm.weight", 7, &[8], [0, 32, 0], 0));
         file.tokenizer[4] = 2;
         file.data = 210;
-        let header = file.read(Mode::Lenient).unwrap();
+        let header = file.read(ParseMode::Lenient).unwrap();
         let names: Vec<&str> = header.tensors().map(|tensor| tensor.name).collect();
         assert_eq!(names, ["norm.weight", "layers.0.wq.weight", "layers.0.wq.weight.slm_scale"]);
         let reasons: Vec<&str> = header.skipped().listed().iter().map(|skipped| &skipped.reason[..]).collect();
@@ -543,7 +543,7 @@ mod tests {
             merges.iter().flatten().for_each(|number| file.tokenizer.extend(number.to_le_bytes()));
             file
         };
-        let header = bpe(&[(260, b"th"), (261, b"\xff")], &[[116, 104, 260, 0]]).read(Mode::Strict).unwrap();
+        let header = bpe(&[(260, b"th"), (261, b"\xff")], &[[116, 104, 260, 0]]).read(ParseMode::Strict).unwrap();
         let text = |key: &str| header.value(key).unwrap().text().to_owned();
         assert_eq!(text("tokenizer.tokens"), "\"th\"\n\"\u{fffd}\"\n");
         assert_eq!(
@@ -571,10 +571,10 @@ mod tests {
         (file.fields[0], file.fields[3], file.fields[6], file.fields[11]) = (2, 3, 3, f32::NAN.to_bits());
         file.data = 320;
         let bytes = file.bytes();
-        let input = Input::with_prefix(bytes.len() as u64, bytes);
-        let header = parse(&input, Mode::Strict).unwrap();
+        let input = HeaderInput::with_prefix(bytes.len() as u64, bytes);
+        let header = parse_slm(&input, ParseMode::Strict).unwrap();
         let mut found = Vec::new();
-        lint(&header, &input, &mut |Lint { message, .. }| found.push(message)).unwrap();
+        lint_slm(&header, &input, &mut |HeaderLint { message, .. }| found.push(message)).unwrap();
         for expected in [
             "checksum 0x0000000000000007 (unverified: its constants are not published)",
             "the field model_type of the header is 2: only 1 is defined",
@@ -592,9 +592,9 @@ mod tests {
         // The number of layers is not trusted.
         file.fields[5] = u32::MAX;
         let bytes = file.bytes();
-        let input = Input::with_prefix(bytes.len() as u64, bytes);
+        let input = HeaderInput::with_prefix(bytes.len() as u64, bytes);
         let mut count = 0;
-        lint(&parse(&input, Mode::Strict).unwrap(), &input, &mut |_| count += 1).unwrap();
+        lint_slm(&parse_slm(&input, ParseMode::Strict).unwrap(), &input, &mut |_| count += 1).unwrap();
         assert!(count < 40, "{count}");
     }
 }

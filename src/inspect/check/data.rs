@@ -1,13 +1,13 @@
 //! Checks the data of a file: verifies hashes, and searches for NaN, infinity and data that is zero. All is done in one
 //! pass on all cores, so that the data is read from the disk once.
 
-use super::file::File;
-use super::report::{Report, Rule};
-use crate::format::{Block, Dtype, TensorInfo};
+use super::file::CheckedFile;
+use super::report::{CheckReport, CheckRule};
+use crate::format::{Dtype, DtypeBlock, TensorInfo};
 use crate::model;
 use crate::source;
-use crate::stats::Specials;
-use crate::text::{Hex, brackets, quote};
+use crate::stats::SpecialCounts;
+use crate::text::{HexDigits, brackets, quote};
 use crate::threads;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -28,29 +28,29 @@ const GATHERED_TENSORS: usize = 1024;
 const PIECES: usize = 64;
 
 /// Consecutive bytes of one or more tensors, searched by one thread.
-struct Piece {
+struct SearchPiece {
     tensors: Range<usize>,
     bytes: Range<u64>,
 }
 
 /// The result of a job.
-enum Done {
+enum SearchResult {
     Hashed,
-    Searched(Seen),
+    Searched(PieceFindings),
 }
 
 /// What was found in a piece.
-struct Seen {
+struct PieceFindings {
     /// Tensor index, finding, and number of elements of the tensor before the piece. Nothing for ordinary data.
-    tensors: Vec<(usize, Found, u64)>,
+    tensors: Vec<(usize, TensorFindings, u64)>,
     /// The end of the last byte that is not zero, in bytes from the start of the file.
     end: Option<u64>,
 }
 
 /// What was found in a tensor or a part of it.
 #[derive(Default)]
-struct Found {
-    specials: Specials,
+struct TensorFindings {
+    specials: SpecialCounts,
     /// Size of the parts that are entirely zero.
     zero: u64,
 }
@@ -68,14 +68,14 @@ const ZERO_DATA_MIN: u64 = 4096;
 /// a damaged file may have a million tensors that cover all of it. Tensors whose elements must be gathered are selected
 /// by [`gathered`].
 #[derive(Default)]
-struct Picker {
+struct TensorPicker {
     /// The end of the last selected tensor.
     reached: u64,
     /// Number of tensors with bytes that are not searched.
     unsearched: u64,
 }
 
-impl Picker {
+impl TensorPicker {
     fn picks(&mut self, tensor: &TensorInfo) -> bool {
         if tensor.layout.is_some() {
             return false;
@@ -93,7 +93,7 @@ impl Picker {
 
 /// Selects the tensors to search whose elements must be gathered, and counts the others. Together they have at most
 /// twice as many bytes as the file, because many tensors can share elements, and a tensor can repeat them.
-fn gathered(file: &File) -> (Vec<usize>, u64) {
+fn gathered(file: &CheckedFile) -> (Vec<usize>, u64) {
     let mut left = file.source.len().saturating_mul(2);
     let (mut picked, mut unsearched) = (Vec::new(), 0);
     let tensors = file.header.tensors().enumerate();
@@ -109,10 +109,10 @@ fn gathered(file: &File) -> (Vec<usize>, u64) {
     (picked, unsearched)
 }
 
-/// Number of bytes that [`read`] processes. Bytes that are both hashed and searched count twice.
-pub(super) fn bytes_to_read(file: &File, values: bool) -> u64 {
+/// Number of bytes that [`read_piece`] processes. Bytes that are both hashed and searched count twice.
+pub(super) fn bytes_to_read(file: &CheckedFile, values: bool) -> u64 {
     let hashed = if file.stated.is_empty() { 0 } else { file.source.len() - file.header.data_start() };
-    let mut picker = Picker::default();
+    let mut picker = TensorPicker::default();
     let searched = file.header.tensors().filter(|tensor| values && picker.picks(tensor)).map(|tensor| tensor.nbytes());
     let gathered = if values { gathered(file).0 } else { Vec::new() };
     let gathered = gathered.into_iter().map(|at| file.header.tensor(at).nbytes());
@@ -121,16 +121,16 @@ pub(super) fn bytes_to_read(file: &File, values: bool) -> u64 {
 
 /// Verifies the data hashes in the metadata and, if `values`, searches for NaN, infinity and zero data. What is found
 /// in tensors for which `is_companion` is true is not reported.
-pub(super) fn read(
-    file: &File,
+pub(super) fn read_piece(
+    file: &CheckedFile,
     values: bool,
     is_companion: &dyn Fn(&TensorInfo) -> bool,
-    report: &mut Report,
+    report: &mut CheckReport,
     advance: &(dyn Fn(u64) + Sync),
 ) -> Result<(), source::Error> {
     let (pieces, unsearched) = if values { pieces(file) } else { Default::default() };
     report.unsearched += unsearched;
-    let mut found: BTreeMap<usize, Found> = BTreeMap::new();
+    let mut found: BTreeMap<usize, TensorFindings> = BTreeMap::new();
     let start = file.header.data_start();
     let mut nonzero_end = start;
     let data = start..if file.stated.is_empty() { start } else { file.source.len() };
@@ -139,11 +139,11 @@ pub(super) fn read(
     for window in pieces.chunks(PIECES) {
         let end = window.last().map_or(hashed, |last| last.bytes.end).clamp(hashed, data.end);
         let work = |at: usize| match at.checked_sub(1) {
-            None => hash(file, hashed..end, &hasher, advance).map(|()| Done::Hashed),
-            Some(at) => search(file, &window[at], advance).map(Done::Searched),
+            None => hash(file, hashed..end, &hasher, advance).map(|()| SearchResult::Hashed),
+            Some(at) => search(file, &window[at], advance).map(SearchResult::Searched),
         };
-        for done in threads::map(1 + window.len(), work) {
-            if let Done::Searched(seen) = done? {
+        for done in threads::map_parallel(1 + window.len(), work) {
+            if let SearchResult::Searched(seen) = done? {
                 for (tensor, part, before) in seen.tensors {
                     let whole = found.entry(tensor).or_default();
                     whole.specials.merge(&part.specials, before);
@@ -158,13 +158,13 @@ pub(super) fn read(
     let (gathered, unsearched) = if values { gathered(file) } else { Default::default() };
     report.unsearched += unsearched;
     for some in gathered.chunks(GATHERED_TENSORS) {
-        let searched = threads::map(some.len(), |at| search_gathered(file, some[at], advance));
+        let searched = threads::map_parallel(some.len(), |at| search_gathered(file, some[at], advance));
         for (at, part) in some.iter().zip(searched) {
             found.insert(*at, part?);
         }
     }
     let zero_from = zero_end(file, &pieces, nonzero_end, report);
-    for (tensor, Found { specials, zero }) in found {
+    for (tensor, TensorFindings { specials, zero }) in found {
         let tensor = file.header.tensor(tensor);
         if is_companion(&tensor) {
             continue;
@@ -173,17 +173,17 @@ pub(super) fn read(
             report_specials(file, &tensor, &specials, report);
         }
         if zero > 0 && zero == tensor.nbytes() && zero_from.is_none_or(|from| tensor.range.start < from) {
-            report.add(Rule::Zero, &file.name, Some(tensor.name), || {
+            report.add(CheckRule::Zero, &file.name, Some(tensor.name), || {
                 format!("tensor {}: all {zero} bytes are zero", quote(tensor.name))
             });
         }
     }
-    let digest = Hex(&hasher.into_inner().unwrap_or_else(PoisonError::into_inner).finalize()).to_string();
+    let digest = HexDigits(&hasher.into_inner().unwrap_or_else(PoisonError::into_inner).finalize()).to_string();
     for (key, stated) in &file.stated {
         if *stated == digest {
             report.verified.push((file.name.clone(), key.clone()));
         } else {
-            report.add(Rule::Hash, &file.name, Some(key), || {
+            report.add(CheckRule::Hash, &file.name, Some(key), || {
                 format!("metadata {} is {stated}, but the SHA-256 of the data is {digest}", quote(key))
             });
         }
@@ -193,8 +193,8 @@ pub(super) fn read(
 
 /// The pieces to search, in the order of the data, and the number of tensors that are not searched. Small tensors are
 /// joined; large ones are split between blocks.
-fn pieces(file: &File) -> (Vec<Piece>, u64) {
-    let (mut pieces, mut picker): (Vec<Piece>, Picker) = Default::default();
+fn pieces(file: &CheckedFile) -> (Vec<SearchPiece>, u64) {
+    let (mut pieces, mut picker): (Vec<SearchPiece>, TensorPicker) = Default::default();
     for (at, tensor) in file.header.tensors().enumerate().filter(|(_, tensor)| picker.picks(tensor)) {
         let Range { mut start, end } = tensor.range;
         let block = tensor.dtype.block().map_or(1, |block| block.bytes);
@@ -206,7 +206,7 @@ fn pieces(file: &File) -> (Vec<Piece>, u64) {
                     last.tensors.end = at + 1;
                     last.bytes.end = next;
                 }
-                _ => pieces.push(Piece { tensors: at..at + 1, bytes: start..next }),
+                _ => pieces.push(SearchPiece { tensors: at..at + 1, bytes: start..next }),
             }
             start = next;
         }
@@ -215,11 +215,15 @@ fn pieces(file: &File) -> (Vec<Piece>, u64) {
 }
 
 /// Searches a piece for special values and zeros.
-fn search(file: &File, piece: &Piece, advance: &(dyn Fn(u64) + Sync)) -> Result<Seen, source::Error> {
-    let Piece { tensors, bytes } = piece;
+fn search(
+    file: &CheckedFile,
+    piece: &SearchPiece,
+    advance: &(dyn Fn(u64) + Sync),
+) -> Result<PieceFindings, source::Error> {
+    let SearchPiece { tensors, bytes } = piece;
     let mut buf = vec![0; (bytes.end - bytes.start) as usize];
     file.source.read_exact_at(&mut buf, bytes.start)?;
-    let (mut seen, mut picker): (Vec<_>, Picker) = Default::default();
+    let (mut seen, mut picker): (Vec<_>, TensorPicker) = Default::default();
     let end = nonzero_len(&buf);
     for at in tensors.clone() {
         let tensor = file.header.tensor(at);
@@ -230,31 +234,35 @@ fn search(file: &File, piece: &Piece, advance: &(dyn Fn(u64) + Sync)) -> Result<
         let TensorInfo { dtype, range, .. } = tensor.clone();
         let part = range.start.max(bytes.start)..range.end.min(bytes.end);
         let encoded = &buf[(part.start - bytes.start) as usize..(part.end - bytes.start) as usize];
-        let specials = Specials::of(dtype, encoded).unwrap_or_default();
+        let specials = SpecialCounts::of(dtype, encoded).unwrap_or_default();
         // Single values are zero in many models.
         let is_zero = tensor.elements() > 1 && nonzero_len(encoded) == 0;
         if is_zero || !specials.is_empty() {
-            let Block { elements, bytes } = dtype.block().unwrap_or(Block { elements: 1, bytes: 1 });
+            let DtypeBlock { elements, bytes } = dtype.block().unwrap_or(DtypeBlock { elements: 1, bytes: 1 });
             let before = (part.start - range.start) / bytes * elements;
-            seen.push((at, Found { specials, zero: if is_zero { encoded.len() as u64 } else { 0 } }, before));
+            seen.push((at, TensorFindings { specials, zero: if is_zero { encoded.len() as u64 } else { 0 } }, before));
         }
     }
     advance(buf.len() as u64);
-    Ok(Seen { tensors: seen, end: (end > 0).then(|| bytes.start + end as u64) })
+    Ok(PieceFindings { tensors: seen, end: (end > 0).then(|| bytes.start + end as u64) })
 }
 
 /// Searches a tensor whose elements are gathered.
-fn search_gathered(file: &File, at: usize, advance: &(dyn Fn(u64) + Sync)) -> Result<Found, source::Error> {
+fn search_gathered(
+    file: &CheckedFile,
+    at: usize,
+    advance: &(dyn Fn(u64) + Sync),
+) -> Result<TensorFindings, source::Error> {
     let tensor = file.header.tensor(at);
     let (data, len) = (model::data_in(&file.source, &tensor), tensor.nbytes());
     let size = tensor.layout.map_or(1, |layout| u64::from(layout.size).max(1));
     let step = (GATHERED_AT_ONCE / size).max(1) * size;
-    let (mut found, mut buf, mut start) = (Found::default(), Vec::new(), 0);
+    let (mut found, mut buf, mut start) = (TensorFindings::default(), Vec::new(), 0);
     while start < len {
         let end = len.min(start + step);
         buf.resize((end - start) as usize, 0);
         data.read_exact_at(&mut buf, start)?;
-        found.specials.merge(&Specials::of(tensor.dtype, &buf).unwrap_or_default(), start / size);
+        found.specials.merge(&SpecialCounts::of(tensor.dtype, &buf).unwrap_or_default(), start / size);
         if tensor.elements() > 1 && nonzero_len(&buf) == 0 {
             found.zero += end - start;
         }
@@ -278,7 +286,7 @@ fn nonzero_len(bytes: &[u8]) -> usize {
 /// may be entirely zero, and an embedding may be padded with rows of zeros. A download ends in the middle of a tensor:
 /// mostly in the middle of a row, or before other tensors, or before a large part of the data. Files of integers are
 /// data sets more often than models, and may hold any values.
-fn zero_end(file: &File, pieces: &[Piece], nonzero_end: u64, report: &mut Report) -> Option<u64> {
+fn zero_end(file: &CheckedFile, pieces: &[SearchPiece], nonzero_end: u64, report: &mut CheckReport) -> Option<u64> {
     let (start, end) = (file.header.data_start(), file.source.len());
     let (zeros, len) = (end.checked_sub(nonzero_end)?, end.checked_sub(start)?);
     let read: u64 = pieces.iter().map(|piece| piece.bytes.end - piece.bytes.start).sum();
@@ -294,7 +302,7 @@ fn zero_end(file: &File, pieces: &[Piece], nonzero_end: u64, report: &mut Report
         if len < ZERO_DATA_MIN {
             return None;
         }
-        report.add(Rule::ZeroEnd, &file.name, None, || format!("all {len} bytes of the data are zero"));
+        report.add(CheckRule::ZeroEnd, &file.name, None, || format!("all {len} bytes of the data are zero"));
         return Some(start);
     }
     let cut = file.header.tensors().find(|tensor| tensor.range.contains(&nonzero_end))?;
@@ -313,7 +321,7 @@ fn zero_end(file: &File, pieces: &[Piece], nonzero_end: u64, report: &mut Report
     if zeros < ZERO_END_MIN || !is_cut && (zeros <= len / 2 || whole.count() < 2) {
         return None;
     }
-    report.add(Rule::ZeroEnd, &file.name, Some(cut.name), || {
+    report.add(CheckRule::ZeroEnd, &file.name, Some(cut.name), || {
         let percent = zeros as f64 / len as f64 * 100.0;
         format!(
             "the last {zeros} of {len} bytes of the data ({percent:.1} %) are zero, from byte {nonzero_end} of the file, \
@@ -325,7 +333,7 @@ fn zero_end(file: &File, pieces: &[Piece], nonzero_end: u64, report: &mut Report
 }
 
 fn hash(
-    file: &File,
+    file: &CheckedFile,
     mut bytes: Range<u64>,
     hasher: &Mutex<Sha256>,
     advance: &(dyn Fn(u64) + Sync),
@@ -343,12 +351,12 @@ fn hash(
 }
 
 /// Reports the special values of a tensor.
-fn report_specials(file: &File, tensor: &TensorInfo, specials: &Specials, report: &mut Report) {
-    let Specials { nan, pos_inf, neg_inf, first } = *specials;
+fn report_specials(file: &CheckedFile, tensor: &TensorInfo, specials: &SpecialCounts, report: &mut CheckReport) {
+    let SpecialCounts { nan, pos_inf, neg_inf, first } = *specials;
     let counts = [(nan, "NaN"), (pos_inf, "+Inf"), (neg_inf, "-Inf")];
     let counts: Vec<String> =
         counts.into_iter().filter(|(count, _)| *count > 0).map(|(count, name)| format!("{count} {name}")).collect();
-    let rule = if nan > 0 { Rule::Nan } else { Rule::Infinite };
+    let rule = if nan > 0 { CheckRule::Nan } else { CheckRule::Infinite };
     let count = tensor.elements();
     let plural = if count == 1 { "" } else { "s" };
     let elements = match tensor.dtype {

@@ -1,8 +1,8 @@
 //! Checks a dataset of safetensors-spark: the names of its shards, its index of tensors, and padding.
 
-use super::report::{Report, Rule};
+use super::report::{CheckReport, CheckRule};
 use crate::model::{Model, ShardId, TensorId};
-use crate::source::{self, EntryKind, Location};
+use crate::source::{self, ListedKind, Location};
 use crate::text::{brackets, quote};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -28,7 +28,7 @@ pub struct IndexRow {
 
 /// A dataset that is checked.
 #[derive(Debug)]
-pub(super) struct Dataset {
+pub(super) struct CheckedDataset {
     model: Model,
     /// The manifest, in messages.
     name: String,
@@ -40,7 +40,7 @@ pub(super) struct Dataset {
     rows: usize,
 }
 
-impl Dataset {
+impl CheckedDataset {
     pub fn new(model: Model, name: String) -> Self {
         let indexed = vec![false; model.stored().iter().last().map_or(0, |last| last.index() + 1)];
         let file_name = |shard: &str| shard.rsplit('/').next().unwrap_or(shard).to_owned();
@@ -57,7 +57,7 @@ impl Dataset {
         }
         // Spark adds checksums, as hidden files, and an empty file that says that all is there.
         let is_part = |name: &str| name.ends_with(".parquet") && !name.starts_with(['.', '_']);
-        let entries = source::list(&index)?.entries.into_iter().filter(|entry| entry.kind == EntryKind::File);
+        let entries = source::list_dir(&index)?.entries.into_iter().filter(|entry| entry.kind == ListedKind::File);
         let mut names: Vec<String> = entries.filter_map(|entry| entry.name.into_string().ok()).collect();
         names.retain(|name| is_part(name));
         names.sort_unstable();
@@ -66,16 +66,16 @@ impl Dataset {
 
     /// Compares a row of the index with the files. Returns false if there are so many more rows than tensors that the
     /// index cannot be right.
-    pub fn compare(&mut self, row: &IndexRow, report: &mut Report) -> bool {
+    pub fn compare(&mut self, row: &IndexRow, report: &mut CheckReport) -> bool {
         self.rows += 1;
         self.compare_row(row, report);
         self.rows <= self.indexed.len().saturating_add(SURPLUS_MAX)
     }
 
-    fn compare_row(&mut self, row: &IndexRow, report: &mut Report) {
+    fn compare_row(&mut self, row: &IndexRow, report: &mut CheckReport) {
         let Self { model, name, shards, indexed, .. } = self;
         let IndexRow { tensor_key, file_name, shape, dtype } = row;
-        let mut add = |message: String| report.add(Rule::TensorIndex, name, Some(tensor_key), || message);
+        let mut add = |message: String| report.add(CheckRule::TensorIndex, name, Some(tensor_key), || message);
         let tensor = || quote(tensor_key);
         let Some(shard) = shards.get(file_name).copied() else {
             // A shard that cannot be opened is reported once.
@@ -102,24 +102,24 @@ impl Dataset {
     }
 
     /// Reports what no row of the index was about.
-    pub fn finish(&self, report: &mut Report) {
+    pub fn finish(&self, report: &mut CheckReport) {
         let missing = |id: &TensorId| self.indexed.get(id.index()).is_some_and(|seen| !seen);
         for id in self.model.stored().iter().filter(missing) {
             let (name, shard) = (self.model.name(id), &self.model.shard(self.model.shard_of(id)).name);
-            report.add(Rule::TensorIndex, &self.name, Some(name), || {
+            report.add(CheckRule::TensorIndex, &self.name, Some(name), || {
                 format!("{INDEX} does not have {} in {}", quote(name), quote(shard))
             });
         }
     }
 
     /// Reports that the files of the index cannot be read.
-    pub fn unreadable(&self, file: &Location, reason: &str, report: &mut Report) {
-        report.add(Rule::TensorIndex, &self.name, None, || format!("{file}: {reason}"));
+    pub fn unreadable(&self, file: &Location, reason: &str, report: &mut CheckReport) {
+        report.add(CheckRule::TensorIndex, &self.name, None, || format!("{file}: {reason}"));
     }
 
     /// Reports rows at the ends of shards that are zero in all arrays: the last batch of a task is filled up with such
     /// rows if the dataset was written with the option `tail_strategy=pad`.
-    pub fn find_padding(&self, report: &mut Report) -> Result<(), source::Error> {
+    pub fn find_padding(&self, report: &mut CheckReport) -> Result<(), source::Error> {
         // In key-value mode there are no batches.
         if self.model.stored().len() == self.model.logical().len() {
             return Ok(());
@@ -127,7 +127,7 @@ impl Dataset {
         for shard in (0..self.model.shards().len()).map(ShardId::new) {
             let Some((padding, rows)) = self.padding(shard)? else { continue };
             let name = &self.model.shard(shard).name;
-            report.add(Rule::Padding, &self.name, Some(name), || {
+            report.add(CheckRule::Padding, &self.name, Some(name), || {
                 format!("the last {padding} of {rows} rows of {} are zero in all arrays", quote(name))
             });
         }
@@ -171,9 +171,9 @@ fn nonzero_end(source: &dyn source::Source, range: std::ops::Range<u64>) -> Resu
 }
 
 /// Reports shards of a dataset whose names are not those that the writer gives.
-pub(super) fn check_names(model: &Model, name: &str, report: &mut Report) {
+pub(super) fn check_names(model: &Model, name: &str, report: &mut CheckReport) {
     for shard in model.shards().iter().filter(|shard| !is_part(&shard.name)) {
-        report.add(Rule::Manifest, name, Some(&shard.name), || {
+        report.add(CheckRule::Manifest, name, Some(&shard.name), || {
             format!(
                 "{} is not called part-NNNNN-NNNN-UUID.safetensors, as safetensors-spark calls its files",
                 quote(&shard.name)

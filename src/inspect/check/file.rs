@@ -1,7 +1,9 @@
 //! Checks the header of one file: its form, the layout of its tensors, and its metadata.
 
-use super::report::{Report, Rule};
-use crate::format::{self, Block, Dtype, Header, Input, Lint, LintKind, Mode, TensorInfo, numpy, safetensors};
+use super::report::{CheckReport, CheckRule};
+use crate::format::{
+    self, Dtype, DtypeBlock, Header, HeaderInput, HeaderLint, LintKind, ParseMode, TensorInfo, numpy, safetensors,
+};
 use crate::inspect::conventions::{self, KOHYA_JSON, MODELSPEC_PREFIX};
 use crate::model;
 use crate::source::{self, Location, Source};
@@ -17,7 +19,7 @@ const DATA_ALIGNMENT: u64 = 8;
 
 /// A file whose header can be used, at least in part.
 #[derive(Debug)]
-pub struct File {
+pub struct CheckedFile {
     /// The name of the file in messages.
     pub name: String,
     /// The bytes of the file.
@@ -29,18 +31,18 @@ pub struct File {
     pub stated: Vec<(String, String)>,
 }
 
-impl File {
+impl CheckedFile {
     /// Checks the file at a location. Findings call it `shown`. The file is `None` if nothing of its header can be
     /// used.
-    pub fn check(shown: &Location, location: &Location) -> Result<(Option<Self>, Report), source::Error> {
-        let source = source::open(location)?;
+    pub fn check(shown: &Location, location: &Location) -> Result<(Option<Self>, CheckReport), source::Error> {
+        let source = source::open_local(location)?;
         let name = shown.to_string();
-        let mut report = Report::of_one_file();
-        let (mut input, header) = model::load(&*source, Mode::Strict)?;
+        let mut report = CheckReport::of_one_file();
+        let (mut input, header) = model::load_header(&*source, ParseMode::Strict)?;
         let header = match header {
             Ok(header) => header,
             Err(broken) => {
-                let header = model::load_more(&mut input, &*source, Mode::Lenient)?;
+                let header = model::load_more(&mut input, &*source, ParseMode::Lenient)?;
                 let Some(header) = check_damaged(&name, header, source.len(), &broken, &mut report) else {
                     return Ok((None, report));
                 };
@@ -56,22 +58,22 @@ impl File {
         Ok((Some(file), report))
     }
 
-    fn check_header(&self, input: &mut Input, report: &mut Report) -> Result<(), source::Error> {
-        model::lint(&self.header, input, &*self.source, &mut |lint| add(report, &self.name, lint))?;
+    fn check_header(&self, input: &mut HeaderInput, report: &mut CheckReport) -> Result<(), source::Error> {
+        model::lint_file(&self.header, input, &*self.source, &mut |lint| add(report, &self.name, lint))?;
         let is_safetensors = self.header.format() == safetensors::NAME;
         let len = self.header.text().map_or(0, |text| text.end - text.start);
         if len > HUB_HEADER_MAX {
-            report.add(Rule::HeaderSize, &self.name, None, || {
+            report.add(CheckRule::HeaderSize, &self.name, None, || {
                 format!("the header has {len} bytes, more than {HUB_HEADER_MAX}")
             });
         }
         let start = self.header.data_start();
         if is_safetensors && !start.is_multiple_of(DATA_ALIGNMENT) && !self.header.is_empty() {
-            report.add(Rule::DataStart, &self.name, None, || {
+            report.add(CheckRule::DataStart, &self.name, None, || {
                 format!("the data begins at byte {start}, which is not a multiple of {DATA_ALIGNMENT}")
             });
         }
-        let rule = if is_safetensors { Rule::UnknownDtype } else { Rule::RawDtype };
+        let rule = if is_safetensors { CheckRule::UnknownDtype } else { CheckRule::RawDtype };
         for dtype in self.header.unknown_dtypes() {
             report.add(rule, &self.name, Some(dtype), || match is_safetensors {
                 true => format!("dtype {} is unknown", quote(dtype)),
@@ -79,7 +81,7 @@ impl File {
             });
         }
         for dtype in self.header.size_only_dtypes() {
-            report.add(Rule::UnknownDtype, &self.name, Some(dtype.name()), || {
+            report.add(CheckRule::UnknownDtype, &self.name, Some(dtype.name()), || {
                 format!(
                     "dtype {dtype}: only its size is known, because no known writer defines how elements are packed"
                 )
@@ -89,7 +91,7 @@ impl File {
     }
 
     /// Counts the tensors, and checks the alignment of each.
-    fn check_tensors(&self, report: &mut Report) {
+    fn check_tensors(&self, report: &mut CheckReport) {
         let mut alignment = None;
         // numpy.load copies the arrays of an archive, which are not aligned.
         let is_copied = self.header.format() == numpy::NPZ;
@@ -103,7 +105,7 @@ impl File {
             alignment = alignment.into_iter().chain([1 << start.trailing_zeros()]).min();
             let width = self::alignment(tensor.dtype);
             if !start.is_multiple_of(width) && !is_copied {
-                report.add(Rule::Unaligned, &self.name, Some(tensor.name), || {
+                report.add(CheckRule::Unaligned, &self.name, Some(tensor.name), || {
                     let TensorInfo { name, dtype, .. } = &tensor;
                     format!(
                         "tensor {}: its {dtype} data begins at byte {start}, which is not a multiple of {width}",
@@ -116,23 +118,23 @@ impl File {
     }
 
     /// Checks the metadata against its conventions and returns the hashes in it.
-    fn check_metadata(&self, report: &mut Report) -> Vec<(String, String)> {
+    fn check_metadata(&self, report: &mut CheckReport) -> Vec<(String, String)> {
         let metadata = self.header.metadata();
         for (key, fault) in conventions::modelspec_faults(metadata) {
             let key = format!("{MODELSPEC_PREFIX}{key}");
-            report.add(Rule::ModelSpec, &self.name, Some(&key), || format!("metadata {}: {fault}", quote(&key)));
+            report.add(CheckRule::ModelSpec, &self.name, Some(&key), || format!("metadata {}: {fault}", quote(&key)));
         }
-        let given = |key| model::value(metadata, key).filter(|value| *value != "None");
+        let given = |key| model::metadata_text(metadata, key).filter(|value| *value != "None");
         for key in KOHYA_JSON {
             let broken = |value| serde_json::from_str::<IgnoredAny>(value).err();
             if let Some(error) = given(key).and_then(broken) {
-                report.add(Rule::Kohya, &self.name, Some(key), || {
+                report.add(CheckRule::Kohya, &self.name, Some(key), || {
                     format!("metadata {}: not valid JSON: {error}", quote(key))
                 });
             }
         }
         if given("sshs_model_hash").is_some_and(|value| conventions::sha256(value).is_none()) {
-            report.add(Rule::Kohya, &self.name, Some("sshs_model_hash"), || {
+            report.add(CheckRule::Kohya, &self.name, Some("sshs_model_hash"), || {
                 "metadata \"sshs_model_hash\": not a SHA-256 hash of 64 digits".to_owned()
             });
         }
@@ -147,7 +149,7 @@ fn alignment(dtype: Dtype) -> u64 {
         // A complex number consists of two floats of four bytes.
         Dtype::C64 => 4,
         _ => match dtype.block() {
-            Some(Block { elements: 1, bytes }) => bytes,
+            Some(DtypeBlock { elements: 1, bytes }) => bytes,
             _ => 1,
         },
     }
@@ -160,39 +162,39 @@ fn check_damaged(
     header: Result<Header, format::Error>,
     len: u64,
     broken: &format::Error,
-    report: &mut Report,
+    report: &mut CheckReport,
 ) -> Option<Header> {
     let Ok(header) = header else {
-        report.add(Rule::Format, name, None, || broken.to_string());
+        report.add(CheckRule::Format, name, None, || broken.to_string());
         return None;
     };
-    format::damage(&header, broken, len, &mut |lint| add(report, name, lint));
+    format::header_damage(&header, broken, len, &mut |lint| add(report, name, lint));
     let (_, more) = header.skipped().kept();
-    report.add_unseen(Rule::Entry, more);
+    report.add_unseen(CheckRule::Entry, more);
     // The lenient parser gives one reason for each entry, which may differ from that of the strict parser.
     let verdict = broken.to_string();
     if !report.contains(&verdict) {
-        let rule = if broken.tensor().is_some() { Rule::Entry } else { Rule::Format };
+        let rule = if broken.tensor().is_some() { CheckRule::Entry } else { CheckRule::Format };
         report.add(rule, name, broken.tensor(), || verdict);
     }
     Some(header)
 }
 
-fn add(report: &mut Report, name: &str, lint: Lint) {
+fn add(report: &mut CheckReport, name: &str, lint: HeaderLint) {
     let rule = match lint.kind {
-        LintKind::Unusual => Rule::Json,
-        LintKind::Keys => Rule::GgufKeys,
-        LintKind::Padding => Rule::GgufPadding,
-        LintKind::Entry => Rule::Entry,
-        LintKind::Hole => Rule::Hole,
-        LintKind::Overlap => Rule::Overlap,
-        LintKind::Trailing => Rule::Trailing,
-        LintKind::LeftOut => Rule::LeftOut,
-        LintKind::Unverified => Rule::Unverified,
-        LintKind::Model => Rule::Model,
-        LintKind::Archive => Rule::Archive,
-        LintKind::Global => Rule::PickleGlobal,
-        LintKind::Code => Rule::PickleCode,
+        LintKind::Unusual => CheckRule::Json,
+        LintKind::Keys => CheckRule::GgufKeys,
+        LintKind::Padding => CheckRule::GgufPadding,
+        LintKind::Entry => CheckRule::Entry,
+        LintKind::Hole => CheckRule::Hole,
+        LintKind::Overlap => CheckRule::Overlap,
+        LintKind::Trailing => CheckRule::Trailing,
+        LintKind::LeftOut => CheckRule::LeftOut,
+        LintKind::Unverified => CheckRule::Unverified,
+        LintKind::Model => CheckRule::Model,
+        LintKind::Archive => CheckRule::Archive,
+        LintKind::Global => CheckRule::PickleGlobal,
+        LintKind::Code => CheckRule::PickleCode,
     };
     report.add(rule, name, lint.subject.as_deref(), || lint.message);
 }

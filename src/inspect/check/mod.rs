@@ -10,47 +10,47 @@ mod quantized;
 mod report;
 mod set;
 
-use crate::format::{Mode, TensorInfo};
-use crate::model::{self, Error, Kind, Model};
+use crate::format::{ParseMode, TensorInfo};
+use crate::model::{self, Error, Model, ModelKind};
 use crate::source::{self, Location, Source};
 use crate::threads;
-use dataset::Dataset;
-use file::File;
+use dataset::CheckedDataset;
+use file::CheckedFile;
 
 pub use dataset::IndexRow;
-pub use report::{Finding, Report, Rule, Severity};
+pub use report::{CheckFinding, CheckReport, CheckRule, Severity};
 
 /// A model whose headers have been checked.
 #[derive(Debug)]
-pub struct Check {
-    files: Vec<File>,
+pub struct ModelCheck {
+    files: Vec<CheckedFile>,
     /// The model, if it has quantized weights, and the names of its files in messages.
     quantized: Option<(Model, Vec<String>)>,
     /// The model, if it is a dataset.
-    dataset: Option<Dataset>,
-    report: Report,
+    dataset: Option<CheckedDataset>,
+    report: CheckReport,
 }
 
-impl Check {
+impl ModelCheck {
     /// Checks the headers of a model: a file, the index of a sharded model, the manifest of a dataset, or a split.
     /// Fails only if something cannot be read. All other problems are in the report.
     pub fn open(location: &Location) -> Result<Self, Error> {
-        let mut report = Report::default();
+        let mut report = CheckReport::default();
         let is_set = model::is_set(location.file_name());
         let (mut model, locations): (Option<Model>, Vec<Location>) = match is_set {
-            true => set::check(location, &mut report)?,
+            true => set::check_set(location, &mut report)?,
             false => match model::file_of(location) {
                 Ok(file) => (None, vec![file]),
                 Err(Error::Set { error, .. }) => {
-                    report.add(Rule::Format, &location.to_string(), None, || error.to_string());
+                    report.add(CheckRule::Format, &location.to_string(), None, || error.to_string());
                     (None, Vec::new())
                 }
                 Err(error) => return Err(error),
             },
         };
         let mut files = Vec::new();
-        for result in threads::map(locations.len(), |at| {
-            File::check(if is_set { &locations[at] } else { location }, &locations[at])
+        for result in threads::map_parallel(locations.len(), |at| {
+            CheckedFile::check(if is_set { &locations[at] } else { location }, &locations[at])
         }) {
             let (file, found) = result?;
             report.merge(found);
@@ -58,7 +58,7 @@ impl Check {
         }
         if let Some(file) = files.first().filter(|_| !is_set) {
             // A damaged file has findings already.
-            model = model::open_model(location, Mode::Lenient).ok();
+            model = model::open_model(location, ParseMode::Lenient).ok();
             if let Some(model) = &model {
                 // If a shard is checked by itself, the companions may be in another one.
                 let name = location.file_name().to_string_lossy();
@@ -66,20 +66,22 @@ impl Check {
                 quantized::check_recognition(model, &file.name, is_whole, &mut report);
             }
             if let Some(remark) = model::split_remark(&file.header) {
-                report.add(Rule::SplitName, &file.name, None, || remark);
+                report.add(CheckRule::SplitName, &file.name, None, || remark);
             }
         }
         let names = locations.iter().map(|at| if is_set { at } else { location }.to_string()).collect();
         let (mut quantized, mut dataset) = (None, None);
         match model {
-            Some(model) if model.kind() == Kind::Dataset => dataset = Some(Dataset::new(model, location.to_string())),
+            Some(model) if model.kind() == ModelKind::Dataset => {
+                dataset = Some(CheckedDataset::new(model, location.to_string()))
+            }
             Some(model) if !model.quantized().weights().is_empty() => quantized = Some((model, names)),
             _ => {}
         }
         Ok(Self { files, quantized, dataset, report })
     }
 
-    /// Number of bytes that [`Check::read`] will read.
+    /// Number of bytes that [`ModelCheck::read`] will read.
     pub fn bytes_to_read(&self, values: bool) -> u64 {
         let data = self.files.iter().map(|file| data::bytes_to_read(file, values)).fold(0, u64::saturating_add);
         let quantized = self.quantized.iter().filter(|_| values).map(|(model, _)| quantized::bytes_to_read(model));
@@ -93,10 +95,10 @@ impl Check {
         for file in &self.files {
             let model = self.quantized.as_ref().map(|(model, _)| model);
             let is_companion = |tensor: &TensorInfo| model.is_some_and(|model| quantized::is_companion(model, tensor));
-            data::read(file, values, &is_companion, &mut self.report, advance)?;
+            data::read_piece(file, values, &is_companion, &mut self.report, advance)?;
         }
         if let Some((model, names)) = self.quantized.as_ref().filter(|_| values) {
-            quantized::read(model, names, &mut self.report, advance)?;
+            quantized::read_companion(model, names, &mut self.report, advance)?;
         }
         if let Some(dataset) = self.dataset.as_ref().filter(|_| values) {
             dataset.find_padding(&mut self.report)?;
@@ -115,7 +117,7 @@ impl Check {
         let files = dataset.index_files()?;
         let mut is_whole = !files.is_empty();
         for file in files {
-            let source = source::open(&file)?;
+            let source = source::open_local(&file)?;
             if let Err(reason) = read(&*source, &mut |row| dataset.compare(row, report)) {
                 dataset.unreadable(&file, &reason, report);
                 is_whole = false;
@@ -129,7 +131,7 @@ impl Check {
     }
 
     /// The findings.
-    pub fn into_report(self) -> Report {
+    pub fn into_report(self) -> CheckReport {
         self.report
     }
 }

@@ -1,11 +1,13 @@
 //! Checks quantized weights: whether they are recognised, and whether the numbers in their companions are usable.
 
 use super::data::index;
-use super::report::{Report, Rule};
-use crate::codec::quantized::{Faults, Formula, Global, Grid, Layout, Part, Real};
+use super::report::{CheckReport, CheckRule};
+use crate::codec::quantized::{
+    CompanionFaults, DequantizeFormula, GlobalScale, QuantizedLayout, QuantizedPart, ScaleGrid, ScaleType,
+};
 use crate::format::TensorInfo;
-use crate::model::quantization::{Place, Problem, Warning, Weight};
-use crate::model::{Model, Parts, TensorId};
+use crate::model::quantization::{ProblemKind, ProblemPlace, QuantizedWeight, WeightWarning};
+use crate::model::{Model, TensorId, TensorParts};
 use crate::source;
 use crate::text::quote;
 use crate::threads;
@@ -19,93 +21,97 @@ const TENSORS_AT_ONCE: usize = 1024;
 
 /// Reports tensors that look quantized and are not recognised. If `is_whole` is false, the model is only a part of one,
 /// and missing companions are not reported.
-pub(super) fn check_recognition(model: &Model, name: &str, is_whole: bool, report: &mut Report) {
+pub(super) fn check_recognition(model: &Model, name: &str, is_whole: bool, report: &mut CheckReport) {
     let quantized = model.quantized();
     // If the scheme is unknown, it is also unknown which companions there must be.
     let is_known = quantized.warnings().iter().all(|warning| !warning.places.is_empty());
     for (warning, note) in quantized.warnings().iter().zip(quantized.notes()) {
-        let Warning { problem, scheme, reason, count, ref places, .. } = *warning;
+        let WeightWarning { problem, scheme, reason, count, ref places, .. } = *warning;
         match problem {
-            Problem::Missing if !is_whole => continue,
-            Problem::Missing if scheme.is_some() || is_known => {}
-            Problem::Mismatch => {}
-            Problem::Missing | Problem::Unknown => {
-                report.add(Rule::Quantized, name, None, || note);
+            ProblemKind::Missing if !is_whole => continue,
+            ProblemKind::Missing if scheme.is_some() || is_known => {}
+            ProblemKind::Mismatch => {}
+            ProblemKind::Missing | ProblemKind::Unknown => {
+                report.add(CheckRule::Quantized, name, None, || note);
                 continue;
             }
         }
-        for Place { tensor, found } in places {
+        for ProblemPlace { tensor, found } in places {
             let tensor = model.name(TensorId::new(*tensor));
             let scheme = scheme.map_or(String::new(), |scheme| format!(" ({scheme})"));
-            report.add(Rule::Companion, name, Some(tensor), || {
+            report.add(CheckRule::Companion, name, Some(tensor), || {
                 format!("tensor {}{scheme}: {reason} ({found})", quote(tensor))
             });
         }
-        report.add_unseen(Rule::Companion, count - places.len());
+        report.add_unseen(CheckRule::Companion, count - places.len());
     }
 }
 
-/// Whether a tensor of a file is a companion of a weight, so that [`read`] reports its faults.
+/// Whether a tensor of a file is a companion of a weight, so that [`read_companion`] reports its faults.
 pub(super) fn is_companion(model: &Model, tensor: &TensorInfo) -> bool {
     let id = model.find(tensor.name).filter(|id| model.tensor(*id).info.range == tensor.range);
     let owner = id.and_then(|id| Some((id, model.quantized().owner(id)?)));
-    owner.is_some_and(|(id, weight)| Part::ALL.iter().any(|part| weight.part(*part) == Some(id.index())))
+    owner.is_some_and(|(id, weight)| QuantizedPart::ALL.iter().any(|part| weight.part(*part) == Some(id.index())))
 }
 
-/// Number of bytes that [`read`] processes.
+/// Number of bytes that [`read_companion`] processes.
 pub(super) fn bytes_to_read(model: &Model) -> u64 {
     checked(model).map(|companion| companion.info(model).nbytes()).fold(0, u64::saturating_add)
 }
 
 /// A companion whose numbers are checked.
-struct Companion<'m> {
-    weight: &'m Weight,
-    part: Part,
+struct CheckedCompanion<'m> {
+    weight: &'m QuantizedWeight,
+    part: QuantizedPart,
     tensor: TensorId,
 }
 
-impl<'m> Companion<'m> {
+impl<'m> CheckedCompanion<'m> {
     fn info(&self, model: &'m Model) -> TensorInfo<'m> {
         model.tensor(self.tensor).info
     }
 }
 
 /// The companions of all weights whose numbers are checked, each once.
-fn checked(model: &Model) -> impl Iterator<Item = Companion<'_>> {
+fn checked(model: &Model) -> impl Iterator<Item = CheckedCompanion<'_>> {
     let mut seen = HashSet::new();
     let all = model.quantized().weights().iter().filter(|weight| weight.class.elements() > 0);
-    let all = all.flat_map(|weight| Part::ALL.into_iter().map(move |part| (weight, part)));
+    let all = all.flat_map(|weight| QuantizedPart::ALL.into_iter().map(move |part| (weight, part)));
     all.filter_map(move |(weight, part)| {
-        number(&weight.class.layout, part)?;
+        companion_number(&weight.class.layout, part)?;
         let tensor = TensorId::new(weight.part(part)?);
-        seen.insert(tensor).then_some(Companion { weight, part, tensor })
+        seen.insert(tensor).then_some(CheckedCompanion { weight, part, tensor })
     })
 }
 
 /// The type of the numbers of a part; `None` if they can have any value, such as zero points and codes. For a group
 /// index, a type of the same size.
-fn number(layout: &Layout, part: Part) -> Option<Real> {
+fn companion_number(layout: &QuantizedLayout, part: QuantizedPart) -> Option<ScaleType> {
     match part {
-        Part::Scales => Some(layout.scale).filter(|scale| !matches!(scale, Real::Nested { .. })),
-        Part::Biases => Some(layout.bias),
-        Part::Global | Part::Map | Part::NestedScales | Part::NestedMap | Part::GroupIndex => Some(Real::F32),
-        Part::Values | Part::Zeros => None,
+        QuantizedPart::Scales => Some(layout.scale).filter(|scale| !matches!(scale, ScaleType::Nested { .. })),
+        QuantizedPart::Biases => Some(layout.bias),
+        QuantizedPart::Global
+        | QuantizedPart::Map
+        | QuantizedPart::NestedScales
+        | QuantizedPart::NestedMap
+        | QuantizedPart::GroupIndex => Some(ScaleType::F32),
+        QuantizedPart::Values | QuantizedPart::Zeros => None,
     }
 }
 
 /// Reads the companions of quantized weights and reports numbers that make values wrong. `names` are the names of the
 /// files in messages.
-pub(super) fn read(
+pub(super) fn read_companion(
     model: &Model,
     names: &[String],
-    report: &mut Report,
+    report: &mut CheckReport,
     advance: &(dyn Fn(u64) + Sync),
 ) -> Result<(), source::Error> {
-    let all: Vec<Companion> = checked(model).collect();
+    let all: Vec<CheckedCompanion> = checked(model).collect();
     for some in all.chunks(TENSORS_AT_ONCE) {
-        let found = threads::map(some.len(), |at| faults(model, &some[at], advance));
+        let found = threads::map_parallel(some.len(), |at| faults(model, &some[at], advance));
         for (companion, faults) in some.iter().zip(found) {
-            let Parts::One(shard) = model.tensor(companion.tensor).parts else { continue };
+            let TensorParts::One(shard) = model.tensor(companion.tensor).parts else { continue };
             let name = names.get(shard.index()).map_or("", |name| name);
             report_faults(model, companion, &faults?, name, report);
         }
@@ -114,10 +120,14 @@ pub(super) fn read(
 }
 
 /// The faults of a companion.
-fn faults(model: &Model, companion: &Companion, advance: &(dyn Fn(u64) + Sync)) -> Result<Faults, source::Error> {
-    let (layout, mut faults) = (&companion.weight.class.layout, Faults::default());
+fn faults(
+    model: &Model,
+    companion: &CheckedCompanion,
+    advance: &(dyn Fn(u64) + Sync),
+) -> Result<CompanionFaults, source::Error> {
+    let (layout, mut faults) = (&companion.weight.class.layout, CompanionFaults::default());
     let tensor = model.tensor(companion.tensor);
-    let Some(real) = number(layout, companion.part) else { return Ok(faults) };
+    let Some(real) = companion_number(layout, companion.part) else { return Ok(faults) };
     let (data, len) = (model.data(&tensor), tensor.info.nbytes());
     let mut buf = Vec::new();
     let mut start = 0;
@@ -126,8 +136,8 @@ fn faults(model: &Model, companion: &Companion, advance: &(dyn Fn(u64) + Sync)) 
         buf.resize((end - start) as usize, 0);
         data.read_exact_at(&mut buf, start)?;
         let part = match companion.part {
-            Part::GroupIndex => Faults::of_index(groups(layout), &buf),
-            _ => Faults::of_scales(real, &buf),
+            QuantizedPart::GroupIndex => CompanionFaults::of_index(scale_groups(layout), &buf),
+            _ => CompanionFaults::of_scales(real, &buf),
         };
         faults.merge(&part, start / real.bytes());
         advance(end - start);
@@ -137,30 +147,36 @@ fn faults(model: &Model, companion: &Companion, advance: &(dyn Fn(u64) + Sync)) 
 }
 
 /// Number of groups of a row.
-fn groups(layout: &Layout) -> u64 {
+fn scale_groups(layout: &QuantizedLayout) -> u64 {
     match layout.grid {
-        Grid::Blocks { groups, .. } | Grid::Tiled { groups, .. } => groups,
+        ScaleGrid::Blocks { groups, .. } | ScaleGrid::Tiled { groups, .. } => groups,
     }
 }
 
 /// The name of a number of a part, in singular and plural.
-fn called(part: Part) -> [&'static str; 2] {
+fn called(part: QuantizedPart) -> [&'static str; 2] {
     match part {
-        Part::Values => ["code", "codes"],
-        Part::Scales => ["scale", "scales"],
-        Part::Zeros => ["zero point", "zero points"],
-        Part::Biases => ["bias", "biases"],
-        Part::GroupIndex => ["column", "columns"],
-        Part::Global => ["global scale", "global scales"],
-        Part::Map => ["value of a code", "values of codes"],
-        Part::NestedScales => ["scale of scales", "scales of scales"],
-        Part::NestedMap => ["value of a quantized scale", "values of quantized scales"],
+        QuantizedPart::Values => ["code", "codes"],
+        QuantizedPart::Scales => ["scale", "scales"],
+        QuantizedPart::Zeros => ["zero point", "zero points"],
+        QuantizedPart::Biases => ["bias", "biases"],
+        QuantizedPart::GroupIndex => ["column", "columns"],
+        QuantizedPart::Global => ["global scale", "global scales"],
+        QuantizedPart::Map => ["value of a code", "values of codes"],
+        QuantizedPart::NestedScales => ["scale of scales", "scales of scales"],
+        QuantizedPart::NestedMap => ["value of a quantized scale", "values of quantized scales"],
     }
 }
 
-fn report_faults(model: &Model, companion: &Companion, faults: &Faults, file: &str, report: &mut Report) {
-    let Companion { weight, part, .. } = *companion;
-    let Faults { zero, not_finite, no_group, is_unused, first } = *faults;
+fn report_faults(
+    model: &Model,
+    companion: &CheckedCompanion,
+    faults: &CompanionFaults,
+    file: &str,
+    report: &mut CheckReport,
+) {
+    let CheckedCompanion { weight, part, .. } = *companion;
+    let CompanionFaults { zero, not_finite, no_group, is_unused, first } = *faults;
     let layout = &weight.class.layout;
     let info = companion.info(model);
     let (name, total, [one, many]) = (quote(info.name), info.elements(), called(part));
@@ -173,46 +189,47 @@ fn report_faults(model: &Model, companion: &Companion, faults: &Faults, file: &s
     };
     let at = index(info.shape, first.unwrap_or(0));
     let first = if total > 1 { format!(", the first at {at}") } else { String::new() };
-    if part == Part::GroupIndex {
+    if part == QuantizedPart::GroupIndex {
         if no_group > 0 && !is_unused {
-            report.add(Rule::GroupIndex, file, Some(info.name), || {
+            report.add(CheckRule::GroupIndex, file, Some(info.name), || {
                 format!(
                     "tensor {name}: {no_group} of {total} columns of {} have groups that do not exist{first}; there \
                      are {} groups",
                     of(),
-                    groups(layout)
+                    scale_groups(layout)
                 )
             });
         }
         return;
     }
     if not_finite > 0 {
-        report.add(Rule::Scale, file, Some(info.name), || {
+        report.add(CheckRule::Scale, file, Some(info.name), || {
             let wrong = some(not_finite);
             format!("tensor {name}: {wrong} infinite or NaN{first}, and so are values of {}", of())
         });
     }
     let divides = match part {
-        Part::Scales => layout.formula == Formula::Divide,
-        Part::Global => matches!(layout.global, Global::Over { .. }),
+        QuantizedPart::Scales => layout.formula == DequantizeFormula::Divide,
+        QuantizedPart::Global => matches!(layout.global, GlobalScale::Over { .. }),
         _ => false,
     };
     // With a bias, a scale of 0 is normal: all values of the group are equal.
-    let multiplies = matches!(part, Part::Scales | Part::Global) && layout.formula != Formula::ScaleThenAdd;
+    let multiplies = matches!(part, QuantizedPart::Scales | QuantizedPart::Global)
+        && layout.formula != DequantizeFormula::ScaleThenAdd;
     // Incomplete tiles are padded with zeros.
-    let is_padded = matches!(layout.grid, Grid::Tiled { .. });
+    let is_padded = matches!(layout.grid, ScaleGrid::Tiled { .. });
     if zero > 0 && divides {
-        report.add(Rule::Scale, file, Some(info.name), || {
+        report.add(CheckRule::Scale, file, Some(info.name), || {
             let them = if total == 1 { "it" } else { "them" };
             let wrong = some(zero);
             format!("tensor {name}: {wrong} zero, and the scheme divides by {them}: values of {} are not finite", of())
         });
     } else if zero > 0 && multiplies && zero == total {
-        report.add(Rule::ZeroWeight, file, Some(info.name), || {
+        report.add(CheckRule::ZeroWeight, file, Some(info.name), || {
             format!("tensor {name}: {} zero, and so are all values of {}", some(zero), of())
         });
     } else if zero > 0 && multiplies && !is_padded {
-        report.add(Rule::ZeroScale, file, Some(info.name), || {
+        report.add(CheckRule::ZeroScale, file, Some(info.name), || {
             format!("tensor {name}: {} zero, and so are the values of {} in their groups", some(zero), of())
         });
     }

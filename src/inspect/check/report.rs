@@ -21,7 +21,7 @@ pub enum Severity {
 /// A rule that is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "`Rule::row` describes the rules")]
-pub enum Rule {
+pub enum CheckRule {
     Format,
     Entry,
     Hole,
@@ -64,7 +64,7 @@ pub enum Rule {
     Quantized,
 }
 
-impl Rule {
+impl CheckRule {
     /// The name in the output.
     pub fn name(self) -> &'static str {
         self.row().0
@@ -155,7 +155,7 @@ impl Rule {
     }
 }
 
-impl Serialize for Rule {
+impl Serialize for CheckRule {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.name())
     }
@@ -163,11 +163,11 @@ impl Serialize for Rule {
 
 /// A violation of a rule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Finding {
+pub struct CheckFinding {
     /// The severity of the rule.
     pub severity: Severity,
     /// The rule.
-    pub rule: Rule,
+    pub rule: CheckRule,
     /// The file.
     pub file: String,
     /// The tensor, shard or metadata key at fault, if there is one.
@@ -178,9 +178,9 @@ pub struct Finding {
 
 /// The result of a check.
 #[derive(Debug, Clone, Default)]
-pub struct Report {
-    findings: Vec<Finding>,
-    counts: BTreeMap<Rule, u64>,
+pub struct CheckReport {
+    findings: Vec<CheckFinding>,
+    counts: BTreeMap<CheckRule, u64>,
     /// Files that were checked.
     pub files: usize,
     /// Number of sound tensors in them.
@@ -197,18 +197,18 @@ pub struct Report {
     pub unsearched: u64,
 }
 
-impl Report {
+impl CheckReport {
     /// An empty report about one file.
     pub(super) fn of_one_file() -> Self {
         Self { files: 1, ..Self::default() }
     }
 
     /// Adds a finding. The message is only created if the finding is kept.
-    pub(super) fn add(&mut self, rule: Rule, file: &str, subject: Option<&str>, message: impl FnOnce() -> String) {
+    pub(super) fn add(&mut self, rule: CheckRule, file: &str, subject: Option<&str>, message: impl FnOnce() -> String) {
         let count = self.counts.entry(rule).or_default();
         *count += 1;
         if *count <= KEPT {
-            self.findings.push(Finding {
+            self.findings.push(CheckFinding {
                 severity: rule.severity(),
                 rule,
                 file: file.to_owned(),
@@ -224,7 +224,7 @@ impl Report {
     }
 
     /// Counts `more` findings without details.
-    pub(super) fn add_unseen(&mut self, rule: Rule, more: usize) {
+    pub(super) fn add_unseen(&mut self, rule: CheckRule, more: usize) {
         if more > 0 {
             *self.counts.entry(rule).or_default() += more as u64;
         }
@@ -253,13 +253,13 @@ impl Report {
     }
 
     /// The findings, sorted by severity (errors first) and rule; at most 1000 for each rule.
-    pub fn findings(&mut self) -> &[Finding] {
+    pub fn findings(&mut self) -> &[CheckFinding] {
         self.findings.sort_by_key(|finding| (finding.severity, finding.rule));
         &self.findings
     }
 
     /// Number of findings of a rule.
-    pub fn count(&self, rule: Rule) -> u64 {
+    pub fn count(&self, rule: CheckRule) -> u64 {
         self.counts.get(&rule).copied().unwrap_or(0)
     }
 

@@ -1,55 +1,58 @@
 //! Checks an index or a manifest against its files, and splits against each other.
 
-use super::report::{Report, Rule};
+use super::report::{CheckReport, CheckRule};
 use super::{dataset, quantized};
-use crate::format::{Mode, Skipped};
-use crate::inspect::totals::{Breakdown, Totals};
-use crate::model::{Error, Kind, Model, Shard, Stated, open_model};
+use crate::format::{ParseMode, SkippedEntry};
+use crate::inspect::totals::{TensorBreakdown, TensorTotals};
+use crate::model::{Error, Model, ModelKind, Shard, StatedTotals, open_model};
 use crate::source::Location;
 use crate::text::quote;
 
 /// Checks the index or manifest at `location` against its files, or the split there against the other splits. Returns
 /// the model, if there is one, and the locations of the files.
-pub(super) fn check(location: &Location, report: &mut Report) -> Result<(Option<Model>, Vec<Location>), Error> {
+pub(super) fn check_set(
+    location: &Location,
+    report: &mut CheckReport,
+) -> Result<(Option<Model>, Vec<Location>), Error> {
     let name = location.to_string();
-    let model = match open_model(location, Mode::Lenient) {
+    let model = match open_model(location, ParseMode::Lenient) {
         Ok(model) => model,
         Err(Error::Set { error, .. }) => {
-            report.add(Rule::Format, &name, None, || error.to_string());
+            report.add(CheckRule::Format, &name, None, || error.to_string());
             return Ok((None, Vec::new()));
         }
         // A file that is called a split, but has no other splits.
         Err(Error::Format { .. }) => return Ok((None, vec![location.clone()])),
         Err(error) => return Err(error),
     };
-    let rule = if model.kind() == Kind::Splits { Rule::Split } else { Rule::Index };
+    let rule = if model.kind() == ModelKind::Splits { CheckRule::Split } else { CheckRule::Index };
     let (mismatches, more) = model.mismatches().kept();
-    for Skipped { name: subject, reason, .. } in mismatches {
+    for SkippedEntry { name: subject, reason, .. } in mismatches {
         report.add(rule, &name, Some(subject), || match model.kind() {
             // The reason does not contain the subject.
-            Kind::Dataset => format!("{}: {reason}", quote(subject)),
+            ModelKind::Dataset => format!("{}: {reason}", quote(subject)),
             _ => reason.clone(),
         });
     }
     report.add_unseen(rule, more);
     for remark in model.remarks() {
         let rule = match model.kind() {
-            Kind::Dataset => Rule::Manifest,
-            Kind::Sharded => Rule::IndexTwice,
-            Kind::File | Kind::Splits | Kind::Layer => Rule::SplitName,
+            ModelKind::Dataset => CheckRule::Manifest,
+            ModelKind::Sharded => CheckRule::IndexTwice,
+            ModelKind::File | ModelKind::Splits | ModelKind::Layer => CheckRule::SplitName,
         };
         report.add(rule, &name, None, || remark.clone());
     }
     match model.kind() {
-        Kind::Sharded => check_totals(&model, &name, report),
-        Kind::Dataset => dataset::check_names(&model, &name, report),
-        Kind::File | Kind::Splits | Kind::Layer => {}
+        ModelKind::Sharded => check_totals(&model, &name, report),
+        ModelKind::Dataset => dataset::check_names(&model, &name, report),
+        ModelKind::File | ModelKind::Splits | ModelKind::Layer => {}
     }
     quantized::check_recognition(&model, &name, model.missing() == 0, report);
     let dir = location.parent();
     let names = model.shards().iter().zip(model.sources().iter()).map(|(shard, source)| match source.path() {
         // The name of a split need not be valid UTF-8.
-        Some(found) if model.kind() == Kind::Splits => dir.join(found.file_name().unwrap_or_default()),
+        Some(found) if model.kind() == ModelKind::Splits => dir.join(found.file_name().unwrap_or_default()),
         _ => dir.join(&shard.name),
     });
     let names = names.collect();
@@ -57,10 +60,10 @@ pub(super) fn check(location: &Location, report: &mut Report) -> Result<(Option<
 }
 
 /// Compares the totals of an index with the tensors, and the numbers in the names of shards with the number of shards.
-fn check_totals(model: &Model, name: &str, report: &mut Report) {
+fn check_totals(model: &Model, name: &str, report: &mut CheckReport) {
     // If a shard is missing, all totals are wrong. The missing shard has been reported already.
-    let stated = if model.missing() == 0 { model.stated() } else { Stated::default() };
-    let Totals { nbytes, parameters, .. } = Breakdown::of(model, model.logical().iter(), 0).all;
+    let stated = if model.missing() == 0 { model.stated() } else { StatedTotals::default() };
+    let TensorTotals { nbytes, parameters, .. } = TensorBreakdown::of(model, model.logical().iter(), 0).all;
     // Some writers count the stored elements of quantized weights.
     let elements = model.logical().iter().map(|id| model.tensor(id).info.elements()).fold(0, u64::saturating_add);
     for (key, stated, found, or) in [
@@ -68,7 +71,7 @@ fn check_totals(model: &Model, name: &str, report: &mut Report) {
         ("total_parameters", stated.total_parameters, parameters, elements),
     ] {
         if let Some(stated) = stated.filter(|stated| *stated != found && *stated != or) {
-            report.add(Rule::IndexTotals, name, Some(key), || {
+            report.add(CheckRule::IndexTotals, name, Some(key), || {
                 format!("{key} is {stated} in the index, but {found} in the files")
             });
         }
@@ -79,7 +82,7 @@ fn check_totals(model: &Model, name: &str, report: &mut Report) {
         Some((shard.name.clone(), of))
     };
     if let Some((shard, of)) = model.shards().iter().find_map(other_number) {
-        report.add(Rule::IndexTotals, name, Some(&shard), || {
+        report.add(CheckRule::IndexTotals, name, Some(&shard), || {
             format!("shard {} is one of {of} by its name, but the index names {shards}", quote(&shard))
         });
     }

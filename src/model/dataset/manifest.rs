@@ -4,7 +4,7 @@
 
 use crate::model::error::SetError;
 use crate::model::ids::{ShardId, TensorId};
-use crate::model::quiet::Quiet;
+use crate::model::quiet::QuietValue;
 use crate::model::table::Model;
 use crate::text::{brackets, quote};
 use serde::Deserialize;
@@ -19,33 +19,33 @@ pub(super) type ListedShard<'n> = (&'n str, Option<usize>);
 
 /// The fields of a manifest that are used.
 #[derive(Deserialize)]
-pub(super) struct Manifest<'t> {
+pub(super) struct DatasetManifest<'t> {
     pub format_version: String,
     safetensors_version: Option<String>,
-    total_samples: Option<Quiet<u64>>,
-    total_bytes: Option<Quiet<u64>>,
+    total_samples: Option<QuietValue<u64>>,
+    total_bytes: Option<QuietValue<u64>>,
     /// Read later: a mistake in it is no reason to refuse the dataset.
     #[serde(borrow)]
     schema: Option<&'t RawValue>,
-    pub shards: Quiet<Vec<Quiet<Listed>>>,
+    pub shards: QuietValue<Vec<QuietValue<ManifestShard>>>,
 }
 
 /// A shard in the manifest.
 #[derive(Deserialize)]
-pub(super) struct Listed {
+pub(super) struct ManifestShard {
     /// Relative to the manifest.
     pub shard_path: String,
     /// Rows, padding included.
-    samples_count: Quiet<u64>,
+    samples_count: QuietValue<u64>,
     /// Size of the whole file.
-    bytes: Quiet<u64>,
+    bytes: QuietValue<u64>,
 }
 
 /// A tensor in the schema: that of the first row, or the first batch, with its name.
 #[derive(Deserialize)]
-struct Described {
+struct SchemaTensor {
     dtype: String,
-    shape: Quiet<Vec<Quiet<u64>>>,
+    shape: QuietValue<Vec<QuietValue<u64>>>,
     /// Whether a tensor has the name.
     #[serde(skip)]
     is_found: bool,
@@ -55,17 +55,17 @@ struct Described {
 }
 
 /// Reads a manifest.
-pub(super) fn read(text: &[u8]) -> Result<Manifest<'_>, SetError> {
-    let manifest: Result<Quiet<Manifest>, _> = serde_json::from_slice(text);
+pub(super) fn read_manifest(text: &[u8]) -> Result<DatasetManifest<'_>, SetError> {
+    let manifest: Result<QuietValue<DatasetManifest>, _> = serde_json::from_slice(text);
     Ok(manifest.map_err(|error| SetError::json("dataset manifest", &error))?.0)
 }
 
 /// Compares the files with the manifest. Nothing is left out because of a difference: the headers take precedence.
 /// `joined` is the first joined array, if there is one: then the dataset is in batch mode.
-pub(super) fn compare(
+pub(super) fn compare_manifest(
     model: &Model,
     joined: Option<TensorId>,
-    manifest: &Manifest,
+    manifest: &DatasetManifest,
     shards: &[ListedShard],
 ) -> Vec<String> {
     let mut remarks = compare_counts(model, joined, manifest, shards);
@@ -80,12 +80,17 @@ pub(super) fn compare(
 }
 
 /// Compares the numbers of rows and bytes in the manifest with the files, and with each other.
-fn compare_counts(model: &Model, joined: Option<TensorId>, manifest: &Manifest, shards: &[ListedShard]) -> Vec<String> {
+fn compare_counts(
+    model: &Model,
+    joined: Option<TensorId>,
+    manifest: &DatasetManifest,
+    shards: &[ListedShard],
+) -> Vec<String> {
     let mut remarks = Vec::new();
-    for (Quiet(listed), (name, shard)) in manifest.shards.0.iter().zip(shards) {
+    for (QuietValue(listed), (name, shard)) in manifest.shards.0.iter().zip(shards) {
         let Some(shard) = shard.map(ShardId::new) else { continue };
         let len = model.source(shard).len();
-        let Listed { bytes: Quiet(bytes), samples_count: Quiet(samples), .. } = listed;
+        let ManifestShard { bytes: QuietValue(bytes), samples_count: QuietValue(samples), .. } = listed;
         if len != *bytes {
             remarks.push(format!("{} has {len} bytes, but the manifest says {bytes}", quote(name)));
         }
@@ -96,14 +101,16 @@ fn compare_counts(model: &Model, joined: Option<TensorId>, manifest: &Manifest, 
             remarks.push(format!("{} has {rows} row{plural}, and the manifest says {samples}", quote(name)));
         }
     }
-    let Manifest { total_samples, total_bytes, shards, .. } = manifest;
+    let DatasetManifest { total_samples, total_bytes, shards, .. } = manifest;
     remarks.truncate(REMARKS_MAX);
-    let sum = |part: fn(&Listed) -> u64| shards.0.iter().map(|Quiet(listed)| part(listed)).fold(0, u64::saturating_add);
+    let sum = |part: fn(&ManifestShard) -> u64| {
+        shards.0.iter().map(|QuietValue(listed)| part(listed)).fold(0, u64::saturating_add)
+    };
     for (key, stated, sum) in [
         ("total_samples", total_samples, sum(|shard| shard.samples_count.0)),
         ("total_bytes", total_bytes, sum(|shard| shard.bytes.0)),
     ] {
-        if let Some(Quiet(stated)) = stated.as_ref().filter(|stated| stated.0 != sum) {
+        if let Some(QuietValue(stated)) = stated.as_ref().filter(|stated| stated.0 != sum) {
             remarks.push(format!("{key} is {stated} in the manifest, and its shards add up to {sum}"));
         }
     }
@@ -112,15 +119,15 @@ fn compare_counts(model: &Model, joined: Option<TensorId>, manifest: &Manifest, 
 
 /// Compares the schema with the tensors of all shards. The first dimension of an array differs between shards.
 fn compare_schema(model: &Model, is_joined: bool, is_complete: bool, schema: &RawValue, remarks: &mut Vec<String>) {
-    let mut schema: HashMap<String, Quiet<Described>> = match serde_json::from_str(schema.get()) {
-        Ok(Quiet(schema)) => schema,
+    let mut schema: HashMap<String, QuietValue<SchemaTensor>> = match serde_json::from_str(schema.get()) {
+        Ok(QuietValue(schema)) => schema,
         Err(error) => return remarks.push(SetError::json("schema in the manifest", &error).to_string()),
     };
     let skipped = usize::from(is_joined);
     let (mut absent, mut first_absent, mut found) = (0, None, Vec::new());
     for id in model.stored().iter() {
         let info = model.tensor(id).info;
-        let Some(Quiet(described)) = schema.get_mut(info.name) else {
+        let Some(QuietValue(described)) = schema.get_mut(info.name) else {
             absent += usize::from(model.find(info.name) == Some(id));
             first_absent = first_absent.or(Some(info.name));
             continue;
@@ -153,7 +160,7 @@ fn compare_schema(model: &Model, is_joined: bool, is_complete: bool, schema: &Ra
         remarks.push(format!("the schema in the manifest does not have {}", names(absent.max(1), first)));
     }
     let mut unused: Vec<&String> =
-        schema.iter().filter(|(_, Quiet(one))| !one.is_found).map(|(name, _)| name).collect();
+        schema.iter().filter(|(_, QuietValue(one))| !one.is_found).map(|(name, _)| name).collect();
     unused.sort_unstable();
     if let Some(first) = unused.first().filter(|_| is_complete) {
         remarks.push(format!("the schema in the manifest has {}; no shard does", names(unused.len(), first)));

@@ -9,11 +9,11 @@ mod samples;
 
 use super::error::{Error, LIST_MAX, SHARDS_MAX, SetError};
 use super::ids::{ShardId, TensorId};
-use super::quiet::Quiet;
-use super::set::{self, Set};
-use super::table::{Joined, Kind, Model, Notes};
-use crate::content::Run;
-use crate::format::{Mode, NameTable, SkipList, Skipped, TensorInfo};
+use super::quiet::QuietValue;
+use super::set::{self, ShardSet};
+use super::table::{JoinedArray, Model, ModelKind, ModelNotes};
+use crate::content::SourceRun;
+use crate::format::{NameTable, ParseMode, SkipList, SkippedEntry, TensorInfo};
 use crate::source::{self, Location};
 use crate::text::{brackets, quote};
 use manifest::ListedShard;
@@ -23,21 +23,21 @@ use std::collections::BTreeSet;
 pub const MANIFEST: &str = "dataset_manifest.json";
 
 /// The shards that the manifest at `location` names; `None` if it cannot be read.
-pub(super) fn shards(location: &Location) -> Option<BTreeSet<String>> {
+pub(super) fn dataset_shards(location: &Location) -> Option<BTreeSet<String>> {
     let (text, _) = set::read_list(location, LIST_MAX).ok()?;
-    let shards = manifest::read(&text).ok()?.shards.0;
+    let shards = manifest::read_manifest(&text).ok()?.shards.0;
     (shards.len() <= SHARDS_MAX).then(|| shards.into_iter().map(|shard| shard.0.shard_path).collect())
 }
 
 /// Opens all shards that the manifest at `location` names, and joins their tensors to arrays.
-pub(super) fn open(location: &Location, mode: Mode) -> Result<Model, Error> {
+pub(super) fn open_dataset(location: &Location, mode: ParseMode) -> Result<Model, Error> {
     let (text, stat) = set::read_list(location, LIST_MAX)?;
-    let (manifest, Set { names, homes, files, broken, unopened }) = set::open(location, mode, |names| {
-        let manifest = manifest::read(&text)?;
+    let (manifest, ShardSet { names, homes, files, broken, unopened }) = set::open_shards(location, mode, |names| {
+        let manifest = manifest::read_manifest(&text)?;
         if manifest.format_version.split('.').next() != Some("1") {
             return Err(SetError::Version { found: manifest.format_version });
         }
-        for (at, Quiet(shard)) in manifest.shards.0.iter().enumerate() {
+        for (at, QuietValue(shard)) in manifest.shards.0.iter().enumerate() {
             if names.number(&shard.shard_path)? as usize != at {
                 return Err(SetError::Repeated { shard: shard.shard_path.clone() });
             }
@@ -46,14 +46,14 @@ pub(super) fn open(location: &Location, mode: Mode) -> Result<Model, Error> {
     })?;
     let mut skipped = SkipList::default();
     broken.iter().for_each(|broken| skipped.push(|| broken.skipped()));
-    let mut model = Model::new(location, Kind::Dataset, files, Notes::default());
+    let mut model = Model::new(location, ModelKind::Dataset, files, ModelNotes::default());
     model.set_unopened(unopened);
     model.depend_on(stat);
-    model.set_manifest(source::open(location)?);
+    model.set_manifest(source::open_local(location)?);
     // Shards are numbered by name, and joined in the order of the manifest.
     let shards: Vec<ListedShard> = names.iter().map(|name| &name[..]).zip(homes).collect();
     let first_joined = join(&mut model, &shards, &mut skipped);
-    let remarks = manifest::compare(&model, first_joined, &manifest, &shards);
+    let remarks = manifest::compare_manifest(&model, first_joined, &manifest, &shards);
     if first_joined.is_none() {
         let names: Vec<&str> = model.logical().iter().map(|id| model.name(id)).collect();
         if let Some(separator) = samples::separator(&names) {
@@ -86,7 +86,7 @@ fn join(model: &mut Model, shards: &[ListedShard], skipped: &mut SkipList) -> Op
         for (first, second) in others {
             let reason =
                 || format!("it is in {} and in {}; the second is in shards/ only", shard(first), shard(second));
-            skipped.push(|| Skipped::new(model.name(first), reason()));
+            skipped.push(|| SkippedEntry::new(model.name(first), reason()));
         }
         model.set_aside(aside);
         return None;
@@ -101,7 +101,7 @@ fn join(model: &mut Model, shards: &[ListedShard], skipped: &mut SkipList) -> Op
             Err(reason) => {
                 apart.extend(parts());
                 let reason = format!("{reason}; its parts are in shards/");
-                skipped.push(|| Skipped::new(model.name(first), reason));
+                skipped.push(|| SkippedEntry::new(model.name(first), reason));
             }
         }
     }
@@ -117,7 +117,7 @@ fn join_one(
     first: TensorId,
     parts: impl Iterator<Item = TensorId>,
     shards: &[ListedShard],
-) -> Result<Joined, String> {
+) -> Result<JoinedArray, String> {
     let like = model.tensor(first).info;
     let Some((_, trailing)) = like.shape.split_first() else { return Err("a scalar cannot be concatenated".into()) };
     let home = quote(&model.shard(model.shard_of(first)).name);
@@ -144,11 +144,11 @@ fn join_one(
         };
         let len = range.end - range.start;
         if len > 0 {
-            runs.push(Run { start: nbytes, source: shard, offset: range.start });
+            runs.push(SourceRun { start: nbytes, source: shard, offset: range.start });
         }
         let too_long = || format!("it would be too long with its part in {}", quote(name));
         rows = rows.checked_add(*count).ok_or_else(too_long)?;
         nbytes = nbytes.checked_add(len).filter(|sum| *sum <= i64::MAX as u64).ok_or_else(too_long)?;
     }
-    Ok(Joined { like: first, shape: [&[rows], trailing].concat(), runs: runs.into(), nbytes })
+    Ok(JoinedArray { like: first, shape: [&[rows], trailing].concat(), runs: runs.into(), nbytes })
 }

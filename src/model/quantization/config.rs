@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 /// The configuration of the quantization of a model.
 #[derive(Debug, Default)]
-pub struct Config {
+pub struct QuantizationConfig {
     /// `quantization_config`, or the object in its place.
     quantization: Map<String, Value>,
     /// Whether there is such a configuration, or one in hf_quant_config.json.
@@ -17,13 +17,13 @@ pub struct Config {
     /// The method in lower case; empty if there is none.
     method: String,
     /// The parameters of all layers, and of groups of layers.
-    named: Named,
+    named: NamedParameters,
 }
 
 /// The different values of the parameters at the top level and of groups of layers. There may be a group for each
 /// layer, so the values are collected once.
 #[derive(Debug, Default)]
-struct Named {
+struct NamedParameters {
     /// Widths of codes; sorted.
     bits: Vec<u64>,
     /// Columns that share a scale; sorted, not 0.
@@ -82,7 +82,7 @@ pub enum GptqZeros {
     Unknown,
 }
 
-impl Config {
+impl QuantizationConfig {
     /// Reads config.json, and hf_quant_config.json or quantize_config.json. Whatever is missing or malformed is
     /// ignored.
     pub fn new(config: Option<&Value>, other: Option<&Value>) -> Self {
@@ -101,7 +101,7 @@ impl Config {
             (quantization, modelopt) => (quantization.unwrap_or_default(), modelopt.unwrap_or_default()),
         };
         let method = quantization.get("quant_method").and_then(Value::as_str).unwrap_or("").to_ascii_lowercase();
-        let named = Named::new([&quantization, &modelopt]);
+        let named = NamedParameters::new([&quantization, &modelopt]);
         let without_groups = |mut map: Map<String, Value>| {
             map.retain(|key, _| !GROUPS.contains(&&**key));
             map
@@ -176,7 +176,7 @@ impl Config {
             |size: &[u64; 2]| (0..2).all(|axis| size[axis] > 0 && matrix[axis].div_ceil(size[axis]) == blocks[axis]);
         match &self.named.blocks[..] {
             [] => Some([128, 128]).filter(fits),
-            named if named.len() > Named::BLOCKS_MAX => None,
+            named if named.len() > NamedParameters::BLOCKS_MAX => None,
             named => only(named.iter().copied().filter(fits)),
         }
     }
@@ -232,7 +232,7 @@ impl Config {
     }
 }
 
-impl Named {
+impl NamedParameters {
     /// Maximum number of block sizes that are compared with each weight. Most models have one.
     const BLOCKS_MAX: usize = 64;
 
@@ -272,7 +272,7 @@ fn sorted<T: Ord>(mut values: Vec<T>) -> Vec<T> {
 ///
 /// # Errors
 /// If the file is no JSON otherwise.
-pub fn parse(text: &[u8]) -> Result<Value, serde_json::Error> {
+pub fn parse_config(text: &[u8]) -> Result<Value, serde_json::Error> {
     serde_json::from_slice(&without_words(text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text)))
 }
 

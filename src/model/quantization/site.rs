@@ -1,11 +1,11 @@
 //! Tensors that may form a quantized weight: codes and scales whose names fit together.
 
-use super::config::Config;
+use super::config::QuantizationConfig;
 use std::fmt;
 
 /// A stored tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stored<'t> {
+pub struct SiteTensor<'t> {
     /// The name.
     pub name: &'t str,
     /// The name of the dtype in safetensors.
@@ -17,18 +17,18 @@ pub struct Stored<'t> {
 }
 
 /// The stored tensors of a model.
-pub struct Tensors<'t> {
+pub struct StoredTensors<'t> {
     /// Number of tensors.
     pub len: usize,
     /// A tensor by its number.
-    pub tensor: &'t dyn Fn(usize) -> Stored<'t>,
+    pub tensor: &'t dyn Fn(usize) -> SiteTensor<'t>,
     /// The number of the tensor with a name.
     pub find: &'t dyn Fn(&str) -> Option<usize>,
     /// The data of the tensors that [`super::wanted`] names; `None` where it could not be read.
     pub contents: &'t dyn Fn(usize) -> Option<&'t [u8]>,
 }
 
-impl fmt::Debug for Tensors<'_> {
+impl fmt::Debug for StoredTensors<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Tensors {{ len: {} }}", self.len)
     }
@@ -36,7 +36,7 @@ impl fmt::Debug for Tensors<'_> {
 
 /// The endings of the names of the tensors of a weight. All names begin with the same stem.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Ending {
+pub struct WeightEndings {
     /// The codes.
     pub values: &'static str,
     /// The scales.
@@ -44,12 +44,12 @@ pub struct Ending {
     /// The weight.
     pub logical: &'static str,
     /// The dtypes that the codes may have.
-    pub codes: Codes,
+    pub codes: CodeDtypes,
 }
 
 /// The dtypes that codes may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Codes {
+pub enum CodeDtypes {
     /// Integers, and floats of at most 8 bits.
     Narrow,
     /// Any dtype.
@@ -58,7 +58,7 @@ pub enum Codes {
     Blocks,
 }
 
-impl Codes {
+impl CodeDtypes {
     /// Whether codes may have the dtype with this name.
     pub fn include(self, dtype: &str) -> bool {
         match (self, dtype.as_bytes()) {
@@ -74,7 +74,7 @@ impl Codes {
 
 /// A tensor of a weight.
 #[derive(Debug, Clone, Copy)]
-pub struct Member<'t> {
+pub struct WeightMember<'t> {
     /// The number of the tensor.
     pub index: usize,
     /// The name of the dtype.
@@ -85,7 +85,7 @@ pub struct Member<'t> {
     pub bytes: u64,
 }
 
-impl Member<'_> {
+impl WeightMember<'_> {
     /// Number of elements.
     pub fn elements(&self) -> u64 {
         self.shape.iter().fold(1, |product: u64, dim| product.saturating_mul(*dim))
@@ -94,43 +94,43 @@ impl Member<'_> {
 
 /// Codes and scales that may belong to a weight.
 #[derive(Debug)]
-pub struct Site<'s> {
-    tensors: &'s Tensors<'s>,
+pub struct WeightSite<'s> {
+    tensors: &'s StoredTensors<'s>,
     /// The configuration of the model.
-    pub config: &'s Config,
+    pub config: &'s QuantizationConfig,
     /// The common beginning of the names.
     pub stem: &'s str,
     /// The endings of the names.
-    pub ending: &'static Ending,
+    pub ending: &'static WeightEndings,
     /// The codes.
-    pub values: Member<'s>,
+    pub values: WeightMember<'s>,
     /// The scales.
-    pub scales: Member<'s>,
+    pub scales: WeightMember<'s>,
 }
 
-impl<'s> Site<'s> {
+impl<'s> WeightSite<'s> {
     /// Codes and scales with these numbers.
     pub fn new(
-        tensors: &'s Tensors<'s>,
-        config: &'s Config,
-        (stem, ending): (&'s str, &'static Ending),
+        tensors: &'s StoredTensors<'s>,
+        config: &'s QuantizationConfig,
+        (stem, ending): (&'s str, &'static WeightEndings),
         (values, scales): (usize, usize),
     ) -> Self {
         Self { tensors, config, stem, ending, values: member(tensors, values), scales: member(tensors, scales) }
     }
 
     /// The tensor whose name is the stem with this ending.
-    pub fn companion(&self, ending: &str) -> Option<Member<'s>> {
+    pub fn companion(&self, ending: &str) -> Option<WeightMember<'s>> {
         (self.tensors.find)(&[self.stem, ending].concat()).map(|index| member(self.tensors, index))
     }
 
     /// The data of a small tensor.
-    pub fn contents(&self, member: Member) -> Option<&'s [u8]> {
+    pub fn contents(&self, member: WeightMember) -> Option<&'s [u8]> {
         (self.tensors.contents)(member.index)
     }
 }
 
-fn member<'s>(tensors: &'s Tensors<'s>, index: usize) -> Member<'s> {
+fn member<'s>(tensors: &'s StoredTensors<'s>, index: usize) -> WeightMember<'s> {
     let stored = (tensors.tensor)(index);
-    Member { index, dtype: stored.dtype, shape: stored.shape, bytes: stored.bytes }
+    WeightMember { index, dtype: stored.dtype, shape: stored.shape, bytes: stored.bytes }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// What kind of problem it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Problem {
+pub enum ProblemKind {
     /// A tensor is missing that every weight of the scheme needs.
     Missing,
     /// Tensors of a known scheme do not fit together.
@@ -14,35 +14,35 @@ pub enum Problem {
 }
 
 /// Why a weight is not recognised.
-pub struct Refusal {
+pub struct WeightRefusal {
     /// What kind of problem it is.
-    pub problem: Problem,
+    pub problem: ProblemKind,
     /// The problem.
     pub reason: &'static str,
     /// What was found.
     pub found: String,
 }
 
-impl Refusal {
+impl WeightRefusal {
     /// A scheme or a variant that is not known.
     pub fn new(reason: &'static str, found: impl Into<String>) -> Self {
-        Self { problem: Problem::Unknown, reason, found: found.into() }
+        Self { problem: ProblemKind::Unknown, reason, found: found.into() }
     }
 
     /// Tensors that do not fit together.
     pub fn mismatch(reason: &'static str, found: impl Into<String>) -> Self {
-        Self { problem: Problem::Mismatch, ..Self::new(reason, found) }
+        Self { problem: ProblemKind::Mismatch, ..Self::new(reason, found) }
     }
 
     /// A tensor that is missing.
     pub fn missing(reason: &'static str, found: impl Into<String>) -> Self {
-        Self { problem: Problem::Missing, ..Self::new(reason, found) }
+        Self { problem: ProblemKind::Missing, ..Self::new(reason, found) }
     }
 }
 
 /// A tensor with a problem.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct ProblemPlace {
     /// The number of the tensor with the codes.
     pub tensor: usize,
     /// What was found there.
@@ -54,9 +54,9 @@ const PLACES_MAX: usize = 1000;
 
 /// A problem of some tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Warning {
+pub struct WeightWarning {
     /// What kind of problem it is.
-    pub problem: Problem,
+    pub problem: ProblemKind,
     /// The scheme, if it is known.
     pub scheme: Option<&'static str>,
     /// The problem.
@@ -68,10 +68,10 @@ pub struct Warning {
     /// Number of tensors.
     pub count: usize,
     /// The first of these tensors, at most 1000; empty for a problem of the configuration.
-    pub places: Vec<Place>,
+    pub places: Vec<ProblemPlace>,
 }
 
-impl fmt::Display for Warning {
+impl fmt::Display for WeightWarning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(scheme) = self.scheme {
             write!(f, "{scheme}: ")?;
@@ -89,39 +89,39 @@ impl fmt::Display for Warning {
 
 /// Collects warnings.
 #[derive(Debug, Default)]
-pub struct Warnings {
-    list: Vec<Warning>,
+pub struct WeightWarnings {
+    list: Vec<WeightWarning>,
 }
 
-impl Warnings {
+impl WeightWarnings {
     /// Adds a problem of a tensor, given by its number and its name.
-    pub fn add(&mut self, scheme: Option<&'static str>, refusal: Refusal, (tensor, example): (usize, &str)) {
+    pub fn add(&mut self, scheme: Option<&'static str>, refusal: WeightRefusal, (tensor, example): (usize, &str)) {
         let warning = self.of(scheme, &refusal, example);
         warning.count += 1;
         if warning.places.len() < PLACES_MAX {
-            warning.places.push(Place { tensor, found: refusal.found });
+            warning.places.push(ProblemPlace { tensor, found: refusal.found });
         }
     }
 
     /// Adds a problem of the configuration.
-    pub fn add_general(&mut self, refusal: &Refusal) {
+    pub fn add_general(&mut self, refusal: &WeightRefusal) {
         self.of(None, refusal, "").count += 1;
     }
 
-    fn of(&mut self, scheme: Option<&'static str>, refusal: &Refusal, example: &str) -> &mut Warning {
-        let Refusal { problem, reason, ref found } = *refusal;
+    fn of(&mut self, scheme: Option<&'static str>, refusal: &WeightRefusal, example: &str) -> &mut WeightWarning {
+        let WeightRefusal { problem, reason, ref found } = *refusal;
         // The reasons are constants, so the list is short.
         let at = self.list.iter().position(|warning| (warning.scheme, warning.reason) == (scheme, reason));
         let at = at.unwrap_or_else(|| {
             let (found, example) = (found.clone(), example.to_owned());
-            self.list.push(Warning { problem, scheme, reason, found, example, count: 0, places: Vec::new() });
+            self.list.push(WeightWarning { problem, scheme, reason, found, example, count: 0, places: Vec::new() });
             self.list.len() - 1
         });
         &mut self.list[at]
     }
 
     /// All warnings.
-    pub fn finish(self) -> Vec<Warning> {
+    pub fn finish(self) -> Vec<WeightWarning> {
         self.list
     }
 }

@@ -12,14 +12,14 @@
 pub use filter::restrict;
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64")))]
-pub fn restrict(_: super::task::Task) -> Result<(), String> {
+pub fn restrict(_: super::task::SandboxTask) -> Result<(), String> {
     Err(format!("no system call filter for {}", std::env::consts::ARCH))
 }
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64"))]
 mod filter {
     use super::super::refused;
-    use super::super::task::Task;
+    use super::super::task::SandboxTask;
     use nix::libc::*;
     use seccompiler::{
         BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
@@ -198,10 +198,10 @@ mod filter {
         CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET;
 
     /// Applies the filter to all threads. The error is the reason why it is not enforced.
-    pub fn restrict(task: Task) -> Result<(), String> {
+    pub fn restrict(task: SandboxTask) -> Result<(), String> {
         let filter = filter(task).map_err(|error| format!("system calls: {error}"))?;
         // Refused calls need the handler, or they end the process.
-        refused::report(conditional(task).into_iter().map(|(call, _)| call).collect())
+        refused::report_refused(conditional(task).into_iter().map(|(call, _)| call).collect())
             .map_err(|error| format!("system calls: {error}"))?;
         apply_filter_all_threads(&filter).map_err(|error| format!("this kernel has no seccomp: {error}"))
     }
@@ -211,10 +211,10 @@ mod filter {
 
     /// The calls that are allowed only with some arguments: a call is allowed if all comparisons of one of its lists
     /// hold.
-    fn conditional(task: Task) -> Vec<(c_long, Vec<Vec<Comparison>>)> {
+    fn conditional(task: SandboxTask) -> Vec<(c_long, Vec<Vec<Comparison>>)> {
         use SeccompCmpArgLen::{Dword, Qword};
         use SeccompCmpOp::{Eq, MaskedEq};
-        let is_fetching = task == Task::Fetching;
+        let is_fetching = task == SandboxTask::Fetching;
         let is = |argument: u8, value: u64| (argument, Dword, Eq, value);
         let is_any = |argument: u8, values: &[u64]| values.iter().map(|value| vec![is(argument, *value)]).collect();
         let is_null = |argument: u8| (argument, Qword, Eq, 0);
@@ -256,17 +256,17 @@ mod filter {
             (SYS_prctl, is_any(0, &[PR_SET_NAME as u64, PR_GET_NAME as u64, PR_SET_VMA as u64])),
         ];
         match task {
-            Task::Serving => conditional.extend([
+            SandboxTask::Serving => conditional.extend([
                 // No address: to the connected peer only.
                 (SYS_sendto, vec![vec![is_null(4)]]),
                 (SYS_setsockopt, vec![timeout(SO_RCVTIMEO), timeout(SO_SNDTIMEO)]),
             ]),
-            Task::Listening => conditional.extend([
+            SandboxTask::Listening => conditional.extend([
                 (SYS_sendto, vec![vec![is_null(4)]]),
                 (SYS_setsockopt, vec![vec![is(1, IPPROTO_TCP as u64), is(2, TCP_NODELAY as u64)]]),
                 (SYS_socketpair, vec![vec![is(0, AF_UNIX as u64)]]),
             ]),
-            Task::Fetching => conditional.extend([
+            SandboxTask::Fetching => conditional.extend([
                 // Not AF_UNIX: its sockets lead to other programs, such as a container engine or a desktop. Landlock
                 // does not restrict connections to their paths.
                 (SYS_socket, [internet_sockets(), vec![vec![is(0, AF_NETLINK as u64), is(2, 0)]]].concat()),
@@ -286,12 +286,12 @@ mod filter {
         kinds.map(is).collect()
     }
 
-    fn filter(task: Task) -> Result<BpfProgram, BackendError> {
+    fn filter(task: SandboxTask) -> Result<BpfProgram, BackendError> {
         let mut rules: BTreeMap<_, _> = ALLOWED.iter().chain(ALLOWED_OLD).map(|call| (*call, Vec::new())).collect();
         let more: [&[c_long]; 2] = match task {
-            Task::Serving => [&[], &[]],
-            Task::Listening => [LISTENING, LISTENING_OLD],
-            Task::Fetching => [FETCHING, FETCHING_OLD],
+            SandboxTask::Serving => [&[], &[]],
+            SandboxTask::Listening => [LISTENING, LISTENING_OLD],
+            SandboxTask::Fetching => [FETCHING, FETCHING_OLD],
         };
         rules.extend(more.into_iter().flatten().map(|call| (*call, Vec::new())));
         for (call, lists) in conditional(task) {
@@ -307,7 +307,7 @@ mod filter {
         // A call of another architecture ends the process.
         let listed = SeccompFilter::new(rules, SeccompAction::Trap, SeccompAction::Allow, arch)?;
         let mut program = new_processes().to_vec();
-        if task == Task::Fetching {
+        if task == SandboxTask::Fetching {
             program.extend(local_sockets());
         }
         program.extend(BpfProgram::try_from(listed)?);

@@ -23,7 +23,7 @@ use nix::unistd::{AccessFlags, faccessat};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use task::Task;
+use task::SandboxTask;
 
 /// The newest Landlock ABI that was tested. An older kernel enforces the rights that its own ABI has.
 const TESTED: ABI = ABI::V7;
@@ -33,7 +33,7 @@ const TESTED: ABI = ABI::V7;
 pub struct Sandbox {
     files: Result<RulesetCreated, RulesetError>,
     capability: Result<Option<Capability>, String>,
-    task: Task,
+    task: SandboxTask,
 }
 
 impl Sandbox {
@@ -42,13 +42,13 @@ impl Sandbox {
     /// calling thread for a moment.
     pub fn new(reads: &[PathBuf], device: Option<&Path>) -> Self {
         let capability = needed_capability(reads).map_err(|error| format!("cannot drop capabilities: {error}"));
-        Self { files: rules(reads, device), capability, task: Task::Serving }
+        Self { files: rules(reads, device), capability, task: SandboxTask::Serving }
     }
 
     /// Allows opening the files `reads` for reading, and connections of sockets that listen already.
     #[cfg_attr(not(feature = "serve"), allow(dead_code, reason = "nothing is served over HTTP"))]
     pub fn for_listening(reads: &[PathBuf]) -> Self {
-        Self { task: Task::Listening, ..Self::new(reads, None) }
+        Self { task: SandboxTask::Listening, ..Self::new(reads, None) }
     }
 
     /// Allows connections to other hosts, everything but executing files and making devices below the directory
@@ -57,16 +57,16 @@ impl Sandbox {
     #[cfg_attr(not(feature = "remote"), allow(dead_code, reason = "nothing is fetched"))]
     pub fn for_fetching(cache: &Path, reads: &[PathBuf]) -> Self {
         let capability = needed_capability(reads).map_err(|error| format!("cannot drop capabilities: {error}"));
-        Self { files: rules_for_fetching(cache, reads), capability, task: Task::Fetching }
+        Self { files: rules_for_fetching(cache, reads), capability, task: SandboxTask::Fetching }
     }
 
     /// Restricts the calling thread and all threads that it starts later. Call this while there is only one thread:
     /// only seccomp restricts other threads too.
-    pub fn enter(self) -> Enforced {
-        let mut enforced = Enforced::default();
+    pub fn enter(self) -> EnforcedLimits {
+        let mut enforced = EnforcedLimits::default();
         let capabilities = self.capability.and_then(drop_capabilities);
         // The filter comes last, because it refuses the calls of the other steps.
-        for step in [alone(), files(self.files), no_new_privileges(), capabilities, calls(self.task)] {
+        for step in [alone(), sandbox_files(self.files), no_new_privileges(), capabilities, calls(self.task)] {
             match step {
                 Ok(restriction) => enforced.restrictions.extend(restriction),
                 Err(reason) => enforced.missing.push(reason),
@@ -78,19 +78,19 @@ impl Sandbox {
 
 /// The restrictions that the kernel enforces.
 #[derive(Debug, Default)]
-pub struct Enforced {
+pub struct EnforcedLimits {
     restrictions: Vec<String>,
     missing: Vec<String>,
 }
 
-impl Enforced {
+impl EnforcedLimits {
     /// The reason for each restriction that is not enforced.
     pub fn missing(&self) -> &[String] {
         &self.missing
     }
 }
 
-impl fmt::Display for Enforced {
+impl fmt::Display for EnforcedLimits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.restrictions.is_empty() { f.write_str("nothing") } else { f.write_str(&self.restrictions.join(", ")) }
     }
@@ -100,7 +100,7 @@ impl fmt::Display for Enforced {
 /// tries it in a thread of its own.
 #[cfg_attr(test, allow(dead_code, reason = "tests/sandbox.rs has a copy of this module"))]
 pub fn landlock() -> Result<String, String> {
-    let attempt = std::thread::Builder::new().spawn(|| files(rules(&[], None)));
+    let attempt = std::thread::Builder::new().spawn(|| sandbox_files(rules(&[], None)));
     let enforced = attempt.map_err(|error| error.to_string())?.join().map_err(|_| "the thread has ended".to_owned())?;
     enforced.map(Option::unwrap_or_default)
 }
@@ -120,7 +120,7 @@ fn alone() -> Step {
     Err(format!("{} other threads run already and are not restricted", others()))
 }
 
-fn calls(task: Task) -> Step {
+fn calls(task: SandboxTask) -> Step {
     calls::restrict(task).map(|()| Some("seccomp".into()))
 }
 
@@ -188,7 +188,7 @@ fn is_allowed(stat: &FileStat, is_device: bool) -> bool {
     kind == if is_device { SFlag::S_IFCHR } else { SFlag::S_IFREG }
 }
 
-fn files(rules: Result<RulesetCreated, RulesetError>) -> Step {
+fn sandbox_files(rules: Result<RulesetCreated, RulesetError>) -> Step {
     let status = rules.and_then(RulesetCreated::restrict_self).map_err(|error| format!("Landlock: {error}"))?;
     match (status.ruleset, status.landlock) {
         (RulesetStatus::NotEnforced, LandlockStatus::NotEnabled) => {

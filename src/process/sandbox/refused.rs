@@ -9,14 +9,14 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The data of the signal handler.
-struct Handler {
+struct RefusalHandler {
     /// Receives the number of each refused call once.
     numbers: OwnedFd,
     /// Calls that are refused because of their arguments.
     conditional: Vec<c_long>,
 }
 
-static HANDLER: OnceLock<Handler> = OnceLock::new();
+static HANDLER: OnceLock<RefusalHandler> = OnceLock::new();
 
 /// Calls with larger numbers count as one.
 const NUMBERS: usize = 1024;
@@ -25,9 +25,9 @@ const NUMBERS: usize = 1024;
 static SEEN: [AtomicU64; NUMBERS / 64] = [const { AtomicU64::new(0) }; NUMBERS / 64];
 
 /// Starts to report refused calls, each once. The `conditional` calls are refused only with some arguments.
-pub fn report(conditional: Vec<c_long>) -> io::Result<()> {
+pub fn report_refused(conditional: Vec<c_long>) -> io::Result<()> {
     let (reader, writer) = pipe()?;
-    if HANDLER.set(Handler { numbers: writer.into(), conditional }).is_err() {
+    if HANDLER.set(RefusalHandler { numbers: writer.into(), conditional }).is_err() {
         return Ok(());
     }
     SigSet::from(Signal::SIGSYS).thread_unblock()?;

@@ -49,7 +49,7 @@ const CERTIFICATES: &[&str] = &[
 
 /// Files, and directories with all that is below them. `SSL_CERT_FILE` and `SSL_CERT_DIR` are among them.
 #[cfg_attr(not(feature = "remote"), allow(dead_code, reason = "nothing is fetched"))]
-pub fn reads() -> Vec<PathBuf> {
+pub fn system_reads() -> Vec<PathBuf> {
     let mut reads: Vec<PathBuf> = NAMES.iter().chain(CERTIFICATES).map(PathBuf::from).collect();
     reads.extend(std::env::var_os("SSL_CERT_FILE").map(PathBuf::from));
     // Several directories, as in PATH.

@@ -2,7 +2,7 @@
 
 /// What a process does in the sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Task {
+pub enum SandboxTask {
     /// Serves a mount.
     Serving,
     /// Serves HTTP clients.

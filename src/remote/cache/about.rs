@@ -1,7 +1,7 @@
 //! The description of an object, for people and for `--offline`. If it is damaged, no cached bytes are lost.
 
 use super::dir::{open_file, remove};
-use super::key::Key;
+use super::key::CacheKey;
 use nix::fcntl::{OFlag, renameat};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
@@ -17,14 +17,14 @@ const SIZE_MAX: u64 = 64 << 10;
 
 /// The description of an object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct About {
+pub(super) struct ObjectAbout {
     pub name: String,
     pub validator: String,
     pub len: u64,
 }
 
-impl About {
-    pub fn of(key: &Key) -> Self {
+impl ObjectAbout {
+    pub fn of(key: &CacheKey) -> Self {
         Self { name: key.name.clone(), validator: key.validator.clone(), len: key.len }
     }
 

@@ -1,7 +1,7 @@
 //! When the segments of an object were last used, to evict the least recently used ones first. Time is counted in
 //! generations: a new one begins whenever a part of the limit was added to the cache.
 
-use crate::source::pins::Marks;
+use crate::source::pins::BlockMarks;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -16,14 +16,14 @@ const LENGTH: u64 = 1 << 30;
 
 /// The generations of a cache.
 #[derive(Debug)]
-pub(super) struct Clock {
+pub(super) struct AgeClock {
     /// The bytes that were added in this generation.
     added: AtomicU64,
     length: u64,
     now: AtomicU32,
 }
 
-impl Clock {
+impl AgeClock {
     pub fn new(limit: Option<u64>) -> Self {
         let length = limit.map_or(LENGTH, |limit| limit / GENERATIONS).max(1);
         Self { added: AtomicU64::new(0), length, now: AtomicU32::new(1) }
@@ -48,9 +48,9 @@ impl Clock {
 
 /// The generation in which each segment was last used, in this session: 4 bytes for 4 MiB.
 #[derive(Debug)]
-pub(super) struct Ages(Vec<AtomicU32>);
+pub(super) struct SegmentAges(Vec<AtomicU32>);
 
-impl Ages {
+impl SegmentAges {
     pub fn new(blocks: u64) -> Self {
         Self((0..blocks.div_ceil(SEGMENT)).map(|_| AtomicU32::new(0)).collect())
     }
@@ -71,7 +71,7 @@ impl Ages {
 
     /// Notes which segments the reader has used since the last call. Those without present blocks are not looked at,
     /// because a look at shared memory allocates it.
-    pub fn collect(&self, marks: &Marks, now: u32) {
+    pub fn collect(&self, marks: &BlockMarks, now: u32) {
         for (segment, age) in (0..).zip(&self.0) {
             if age.load(Ordering::Relaxed) != 0 && marks.take_used(segment * SEGMENT..(segment + 1) * SEGMENT) {
                 age.store(now, Ordering::Relaxed);

@@ -1,13 +1,13 @@
 //! What a cache has: listing it, and removing what is no longer wanted.
 
-use super::Cache;
-use super::about::About;
+use super::BlockCache;
+use super::about::ObjectAbout;
 use super::dir::{CacheDir, open_dir, open_file, stat_at};
-use super::error::Error;
-use super::evict::{Outcome, evict_unused};
+use super::error::CacheError;
+use super::evict::{EvictOutcome, evict_unused};
 use super::files::{DATA, LOCK};
-use super::key::{Id, file_hash};
-use super::listings::{self, Listings};
+use super::key::{ObjectDirId, file_hash};
+use super::listings::{self, KeptListings};
 use super::lock;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -18,7 +18,7 @@ use std::time::{Duration, SystemTime};
 
 /// An object in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct CacheEntry {
     /// The name of its directory.
     pub id: String,
     /// Its name, for people. `None` if the description is damaged; it is repaired when the object is next used.
@@ -37,18 +37,18 @@ pub struct Entry {
 
 /// What a cache has.
 #[derive(Debug, Default)]
-pub struct Contents {
+pub struct CacheContents {
     /// The objects, the most recently used first.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<CacheEntry>,
     /// The kept listings.
-    pub listings: Listings,
+    pub listings: KeptListings,
     /// What is in the directory of objects but is not an object. It is left alone.
     pub unknown: Vec<PathBuf>,
     /// Why other objects cannot be described.
-    pub failed: Vec<Error>,
+    pub failed: Vec<CacheError>,
 }
 
-impl Contents {
+impl CacheContents {
     /// How many bytes of all objects are present.
     pub fn cached(&self) -> u64 {
         self.entries.iter().map(|entry| entry.present).fold(0, u64::saturating_add)
@@ -66,7 +66,7 @@ pub fn default_limit(dir: &Path, cached: u64) -> Option<u64> {
 
 /// What to remove from a cache. Objects in use are kept in any case.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Pruning {
+pub struct PruneOptions {
     /// Removes what was used least recently until this many bytes are left. With 0, empty objects and all kept listings
     /// are removed too.
     pub size: Option<u64>,
@@ -78,31 +78,31 @@ pub struct Pruning {
 
 /// What was freed of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Freed {
+pub struct FreedObject {
     /// The object before that.
-    pub entry: Entry,
+    pub entry: CacheEntry,
     /// The number of bytes.
     pub bytes: u64,
     /// Whether it was removed. Otherwise blocks at its end were.
     pub is_removed: bool,
 }
 
-/// What [`Cache::prune`] has done.
+/// What [`BlockCache::prune`] has done.
 #[derive(Debug, Default)]
-pub struct Pruned {
+pub struct PruneOutcome {
     /// What was freed, the least recently used object first.
-    pub objects: Vec<Freed>,
+    pub objects: Vec<FreedObject>,
     /// The removed listings.
-    pub listings: Listings,
+    pub listings: KeptListings,
     /// How many bytes of objects are left.
     pub left: u64,
     /// Objects that were not touched because they are in use.
-    pub in_use: Vec<Entry>,
+    pub in_use: Vec<CacheEntry>,
     /// Why other objects were not touched.
-    pub failed: Vec<Error>,
+    pub failed: Vec<CacheError>,
 }
 
-impl Pruned {
+impl PruneOutcome {
     /// How many bytes of objects were freed.
     pub fn freed(&self) -> u64 {
         self.objects.iter().fold(0, |sum, freed| sum.saturating_add(freed.bytes))
@@ -116,35 +116,36 @@ impl Pruned {
 
 /// The size of an object on the disk.
 #[derive(Debug)]
-pub(super) struct Size {
-    pub id: Id,
+pub(super) struct ObjectSize {
+    pub id: ObjectDirId,
     pub bytes: u64,
     pub last_use: SystemTime,
 }
 
-impl Cache {
+impl BlockCache {
     /// Lists a cache. One that does not exist is empty.
-    pub fn list(dir: &Path) -> Result<Contents, Error> {
-        let mut contents = Contents::default();
+    pub fn list(dir: &Path) -> Result<CacheContents, CacheError> {
+        let mut contents = CacheContents::default();
         let Some(dir) = CacheDir::open(dir)? else { return Ok(contents) };
         let names = dir.names()?.into_iter();
-        contents.unknown = names.filter(|name| Id::parse(name).is_none()).map(|name| dir.path_of(name)).collect();
+        contents.unknown =
+            names.filter(|name| ObjectDirId::parse(name).is_none()).map(|name| dir.path_of(name)).collect();
         contents.unknown.sort();
         let mut all = sizes(&dir, |_| true, &mut contents.failed)?;
         all.sort_by_key(|size| Reverse(size.last_use));
-        contents.entries = entries(&dir, &all, &mut contents.failed);
-        contents.listings = listings::count(&dir)?;
+        contents.entries = cache_entries(&dir, &all, &mut contents.failed);
+        contents.listings = listings::count_listings(&dir)?;
         Ok(contents)
     }
 
     /// The versions of a file in the cache, the most recently used first. `identity` is that of their keys.
-    /// [`Entry::present`] is 0 for those without blocks.
-    pub fn versions(&self, identity: &str) -> Result<Vec<Entry>, Error> {
+    /// [`CacheEntry::present`] is 0 for those without blocks.
+    pub fn versions(&self, identity: &str) -> Result<Vec<CacheEntry>, CacheError> {
         let file = file_hash(identity);
         let mut failed = Vec::new();
         let mut versions = sizes(&self.0.dir, |id| id.file == file, &mut failed)?;
         versions.sort_by_key(|size| Reverse(size.last_use));
-        let versions = entries(&self.0.dir, &versions, &mut failed);
+        let versions = cache_entries(&self.0.dir, &versions, &mut failed);
         log_all(&failed);
         Ok(versions)
     }
@@ -154,14 +155,14 @@ impl Cache {
         let found = self.0.found.get_or_init(|| {
             // Without the names, the first bytes are fetched although they may be present.
             let names = self.0.dir.names().unwrap_or_default();
-            names.iter().filter_map(|name| Some(Id::parse(name)?.file)).collect()
+            names.iter().filter_map(|name| Some(ObjectDirId::parse(name)?.file)).collect()
         });
         found.contains(&file_hash(identity))
     }
 
     /// Removes what is not wanted from a cache. One that does not exist is empty.
-    pub fn prune(dir: &Path, pruning: &Pruning) -> Result<Pruned, Error> {
-        let mut pruned = Pruned::default();
+    pub fn prune(dir: &Path, pruning: &PruneOptions) -> Result<PruneOutcome, CacheError> {
+        let mut pruned = PruneOutcome::default();
         let Some(dir) = CacheDir::open(dir)? else { return Ok(pruned) };
         let is_old = |last_use: SystemTime| pruning.unused_since.is_some_and(|since| last_use < since);
         let all = pruning.size == Some(0);
@@ -179,13 +180,13 @@ impl Cache {
             let Some(entry) = entry_or(&dir, &size, &mut pruned.failed) else { continue };
             let mut note = |bytes, is_removed| {
                 freed += bytes;
-                pruned.objects.push(Freed { entry: entry.clone(), bytes, is_removed });
+                pruned.objects.push(FreedObject { entry: entry.clone(), bytes, is_removed });
             };
             match evict_unused(&dir, size.id, want, pruning.dry_run) {
-                Ok(Outcome::Removed(bytes)) => note(bytes, true),
-                Ok(Outcome::Shortened(bytes)) => note(bytes, false),
-                Ok(Outcome::InUse) => pruned.in_use.push(Entry { in_use: true, ..entry }),
-                Ok(Outcome::Gone) => {}
+                Ok(EvictOutcome::Removed(bytes)) => note(bytes, true),
+                Ok(EvictOutcome::Shortened(bytes)) => note(bytes, false),
+                Ok(EvictOutcome::InUse) => pruned.in_use.push(CacheEntry { in_use: true, ..entry }),
+                Ok(EvictOutcome::Gone) => {}
                 Err(error) => pruned.failed.push(error),
             }
         }
@@ -198,48 +199,52 @@ impl Cache {
     }
 }
 
-pub(super) fn total(sizes: &[Size]) -> u64 {
+pub(super) fn total(sizes: &[ObjectSize]) -> u64 {
     sizes.iter().fold(0, |sum, size| sum.saturating_add(size.bytes))
 }
 
 /// The sizes of all objects: two system calls for each. Objects that cannot be read are logged and left out.
-pub(super) fn sizes_of_all(dir: &CacheDir) -> Result<Vec<Size>, Error> {
+pub(super) fn sizes_of_all(dir: &CacheDir) -> Result<Vec<ObjectSize>, CacheError> {
     let mut failed = Vec::new();
     let sizes = sizes(dir, |_| true, &mut failed)?;
     log_all(&failed);
     Ok(sizes)
 }
 
-fn log_all(failed: &[Error]) {
+fn log_all(failed: &[CacheError]) {
     failed.iter().for_each(|error| log::debug!("cannot describe a part of the cache: {error}"));
 }
 
 /// The sizes of some objects. Adds to `failed` why others cannot be read.
-fn sizes(dir: &CacheDir, is_wanted: impl Fn(&Id) -> bool, failed: &mut Vec<Error>) -> Result<Vec<Size>, Error> {
+fn sizes(
+    dir: &CacheDir,
+    is_wanted: impl Fn(&ObjectDirId) -> bool,
+    failed: &mut Vec<CacheError>,
+) -> Result<Vec<ObjectSize>, CacheError> {
     let mut sizes = Vec::new();
-    for id in dir.names()?.iter().filter_map(|name| Id::parse(name)).filter(is_wanted) {
+    for id in dir.names()?.iter().filter_map(|name| ObjectDirId::parse(name)).filter(is_wanted) {
         let size = || {
             let stat = |file| stat_at(&dir.objects, &format!("{id}/{file}"));
             let bytes = stat(DATA)?.map_or(0, |stat| stat.st_blocks as u64 * 512);
             let since = stat(LOCK)?.map_or(Duration::ZERO, |stat| {
                 Duration::new(stat.st_mtime.try_into().unwrap_or_default(), stat.st_mtime_nsec as u32)
             });
-            Ok::<_, Errno>(Size { id, bytes, last_use: SystemTime::UNIX_EPOCH + since })
+            Ok::<_, Errno>(ObjectSize { id, bytes, last_use: SystemTime::UNIX_EPOCH + since })
         };
         match size() {
             Ok(size) => sizes.push(size),
-            Err(errno) => failed.push(Error::io(&dir.path_of(id))(errno)),
+            Err(errno) => failed.push(CacheError::io(&dir.path_of(id))(errno)),
         }
     }
     Ok(sizes)
 }
 
-fn entries(dir: &CacheDir, sizes: &[Size], failed: &mut Vec<Error>) -> Vec<Entry> {
+fn cache_entries(dir: &CacheDir, sizes: &[ObjectSize], failed: &mut Vec<CacheError>) -> Vec<CacheEntry> {
     sizes.iter().filter_map(|size| entry_or(dir, size, failed)).collect()
 }
 
 /// `None` if the object was removed in the meantime, or cannot be described.
-fn entry_or(dir: &CacheDir, size: &Size, failed: &mut Vec<Error>) -> Option<Entry> {
+fn entry_or(dir: &CacheDir, size: &ObjectSize, failed: &mut Vec<CacheError>) -> Option<CacheEntry> {
     entry(dir, size).unwrap_or_else(|error| {
         failed.push(error);
         None
@@ -247,18 +252,18 @@ fn entry_or(dir: &CacheDir, size: &Size, failed: &mut Vec<Error>) -> Option<Entr
 }
 
 /// `None` if the object was removed in the meantime.
-fn entry(dir: &CacheDir, size: &Size) -> Result<Option<Entry>, Error> {
+fn entry(dir: &CacheDir, size: &ObjectSize) -> Result<Option<CacheEntry>, CacheError> {
     let id = size.id.to_string();
     let path = dir.path_of(&id);
     let at = match open_dir(&dir.objects, &id) {
         Err(Errno::ENOENT) => return Ok(None),
-        Err(Errno::ENOTDIR | Errno::ELOOP) => return Err(Error::NotADirectory { path }),
-        at => at.map_err(Error::io(&path))?,
+        Err(Errno::ENOTDIR | Errno::ELOOP) => return Err(CacheError::NotADirectory { path }),
+        at => at.map_err(CacheError::io(&path))?,
     };
-    let about = About::read(&at);
-    let len = stat_at(&at, DATA).map_err(Error::io(&path))?.map_or(0, |stat| stat.st_size as u64);
+    let about = ObjectAbout::read(&at);
+    let len = stat_at(&at, DATA).map_err(CacheError::io(&path))?.map_or(0, |stat| stat.st_size as u64);
     let in_use = open_file(&at, LOCK, OFlag::O_RDONLY).is_ok_and(|file| lock::is_used(&file).unwrap_or(false));
     let (name, validator) = about.map(|about| (about.name, about.validator)).unzip();
     let present = size.bytes.min(len);
-    Ok(Some(Entry { id, name, validator, len, present, last_use: size.last_use, in_use }))
+    Ok(Some(CacheEntry { id, name, validator, len, present, last_use: size.last_use, in_use }))
 }

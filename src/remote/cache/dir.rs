@@ -1,7 +1,7 @@
 //! The directory of the cache: who may own it, and which layout it has. All later steps start from its descriptor, and
 //! follow no symbolic links.
 
-use super::error::Error;
+use super::error::CacheError;
 use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, readlinkat};
@@ -48,22 +48,22 @@ pub(super) struct CacheDir {
 
 impl CacheDir {
     /// Opens the cache, and creates it if it does not exist.
-    pub fn create(path: &Path) -> Result<Self, Error> {
-        let dir = walk(path, true)?.ok_or_else(|| Error::io(path)(Errno::ENOENT))?;
+    pub fn create(path: &Path) -> Result<Self, CacheError> {
+        let dir = walk(path, true)?.ok_or_else(|| CacheError::io(path)(Errno::ENOENT))?;
         let opened = Self::in_dir(&dir, path, true)?;
-        opened.ok_or_else(|| Error::io(path)(Errno::ENOENT))
+        opened.ok_or_else(|| CacheError::io(path)(Errno::ENOENT))
     }
 
     /// Opens the cache. `None` if it does not exist.
-    pub fn open(path: &Path) -> Result<Option<Self>, Error> {
+    pub fn open(path: &Path) -> Result<Option<Self>, CacheError> {
         match walk(path, false)? {
             Some(dir) => Self::in_dir(&dir, path, false),
             None => Ok(None),
         }
     }
 
-    fn in_dir(at: &OwnedFd, path: &Path, create: bool) -> Result<Option<Self>, Error> {
-        let dir = open_dir(at, ".").map_err(Error::io(path))?;
+    fn in_dir(at: &OwnedFd, path: &Path, create: bool) -> Result<Option<Self>, CacheError> {
+        let dir = open_dir(at, ".").map_err(CacheError::io(path))?;
         make_private(&dir, path)?;
         check_layout(&dir, path, create)?;
         let objects_path = path.join("objects");
@@ -74,13 +74,13 @@ impl CacheDir {
             }
         }
         let Some(objects) = subdirectory(&dir, &objects_path, "objects", create)? else { return Ok(None) };
-        let kind = fstatfs(&objects).map_err(Error::io(&objects_path))?.filesystem_type().0 as u32;
+        let kind = fstatfs(&objects).map_err(CacheError::io(&objects_path))?.filesystem_type().0 as u32;
         let write_flags = if LOCAL.contains(&kind) { OFlag::O_RDWR } else { OFlag::O_RDWR | OFlag::O_DSYNC };
         Ok(Some(Self { path: path.to_owned(), root: dir, objects, write_flags }))
     }
 
     /// Opens a directory in that of the cache. `None` if it does not exist.
-    pub fn subdirectory(&self, name: &str, create: bool) -> Result<Option<OwnedFd>, Error> {
+    pub fn subdirectory(&self, name: &str, create: bool) -> Result<Option<OwnedFd>, CacheError> {
         subdirectory(&self.root, &self.path.join(name), name, create)
     }
 
@@ -90,8 +90,8 @@ impl CacheDir {
     }
 
     /// The names in the directory of objects.
-    pub fn names(&self) -> Result<Vec<String>, Error> {
-        names(&self.objects).map_err(Error::io(&self.path.join("objects")))
+    pub fn names(&self) -> Result<Vec<String>, CacheError> {
+        names(&self.objects).map_err(CacheError::io(&self.path.join("objects")))
     }
 }
 
@@ -103,11 +103,11 @@ pub fn default_dir() -> Option<PathBuf> {
 }
 
 /// Follows a path one name at a time, so that the owner of each symbolic link is checked. `None` if it does not exist.
-fn walk(path: &Path, create: bool) -> Result<Option<OwnedFd>, Error> {
+fn walk(path: &Path, create: bool) -> Result<Option<OwnedFd>, CacheError> {
     let open = |dir: &OwnedFd, name: &OsString| {
         openat(dir, name.as_os_str(), OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC, Mode::empty())
     };
-    let mut dir = open_dir(AT_FDCWD, ".").map_err(Error::io(path))?;
+    let mut dir = open_dir(AT_FDCWD, ".").map_err(CacheError::io(path))?;
     // The names still to follow, the next one last.
     let mut ahead = names_of(path);
     // What was followed since the last link, for messages.
@@ -123,23 +123,23 @@ fn walk(path: &Path, create: bool) -> Result<Option<OwnedFd>, Error> {
             Err(Errno::ENOENT) => return Ok(None),
             opened => opened,
         };
-        let at = at.map_err(Error::io(&seen))?;
-        let stat = fstat(&at).map_err(Error::io(&seen))?;
+        let at = at.map_err(CacheError::io(&seen))?;
+        let stat = fstat(&at).map_err(CacheError::io(&seen))?;
         if is(&stat, SFlag::S_IFDIR) {
             dir = at;
         } else if is(&stat, SFlag::S_IFLNK) {
             if stat.st_uid != geteuid().as_raw() && stat.st_uid != 0 {
-                return Err(Error::Link { path: seen, owner: stat.st_uid });
+                return Err(CacheError::Link { path: seen, owner: stat.st_uid });
             }
             links += 1;
             if links > LINKS_MAX {
-                return Err(Error::io(path)(Errno::ELOOP));
+                return Err(CacheError::io(path)(Errno::ELOOP));
             }
-            let target = readlinkat(&at, "").map_err(Error::io(&seen))?;
+            let target = readlinkat(&at, "").map_err(CacheError::io(&seen))?;
             seen.pop();
             ahead.extend(names_of(Path::new(&target)));
         } else {
-            return Err(Error::NotADirectory { path: seen });
+            return Err(CacheError::NotADirectory { path: seen });
         }
     }
     Ok(Some(dir))
@@ -152,53 +152,53 @@ fn names_of(path: &Path) -> Vec<OsString> {
 }
 
 /// Opens a directory that belongs to the user. `None` if it does not exist.
-fn subdirectory(dir: &OwnedFd, path: &Path, name: &str, create: bool) -> Result<Option<OwnedFd>, Error> {
+fn subdirectory(dir: &OwnedFd, path: &Path, name: &str, create: bool) -> Result<Option<OwnedFd>, CacheError> {
     if create {
         match mkdirat(dir, name, Mode::S_IRWXU) {
             Ok(()) | Err(Errno::EEXIST) => {}
-            Err(errno) => return Err(Error::io(path)(errno)),
+            Err(errno) => return Err(CacheError::io(path)(errno)),
         }
     }
     let opened = match open_dir(dir, name) {
         Err(Errno::ENOENT) if !create => return Ok(None),
-        Err(Errno::ENOTDIR | Errno::ELOOP) => return Err(Error::NotADirectory { path: path.to_owned() }),
-        opened => opened.map_err(Error::io(path))?,
+        Err(Errno::ENOTDIR | Errno::ELOOP) => return Err(CacheError::NotADirectory { path: path.to_owned() }),
+        opened => opened.map_err(CacheError::io(path))?,
     };
     make_private(&opened, path)?;
     Ok(Some(opened))
 }
 
 /// Checks that a directory belongs to the user, and takes the permissions of others away.
-fn make_private(dir: &OwnedFd, path: &Path) -> Result<(), Error> {
-    let stat = fstat(dir).map_err(Error::io(path))?;
+fn make_private(dir: &OwnedFd, path: &Path) -> Result<(), CacheError> {
+    let stat = fstat(dir).map_err(CacheError::io(path))?;
     let user = geteuid().as_raw();
     if stat.st_uid != user {
-        return Err(Error::NotOwned { path: path.to_owned(), owner: stat.st_uid, user });
+        return Err(CacheError::NotOwned { path: path.to_owned(), owner: stat.st_uid, user });
     }
     if stat.st_mode & 0o7777 != 0o700 {
-        fchmod(dir, Mode::S_IRWXU).map_err(Error::io(path))?;
+        fchmod(dir, Mode::S_IRWXU).map_err(CacheError::io(path))?;
     }
     Ok(())
 }
 
 /// Reads the number of the layout. A file without a number was not written completely.
-fn check_layout(dir: &OwnedFd, path: &Path, create: bool) -> Result<(), Error> {
+fn check_layout(dir: &OwnedFd, path: &Path, create: bool) -> Result<(), CacheError> {
     let file_path = path.join("layout");
     let flags = if create { OFlag::O_RDWR | OFlag::O_CREAT } else { OFlag::O_RDONLY };
     let mut file = match open_file(dir, "layout", flags) {
         Err(Errno::ENOENT) => return Ok(()),
-        file => file.map_err(Error::io(&file_path))?,
+        file => file.map_err(CacheError::io(&file_path))?,
     };
     let mut text = String::new();
     // Bytes that are no text are not a number either.
     _ = Read::by_ref(&mut file).take(64).read_to_string(&mut text);
     match text.trim().parse::<u64>() {
-        Ok(found) if found > LAYOUT => Err(Error::Layout { path: file_path, found, known: LAYOUT }),
+        Ok(found) if found > LAYOUT => Err(CacheError::Layout { path: file_path, found, known: LAYOUT }),
         Ok(_) => Ok(()),
         Err(_) if create => file
             .set_len(0)
             .and_then(|()| file.write_all_at(format!("{LAYOUT}\n").as_bytes(), 0))
-            .map_err(Error::io(&file_path)),
+            .map_err(CacheError::io(&file_path)),
         Err(_) => Ok(()),
     }
 }

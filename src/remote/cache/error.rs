@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// Why the cache cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum CacheError {
     /// The directory was written by a later version of weightfs.
     #[error("{}: has cache layout {found}, and this weightfs can use up to {known}: use a newer weightfs or another \
         directory", path.display())]
@@ -108,7 +108,7 @@ pub enum Error {
     },
     /// Memory cannot be shared with the reader.
     #[error(transparent)]
-    Shared(#[from] pins::Error),
+    Shared(#[from] pins::PinsError),
     /// An error of the operating system.
     #[error("{}: {error}", path.display())]
     Io {
@@ -119,7 +119,7 @@ pub enum Error {
     },
 }
 
-impl Error {
+impl CacheError {
     /// Converts errors about `path`.
     pub(super) fn io<E: Into<io::Error>>(path: &Path) -> impl Fn(E) -> Self + '_ {
         |error| Self::Io { path: path.to_owned(), error: error.into() }

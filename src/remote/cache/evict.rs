@@ -2,13 +2,13 @@
 
 use super::ages::SEGMENT;
 use super::dir::{CacheDir, open_file};
-use super::error::Error;
-use super::files::{DATA, TABLE, blocks, enter, is_linked, remove_object};
-use super::key::Id;
-use super::lock::{self, Gate};
-use super::store::Store;
+use super::error::CacheError;
+use super::files::{DATA, TABLE, blocks, enter_object, is_linked, remove_object};
+use super::key::ObjectDirId;
+use super::lock::{self, GateLock};
+use super::store::ObjectStorage;
 use super::table;
-use crate::source::pins::{BLOCK, Marks, PRESENT, TRIGGER};
+use crate::source::pins::{BLOCK, BlockMarks, PRESENT, TRIGGER};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, OFlag, fallocate};
 use nix::unistd::{Whence, lseek64};
@@ -28,17 +28,17 @@ pub(super) const TRIES_MAX: usize = 8;
 
 /// An object that only this process uses, and that nobody else opens as long as this exists.
 #[derive(Debug)]
-pub(super) struct Sole<'a> {
-    store: &'a Store,
-    _gate: Gate<'a>,
+pub(super) struct SoleObject<'a> {
+    store: &'a ObjectStorage,
+    _gate: GateLock<'a>,
 }
 
-impl<'a> Sole<'a> {
+impl<'a> SoleObject<'a> {
     /// `None` if others use the object too: this process cannot see which blocks they read. Also `None` if the
     /// file system has no holes.
-    pub fn of(store: &'a Store) -> io::Result<Option<Self>> {
+    pub fn of(store: &'a ObjectStorage) -> io::Result<Option<Self>> {
         // Others hold the gate for a short time only: when they open the object, after which they are users.
-        let Some(gate) = Gate::lock(&store.files.gate, Duration::from_millis(100))? else { return Ok(None) };
+        let Some(gate) = GateLock::lock(&store.files.gate, Duration::from_millis(100))? else { return Ok(None) };
         let is_sole = !lock::is_used(&store.files.users)? && can_punch(&store.files.bytes, store.blocks)?;
         Ok(is_sole.then_some(Self { store, _gate: gate }))
     }
@@ -78,7 +78,7 @@ impl<'a> Sole<'a> {
     }
 
     /// Frees space that is allocated and has no bytes: what a crash leaves of transfers. It is not among
-    /// [`Sole::segments`]. Returns the number of freed bytes.
+    /// [`SoleObject::segments`]. Returns the number of freed bytes.
     pub fn free_allocated(&self) -> io::Result<u64> {
         let store = self.store;
         let file = &store.files.bytes;
@@ -94,7 +94,7 @@ impl<'a> Sole<'a> {
     }
 }
 
-impl Store {
+impl ObjectStorage {
     /// Evicts those of the blocks that are not pinned. Returns the number of freed bytes.
     fn evict(&self, all: Range<u64>, evicted: &mut Vec<Range<u64>>) -> io::Result<u64> {
         let _changing = self.changing.write().unwrap_or_else(PoisonError::into_inner);
@@ -104,7 +104,7 @@ impl Store {
         let state = |block: u64| states.get((block - all.start) as usize).copied().flatten();
         let restore = |block: u64| _ = self.present.set(block, state(block).unwrap_or_default() & PRESENT);
         // From here on, either a reader sees that a block is absent, or this sees its pin.
-        Marks::fence();
+        BlockMarks::fence();
         let mut runs: Vec<Range<u64>> = Vec::new();
         for block in all.clone().filter(|&block| state(block).is_some()) {
             match runs.last_mut() {
@@ -133,7 +133,7 @@ impl Store {
 
 /// What became of an object that was to be evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum EvictOutcome {
     /// Blocks at its end were evicted: this many bytes.
     Shortened(u64),
     /// It was removed, and had this many bytes.
@@ -147,16 +147,21 @@ pub(super) enum Outcome {
 /// Evicts `want` bytes of an object that nobody uses, from its end, because programs read the start of a file first.
 /// Removes the object if it has no more than that, or only space that was allocated in vain. With `dry_run`, nothing
 /// changes, and the result is the same.
-pub(super) fn evict_unused(cache: &CacheDir, id: Id, want: u64, dry_run: bool) -> Result<Outcome, Error> {
+pub(super) fn evict_unused(
+    cache: &CacheDir,
+    id: ObjectDirId,
+    want: u64,
+    dry_run: bool,
+) -> Result<EvictOutcome, CacheError> {
     let path = cache.path_of(id);
-    let io = Error::io(&path);
-    let Some((dir, gate_file)) = enter(cache, &path, id, false)? else { return Ok(Outcome::Gone) };
-    let Some(_gate) = Gate::lock(&gate_file, Duration::ZERO).map_err(&io)? else { return Ok(Outcome::InUse) };
+    let io = CacheError::io(&path);
+    let Some((dir, gate_file)) = enter_object(cache, &path, id, false)? else { return Ok(EvictOutcome::Gone) };
+    let Some(_gate) = GateLock::lock(&gate_file, Duration::ZERO).map_err(&io)? else { return Ok(EvictOutcome::InUse) };
     if !is_linked(cache, id, &gate_file).map_err(&io)? {
-        return Ok(Outcome::Gone);
+        return Ok(EvictOutcome::Gone);
     }
     if lock::is_used(&gate_file).map_err(&io)? {
-        return Ok(Outcome::InUse);
+        return Ok(EvictOutcome::InUse);
     }
     let data = open_file(&dir, DATA, OFlag::O_RDWR).ok();
     let size = data.as_ref().and_then(|data| occupied(data).ok()).unwrap_or_default();
@@ -164,12 +169,12 @@ pub(super) fn evict_unused(cache: &CacheDir, id: Id, want: u64, dry_run: bool) -
         && let Some(freed) = shorten(&dir, &data, want, dry_run).map_err(&io)?
         && (1..size).contains(&freed)
     {
-        return Ok(Outcome::Shortened(freed));
+        return Ok(EvictOutcome::Shortened(freed));
     }
     if !dry_run {
         remove_object(cache, &dir, id).map_err(&io)?;
     }
-    Ok(Outcome::Removed(size))
+    Ok(EvictOutcome::Removed(size))
 }
 
 /// Evicts blocks at the end of an object. `None` if that is not possible: the object is damaged, or the file system has
@@ -177,7 +182,7 @@ pub(super) fn evict_unused(cache: &CacheDir, id: Id, want: u64, dry_run: bool) -
 fn shorten(dir: &OwnedFd, data: &File, want: u64, dry_run: bool) -> io::Result<Option<u64>> {
     let blocks = blocks(data.metadata()?.len());
     let Ok(table) = open_file(dir, TABLE, OFlag::O_RDWR) else { return Ok(None) };
-    if table.metadata()?.len() != table::size(blocks) || !can_punch(data, blocks)? {
+    if table.metadata()?.len() != table::table_size(blocks) || !can_punch(data, blocks)? {
         return Ok(None);
     }
     let (mut end, mut freed) = (blocks, 0);

@@ -1,8 +1,8 @@
 //! Bytes of an object that arrive in order: allocates disk space ahead of them.
 
-use super::error::Error;
-use super::evict::Sole;
-use super::object::{Object, Written};
+use super::error::CacheError;
+use super::evict::SoleObject;
+use super::object::{CachedObject, WriteOutcome};
 use crate::source::pins::BLOCK;
 use nix::fcntl::{FallocateFlags, fallocate};
 use std::fs::File;
@@ -18,8 +18,8 @@ const STEP: u64 = 1 << 20;
 /// allocated space. What was allocated in vain is freed on drop, unless another process uses the object too. After a
 /// crash it stays allocated until its blocks are fetched, or the object is removed.
 #[derive(Debug)]
-pub struct Incoming<'a> {
-    object: &'a Object,
+pub struct IncomingBytes<'a> {
+    object: &'a CachedObject,
     /// Where the next bytes belong.
     at: u64,
     end: u64,
@@ -27,18 +27,18 @@ pub struct Incoming<'a> {
     allocated: Option<u64>,
 }
 
-impl Object {
+impl CachedObject {
     /// Takes the bytes of a range as they arrive. It may begin after the bytes of its first block that
-    /// [`Object::held`] counts.
-    pub fn incoming(&self, range: Range<u64>) -> Incoming<'_> {
+    /// [`CachedObject::held`] counts.
+    pub fn incoming(&self, range: Range<u64>) -> IncomingBytes<'_> {
         let Range { start, end } = range;
-        Incoming { object: self, at: start, end: end.min(self.len()), allocated: Some(start) }
+        IncomingBytes { object: self, at: start, end: end.min(self.len()), allocated: Some(start) }
     }
 }
 
-impl Incoming<'_> {
-    /// Adds the next bytes, as [`Object::write`] does.
-    pub fn write(&mut self, bytes: &[u8]) -> Result<Written, Error> {
+impl IncomingBytes<'_> {
+    /// Adds the next bytes, as [`CachedObject::write`] does.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<WriteOutcome, CacheError> {
         let end = self.at.saturating_add(bytes.len() as u64);
         if let Some(from) = self.allocated.filter(|allocated| *allocated < end.min(self.end)) {
             let to = end.max(from.saturating_add(STEP)).min(self.end);
@@ -51,7 +51,7 @@ impl Incoming<'_> {
     }
 }
 
-impl Drop for Incoming<'_> {
+impl Drop for IncomingBytes<'_> {
     fn drop(&mut self) {
         let Some(allocated) = self.allocated else { return };
         let store = &self.object.store;
@@ -59,7 +59,7 @@ impl Drop for Incoming<'_> {
         if rest.is_empty() || store.present.has(rest.clone()) {
             return;
         }
-        let discarded = Sole::of(store).and_then(|sole| sole.map_or(Ok(()), |sole| sole.discard(rest)));
+        let discarded = SoleObject::of(store).and_then(|sole| sole.map_or(Ok(()), |sole| sole.discard(rest)));
         if let Err(error) = discarded {
             log::debug!("{}: cannot free what was allocated: {error}", store.path.display());
         }

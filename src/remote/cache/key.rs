@@ -1,12 +1,12 @@
 //! The identity of an object. Does not contain secrets.
 
-use super::error::Error;
+use super::error::CacheError;
 use sha2::{Digest, Sha256};
 use std::fmt;
 
 /// One version of one remote file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Key {
+pub struct CacheKey {
     /// Identifies the file, for example by its URL without query. Only its hash is stored.
     pub identity: String,
     /// Identifies the version: a commit, an ETag, a version id.
@@ -23,21 +23,21 @@ const LEN_MAX: u64 = 16 << 40;
 /// Maximum size of each text of a key in bytes.
 const TEXT_MAX: usize = 4096;
 
-impl Key {
+impl CacheKey {
     /// The caller keeps secrets out of keys. This rejects what is likely to have one: a URL with a query, a fragment,
     /// or a user name.
-    pub(super) fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result<(), CacheError> {
         let fields = [("identity", &self.identity), ("validator", &self.validator), ("name", &self.name)];
         for (field, text) in fields {
             if text.len() > TEXT_MAX {
-                return Err(Error::TooLong { field, len: text.len(), max: TEXT_MAX });
+                return Err(CacheError::TooLong { field, len: text.len(), max: TEXT_MAX });
             }
             if may_have_secret(text) {
-                return Err(Error::Secret { field });
+                return Err(CacheError::Secret { field });
             }
         }
         if self.len > LEN_MAX {
-            return Err(Error::TooLarge { name: self.name.clone(), len: self.len, max: LEN_MAX });
+            return Err(CacheError::TooLarge { name: self.name.clone(), len: self.len, max: LEN_MAX });
         }
         Ok(())
     }
@@ -56,15 +56,15 @@ fn may_have_secret(text: &str) -> bool {
 
 /// The name of an object's directory: hashes of the identity, and of the validator and size.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Id {
+pub(super) struct ObjectDirId {
     pub file: [u8; 16],
     version: [u8; 16],
 }
 
-impl Id {
-    pub fn of(key: &Key) -> Self {
+impl ObjectDirId {
+    pub fn of(key: &CacheKey) -> Self {
         let version = Sha256::new_with_prefix(key.len.to_le_bytes()).chain_update(&key.validator).finalize();
-        Self { file: file_hash(&key.identity), version: first(&version) }
+        Self { file: file_hash(&key.identity), version: first_hash(&version) }
     }
 
     /// Parses the name of a directory. `None` for other names.
@@ -83,10 +83,10 @@ impl Id {
 
 /// The hash of an identity.
 pub(super) fn file_hash(identity: &str) -> [u8; 16] {
-    first(&Sha256::digest(identity))
+    first_hash(&Sha256::digest(identity))
 }
 
-fn first(hash: &[u8]) -> [u8; 16] {
+fn first_hash(hash: &[u8]) -> [u8; 16] {
     std::array::from_fn(|at| hash.get(at).copied().unwrap_or_default())
 }
 
@@ -95,13 +95,13 @@ fn unhex(text: &str) -> Option<[u8; 16]> {
     is_hex.then(|| u128::from_str_radix(text, 16).ok().map(u128::to_be_bytes)).flatten()
 }
 
-impl fmt::Display for Id {
+impl fmt::Display for ObjectDirId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:032x}-{:032x}", u128::from_be_bytes(self.file), u128::from_be_bytes(self.version))
     }
 }
 
-impl fmt::Debug for Id {
+impl fmt::Debug for ObjectDirId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")
     }
@@ -111,18 +111,18 @@ impl fmt::Debug for Id {
 mod tests {
     use super::*;
 
-    fn key(identity: &str, validator: &str, len: u64) -> Key {
-        Key { identity: identity.into(), validator: validator.into(), len, name: "a".into() }
+    fn key(identity: &str, validator: &str, len: u64) -> CacheKey {
+        CacheKey { identity: identity.into(), validator: validator.into(), len, name: "a".into() }
     }
 
     #[test]
     fn id_depends_on_identity_validator_and_size() {
         let all = [key("a", "b", 1), key("ab", "", 1), key("a", "b", 2), key("a", "c", 1), key("c", "b", 1)];
-        let ids: std::collections::BTreeSet<Id> = all.iter().map(Id::of).collect();
+        let ids: std::collections::BTreeSet<ObjectDirId> = all.iter().map(ObjectDirId::of).collect();
         assert_eq!(ids.len(), all.len());
-        assert!(ids.iter().all(|id| Id::parse(&id.to_string()) == Some(*id)));
+        assert!(ids.iter().all(|id| ObjectDirId::parse(&id.to_string()) == Some(*id)));
         for other in ["", "-", "..", "0-0", &"0".repeat(65), &format!("{}-{}", "G".repeat(32), "0".repeat(32))] {
-            assert_eq!(Id::parse(other), None);
+            assert_eq!(ObjectDirId::parse(other), None);
         }
     }
 
@@ -140,14 +140,14 @@ mod tests {
                 let mut key = key("a", "b", 1);
                 *[&mut key.identity, &mut key.validator, &mut key.name][at] = text.into();
                 let error = key.check().unwrap_err();
-                assert!(matches!(error, Error::Secret { .. }));
+                assert!(matches!(error, CacheError::Secret { .. }));
                 assert!(!format!("{error} {error:?}").contains("s3cret"));
             }
         }
         for text in ["https://host/a", "hf://org/name@main/a?", "s3://bucket/a?b#c@d", "\"W/?#@\"", "a?b"] {
             assert!(key(text, text, 1).check().is_ok(), "{text}");
         }
-        assert!(matches!(key(&"a".repeat(5000), "b", 1).check(), Err(Error::TooLong { .. })));
-        assert!(matches!(key("a", "b", u64::MAX).check(), Err(Error::TooLarge { len: u64::MAX, .. })));
+        assert!(matches!(key(&"a".repeat(5000), "b", 1).check(), Err(CacheError::TooLong { .. })));
+        assert!(matches!(key("a", "b", u64::MAX).check(), Err(CacheError::TooLarge { len: u64::MAX, .. })));
     }
 }

@@ -3,11 +3,11 @@
 //! The name of a file is the SHA-256 of the location. The file has the SHA-256 of location and listing, then the
 //! listing. Its mtime is the time of the last use.
 
-use super::Cache;
+use super::BlockCache;
 use super::dir::{CacheDir, names, open_file, remove, stat_at};
-use super::error::Error;
+use super::error::CacheError;
 use super::files::note_use;
-use super::lock::Gate;
+use super::lock::GateLock;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, renameat};
 use sha2::{Digest, Sha256};
@@ -39,15 +39,15 @@ type Hash = [u8; 32];
 
 /// A number of kept listings.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Listings {
+pub struct KeptListings {
     /// How many there are.
     pub count: usize,
     /// Their size in bytes.
     pub bytes: u64,
 }
 
-impl Listings {
-    fn add(&mut self, kept: &Kept) {
+impl KeptListings {
+    fn add(&mut self, kept: &KeptListing) {
         self.count += 1;
         self.bytes = self.bytes.saturating_add(kept.bytes);
     }
@@ -55,51 +55,51 @@ impl Listings {
 
 /// A kept listing.
 #[derive(Debug)]
-struct Kept {
+struct KeptListing {
     /// The name of its file.
     name: String,
     bytes: u64,
     last_use: SystemTime,
 }
 
-impl Cache {
+impl BlockCache {
     /// Keeps what a location leads to, in place of what was kept for it before. `location` is the text that names the
     /// location later; only its hash is stored. The caller keeps secrets out of both.
     ///
     /// A listing of more than 64 MiB is an error, and nothing is kept for the location then. If all listings have more
     /// than 256 MiB together, those that were used least recently are removed. If the disk is full, objects are
-    /// evicted: see [`Cache::take_evicted`].
-    pub fn keep_listing(&self, location: &str, listing: &[u8]) -> Result<(), Error> {
+    /// evicted: see [`BlockCache::take_evicted`].
+    pub fn keep_listing(&self, location: &str, listing: &[u8]) -> Result<(), CacheError> {
         self.with_room(|| self.try_keep_listing(location, listing))
     }
 
-    fn try_keep_listing(&self, location: &str, listing: &[u8]) -> Result<(), Error> {
+    fn try_keep_listing(&self, location: &str, listing: &[u8]) -> Result<(), CacheError> {
         let cache = &self.0.dir;
         let path = cache.path.join(DIRECTORY);
-        let dir = cache.subdirectory(DIRECTORY, true)?.ok_or(Errno::ENOENT).map_err(Error::io(&path))?;
+        let dir = cache.subdirectory(DIRECTORY, true)?.ok_or(Errno::ENOENT).map_err(CacheError::io(&path))?;
         let lock = open_lock(&dir, &path)?;
-        let _gate = enter(&lock, &path)?;
-        let name = name_of(location);
+        let _gate = enter_listings(&lock, &path)?;
+        let name = listing_name(location);
         if listing.len() > LEN_MAX {
-            remove(&dir, &name).map_err(Error::io(&path))?;
+            remove(&dir, &name).map_err(CacheError::io(&path))?;
             let (name, len) = (format!("the listing of {location}"), listing.len() as u64);
-            return Err(Error::TooLarge { name, len, max: LEN_MAX as u64 });
+            return Err(CacheError::TooLarge { name, len, max: LEN_MAX as u64 });
         }
         // What a process that was killed has left.
-        remove(&dir, TEMPORARY).map_err(Error::io(&path))?;
-        let written = write(&dir, &name, &checksum(location, listing), listing);
+        remove(&dir, TEMPORARY).map_err(CacheError::io(&path))?;
+        let written = write_listing(&dir, &name, &checksum(location, listing), listing);
         if written.is_err() {
             // A full disk should get its space back.
             _ = remove(&dir, TEMPORARY);
         }
-        written.map_err(Error::io(&path))?;
-        trim(&dir, &name).map_err(Error::io(&path))
+        written.map_err(CacheError::io(&path))?;
+        trim(&dir, &name).map_err(CacheError::io(&path))
     }
 
     /// What was kept for a location. `None` if nothing was, if it is damaged, or if it cannot be read.
     pub fn kept_listing(&self, location: &str) -> Option<Vec<u8>> {
         let dir = self.0.dir.subdirectory(DIRECTORY, false).ok()??;
-        let mut file = open_file(&dir, &name_of(location), OFlag::O_RDONLY).ok()?;
+        let mut file = open_file(&dir, &listing_name(location), OFlag::O_RDONLY).ok()?;
         let mut found: Hash = Hash::default();
         file.read_exact(&mut found).ok()?;
         let mut listing = Vec::new();
@@ -114,10 +114,10 @@ impl Cache {
 }
 
 /// How many listings a cache has.
-pub(super) fn count(cache: &CacheDir) -> Result<Listings, Error> {
-    let mut found = Listings::default();
+pub(super) fn count_listings(cache: &CacheDir) -> Result<KeptListings, CacheError> {
+    let mut found = KeptListings::default();
     if let Some(dir) = cache.subdirectory(DIRECTORY, false)? {
-        let kept = all(&dir).map_err(Error::io(&cache.path.join(DIRECTORY)))?;
+        let kept = all(&dir).map_err(CacheError::io(&cache.path.join(DIRECTORY)))?;
         kept.iter().for_each(|kept| found.add(kept));
     }
     Ok(found)
@@ -128,32 +128,32 @@ pub(super) fn remove_all(
     cache: &CacheDir,
     is_unwanted: impl Fn(SystemTime) -> bool,
     dry_run: bool,
-) -> Result<Listings, Error> {
-    let mut removed = Listings::default();
+) -> Result<KeptListings, CacheError> {
+    let mut removed = KeptListings::default();
     let Some(dir) = cache.subdirectory(DIRECTORY, false)? else { return Ok(removed) };
     let path = cache.path.join(DIRECTORY);
     let lock = open_lock(&dir, &path)?;
-    let _gate = enter(&lock, &path)?;
-    for kept in all(&dir).map_err(Error::io(&path))?.iter().filter(|kept| is_unwanted(kept.last_use)) {
+    let _gate = enter_listings(&lock, &path)?;
+    for kept in all(&dir).map_err(CacheError::io(&path))?.iter().filter(|kept| is_unwanted(kept.last_use)) {
         if !dry_run {
-            remove(&dir, &kept.name).map_err(Error::io(&path))?;
+            remove(&dir, &kept.name).map_err(CacheError::io(&path))?;
         }
         removed.add(kept);
     }
     Ok(removed)
 }
 
-fn open_lock(dir: &OwnedFd, path: &Path) -> Result<File, Error> {
-    open_file(dir, LOCK, OFlag::O_RDWR | OFlag::O_CREAT).map_err(Error::io(path))
+fn open_lock(dir: &OwnedFd, path: &Path) -> Result<File, CacheError> {
+    open_file(dir, LOCK, OFlag::O_RDWR | OFlag::O_CREAT).map_err(CacheError::io(path))
 }
 
 /// Waits for the other processes that change the directory.
-fn enter<'a>(lock: &'a File, path: &Path) -> Result<Gate<'a>, Error> {
-    let gate = Gate::lock(lock, PATIENCE).map_err(Error::io(path))?;
-    gate.ok_or_else(|| Error::Busy { path: path.to_owned(), seconds: PATIENCE.as_secs() })
+fn enter_listings<'a>(lock: &'a File, path: &Path) -> Result<GateLock<'a>, CacheError> {
+    let gate = GateLock::lock(lock, PATIENCE).map_err(CacheError::io(path))?;
+    gate.ok_or_else(|| CacheError::Busy { path: path.to_owned(), seconds: PATIENCE.as_secs() })
 }
 
-fn write(dir: &OwnedFd, name: &str, checksum: &Hash, listing: &[u8]) -> io::Result<()> {
+fn write_listing(dir: &OwnedFd, name: &str, checksum: &Hash, listing: &[u8]) -> io::Result<()> {
     let mut file = open_file(dir, TEMPORARY, OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL)?;
     file.write_all(checksum)?;
     file.write_all(listing)?;
@@ -182,19 +182,19 @@ fn trim(dir: &OwnedFd, new: &str) -> io::Result<()> {
     Ok(())
 }
 
-fn all(dir: &OwnedFd) -> io::Result<Vec<Kept>> {
+fn all(dir: &OwnedFd) -> io::Result<Vec<KeptListing>> {
     let mut kept = Vec::new();
     for name in names(dir)?.into_iter().filter(|name| name.len() == 2 * size_of::<Hash>()) {
         if let Some(stat) = stat_at(dir, &name)? {
             let since = Duration::new(stat.st_mtime.try_into().unwrap_or_default(), stat.st_mtime_nsec as u32);
             let last_use = SystemTime::UNIX_EPOCH + since;
-            kept.push(Kept { name, bytes: stat.st_size as u64, last_use });
+            kept.push(KeptListing { name, bytes: stat.st_size as u64, last_use });
         }
     }
     Ok(kept)
 }
 
-fn name_of(location: &str) -> String {
+fn listing_name(location: &str) -> String {
     Sha256::digest(location).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

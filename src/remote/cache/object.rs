@@ -1,11 +1,11 @@
 //! An object, as its users see it.
 
 use super::ages::SEGMENT;
-use super::error::{Error, is_full};
-use super::evict::{Sole, TRIES_MAX};
-use super::key::{Id, Key};
-use super::session::Cache;
-use super::store::Store;
+use super::error::{CacheError, is_full};
+use super::evict::{SoleObject, TRIES_MAX};
+use super::key::{CacheKey, ObjectDirId};
+use super::session::BlockCache;
+use super::store::ObjectStorage;
 use crate::source::pins::{BLOCK, PRESENT, TRIGGER};
 use std::collections::HashMap;
 use std::fs::File;
@@ -17,22 +17,22 @@ use std::sync::{Arc, PoisonError, Weak};
 
 /// One version of one remote file, in the cache. Clones are the same object.
 #[derive(Debug, Clone)]
-pub struct Object {
-    pub(super) cache: Cache,
-    pub(super) store: Arc<Store>,
+pub struct CachedObject {
+    pub(super) cache: BlockCache,
+    pub(super) store: Arc<ObjectStorage>,
 }
 
-impl PartialEq for Object {
+impl PartialEq for CachedObject {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.store, &other.store)
     }
 }
 
-impl Eq for Object {}
+impl Eq for CachedObject {}
 
-/// What a reader needs: see [`crate::source::pins::Reader`].
+/// What a reader needs: see [`crate::source::pins::PinnedReader`].
 #[derive(Debug)]
-pub struct Descriptors {
+pub struct ReaderDescriptors {
     /// The data file, read-only.
     pub data: OwnedFd,
     /// Which blocks are present. The receiver cannot write to it.
@@ -45,51 +45,51 @@ pub struct Descriptors {
 
 /// What was evicted from an object that is in use.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Evicted {
+pub struct EvictedBlocks {
     /// The object.
-    pub object: Object,
+    pub object: CachedObject,
     /// The blocks, some of which may have been absent.
     pub blocks: Range<u64>,
 }
 
-/// What [`Object::write`] has done.
+/// What [`CachedObject::write`] has done.
 #[derive(Debug, Default, PartialEq, Eq)]
 #[must_use]
-pub struct Written {
+pub struct WriteOutcome {
     /// The blocks that the bytes completed. They are present.
     pub blocks: Range<u64>,
     /// What was evicted because the disk was full.
-    pub evicted: Vec<Evicted>,
+    pub evicted: Vec<EvictedBlocks>,
 }
 
 /// Blocks that are not evicted as long as this exists.
 #[derive(Debug)]
 #[must_use = "the blocks may be evicted as soon as this is dropped"]
-pub struct Held {
-    store: Arc<Store>,
+pub struct HeldBlocks {
+    store: Arc<ObjectStorage>,
     blocks: Range<u64>,
 }
 
-impl Drop for Held {
+impl Drop for HeldBlocks {
     fn drop(&mut self) {
         self.store.marks.unpin(self.blocks.clone());
     }
 }
 
-impl Cache {
+impl BlockCache {
     /// Opens an object, and creates it if it does not exist. It is in use until all clones are dropped and all readers
     /// have closed their descriptors.
     ///
     /// The time that this takes does not depend on the size of the object: its block table is read when it is used. If
-    /// the disk is full, others are evicted: see [`Cache::take_evicted`].
-    pub fn object(&self, key: &Key) -> Result<Object, Error> {
+    /// the disk is full, others are evicted: see [`BlockCache::take_evicted`].
+    pub fn object(&self, key: &CacheKey) -> Result<CachedObject, CacheError> {
         key.check()?;
-        let id = Id::of(key);
-        let known = |open: &HashMap<Id, Weak<Store>>| open.get(&id).and_then(Weak::upgrade);
+        let id = ObjectDirId::of(key);
+        let known = |open: &HashMap<ObjectDirId, Weak<ObjectStorage>>| open.get(&id).and_then(Weak::upgrade);
         if let Some(store) = known(&self.open_stores()) {
-            return Ok(Object { cache: self.clone(), store });
+            return Ok(CachedObject { cache: self.clone(), store });
         }
-        let new = self.with_room(|| Store::open(&self.0.dir, id, key, &self.0.boot, &self.0.clock))?;
+        let new = self.with_room(|| ObjectStorage::open(&self.0.dir, id, key, &self.0.boot, &self.0.clock))?;
         let new = Arc::new(new);
         let mut open = self.open_stores();
         // Another thread may have opened it in the meantime.
@@ -98,14 +98,14 @@ impl Cache {
             new
         });
         drop(open);
-        Ok(Object { cache: self.clone(), store })
+        Ok(CachedObject { cache: self.clone(), store })
     }
 }
 
 /// How many blocks are added at once: 1 MiB.
 const ADD_MAX: u64 = 16;
 
-impl Object {
+impl CachedObject {
     /// Size in bytes.
     pub fn len(&self) -> u64 {
         self.store.len
@@ -127,10 +127,11 @@ impl Object {
     }
 
     /// Duplicates the descriptors for the reader.
-    pub fn descriptors(&self) -> Result<Descriptors, Error> {
+    pub fn descriptors(&self) -> Result<ReaderDescriptors, CacheError> {
         let store = &self.store;
-        let duplicate = |descriptor: &dyn AsFd| descriptor.as_fd().try_clone_to_owned().map_err(Error::io(&store.path));
-        Ok(Descriptors {
+        let duplicate =
+            |descriptor: &dyn AsFd| descriptor.as_fd().try_clone_to_owned().map_err(CacheError::io(&store.path));
+        Ok(ReaderDescriptors {
             data: duplicate(&store.files.view)?,
             present: duplicate(&store.areas.0)?,
             marks: duplicate(&store.areas.1)?,
@@ -142,26 +143,26 @@ impl Object {
     ///
     /// Blocks that were written before the system was last started are compared with their checksums here, which reads
     /// them from the disk. If they differ, they are absent.
-    pub fn has(&self, blocks: Range<u64>) -> Result<Vec<Range<u64>>, Error> {
+    pub fn has(&self, blocks: Range<u64>) -> Result<Vec<Range<u64>>, CacheError> {
         self.store.has(blocks)
     }
 
     /// Whether all blocks are in the block table. Those of an earlier start of the system are not verified.
-    pub fn complete(&self) -> Result<bool, Error> {
+    pub fn complete(&self) -> Result<bool, CacheError> {
         self.store.is_complete()
     }
 
     /// Adds bytes that were fetched. Each block becomes present when all of its bytes are there.
     ///
     /// Parts of blocks are kept in memory, 8 MiB at most over all objects; beyond that, the oldest part is dropped.
-    /// [`Object::has`] says what is there in the end. If the disk is full, other blocks are evicted first. After an
-    /// error, blocks of these bytes are absent unless [`Object::has`] reports them.
-    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<Written, Error> {
+    /// [`CachedObject::has`] says what is there in the end. If the disk is full, other blocks are evicted first. After
+    /// an error, blocks of these bytes are absent unless [`CachedObject::has`] reports them.
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<WriteOutcome, CacheError> {
         let range = offset..offset.saturating_add(bytes.len() as u64);
         if range.end > self.store.len {
-            return Err(Error::OutOfRange { name: self.store.name.clone(), range, len: self.store.len });
+            return Err(CacheError::OutOfRange { name: self.store.name.clone(), range, len: self.store.len });
         }
-        let mut written = Written::default();
+        let mut written = WriteOutcome::default();
         let mut rest = bytes;
         let mut at = offset;
         while !rest.is_empty() {
@@ -206,7 +207,7 @@ impl Object {
     }
 
     /// Adds whole blocks. Evicts others if the disk is full.
-    fn add(&self, first: u64, bytes: &[u8], evicted: &mut Vec<Evicted>) -> Result<(), Error> {
+    fn add(&self, first: u64, bytes: &[u8], evicted: &mut Vec<EvictedBlocks>) -> Result<(), CacheError> {
         let blocks = first..first + (bytes.len() as u64).div_ceil(BLOCK);
         // The blocks just added must not be what is evicted next.
         let _held = self.hold(blocks.clone());
@@ -218,10 +219,10 @@ impl Object {
                     return Ok(());
                 }
                 Err(error) if is_full(&error) => error,
-                Err(error) => return Err(Error::io(&self.store.path)(error)),
+                Err(error) => return Err(CacheError::io(&self.store.path)(error)),
             };
             let discarded =
-                Sole::of(&self.store).and_then(|sole| sole.map_or(Ok(()), |sole| sole.discard(blocks.clone())));
+                SoleObject::of(&self.store).and_then(|sole| sole.map_or(Ok(()), |sole| sole.discard(blocks.clone())));
             if let Err(error) = discarded {
                 log::debug!("{}: cannot free what was written: {error}", self.store.path.display());
             }
@@ -229,34 +230,34 @@ impl Object {
             evicted.extend(room.evicted);
             tries += 1;
             if room.freed == 0 || tries > TRIES_MAX {
-                return Err(Error::Full { path: self.store.path.clone(), error });
+                return Err(CacheError::Full { path: self.store.path.clone(), error });
             }
         }
     }
 
     /// Keeps blocks from being evicted, whether they are present now or not. The reader's pins do the same for its
     /// pending reads, so this is only for reads of this process itself.
-    pub fn hold(&self, blocks: Range<u64>) -> Held {
+    pub fn hold(&self, blocks: Range<u64>) -> HeldBlocks {
         let blocks = blocks.start.min(self.store.blocks)..blocks.end.min(self.store.blocks);
         // It is refused if a block has 32,767 pins. Such a block is not evicted now.
         let blocks = if self.store.marks.pin(blocks.clone()) { blocks } else { 0..0 };
-        Held { store: self.store.clone(), blocks }
+        HeldBlocks { store: self.store.clone(), blocks }
     }
 
     /// Reads bytes of blocks that are present, for this process itself. Fails if some are absent.
-    pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<(), Error> {
+    pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<(), CacheError> {
         let end = offset.saturating_add(buffer.len() as u64);
         let blocks = offset / BLOCK..end.div_ceil(BLOCK);
         if end > self.store.len {
             let (name, len) = (self.store.name.clone(), self.store.len);
-            return Err(Error::OutOfRange { name, range: offset..end, len });
+            return Err(CacheError::OutOfRange { name, range: offset..end, len });
         }
         let _held = self.hold(blocks.clone());
         self.has(blocks.clone())?;
         if !self.store.present.has(blocks) {
-            return Err(Error::io(&self.store.path)(io::Error::new(io::ErrorKind::NotFound, "not in the cache")));
+            return Err(CacheError::io(&self.store.path)(io::Error::new(io::ErrorKind::NotFound, "not in the cache")));
         }
-        self.data().read_exact_at(buffer, offset).map_err(Error::io(&self.store.path))
+        self.data().read_exact_at(buffer, offset).map_err(CacheError::io(&self.store.path))
     }
 
     /// Makes a block a trigger: the reader reports when it reads the block. The block need not be present yet.
@@ -264,7 +265,7 @@ impl Object {
         self.store.present.set(block, TRIGGER);
     }
 
-    /// Undoes [`Object::set_trigger`], when the report has come.
+    /// Undoes [`CachedObject::set_trigger`], when the report has come.
     pub fn clear_trigger(&self, block: u64) {
         self.store.present.clear(block, TRIGGER);
     }

@@ -1,6 +1,6 @@
 //! Parts of blocks, until the rest of each block arrives. Bounded: the oldest part is dropped to make room.
 
-use super::key::Id;
+use super::key::ObjectDirId;
 use crate::source::pins::BLOCK;
 use std::ops::Range;
 
@@ -10,20 +10,20 @@ const PARTS_MAX: usize = 128;
 /// Incomplete blocks, the one that was added to last at the end. An object that is opened again finds its parts,
 /// because its id is that of the same bytes.
 #[derive(Debug, Default)]
-pub(super) struct Partials(Vec<Partial>);
+pub(super) struct PartialBlocks(Vec<PartialBlock>);
 
 #[derive(Debug)]
-struct Partial {
-    id: Id,
+struct PartialBlock {
+    id: ObjectDirId,
     block: u64,
     bytes: Vec<u8>,
     /// What is there of the block.
     filled: Range<usize>,
 }
 
-impl Partials {
+impl PartialBlocks {
     /// How many bytes are there from the start of a block on. They are the last to be dropped from now on.
-    pub fn held(&mut self, id: Id, block: u64) -> usize {
+    pub fn held(&mut self, id: ObjectDirId, block: u64) -> usize {
         let Some(found) = self.0.iter().position(|part| part.id == id && part.block == block) else { return 0 };
         let part = self.0.remove(found);
         let held = if part.filled.start == 0 { part.filled.end } else { 0 };
@@ -32,11 +32,11 @@ impl Partials {
     }
 
     /// Adds bytes that begin at `at` in a block of `size` bytes. Returns the block if it is complete now.
-    pub fn add(&mut self, id: Id, block: u64, size: usize, at: usize, bytes: &[u8]) -> Option<Vec<u8>> {
+    pub fn add(&mut self, id: ObjectDirId, block: u64, size: usize, at: usize, bytes: &[u8]) -> Option<Vec<u8>> {
         let found = self.0.iter().position(|part| part.id == id && part.block == block);
         let mut part = match found {
             Some(found) => self.0.remove(found),
-            None => Partial { id, block, bytes: vec![0; size.min(BLOCK as usize)], filled: at..at },
+            None => PartialBlock { id, block, bytes: vec![0; size.min(BLOCK as usize)], filled: at..at },
         };
         let end = at + bytes.len();
         part.bytes.get_mut(at..end)?.copy_from_slice(bytes);
@@ -59,16 +59,16 @@ impl Partials {
 
 #[cfg(test)]
 mod tests {
-    use super::super::key::Key;
+    use super::super::key::CacheKey;
     use super::*;
 
-    fn id(text: &str) -> Id {
-        Id::of(&Key { identity: text.into(), validator: String::new(), len: 0, name: String::new() })
+    fn id(text: &str) -> ObjectDirId {
+        ObjectDirId::of(&CacheKey { identity: text.into(), validator: String::new(), len: 0, name: String::new() })
     }
 
     #[test]
     fn block_is_complete_when_its_parts_meet() {
-        let mut parts = Partials::default();
+        let mut parts = PartialBlocks::default();
         assert_eq!(parts.add(id("a"), 0, 6, 0, b"ab"), None);
         assert_eq!(parts.add(id("b"), 0, 6, 2, b"XXXX"), None);
         assert_eq!(parts.add(id("a"), 1, 6, 2, b"YYYY"), None);
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn held_bytes_are_those_from_the_start_of_the_block() {
-        let mut parts = Partials::default();
+        let mut parts = PartialBlocks::default();
         assert_eq!(parts.add(id("a"), 0, 6, 0, b"ab"), None);
         assert_eq!(parts.add(id("a"), 1, 6, 2, b"cd"), None);
         assert_eq!([parts.held(id("a"), 0), parts.held(id("a"), 1), parts.held(id("b"), 0)], [2, 0, 0]);
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn number_of_parts_is_bounded() {
-        let mut parts = Partials::default();
+        let mut parts = PartialBlocks::default();
         for block in 0..1000 {
             assert_eq!(parts.add(id("a"), block, 2, 0, b"a"), None);
         }

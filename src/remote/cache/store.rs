@@ -1,12 +1,12 @@
 //! An object that is in use: which blocks it has, and how blocks are added. Evicting them is in `evict`.
 
-use super::ages::{Ages, Clock};
+use super::ages::{AgeClock, SegmentAges};
 use super::dir::CacheDir;
-use super::error::Error;
-use super::files::{DATA, Files, blocks, note_use};
-use super::key::{Id, Key};
-use super::table::Boot;
-use crate::source::pins::{BLOCK, Marks, PRESENT, Present};
+use super::error::CacheError;
+use super::files::{DATA, ObjectFiles, blocks, note_use};
+use super::key::{CacheKey, ObjectDirId};
+use super::table::BootId;
+use crate::source::pins::{BLOCK, BlockMarks, PRESENT, PresentBlocks};
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -24,44 +24,50 @@ const NOTE_EVERY: u64 = 60;
 
 /// An object that this process uses.
 #[derive(Debug)]
-pub(super) struct Store {
-    pub id: Id,
+pub(super) struct ObjectStorage {
+    pub id: ObjectDirId,
     pub name: String,
     pub len: u64,
     pub blocks: u64,
     /// The directory of the object, for messages.
     pub path: PathBuf,
-    pub files: Files,
-    pub present: Present,
-    pub marks: Marks,
+    pub files: ObjectFiles,
+    pub present: PresentBlocks,
+    pub marks: BlockMarks,
     /// The descriptors of `present` and `marks`.
     pub areas: (OwnedFd, OwnedFd),
     /// Read by those who add blocks, written by those who evict them.
     pub changing: RwLock<()>,
-    pub ages: Ages,
-    clock: Arc<Clock>,
+    pub ages: SegmentAges,
+    clock: Arc<AgeClock>,
     opened: Instant,
     /// Seconds from `opened` to the last recorded use.
     noted: AtomicU64,
 }
 
-impl Store {
-    pub fn open(cache: &CacheDir, id: Id, key: &Key, boot: &Boot, clock: &Arc<Clock>) -> Result<Self, Error> {
+impl ObjectStorage {
+    pub fn open(
+        cache: &CacheDir,
+        id: ObjectDirId,
+        key: &CacheKey,
+        boot: &BootId,
+        clock: &Arc<AgeClock>,
+    ) -> Result<Self, CacheError> {
         let blocks = blocks(key.len);
-        let (present, present_area) = Present::create(blocks)?;
-        let (marks, marks_area) = Marks::create(blocks)?;
+        let (present, present_area) = PresentBlocks::create(blocks)?;
+        let (marks, marks_area) = BlockMarks::create(blocks)?;
         Ok(Self {
             id,
             name: key.name.clone(),
             len: key.len,
             blocks,
             path: cache.path_of(id),
-            files: Files::open(cache, id, key, boot)?,
+            files: ObjectFiles::open(cache, id, key, boot)?,
             present,
             marks,
             areas: (present_area, marks_area),
             changing: RwLock::new(()),
-            ages: Ages::new(blocks),
+            ages: SegmentAges::new(blocks),
             clock: clock.clone(),
             opened: Instant::now(),
             noted: AtomicU64::new(0),
@@ -101,7 +107,7 @@ impl Store {
 
     /// The runs of present blocks among `wanted`. Looks for blocks that are in the table, because they were fetched by
     /// an earlier session or by another process. Those of an earlier start of the system are verified.
-    pub fn has(&self, wanted: Range<u64>) -> Result<Vec<Range<u64>>, Error> {
+    pub fn has(&self, wanted: Range<u64>) -> Result<Vec<Range<u64>>, CacheError> {
         let wanted = wanted.start.min(self.blocks)..wanted.end.min(self.blocks);
         if !self.present.has(wanted.clone()) {
             self.check_size()?;
@@ -110,7 +116,7 @@ impl Store {
             while from < wanted.end {
                 let part = from..(from + LOOKUP).min(self.blocks);
                 if !self.present.has(part.start.max(wanted.start)..part.end.min(wanted.end)) {
-                    self.look_up(part, &wanted).map_err(Error::io(&self.path))?;
+                    self.look_up(part, &wanted).map_err(CacheError::io(&self.path))?;
                 }
                 from += LOOKUP;
             }
@@ -166,14 +172,14 @@ impl Store {
     }
 
     /// Whether the table has an entry for each block.
-    pub fn is_complete(&self) -> Result<bool, Error> {
+    pub fn is_complete(&self) -> Result<bool, CacheError> {
         self.check_size()?;
         // 1 MiB at a time.
         const PART: u64 = 1 << 17;
         let mut from = 0;
         while from < self.blocks {
             let part = from..(from + PART).min(self.blocks);
-            let entries = self.files.table.read(part).map_err(Error::io(&self.path))?;
+            let entries = self.files.table.read(part).map_err(CacheError::io(&self.path))?;
             if !entries.iter().all(|entry| entry.exists()) {
                 return Ok(false);
             }
@@ -189,10 +195,10 @@ impl Store {
 
     /// A truncated data file lacks blocks that the table still has. Extending it again would add zeros that a reader
     /// could see, so the object cannot be used any more in this session.
-    fn check_size(&self) -> Result<(), Error> {
+    fn check_size(&self) -> Result<(), CacheError> {
         let path = self.path.join(DATA);
-        let now = self.files.bytes.metadata().map_err(Error::io(&path))?.len();
-        if now == self.len { Ok(()) } else { Err(Error::Resized { path, len: self.len, now }) }
+        let now = self.files.bytes.metadata().map_err(CacheError::io(&path))?.len();
+        if now == self.len { Ok(()) } else { Err(CacheError::Resized { path, len: self.len, now }) }
     }
 
     fn reading(&self) -> RwLockReadGuard<'_, ()> {
@@ -214,7 +220,7 @@ impl Store {
     }
 }
 
-impl Drop for Store {
+impl Drop for ObjectStorage {
     fn drop(&mut self) {
         self.note_use_now();
     }
@@ -236,9 +242,16 @@ mod tests {
     fn full_table_of_700_gb_opens_at_once() {
         let dir = tempfile::tempdir().unwrap();
         let cache = CacheDir::create(dir.path()).unwrap();
-        let key = Key { identity: "a".into(), validator: "b".into(), len: 700_000_000_000, name: "c".into() };
+        let key = CacheKey { identity: "a".into(), validator: "b".into(), len: 700_000_000_000, name: "c".into() };
         let open = |boot: &str| {
-            Store::open(&cache, Id::of(&key), &key, &Boot::named(boot), &Arc::new(Clock::new(None))).unwrap()
+            ObjectStorage::open(
+                &cache,
+                ObjectDirId::of(&key),
+                &key,
+                &BootId::named(boot),
+                &Arc::new(AgeClock::new(None)),
+            )
+            .unwrap()
         };
         let store = open("one");
         let crcs: Vec<u32> = (0..store.blocks as u32).collect();

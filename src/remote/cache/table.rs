@@ -8,7 +8,7 @@
 //!
 //! An entry does not cross the boundary of a disk sector, so that it is written as a whole or not at all.
 
-use super::key::Id;
+use super::key::ObjectDirId;
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{self, Read};
@@ -25,9 +25,9 @@ const ENTRY: u64 = 8;
 
 /// Identifies the time from the start of the system to its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Boot(Vec<u8>);
+pub(super) struct BootId(Vec<u8>);
 
-impl Boot {
+impl BootId {
     /// The id of the kernel, which is new after each start. Without it, an id that is never used again: all blocks are
     /// then verified in each session.
     pub fn current() -> Self {
@@ -46,12 +46,12 @@ impl Boot {
 
 /// The entry of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct BlockEntry {
     pub crc: u32,
     stamp: u32,
 }
 
-impl Entry {
+impl BlockEntry {
     /// Whether the block was written at some time.
     pub fn exists(self) -> bool {
         self.stamp != 0
@@ -60,25 +60,25 @@ impl Entry {
 
 /// An open block table.
 #[derive(Debug)]
-pub(super) struct Table {
+pub(super) struct BlockTable {
     file: File,
     seed: u64,
 }
 
-impl Table {
+impl BlockTable {
     /// Writes the table of an object without blocks into an empty file. `data` identifies the data file.
-    pub fn create(file: File, id: Id, blocks: u64, data: (u64, u64), boot: &Boot) -> io::Result<Self> {
+    pub fn create(file: File, id: ObjectDirId, blocks: u64, data: (u64, u64), boot: &BootId) -> io::Result<Self> {
         let salt = random()?;
         let header = header(id, salt);
         file.write_all_at(&header, 0)?;
-        file.set_len(size(blocks))?;
+        file.set_len(table_size(blocks))?;
         Ok(Self { file, seed: seed(boot, &header, data) })
     }
 
     /// Opens a table. `None` if it is damaged.
-    pub fn open(file: File, id: Id, blocks: u64, data: (u64, u64), boot: &Boot) -> io::Result<Option<Self>> {
+    pub fn open(file: File, id: ObjectDirId, blocks: u64, data: (u64, u64), boot: &BootId) -> io::Result<Option<Self>> {
         let mut found = [0; HEADER as usize];
-        if file.metadata()?.len() != size(blocks) {
+        if file.metadata()?.len() != table_size(blocks) {
             return Ok(None);
         }
         file.read_exact_at(&mut found, 0)?;
@@ -87,7 +87,7 @@ impl Table {
     }
 
     /// The entries of blocks. Those that a truncated file lacks are absent.
-    pub fn read(&self, blocks: Range<u64>) -> io::Result<Vec<Entry>> {
+    pub fn read(&self, blocks: Range<u64>) -> io::Result<Vec<BlockEntry>> {
         let mut bytes = vec![0; ((blocks.end - blocks.start) * ENTRY) as usize];
         let mut done = 0;
         while done < bytes.len() {
@@ -99,7 +99,7 @@ impl Table {
             }
         }
         let word = |bytes: &[u8]| u32::from_le_bytes(std::array::from_fn(|at| bytes[at]));
-        Ok(bytes.chunks_exact(8).map(|entry| Entry { crc: word(entry), stamp: word(&entry[4..]) }).collect())
+        Ok(bytes.chunks_exact(8).map(|entry| BlockEntry { crc: word(entry), stamp: word(&entry[4..]) }).collect())
     }
 
     /// Writes the entries of blocks whose bytes have these checksums and are in the data file.
@@ -116,7 +116,7 @@ impl Table {
     }
 
     /// Whether the bytes of a block were written or verified since the system has started.
-    pub fn is_current(&self, block: u64, entry: Entry) -> bool {
+    pub fn is_current(&self, block: u64, entry: BlockEntry) -> bool {
         entry.exists() && entry.stamp == stamp(self.seed, block, entry.crc)
     }
 }
@@ -138,11 +138,11 @@ fn position(block: u64) -> u64 {
 }
 
 /// Size in bytes of the table of an object.
-pub(super) fn size(blocks: u64) -> u64 {
+pub(super) fn table_size(blocks: u64) -> u64 {
     position(blocks)
 }
 
-fn header(id: Id, salt: [u8; 16]) -> [u8; HEADER as usize] {
+fn header(id: ObjectDirId, salt: [u8; 16]) -> [u8; HEADER as usize] {
     let mut header = [0; HEADER as usize];
     header[..8].copy_from_slice(&MAGIC);
     header[8..40].copy_from_slice(&id.bytes());
@@ -155,7 +155,7 @@ fn header(id: Id, salt: [u8; 16]) -> [u8; HEADER as usize] {
 
 /// The seed of valid stamps. It depends on the data file too, so that the blocks of a copied or restored cache are
 /// verified.
-fn seed(boot: &Boot, header: &[u8], data: (u64, u64)) -> u64 {
+fn seed(boot: &BootId, header: &[u8], data: (u64, u64)) -> u64 {
     let hash = Sha256::new_with_prefix(header)
         .chain_update(data.0.to_le_bytes())
         .chain_update(data.1.to_le_bytes())
@@ -182,20 +182,20 @@ fn random() -> io::Result<[u8; 16]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::remote::cache::key::Key;
+    use crate::remote::cache::key::CacheKey;
 
-    fn id() -> Id {
-        Id::of(&Key { identity: "a".into(), validator: "b".into(), len: 5, name: "c".into() })
+    fn id() -> ObjectDirId {
+        ObjectDirId::of(&CacheKey { identity: "a".into(), validator: "b".into(), len: 5, name: "c".into() })
     }
 
     #[test]
     fn only_entries_of_this_boot_table_and_data_file_are_current() {
-        let (boot, other) = (Boot::named("one"), Boot::named("two"));
+        let (boot, other) = (BootId::named("one"), BootId::named("two"));
         let file = tempfile::tempfile().unwrap();
-        let table = Table::create(file.try_clone().unwrap(), id(), 100, (1, 2), &boot).unwrap();
+        let table = BlockTable::create(file.try_clone().unwrap(), id(), 100, (1, 2), &boot).unwrap();
         table.write(10, &[7, 0, 9]).unwrap();
-        let open = |data, boot| Table::open(file.try_clone().unwrap(), id(), 100, data, boot).unwrap().unwrap();
-        let current = |table: &Table| -> Vec<u64> {
+        let open = |data, boot| BlockTable::open(file.try_clone().unwrap(), id(), 100, data, boot).unwrap().unwrap();
+        let current = |table: &BlockTable| -> Vec<u64> {
             let entries = table.read(0..100).unwrap();
             (0..)
                 .zip(entries)
@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn damaged_entry_is_not_current() {
         let file = tempfile::tempfile().unwrap();
-        let table = Table::create(file.try_clone().unwrap(), id(), 4, (1, 2), &Boot::named("one")).unwrap();
+        let table = BlockTable::create(file.try_clone().unwrap(), id(), 4, (1, 2), &BootId::named("one")).unwrap();
         table.write(0, &[1, 2, 3, 4]).unwrap();
         let mut bytes = [0; 32];
         file.read_exact_at(&mut bytes, HEADER).unwrap();
@@ -238,9 +238,9 @@ mod tests {
     #[test]
     fn damaged_header_or_size_makes_a_table_unusable() {
         let file = tempfile::tempfile().unwrap();
-        let boot = Boot::named("one");
-        Table::create(file.try_clone().unwrap(), id(), 4, (1, 2), &boot).unwrap();
-        let is_usable = || Table::open(file.try_clone().unwrap(), id(), 4, (1, 2), &boot).unwrap().is_some();
+        let boot = BootId::named("one");
+        BlockTable::create(file.try_clone().unwrap(), id(), 4, (1, 2), &boot).unwrap();
+        let is_usable = || BlockTable::open(file.try_clone().unwrap(), id(), 4, (1, 2), &boot).unwrap().is_some();
         assert!(is_usable());
         let mut header = [0; 64];
         file.read_exact_at(&mut header, 0).unwrap();

@@ -1,6 +1,6 @@
 //! What was fetched so far.
 
-use crate::remote::protocol::Counts;
+use crate::remote::protocol::FetchCounts;
 use std::time::{Duration, Instant};
 
 /// Minimum time between two reports.
@@ -8,19 +8,19 @@ const REPORT_EVERY: Duration = Duration::from_millis(500);
 
 /// What was fetched, and what of it was reported.
 #[derive(Default)]
-pub(super) struct Counted {
+pub(super) struct CountedTraffic {
     /// Bytes that were received.
     pub bytes: u64,
     busy: Duration,
     busy_since: Option<Instant>,
-    reported: Counts,
+    reported: FetchCounts,
     reported_at: Option<Instant>,
 }
 
-impl Counted {
+impl CountedTraffic {
     /// What to report now, after `requests` requests. `None` if nothing has changed or the last report was recent; if
     /// nothing is being fetched any more, the last change is reported at once.
-    pub fn report(&mut self, is_idle: bool, requests: u64) -> Option<Counts> {
+    pub fn report(&mut self, is_idle: bool, requests: u64) -> Option<FetchCounts> {
         match self.busy_since {
             None if !is_idle => self.busy_since = Some(Instant::now()),
             Some(since) if is_idle => {
@@ -30,7 +30,7 @@ impl Counted {
             _ => {}
         }
         let busy = self.busy + self.busy_since.map_or(Duration::ZERO, |since| since.elapsed());
-        let counts = Counts { requests, bytes: self.bytes, busy: busy.as_millis() as u64 };
+        let counts = FetchCounts { requests, bytes: self.bytes, busy: busy.as_millis() as u64 };
         let is_due = is_idle || self.reported_at.is_none_or(|at| at.elapsed() >= REPORT_EVERY);
         let has_changed = (counts.requests, counts.bytes) != (self.reported.requests, self.reported.bytes);
         (is_due && has_changed).then(|| {

@@ -1,14 +1,14 @@
 //! What a location led to when it was last resolved. It is kept in the cache, so that its files are found offline.
 
-use super::super::cache::{Cache, Key};
-use super::super::location::{Location, check_path};
-use super::super::transport::{Client, Object, Tree};
+use super::super::cache::{BlockCache, CacheKey};
+use super::super::location::{RemoteLocation, check_path};
+use super::super::transport::{ServerObject, ServerTree, TransportClient};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// A tree without what is needed to fetch it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Kept {
+pub(super) struct KeptTree {
     /// The URL of the tree without secrets.
     pub url: String,
     /// The path in the tree that the location leads to; empty for the tree itself.
@@ -25,12 +25,12 @@ pub(super) struct KeptFile {
     /// Size in bytes.
     pub len: u64,
     /// `None` if it was not found out.
-    pub version: Option<Version>,
+    pub version: Option<KeptVersion>,
 }
 
 /// A version of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Version {
+pub(super) struct KeptVersion {
     pub identity: String,
     pub validator: String,
     pub name: String,
@@ -39,28 +39,28 @@ pub(super) struct Version {
     pub mtime: i64,
 }
 
-impl Version {
+impl KeptVersion {
     /// The version of an object.
-    pub fn of(object: &Object) -> Self {
-        let Key { identity, validator, name, .. } = key_of(object);
+    pub fn of(object: &ServerObject) -> Self {
+        let CacheKey { identity, validator, name, .. } = key_of(object);
         Self { identity, validator, name, is_public: object.is_public(), mtime: object.modified() }
     }
 }
 
 impl KeptFile {
     /// What identifies the file in the cache, if its version is known.
-    pub fn key(&self) -> Option<Key> {
-        let Version { identity, validator, name, .. } = self.version.clone()?;
-        Some(Key { identity, validator, len: self.len, name })
+    pub fn key(&self) -> Option<CacheKey> {
+        let KeptVersion { identity, validator, name, .. } = self.version.clone()?;
+        Some(CacheKey { identity, validator, len: self.len, name })
     }
 }
 
-impl Kept {
+impl KeptTree {
     /// What is known of a tree.
-    pub fn of(tree: &Tree) -> Self {
-        let file = |file: &super::super::transport::File| {
-            let len = file.len.or(file.object.as_ref().map(Object::len)).unwrap_or_default();
-            (file.path.clone(), KeptFile { len, version: file.object.as_ref().map(Version::of) })
+    pub fn of(tree: &ServerTree) -> Self {
+        let file = |file: &super::super::transport::TreeFile| {
+            let len = file.len.or(file.object.as_ref().map(ServerObject::len)).unwrap_or_default();
+            (file.path.clone(), KeptFile { len, version: file.object.as_ref().map(KeptVersion::of) })
         };
         Self {
             url: tree.folder().to_string(),
@@ -82,13 +82,13 @@ impl Kept {
     }
 
     /// Adds a file that was opened. Returns whether anything has changed.
-    pub fn add(&mut self, path: &str, object: &Object) -> bool {
-        let file = KeptFile { len: object.len(), version: Some(Version::of(object)) };
+    pub fn add(&mut self, path: &str, object: &ServerObject) -> bool {
+        let file = KeptFile { len: object.len(), version: Some(KeptVersion::of(object)) };
         self.files.insert(path.to_owned(), file.clone()).is_none_or(|before| before != file)
     }
 
     /// Keeps it in the cache under a name. If that fails, `--offline` does not find it.
-    pub fn keep(&self, cache: &Cache, name: &str) {
+    pub fn keep(&self, cache: &BlockCache, name: &str) {
         let kept = serde_json::to_vec(self).map_err(|error| error.to_string());
         if let Err(error) = kept.and_then(|text| cache.keep_listing(name, &text).map_err(|error| error.to_string())) {
             log::info!("{}: not kept for --offline: {error}", self.url);
@@ -96,13 +96,13 @@ impl Kept {
     }
 
     /// What is kept under a name.
-    pub fn find(cache: &Cache, name: &str) -> Option<Self> {
+    pub fn find(cache: &BlockCache, name: &str) -> Option<Self> {
         serde_json::from_slice(&cache.kept_listing(name)?).ok()
     }
 }
 
 /// The name of an object, for people. URLs that differ only in their queries get different names, without the query.
-fn name_with_query(object: &Object) -> String {
+fn name_with_query(object: &ServerObject) -> String {
     match object.identity().split_once(" sha256=").and_then(|(_, hash)| hash.get(..8)) {
         Some(hash) => format!("{} (query {hash})", object.name()),
         None => object.name().to_owned(),
@@ -110,13 +110,13 @@ fn name_with_query(object: &Object) -> String {
 }
 
 /// The name under which the cache keeps what a location led to. URLs that differ only in a signature share it.
-pub(super) fn name_of(client: &Client, location: &Location) -> String {
+pub(super) fn kept_name(client: &TransportClient, location: &RemoteLocation) -> String {
     format!("{location} {}", client.identity(location).unwrap_or_default())
 }
 
 /// What identifies a file in the cache.
-pub(super) fn key_of(object: &Object) -> Key {
-    Key {
+pub(super) fn key_of(object: &ServerObject) -> CacheKey {
+    CacheKey {
         identity: object.identity().to_owned(),
         validator: object.validator(),
         len: object.len(),

@@ -9,12 +9,12 @@ mod retry;
 mod session;
 mod trouble;
 
-use super::cache::{self, Cache};
-use super::location::Location;
-use super::planner::Limits;
-use super::protocol::{self, Channel, Failed, Reply, Request, Start};
+use super::cache::{self, BlockCache};
+use super::location::RemoteLocation;
+use super::planner::PlannerLimits;
+use super::protocol::{self, FetchOptions, WireChannel, WireFailure, WireReply, WireRequest};
 use super::transport;
-use session::{Input, Session};
+use session::{FetchSession, LoopInput};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,16 +23,16 @@ use tokio::sync::mpsc;
 
 /// The process that fetches, after its start. There is no thread yet, so that a sandbox can be entered.
 pub struct Fetcher {
-    channel: Arc<Channel>,
-    start: Start,
+    channel: Arc<WireChannel>,
+    start: FetchOptions,
     /// The first request after the start.
-    first: Request,
-    options: transport::Options,
+    first: WireRequest,
+    options: transport::TransportOptions,
     cache: Result<OpenCache, String>,
 }
 
 struct OpenCache {
-    cache: Cache,
+    cache: BlockCache,
     dir: PathBuf,
     /// In bytes.
     limit: Option<u64>,
@@ -41,17 +41,17 @@ struct OpenCache {
 impl Fetcher {
     /// Waits for the first messages of the reading process, and opens the cache. `None` if that process has ended.
     /// From now on, messages of the log are sent to it.
-    pub fn accept(channel: Channel) -> io::Result<Option<Self>> {
-        let start = match channel.receive::<Request>()? {
+    pub fn accept(channel: WireChannel) -> io::Result<Option<Self>> {
+        let start = match channel.receive::<WireRequest>()? {
             None => return Ok(None),
-            Some((Request::Start(start), _)) if start.version == protocol::VERSION => start,
+            Some((WireRequest::Start(start), _)) if start.version == protocol::VERSION => start,
             Some(_) => return Err(io::Error::other("the program was replaced while it ran; start it again")),
         };
-        let Some((first, _)) = channel.receive::<Request>()? else { return Ok(None) };
+        let Some((first, _)) = channel.receive::<WireRequest>()? else { return Ok(None) };
         let channel = Arc::new(channel);
         remarks::send_to(channel.clone());
-        let (defaults, timeout) = (transport::Options::default(), timeout(&start));
-        let options = transport::Options {
+        let (defaults, timeout) = (transport::TransportOptions::default(), timeout(&start));
+        let options = transport::TransportOptions {
             offline: start.offline,
             token_file: start.token_file.as_ref().map(PathBuf::from),
             connect_timeout: defaults.connect_timeout.min(timeout),
@@ -69,7 +69,7 @@ impl Fetcher {
 
     /// The files, and the directories with all that is below them, that are read besides the cache.
     pub fn reads(&self) -> Vec<PathBuf> {
-        transport::reads(&self.options)
+        transport::transport_reads(&self.options)
     }
 
     /// Whether the user turned the sandbox off.
@@ -79,8 +79,8 @@ impl Fetcher {
 
     /// Why a program must be run to get credentials, if so. The first location decides.
     pub fn program(&self) -> Option<String> {
-        let Request::Resolve { url, .. } = &self.first else { return None };
-        transport::program(&self.options, &Location::parse(url).ok()??)
+        let WireRequest::Resolve { url, .. } = &self.first else { return None };
+        transport::credential_program(&self.options, &RemoteLocation::parse(url).ok()??)
     }
 
     /// Serves the reading process until it ends.
@@ -92,8 +92,8 @@ impl Fetcher {
         let session = {
             let _entered = runtime.enter();
             cache.and_then(|OpenCache { cache, limit, .. }| {
-                let client = transport::Client::new(options).map_err(|error| error.to_string())?;
-                Ok(Session::new(channel.clone(), client, cache, limits(&start, limit), start.offline, inputs))
+                let client = transport::TransportClient::new(options).map_err(|error| error.to_string())?;
+                Ok(FetchSession::new(channel.clone(), client, cache, limits(&start, limit), start.offline, inputs))
             })
         };
         let session = match session {
@@ -101,14 +101,14 @@ impl Fetcher {
             Err(reason) => return refuse(&channel, first, &reason),
         };
         // This does not fail, because the loop has the other end.
-        let _ = sender.send(Input::Request(first));
+        let _ = sender.send(LoopInput::Request(first));
         std::thread::Builder::new().name("requests".into()).spawn(move || {
             loop {
-                let input = match receiving.receive::<Request>() {
-                    Ok(Some((request, _))) => Input::Request(request),
-                    Ok(None) | Err(_) => Input::Ended,
+                let input = match receiving.receive::<WireRequest>() {
+                    Ok(Some((request, _))) => LoopInput::Request(request),
+                    Ok(None) | Err(_) => LoopInput::Ended,
                 };
-                let ends = matches!(input, Input::Ended);
+                let ends = matches!(input, LoopInput::Ended);
                 if sender.send(input).is_err() || ends {
                     return;
                 }
@@ -120,25 +120,25 @@ impl Fetcher {
 }
 
 impl OpenCache {
-    fn new(start: &Start) -> Result<Self, String> {
+    fn new(start: &FetchOptions) -> Result<Self, String> {
         let dir = cache::default_dir();
         let dir = dir.ok_or("no cache: neither XDG_CACHE_HOME nor HOME is an absolute path")?;
-        let cached = || Some(Cache::list(&dir).ok()?.cached());
+        let cached = || Some(BlockCache::list(&dir).ok()?.cached());
         let limit = start.cache_size.or_else(|| cache::default_limit(&dir, cached()?));
-        let options = cache::Options { limit, ..cache::Options::default() };
-        let cache = Cache::open(&dir, options).map_err(|error| error.to_string())?;
+        let options = cache::CacheOptions { limit, ..cache::CacheOptions::default() };
+        let cache = BlockCache::open(&dir, options).map_err(|error| error.to_string())?;
         Ok(Self { cache, dir, limit })
     }
 }
 
 /// After this time without success, a read fails.
-fn timeout(start: &Start) -> Duration {
-    start.timeout.map_or(Limits::default().timeout, Duration::from_millis)
+fn timeout(start: &FetchOptions) -> Duration {
+    start.timeout.map_or(PlannerLimits::default().timeout, Duration::from_millis)
 }
 
 /// The limits of the planner, with a cache of at most `size` bytes.
-fn limits(start: &Start, size: Option<u64>) -> Limits {
-    let mut limits = Limits { timeout: timeout(start), ..Limits::default() };
+fn limits(start: &FetchOptions, size: Option<u64>) -> PlannerLimits {
+    let mut limits = PlannerLimits { timeout: timeout(start), ..PlannerLimits::default() };
     if let Some(size) = size {
         limits.ahead_total = limits.ahead_total.min(size / 4);
         limits.ahead_max = limits.ahead_max.min(size / 8);
@@ -147,17 +147,21 @@ fn limits(start: &Start, size: Option<u64>) -> Limits {
 }
 
 /// Answers all requests with an error.
-fn refuse(channel: &Channel, first: Request, reason: &str) -> io::Result<()> {
+fn refuse(channel: &WireChannel, first: WireRequest, reason: &str) -> io::Result<()> {
     let mut next = Some(first);
     while let Some(request) = next {
         match request {
-            Request::Resolve { id, .. } | Request::Open { id, .. } | Request::Need { id, .. } => {
-                channel.send(&Reply::Failed { id, failure: Failed::Lasting, reason: reason.to_owned() }, &[])?;
+            WireRequest::Resolve { id, .. } | WireRequest::Open { id, .. } | WireRequest::Need { id, .. } => {
+                channel
+                    .send(&WireReply::Failed { id, failure: WireFailure::Lasting, reason: reason.to_owned() }, &[])?;
             }
-            Request::Rest => channel.send(&Reply::Rested, &[])?,
-            Request::Start(_) | Request::Touched { .. } | Request::Cancel { .. } | Request::Close { .. } => {}
+            WireRequest::Rest => channel.send(&WireReply::Rested, &[])?,
+            WireRequest::Start(_)
+            | WireRequest::Touched { .. }
+            | WireRequest::Cancel { .. }
+            | WireRequest::Close { .. } => {}
         }
-        next = channel.receive::<Request>()?.map(|(request, _)| request);
+        next = channel.receive::<WireRequest>()?.map(|(request, _)| request);
     }
     Ok(())
 }

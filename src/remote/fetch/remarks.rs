@@ -1,23 +1,23 @@
 //! Sends log messages to the reading process.
 
-use super::super::protocol::{Channel, Reply};
+use super::super::protocol::{WireChannel, WireReply};
 use log::{LevelFilter, Log, Metadata, Record};
 use std::sync::Arc;
 
 /// Maximum length of a reason or a message for the log, in bytes.
 const TEXT_MAX: usize = 4096;
 
-struct Remarks(Arc<Channel>);
+struct FetchRemarks(Arc<WireChannel>);
 
 /// Sends the messages of weightfs to the other end of `channel` from now on.
-pub(super) fn send_to(channel: Arc<Channel>) {
+pub(super) fn send_to(channel: Arc<WireChannel>) {
     // Fails only if there is a logger already.
-    if log::set_boxed_logger(Box::new(Remarks(channel))).is_ok() {
+    if log::set_boxed_logger(Box::new(FetchRemarks(channel))).is_ok() {
         log::set_max_level(LevelFilter::Info);
     }
 }
 
-impl Log for Remarks {
+impl Log for FetchRemarks {
     fn enabled(&self, metadata: &Metadata) -> bool {
         // The messages of libraries may contain URLs with their signatures.
         metadata.target().starts_with("weightfs")
@@ -26,8 +26,8 @@ impl Log for Remarks {
     fn log(&self, record: &Record) {
         if self.enabled(record.metadata()) {
             let mut text = record.args().to_string();
-            cut(&mut text);
-            let _ = self.0.try_send(&Reply::Log { level: record.level() as u8, text });
+            cut_remark(&mut text);
+            let _ = self.0.try_send(&WireReply::Log { level: record.level() as u8, text });
         }
     }
 
@@ -35,7 +35,7 @@ impl Log for Remarks {
 }
 
 /// Shortens a text so that it fits into a message.
-pub(super) fn cut(text: &mut String) {
+pub(super) fn cut_remark(text: &mut String) {
     let end = (0..=text.len().min(TEXT_MAX)).rev().find(|end| text.is_char_boundary(*end));
     text.truncate(end.unwrap_or_default());
 }

@@ -1,6 +1,6 @@
 //! Repeats attempts that failed for a reason that may pass.
 
-use super::super::transport::{Error, Kind};
+use super::super::transport::{ErrorKind, TransportError};
 use std::time::{Duration, Instant, SystemTime};
 
 /// The pause after the first attempt. It doubles with each further one.
@@ -10,9 +10,9 @@ const FIRST: Duration = Duration::from_millis(200);
 const LONGEST: Duration = Duration::from_secs(10);
 
 /// Attempts until one succeeds or fails for good, or `timeout` would pass before the next one.
-pub(super) async fn retry<T, F>(timeout: Duration, attempt: impl Fn() -> F) -> Result<T, Error>
+pub(super) async fn retry<T, F>(timeout: Duration, attempt: impl Fn() -> F) -> Result<T, TransportError>
 where
-    F: Future<Output = Result<T, Error>>,
+    F: Future<Output = Result<T, TransportError>>,
 {
     let started = Instant::now();
     let mut pause = FIRST;
@@ -21,7 +21,7 @@ where
             Ok(done) => return Ok(done),
             Err(error) => error,
         };
-        let Kind::Transient { retry_after } = error.kind() else { return Err(error) };
+        let ErrorKind::Transient { retry_after } = error.kind() else { return Err(error) };
         let wait = retry_after.unwrap_or_else(|| pause.mul_f64(jitter()));
         if started.elapsed() + wait > timeout {
             return Err(error);

@@ -97,7 +97,7 @@ impl HubLocation {
         let foreign = || {
             ParseError::new("this page of huggingface.co is not a repository; give hf://ORG/NAME or the page of a file")
         };
-        let path = decode(url.path().trim_matches('/'))?;
+        let path = decode_hub_path(url.path().trim_matches('/'))?;
         // A revision may contain %2F, so it is decoded on its own.
         let raw: Vec<&str> = url.path().trim_matches('/').split('/').collect();
         let (kind, raw) = match RepoKind::from_plural(raw.first().unwrap_or(&"")) {
@@ -113,7 +113,7 @@ impl HubLocation {
             ["blob" | "resolve" | "raw" | "tree" | "blame", revision, rest @ ..] => {
                 let rest = rest.join("/");
                 let (special, path) = split_revision(revision, &rest);
-                (Some(decode_revision(special.as_deref().unwrap_or(revision))?), decode(path)?)
+                (Some(decode_revision(special.as_deref().unwrap_or(revision))?), decode_hub_path(path)?)
             }
             _ => return Err(foreign()),
         };
@@ -180,14 +180,14 @@ fn split_revision<'a>(first: &str, rest: &'a str) -> (Option<String>, &'a str) {
     (None, rest)
 }
 
-fn decode(text: &str) -> Result<String, ParseError> {
+fn decode_hub_path(text: &str) -> Result<String, ParseError> {
     let text = percent_decode_str(text).decode_utf8();
     text.map(|text| text.into_owned()).map_err(|_| ParseError::new("a percent-encoded part is not UTF-8"))
 }
 
 /// Git refuses names of refs with `..` or with a component that starts with a dot, and a URL could not hold them.
 fn decode_revision(text: &str) -> Result<String, ParseError> {
-    let revision = decode(text)?;
+    let revision = decode_hub_path(text)?;
     let fits = revision.len() <= 256
         && !revision.chars().any(char::is_control)
         && revision.split('/').all(|part| !part.is_empty() && !part.starts_with('.'));

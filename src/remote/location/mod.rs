@@ -20,7 +20,7 @@ use std::fmt;
 
 /// A remote file, or a directory of remote files.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Location {
+pub enum RemoteLocation {
     /// A file, a directory or all of a repository of the Hugging Face Hub.
     Hub(HubLocation),
     /// A file on an HTTP server.
@@ -32,12 +32,12 @@ pub enum Location {
 /// The longest text that is taken for a location, in bytes. Signed URLs have a few thousand.
 const LONGEST: usize = 16 << 10;
 
-impl Location {
+impl RemoteLocation {
     /// Parses a location. `None` means that the text has no scheme, so it is a local path.
     ///
     /// # Errors
     /// The scheme is unknown, or what follows it is not a location of this scheme.
-    pub fn parse(text: &str) -> Result<Option<Location>, ParseError> {
+    pub fn parse(text: &str) -> Result<Option<RemoteLocation>, ParseError> {
         let Some((scheme, rest)) = text.split_once("://") else { return Ok(None) };
         let mut letters = scheme.chars();
         if !letters.next().is_some_and(|c| c.is_ascii_alphabetic())
@@ -52,17 +52,17 @@ impl Location {
             return Err(ParseError::new("a location cannot contain control characters"));
         }
         let location = match scheme.to_ascii_lowercase().as_str() {
-            "hf" => Location::Hub(HubLocation::parse(rest)?),
+            "hf" => RemoteLocation::Hub(HubLocation::parse(rest)?),
             "https" | "http" => {
                 let web = WebLocation::parse(text)?;
                 match HubLocation::from_page(web.url())? {
-                    Some(hub) => Location::Hub(hub),
-                    None => Location::Web(web),
+                    Some(hub) => RemoteLocation::Hub(hub),
+                    None => RemoteLocation::Web(web),
                 }
             }
-            "s3" => Location::Store(StoreLocation::parse(StoreKind::S3, rest)?),
-            "gs" => Location::Store(StoreLocation::parse(StoreKind::Gcs, rest)?),
-            "az" => Location::Store(StoreLocation::parse(StoreKind::Azure, rest)?),
+            "s3" => RemoteLocation::Store(StoreLocation::parse(StoreKind::S3, rest)?),
+            "gs" => RemoteLocation::Store(StoreLocation::parse(StoreKind::Gcs, rest)?),
+            "az" => RemoteLocation::Store(StoreLocation::parse(StoreKind::Azure, rest)?),
             "file" => return Err(ParseError::new("a local file is given by its path, without file://")),
             _ => {
                 return Err(ParseError::new(format!(
@@ -77,49 +77,51 @@ impl Location {
     ///
     /// # Errors
     /// A component is empty, `.` or `..`, or contains a control character, or the path is too long.
-    pub fn join(&self, name: &str) -> Result<Location, ParseError> {
+    pub fn join(&self, name: &str) -> Result<RemoteLocation, ParseError> {
         check_path(name)?;
         if name.is_empty() {
             return Ok(self.clone());
         }
         Ok(match self {
-            Location::Hub(hub) => Location::Hub(hub.join(name)),
-            Location::Web(web) => Location::Web(web.join(name)),
-            Location::Store(store) => Location::Store(store.join(name)),
+            RemoteLocation::Hub(hub) => RemoteLocation::Hub(hub.join(name)),
+            RemoteLocation::Web(web) => RemoteLocation::Web(web.join(name)),
+            RemoteLocation::Store(store) => RemoteLocation::Store(store.join(name)),
         })
     }
 
     /// The directory that holds this file or directory; `None` at the root of a repository, server or bucket.
-    pub fn parent(&self) -> Option<Location> {
+    pub fn parent(&self) -> Option<RemoteLocation> {
         match self {
-            Location::Hub(hub) => hub.parent().map(Location::Hub),
-            Location::Web(web) => web.parent().map(Location::Web),
-            Location::Store(store) => store.parent().map(Location::Store),
+            RemoteLocation::Hub(hub) => hub.parent().map(RemoteLocation::Hub),
+            RemoteLocation::Web(web) => web.parent().map(RemoteLocation::Web),
+            RemoteLocation::Store(store) => store.parent().map(RemoteLocation::Store),
         }
     }
 
     /// The last component, decoded; `None` at a root, and for a URL or a key that ends with `/`.
     pub fn file_name(&self) -> Option<String> {
         match self {
-            Location::Hub(hub) => hub.path.rsplit('/').next().filter(|name| !name.is_empty()).map(str::to_string),
-            Location::Web(web) => web.file_name(),
-            Location::Store(store) => store.key.rsplit('/').next().filter(|name| !name.is_empty()).map(str::to_string),
+            RemoteLocation::Hub(hub) => hub.path.rsplit('/').next().filter(|name| !name.is_empty()).map(str::to_string),
+            RemoteLocation::Web(web) => web.file_name(),
+            RemoteLocation::Store(store) => {
+                store.key.rsplit('/').next().filter(|name| !name.is_empty()).map(str::to_string)
+            }
         }
     }
 
     /// Whether reading this location sends requests over unencrypted HTTP to a host other than this one. Credentials
     /// are never sent there, and others on the network path can change what is read.
     pub fn is_insecure(&self) -> bool {
-        matches!(self, Location::Web(web) if web.is_insecure())
+        matches!(self, RemoteLocation::Web(web) if web.is_insecure())
     }
 }
 
-impl fmt::Display for Location {
+impl fmt::Display for RemoteLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Location::Hub(hub) => hub.fmt(f),
-            Location::Web(web) => web.fmt(f),
-            Location::Store(store) => store.fmt(f),
+            RemoteLocation::Hub(hub) => hub.fmt(f),
+            RemoteLocation::Web(web) => web.fmt(f),
+            RemoteLocation::Store(store) => store.fmt(f),
         }
     }
 }

@@ -2,13 +2,13 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn parse(text: &str) -> Location {
-    Location::parse(text).unwrap().unwrap()
+fn parse(text: &str) -> RemoteLocation {
+    RemoteLocation::parse(text).unwrap().unwrap()
 }
 
 fn hub(text: &str) -> (String, String, Option<String>, String) {
     match parse(text) {
-        Location::Hub(hub) => (hub.kind.plural().to_string(), hub.repo, hub.revision, hub.path),
+        RemoteLocation::Hub(hub) => (hub.kind.plural().to_string(), hub.repo, hub.revision, hub.path),
         other => panic!("{other} is not on the Hub"),
     }
 }
@@ -78,7 +78,7 @@ fn texts_that_are_not_locations_are_refused_without_repeating_secrets() {
         "ftp://host/file?SECRET",
         "s3://bucket/a\nb",
     ] {
-        let error = Location::parse(text).expect_err(text);
+        let error = RemoteLocation::parse(text).expect_err(text);
         assert!(!format!("{error} {error:?}").contains("SECRET"), "{error}");
     }
 }
@@ -88,7 +88,7 @@ fn paths_are_as_long_as_those_of_linux_at_most() {
     for base in ["hf://a/b/", "https://example.org/", "s3://bucket/"] {
         for (len, fits) in [(4000, true), (5000, false)] {
             let name = "x".repeat(len);
-            assert_eq!(Location::parse(&format!("{base}{name}")).is_ok(), fits, "{base} {len}");
+            assert_eq!(RemoteLocation::parse(&format!("{base}{name}")).is_ok(), fits, "{base} {len}");
             assert_eq!(parse(base).join(&name).is_ok(), fits, "{base} {len}");
         }
     }
@@ -97,7 +97,7 @@ fn paths_are_as_long_as_those_of_linux_at_most() {
 #[test]
 fn local_paths_are_not_locations() {
     for text in ["model.safetensors", "/a/b", "./hf:/x", "a/b://c", "", "://", "1x://y", "-://y"] {
-        assert_eq!(Location::parse(text), Ok(None), "{text}");
+        assert_eq!(RemoteLocation::parse(text), Ok(None), "{text}");
     }
 }
 
@@ -109,7 +109,7 @@ fn urls_are_shown_without_user_and_query() {
     let sibling = location.parent().unwrap().join("d e?.gguf").unwrap();
     assert_eq!(sibling.to_string(), "https://example.org:8443/a%20b/d%20e%3F.gguf");
     assert!(!format!("{location:?} {sibling:?} {location:#?}").contains("SECRET"));
-    let Location::Web(sibling) = sibling else { panic!() };
+    let RemoteLocation::Web(sibling) = sibling else { panic!() };
     assert_eq!(sibling.url().query(), Some("X-Amz-Signature=SECRET"));
 }
 
@@ -131,7 +131,7 @@ fn unencrypted_requests_to_other_hosts_are_insecure() {
 }
 
 /// Bases of every kind, as directories.
-fn folders() -> impl Strategy<Value = Location> {
+fn folders() -> impl Strategy<Value = RemoteLocation> {
     prop_oneof![
         Just("hf://a/b"),
         Just("hf://datasets/a/b@refs/pr/1"),
@@ -162,11 +162,11 @@ fn component() -> impl Strategy<Value = String> {
 proptest! {
     #[test]
     fn parse_never_panics_and_prints_what_parses(text in "(hf|https?|s3|gs|az)://\\PC{0,40}|\\PC{0,60}") {
-        if let Ok(Some(location)) = Location::parse(&text) {
+        if let Ok(Some(location)) = RemoteLocation::parse(&text) {
             let printed = location.to_string();
             let again = parse(&printed);
             prop_assert_eq!(again.to_string(), printed);
-            if !matches!(location, Location::Web(_)) {
+            if !matches!(location, RemoteLocation::Web(_)) {
                 prop_assert_eq!(again, location.clone());
             }
             let _ = (location.file_name(), location.parent(), location.join("x"), location.is_insecure());
@@ -178,7 +178,7 @@ proptest! {
         let file = folder.join(&name).unwrap();
         prop_assert_eq!(file.file_name(), Some(name));
         prop_assert_eq!(file.parent(), Some(folder));
-        if !matches!(file, Location::Web(_)) {
+        if !matches!(file, RemoteLocation::Web(_)) {
             prop_assert_eq!(parse(&file.to_string()), file);
         }
     }

@@ -1,6 +1,6 @@
 //! Chooses the next part when a connection is free, and its size.
 
-use super::{Action, BLOCK, HostId, Planner, TicketId};
+use super::{BLOCK, HostId, Planner, PlannerAction, TicketId};
 use std::ops::Bound;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ const GAP_SHARE: u64 = 4;
 
 impl Planner {
     /// Starts the next part.
-    pub(super) fn next_part(&mut self, now: Duration) -> Option<Action> {
+    pub(super) fn next_part(&mut self, now: Duration) -> Option<PlannerAction> {
         let mut from = HostId(0);
         while let Some((&id, host)) = self.hosts.range(from..).next() {
             let is_open = now >= host.paused_until && host.running < self.limits.connections;
@@ -29,7 +29,7 @@ impl Planner {
         None
     }
 
-    fn next_part_of(&mut self, now: Duration, id: HostId) -> Option<Action> {
+    fn next_part_of(&mut self, now: Duration, id: HostId) -> Option<PlannerAction> {
         while let Some(part) = self.hosts.get_mut(&id)?.due.pop_first() {
             if let Some(action) = self.resume(now, part) {
                 return Some(action);
@@ -45,7 +45,7 @@ impl Planner {
     }
 
     /// The next part for a ticket, or `None` if parts fetch all of it.
-    fn part_for_ticket(&mut self, now: Duration, ticket: TicketId) -> Option<Action> {
+    fn part_for_ticket(&mut self, now: Duration, ticket: TicketId) -> Option<PlannerAction> {
         let ticket = self.tickets.get(&ticket)?;
         let id = ticket.object;
         let object = self.objects.get(&id)?;
@@ -78,7 +78,7 @@ impl Planner {
     }
 
     /// The next part of read-ahead. Runs take turns.
-    fn part_ahead(&mut self, now: Duration, id: HostId) -> Option<Action> {
+    fn part_ahead(&mut self, now: Duration, id: HostId) -> Option<PlannerAction> {
         let connections = self.limits.connections - self.limits.connections.div_ceil(RESERVED);
         let connections = connections.max(1);
         loop {

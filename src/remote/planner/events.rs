@@ -1,31 +1,33 @@
 //! Takes in events of the reader and of the store: tickets, reads and present blocks.
 
-use super::runs::{Bounds, Read, RunKey};
-use super::{Action, BLOCK, Event, ObjectId, Planner, Ticket, TicketId, Timer, Why};
-use super::{Host, Object};
+use super::runs::{AheadBounds, PlannedRead, RunKey};
+use super::{
+    BLOCK, ObjectId, Planner, PlannerAction, PlannerEvent, PlannerTicket, PlannerTimer, TicketFailure, TicketId,
+};
+use super::{PlannedHost, PlannedObject};
 use std::ops::Range;
 use std::time::Duration;
 
 impl Planner {
     /// Takes an event in. Times never decrease.
-    pub fn handle(&mut self, now: Duration, event: Event) {
+    pub fn handle(&mut self, now: Duration, event: PlannerEvent) {
         match event {
-            Event::Opened { object, len, host } => {
-                self.hosts.entry(host).or_insert_with(Host::new);
-                self.objects.entry(object).or_insert_with(|| Object::new(len, host));
+            PlannerEvent::Opened { object, len, host } => {
+                self.hosts.entry(host).or_insert_with(PlannedHost::new);
+                self.objects.entry(object).or_insert_with(|| PlannedObject::new(len, host));
             }
-            Event::Closed { object } => self.close(object),
-            Event::Need { ticket, object, range, within } => self.need(now, ticket, object, &range, &within),
-            Event::Cancel { ticket } => self.cancel(ticket),
-            Event::Touched { object, range, within } => {
+            PlannerEvent::Closed { object } => self.close(object),
+            PlannerEvent::Need { ticket, object, range, within } => self.need(now, ticket, object, &range, &within),
+            PlannerEvent::Cancel { ticket } => self.cancel(ticket),
+            PlannerEvent::Touched { object, range, within } => {
                 let Some(found) = self.objects.get(&object) else { return };
                 let blocks = found.blocks_of(&range);
                 let within = found.blocks_of(&within);
                 if !blocks.is_empty() {
-                    self.read(now, Read { object, blocks, within, is_lost: false });
+                    self.read(now, PlannedRead { object, blocks, within, is_lost: false });
                 }
             }
-            Event::Present { object, blocks } => {
+            PlannerEvent::Present { object, blocks } => {
                 let Some(found) = self.objects.get_mut(&object) else { return };
                 let blocks = blocks.start..blocks.end.min(found.blocks());
                 if !blocks.is_empty() {
@@ -33,15 +35,15 @@ impl Planner {
                     self.arrived(object, &blocks);
                 }
             }
-            Event::Evicted { object, blocks } => {
+            PlannerEvent::Evicted { object, blocks } => {
                 let Some(found) = self.objects.get_mut(&object) else { return };
                 found.present.remove(blocks.clone());
                 self.enqueue(object, &blocks);
             }
-            Event::Received { part, bytes } => self.received(now, part, bytes, true),
-            Event::Skipped { part, bytes } => self.received(now, part, bytes, false),
-            Event::Finished { part } => self.finished(now, part),
-            Event::Failed { part, failure } => self.failed(now, part, failure),
+            PlannerEvent::Received { part, bytes } => self.received(now, part, bytes, true),
+            PlannerEvent::Skipped { part, bytes } => self.received(now, part, bytes, false),
+            PlannerEvent::Finished { part } => self.finished(now, part),
+            PlannerEvent::Failed { part, failure } => self.failed(now, part, failure),
         }
     }
 
@@ -50,34 +52,35 @@ impl Planner {
             return;
         }
         let Some(found) = self.objects.get_mut(&object) else {
-            return self.actions.push_back(Action::Fail { ticket, why: Why::NotOpen });
+            return self.actions.push_back(PlannerAction::Fail { ticket, why: TicketFailure::NotOpen });
         };
         let is_single = within.is_empty();
         let (blocks, within) = (found.blocks_of(range), found.blocks_of(within));
         if blocks.is_empty() {
-            return self.actions.push_back(Action::Ready { ticket });
+            return self.actions.push_back(PlannerAction::Ready { ticket });
         }
         let is_free = found.first_free(blocks.clone()).is_some();
         if found.present.first_absent(blocks.clone()).is_none() {
-            self.actions.push_back(Action::Ready { ticket });
+            self.actions.push_back(PlannerAction::Ready { ticket });
         } else if self.tickets.len() >= self.limits.tickets {
-            return self.actions.push_back(Action::Fail { ticket, why: Why::TooMany });
+            return self.actions.push_back(PlannerAction::Fail { ticket, why: TicketFailure::TooMany });
         } else {
             found.add_ticket(&blocks, ticket);
             let (age, timer) = (self.number(), now.saturating_add(self.limits.timeout));
-            self.tickets.insert(ticket, Ticket { object, blocks: blocks.clone(), is_single, age, since: now, timer });
-            self.timers.insert((timer, Timer::Ticket(ticket)));
+            self.tickets
+                .insert(ticket, PlannerTicket { object, blocks: blocks.clone(), is_single, age, since: now, timer });
+            self.timers.insert((timer, PlannerTimer::Ticket(ticket)));
             if is_free {
                 self.enqueue(object, &blocks);
             }
         }
         if !is_single {
-            self.read(now, Read { object, blocks, within, is_lost: is_free });
+            self.read(now, PlannedRead { object, blocks, within, is_lost: is_free });
         }
     }
 
     /// Registers a read, and extends the read-ahead of its run.
-    fn read(&mut self, now: Duration, read: Read) {
+    fn read(&mut self, now: Duration, read: PlannedRead) {
         let object = read.object;
         let Some(found) = self.objects.get(&object) else { return };
         let Some(key) = self.runs.read(read, &found.present, now) else { return };
@@ -88,7 +91,7 @@ impl Planner {
         let random = self.random();
         let Some(found) = self.objects.get(&object) else { return };
         let Some(host) = self.hosts.get_mut(&found.host) else { return };
-        let bounds = Bounds { window: self.limits.ahead_max / BLOCK, total, cost: host.request_cost() / BLOCK };
+        let bounds = AheadBounds { window: self.limits.ahead_max / BLOCK, total, cost: host.request_cost() / BLOCK };
         let Some(ahead) = self.runs.extend(key, bounds, random) else { return };
         host.ahead.insert(key);
         for range in found.present.ranges_in(&ahead) {
@@ -104,13 +107,13 @@ impl Planner {
         let waiting = found.tickets_in(blocks);
         let ready = waiting.filter(|(_, range)| found.present.first_absent(range.clone()).is_none());
         for ticket in ready.map(|(ticket, _)| ticket).collect::<Vec<_>>() {
-            self.answer(ticket, Action::Ready { ticket });
+            self.answer(ticket, PlannerAction::Ready { ticket });
         }
     }
 
     fn set_triggers(&mut self, object: ObjectId, present: &Range<u64>) {
         let triggers = self.runs.set_triggers(object, present).into_iter();
-        self.actions.extend(triggers.map(|block| Action::Trigger { object, block }));
+        self.actions.extend(triggers.map(|block| PlannerAction::Trigger { object, block }));
     }
 
     /// Makes the tickets that wait for blocks of a range wait for a part.
@@ -124,7 +127,7 @@ impl Planner {
     /// Ends a ticket. Returns its object and blocks.
     fn take_ticket(&mut self, id: TicketId) -> Option<(ObjectId, Range<u64>)> {
         let ticket = self.tickets.remove(&id)?;
-        self.timers.remove(&(ticket.timer, Timer::Ticket(id)));
+        self.timers.remove(&(ticket.timer, PlannerTimer::Ticket(id)));
         if let Some(object) = self.objects.get_mut(&ticket.object) {
             object.remove_ticket(&ticket.blocks, id);
             if let Some(host) = self.hosts.get_mut(&object.host) {
@@ -134,7 +137,7 @@ impl Planner {
         Some((ticket.object, ticket.blocks))
     }
 
-    pub(super) fn answer(&mut self, ticket: TicketId, answer: Action) {
+    pub(super) fn answer(&mut self, ticket: TicketId, answer: PlannerAction) {
         if self.take_ticket(ticket).is_some() {
             self.actions.push_back(answer);
         }
@@ -174,11 +177,11 @@ impl Planner {
         let timer = progress_at.max(ticket.since).saturating_add(self.limits.timeout);
         if timer <= now {
             let Some((object, blocks)) = self.take_ticket(id) else { return };
-            self.actions.push_back(Action::Fail { ticket: id, why: Why::TimedOut { last } });
+            self.actions.push_back(PlannerAction::Fail { ticket: id, why: TicketFailure::TimedOut { last } });
             self.abort_unwanted(object, &blocks);
         } else if let Some(ticket) = self.tickets.get_mut(&id) {
             ticket.timer = timer;
-            self.timers.insert((timer, Timer::Ticket(id)));
+            self.timers.insert((timer, PlannerTimer::Ticket(id)));
         }
     }
 
@@ -188,7 +191,7 @@ impl Planner {
         let tickets: Vec<TicketId> = found.tickets_in(&all).map(|(ticket, _)| ticket).collect();
         let parts = found.parts_in(&all);
         for ticket in tickets {
-            self.answer(ticket, Action::Fail { ticket, why: Why::NotOpen });
+            self.answer(ticket, PlannerAction::Fail { ticket, why: TicketFailure::NotOpen });
         }
         for part in parts {
             self.abort(part);

@@ -24,7 +24,7 @@ pub struct PartId(pub u64);
 
 /// Limits of a planner.
 #[derive(Debug, Clone)]
-pub struct Limits {
+pub struct PlannerLimits {
     /// Parts that are fetched at a time from one host.
     pub connections: usize,
     /// Maximum bytes of a part.
@@ -41,7 +41,7 @@ pub struct Limits {
     pub stall: Duration,
 }
 
-impl Default for Limits {
+impl Default for PlannerLimits {
     fn default() -> Self {
         Self {
             connections: 16,
@@ -58,7 +58,7 @@ impl Default for Limits {
 /// What happened. Events about unknown objects, tickets and parts are allowed and change nothing, because events and
 /// actions cross on their way.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
+pub enum PlannerEvent {
     /// An object can be read from now on. `len` is in bytes.
     Opened {
         /// A number that is not open.
@@ -73,7 +73,8 @@ pub enum Event {
         /// The object.
         object: ObjectId,
     },
-    /// A reader waits for bytes. The caller reports blocks that are present already with [`Event::Present`] first.
+    /// A reader waits for bytes. The caller reports blocks that are present already with [`PlannerEvent::Present`]
+    /// first.
     Need {
         /// The number by which it is answered.
         ticket: TicketId,
@@ -90,13 +91,13 @@ pub enum Event {
         /// The ticket.
         ticket: TicketId,
     },
-    /// A reader has read a range with the block of [`Action::Trigger`].
+    /// A reader has read a range with the block of [`PlannerAction::Trigger`].
     Touched {
         /// The object.
         object: ObjectId,
         /// The bytes that it has read.
         range: Range<u64>,
-        /// As in [`Event::Need`].
+        /// As in [`PlannerEvent::Need`].
         within: Range<u64>,
     },
     /// Blocks became present otherwise than by a part, such as from an earlier session or another process.
@@ -137,13 +138,13 @@ pub enum Event {
         /// The part.
         part: PartId,
         /// Whether another try makes sense.
-        failure: Failure,
+        failure: PartFailure,
     },
 }
 
 /// Why a part failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Failure {
+pub enum PartFailure {
     /// Another try may succeed.
     Transient {
         /// How long the host asked to wait. All parts of the host wait.
@@ -155,7 +156,7 @@ pub enum Failure {
 
 /// What the caller must do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
+pub enum PlannerAction {
     /// Start to fetch a range.
     Fetch {
         /// The number of the new part.
@@ -166,7 +167,7 @@ pub enum Action {
         range: Range<u64>,
     },
     /// Stop fetching a part. Its later events are ignored. Report blocks that it completes until it stops with
-    /// [`Event::Present`].
+    /// [`PlannerEvent::Present`].
     Abort {
         /// The part.
         part: PartId,
@@ -181,9 +182,9 @@ pub enum Action {
         /// The ticket.
         ticket: TicketId,
         /// Why.
-        why: Why,
+        why: TicketFailure,
     },
-    /// Report [`Event::Touched`] when a reader reads this block, which is present.
+    /// Report [`PlannerEvent::Touched`] when a reader reads this block, which is present.
     Trigger {
         /// The object.
         object: ObjectId,
@@ -194,16 +195,16 @@ pub enum Action {
 
 /// Why a ticket failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Why {
+pub enum TicketFailure {
     /// This part failed for good.
     Part(PartId),
-    /// Nothing arrived for the time of [`Limits::timeout`].
+    /// Nothing arrived for the time of [`PlannerLimits::timeout`].
     TimedOut {
         /// The last part that failed for this ticket, if one did.
         last: Option<PartId>,
     },
     /// The object is not open.
     NotOpen,
-    /// As many tickets wait as [`Limits::tickets`] allows.
+    /// As many tickets wait as [`PlannerLimits::tickets`] allows.
     TooMany,
 }

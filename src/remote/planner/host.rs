@@ -5,7 +5,7 @@ use super::{BLOCK, ObjectId, PartId, TicketId};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// Bounds of [`Host::request_cost`].
+/// Bounds of [`PlannedHost::request_cost`].
 const COST: std::ops::RangeInclusive<u64> = 4 * BLOCK..=64 * BLOCK;
 
 /// The delay before the first retry. Each further one doubles it.
@@ -16,7 +16,7 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(5);
 
 /// Requests to one host share its connections, and its rate limits.
 #[derive(Debug)]
-pub(super) struct Host {
+pub(super) struct PlannedHost {
     /// Tickets that wait for blocks which no part fetches, by age.
     pub queue: BTreeSet<(u64, TicketId)>,
     /// Failed parts whose delay is over.
@@ -42,7 +42,7 @@ pub(super) struct Host {
     bandwidth: u64,
 }
 
-impl Host {
+impl PlannedHost {
     /// The first requests find out the latency and bandwidth. Until then they are assumed to be those of the Hub as
     /// seen from another continent.
     pub fn new() -> Self {
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn request_costs_what_was_observed_within_bounds() {
-        let mut host = Host::new();
+        let mut host = PlannedHost::new();
         for _ in 0..50 {
             host.observe_latency(Duration::from_millis(30));
             host.observe_bandwidth(1 << 20, Duration::from_millis(20));

@@ -1,10 +1,11 @@
 //! Plans which byte ranges of remote objects to fetch next. Has no network, files, clock or threads: the caller
 //! reports events with their time, and carries out actions.
 //!
-//! A reader that finds absent blocks sends [`Event::Need`] with a ticket, and the planner answers each ticket once,
-//! with [`Action::Ready`] or [`Action::Fail`]. Blocks are fetched in *parts*, one request each. No block is in two
-//! parts at a time. A part is chosen only when a connection is free, so whatever was asked for in the meantime and
-//! lies near is in the same part. Tickets go first, by age. Read-ahead gets most of the connections that they leave.
+//! A reader that finds absent blocks sends [`PlannerEvent::Need`] with a ticket, and the planner answers each ticket
+//! once, with [`PlannerAction::Ready`] or [`PlannerAction::Fail`]. Blocks are fetched in *parts*, one request each. No
+//! block is in two parts at a time. A part is chosen only when a connection is free, so whatever was asked for in the
+//! meantime and lies near is in the same part. Tickets go first, by age. Read-ahead gets most of the connections that
+//! they leave.
 
 mod dispatch;
 mod events;
@@ -18,11 +19,13 @@ mod runs;
 #[cfg(test)]
 mod tests;
 
-pub use exchange::{Action, BLOCK, Event, Failure, HostId, Limits, ObjectId, PartId, TicketId, Why};
-use host::Host;
-use object::Object;
-use part::Part;
-use runs::Runs;
+pub use exchange::{
+    BLOCK, HostId, ObjectId, PartFailure, PartId, PlannerAction, PlannerEvent, PlannerLimits, TicketFailure, TicketId,
+};
+use host::PlannedHost;
+use object::PlannedObject;
+use part::PlannedPart;
+use runs::ReadRuns;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
@@ -32,24 +35,24 @@ use std::time::Duration;
 /// gaps between present blocks.
 #[derive(Debug)]
 pub struct Planner {
-    limits: Limits,
+    limits: PlannerLimits,
     /// State of the generator of random numbers.
     random: u64,
-    objects: BTreeMap<ObjectId, Object>,
-    hosts: BTreeMap<HostId, Host>,
-    tickets: BTreeMap<TicketId, Ticket>,
-    parts: BTreeMap<PartId, Part>,
-    runs: Runs,
-    timers: BTreeSet<(Duration, Timer)>,
+    objects: BTreeMap<ObjectId, PlannedObject>,
+    hosts: BTreeMap<HostId, PlannedHost>,
+    tickets: BTreeMap<TicketId, PlannerTicket>,
+    parts: BTreeMap<PartId, PlannedPart>,
+    runs: ReadRuns,
+    timers: BTreeSet<(Duration, PlannerTimer)>,
     /// What the caller has to do, apart from the parts that it starts.
-    actions: VecDeque<Action>,
+    actions: VecDeque<PlannerAction>,
     /// The number of the next part, or the age of the next ticket.
     next: u64,
 }
 
 /// A request of the reader that was not answered.
 #[derive(Debug)]
-struct Ticket {
+struct PlannerTicket {
     object: ObjectId,
     blocks: Range<u64>,
     /// Whether its blocks are fetched by one request.
@@ -61,7 +64,7 @@ struct Ticket {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Timer {
+enum PlannerTimer {
     /// Check whether the ticket has timed out.
     Ticket(TicketId),
     /// Check whether a running part has stalled, or retry a failed one.
@@ -71,26 +74,26 @@ enum Timer {
 }
 
 impl Planner {
-    /// Changes [`Limits::ahead_total`].
+    /// Changes [`PlannerLimits::ahead_total`].
     pub fn limit_ahead(&mut self, total: u64) {
         self.limits.ahead_total = total;
     }
 
     /// A planner without objects. The seed makes the delays before retries differ between sessions.
-    pub fn new(limits: Limits, seed: u64) -> Self {
-        let limits = Limits { connections: limits.connections.max(1), ..limits };
+    pub fn new(limits: PlannerLimits, seed: u64) -> Self {
+        let limits = PlannerLimits { connections: limits.connections.max(1), ..limits };
         let (objects, hosts, tickets, parts, runs, timers, actions) = Default::default();
         Self { limits, random: seed, objects, hosts, tickets, parts, runs, timers, actions, next: 0 }
     }
 
     /// The next action. Call it until it returns `None`, after all events that are at hand were taken in.
-    pub fn poll(&mut self, now: Duration) -> Option<Action> {
+    pub fn poll(&mut self, now: Duration) -> Option<PlannerAction> {
         while let Some((_, timer)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
             self.timers.pop_first();
             match timer {
-                Timer::Ticket(ticket) => self.check_ticket(ticket, now),
-                Timer::Part(part) => self.check_part(part, now),
-                Timer::Host(_) => {}
+                PlannerTimer::Ticket(ticket) => self.check_ticket(ticket, now),
+                PlannerTimer::Part(part) => self.check_part(part, now),
+                PlannerTimer::Host(_) => {}
             }
         }
         self.actions.pop_front().or_else(|| self.next_part(now))

@@ -1,18 +1,18 @@
 //! One object: which of its blocks are present, which are being fetched, and which tickets wait for them. Does not
 //! decide what to fetch.
 
-use super::ranges::Ranges;
+use super::ranges::BlockRanges;
 use super::{BLOCK, HostId, PartId, TicketId};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// A remote file. All positions are numbers of blocks unless they are said to be bytes.
 #[derive(Debug)]
-pub(super) struct Object {
+pub(super) struct PlannedObject {
     /// Length in bytes.
     len: u64,
     pub host: HostId,
-    pub present: Ranges,
+    pub present: BlockRanges,
     /// The blocks that each part has yet to receive, by their start: the end and the part. They do not overlap.
     parts: BTreeMap<u64, (u64, PartId)>,
     /// The ranges that tickets wait for, by their start: the end.
@@ -21,7 +21,7 @@ pub(super) struct Object {
     longest: u64,
 }
 
-impl Object {
+impl PlannedObject {
     pub fn new(len: u64, host: HostId) -> Self {
         let (present, parts, tickets) = Default::default();
         Self { len, host, present, parts, tickets, longest: 0 }

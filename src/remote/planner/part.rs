@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// One request to a host. It holds its blocks from its start until all of them are present, or it is given up.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct PlannedPart {
     pub object: ObjectId,
     pub host: HostId,
     /// The blocks that it has yet to receive.

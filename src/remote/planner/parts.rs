@@ -1,8 +1,8 @@
 //! Parts from their start to their end: progress, stalls, failures and retries.
 
 use super::host::back_off;
-use super::part::Part;
-use super::{Action, BLOCK, Failure, ObjectId, PartId, Planner, Timer, Why};
+use super::part::PlannedPart;
+use super::{BLOCK, ObjectId, PartFailure, PartId, Planner, PlannerAction, PlannerTimer, TicketFailure};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ impl Planner {
         object: ObjectId,
         blocks: Range<u64>,
         is_ahead: bool,
-    ) -> Option<Action> {
-        let part = Part {
+    ) -> Option<PlannerAction> {
+        let part = PlannedPart {
             object,
             host: self.objects.get(&object)?.host,
             blocks,
@@ -37,11 +37,11 @@ impl Planner {
         self.run(now, part)
     }
 
-    fn run(&mut self, now: Duration, part: Part) -> Option<Action> {
+    fn run(&mut self, now: Duration, part: PlannedPart) -> Option<PlannerAction> {
         let id = PartId(self.number());
         let timer = now.saturating_add(self.limits.stall);
         let (partial, received, first) = (0, 0, None);
-        let part = Part { is_running: true, started: now, timer, partial, received, first, ..part };
+        let part = PlannedPart { is_running: true, started: now, timer, partial, received, first, ..part };
         let (object, blocks) = (part.object, part.blocks.clone());
         let found = self.objects.get_mut(&object)?;
         found.add_part(&blocks, id);
@@ -51,15 +51,15 @@ impl Planner {
             host.running_ahead += usize::from(part.is_ahead);
             host.flying += blocks.end - blocks.start;
         }
-        self.timers.insert((timer, Timer::Part(id)));
+        self.timers.insert((timer, PlannerTimer::Part(id)));
         self.parts.insert(id, part);
-        Some(Action::Fetch { part: id, object, range })
+        Some(PlannerAction::Fetch { part: id, object, range })
     }
 
     /// Ends a part. Its connection and its blocks are free.
-    fn stop(&mut self, id: PartId) -> Option<Part> {
+    fn stop(&mut self, id: PartId) -> Option<PlannedPart> {
         let part = self.parts.remove(&id)?;
-        self.timers.remove(&(part.timer, Timer::Part(id)));
+        self.timers.remove(&(part.timer, PlannerTimer::Part(id)));
         if let Some(object) = self.objects.get_mut(&part.object) {
             object.remove_part(&part.blocks);
         }
@@ -77,7 +77,7 @@ impl Planner {
     /// Ends a part that nobody needs.
     pub(super) fn abort(&mut self, id: PartId) {
         if self.stop(id).is_some_and(|part| part.is_running) {
-            self.actions.push_back(Action::Abort { part: id });
+            self.actions.push_back(PlannerAction::Abort { part: id });
         }
     }
 
@@ -126,12 +126,12 @@ impl Planner {
         self.stop(id);
     }
 
-    pub(super) fn failed(&mut self, now: Duration, id: PartId, failure: Failure) {
+    pub(super) fn failed(&mut self, now: Duration, id: PartId, failure: PartFailure) {
         if !self.parts.get(&id).is_some_and(|part| part.is_running) {
             return;
         }
         let Some(mut part) = self.stop(id) else { return };
-        let Failure::Transient { retry_after } = failure else {
+        let PartFailure::Transient { retry_after } = failure else {
             return self.give_up(&part, Some(id));
         };
         let random = self.random();
@@ -147,7 +147,7 @@ impl Planner {
         let pause = retry_after.map(|time| time.saturating_add(delay)).or(is_down.then_some(delay));
         if let Some(pause) = pause {
             host.paused_until = host.paused_until.max(now.saturating_add(pause));
-            self.timers.insert((host.paused_until, Timer::Host(part.host)));
+            self.timers.insert((host.paused_until, PlannerTimer::Host(part.host)));
         }
         if part.blocks.is_empty() {
             return;
@@ -157,22 +157,22 @@ impl Planner {
         }
         (part.is_running, part.last, part.timer) = (false, Some(id), now.saturating_add(delay));
         object.add_part(&part.blocks, id);
-        self.timers.insert((part.timer, Timer::Part(id)));
+        self.timers.insert((part.timer, PlannerTimer::Part(id)));
         self.parts.insert(id, part);
     }
 
     /// Fails the tickets that wait for a part which has ended, and ends the read-ahead there.
-    fn give_up(&mut self, part: &Part, failed: Option<PartId>) {
+    fn give_up(&mut self, part: &PlannedPart, failed: Option<PartId>) {
         self.runs.cut(part.object, part.blocks.start);
         let Some((object, id)) = self.objects.get(&part.object).zip(failed) else { return };
         let tickets: Vec<_> = object.tickets_in(&part.blocks).map(|(ticket, _)| ticket).collect();
         for ticket in tickets {
-            self.answer(ticket, Action::Fail { ticket, why: Why::Part(id) });
+            self.answer(ticket, PlannerAction::Fail { ticket, why: TicketFailure::Part(id) });
         }
     }
 
     /// Starts a failed part again, from its first absent block. Returns `None` if nothing is absent.
-    pub(super) fn resume(&mut self, now: Duration, id: PartId) -> Option<Action> {
+    pub(super) fn resume(&mut self, now: Duration, id: PartId) -> Option<PlannerAction> {
         let mut part = self.stop(id)?;
         let present = &self.objects.get(&part.object)?.present;
         let start = present.first_absent(part.blocks.clone())?;
@@ -200,10 +200,10 @@ impl Planner {
         let timer = part.progress_at.max(part.started).saturating_add(self.limits.stall);
         if timer > now {
             part.timer = timer;
-            self.timers.insert((timer, Timer::Part(id)));
+            self.timers.insert((timer, PlannerTimer::Part(id)));
         } else {
-            self.actions.push_back(Action::Abort { part: id });
-            self.failed(now, id, Failure::Transient { retry_after: None });
+            self.actions.push_back(PlannerAction::Abort { part: id });
+            self.failed(now, id, PartFailure::Transient { retry_after: None });
         }
     }
 

@@ -5,12 +5,12 @@ use std::ops::Range;
 
 /// A set of blocks. Its size in memory depends on the number of its gaps only.
 #[derive(Debug, Default)]
-pub(super) struct Ranges {
+pub(super) struct BlockRanges {
     /// Start and end of each range. There is a gap after each range.
     map: BTreeMap<u64, u64>,
 }
 
-impl Ranges {
+impl BlockRanges {
     pub fn insert(&mut self, range: Range<u64>) {
         if range.is_empty() {
             return;
@@ -74,7 +74,7 @@ mod tests {
     proptest! {
         #[test]
         fn ranges_equal_a_table_of_blocks(ops in prop::collection::vec((any::<bool>(), 0u64..40, 0u64..12), 1..60)) {
-            let (mut ranges, mut table) = (Ranges::default(), [false; 64]);
+            let (mut ranges, mut table) = (BlockRanges::default(), [false; 64]);
             for (inserts, start, len) in ops {
                 let range = start..start + len;
                 table[start as usize..(start + len) as usize].fill(inserts);

@@ -12,7 +12,7 @@
 //! Reads of present blocks are not reported, except those of triggers: some blocks ahead of each run. A reader that
 //! touches them is followed, and one that appears behind a trigger without having touched it starts a new run.
 
-use super::ranges::Ranges;
+use super::ranges::BlockRanges;
 use super::{BLOCK, ObjectId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Range, RangeInclusive};
@@ -53,7 +53,7 @@ fn lead(len: u64, starts_tensor: bool, cost: u64) -> u64 {
 
 /// How far to fetch ahead, in blocks.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Bounds {
+pub(super) struct AheadBounds {
     /// The maximum for one run.
     pub window: u64,
     /// The maximum for all runs.
@@ -66,7 +66,7 @@ pub(super) struct Bounds {
 pub(super) type RunKey = (ObjectId, u64);
 
 #[derive(Debug)]
-pub(super) struct Run {
+pub(super) struct ReadRun {
     /// The end of what was read.
     pub end: u64,
     /// The end of what is to be fetched ahead, at least `end`.
@@ -82,9 +82,9 @@ pub(super) struct Run {
     used: Duration,
 }
 
-impl Run {
+impl ReadRun {
     /// Takes over a run that starts in this one, or at its end.
-    fn absorb(&mut self, next: Run) {
+    fn absorb(&mut self, next: ReadRun) {
         if next.end > self.end {
             (self.end, self.limit) = (next.end, next.limit);
         }
@@ -96,7 +96,7 @@ impl Run {
 
 /// A read of an object.
 #[derive(Debug)]
-pub(super) struct Read {
+pub(super) struct PlannedRead {
     pub object: ObjectId,
     pub blocks: Range<u64>,
     pub within: Range<u64>,
@@ -106,8 +106,8 @@ pub(super) struct Read {
 
 /// All runs of a planner.
 #[derive(Debug, Default)]
-pub(super) struct Runs {
-    map: BTreeMap<RunKey, Run>,
+pub(super) struct ReadRuns {
+    map: BTreeMap<RunKey, ReadRun>,
     /// The runs by the time of their last read.
     by_use: BTreeSet<(Duration, RunKey)>,
     /// Blocks ahead of runs whose read is to be reported, and whether they are present, so that it will be.
@@ -116,15 +116,15 @@ pub(super) struct Runs {
     ahead: u64,
 }
 
-impl Runs {
+impl ReadRuns {
     /// The last run that starts at or before a block.
-    pub fn before(&self, (object, block): RunKey) -> Option<(RunKey, &Run)> {
+    pub fn before(&self, (object, block): RunKey) -> Option<(RunKey, &ReadRun)> {
         self.map.range((object, 0)..=(object, block)).next_back().map(|(key, run)| (*key, run))
     }
 
     /// The run that has read a block, or is to read it next because the blocks from the end of the run are present and
     /// no trigger among them was skipped.
-    fn reaching(&self, key: RunKey, present: &Ranges) -> Option<RunKey> {
+    fn reaching(&self, key: RunKey, present: &BlockRanges) -> Option<RunKey> {
         let (found, run) = self.before(key)?;
         let is_near = key.1 <= present.end_at(run.end).unwrap_or(run.end);
         let is_skipped = || self.triggers.range((key.0, run.end)..key.max((key.0, run.end))).any(|(_, is_set)| *is_set);
@@ -132,23 +132,23 @@ impl Runs {
     }
 
     /// Registers a read. Returns its run if it was read at its end.
-    pub fn read(&mut self, read: Read, present: &Ranges, now: Duration) -> Option<RunKey> {
-        let Read { object, blocks, within, is_lost } = read;
+    pub fn read(&mut self, read: PlannedRead, present: &BlockRanges, now: Duration) -> Option<RunKey> {
+        let PlannedRead { object, blocks, within, is_lost } = read;
         let mut key = (object, blocks.start);
         let end = blocks.end;
         let limit = if within.start <= end { within.end.max(end) } else { end };
         let starts_tensor = blocks.start == within.start;
         let sequential = starts_tensor;
-        let mut run = Run { end, ahead: end, issued: end, limit, sequential, starts_tensor, used: now };
+        let mut run = ReadRun { end, ahead: end, issued: end, limit, sequential, starts_tensor, used: now };
         let mut is_at_end = true;
         if let Some(found) = self.reaching(key, present)
             && let Some(old) = self.remove(found)
         {
             is_at_end = end > old.end;
             if is_at_end {
-                (key, run) = (found, Run { end, limit, sequential: true, used: now, ..old });
+                (key, run) = (found, ReadRun { end, limit, sequential: true, used: now, ..old });
             } else if !is_lost {
-                (key, run) = (found, Run { used: now, ..old });
+                (key, run) = (found, ReadRun { used: now, ..old });
             }
             // Otherwise a reader started again and what it read before was evicted. The old run is forgotten.
         }
@@ -162,7 +162,7 @@ impl Runs {
             && let Some(mut before_run) = self.remove(before)
         {
             before_run.absorb(run);
-            (key, run) = (before, Run { sequential: true, used: now, ..before_run });
+            (key, run) = (before, ReadRun { sequential: true, used: now, ..before_run });
         }
         run.ahead = run.ahead.max(run.end);
         run.issued = run.issued.max(run.end);
@@ -174,7 +174,7 @@ impl Runs {
     /// Moves the end of the read-ahead of a run, unless more than three quarters of its window are still ahead of the
     /// reader. A smaller rest would be used up before what is asked for now arrives.
     /// Returns the blocks ahead.
-    pub fn extend(&mut self, key: RunKey, bounds: Bounds, random: u64) -> Option<Range<u64>> {
+    pub fn extend(&mut self, key: RunKey, bounds: AheadBounds, random: u64) -> Option<Range<u64>> {
         let run = self.map.get_mut(&key).filter(|run| run.sequential && run.end - key.1 >= SEQUENTIAL)?;
         let own = run.ahead - run.end;
         let budget = bounds.total.saturating_sub(self.ahead - own);
@@ -271,14 +271,14 @@ impl Runs {
         Some(run.end..run.ahead)
     }
 
-    fn remove(&mut self, key: RunKey) -> Option<Run> {
+    fn remove(&mut self, key: RunKey) -> Option<ReadRun> {
         let run = self.map.remove(&key)?;
         self.by_use.remove(&(run.used, key));
         self.ahead -= run.ahead - run.end;
         Some(run)
     }
 
-    fn insert(&mut self, key: RunKey, run: Run) {
+    fn insert(&mut self, key: RunKey, run: ReadRun) {
         self.by_use.insert((run.used, key));
         self.ahead += run.ahead - run.end;
         self.map.insert(key, run);

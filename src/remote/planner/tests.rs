@@ -3,7 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 
-const LIMITS: Limits = Limits {
+const LIMITS: PlannerLimits = PlannerLimits {
     connections: 3,
     part_max: 8 * BLOCK,
     ahead_max: 24 * BLOCK,
@@ -18,11 +18,11 @@ const LENGTHS: [u64; 4] = [40 * BLOCK, 31 * BLOCK + 1, 100 * BLOCK - 1, 5];
 
 #[derive(Debug, Clone)]
 enum Op {
-    Event(Event),
+    Event(PlannerEvent),
     /// An event of one of the parts in flight.
     Progress(usize, u64),
     Finish(usize),
-    Fail(usize, Failure),
+    Fail(usize, PartFailure),
     Wait(Duration),
 }
 
@@ -51,7 +51,7 @@ fn blocks(object: ObjectId, bytes: &Range<u64>) -> Range<u64> {
 }
 
 impl Caller {
-    fn new(limits: Limits, seed: u64) -> Self {
+    fn new(limits: PlannerLimits, seed: u64) -> Self {
         let (open, present, tickets, parts, within, asked) = Default::default();
         let planner = Planner::new(limits, seed);
         Self { planner, now: Duration::ZERO, open, present, tickets, parts, within, asked, failed: 0 }
@@ -64,32 +64,32 @@ impl Caller {
             Op::Wait(time) => self.now += time,
             Op::Progress(at, bytes) => {
                 if let Some(part) = part(self, at) {
-                    self.event(Event::Received { part, bytes });
+                    self.event(PlannerEvent::Received { part, bytes });
                 }
             }
             Op::Finish(at) => {
                 if let Some(part) = part(self, at) {
-                    self.event(Event::Finished { part });
+                    self.event(PlannerEvent::Finished { part });
                 }
             }
             Op::Fail(at, failure) => {
                 if let Some(part) = part(self, at) {
-                    self.event(Event::Failed { part, failure });
+                    self.event(PlannerEvent::Failed { part, failure });
                 }
             }
         }
         self.poll();
     }
 
-    fn event(&mut self, event: Event) {
+    fn event(&mut self, event: PlannerEvent) {
         self.planner.handle(self.now, event.clone());
         match event {
-            Event::Opened { object, .. } => drop(self.open.insert(object)),
-            Event::Closed { object } => {
+            PlannerEvent::Opened { object, .. } => drop(self.open.insert(object)),
+            PlannerEvent::Closed { object } => {
                 self.open.remove(&object);
                 self.present.retain(|(other, _)| *other != object);
             }
-            Event::Need { ticket, object, range, within } => {
+            PlannerEvent::Need { ticket, object, range, within } => {
                 if !self.open.contains(&object) || self.tickets.contains_key(&ticket) {
                     // It fails at once, or it is a duplicate and ignored.
                     self.tickets.entry(ticket).or_insert((object, 0..0));
@@ -100,26 +100,26 @@ impl Caller {
                 self.asked.extend(blocks.clone().map(|block| (object, block)));
                 self.tickets.insert(ticket, (object, blocks));
             }
-            Event::Cancel { ticket } => drop(self.tickets.remove(&ticket)),
-            Event::Touched { object, range, within } => {
+            PlannerEvent::Cancel { ticket } => drop(self.tickets.remove(&ticket)),
+            PlannerEvent::Touched { object, range, within } => {
                 self.within.extend(blocks(object, &within).map(|block| (object, block)));
                 self.asked.extend(blocks(object, &range).map(|block| (object, block)));
             }
-            Event::Present { object, blocks: range } => {
+            PlannerEvent::Present { object, blocks: range } => {
                 let count = LENGTHS[object.0 as usize].div_ceil(BLOCK);
                 if self.open.contains(&object) {
                     self.present.extend((range.start..range.end.min(count)).map(|block| (object, block)));
                 }
             }
-            Event::Evicted { object, blocks: range } => {
+            PlannerEvent::Evicted { object, blocks: range } => {
                 self.present.retain(|(other, block)| *other != object || !range.contains(block));
             }
-            Event::Received { part, bytes } | Event::Skipped { part, bytes } => self.receive(part, bytes),
-            Event::Finished { part } => {
+            PlannerEvent::Received { part, bytes } | PlannerEvent::Skipped { part, bytes } => self.receive(part, bytes),
+            PlannerEvent::Finished { part } => {
                 self.receive(part, u64::MAX);
                 self.parts.remove(&part);
             }
-            Event::Failed { part, .. } => {
+            PlannerEvent::Failed { part, .. } => {
                 self.failed += usize::from(self.parts.remove(&part).is_some());
             }
         }
@@ -141,9 +141,9 @@ impl Caller {
         assert!(self.planner.wake_at().is_none_or(|at| at > self.now), "it must be polled again at once");
     }
 
-    fn act(&mut self, action: Action) {
+    fn act(&mut self, action: PlannerAction) {
         match action {
-            Action::Fetch { part, object, range } => {
+            PlannerAction::Fetch { part, object, range } => {
                 assert!(self.open.contains(&object));
                 assert!(!range.is_empty() && range.start % BLOCK == 0 && range.end <= LENGTHS[object.0 as usize]);
                 assert!(range.end % BLOCK == 0 || range.end == LENGTHS[object.0 as usize]);
@@ -166,16 +166,16 @@ impl Caller {
                 let same = self.parts.values().filter(|(other, _)| host(*other) == host(object));
                 assert!(same.count() <= self.planner.limits.connections);
             }
-            Action::Abort { part } => assert!(self.parts.remove(&part).is_some(), "{part:?} is not in flight"),
-            Action::Ready { ticket } => {
+            PlannerAction::Abort { part } => assert!(self.parts.remove(&part).is_some(), "{part:?} is not in flight"),
+            PlannerAction::Ready { ticket } => {
                 let (object, blocks) = self.tickets.remove(&ticket).expect("answered once");
                 assert!(blocks.into_iter().all(|block| self.present.contains(&(object, block))));
             }
-            Action::Fail { ticket, .. } => {
+            PlannerAction::Fail { ticket, .. } => {
                 self.tickets.remove(&ticket).expect("answered once");
                 self.failed += 1;
             }
-            Action::Trigger { object, block } => assert!(self.present.contains(&(object, block))),
+            PlannerAction::Trigger { object, block } => assert!(self.present.contains(&(object, block))),
         }
     }
 
@@ -187,7 +187,7 @@ impl Caller {
                 break;
             }
             match self.parts.keys().next().copied() {
-                Some(part) => self.event(Event::Finished { part }),
+                Some(part) => self.event(PlannerEvent::Finished { part }),
                 None => self.now = self.planner.wake_at().expect("what waits has a timer"),
             }
         }
@@ -198,7 +198,7 @@ impl Caller {
     /// Closes everything. Nothing may be left.
     fn close(&mut self) {
         for object in 0..LENGTHS.len() as u32 {
-            self.event(Event::Closed { object: ObjectId(object) });
+            self.event(PlannerEvent::Closed { object: ObjectId(object) });
             self.poll();
         }
         self.now += Duration::from_secs(1 << 20);
@@ -232,16 +232,16 @@ fn bytes() -> impl Strategy<Value = Range<u64>> {
     prop_oneof![20 => usual, 1 => odd]
 }
 
-fn failure() -> impl Strategy<Value = Failure> {
+fn failure() -> impl Strategy<Value = PartFailure> {
     prop_oneof![
-        3 => Just(Failure::Transient { retry_after: None }),
-        1 => (0..40u64).prop_map(|time| Failure::Transient { retry_after: Some(Duration::from_secs(time)) }),
-        1 => Just(Failure::Final),
+        3 => Just(PartFailure::Transient { retry_after: None }),
+        1 => (0..40u64).prop_map(|time| PartFailure::Transient { retry_after: Some(Duration::from_secs(time)) }),
+        1 => Just(PartFailure::Final),
     ]
 }
 
-fn opened(object: ObjectId) -> Event {
-    Event::Opened { object, len: LENGTHS[object.0 as usize], host: host(object) }
+fn opened(object: ObjectId) -> PlannerEvent {
+    PlannerEvent::Opened { object, len: LENGTHS[object.0 as usize], host: host(object) }
 }
 
 /// Reads one after the other, as well as anywhere.
@@ -251,7 +251,7 @@ fn need() -> impl Strategy<Value = Op> {
     let sequential = (0..40u64, object(), 0..40u64, 1..3u64)
         .prop_map(|(ticket, object, at, len)| (ticket, object, at * 2 * BLOCK..(at + len) * 2 * BLOCK, 0..60 * BLOCK));
     prop_oneof![anywhere, sequential].prop_map(|(ticket, object, range, within)| {
-        Op::Event(Event::Need { ticket: TicketId(ticket), object, range, within })
+        Op::Event(PlannerEvent::Need { ticket: TicketId(ticket), object, range, within })
     })
 }
 
@@ -259,10 +259,10 @@ fn reliable() -> impl Strategy<Value = Op> {
     let blocks = || (0..100u64, 0..9u64).prop_map(|(start, len)| start..start + len);
     prop_oneof![
         8 => need(),
-        2 => (0..40u64).prop_map(|ticket| Op::Event(Event::Cancel { ticket: TicketId(ticket) })),
-        2 => (object(), bytes(), bytes()).prop_map(|(object, range, within)| Op::Event(Event::Touched { object, range, within })),
-        1 => (object(), blocks()).prop_map(|(object, blocks)| Op::Event(Event::Present { object, blocks })),
-        1 => (object(), blocks()).prop_map(|(object, blocks)| Op::Event(Event::Evicted { object, blocks })),
+        2 => (0..40u64).prop_map(|ticket| Op::Event(PlannerEvent::Cancel { ticket: TicketId(ticket) })),
+        2 => (object(), bytes(), bytes()).prop_map(|(object, range, within)| Op::Event(PlannerEvent::Touched { object, range, within })),
+        1 => (object(), blocks()).prop_map(|(object, blocks)| Op::Event(PlannerEvent::Present { object, blocks })),
+        1 => (object(), blocks()).prop_map(|(object, blocks)| Op::Event(PlannerEvent::Evicted { object, blocks })),
         8 => (any::<usize>(), 0..5 * BLOCK).prop_map(|(at, bytes)| Op::Progress(at, bytes)),
         4 => any::<usize>().prop_map(Op::Finish),
         2 => (0..100u64).prop_map(|time| Op::Wait(Duration::from_millis(time))),
@@ -275,11 +275,11 @@ fn hostile() -> impl Strategy<Value = Op> {
         12 => reliable(),
         2 => (any::<usize>(), failure()).prop_map(|(at, failure)| Op::Fail(at, failure)),
         1 => object().prop_map(|object| Op::Event(opened(object))),
-        1 => object().prop_map(|object| Op::Event(Event::Closed { object })),
+        1 => object().prop_map(|object| Op::Event(PlannerEvent::Closed { object })),
         1 => (0..30u64).prop_map(|time| Op::Wait(Duration::from_secs(time))),
-        1 => (stale.clone(), any::<u64>()).prop_map(|(part, bytes)| Op::Event(Event::Received { part, bytes })),
-        1 => stale.clone().prop_map(|part| Op::Event(Event::Finished { part })),
-        1 => (stale, failure()).prop_map(|(part, failure)| Op::Event(Event::Failed { part, failure })),
+        1 => (stale.clone(), any::<u64>()).prop_map(|(part, bytes)| Op::Event(PlannerEvent::Received { part, bytes })),
+        1 => stale.clone().prop_map(|part| Op::Event(PlannerEvent::Finished { part })),
+        1 => (stale, failure()).prop_map(|(part, failure)| Op::Event(PlannerEvent::Failed { part, failure })),
     ]
 }
 
@@ -292,7 +292,7 @@ proptest! {
         connections in 0usize..5,
         seed in any::<u64>(),
     ) {
-        let mut caller = Caller::new(Limits { connections, ..LIMITS }, seed);
+        let mut caller = Caller::new(PlannerLimits { connections, ..LIMITS }, seed);
         (0..3).for_each(|object| caller.event(opened(ObjectId(object))));
         ops.into_iter().for_each(|op| caller.apply(op));
         caller.finish();

@@ -1,22 +1,22 @@
 //! The sources of credentials, for messages. Nothing here returns a part of a credential, and nothing is sent.
 
-use super::error::Error;
-use super::options::Options;
+use super::error::TransportError;
+use super::options::TransportOptions;
 use super::{hub, store, web};
-use crate::remote::location::Location;
+use crate::remote::location::RemoteLocation;
 
 /// Where the credentials for a location come from, such as a variable or a file. `None` if requests carry none.
 ///
 /// # Errors
 /// Credentials are configured, but cannot be used: a token file that cannot be read, or a missing profile.
-pub fn credentials(options: &Options, location: &Location) -> Result<Option<String>, Error> {
+pub fn credentials(options: &TransportOptions, location: &RemoteLocation) -> Result<Option<String>, TransportError> {
     if options.anonymous {
         return Ok(None);
     }
     match location {
-        Location::Hub(_) => hub::found(options),
-        Location::Web(at) => web::found(options, at.url()),
-        Location::Store(at) => store::found(at.kind, &options.environment),
+        RemoteLocation::Hub(_) => hub::hub_settings_found(options),
+        RemoteLocation::Web(at) => web::web_credentials_found(options, at.url()),
+        RemoteLocation::Store(at) => store::store_credentials_found(at.kind, &options.environment),
     }
 }
 
@@ -32,8 +32,8 @@ mod tests {
     fn found(home: &Path, variables: &[(&str, &str)], url: &str) -> Result<Option<String>, String> {
         let home = [("HOME", home.to_str().unwrap())];
         let environment = home.iter().chain(variables).map(|(name, value)| (*name, *value)).collect();
-        let options = Options { environment, ..Options::default() };
-        credentials(&options, &Location::parse(url).unwrap().unwrap()).map_err(|error| error.to_string())
+        let options = TransportOptions { environment, ..TransportOptions::default() };
+        credentials(&options, &RemoteLocation::parse(url).unwrap().unwrap()).map_err(|error| error.to_string())
     }
 
     #[test]

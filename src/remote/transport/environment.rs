@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 /// A copy of environment variables. Its `Debug` shows names only, as values may be secrets.
 #[derive(Clone, Default)]
-pub struct Environment(BTreeMap<String, String>);
+pub struct EnvironmentCopy(BTreeMap<String, String>);
 
-impl Environment {
+impl EnvironmentCopy {
     /// The environment of this process, without what is not UTF-8.
-    pub fn of_process() -> Environment {
+    pub fn of_process() -> EnvironmentCopy {
         let text = |text: std::ffi::OsString| text.into_string().ok();
-        Environment(std::env::vars_os().filter_map(|(name, value)| Some((text(name)?, text(value)?))).collect())
+        EnvironmentCopy(std::env::vars_os().filter_map(|(name, value)| Some((text(name)?, text(value)?))).collect())
     }
 
     /// The value of a variable, trimmed; `None` if it is empty or not there.
@@ -56,13 +56,13 @@ impl Environment {
     }
 }
 
-impl<N: Into<String>, V: Into<String>> FromIterator<(N, V)> for Environment {
-    fn from_iter<I: IntoIterator<Item = (N, V)>>(variables: I) -> Environment {
-        Environment(variables.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
+impl<N: Into<String>, V: Into<String>> FromIterator<(N, V)> for EnvironmentCopy {
+    fn from_iter<I: IntoIterator<Item = (N, V)>>(variables: I) -> EnvironmentCopy {
+        EnvironmentCopy(variables.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
     }
 }
 
-impl fmt::Debug for Environment {
+impl fmt::Debug for EnvironmentCopy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.0.keys()).finish()
     }

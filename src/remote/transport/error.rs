@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// What a caller does about an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ErrorKind {
     /// The file is no longer the version that was opened.
     Changed,
     /// There is no such file, or the server says so.
@@ -33,8 +33,8 @@ pub enum Kind {
 
 /// An error of resolving or fetching.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Error {
-    kind: Kind,
+pub struct TransportError {
+    kind: ErrorKind,
     text: String,
     place: Option<String>,
     delivered: u64,
@@ -44,36 +44,36 @@ pub struct Error {
     pub(super) status: Option<u16>,
 }
 
-impl Error {
-    pub(super) fn new(kind: Kind, text: impl Into<String>) -> Error {
-        Error { kind, text: text.into(), place: None, delivered: 0, region: None, status: None }
+impl TransportError {
+    pub(super) fn new(kind: ErrorKind, text: impl Into<String>) -> TransportError {
+        TransportError { kind, text: text.into(), place: None, delivered: 0, region: None, status: None }
     }
 
-    pub(super) fn transient(text: impl Into<String>) -> Error {
-        Error::new(Kind::Transient { retry_after: None }, text)
+    pub(super) fn transient(text: impl Into<String>) -> TransportError {
+        TransportError::new(ErrorKind::Transient { retry_after: None }, text)
     }
 
-    pub(super) fn protocol(text: impl Into<String>) -> Error {
-        Error::new(Kind::Protocol, text)
+    pub(super) fn protocol(text: impl Into<String>) -> TransportError {
+        TransportError::new(ErrorKind::Protocol, text)
     }
 
     /// Names the file in the text of the error. The first name stays.
-    pub(super) fn at(mut self, place: &dyn fmt::Display) -> Error {
+    pub(super) fn at(mut self, place: &dyn fmt::Display) -> TransportError {
         self.place.get_or_insert_with(|| place.to_string());
         self
     }
 
-    pub(super) fn after(mut self, delivered: u64) -> Error {
+    pub(super) fn after(mut self, delivered: u64) -> TransportError {
         self.delivered = delivered;
         self
     }
 
-    pub(super) fn with_text(mut self, change: impl FnOnce(String) -> String) -> Error {
+    pub(super) fn with_text(mut self, change: impl FnOnce(String) -> String) -> TransportError {
         self.text = change(self.text);
         self
     }
 
-    pub(super) fn of_kind(mut self, kind: Kind) -> Error {
+    pub(super) fn of_kind(mut self, kind: ErrorKind) -> TransportError {
         self.kind = kind;
         self
     }
@@ -84,12 +84,12 @@ impl Error {
     }
 
     /// The same error with a remedy.
-    pub fn and(self, remedy: &str) -> Error {
+    pub fn and(self, remedy: &str) -> TransportError {
         self.with_text(|text| format!("{text}; {remedy}"))
     }
 
     /// What the caller does about it.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
@@ -99,7 +99,7 @@ impl Error {
     }
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for TransportError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(place) = &self.place {
             write!(f, "{place}: ")?;
@@ -108,11 +108,11 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for TransportError {}
 
-impl From<crate::remote::location::ParseError> for Error {
-    fn from(error: crate::remote::location::ParseError) -> Error {
-        Error::new(Kind::Invalid, error.to_string())
+impl From<crate::remote::location::ParseError> for TransportError {
+    fn from(error: crate::remote::location::ParseError) -> TransportError {
+        TransportError::new(ErrorKind::Invalid, error.to_string())
     }
 }
 

@@ -11,15 +11,15 @@ const MARGIN: Duration = Duration::from_secs(60);
 
 /// A URL to which a file was redirected.
 #[derive(Clone)]
-pub(super) struct Link {
+pub(super) struct RedirectLink {
     pub(super) url: Url,
     expires: Option<SystemTime>,
 }
 
-impl Link {
-    pub(super) fn new(url: Url) -> Link {
+impl RedirectLink {
+    pub(super) fn new(url: Url) -> RedirectLink {
         let expires = expiry(&url);
-        Link { url, expires }
+        RedirectLink { url, expires }
     }
 
     /// Whether it says when it expires.
@@ -33,7 +33,7 @@ impl Link {
     }
 }
 
-impl std::fmt::Debug for Link {
+impl std::fmt::Debug for RedirectLink {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Link").field("host", &self.url.host_str()).field("expires", &self.expires).finish()
     }
@@ -93,17 +93,17 @@ mod tests {
             "Expires=1790000000&Signature=x&Key-Pair-Id=y",
             "sv=1&se=2026-09-21T14%3A13%3A20Z&sig=x",
         ] {
-            let link = Link::new(Url::parse(&format!("https://h/x?{query}")).unwrap());
+            let link = RedirectLink::new(Url::parse(&format!("https://h/x?{query}")).unwrap());
             assert_eq!(link.expires, Some(expected), "{query}");
             assert!(link.is_fresh(expected - Duration::from_secs(61)));
             assert!(!link.is_fresh(expected - Duration::from_secs(59)));
             assert!(!format!("{link:?}").contains("x&"));
         }
         for query in ["", "Expires=soon", "se=1", "X-Amz-Date=1&X-Amz-Expires=2", "X-Amz-Expires=2"] {
-            let link = Link::new(Url::parse(&format!("https://h/x?{query}")).unwrap());
+            let link = RedirectLink::new(Url::parse(&format!("https://h/x?{query}")).unwrap());
             assert!(!link.is_signed() && link.is_fresh(SystemTime::now()), "{query}");
         }
         let huge = format!("https://h/x?Expires={}", u64::MAX);
-        assert!(Link::new(Url::parse(&huge).unwrap()).is_fresh(SystemTime::now()));
+        assert!(RedirectLink::new(Url::parse(&huge).unwrap()).is_fresh(SystemTime::now()));
     }
 }

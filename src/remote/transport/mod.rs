@@ -1,10 +1,10 @@
 //! Remote files: lists them, pins their versions, and fetches ranges of their bytes. One attempt per call: retries, the
 //! order of requests and the cache are elsewhere.
 //!
-//! `Client::resolve` pins the version of what a location names, and lists it. `Client::probe` finds out length and
-//! version of one file along with its first bytes. `Client::fetch` delivers one range, whose every answer is checked
-//! against the pinned version. Credentials go only to the server they are for, and no error or `Debug` text contains
-//! one.
+//! `TransportClient::resolve` pins the version of what a location names, and lists it. `TransportClient::probe` finds
+//! out length and version of one file along with its first bytes. `TransportClient::fetch` delivers one range, whose
+//! every answer is checked against the pinned version. Credentials go only to the server they are for, and no error or
+//! `Debug` text contains one.
 
 mod body;
 mod credentials;
@@ -26,66 +26,67 @@ mod wire;
 
 pub use body::Sink;
 pub use credentials::credentials;
-pub use environment::Environment;
-pub use error::{Error, Kind};
-pub use options::Options;
-pub use tree::{File, Object, Tree};
-pub use validator::Certainty;
+pub use environment::EnvironmentCopy;
+pub use error::{ErrorKind, TransportError};
+pub use options::TransportOptions;
+pub use tree::{ServerObject, ServerTree, TreeFile};
+pub use validator::ChangeCertainty;
 
 use std::ops::{ControlFlow, Range};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::location::{self, Location};
-use tree::{Origin, Source};
+use super::location::{self, RemoteLocation};
+use tree::{ByteOrigin, TreeOrigin};
 
 /// The files, and the directories with all that is below them, that are read for credentials and instead of fetching.
-pub fn reads(options: &Options) -> Vec<PathBuf> {
+pub fn transport_reads(options: &TransportOptions) -> Vec<PathBuf> {
     let environment = &options.environment;
-    let mut reads = [web::reads(environment), hub::reads(environment), store::reads(environment)].concat();
+    let mut reads =
+        [web::web_reads(environment), hub::hub_reads(environment), store::store_reads(environment)].concat();
     reads.extend(options.token_file.clone());
     reads
 }
 
 /// Why a program must be run to get credentials for a location, if so.
-pub fn program(options: &Options, location: &Location) -> Option<String> {
+pub fn credential_program(options: &TransportOptions, location: &RemoteLocation) -> Option<String> {
     match location {
-        Location::Store(store) => store::program(store.kind, &options.environment, options.anonymous),
+        RemoteLocation::Store(store) => store::store_program(store.kind, &options.environment, options.anonymous),
         _ => None,
     }
 }
 
 /// Resolves and fetches. Clones share connections and credentials.
 #[derive(Clone, Debug)]
-pub struct Client {
-    inner: Arc<Inner>,
+pub struct TransportClient {
+    inner: Arc<TransportInner>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct TransportInner {
     offline: bool,
-    wire: wire::Wire,
-    hub: hub::Hub,
-    web: web::Web,
-    stores: store::Stores,
+    wire: wire::HttpWire,
+    hub: hub::HubTransport,
+    web: web::WebTransport,
+    stores: store::OpenStores,
 }
 
-impl Client {
+impl TransportClient {
     /// Makes a client. Reads no credentials yet and sends nothing.
     ///
     /// # Errors
     /// A variable such as `HF_ENDPOINT` is invalid.
-    pub fn new(options: Options) -> Result<Client, Error> {
-        let wire = wire::Wire::new(
+    pub fn new(options: TransportOptions) -> Result<TransportClient, TransportError> {
+        let wire = wire::HttpWire::new(
             &options.user_agent,
             options.connect_timeout,
             options.idle_timeout,
             options.connections.max(1),
         );
-        let hub = hub::Hub::new(wire.clone(), &options)?;
-        let web = web::Web::new(wire.clone(), &options);
-        let stores = store::Stores::new(wire.clone(), &options);
-        Ok(Client { inner: Arc::new(Inner { offline: options.offline, wire, hub, web, stores }) })
+        let hub = hub::HubTransport::new(wire.clone(), &options)?;
+        let web = web::WebTransport::new(wire.clone(), &options);
+        let stores = store::OpenStores::new(wire.clone(), &options);
+        Ok(TransportClient { inner: Arc::new(TransportInner { offline: options.offline, wire, hub, web, stores }) })
     }
 
     /// How many requests were sent so far, to servers of files and of credentials.
@@ -100,18 +101,18 @@ impl Client {
     /// probed.
     ///
     /// # Errors
-    /// See [`Kind`].
-    pub async fn resolve(&self, location: &Location) -> Result<Tree, Error> {
+    /// See [`ErrorKind`].
+    pub async fn resolve(&self, location: &RemoteLocation) -> Result<ServerTree, TransportError> {
         if location.is_insecure() {
             log::warn!(
                 "{location}: unencrypted http: others on the network path can read and change what is sent; use https"
             );
         }
         let tree = match location {
-            Location::Hub(hub) => self.inner.hub.resolve(hub).await,
-            Location::Web(_) | Location::Store(_) if self.inner.offline => Err(offline()),
-            Location::Web(_) => self.inner.web.resolve(location),
-            Location::Store(store) => self.inner.stores.resolve(store).await,
+            RemoteLocation::Hub(hub) => self.inner.hub.resolve(hub).await,
+            RemoteLocation::Web(_) | RemoteLocation::Store(_) if self.inner.offline => Err(offline()),
+            RemoteLocation::Web(_) => self.inner.web.resolve(location),
+            RemoteLocation::Store(store) => self.inner.stores.resolve(store).await,
         };
         tree.map_err(|error| error.at(location))
     }
@@ -121,11 +122,11 @@ impl Client {
     ///
     /// # Errors
     /// The store of the location is not configured.
-    pub fn identity(&self, location: &Location) -> Result<String, Error> {
+    pub fn identity(&self, location: &RemoteLocation) -> Result<String, TransportError> {
         match location {
-            Location::Hub(hub) => Ok(self.inner.hub.identity(hub)),
-            Location::Web(web) => Ok(web::identity(web.url())),
-            Location::Store(store) => self.inner.stores.identity(store),
+            RemoteLocation::Hub(hub) => Ok(self.inner.hub.identity(hub)),
+            RemoteLocation::Web(web) => Ok(web::identity(web.url())),
+            RemoteLocation::Store(store) => self.inner.stores.identity(store),
         }
     }
 
@@ -133,16 +134,26 @@ impl Client {
     /// and head. `path` is relative to the tree and need not be listed, if the tree is not complete.
     ///
     /// # Errors
-    /// See [`Kind`]; `Missing` for what a complete tree does not list.
-    pub async fn probe(&self, tree: &Tree, path: &str, first: u64) -> Result<(Object, Vec<u8>), Error> {
+    /// See [`ErrorKind`]; `Missing` for what a complete tree does not list.
+    pub async fn probe(
+        &self,
+        tree: &ServerTree,
+        path: &str,
+        first: u64,
+    ) -> Result<(ServerObject, Vec<u8>), TransportError> {
         let place = tree.place(path);
         self.probe_inner(tree, path, first.max(1)).await.map_err(|error| error.at(&place))
     }
 
-    async fn probe_inner(&self, tree: &Tree, path: &str, first: u64) -> Result<(Object, Vec<u8>), Error> {
+    async fn probe_inner(
+        &self,
+        tree: &ServerTree,
+        path: &str,
+        first: u64,
+    ) -> Result<(ServerObject, Vec<u8>), TransportError> {
         location::check_path(path)?;
         match tree.file(path) {
-            Some(File { object: Some(object), .. }) => {
+            Some(TreeFile { object: Some(object), .. }) => {
                 let mut head = Vec::new();
                 let range = 0..first.min(object.len());
                 self.fetch(object, range, &mut |bytes| {
@@ -152,14 +163,14 @@ impl Client {
                 .await?;
                 return Ok((object.clone(), head));
             }
-            None if tree.is_complete() => return Err(Error::new(Kind::Missing, "there is no such file")),
+            None if tree.is_complete() => return Err(TransportError::new(ErrorKind::Missing, "there is no such file")),
             _ if self.inner.offline => return Err(offline()),
             _ => {}
         }
         match &tree.origin {
-            Origin::Hub(snapshot) => self.inner.hub.probe(snapshot, tree.place(path), path, first).await,
-            Origin::Web => self.inner.web.probe(tree.place(path), first).await,
-            Origin::Store(bucket) => bucket.probe(tree.place(path), first).await,
+            TreeOrigin::Hub(snapshot) => self.inner.hub.probe(snapshot, tree.place(path), path, first).await,
+            TreeOrigin::Web => self.inner.web.probe(tree.place(path), first).await,
+            TreeOrigin::Store(bucket) => bucket.probe(tree.place(path), first).await,
         }
     }
 
@@ -167,25 +178,34 @@ impl Client {
     /// delivered: all of the range, unless the sink ended it. Dropping the future ends the request.
     ///
     /// # Errors
-    /// See [`Kind`]. [`Error::delivered`] is the number of bytes that the sink received before; they are valid.
-    pub async fn fetch(&self, object: &Object, range: Range<u64>, sink: &mut Sink<'_>) -> Result<u64, Error> {
+    /// See [`ErrorKind`]. [`TransportError::delivered`] is the number of bytes that the sink received before; they are
+    /// valid.
+    pub async fn fetch(
+        &self,
+        object: &ServerObject,
+        range: Range<u64>,
+        sink: &mut Sink<'_>,
+    ) -> Result<u64, TransportError> {
         let fetched = if range.start > range.end || range.end > object.len() {
-            Err(Error::new(Kind::Invalid, format!("the range {range:?} is outside the file of {} bytes", object.len())))
+            Err(TransportError::new(
+                ErrorKind::Invalid,
+                format!("the range {range:?} is outside the file of {} bytes", object.len()),
+            ))
         } else if range.is_empty() {
             Ok(0)
         } else {
             match object.source() {
-                Source::Local(path) => tree::read_local(path, range, object.len(), sink),
+                ByteOrigin::Local(path) => tree::read_local(path, range, object.len(), sink),
                 _ if self.inner.offline => Err(offline()),
-                Source::Hub(file) => self.inner.hub.fetch(file, range, sink).await,
-                Source::Web(file) => self.inner.web.fetch(file, range, sink).await,
-                Source::Store(file) => file.fetch(range, sink).await,
+                ByteOrigin::Hub(file) => self.inner.hub.fetch(file, range, sink).await,
+                ByteOrigin::Web(file) => self.inner.web.fetch(file, range, sink).await,
+                ByteOrigin::Store(file) => file.fetch(range, sink).await,
             }
         };
         fetched.map_err(|error| error.at(&object.name()))
     }
 }
 
-fn offline() -> Error {
-    Error::new(Kind::Offline, "this needs the network, and weightfs is offline")
+fn offline() -> TransportError {
+    TransportError::new(ErrorKind::Offline, "this needs the network, and weightfs is offline")
 }

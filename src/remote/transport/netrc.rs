@@ -1,17 +1,17 @@
 //! `.netrc`: user and password of a host, in the format of ftp(1) and curl.
 
-use super::secret::Secret;
+use super::secret::SecretText;
 
 /// A login of a netrc file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Login {
+pub(super) struct NetrcLogin {
     pub(super) user: String,
-    pub(super) password: Secret,
+    pub(super) password: SecretText,
 }
 
 /// The login for `host`: the first `machine` of this name that has a login or a password, or else `default`.
-pub(super) fn find(text: &str, host: &str) -> Option<Login> {
-    let mut tokens = Tokens { rest: text };
+pub(super) fn find_login(text: &str, host: &str) -> Option<NetrcLogin> {
+    let mut tokens = NetrcTokens { rest: text };
     // Whether the entry that is being read is for the host, and what it has so far.
     let mut wanted = false;
     let (mut user, mut password) = (None, None);
@@ -34,16 +34,16 @@ pub(super) fn find(text: &str, host: &str) -> Option<Login> {
     if !wanted || (user.is_none() && password.is_none()) {
         return None;
     }
-    Some(Login { user: user.unwrap_or_default(), password: Secret::new(password.unwrap_or_default()) })
+    Some(NetrcLogin { user: user.unwrap_or_default(), password: SecretText::new(password.unwrap_or_default()) })
 }
 
 /// The words of a netrc file: separated by white space, quoted with `"` and `\`, comments from `#` to the end of the
 /// line.
-struct Tokens<'a> {
+struct NetrcTokens<'a> {
     rest: &'a str,
 }
 
-impl Tokens<'_> {
+impl NetrcTokens<'_> {
     fn next(&mut self) -> Option<String> {
         loop {
             self.rest = self.rest.trim_start();
@@ -100,21 +100,21 @@ mod tests {
             machine c.example login only\n\
             machine b.example login second password second\n\
             default login anonymous password guest\n";
-        let login = |host| find(text, host).map(|login| (login.user, login.password.reveal().to_string()));
+        let login = |host| find_login(text, host).map(|login| (login.user, login.password.reveal().to_string()));
         let pair = |user: &str, password: &str| Some((user.to_string(), password.to_string()));
         assert_eq!(login("a.example"), pair("me", "p w\"#"));
         assert_eq!(login("B.EXAMPLE"), pair("b", "b#b"));
         assert_eq!(login("c.example"), pair("only", ""));
         assert_eq!(login("d.example"), pair("anonymous", "guest"));
-        assert_eq!(find("machine a.example login x password y", "b.example"), None);
-        assert_eq!(find("machine", "b.example"), None);
-        assert_eq!(find("machine b.example", "b.example"), None);
+        assert_eq!(find_login("machine a.example login x password y", "b.example"), None);
+        assert_eq!(find_login("machine", "b.example"), None);
+        assert_eq!(find_login("machine b.example", "b.example"), None);
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in "((machine|default|login|password|macdef|\"|\\\\|#|é|h)[ \\n]?){0,20}") {
-            let _ = find(&text, "h");
+            let _ = find_login(&text, "h");
         }
     }
 }

@@ -3,15 +3,15 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::environment::Environment;
+use super::environment::EnvironmentCopy;
 
-/// How a [`super::Client`] connects, and where its credentials are configured.
+/// How a [`super::TransportClient`] connects, and where its credentials are configured.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct TransportOptions {
     /// Where credentials, endpoints and the directories of the Hugging Face cache are configured. Proxies and
     /// certificates are always those of the process (`HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`, `SSL_CERT_FILE`,
     /// `SSL_CERT_DIR`).
-    pub environment: Environment,
+    pub environment: EnvironmentCopy,
     /// Send no request. `HF_HUB_OFFLINE` and `TRANSFORMERS_OFFLINE` do so for the Hub alone.
     pub offline: bool,
     /// Send no credentials, for public data.
@@ -29,10 +29,10 @@ pub struct Options {
     pub connections: usize,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            environment: Environment::of_process(),
+impl Default for TransportOptions {
+    fn default() -> TransportOptions {
+        TransportOptions {
+            environment: EnvironmentCopy::of_process(),
             offline: false,
             anonymous: false,
             token_file: None,

@@ -11,11 +11,11 @@ use crate::remote::location::is_loopback;
 
 /// A token, a password or a key.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Secret(String);
+pub(super) struct SecretText(String);
 
-impl Secret {
-    pub(super) fn new(text: impl Into<String>) -> Secret {
-        Secret(text.into())
+impl SecretText {
+    pub(super) fn new(text: impl Into<String>) -> SecretText {
+        SecretText(text.into())
     }
 
     pub(super) fn reveal(&self) -> &str {
@@ -23,32 +23,32 @@ impl Secret {
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for SecretText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
     }
 }
 
-/// A value of the `Authorization` header, and the origin it is for.
+/// A value of the `AuthorizationValue` header, and the origin it is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Authorization {
-    header: Secret,
+pub(super) struct AuthorizationValue {
+    header: SecretText,
     /// The secret as it may appear in an answer that repeats the request.
-    bare: Secret,
+    bare: SecretText,
     origin: Origin,
 }
 
-impl Authorization {
+impl AuthorizationValue {
     /// A bearer token for the origin of `url`.
-    pub(super) fn bearer(token: &Secret, url: &Url) -> Authorization {
-        let header = Secret(format!("Bearer {}", token.reveal()));
-        Authorization { header, bare: token.clone(), origin: url.origin() }
+    pub(super) fn bearer(token: &SecretText, url: &Url) -> AuthorizationValue {
+        let header = SecretText(format!("Bearer {}", token.reveal()));
+        AuthorizationValue { header, bare: token.clone(), origin: url.origin() }
     }
 
     /// User and password for the origin of `url`.
-    pub(super) fn basic(user: &str, password: &Secret, url: &Url) -> Authorization {
+    pub(super) fn basic(user: &str, password: &SecretText, url: &Url) -> AuthorizationValue {
         let pair = BASE64_STANDARD.encode(format!("{user}:{}", password.reveal()));
-        Authorization { header: Secret(format!("Basic {pair}")), bare: password.clone(), origin: url.origin() }
+        AuthorizationValue { header: SecretText(format!("Basic {pair}")), bare: password.clone(), origin: url.origin() }
     }
 
     /// Whether it may be sent to `url`: the same scheme, host and port, and encrypted or on this machine.
@@ -81,21 +81,21 @@ mod tests {
     #[test]
     fn an_authorization_is_for_its_origin_and_never_for_open_http() {
         let url = |text: &str| Url::parse(text).unwrap();
-        let token = Secret::new("TOKEN");
-        let https = Authorization::bearer(&token, &url("https://a.example/x"));
+        let token = SecretText::new("TOKEN");
+        let https = AuthorizationValue::bearer(&token, &url("https://a.example/x"));
         assert!(https.is_for(&url("https://a.example:443/y")));
         for other in ["https://a.example:8443/x", "http://a.example/x", "https://b.a.example/x", "https://a.example.b/"]
         {
             assert!(!https.is_for(&url(other)), "{other}");
         }
-        assert!(!Authorization::bearer(&token, &url("http://a.example/")).is_for(&url("http://a.example/")));
-        assert!(Authorization::bearer(&token, &url("http://127.0.0.1:1/")).is_for(&url("http://127.0.0.1:1/z")));
+        assert!(!AuthorizationValue::bearer(&token, &url("http://a.example/")).is_for(&url("http://a.example/")));
+        assert!(AuthorizationValue::bearer(&token, &url("http://127.0.0.1:1/")).is_for(&url("http://127.0.0.1:1/z")));
     }
 
     #[test]
     fn secrets_do_not_print_and_are_removed_from_echoes() {
         let url = Url::parse("https://a.example").unwrap();
-        let basic = Authorization::basic("me", &Secret::new("PASSWORD"), &url);
+        let basic = AuthorizationValue::basic("me", &SecretText::new("PASSWORD"), &url);
         let header = basic.header().unwrap();
         let shown = format!("{basic:?} {basic:#?} {header:?}");
         let encoded = header.to_str().unwrap().strip_prefix("Basic ").unwrap();

@@ -6,61 +6,61 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::body::Sink;
-use super::error::{Error, Kind};
-use super::validator::{Certainty, Validator};
+use super::error::{ErrorKind, TransportError};
+use super::validator::{ChangeCertainty, VersionValidator};
 use super::{hub, store, url_file};
-use crate::remote::location::Location;
+use crate::remote::location::RemoteLocation;
 
 /// The files at a location, at one version where the server has versions of whole trees.
 #[derive(Clone, Debug)]
-pub struct Tree {
-    pub(super) folder: Location,
+pub struct ServerTree {
+    pub(super) folder: RemoteLocation,
     /// The path and the location of the file that was asked for. The location may be written differently from a joined
     /// one.
-    pub(super) named: Option<(String, Location)>,
-    pub(super) files: Vec<File>,
+    pub(super) named: Option<(String, RemoteLocation)>,
+    pub(super) files: Vec<TreeFile>,
     pub(super) complete: bool,
-    pub(super) origin: Origin,
+    pub(super) origin: TreeOrigin,
 }
 
 /// How files of a tree are reached that are not listed.
 #[derive(Clone, Debug)]
-pub(super) enum Origin {
-    Hub(Arc<hub::Snapshot>),
+pub(super) enum TreeOrigin {
+    Hub(Arc<hub::RepoSnapshot>),
     Web,
-    Store(Arc<store::Bucket>),
+    Store(Arc<store::StoreBucket>),
 }
 
 /// A file of a tree.
 #[derive(Clone, Debug)]
-pub struct File {
+pub struct TreeFile {
     /// The path relative to the tree.
     pub path: String,
     /// The length in bytes, if it is known without a request.
     pub len: Option<u64>,
     /// The pinned version, if it is known without a request.
-    pub object: Option<Object>,
+    pub object: Option<ServerObject>,
 }
 
-impl Tree {
+impl ServerTree {
     pub(super) fn new(
-        folder: Location,
-        named: Option<(String, Location)>,
-        mut files: Vec<File>,
-        origin: Origin,
-    ) -> Tree {
+        folder: RemoteLocation,
+        named: Option<(String, RemoteLocation)>,
+        mut files: Vec<TreeFile>,
+        origin: TreeOrigin,
+    ) -> ServerTree {
         files.sort_by(|a, b| a.path.cmp(&b.path));
         files.dedup_by(|a, b| a.path == b.path);
-        Tree { folder, named, files, complete: false, origin }
+        ServerTree { folder, named, files, complete: false, origin }
     }
 
-    pub(super) fn complete(mut self, complete: bool) -> Tree {
+    pub(super) fn complete(mut self, complete: bool) -> ServerTree {
         self.complete = complete;
         self
     }
 
     /// The directory that the paths are relative to. On the Hub its revision is the pinned commit.
-    pub fn folder(&self) -> &Location {
+    pub fn folder(&self) -> &RemoteLocation {
         &self.folder
     }
 
@@ -70,7 +70,7 @@ impl Tree {
     }
 
     /// The files that are known, sorted by path.
-    pub fn files(&self) -> &[File] {
+    pub fn files(&self) -> &[TreeFile] {
         &self.files
     }
 
@@ -80,13 +80,13 @@ impl Tree {
     }
 
     /// A listed file.
-    pub fn file(&self, path: &str) -> Option<&File> {
+    pub fn file(&self, path: &str) -> Option<&TreeFile> {
         let at = self.files.binary_search_by(|file| file.path.as_str().cmp(path)).ok()?;
         self.files.get(at)
     }
 
     /// The location of a file; for what is not a path, the directory.
-    pub fn place(&self, path: &str) -> Location {
+    pub fn place(&self, path: &str) -> RemoteLocation {
         match &self.named {
             Some((named, location)) if named == path => location.clone(),
             _ => self.folder.join(path).unwrap_or_else(|_| self.folder.clone()),
@@ -96,38 +96,38 @@ impl Tree {
 
 /// One version of one remote file.
 #[derive(Clone, Debug)]
-pub struct Object(Arc<Inner>);
+pub struct ServerObject(Arc<ServerObjectInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct ServerObjectInner {
     identity: String,
-    validator: Validator,
+    validator: VersionValidator,
     len: u64,
     name: String,
     public: bool,
-    source: Source,
+    source: ByteOrigin,
 }
 
 /// Where the bytes come from.
 #[derive(Debug)]
-pub(super) enum Source {
+pub(super) enum ByteOrigin {
     /// A complete file in the Hugging Face cache.
     Local(PathBuf),
-    Hub(hub::RemoteFile),
+    Hub(hub::HubFile),
     Web(url_file::PinnedFile),
-    Store(store::RemoteFile),
+    Store(store::BucketFile),
 }
 
-impl Object {
+impl ServerObject {
     pub(super) fn new(
         identity: String,
-        validator: Validator,
+        validator: VersionValidator,
         len: u64,
-        name: &Location,
+        name: &RemoteLocation,
         public: bool,
-        source: Source,
-    ) -> Object {
-        Object(Arc::new(Inner { identity, validator, len, name: name.to_string(), public, source }))
+        source: ByteOrigin,
+    ) -> ServerObject {
+        ServerObject(Arc::new(ServerObjectInner { identity, validator, len, name: name.to_string(), public, source }))
     }
 
     /// Which file it is, whatever its version and however it was addressed. Holds no secrets.
@@ -141,7 +141,7 @@ impl Object {
     }
 
     /// How surely a change on the server is noticed. Below `Exact`, a mount should say so.
-    pub fn certainty(&self) -> Certainty {
+    pub fn certainty(&self) -> ChangeCertainty {
         self.0.validator.certainty()
     }
 
@@ -173,23 +173,24 @@ impl Object {
     /// The complete local file, if there is one in the Hugging Face cache.
     pub fn local(&self) -> Option<&Path> {
         match &self.0.source {
-            Source::Local(path) => Some(path),
+            ByteOrigin::Local(path) => Some(path),
             _ => None,
         }
     }
 
-    pub(super) fn source(&self) -> &Source {
+    pub(super) fn source(&self) -> &ByteOrigin {
         &self.0.source
     }
 }
 
 /// Delivers a range of a complete local file.
-pub(super) fn read_local(path: &Path, range: Range<u64>, len: u64, sink: &mut Sink<'_>) -> Result<u64, Error> {
-    let failed =
-        |error: std::io::Error| Error::new(Kind::Missing, format!("the file in the Hugging Face cache: {error}"));
+pub(super) fn read_local(path: &Path, range: Range<u64>, len: u64, sink: &mut Sink<'_>) -> Result<u64, TransportError> {
+    let failed = |error: std::io::Error| {
+        TransportError::new(ErrorKind::Missing, format!("the file in the Hugging Face cache: {error}"))
+    };
     let file = std::fs::File::open(path).map_err(failed)?;
     if file.metadata().map_err(failed)?.len() != len {
-        return Err(Error::new(Kind::Changed, "the file in the Hugging Face cache changed"));
+        return Err(TransportError::new(ErrorKind::Changed, "the file in the Hugging Face cache changed"));
     }
     let mut piece = vec![0; 256 << 10];
     let mut at = range.start;

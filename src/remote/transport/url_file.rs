@@ -8,27 +8,27 @@ use reqwest::header::{HeaderMap, HeaderValue, RANGE};
 use tokio::sync::Mutex;
 use url::Url;
 
-use super::error::{Error, Kind};
-use super::link::Link;
-use super::secret::Authorization;
-use super::validator::Validator;
-use super::wire::{Reply, Wire};
+use super::error::{ErrorKind, TransportError};
+use super::link::RedirectLink;
+use super::secret::AuthorizationValue;
+use super::validator::VersionValidator;
+use super::wire::{HttpWire, WireResponse};
 
 /// The URL, and where it led last.
 pub(super) struct UrlFile {
     url: Url,
     /// Whether a link is kept that does not say when it expires.
     keep_unsigned: bool,
-    led: Mutex<Led>,
+    led: Mutex<ResolvedUrl>,
 }
 
 /// Where a URL led.
 #[derive(Debug, Clone, Default)]
-enum Led {
+enum ResolvedUrl {
     #[default]
     Unknown,
     /// To a link, which is kept.
-    Link(Link),
+    Link(RedirectLink),
     /// To the file itself, or to a link that is not kept: each request starts at the URL.
     Nowhere,
 }
@@ -37,8 +37,8 @@ enum Led {
 #[derive(Debug)]
 pub(super) struct PinnedFile {
     pub file: UrlFile,
-    pub userinfo: Option<Authorization>,
-    pub validator: Validator,
+    pub userinfo: Option<AuthorizationValue>,
+    pub validator: VersionValidator,
     pub len: u64,
 }
 
@@ -58,13 +58,13 @@ impl UrlFile {
     /// No answer came. Statuses are for the caller.
     pub(super) async fn get(
         &self,
-        wire: &Wire,
+        wire: &HttpWire,
         headers: &HeaderMap,
-        authorization: Option<&Authorization>,
-    ) -> Result<Reply, Error> {
+        authorization: Option<&AuthorizationValue>,
+    ) -> Result<WireResponse, TransportError> {
         let now = SystemTime::now();
         let before = self.led.lock().await.clone();
-        if let Led::Link(link) = &before
+        if let ResolvedUrl::Link(link) = &before
             && link.is_fresh(now)
         {
             let reply = wire.get(&link.url, headers, None).await?;
@@ -72,10 +72,10 @@ impl UrlFile {
                 return Ok(reply);
             }
         }
-        if let Led::Nowhere = &before {
+        if let ResolvedUrl::Nowhere = &before {
             let reply = wire.get(&self.url, headers, authorization).await?;
             let led = self.led_by(&reply);
-            if !matches!(led, Led::Nowhere) {
+            if !matches!(led, ResolvedUrl::Nowhere) {
                 *self.led.lock().await = led;
             }
             return Ok(reply);
@@ -83,40 +83,40 @@ impl UrlFile {
         let mut led = self.led.lock().await;
         match led.clone() {
             // Somebody renewed it meanwhile.
-            Led::Link(link) if link.is_fresh(now) && !before.is(&link) => {
+            ResolvedUrl::Link(link) if link.is_fresh(now) && !before.is(&link) => {
                 drop(led);
                 return wire.get(&link.url, headers, None).await;
             }
-            Led::Nowhere => {
+            ResolvedUrl::Nowhere => {
                 drop(led);
                 return wire.get(&self.url, headers, authorization).await;
             }
-            Led::Link(_) | Led::Unknown => {}
+            ResolvedUrl::Link(_) | ResolvedUrl::Unknown => {}
         }
-        *led = Led::Unknown;
+        *led = ResolvedUrl::Unknown;
         let reply = wire.get(&self.url, headers, authorization).await?;
         *led = self.led_by(&reply);
         Ok(reply)
     }
 
     /// Where the request led that was answered with `reply`.
-    fn led_by(&self, reply: &Reply) -> Led {
+    fn led_by(&self, reply: &WireResponse) -> ResolvedUrl {
         if is_expired(reply) {
-            return Led::Unknown;
+            return ResolvedUrl::Unknown;
         }
-        let link = reply.hops.iter().find(|hop| hop.leaves).map(|hop| Link::new(hop.to.clone()));
-        link.filter(|link| self.keep_unsigned || link.is_signed()).map_or(Led::Nowhere, Led::Link)
+        let link = reply.hops.iter().find(|hop| hop.leaves).map(|hop| RedirectLink::new(hop.to.clone()));
+        link.filter(|link| self.keep_unsigned || link.is_signed()).map_or(ResolvedUrl::Nowhere, ResolvedUrl::Link)
     }
 }
 
-impl Led {
-    fn is(&self, link: &Link) -> bool {
+impl ResolvedUrl {
+    fn is(&self, link: &RedirectLink) -> bool {
         matches!(self, Self::Link(own) if own.url == link.url)
     }
 }
 
 /// How servers answer to a signed URL that is no longer valid. S3 and CloudFront say 403, Azure 403, Xet 400 or 403.
-fn is_expired(reply: &Reply) -> bool {
+fn is_expired(reply: &WireResponse) -> bool {
     matches!(reply.status.as_u16(), 400 | 401 | 403 | 404 | 410)
 }
 
@@ -130,9 +130,12 @@ impl std::fmt::Debug for UrlFile {
 ///
 /// # Errors
 /// Does not fail for ranges of files. The conversion to a header value has an error type.
-pub(super) fn range_headers(range: &Range<u64>) -> Result<HeaderMap, Error> {
+pub(super) fn range_headers(range: &Range<u64>) -> Result<HeaderMap, TransportError> {
     let mut headers = HeaderMap::new();
     let value = HeaderValue::from_str(&format!("bytes={}-{}", range.start, range.end.saturating_sub(1)));
-    headers.insert(RANGE, value.map_err(|_| Error::new(Kind::Invalid, "the range cannot be written as a header"))?);
+    headers.insert(
+        RANGE,
+        value.map_err(|_| TransportError::new(ErrorKind::Invalid, "the range cannot be written as a header"))?,
+    );
     Ok(headers)
 }

@@ -4,11 +4,11 @@ use std::fmt;
 
 use reqwest::header::{ETAG, HeaderMap, IF_MATCH, IF_UNMODIFIED_SINCE, LAST_MODIFIED};
 
-use super::error::{Error, Kind};
+use super::error::{ErrorKind, TransportError};
 
 /// The version of a file, as its server states it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Validator {
+pub(super) struct VersionValidator {
     /// A hash of the content: `sha256:...` or the object id of git, `git:...`.
     pub(super) content: Option<String>,
     /// The entity tag with its quotes, and with `W/` if it is weak.
@@ -21,7 +21,7 @@ pub(super) struct Validator {
 
 /// How surely a change of a file is noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Certainty {
+pub enum ChangeCertainty {
     /// Only a change of the length is noticed.
     Length,
     /// A change within the same second, or one that keeps the date, may go unnoticed.
@@ -30,14 +30,14 @@ pub enum Certainty {
     Exact,
 }
 
-impl Validator {
+impl VersionValidator {
     /// The validator in the headers of an answer.
-    pub(super) fn of(headers: &HeaderMap) -> Validator {
+    pub(super) fn of(headers: &HeaderMap) -> VersionValidator {
         let text = |name| {
             let value = headers.get(name)?.to_str().ok()?.trim();
             (!value.is_empty() && value.len() <= 1024).then(|| value.to_string())
         };
-        Validator { etag: text(ETAG), modified: text(LAST_MODIFIED), ..Validator::default() }
+        VersionValidator { etag: text(ETAG), modified: text(LAST_MODIFIED), ..VersionValidator::default() }
     }
 
     /// The entity tag if it is a strong one, which changes with every byte of the file.
@@ -55,13 +55,13 @@ impl Validator {
     }
 
     /// How surely a change is noticed.
-    pub(super) fn certainty(&self) -> Certainty {
+    pub(super) fn certainty(&self) -> ChangeCertainty {
         if self.content.is_some() || self.version.is_some() || self.strong().is_some() {
-            Certainty::Exact
+            ChangeCertainty::Exact
         } else if self.etag.is_some() || self.modified.is_some() {
-            Certainty::Date
+            ChangeCertainty::Date
         } else {
-            Certainty::Length
+            ChangeCertainty::Length
         }
     }
 
@@ -78,7 +78,7 @@ impl Validator {
     ///
     /// # Errors
     /// `Changed` if they differ, `Protocol` if the answer no longer says which version it is.
-    pub(super) fn check(&self, later: &Validator) -> Result<(), Error> {
+    pub(super) fn check(&self, later: &VersionValidator) -> Result<(), TransportError> {
         let (name, ours, theirs) = if self.strong().is_some() {
             ("ETag", &self.etag, &later.etag)
         } else if self.modified.is_some() {
@@ -89,16 +89,18 @@ impl Validator {
         match (ours, theirs) {
             (None, _) => Ok(()),
             (Some(ours), Some(theirs)) if ours == theirs => Ok(()),
-            (Some(_), Some(_)) => Err(Error::new(Kind::Changed, format!("it changed on the server ({name} differs)"))),
+            (Some(_), Some(_)) => {
+                Err(TransportError::new(ErrorKind::Changed, format!("it changed on the server ({name} differs)")))
+            }
             (Some(_), None) => {
-                Err(Error::protocol(format!("the server no longer says which version it sends: no {name}")))
+                Err(TransportError::protocol(format!("the server no longer says which version it sends: no {name}")))
             }
         }
     }
 }
 
 /// The text form, for the key of a cache. Different versions have different texts.
-impl fmt::Display for Validator {
+impl fmt::Display for VersionValidator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(content) = &self.content {
             return f.write_str(content);

@@ -6,56 +6,63 @@ use std::path::PathBuf;
 use sha2::{Digest, Sha256};
 use url::Url;
 
-use super::body::{End, Expected, Sink, pour};
-use super::environment::Environment;
-use super::error::{Error, Kind};
+use super::body::{BodyEnd, ExpectedBody, Sink, pour};
+use super::environment::EnvironmentCopy;
+use super::error::{ErrorKind, TransportError};
 use super::link::unsigned_parameters;
 use super::netrc;
-use super::options::Options;
-use super::range::{Wanted, check};
-use super::secret::{Authorization, Secret};
-use super::tree::{File, Object, Origin, Source, Tree};
+use super::options::TransportOptions;
+use super::range::{WantedRange, check_range};
+use super::secret::{AuthorizationValue, SecretText};
+use super::tree::{ByteOrigin, ServerObject, ServerTree, TreeFile, TreeOrigin};
 use super::url_file::{PinnedFile, UrlFile, range_headers};
-use super::validator::Validator;
-use super::wire::{Reply, Wire, explain, pieces};
-use crate::remote::location::{Location, is_loopback};
+use super::validator::VersionValidator;
+use super::wire::{HttpWire, WireResponse, explain, pieces};
+use crate::remote::location::{RemoteLocation, is_loopback};
 
 /// Resolves and fetches URLs.
 #[derive(Debug)]
-pub(super) struct Web {
-    wire: Wire,
-    credentials: Credentials,
+pub(super) struct WebTransport {
+    wire: HttpWire,
+    credentials: WebCredentials,
 }
 
-impl Web {
-    pub(super) fn new(wire: Wire, options: &Options) -> Web {
-        Web { wire, credentials: Credentials::new(options) }
+impl WebTransport {
+    pub(super) fn new(wire: HttpWire, options: &TransportOptions) -> WebTransport {
+        WebTransport { wire, credentials: WebCredentials::new(options) }
     }
 
     /// The tree with the named file alone. Files beside it are found by probing them.
-    pub(super) fn resolve(&self, location: &Location) -> Result<Tree, Error> {
+    pub(super) fn resolve(&self, location: &RemoteLocation) -> Result<ServerTree, TransportError> {
         let (Some(name), Some(folder)) = (location.file_name(), location.parent()) else {
-            return Err(Error::new(Kind::Invalid, "the URL names no file; HTTP servers have no directories"));
+            return Err(TransportError::new(
+                ErrorKind::Invalid,
+                "the URL names no file; HTTP servers have no directories",
+            ));
         };
-        let file = File { path: name.clone(), len: None, object: None };
-        Ok(Tree::new(folder, Some((name, location.clone())), vec![file], Origin::Web))
+        let file = TreeFile { path: name.clone(), len: None, object: None };
+        Ok(ServerTree::new(folder, Some((name, location.clone())), vec![file], TreeOrigin::Web))
     }
 
     /// Pins the file at `place` and returns its first bytes.
-    pub(super) async fn probe(&self, place: Location, first: u64) -> Result<(Object, Vec<u8>), Error> {
-        let Location::Web(web) = &place else { return Err(Error::new(Kind::Invalid, "not a URL")) };
+    pub(super) async fn probe(
+        &self,
+        place: RemoteLocation,
+        first: u64,
+    ) -> Result<(ServerObject, Vec<u8>), TransportError> {
+        let RemoteLocation::Web(web) = &place else { return Err(TransportError::new(ErrorKind::Invalid, "not a URL")) };
         let (url, userinfo) = take_userinfo(web.url());
         let authorization = self.credentials.find(&url, userinfo.as_ref())?;
         let file = UrlFile::new(url, false);
         let headers = range_headers(&(0..first))?;
         let reply = file.get(&self.wire, &headers, authorization.as_ref()).await?;
-        let wanted = Wanted { range: 0..first, len: None, validator: None };
-        let part = check(reply.status, &reply.headers, &wanted)
+        let wanted = WantedRange { range: 0..first, len: None, validator: None };
+        let part = check_range(reply.status, &reply.headers, &wanted)
             .map_err(|error| self.advise(error, &reply, file.url(), authorization.as_ref()))?;
-        let validator = Validator::of(&reply.headers);
+        let validator = VersionValidator::of(&reply.headers);
         let expected = match part.len {
-            Some(_) => Expected::Exactly(part.range.end - part.range.start),
-            None => Expected::AtMost(first),
+            Some(_) => ExpectedBody::Exactly(part.range.end - part.range.start),
+            None => ExpectedBody::AtMost(first),
         };
         let mut head = Vec::new();
         let end = pour(pieces(reply.body), expected, self.wire.idle(), &mut |bytes| {
@@ -64,17 +71,17 @@ impl Web {
         })
         .await
         .map_err(|error| match (error.kind(), expected) {
-            (Kind::Protocol, Expected::AtMost(_)) => {
-                Error::new(Kind::NoRanges, "the server sends whole files only: download it first")
+            (ErrorKind::Protocol, ExpectedBody::AtMost(_)) => {
+                TransportError::new(ErrorKind::NoRanges, "the server sends whole files only: download it first")
             }
             _ => error,
         })?;
-        let (End::Complete(got) | End::Stopped(got)) = end;
+        let (BodyEnd::Complete(got) | BodyEnd::Stopped(got)) = end;
         let len = part.len.unwrap_or(got);
         let public = authorization.is_none() && userinfo.is_none() && file.url().query().is_none();
         let identity = identity(file.url());
         let remote = PinnedFile { file, userinfo, validator: validator.clone(), len };
-        Ok((Object::new(identity, validator, len, &place, public, Source::Web(remote)), head))
+        Ok((ServerObject::new(identity, validator, len, &place, public, ByteOrigin::Web(remote)), head))
     }
 
     /// Delivers a range of the pinned version.
@@ -83,22 +90,28 @@ impl Web {
         remote: &PinnedFile,
         range: Range<u64>,
         sink: &mut Sink<'_>,
-    ) -> Result<u64, Error> {
+    ) -> Result<u64, TransportError> {
         let authorization = self.credentials.find(remote.file.url(), remote.userinfo.as_ref())?;
         let mut headers = range_headers(&range)?;
         remote.validator.set_conditions(&mut headers);
         let reply = remote.file.get(&self.wire, &headers, authorization.as_ref()).await?;
-        let wanted = Wanted { range: range.clone(), len: Some(remote.len), validator: Some(&remote.validator) };
-        check(reply.status, &reply.headers, &wanted)
+        let wanted = WantedRange { range: range.clone(), len: Some(remote.len), validator: Some(&remote.validator) };
+        check_range(reply.status, &reply.headers, &wanted)
             .map_err(|error| self.advise(error, &reply, remote.file.url(), authorization.as_ref()))?;
-        let expected = Expected::Exactly(range.end - range.start);
+        let expected = ExpectedBody::Exactly(range.end - range.start);
         let end = pour(pieces(reply.body), expected, self.wire.idle(), sink).await?;
-        let (End::Complete(delivered) | End::Stopped(delivered)) = end;
+        let (BodyEnd::Complete(delivered) | BodyEnd::Stopped(delivered)) = end;
         Ok(delivered)
     }
 
     /// Adds what the user can do about a refusal.
-    fn advise(&self, error: Error, reply: &Reply, url: &Url, sent: Option<&Authorization>) -> Error {
+    fn advise(
+        &self,
+        error: TransportError,
+        reply: &WireResponse,
+        url: &Url,
+        sent: Option<&AuthorizationValue>,
+    ) -> TransportError {
         let error = explain(error, &reply.headers, sent);
         if reply.status.as_u16() != 401 {
             return error;
@@ -118,20 +131,24 @@ impl Web {
 
 /// Where credentials for a URL come from.
 #[derive(Debug)]
-struct Credentials {
+struct WebCredentials {
     anonymous: bool,
     token_file: Option<PathBuf>,
     netrc: Option<PathBuf>,
 }
 
-impl Credentials {
-    fn new(options: &Options) -> Credentials {
+impl WebCredentials {
+    fn new(options: &TransportOptions) -> WebCredentials {
         let netrc = netrc_file(&options.environment);
-        Credentials { anonymous: options.anonymous, token_file: options.token_file.clone(), netrc }
+        WebCredentials { anonymous: options.anonymous, token_file: options.token_file.clone(), netrc }
     }
 
     /// The first of: user information in the URL, the token file, netrc.
-    fn find(&self, url: &Url, userinfo: Option<&Authorization>) -> Result<Option<Authorization>, Error> {
+    fn find(
+        &self,
+        url: &Url,
+        userinfo: Option<&AuthorizationValue>,
+    ) -> Result<Option<AuthorizationValue>, TransportError> {
         if self.anonymous {
             return Ok(None);
         }
@@ -139,22 +156,22 @@ impl Credentials {
             return Ok(Some(userinfo.clone()));
         }
         if let Some(path) = &self.token_file {
-            return read_token(path).map(|token| Some(Authorization::bearer(&token, url)));
+            return read_token(path).map(|token| Some(AuthorizationValue::bearer(&token, url)));
         }
         let (Some(path), Some(host)) = (&self.netrc, url.host_str()) else { return Ok(None) };
         let Ok(text) = std::fs::read_to_string(path) else { return Ok(None) };
-        let login = netrc::find(&text, host.trim_start_matches('[').trim_end_matches(']'));
-        Ok(login.map(|login| Authorization::basic(&login.user, &login.password, url)))
+        let login = netrc::find_login(&text, host.trim_start_matches('[').trim_end_matches(']'));
+        Ok(login.map(|login| AuthorizationValue::basic(&login.user, &login.password, url)))
     }
 }
 
-fn netrc_file(environment: &Environment) -> Option<PathBuf> {
+fn netrc_file(environment: &EnvironmentCopy) -> Option<PathBuf> {
     environment.path("NETRC").or_else(|| Some(environment.home()?.join(".netrc")))
 }
 
 /// Where the credentials for a URL come from.
-pub(super) fn found(options: &Options, url: &Url) -> Result<Option<String>, Error> {
-    let credentials = Credentials::new(options);
+pub(super) fn web_credentials_found(options: &TransportOptions, url: &Url) -> Result<Option<String>, TransportError> {
+    let credentials = WebCredentials::new(options);
     let (bare, userinfo) = take_userinfo(url);
     let place = match (&userinfo, &credentials.token_file, &credentials.netrc) {
         (Some(_), _, _) => "the URL".to_owned(),
@@ -166,7 +183,7 @@ pub(super) fn found(options: &Options, url: &Url) -> Result<Option<String>, Erro
 }
 
 /// The files that are read for credentials.
-pub(super) fn reads(environment: &Environment) -> Vec<PathBuf> {
+pub(super) fn web_reads(environment: &EnvironmentCopy) -> Vec<PathBuf> {
     netrc_file(environment).into_iter().collect()
 }
 
@@ -174,18 +191,20 @@ pub(super) fn reads(environment: &Environment) -> Vec<PathBuf> {
 ///
 /// # Errors
 /// It cannot be read or is empty. The text names the file, and nothing in it.
-pub(super) fn read_token(path: &std::path::Path) -> Result<Secret, Error> {
-    let failed = |what: String| Error::new(Kind::Credentials, format!("the token file {}: {what}", path.display()));
+pub(super) fn read_token(path: &std::path::Path) -> Result<SecretText, TransportError> {
+    let failed = |what: String| {
+        TransportError::new(ErrorKind::Credentials, format!("the token file {}: {what}", path.display()))
+    };
     let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
     let token = text.trim();
     if token.is_empty() || token.contains(char::is_whitespace) || token.len() > 64 << 10 {
         return Err(failed("it must hold one token".to_string()));
     }
-    Ok(Secret::new(token))
+    Ok(SecretText::new(token))
 }
 
 /// Takes user and password out of a URL.
-fn take_userinfo(url: &Url) -> (Url, Option<Authorization>) {
+fn take_userinfo(url: &Url) -> (Url, Option<AuthorizationValue>) {
     let mut bare = url.clone();
     let decoded = |text: &str| percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned();
     let user = decoded(url.username());
@@ -195,7 +214,7 @@ fn take_userinfo(url: &Url) -> (Url, Option<Authorization>) {
     }
     let _ = bare.set_username("");
     let _ = bare.set_password(None);
-    let authorization = Authorization::basic(&user, &Secret::new(password.unwrap_or_default()), &bare);
+    let authorization = AuthorizationValue::basic(&user, &SecretText::new(password.unwrap_or_default()), &bare);
     (bare, Some(authorization))
 }
 

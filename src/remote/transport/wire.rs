@@ -12,8 +12,8 @@ use reqwest::header::{ACCEPT_ENCODING, AUTHORIZATION, HeaderMap, HeaderValue, LO
 use reqwest::{Client, Response, StatusCode, redirect};
 use url::Url;
 
-use super::error::{Error, Kind, plain};
-use super::secret::Authorization;
+use super::error::{ErrorKind, TransportError, plain};
+use super::secret::AuthorizationValue;
 use crate::remote::location::is_loopback;
 
 /// The most redirects that are followed. The Hub needs two, for a renamed repository with a CDN.
@@ -21,8 +21,8 @@ const REDIRECTS: usize = 5;
 
 /// Sends requests over a pool of HTTP/1.1 connections.
 #[derive(Clone, Debug)]
-pub(super) struct Wire {
-    pools: Arc<Pools>,
+pub(super) struct HttpWire {
+    pools: Arc<ConnectionPools>,
     /// How long to wait for a head, or for the next bytes of a body.
     idle: Duration,
     /// How many requests were sent.
@@ -32,7 +32,7 @@ pub(super) struct Wire {
 /// The connections. Each client is made when it is first needed, because it reads the certificates of the system, which
 /// takes some milliseconds.
 #[derive(Debug)]
-struct Pools {
+struct ConnectionPools {
     user_agent: String,
     connect: Duration,
     /// The most idle connections to one host.
@@ -42,10 +42,10 @@ struct Pools {
     direct: OnceLock<Client>,
 }
 
-impl Pools {
+impl ConnectionPools {
     /// # Errors
     /// The certificates of the system cannot be read.
-    fn client(&self, url: &Url) -> Result<&Client, Error> {
+    fn client(&self, url: &Url) -> Result<&Client, TransportError> {
         let is_direct = is_loopback(url) || is_metadata(url);
         let made = if is_direct { &self.direct } else { &self.client };
         if let Some(client) = made.get() {
@@ -62,24 +62,24 @@ impl Pools {
             .pool_max_idle_per_host(self.idle)
             .pool_idle_timeout(Duration::from_secs(60));
         let builder = if is_direct { builder.no_proxy() } else { builder };
-        let client = builder.build().map_err(|error| describe(&error).of_kind(Kind::Certificate))?;
+        let client = builder.build().map_err(|error| describe_request(&error).of_kind(ErrorKind::Certificate))?;
         Ok(made.get_or_init(|| client))
     }
 }
 
 /// The head of the final answer; its body is not read yet.
 #[derive(Debug)]
-pub(super) struct Reply {
+pub(super) struct WireResponse {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
     /// The redirects on the way.
-    pub(super) hops: Vec<Hop>,
+    pub(super) hops: Vec<RedirectHop>,
     pub(super) body: Response,
 }
 
 /// A redirect that was followed.
 #[derive(Debug)]
-pub(super) struct Hop {
+pub(super) struct RedirectHop {
     pub(super) headers: HeaderMap,
     /// Where it led.
     pub(super) to: Url,
@@ -87,11 +87,11 @@ pub(super) struct Hop {
     pub(super) leaves: bool,
 }
 
-impl Wire {
-    pub(super) fn new(user_agent: &str, connect: Duration, idle: Duration, pool: usize) -> Wire {
+impl HttpWire {
+    pub(super) fn new(user_agent: &str, connect: Duration, idle: Duration, pool: usize) -> HttpWire {
         let (client, direct) = Default::default();
-        let pools = Pools { user_agent: user_agent.to_owned(), connect, idle: pool, client, direct };
-        Wire { pools: Arc::new(pools), idle, requests: Arc::default() }
+        let pools = ConnectionPools { user_agent: user_agent.to_owned(), connect, idle: pool, client, direct };
+        HttpWire { pools: Arc::new(pools), idle, requests: Arc::default() }
     }
 
     /// The number of requests that were sent.
@@ -104,8 +104,8 @@ impl Wire {
     }
 
     /// The same connections with a shorter time limit.
-    pub(super) fn hasty(&self, idle: Duration) -> Wire {
-        Wire { idle: self.idle.min(idle), ..self.clone() }
+    pub(super) fn hasty(&self, idle: Duration) -> HttpWire {
+        HttpWire { idle: self.idle.min(idle), ..self.clone() }
     }
 
     /// Sends a GET request and follows redirects. `authorization` goes to its own origin, and no further once a
@@ -117,10 +117,10 @@ impl Wire {
         &self,
         url: &Url,
         headers: &HeaderMap,
-        authorization: Option<&Authorization>,
-    ) -> Result<Reply, Error> {
+        authorization: Option<&AuthorizationValue>,
+    ) -> Result<WireResponse, TransportError> {
         let mut url = url.clone();
-        let mut hops: Vec<Hop> = Vec::new();
+        let mut hops: Vec<RedirectHop> = Vec::new();
         let origin = url.origin();
         loop {
             let left = hops.iter().any(|hop| hop.leaves);
@@ -128,28 +128,31 @@ impl Wire {
             request = request.header(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
             if let Some(authorization) = authorization.filter(|authorization| !left && authorization.is_for(&url)) {
                 let header = authorization.header().ok_or_else(|| {
-                    Error::new(Kind::Credentials, "the token or password contains characters that no header can hold")
+                    TransportError::new(
+                        ErrorKind::Credentials,
+                        "the token or password contains characters that no header can hold",
+                    )
                 })?;
                 request = request.header(AUTHORIZATION, header);
             }
-            let request = request.build().map_err(|error| describe(&error))?;
+            let request = request.build().map_err(|error| describe_request(&error))?;
             let body = self.execute(request).await?;
             let status = body.status();
             if !matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308) {
-                return Ok(Reply { status, headers: body.headers().clone(), hops, body });
+                return Ok(WireResponse { status, headers: body.headers().clone(), hops, body });
             }
             if hops.len() == REDIRECTS {
-                return Err(Error::protocol(format!("the server redirects more than {REDIRECTS} times")));
+                return Err(TransportError::protocol(format!("the server redirects more than {REDIRECTS} times")));
             }
             let to = follow(&url, body.headers())?;
-            hops.push(Hop { headers: body.headers().clone(), leaves: to.origin() != origin, to: to.clone() });
+            hops.push(RedirectHop { headers: body.headers().clone(), leaves: to.origin() != origin, to: to.clone() });
             url = to;
         }
     }
 
     /// Sends a request and waits for the head of its answer. A request that was lost with a kept connection is sent
     /// again.
-    pub(super) async fn execute(&self, request: reqwest::Request) -> Result<Response, Error> {
+    pub(super) async fn execute(&self, request: reqwest::Request) -> Result<Response, TransportError> {
         let again = request.try_clone();
         let client = self.pools.client(request.url())?;
         self.requests.fetch_add(1, Ordering::Relaxed);
@@ -161,7 +164,7 @@ impl Wire {
         });
         match answer.await {
             Err(_) => Err(silence(self.idle)),
-            Ok(answer) => answer.map_err(|error| describe(&error)),
+            Ok(answer) => answer.map_err(|error| describe_request(&error)),
         }
     }
 
@@ -169,33 +172,37 @@ impl Wire {
     ///
     /// # Errors
     /// It is longer, breaks off or stalls.
-    pub(super) async fn read_all(&self, mut body: Response, cap: usize) -> Result<Vec<u8>, Error> {
+    pub(super) async fn read_all(&self, mut body: Response, cap: usize) -> Result<Vec<u8>, TransportError> {
         let mut bytes = Vec::new();
         while let Some(chunk) = self.chunk(&mut body).await? {
             if bytes.len() + chunk.len() > cap {
-                return Err(Error::protocol(format!("the server's answer is longer than {cap} bytes")));
+                return Err(TransportError::protocol(format!("the server's answer is longer than {cap} bytes")));
             }
             bytes.extend_from_slice(&chunk);
         }
         Ok(bytes)
     }
 
-    async fn chunk(&self, body: &mut Response) -> Result<Option<Bytes>, Error> {
+    async fn chunk(&self, body: &mut Response) -> Result<Option<Bytes>, TransportError> {
         match tokio::time::timeout(self.idle, body.chunk()).await {
             Err(_) => Err(silence(self.idle)),
-            Ok(Err(error)) => Err(describe(&error)),
+            Ok(Err(error)) => Err(describe_request(&error)),
             Ok(Ok(chunk)) => Ok(chunk),
         }
     }
 }
 
 /// The body of an answer, piece by piece.
-pub(super) fn pieces(body: Response) -> BoxStream<'static, Result<Bytes, Error>> {
-    body.bytes_stream().map(|piece| piece.map_err(|error| describe(&error))).boxed()
+pub(super) fn pieces(body: Response) -> BoxStream<'static, Result<Bytes, TransportError>> {
+    body.bytes_stream().map(|piece| piece.map_err(|error| describe_request(&error))).boxed()
 }
 
 /// Adds what the server says in the headers of the Hub, `X-Error-Code` and `X-Error-Message`.
-pub(super) fn explain(error: Error, headers: &HeaderMap, authorization: Option<&Authorization>) -> Error {
+pub(super) fn explain(
+    error: TransportError,
+    headers: &HeaderMap,
+    authorization: Option<&AuthorizationValue>,
+) -> TransportError {
     let said = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).map(plain);
     let text = match (said("x-error-code"), said("x-error-message")) {
         (Some(code), Some(message)) => format!("{code}: {message}"),
@@ -206,15 +213,16 @@ pub(super) fn explain(error: Error, headers: &HeaderMap, authorization: Option<&
     error.with_text(|before| format!("{before}, {text}"))
 }
 
-fn follow(from: &Url, headers: &HeaderMap) -> Result<Url, Error> {
+fn follow(from: &Url, headers: &HeaderMap) -> Result<Url, TransportError> {
     let location = headers.get(LOCATION).and_then(|value| value.to_str().ok());
-    let location = location.ok_or_else(|| Error::protocol("the server redirects without saying where to"))?;
-    let mut to = from.join(location).map_err(|_| Error::protocol("the server redirects to what is not a URL"))?;
+    let location = location.ok_or_else(|| TransportError::protocol("the server redirects without saying where to"))?;
+    let mut to =
+        from.join(location).map_err(|_| TransportError::protocol("the server redirects to what is not a URL"))?;
     if !matches!(to.scheme(), "https" | "http") {
-        return Err(Error::protocol("the server redirects to another protocol than HTTP"));
+        return Err(TransportError::protocol("the server redirects to another protocol than HTTP"));
     }
     if from.scheme() == "https" && to.scheme() == "http" && !is_loopback(&to) {
-        return Err(Error::protocol("the server redirects from https to unencrypted http"));
+        return Err(TransportError::protocol("the server redirects from https to unencrypted http"));
     }
     // A server could otherwise make this client send credentials of its choice.
     let _ = to.set_username("");
@@ -233,12 +241,12 @@ pub(super) fn is_metadata(url: &Url) -> bool {
 }
 
 /// The error when nothing arrived for the time `idle`.
-pub(super) fn silence(idle: Duration) -> Error {
-    Error::transient(format!("the server sent nothing for {} seconds", idle.as_secs_f32()))
+pub(super) fn silence(idle: Duration) -> TransportError {
+    TransportError::transient(format!("the server sent nothing for {} seconds", idle.as_secs_f32()))
 }
 
 /// The error for a failed request, without its URL.
-pub(super) fn describe(error: &reqwest::Error) -> Error {
+pub(super) fn describe_request(error: &reqwest::Error) -> TransportError {
     let mut texts: Vec<String> = Vec::new();
     let mut certificate = false;
     let mut cause = error.source();
@@ -256,13 +264,16 @@ pub(super) fn describe(error: &reqwest::Error) -> Error {
         None => plain(&error.to_string()).split(" for url").next().unwrap_or("").to_string(),
     };
     if certificate {
-        return Error::new(Kind::Certificate, format!("the certificate of the server is not trusted: {detail}"));
+        return TransportError::new(
+            ErrorKind::Certificate,
+            format!("the certificate of the server is not trusted: {detail}"),
+        );
     }
     if error.is_builder() {
-        return Error::protocol(format!("the request cannot be made: {detail}"));
+        return TransportError::protocol(format!("the request cannot be made: {detail}"));
     }
     if is_foreign(error) {
-        return Error::protocol(format!("the server's answer is not HTTP: {detail}"));
+        return TransportError::protocol(format!("the server's answer is not HTTP: {detail}"));
     }
     let what = if error.is_timeout() {
         "the connection timed out"
@@ -271,7 +282,7 @@ pub(super) fn describe(error: &reqwest::Error) -> Error {
     } else {
         "the connection broke"
     };
-    Error::transient(format!("{what}: {detail}"))
+    TransportError::transient(format!("{what}: {detail}"))
 }
 
 /// Whether the cause is a certificate, which waiting does not change. `io::Error` holds other errors, and its source is

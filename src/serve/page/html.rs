@@ -1,6 +1,6 @@
 //! The parts that pages share. All text is escaped here.
 
-use super::query::{Place, Query};
+use super::query::{PagePlace, PageQuery};
 use crate::serve::url;
 use crate::text::{printable, shorten};
 use crate::units::grouped;
@@ -13,11 +13,11 @@ pub const ASSET: &str = "asset";
 pub(super) const NAME_MAX: usize = 160;
 
 /// A page that is being written.
-pub(super) struct Page {
+pub(super) struct HtmlPage {
     html: String,
 }
 
-impl Page {
+impl HtmlPage {
     /// Begins a page.
     pub fn new(title: &str) -> Self {
         let mut page = Self { html: String::with_capacity(16 << 10) };
@@ -32,7 +32,7 @@ impl Page {
     }
 
     /// Begins the page of a place, with the path to it.
-    pub fn at(place: &Place, title: &str) -> Self {
+    pub fn at(place: &PagePlace, title: &str) -> Self {
         let mut page = Self::new(title);
         page.raw("<nav aria-label=\"Path\"><a href=\"/\" title=\"")
             .name(place.site)
@@ -41,7 +41,7 @@ impl Page {
             .raw("</a>");
         let mut href = String::from("/");
         for name in place.path {
-            href = href + &url::encode(name) + "/";
+            href = href + &url::encode_url(name) + "/";
             page.raw(" / <a href=\"").raw(&href).raw("\">").name(&String::from_utf8_lossy(name)).raw("</a>");
         }
         page.raw("</nav>\n");
@@ -117,7 +117,7 @@ impl Page {
     }
 
     /// Adds the form with the filter.
-    pub fn filter(&mut self, query: &Query, what: &str) -> &mut Self {
+    pub fn filter(&mut self, query: &PageQuery, what: &str) -> &mut Self {
         self.raw("<form id=\"filter\" role=\"search\" data-swap=\"rows\"><label>Filter ");
         self.raw("<input type=\"search\" name=\"q\" value=\"").text(&query.q).raw("\" placeholder=\"").text(what);
         self.raw("\" maxlength=\"256\"></label> <button>Show</button></form>\n")
@@ -160,7 +160,7 @@ pub(super) fn query_of(parameters: &[(&str, &str)], others: &[(&str, &str)]) -> 
         if query.len() > 1 {
             query.push('&');
         }
-        query.extend([name, "=", &url::encode(value.as_bytes())]);
+        query.extend([name, "=", &url::encode_url(value.as_bytes())]);
     }
     query
 }
@@ -191,10 +191,10 @@ mod tests {
 
     #[test]
     fn text_of_files_is_escaped_and_cut() {
-        let mut page = Page { html: String::new() };
+        let mut page = HtmlPage { html: String::new() };
         page.text("<script>alert('x')</script>&\"\u{202e}\u{0}");
         assert_eq!(page.html, "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&amp;&quot;\\u{202e}\\u{0}");
-        let mut page = Page { html: String::new() };
+        let mut page = HtmlPage { html: String::new() };
         page.name(&"<".repeat(65_536));
         assert!(page.html.len() < 5 * NAME_MAX && page.html.contains("bytes"), "{}", page.html);
     }

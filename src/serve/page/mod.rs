@@ -8,13 +8,13 @@ mod tensor;
 mod treemap;
 
 pub(super) use html::ASSET;
-pub(super) use query::Place;
+pub(super) use query::PagePlace;
 
-use crate::content::Request;
+use crate::content::ReadRequest;
 use crate::fs::{Error, Superblock};
 use crate::model::TensorId;
-use html::Page;
-use query::Query;
+use html::HtmlPage;
+use query::PageQuery;
 
 /// The type and the text of a part of the pages: the style sheet, the script or the icon.
 pub(super) fn asset(name: &str) -> Option<(&'static str, &'static str)> {
@@ -27,14 +27,19 @@ pub(super) fn asset(name: &str) -> Option<(&'static str, &'static str)> {
 }
 
 /// The page of a directory. That of the root of a model describes the model, or one of its tensors.
-pub(super) fn page(superblock: &Superblock, place: &Place, query: &str, wants: &Request) -> Result<String, Error> {
-    let query = Query::parse(query);
+pub(super) fn render_page(
+    superblock: &Superblock,
+    place: &PagePlace,
+    query: &str,
+    wants: &ReadRequest,
+) -> Result<String, Error> {
+    let query = PageQuery::parse(query);
     match superblock.model(place.ino, wants)? {
-        None => directory::page(superblock, place, &query, wants),
+        None => directory::directory_page(superblock, place, &query, wants),
         Some(model) => match query.tensor.map(|number| (u32::try_from(number), number)) {
-            None => model::page(superblock, place, model, &query, wants),
+            None => model::model_page(superblock, place, model, &query, wants),
             Some((Ok(_), number)) if model.get(TensorId::new(number)).is_some() => {
-                tensor::page(superblock, place, model, TensorId::new(number), &query, wants)
+                tensor::tensor_page(superblock, place, model, TensorId::new(number), &query, wants)
             }
             Some(_) => Err(Error::NoEntry),
         },
@@ -42,8 +47,8 @@ pub(super) fn page(superblock: &Superblock, place: &Place, query: &str, wants: &
 }
 
 /// A page about a request that failed.
-pub(super) fn failure(title: &str, text: &str) -> String {
-    let mut page = Page::new(title);
+pub(super) fn failure_page(title: &str, text: &str) -> String {
+    let mut page = HtmlPage::new(title);
     page.raw("<main><h1>").text(title).raw("</h1><p>").text(text).raw("</p><p><a href=\"/\">All files</a></p></main>");
     page.end()
 }

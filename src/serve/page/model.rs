@@ -1,16 +1,16 @@
 //! The page of a model: facts, a map of its bytes, its tensors, its metadata and its files.
 
-use super::html::{Page, has_words, paged, query_of, shown_name};
-use super::query::{Place, Query};
+use super::html::{HtmlPage, has_words, paged, query_of, shown_name};
+use super::query::{PagePlace, PageQuery};
 use super::{directory, treemap};
-use crate::content::Request;
+use crate::content::ReadRequest;
 use crate::fs::{Error, Superblock};
-use crate::inspect::{Breakdown, Quantization, Totals};
+use crate::inspect::{QuantizationTotal, TensorBreakdown, TensorTotals};
 use crate::model::{Model, TensorId};
 use crate::natural;
 use crate::text::brackets;
 use crate::threads;
-use crate::units::{count, grouped, plural, size};
+use crate::units::{format_count, format_size, grouped, plural};
 use std::cmp::Ordering;
 
 /// Number of tensors on a page.
@@ -27,7 +27,7 @@ const VALUE_MAX: usize = 2_000;
 const FOLDED: usize = 120;
 
 /// A column of the table of tensors.
-struct Column {
+struct TensorColumn {
     title: &'static str,
     /// The value of the parameter `sort`. With a minus sign before it, the order is reversed.
     key: &'static str,
@@ -35,20 +35,20 @@ struct Column {
     compare: fn(&Model, TensorId, TensorId) -> Ordering,
 }
 
-const COLUMNS: &[Column] = &[
-    Column {
+const COLUMNS: &[TensorColumn] = &[
+    TensorColumn {
         title: "Name",
         key: "name",
         is_number: false,
         compare: |model, a, b| natural::compare_paths(model.name(a), model.name(b)),
     },
-    Column {
+    TensorColumn {
         title: "Dtype",
         key: "dtype",
         is_number: false,
         compare: |model, a, b| model.tensor(a).info.dtype.name().cmp(model.tensor(b).info.dtype.name()),
     },
-    Column {
+    TensorColumn {
         title: "Shape",
         key: "shape",
         is_number: false,
@@ -57,13 +57,13 @@ const COLUMNS: &[Column] = &[
             shape(a).len().cmp(&shape(b).len()).then_with(|| shape(a).cmp(shape(b)))
         },
     },
-    Column {
+    TensorColumn {
         title: "Size",
         key: "size",
         is_number: true,
         compare: |model, a, b| model.tensor(a).info.nbytes().cmp(&model.tensor(b).info.nbytes()),
     },
-    Column {
+    TensorColumn {
         title: "Quantization",
         key: "quantization",
         is_number: false,
@@ -82,48 +82,48 @@ pub(super) fn quantization(model: &Model, id: TensorId) -> String {
 }
 
 /// The page.
-pub(super) fn page(
+pub(super) fn model_page(
     superblock: &Superblock,
-    place: &Place,
+    place: &PagePlace,
     model: &Model,
-    query: &Query,
-    wants: &Request,
+    query: &PageQuery,
+    wants: &ReadRequest,
 ) -> Result<String, Error> {
     let name = place.name();
-    let mut page = Page::at(place, &name);
+    let mut page = HtmlPage::at(place, &name);
     page.raw("<main><h1>").name(&name).raw("</h1>\n");
     facts(model, &mut page);
-    treemap::write(model, &query.prefix, &mut page);
+    treemap::write_treemap(model, &query.prefix, &mut page);
     tensors(model, query, &mut page);
     metadata(model, &mut page);
     page.raw("<section><h2>Files</h2><p>The same files as in a mount.</p>\n");
-    let files = directory::entries(superblock, place.ino, &[], wants)?;
-    directory::table(superblock, &files, &mut page, wants)?;
+    let files = directory::directory_rows(superblock, place.ino, &[], wants)?;
+    directory::directory_table(superblock, &files, &mut page, wants)?;
     page.raw("</section></main>");
     Ok(page.end())
 }
 
-fn facts(model: &Model, page: &mut Page) {
-    let Breakdown { all, dtypes, quantized, .. } = Breakdown::of(model, model.listed().iter(), 1);
+fn facts(model: &Model, page: &mut HtmlPage) {
+    let TensorBreakdown { all, dtypes, quantized, .. } = TensorBreakdown::of(model, model.listed().iter(), 1);
     let bytes = model.sources().iter().map(|source| source.len()).fold(0, u64::saturating_add);
     let bits = all.bits_per_weight().filter(|_| !quantized.is_empty());
     let bits = bits.map_or(String::new(), |bits| format!(", {bits:.2} bits each"));
     let exact = if bytes < 1000 { String::new() } else { format!(" ({} bytes)", grouped(bytes)) };
     let files = model.shards().len();
-    let part = |name: &str, totals: &Totals, what| {
-        format!("{name}: {} in {}", size(totals.nbytes), plural(totals.tensors, what))
+    let part = |name: &str, totals: &TensorTotals, what| {
+        format!("{name}: {} in {}", format_size(totals.nbytes), plural(totals.tensors, what))
     };
     let dtypes: Vec<String> = dtypes.iter().take(SHOWN).map(|(name, totals)| part(name, totals, "tensor")).collect();
     let quantized: Vec<String> = quantized
         .iter()
         .take(SHOWN)
-        .map(|Quantization { summary, totals, .. }| part(summary, totals, "weight"))
+        .map(|QuantizationTotal { summary, totals, .. }| part(summary, totals, "weight"))
         .collect();
-    page.raw("<dl>").fact("Format", model.format()).fact("Size", &(size(bytes) + &exact));
+    page.raw("<dl>").fact("Format", model.format()).fact("Size", &(format_size(bytes) + &exact));
     if files > 1 {
         page.fact("Files", &grouped(files as u64));
     }
-    page.fact("Tensors", &grouped(all.tensors)).fact("Parameters", &(count(all.parameters) + &bits));
+    page.fact("Tensors", &grouped(all.tensors)).fact("Parameters", &(format_count(all.parameters) + &bits));
     page.facts("Dtypes", &dtypes).facts("Quantization", &quantized);
     if model.left_out() > 0 {
         page.fact("Left out", &grouped(model.left_out() as u64));
@@ -131,7 +131,7 @@ fn facts(model: &Model, page: &mut Page) {
     page.raw("</dl>\n");
 }
 
-fn tensors(model: &Model, query: &Query, page: &mut Page) {
+fn tensors(model: &Model, query: &PageQuery, page: &mut HtmlPage) {
     let words = query.words();
     let listed = model.listed();
     let matches = |id: &TensorId| {
@@ -182,14 +182,14 @@ fn tensors(model: &Model, query: &Query, page: &mut Page) {
             .name(shown_name(tensor.name))
             .raw("</a></td><td>");
         page.name(tensor.dtype.name()).raw("</td><td>").name(&brackets(tensor.shape)).raw("</td>");
-        page.number(&size(tensor.nbytes())).raw("<td>").name(&quantization(model, *id)).raw("</td></tr>\n");
+        page.number(&format_size(tensor.nbytes())).raw("<td>").name(&quantization(model, *id)).raw("</td></tr>\n");
     }
     page.raw("</tbody></table></div>\n");
     let parameters = [("q", &query.q[..]), ("sort", &query.sort), ("prefix", &query.prefix)];
     page.pages(at, pages, &parameters).raw("</div></section>\n");
 }
 
-fn metadata(model: &Model, page: &mut Page) {
+fn metadata(model: &Model, page: &mut HtmlPage) {
     let metadata = model.metadata();
     if metadata.is_empty() {
         return;

@@ -4,7 +4,7 @@ use crate::fs::Ino;
 use crate::serve::url;
 
 /// Where a page is.
-pub struct Place<'p> {
+pub struct PagePlace<'p> {
     /// The source of the server.
     pub site: &'p str,
     /// The path of the directory.
@@ -13,7 +13,7 @@ pub struct Place<'p> {
     pub ino: Ino,
 }
 
-impl Place<'_> {
+impl PagePlace<'_> {
     /// The name of the last directory, or of the source.
     pub fn name(&self) -> String {
         self.path.last().map_or_else(|| self.root().to_owned(), |name| String::from_utf8_lossy(name).into_owned())
@@ -27,7 +27,7 @@ impl Place<'_> {
 
 /// The parameters of a page that are understood. What is not understood has its default.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Query {
+pub(super) struct PageQuery {
     /// Words that must occur in names.
     pub q: String,
     pub sort: String,
@@ -51,7 +51,7 @@ pub(super) const PREFIX_MAX: usize = 1024;
 /// Maximum length of the name of an order, in bytes.
 const SORT_MAX: usize = 32;
 
-impl Query {
+impl PageQuery {
     /// Understands what it can.
     pub fn parse(query: &str) -> Self {
         let mut parsed = Self::default();
@@ -81,12 +81,12 @@ mod tests {
 
     #[test]
     fn queries_that_make_no_sense_have_defaults() {
-        let page = |text: &str| Query::parse(&format!("page={text}")).page;
+        let page = |text: &str| PageQuery::parse(&format!("page={text}")).page;
         let pages = ["", "0", "1", "2", "-1", "x", "18446744073709551615", "18446744073709551616"].map(page);
         assert_eq!(pages, [0, 0, 0, 1, 0, 0, usize::MAX - 1, 0]);
-        assert_eq!(Query::parse("tensor=x&sort=%00&other=1&figures").tensor, None);
-        assert!(Query::parse("figures").figures);
-        let long = Query::parse(&format!("q={}&prefix={}", "%C3%A9+".repeat(5000), "a".repeat(PREFIX_MAX + 1)));
+        assert_eq!(PageQuery::parse("tensor=x&sort=%00&other=1&figures").tensor, None);
+        assert!(PageQuery::parse("figures").figures);
+        let long = PageQuery::parse(&format!("q={}&prefix={}", "%C3%A9+".repeat(5000), "a".repeat(PREFIX_MAX + 1)));
         assert_eq!((long.q.chars().count(), long.words().len(), long.prefix.len()), (WORDS_MAX, WORDS, 0));
     }
 }

@@ -1,14 +1,14 @@
 //! The page of a tensor: facts, its picture, its figures, and its files.
 
-use super::html::{Page, query_of, shown_name};
+use super::html::{HtmlPage, query_of, shown_name};
 use super::model::{neighbours, quantization};
-use super::query::{Place, Query};
-use crate::content::Request;
+use super::query::{PagePlace, PageQuery};
+use crate::content::ReadRequest;
 use crate::fs::{Error, Superblock, TensorFile};
-use crate::model::{Model, Parts, TensorId};
+use crate::model::{Model, TensorId, TensorParts};
 use crate::serve::url;
 use crate::text::{brackets, shell_word, shorten};
-use crate::units::{grouped, size};
+use crate::units::{format_size, grouped};
 use serde_json::Value;
 use std::path::Path;
 
@@ -31,13 +31,13 @@ const PURPOSES: &[(&str, &str)] = &[
 ];
 
 /// The page.
-pub(super) fn page(
+pub(super) fn tensor_page(
     superblock: &Superblock,
-    place: &Place,
+    place: &PagePlace,
     model: &Model,
     id: TensorId,
-    query: &Query,
-    wants: &Request,
+    query: &PageQuery,
+    wants: &ReadRequest,
 ) -> Result<String, Error> {
     let tensor = model.tensor(id);
     let name = shown_name(tensor.info.name);
@@ -46,7 +46,7 @@ pub(super) fn page(
         Some(file) if query.figures || tensor.info.nbytes() <= FIGURES_MAX => Some(figures(superblock, file, wants)?),
         _ => None,
     };
-    let mut page = Page::at(place, name);
+    let mut page = HtmlPage::at(place, name);
     page.raw("<main><p class=\"around\"><a href=\".#tensors\">All tensors</a>");
     let (before, after) = neighbours(model, id);
     for (neighbour, relation, label) in [(before, "prev", "← previous: "), (after, "next", "→ next: ")] {
@@ -63,7 +63,7 @@ pub(super) fn page(
         (None, true) => {
             let href = query_of(&[("tensor", &id.index().to_string())], &[("figures", "1")]);
             page.raw("<section><h2>Figures</h2><p><a href=\"").text(&href).raw("\">Compute them</a>, which reads ");
-            page.text(&size(tensor.info.nbytes())).raw(".</p></section>\n");
+            page.text(&format_size(tensor.info.nbytes())).raw(".</p></section>\n");
         }
         (None, false) => {}
     }
@@ -72,11 +72,12 @@ pub(super) fn page(
     Ok(page.end())
 }
 
-fn facts(model: &Model, id: TensorId, page: &mut Page) {
+fn facts(model: &Model, id: TensorId, page: &mut HtmlPage) {
     let tensor = model.tensor(id);
     let info = &tensor.info;
-    let exact =
-        |bytes: u64| if bytes < 1000 { size(bytes) } else { format!("{} ({} bytes)", size(bytes), grouped(bytes)) };
+    let exact = |bytes: u64| {
+        if bytes < 1000 { format_size(bytes) } else { format!("{} ({} bytes)", format_size(bytes), grouped(bytes)) }
+    };
     page.raw("<dl>").fact("Dtype", info.dtype.name()).fact("Shape", &shorten(&brackets(info.shape), 500));
     page.fact("Size", &exact(info.nbytes()));
     // A quantized weight has its logical dtype and shape.
@@ -99,35 +100,35 @@ fn facts(model: &Model, id: TensorId, page: &mut Page) {
         page.name(model.weight_name(owner)).raw("</a></dd>");
     }
     match tensor.parts {
-        Parts::One(shard) => {
+        TensorParts::One(shard) => {
             page.raw("<dt>File</dt><dd>").name(&model.shard(shard).name);
             if info.layout.is_none() {
                 page.text(&format!(", from byte {}", grouped(info.range.start)));
             }
             page.raw("</dd>");
         }
-        Parts::Many(runs) => {
+        TensorParts::Many(runs) => {
             page.fact("Files", &format!("joined from {} places", grouped(runs.len() as u64)));
         }
     }
     page.raw("</dl>\n");
 }
 
-fn picture(files: &[TensorFile], page: &mut Page) {
+fn picture(files: &[TensorFile], page: &mut HtmlPage) {
     let Some(file) = files.iter().find(|file| file.dir == PICTURES) else { return };
     page.raw("<section><h2>Picture</h2><img loading=\"lazy\" alt=\"Plots of the values of this tensor\" src=\"");
     page.raw(&href(file)).raw("\"></section>\n");
 }
 
 /// The figures of a tensor. Waits until they are computed.
-fn figures(superblock: &Superblock, file: &TensorFile, wants: &Request) -> Result<Value, Error> {
+fn figures(superblock: &Superblock, file: &TensorFile, wants: &ReadRequest) -> Result<Value, Error> {
     let content = superblock.open(file.attr.ino, wants)?;
     let bytes = content.read(0..content.len(), wants)?;
     // A file of this program that is not JSON would be a bug; the page then has no figures.
     Ok(serde_json::from_slice(&bytes).unwrap_or_default())
 }
 
-fn write_figures(figures: &Value, page: &mut Page) {
+fn write_figures(figures: &Value, page: &mut HtmlPage) {
     page.raw("<section><h2>Figures</h2><dl id=\"figures\">");
     for (title, key) in [
         ("Values", "count"),
@@ -153,7 +154,7 @@ fn write_figures(figures: &Value, page: &mut Page) {
     page.raw("</dl></section>\n");
 }
 
-fn downloads(place: &Place, files: &[TensorFile], page: &mut Page) {
+fn downloads(place: &PagePlace, files: &[TensorFile], page: &mut HtmlPage) {
     if files.is_empty() {
         return;
     }
@@ -162,7 +163,7 @@ fn downloads(place: &Place, files: &[TensorFile], page: &mut Page) {
     for file in files {
         let purpose = PURPOSES.iter().find(|(dir, _)| *dir == file.dir).map_or("", |(_, purpose)| *purpose);
         page.raw("<tr><td><a href=\"").raw(&href(file)).raw("\">").name(&format!("{}/{}", file.dir, file.name));
-        page.raw("</a></td><td>").text(purpose).raw("</td>").number(&size(file.attr.size)).raw("</tr>\n");
+        page.raw("</a></td><td>").text(purpose).raw("</td>").number(&format_size(file.attr.size)).raw("</tr>\n");
     }
     page.raw("</tbody></table>\n");
     if let Some(file) = files.iter().find(|file| file.dir == "npy").or(files.first()) {
@@ -176,5 +177,5 @@ fn downloads(place: &Place, files: &[TensorFile], page: &mut Page) {
 
 /// The URL of a file, from the page of its model.
 fn href(file: &TensorFile) -> String {
-    format!("{}/{}", file.dir, url::encode(file.name.as_bytes()))
+    format!("{}/{}", file.dir, url::encode_url(file.name.as_bytes()))
 }

@@ -1,10 +1,10 @@
 //! A map of where the bytes of a model are: areas in proportion to sizes, by the components of names.
 
-use super::html::{Page, query_of, shown_name};
+use super::html::{HtmlPage, query_of, shown_name};
 use super::query::PREFIX_MAX;
 use crate::model::{Model, TensorId};
 use crate::natural;
-use crate::units::{plural, size};
+use crate::units::{format_size, plural};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
@@ -35,7 +35,7 @@ const COMPONENTS_MAX: usize = 16;
 
 /// Tensors whose names begin with the same components.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Group<'m> {
+struct TensorGroup<'m> {
     /// The component in which the groups of a level differ; the whole rest of the name of a single tensor. Empty for
     /// the group of the rest.
     name: &'m str,
@@ -48,7 +48,7 @@ struct Group<'m> {
 
 /// A rectangle.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Area {
+struct MapArea {
     x: f64,
     y: f64,
     width: f64,
@@ -56,7 +56,7 @@ struct Area {
 }
 
 /// Writes the map of the tensors whose names begin with the components of `prefix`; of all if it is empty.
-pub(super) fn write(model: &Model, prefix: &str, page: &mut Page) {
+pub(super) fn write_treemap(model: &Model, prefix: &str, page: &mut HtmlPage) {
     let below = |id: &TensorId| prefix.is_empty() || is_below(model.name(*id), prefix);
     let mut tensors: Vec<TensorId> = model.listed().iter().filter(below).collect();
     let mut start = if prefix.is_empty() { 0 } else { prefix.len() + 1 };
@@ -68,12 +68,12 @@ pub(super) fn write(model: &Model, prefix: &str, page: &mut Page) {
     let all = tensors.iter().map(|id| model.tensor(*id).info.nbytes()).fold(0, u64::saturating_add);
     page.raw("<section id=\"map\"><h2>Where the bytes are</h2>\n<p>");
     match tensors.first().map(|id| &model.name(*id)[..start.saturating_sub(1)]) {
-        Some(prefix) if start > 0 => path(prefix, page),
+        Some(prefix) if start > 0 => group_path(prefix, page),
         _ => {
             page.text("All tensors");
         }
     }
-    page.raw(": ").text(&size(all)).raw(" in ").text(&plural(tensors.len() as u64, "tensor"));
+    page.raw(": ").text(&format_size(all)).raw(" in ").text(&plural(tensors.len() as u64, "tensor"));
     if all == 0 {
         page.raw("</p></section>\n");
         return;
@@ -81,14 +81,14 @@ pub(super) fn write(model: &Model, prefix: &str, page: &mut Page) {
     page.raw(". <a class=\"skip\" href=\"#tensors\">Skip the map</a></p>\n<div class=\"wide\">");
     page.show(format_args!("<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"group\" "));
     page.raw("aria-label=\"Map of the sizes of tensors\">\n");
-    let area = Area { x: 0.0, y: 0.0, width: WIDTH, height: HEIGHT };
-    let mut map = Map { model, all, page, left: BOXES_MAX };
+    let area = MapArea { x: 0.0, y: 0.0, width: WIDTH, height: HEIGHT };
+    let mut map = TreeMap { model, all, page, left: BOXES_MAX };
     map.divide(&tensors, start, area, LEVELS_MAX, None);
     page.raw("</svg></div></section>\n");
 }
 
 /// Writes the path to the map, with a link for each component.
-fn path(prefix: &str, page: &mut Page) {
+fn group_path(prefix: &str, page: &mut HtmlPage) {
     page.raw("<a href=\"?#map\">All tensors</a>");
     let ends = prefix.match_indices('.').map(|(at, _)| at).chain([prefix.len()]);
     let mut begin = 0;
@@ -103,19 +103,19 @@ fn path(prefix: &str, page: &mut Page) {
 }
 
 /// A map that is being written.
-struct Map<'m, 'p> {
+struct TreeMap<'m, 'p> {
     model: &'m Model,
     /// The bytes of all tensors in the map.
     all: u64,
-    page: &'p mut Page,
+    page: &'p mut HtmlPage,
     /// Number of groups that may still be added.
     left: usize,
 }
 
-impl Map<'_, '_> {
+impl TreeMap<'_, '_> {
     /// Divides an area between the groups of `tensors`, whose names are equal before `start`.
-    fn divide(&mut self, tensors: &[TensorId], start: usize, area: Area, levels: usize, colour: Option<usize>) {
-        let groups = groups(self.model, tensors, start);
+    fn divide(&mut self, tensors: &[TensorId], start: usize, area: MapArea, levels: usize, colour: Option<usize>) {
+        let groups = tensor_groups(self.model, tensors, start);
         self.left = self.left.saturating_sub(groups.len());
         let weights: Vec<f64> = groups.iter().map(|group| group.nbytes as f64).collect();
         for (at, (group, area)) in groups.iter().zip(squarify(&weights, area)).enumerate() {
@@ -123,8 +123,8 @@ impl Map<'_, '_> {
         }
     }
 
-    fn group(&mut self, group: &Group, area: Area, levels: usize, colour: usize) {
-        let Area { x, y, width, height } = area;
+    fn group(&mut self, group: &TensorGroup, area: MapArea, levels: usize, colour: usize) {
+        let MapArea { x, y, width, height } = area;
         let is_divided = group.tensors.len() > 1
             && !group.is_rest
             && levels > 1
@@ -152,13 +152,13 @@ impl Map<'_, '_> {
         if !href.is_empty() {
             page.text(&href).raw("\">");
         }
-        page.raw("<title>").name(name).raw(": ").text(&size(group.nbytes));
+        page.raw("<title>").name(name).raw(": ").text(&format_size(group.nbytes));
         page.show(format_args!(", {share:.1} %")).raw(" in ").text(&plural(group.tensors.len() as u64, "tensor"));
         page.raw("</title><rect class=\"c").show(colour).raw(if is_divided { " outer\" " } else { "\" " });
         page.show(format_args!("x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\"/>"));
         // The text must fit into the area.
         let room = ((width - 8.0) / CHARACTER).max(0.0) as usize;
-        let label = size(group.nbytes);
+        let label = format_size(group.nbytes);
         let (left, first) = (x + 4.0, y + LINE - 2.0);
         if is_divided {
             let text = format!("{name}  {label}");
@@ -174,7 +174,7 @@ impl Map<'_, '_> {
         }
         page.raw(if href.is_empty() { "</g>\n" } else { "</a>\n" });
         if is_divided {
-            let inner = Area { x: x + 3.0, y: y + LINE + 3.0, width: width - 6.0, height: height - LINE - 6.0 };
+            let inner = MapArea { x: x + 3.0, y: y + LINE + 3.0, width: width - 6.0, height: height - LINE - 6.0 };
             self.divide(&group.tensors, start, inner, levels - 1, Some(colour));
         }
     }
@@ -190,8 +190,8 @@ fn fitted(name: &str, room: usize) -> String {
 
 /// The groups that have bytes, by the components of names from `start` on, the largest first. All names are equal
 /// before `start`. If there are too many groups, the last one has the tensors of all smaller ones.
-fn groups<'m>(model: &'m Model, tensors: &[TensorId], start: usize) -> Vec<Group<'m>> {
-    let mut groups: Vec<Group> = Vec::new();
+fn tensor_groups<'m>(model: &'m Model, tensors: &[TensorId], start: usize) -> Vec<TensorGroup<'m>> {
+    let mut groups: Vec<TensorGroup> = Vec::new();
     let mut places: HashMap<(&str, bool), usize> = HashMap::new();
     for id in tensors {
         let (name, nbytes) = (model.name(*id), model.tensor(*id).info.nbytes());
@@ -204,7 +204,7 @@ fn groups<'m>(model: &'m Model, tensors: &[TensorId], start: usize) -> Vec<Group
         let is_tensor = component.len() == rest.len();
         let at = *places.entry((component, is_tensor)).or_insert_with(|| {
             let prefix = &name[..start + component.len()];
-            groups.push(Group { name: component, prefix, nbytes: 0, tensors: Vec::new(), is_rest: false });
+            groups.push(TensorGroup { name: component, prefix, nbytes: 0, tensors: Vec::new(), is_rest: false });
             groups.len() - 1
         });
         groups[at].nbytes = groups[at].nbytes.saturating_add(nbytes);
@@ -218,7 +218,7 @@ fn groups<'m>(model: &'m Model, tensors: &[TensorId], start: usize) -> Vec<Group
         let rest = groups.split_off(GROUPS_MAX);
         let nbytes = rest.iter().map(|group| group.nbytes).fold(0, u64::saturating_add);
         let tensors = rest.into_iter().flat_map(|group| group.tensors).collect();
-        groups.push(Group { name: "", prefix: "", nbytes, tensors, is_rest: true });
+        groups.push(TensorGroup { name: "", prefix: "", nbytes, tensors, is_rest: true });
     }
     let all = groups.iter().map(|group| group.nbytes as f64).sum::<f64>();
     groups.retain(|group| group.nbytes as f64 * SMALLEST > all);
@@ -252,7 +252,7 @@ fn is_below(name: &str, prefix: &str) -> bool {
 
 /// Divides `area` in proportion to `weights`, which are positive and descending, into rectangles that are as close to
 /// squares as is simple. Source: Bruls, Huizing and van Wijk, "Squarified Treemaps", 2000.
-fn squarify(weights: &[f64], mut area: Area) -> Vec<Area> {
+fn squarify(weights: &[f64], mut area: MapArea) -> Vec<MapArea> {
     let mut areas = Vec::with_capacity(weights.len());
     let mut left: f64 = weights.iter().sum();
     let mut rest = weights;
@@ -278,9 +278,9 @@ fn squarify(weights: &[f64], mut area: Area) -> Vec<Area> {
         for weight in row {
             let length = side * weight / sum;
             areas.push(if area.width >= area.height {
-                Area { x: area.x, y: area.y + at, width: depth, height: length }
+                MapArea { x: area.x, y: area.y + at, width: depth, height: length }
             } else {
-                Area { x: area.x + at, y: area.y, width: length, height: depth }
+                MapArea { x: area.x + at, y: area.y, width: length, height: depth }
             });
             at += length;
         }
@@ -302,7 +302,7 @@ mod tests {
     #[test]
     fn areas_are_in_proportion_and_fill_the_map() {
         for weights in [vec![1.0], vec![6.0, 6.0, 4.0, 3.0, 2.0, 2.0, 1.0], vec![1e6, 1.0], vec![1.0; 65]] {
-            let whole = Area { x: 0.0, y: 0.0, width: WIDTH, height: HEIGHT };
+            let whole = MapArea { x: 0.0, y: 0.0, width: WIDTH, height: HEIGHT };
             let areas = squarify(&weights, whole);
             let all: f64 = weights.iter().sum();
             assert_eq!(areas.len(), weights.len());

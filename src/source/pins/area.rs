@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, Ordering, fence};
 
 /// Why the areas cannot be shared.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum PinsError {
     /// The system failed to create or map an area.
     #[error("shared memory '{area}' of {bytes} bytes: {error}")]
     Io {
@@ -64,16 +64,16 @@ pub enum Error {
 
 /// Bytes in memory that several processes have mapped.
 #[derive(Debug)]
-struct Area {
+struct SharedArea {
     map: MmapRaw,
     len: usize,
 }
 
-impl Area {
+impl SharedArea {
     /// Creates an area of zeros that this process may write to, and its descriptor. `read_only` forbids other
     /// processes to write to it.
-    fn create(area: &'static str, len: usize, read_only: bool) -> Result<(Self, OwnedFd), Error> {
-        let io = |error: io::Error| Error::Io { area, bytes: len, error };
+    fn create(area: &'static str, len: usize, read_only: bool) -> Result<(Self, OwnedFd), PinsError> {
+        let io = |error: io::Error| PinsError::Io { area, bytes: len, error };
         // Linux 6.3 and later log a warning unless the program says whether the memory may be executed.
         let no_exec = MFdFlags::from_bits_retain(nix::libc::MFD_NOEXEC_SEAL);
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
@@ -95,20 +95,20 @@ impl Area {
     }
 
     /// Maps the area that another process has created.
-    fn open(area: &'static str, descriptor: OwnedFd, len: usize, read_only: bool) -> Result<Self, Error> {
-        let io = |error: io::Error| Error::Io { area, bytes: len, error };
+    fn open(area: &'static str, descriptor: OwnedFd, len: usize, read_only: bool) -> Result<Self, PinsError> {
+        let io = |error: io::Error| PinsError::Io { area, bytes: len, error };
         let file = File::from(descriptor);
-        let seals = fcntl(&file, FcntlArg::F_GET_SEALS).map_err(|_| Error::Unsealed { area })?;
+        let seals = fcntl(&file, FcntlArg::F_GET_SEALS).map_err(|_| PinsError::Unsealed { area })?;
         if !SealFlag::from_bits_retain(seals).contains(SealFlag::F_SEAL_SHRINK) {
-            return Err(Error::Unsealed { area });
+            return Err(PinsError::Unsealed { area });
         }
         let system = fstatfs(&file).map_err(|errno| io(errno.into()))?;
         if system.filesystem_type() != TMPFS_MAGIC {
-            return Err(Error::NotMemory { area });
+            return Err(PinsError::NotMemory { area });
         }
         let found = file.metadata().map_err(io)?.len();
         if found < len.max(1) as u64 {
-            return Err(Error::Short { area, found, expected: len });
+            return Err(PinsError::Short { area, found, expected: len });
         }
         let mut options = MmapOptions::new();
         options.len(len.max(1));
@@ -120,8 +120,8 @@ impl Area {
         // SAFETY: the map has `len` bytes, checked by `create` and `open`, for as long as `self` exists. The memory is
         // sealed against shrinking, so that each access finds a page. This file is the only code that has the address,
         // and accesses the bytes as atomics only; so does the code of the other process, which is this file too. If
-        // that process misbehaves, the values are arbitrary, and all values are valid. `Present::open` maps the area
-        // read-only, and its `Present` allows relaxed loads only, which Rust defines for read-only memory.
+        // that process misbehaves, the values are arbitrary, and all values are valid. `PresentBlocks::open` maps the
+        // area read-only, and its `PresentBlocks` allows relaxed loads only, which Rust defines for read-only memory.
         #[allow(unsafe_code)]
         unsafe {
             slice::from_raw_parts(self.map.as_ptr().cast::<AtomicU8>(), self.len)
@@ -131,8 +131,8 @@ impl Area {
     /// The first `count` pairs of bytes.
     fn pairs(&self, count: usize) -> &[AtomicU16] {
         let count = count.min(self.len / 2);
-        // SAFETY: as in `bytes`. Maps begin at a page, so pairs are aligned; `count` pairs are inside the map. `Marks`
-        // uses these bytes as pairs only, and the bytes after them as bytes only.
+        // SAFETY: as in `bytes`. Maps begin at a page, so pairs are aligned; `count` pairs are inside the map.
+        // `BlockMarks` uses these bytes as pairs only, and the bytes after them as bytes only.
         #[allow(unsafe_code)]
         unsafe {
             slice::from_raw_parts(self.map.as_ptr().cast::<AtomicU16>(), count)
@@ -140,28 +140,28 @@ impl Area {
     }
 }
 
-fn count(blocks: u64, bytes_per_block: u64) -> Result<usize, Error> {
+fn pin_count(blocks: u64, bytes_per_block: u64) -> Result<usize, PinsError> {
     let bytes = blocks.checked_mul(bytes_per_block).filter(|&bytes| bytes <= isize::MAX as u64);
-    bytes.and_then(|bytes| usize::try_from(bytes).ok()).ok_or(Error::TooMany { blocks })
+    bytes.and_then(|bytes| usize::try_from(bytes).ok()).ok_or(PinsError::TooMany { blocks })
 }
 
 /// The state of each block, in one byte: [`PRESENT`] and [`TRIGGER`].
 #[derive(Debug)]
-pub struct Present {
-    area: Area,
+pub struct PresentBlocks {
+    area: SharedArea,
     is_owner: bool,
 }
 
-impl Present {
+impl PresentBlocks {
     /// The states of `blocks` absent blocks, and the descriptor for the reader, who cannot write to it.
-    pub fn create(blocks: u64) -> Result<(Self, OwnedFd), Error> {
-        let (area, descriptor) = Area::create("present", count(blocks, 1)?, true)?;
+    pub fn create(blocks: u64) -> Result<(Self, OwnedFd), PinsError> {
+        let (area, descriptor) = SharedArea::create("present", pin_count(blocks, 1)?, true)?;
         Ok((Self { area, is_owner: true }, descriptor))
     }
 
     /// The reader's side.
-    pub(super) fn open(descriptor: OwnedFd, blocks: u64) -> Result<Self, Error> {
-        Ok(Self { area: Area::open("present", descriptor, count(blocks, 1)?, true)?, is_owner: false })
+    pub(super) fn open(descriptor: OwnedFd, blocks: u64) -> Result<Self, PinsError> {
+        Ok(Self { area: SharedArea::open("present", descriptor, pin_count(blocks, 1)?, true)?, is_owner: false })
     }
 
     /// The state of a block; 0 past the end.
@@ -204,29 +204,32 @@ impl Present {
 
 /// For each block, the number of reads in progress (*pins*) and whether it was read since the owner last looked.
 #[derive(Debug)]
-pub struct Marks {
-    area: Area,
+pub struct BlockMarks {
+    area: SharedArea,
     blocks: usize,
 }
 
 /// One more pin than this is refused, long before the count would wrap around to zero.
 const PINS_MAX: u16 = 0x7fff;
 
-impl Marks {
+impl BlockMarks {
     /// The marks of `blocks` blocks, and the descriptor for the reader.
-    pub fn create(blocks: u64) -> Result<(Self, OwnedFd), Error> {
-        let (area, descriptor) = Area::create("marks", count(blocks, 3)?, false)?;
-        Ok((Self { area, blocks: count(blocks, 1)? }, descriptor))
+    pub fn create(blocks: u64) -> Result<(Self, OwnedFd), PinsError> {
+        let (area, descriptor) = SharedArea::create("marks", pin_count(blocks, 3)?, false)?;
+        Ok((Self { area, blocks: pin_count(blocks, 1)? }, descriptor))
     }
 
     /// The reader's side.
-    pub(super) fn open(descriptor: OwnedFd, blocks: u64) -> Result<Self, Error> {
-        Ok(Self { area: Area::open("marks", descriptor, count(blocks, 3)?, false)?, blocks: count(blocks, 1)? })
+    pub(super) fn open(descriptor: OwnedFd, blocks: u64) -> Result<Self, PinsError> {
+        Ok(Self {
+            area: SharedArea::open("marks", descriptor, pin_count(blocks, 3)?, false)?,
+            blocks: pin_count(blocks, 1)?,
+        })
     }
 
     /// Pins blocks, so that they are not evicted. Pins none of them and returns false if one has too many pins.
     ///
-    /// After a fence, [`Present`] says whether they are there.
+    /// After a fence, [`PresentBlocks`] says whether they are there.
     pub fn pin(&self, blocks: Range<u64>) -> bool {
         let pins = slice_of(self.area.pairs(self.blocks), blocks);
         let refused = pins.iter().position(|pins| pins.fetch_add(1, Ordering::Relaxed) >= PINS_MAX);
@@ -238,19 +241,19 @@ impl Marks {
         refused.is_none()
     }
 
-    /// Undoes [`Marks::pin`].
+    /// Undoes [`BlockMarks::pin`].
     pub fn unpin(&self, blocks: Range<u64>) {
         // Released after the bytes were read, and acquired by `unpinned` before they are replaced by a hole.
         slice_of(self.area.pairs(self.blocks), blocks).iter().for_each(|pins| _ = pins.fetch_sub(1, Ordering::Release));
     }
 
-    /// Whether a block has no pins. The owner calls [`Marks::fence`] after it has marked the block as absent, and then
-    /// this.
+    /// Whether a block has no pins. The owner calls [`BlockMarks::fence`] after it has marked the block as absent, and
+    /// then this.
     pub fn is_unpinned(&self, block: u64) -> bool {
         slice_of(self.area.pairs(self.blocks), one(block)).iter().all(|pins| pins.load(Ordering::Acquire) == 0)
     }
 
-    /// Orders what the owner wrote to [`Present`] before what it reads from the marks.
+    /// Orders what the owner wrote to [`PresentBlocks`] before what it reads from the marks.
     pub fn fence() {
         fence(Ordering::SeqCst);
     }

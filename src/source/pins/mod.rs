@@ -1,9 +1,9 @@
 //! Blocks of a sparse file that one process fills and evicts while another one reads them. Does not know where the
 //! bytes come from, or where they are stored.
 //!
-//! The *owner* writes blocks into the file, punches holes where it evicts them, and records in [`Present`] which blocks
-//! are there. The [`Reader`] has a read-only map of `Present`, and counts in [`Marks`] its reads in progress. Both
-//! areas are memory that the owner creates and whose descriptors it sends to the reader.
+//! The *owner* writes blocks into the file, punches holes where it evicts them, and records in [`PresentBlocks`] which
+//! blocks are there. The [`PinnedReader`] has a read-only map of `PresentBlocks`, and counts in [`BlockMarks`] its
+//! reads in progress. Both areas are memory that the owner creates and whose descriptors it sends to the reader.
 //!
 //! | | first step | second step | otherwise |
 //! |---|---|---|---|
@@ -17,8 +17,8 @@
 mod area;
 mod reader;
 
-pub use area::{Error, Marks, Present};
-pub use reader::{Missing, Pinned, Reader, data};
+pub use area::{BlockMarks, PinsError, PresentBlocks};
+pub use reader::{MissingBlocks, PinnedBlocks, PinnedReader, data};
 
 /// Size of a block in bytes. The last block of a file may be shorter.
 pub const BLOCK: u64 = 64 << 10;

@@ -1,7 +1,7 @@
 //! The side of the process that reads blocks.
 
 use super::BLOCK;
-use super::area::{Error, Marks, Present};
+use super::area::{BlockMarks, PinsError, PresentBlocks};
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -10,53 +10,53 @@ use std::sync::atomic::{Ordering, fence};
 
 /// The file of the data, whose descriptor comes from the owner. A descriptor of something else, such as a pipe or a
 /// directory, gives an error here.
-pub fn data(descriptor: OwnedFd, len: u64) -> Result<File, Error> {
+pub fn data(descriptor: OwnedFd, len: u64) -> Result<File, PinsError> {
     let file = File::from(descriptor);
     match file.metadata() {
         Ok(found) if found.is_file() && found.len() >= len => Ok(file),
-        _ => Err(Error::NotTheData { expected: len }),
+        _ => Err(PinsError::NotTheData { expected: len }),
     }
 }
 
 /// Reads of a file that another process fills and evicts.
 #[derive(Debug)]
-pub struct Reader {
-    present: Present,
-    marks: Marks,
+pub struct PinnedReader {
+    present: PresentBlocks,
+    marks: BlockMarks,
     blocks: u64,
     /// Holds a lock for as long as this process may read the file, also after its owner has died. A new owner evicts
     /// nothing as long as an earlier one, or its reader, has the lock.
     _lock: OwnedFd,
 }
 
-impl Reader {
+impl PinnedReader {
     /// `len` is the size of the file in bytes. The descriptors come from the owner. The sizes and seals of the areas
     /// are checked, so that a wrong descriptor gives an error here and no SIGBUS later.
-    pub fn open(len: u64, present: OwnedFd, marks: OwnedFd, lock: OwnedFd) -> Result<Arc<Self>, Error> {
+    pub fn open(len: u64, present: OwnedFd, marks: OwnedFd, lock: OwnedFd) -> Result<Arc<Self>, PinsError> {
         let blocks = len.div_ceil(BLOCK);
-        let present = Present::open(present, blocks)?;
-        Ok(Arc::new(Self { present, marks: Marks::open(marks, blocks)?, blocks, _lock: lock }))
+        let present = PresentBlocks::open(present, blocks)?;
+        Ok(Arc::new(Self { present, marks: BlockMarks::open(marks, blocks)?, blocks, _lock: lock }))
     }
 
     /// Pins the blocks of the bytes `range`. The bytes may be read as long as the result exists. What is past the end
     /// of the file is ignored.
     ///
     /// Takes no lock, and allocates nothing.
-    pub fn pin(self: &Arc<Self>, range: Range<u64>) -> Result<Pinned, Missing> {
+    pub fn pin(self: &Arc<Self>, range: Range<u64>) -> Result<PinnedBlocks, MissingBlocks> {
         let end = range.end.div_ceil(BLOCK).min(self.blocks);
         let blocks = (range.start / BLOCK).min(end)..end;
-        Missing { blocks, pins: Pins { reader: self.clone(), blocks: 0..0 } }.retry()
+        MissingBlocks { blocks, pins: ReadPins { reader: self.clone(), blocks: 0..0 } }.retry()
     }
 }
 
 /// Pins, which are removed on drop.
 #[derive(Debug)]
-struct Pins {
-    reader: Arc<Reader>,
+struct ReadPins {
+    reader: Arc<PinnedReader>,
     blocks: Range<u64>,
 }
 
-impl Drop for Pins {
+impl Drop for ReadPins {
     fn drop(&mut self) {
         self.reader.marks.unpin(self.blocks.clone());
     }
@@ -65,11 +65,11 @@ impl Drop for Pins {
 /// Blocks that are present and stay so as long as this exists.
 #[derive(Debug)]
 #[must_use = "the blocks may be evicted as soon as this is dropped"]
-pub struct Pinned {
-    pins: Pins,
+pub struct PinnedBlocks {
+    pins: ReadPins,
 }
 
-impl Pinned {
+impl PinnedBlocks {
     /// Whether one of the blocks is a trigger. If so, report the read to the owner.
     pub fn has_trigger(&self) -> bool {
         self.pins.reader.present.has_trigger(self.pins.blocks.clone())
@@ -78,16 +78,16 @@ impl Pinned {
 
 /// Blocks of which some are absent. Those that are present, or become present, stay so as long as this exists.
 ///
-/// Keep it while the owner fetches the rest, then call [`Missing::retry`]. Dropping it cancels the read.
+/// Keep it while the owner fetches the rest, then call [`MissingBlocks::retry`]. Dropping it cancels the read.
 #[derive(Debug)]
 #[must_use = "what is fetched for this read may be evicted as soon as this is dropped"]
-pub struct Missing {
+pub struct MissingBlocks {
     blocks: Range<u64>,
     /// Pins of all blocks, or of none if one block has too many pins.
-    pins: Pins,
+    pins: ReadPins,
 }
 
-impl Missing {
+impl MissingBlocks {
     /// All blocks of the read.
     pub fn blocks(&self) -> Range<u64> {
         self.blocks.clone()
@@ -100,19 +100,19 @@ impl Missing {
 
     /// Checks again whether all blocks are present. If not, ask the owner again: it may have tried to evict a block
     /// just when it was pinned.
-    pub fn retry(mut self) -> Result<Pinned, Self> {
+    pub fn retry(mut self) -> Result<PinnedBlocks, Self> {
         if !self.are_present() {
             return Err(self);
         }
         // The bytes are read after the states. The owner has written the bytes before the states.
         fence(Ordering::Acquire);
         self.pins.reader.marks.set_used(self.blocks);
-        Ok(Pinned { pins: self.pins })
+        Ok(PinnedBlocks { pins: self.pins })
     }
 
     /// Whether all blocks are pinned and present.
     fn are_present(&mut self) -> bool {
-        let Pins { reader, blocks: pinned } = &mut self.pins;
+        let ReadPins { reader, blocks: pinned } = &mut self.pins;
         if *pinned != self.blocks {
             if !reader.marks.pin(self.blocks.clone()) {
                 return false;

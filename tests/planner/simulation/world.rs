@@ -6,7 +6,9 @@ use super::network::{Network, Report, Wire};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
-use weightfs::remote::planner::{Action, BLOCK, Event, Failure, HostId, Limits, ObjectId, PartId, Planner, TicketId};
+use weightfs::remote::planner::{
+    BLOCK, HostId, ObjectId, PartFailure, PartId, Planner, PlannerAction, PlannerEvent, PlannerLimits, TicketId,
+};
 
 struct Running {
     reader: Reader,
@@ -32,10 +34,10 @@ pub struct World {
 }
 
 /// Runs a job, at most for an hour of its time.
-pub fn run(job: &Job, network: &Network, limits: &Limits) -> Outcome {
+pub fn run(job: &Job, network: &Network, limits: &PlannerLimits) -> Outcome {
     let mut planner = Planner::new(limits.clone(), 1);
     for (object, len) in job.objects.iter().enumerate() {
-        let opened = Event::Opened { object: ObjectId(object as u32), len: *len, host: HostId(0) };
+        let opened = PlannerEvent::Opened { object: ObjectId(object as u32), len: *len, host: HostId(0) };
         planner.handle(Duration::ZERO, opened);
     }
     let running = |reader: &Reader| {
@@ -129,7 +131,7 @@ impl World {
         let triggers = blocks.clone().filter(|block| self.triggers.remove(&(access.object, *block))).count();
         if triggers > 0 {
             let (range, within) = (access.range.clone(), access.within.clone());
-            self.planner.handle(now, Event::Touched { object, range, within });
+            self.planner.handle(now, PlannerEvent::Touched { object, range, within });
         }
         let mut absent = blocks.filter(|block| !self.present.contains(&(access.object, *block)));
         let Some(first) = absent.next() else {
@@ -140,7 +142,7 @@ impl World {
         self.ticket += 1;
         let ticket = TicketId(self.ticket);
         self.tickets.insert(ticket, (reader, index));
-        self.planner.handle(now, Event::Need { ticket, object, range, within: access.within.clone() });
+        self.planner.handle(now, PlannerEvent::Need { ticket, object, range, within: access.within.clone() });
     }
 
     fn arrive(&mut self, reader: usize, index: usize) {
@@ -148,9 +150,9 @@ impl World {
         self.readers[reader].answers[index] = self.now;
     }
 
-    fn act(&mut self, action: Action) {
+    fn act(&mut self, action: PlannerAction) {
         match action {
-            Action::Fetch { part, object, range } => {
+            PlannerAction::Fetch { part, object, range } => {
                 for (other, flying) in self.parts.values() {
                     let overlaps = flying.start < range.end && range.start < flying.end;
                     assert!(*other != object.0 || !overlaps, "{flying:?} is in flight, and so is {range:?}");
@@ -158,11 +160,11 @@ impl World {
                 self.wire.request(self.now, part.0, range.end - range.start);
                 self.parts.insert(part, (object.0, range));
             }
-            Action::Abort { part } => {
+            PlannerAction::Abort { part } => {
                 self.wire.abort(part.0);
                 self.parts.remove(&part);
             }
-            Action::Ready { ticket } => {
+            PlannerAction::Ready { ticket } => {
                 let (reader, index) = self.tickets.remove(&ticket).expect("a ticket is answered once");
                 let access = &self.readers[reader].reader.accesses[index];
                 let mut blocks = access.range.start / BLOCK..access.range.end.div_ceil(BLOCK);
@@ -170,13 +172,13 @@ impl World {
                 self.arrive(reader, index);
                 self.read(reader);
             }
-            Action::Fail { ticket, .. } => {
+            PlannerAction::Fail { ticket, .. } => {
                 let (reader, index) = self.tickets.remove(&ticket).expect("a ticket is answered once");
                 self.outcome.failed += 1;
                 self.arrive(reader, index);
                 self.read(reader);
             }
-            Action::Trigger { object, block } => {
+            PlannerAction::Trigger { object, block } => {
                 self.triggers.insert((object.0, block));
             }
         }
@@ -192,10 +194,10 @@ impl World {
                 // A short block at the end counts when the part is finished.
                 let end = if range.is_empty() { range.end.div_ceil(BLOCK) } else { range.start / BLOCK };
                 self.present.extend((start / BLOCK..end).map(|block| (*object, block)));
-                self.planner.handle(now, Event::Received { part, bytes });
+                self.planner.handle(now, PlannerEvent::Received { part, bytes });
                 if self.wire.end(now, part.0) {
                     self.parts.remove(&part);
-                    self.planner.handle(now, Event::Finished { part });
+                    self.planner.handle(now, PlannerEvent::Finished { part });
                 }
             }
             Report::Reset => self.fail(part, None),
@@ -205,6 +207,6 @@ impl World {
 
     fn fail(&mut self, part: PartId, retry_after: Option<Duration>) {
         self.parts.remove(&part);
-        self.planner.handle(self.now, Event::Failed { part, failure: Failure::Transient { retry_after } });
+        self.planner.handle(self.now, PlannerEvent::Failed { part, failure: PartFailure::Transient { retry_after } });
     }
 }

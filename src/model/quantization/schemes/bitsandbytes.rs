@@ -1,31 +1,36 @@
 //! bitsandbytes: 4-bit codes (NF4 and FP4) in blocks that run across the rows, and INT8 with a scale per row.
 
 use super::scheme::{
-    Answer, Codes, Ending, Found, QUANT_STATE, Refusal, Scheme, ending, layout, matrix, missing, wrong_companion,
-    wrong_shape,
+    Answer, CodeDtypes, FoundWeight, QUANT_STATE, QuantizationScheme, WeightEndings, WeightRefusal, ending, layout,
+    matrix, missing, wrong_companion, wrong_shape,
 };
-use crate::codec::quantized::{Formula, Grid, Number, Packing, Part, Real};
-use crate::model::quantization::site::Site;
+use crate::codec::quantized::{CodeNumber, CodePacking, DequantizeFormula, QuantizedPart, ScaleGrid, ScaleType};
+use crate::model::quantization::site::WeightSite;
 use serde_json::Value;
 
-pub const FOUR_BITS: Scheme = Scheme {
+pub const FOUR_BITS: QuantizationScheme = QuantizationScheme {
     name: "bitsandbytes 4-bit",
-    endings: &[Ending { values: "", scales: ".absmax", logical: "", codes: Codes::Any }],
+    endings: &[WeightEndings { values: "", scales: ".absmax", logical: "", codes: CodeDtypes::Any }],
     recognise: four_bits,
 };
 
-pub const EIGHT_BITS: Scheme =
-    Scheme { name: "bitsandbytes INT8", endings: &[ending(".weight", ".SCB", ".weight")], recognise: eight_bits };
+pub const EIGHT_BITS: QuantizationScheme = QuantizationScheme {
+    name: "bitsandbytes INT8",
+    endings: &[ending(".weight", ".SCB", ".weight")],
+    recognise: eight_bits,
+};
 
 const MAP: &str = ".quant_map";
 const NESTED_SCALES: &str = ".nested_absmax";
 const NESTED_MAP: &str = ".nested_quant_map";
 const FORMAT: &str = ".weight_format";
 
-fn four_bits(site: &Site) -> Answer {
+fn four_bits(site: &WeightSite) -> Answer {
     let state = ["nf4", "fp4"].into_iter().find_map(|kind| site.companion(&[QUANT_STATE, kind].concat()));
     let state = state.ok_or_else(|| missing("quant_state"))?;
-    let Some(State { dtype, shape, block, nested_block, offset }) = site.contents(state).and_then(State::parse) else {
+    let Some(WeightState { dtype, shape, block, nested_block, offset }) =
+        site.contents(state).and_then(WeightState::parse)
+    else {
         return Err(wrong_companion("quant_state", state));
     };
     let Some(count) = shape.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim)) else {
@@ -41,24 +46,24 @@ fn four_bits(site: &Site) -> Answer {
     }
     let nested = site.companion(NESTED_SCALES).zip(site.companion(NESTED_MAP));
     let scale = match (site.scales.dtype, nested) {
-        ("F32", _) => Real::F32,
+        ("F32", _) => ScaleType::F32,
         ("U8", Some((scales, map))) => {
             let is_map = (map.dtype, map.elements()) == ("F32", 256);
             if !is_map || (scales.dtype, scales.elements()) != ("F32", blocks.div_ceil(nested_block)) {
                 return Err(wrong_companion(NESTED_SCALES, scales));
             }
-            Real::Nested { block: nested_block, offset }
+            ScaleType::Nested { block: nested_block, offset }
         }
         ("U8", None) => return Err(missing(NESTED_SCALES)),
         _ => return Err(wrong_companion("absmax", site.scales)),
     };
     // Blocks do not end at the end of a row, so the weight is decoded as one row.
-    let grid = Grid::Blocks { block: [1, block], groups: blocks, strides: [0, 0, 1] };
-    let packing = Packing::HighFirst { row_bytes: site.values.bytes };
-    let layout = layout([1, 1, count], packing, Number::Map, grid, scale);
-    let mut found = Found::new(site, dtype, shape, layout).with(Part::Map, Some(map));
-    if let (Real::Nested { .. }, Some((scales, map))) = (scale, nested) {
-        found = found.with(Part::NestedScales, Some(scales)).with(Part::NestedMap, Some(map));
+    let grid = ScaleGrid::Blocks { block: [1, block], groups: blocks, strides: [0, 0, 1] };
+    let packing = CodePacking::HighFirst { row_bytes: site.values.bytes };
+    let layout = layout([1, 1, count], packing, CodeNumber::Map, grid, scale);
+    let mut found = FoundWeight::new(site, dtype, shape, layout).with(QuantizedPart::Map, Some(map));
+    if let (ScaleType::Nested { .. }, Some((scales, map))) = (scale, nested) {
+        found = found.with(QuantizedPart::NestedScales, Some(scales)).with(QuantizedPart::NestedMap, Some(map));
         found.parameters.nested = true;
     }
     Ok(Some(found))
@@ -68,7 +73,7 @@ fn four_bits(site: &Site) -> Answer {
 const DIMS_MAX: usize = 64;
 
 /// The description of a weight, in JSON.
-struct State {
+struct WeightState {
     dtype: &'static str,
     shape: Vec<u64>,
     block: u64,
@@ -76,7 +81,7 @@ struct State {
     offset: f32,
 }
 
-impl State {
+impl WeightState {
     fn parse(bytes: &[u8]) -> Option<Self> {
         let value: Value = serde_json::from_slice(bytes).ok()?;
         let number = |key: &str| value.get(key).and_then(Value::as_u64).filter(|number| *number > 0);
@@ -96,7 +101,7 @@ impl State {
     }
 }
 
-fn eight_bits(site: &Site) -> Answer {
+fn eight_bits(site: &WeightSite) -> Answer {
     if site.values.dtype != "I8" {
         return Ok(None);
     }
@@ -104,7 +109,7 @@ fn eight_bits(site: &Site) -> Answer {
     if let Some(format) = site.companion(FORMAT)
         && site.contents(format) != Some(&[0])
     {
-        return Err(Refusal::new("a layout that is not known", "weight_format is not 0"));
+        return Err(WeightRefusal::new("a layout that is not known", "weight_format is not 0"));
     }
     let Some(all @ [1, rows, cols]) = matrix(site.values.shape) else { return Err(wrong_shape(site)) };
     if site.scales.elements() != rows {
@@ -113,9 +118,9 @@ fn eight_bits(site: &Site) -> Answer {
     if site.scales.dtype != "F32" {
         return Err(wrong_companion("SCB", site.scales));
     }
-    let grid = Grid::Blocks { block: [1, cols.max(1)], groups: 1, strides: [0, 1, 0] };
-    let packing = Packing::Stream { bits: 8, row_bytes: cols };
-    let mut layout = layout(all, packing, Number::Signed, grid, Real::F32);
-    layout.formula = Formula::ScaleTwice(1.0 / 127.0);
-    Ok(Some(Found::new(site, "INT8", site.values.shape.to_vec(), layout)))
+    let grid = ScaleGrid::Blocks { block: [1, cols.max(1)], groups: 1, strides: [0, 1, 0] };
+    let packing = CodePacking::Stream { bits: 8, row_bytes: cols };
+    let mut layout = layout(all, packing, CodeNumber::Signed, grid, ScaleType::F32);
+    layout.formula = DequantizeFormula::ScaleTwice(1.0 / 127.0);
+    Ok(Some(FoundWeight::new(site, "INT8", site.values.shape.to_vec(), layout)))
 }

@@ -1,18 +1,23 @@
 //! GPTQ: the matrix is transposed, and codes are streams of bits down its columns. Also AutoRound in this format.
 
 use super::scheme::{
-    Answer, Found, Refusal, Scheme, ending, integer, layout, missing, wide, wrong_companion, wrong_shape,
+    Answer, FoundWeight, QuantizationScheme, WeightRefusal, ending, layout, missing, parameter_integer, wide,
+    wrong_companion, wrong_shape,
 };
-use crate::codec::quantized::{Grid, Number, Packing, Part, Zeros};
+use crate::codec::quantized::{CodeNumber, CodePacking, QuantizedPart, ScaleGrid, ZeroPoints};
 use crate::model::quantization::config::GptqZeros;
-use crate::model::quantization::site::Site;
+use crate::model::quantization::site::WeightSite;
 
-pub const SCHEME: Scheme = Scheme { name: "GPTQ", endings: &[ending(".qweight", ".scales", ".weight")], recognise };
+pub const SCHEME: QuantizationScheme = QuantizationScheme {
+    name: "GPTQ",
+    endings: &[ending(".qweight", ".scales", ".weight")],
+    recognise: recognise_gptq,
+};
 
 const ZEROS: &str = ".qzeros";
 const INDEX: &str = ".g_idx";
 
-fn recognise(site: &Site) -> Answer {
+fn recognise_gptq(site: &WeightSite) -> Answer {
     let ("I32", [words, rows], [count, scale_rows]) = (site.values.dtype, site.values.shape, site.scales.shape) else {
         return Ok(None);
     };
@@ -33,14 +38,17 @@ fn recognise(site: &Site) -> Answer {
         return Err(wrong_companion(ZEROS, zeros));
     };
     if !matches!(bits, 2 | 3 | 4 | 8) {
-        return Err(Refusal::new("a width of codes that is not known", format!("{bits} bits")));
+        return Err(WeightRefusal::new("a width of codes that is not known", format!("{bits} bits")));
     }
     let add = match site.config.gptq_zeros() {
         GptqZeros::MinusOne => 1,
         GptqZeros::Plain => 0,
         GptqZeros::Unknown => {
             let found = site.config.text("checkpoint_format").or(site.config.text("packing_format"));
-            return Err(Refusal::new("a checkpoint format that is not known or not given", found.unwrap_or("none")));
+            return Err(WeightRefusal::new(
+                "a checkpoint format that is not known or not given",
+                found.unwrap_or("none"),
+            ));
         }
     };
     let index = site.companion(INDEX);
@@ -50,17 +58,21 @@ fn recognise(site: &Site) -> Answer {
         None => words.saturating_mul(32) / bits,
     };
     if cols.checked_mul(bits) != words.checked_mul(32) {
-        return Err(Refusal::mismatch("codes of a wrong shape", format!("{:?} for {cols} columns", site.values.shape)));
+        return Err(WeightRefusal::mismatch(
+            "codes of a wrong shape",
+            format!("{:?} for {cols} columns", site.values.shape),
+        ));
     }
     let size = site.config.group_size(cols, count).ok_or_else(|| wrong_shape(site))?;
-    let grid = Grid::Blocks { block: [1, size], groups: count, strides: [0, 1, rows] };
+    let grid = ScaleGrid::Blocks { block: [1, size], groups: count, strides: [0, 1, rows] };
     let bits_32 = bits as u32;
-    let mut layout = layout([1, rows, cols], Packing::Down { bits: bits_32 }, Number::Unsigned, grid, scale);
-    layout.zeros = Zeros::Packed { bits: bits_32, along: 1, across: *zero_words, interleaved: false, add, offset: 0 };
+    let mut layout = layout([1, rows, cols], CodePacking::Down { bits: bits_32 }, CodeNumber::Unsigned, grid, scale);
+    layout.zeros =
+        ZeroPoints::Packed { bits: bits_32, along: 1, across: *zero_words, interleaved: false, add, offset: 0 };
     layout.group_index = index.is_some();
-    let mut found = Found::new(site, integer(bits), vec![rows, cols], layout)
-        .with(Part::Zeros, Some(zeros))
-        .with(Part::GroupIndex, index);
+    let mut found = FoundWeight::new(site, parameter_integer(bits), vec![rows, cols], layout)
+        .with(QuantizedPart::Zeros, Some(zeros))
+        .with(QuantizedPart::GroupIndex, index);
     found.parameters.asymmetric = !site.config.is_symmetric();
     found.parameters.act_order = site.config.is_act_order();
     Ok(Some(found))

@@ -1,13 +1,16 @@
 //! INT4 of ModelOpt: two rows of signed codes in a byte, with a scale for each group of columns.
 
-use super::scheme::{Answer, Found, Scheme, ending, groups, layout, matrix, wide, wrong_shape};
-use crate::codec::quantized::{Number, Packing};
-use crate::model::quantization::site::Site;
+use super::scheme::{Answer, FoundWeight, QuantizationScheme, ending, group_count, layout, matrix, wide, wrong_shape};
+use crate::codec::quantized::{CodeNumber, CodePacking};
+use crate::model::quantization::site::WeightSite;
 
-pub const SCHEME: Scheme =
-    Scheme { name: "ModelOpt INT4", endings: &[ending(".weight", ".weight_scale", ".weight")], recognise };
+pub const SCHEME: QuantizationScheme = QuantizationScheme {
+    name: "ModelOpt INT4",
+    endings: &[ending(".weight", ".weight_scale", ".weight")],
+    recognise: recognise_int4_pairs,
+};
 
-fn recognise(site: &Site) -> Answer {
+fn recognise_int4_pairs(site: &WeightSite) -> Answer {
     let ("U8", Some(scale)) = (site.values.dtype, wide(site.scales.dtype)) else { return Ok(None) };
     let ([outer @ .., pairs, cols], [of_scales @ .., rows, count]) = (site.values.shape, site.scales.shape) else {
         return Ok(None);
@@ -18,6 +21,6 @@ fn recognise(site: &Site) -> Answer {
     let size = site.config.group_size(*cols, *count).ok_or_else(|| wrong_shape(site))?;
     let shape = [outer, &[*rows, *cols]].concat();
     let all = matrix(&shape).ok_or_else(|| wrong_shape(site))?;
-    let layout = layout(all, Packing::RowPairs, Number::Signed, groups(all, size, *count), scale);
-    Ok(Some(Found::new(site, "INT4", shape, layout)))
+    let layout = layout(all, CodePacking::RowPairs, CodeNumber::Signed, group_count(all, size, *count), scale);
+    Ok(Some(FoundWeight::new(site, "INT4", shape, layout)))
 }

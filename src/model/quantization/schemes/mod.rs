@@ -14,15 +14,15 @@ mod packed;
 mod scheme;
 mod slm;
 
-pub(super) use scheme::{CONTENTS, Contents, Found, MARKER, OTHERS, VALUES};
-pub use scheme::{Parameters, Scheme};
+pub(super) use scheme::{CONTENTS, FoundWeight, MARKER, NeededData, OTHERS, VALUES};
+pub use scheme::{QuantizationScheme, SchemeParameters};
 
-use super::site::{Codes, Ending};
-use super::warnings::Refusal;
+use super::site::{CodeDtypes, WeightEndings};
+use super::warnings::WeightRefusal;
 use scheme::ending;
 
 /// All schemes. They are tried in this order; no two of them recognise the same tensors.
-pub static SCHEMES: &[Scheme] = &[
+pub static SCHEMES: &[QuantizationScheme] = &[
     fp8::SCHEME,
     mxfp8::SCHEME,
     mxfp4::SCHEME,
@@ -39,20 +39,20 @@ pub static SCHEMES: &[Scheme] = &[
 ];
 
 /// Schemes that are not decoded. Their codes are only reported.
-pub(super) static UNDECODED: &[Scheme] = &[GGUF, UNKNOWN];
+pub(super) static UNDECODED: &[QuantizationScheme] = &[GGUF, UNKNOWN];
 
 /// Block types of GGUF with a separate scale, which the values are not multiplied by. llama.cpp writes such scales for
 /// NVFP4.
-const GGUF: Scheme = Scheme {
+const GGUF: QuantizationScheme = QuantizationScheme {
     name: "GGUF",
-    endings: &[Ending { values: ".weight", scales: ".scale", logical: ".weight", codes: Codes::Blocks }],
+    endings: &[WeightEndings { values: ".weight", scales: ".scale", logical: ".weight", codes: CodeDtypes::Blocks }],
     recognise: |site| {
         let scale = format!("{}{}", site.stem, site.ending.scales);
-        Err(Refusal::new("a scale that the values are not multiplied by", scale))
+        Err(WeightRefusal::new("a scale that the values are not multiplied by", scale))
     },
 };
 
-const UNKNOWN: Scheme = Scheme {
+const UNKNOWN: QuantizationScheme = QuantizationScheme {
     name: "unknown",
     endings: &[
         // torchao, and quanto.
@@ -73,7 +73,7 @@ const UNKNOWN: Scheme = Scheme {
         ending(".indices", ".weight_scale", ""),
         ending(".Qidxs", ".Wscale", ""),
         // Sparse weights of compressed-tensors, also of 16 bits.
-        Ending { values: ".compressed", scales: ".bitmask", logical: "", codes: Codes::Any },
+        WeightEndings { values: ".compressed", scales: ".bitmask", logical: "", codes: CodeDtypes::Any },
     ],
     recognise: |_| Ok(None),
 };

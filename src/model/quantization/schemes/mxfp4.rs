@@ -3,11 +3,14 @@
 //! The dimensions of gpt-oss weights are in the order in which they are stored: `[experts, rows, columns]`.
 //! transformers transposes the matrices.
 
-use super::scheme::{Answer, Found, Refusal, Scheme, comfy_format, ending, groups, layout, matrix, pairs, wrong_shape};
-use crate::codec::quantized::{Number, Packing, Real};
-use crate::model::quantization::site::Site;
+use super::scheme::{
+    Answer, FoundWeight, QuantizationScheme, WeightRefusal, comfy_format, ending, group_count, layout, matrix, pairs,
+    wrong_shape,
+};
+use crate::codec::quantized::{CodeNumber, CodePacking, ScaleType};
+use crate::model::quantization::site::WeightSite;
 
-pub const SCHEME: Scheme = Scheme {
+pub const SCHEME: QuantizationScheme = QuantizationScheme {
     name: "MXFP4",
     endings: &[
         ending("_blocks", "_scales", ""),
@@ -19,19 +22,19 @@ pub const SCHEME: Scheme = Scheme {
         // DeepSeek-V4.
         ending(".weight", ".scale", ".weight"),
     ],
-    recognise,
+    recognise: recognise_mxfp4,
 };
 
 /// Elements that share a scale.
 const GROUP: u64 = 32;
 
-fn recognise(site: &Site) -> Answer {
+fn recognise_mxfp4(site: &WeightSite) -> Answer {
     match (site.values.dtype, site.scales.dtype) {
         ("U8", "U8" | "F8_E8M0") | ("I8" | "F4", "F8_E8M0") => {}
         _ => return Ok(None),
     }
     if let Some(format) = comfy_format(site) {
-        return Err(Refusal::new("a format of ComfyUI that is not known", format));
+        return Err(WeightRefusal::new("a format of ComfyUI that is not known", format));
     }
     let (outer, bytes, cols) = match (site.values.shape, site.scales.shape) {
         // The blocks of a row are an additional dimension.
@@ -46,7 +49,7 @@ fn recognise(site: &Site) -> Answer {
     }
     let shape = [outer, &[cols]].concat();
     let all = matrix(&shape).ok_or_else(|| wrong_shape(site))?;
-    let packing = Packing::Stream { bits: 4, row_bytes: bytes };
-    let layout = layout(all, packing, Number::E2M1, groups(all, GROUP, count), Real::E8M0);
-    Ok(Some(Found::new(site, "MXFP4", shape, layout)))
+    let packing = CodePacking::Stream { bits: 4, row_bytes: bytes };
+    let layout = layout(all, packing, CodeNumber::E2M1, group_count(all, GROUP, count), ScaleType::E8M0);
+    Ok(Some(FoundWeight::new(site, "MXFP4", shape, layout)))
 }

@@ -1,10 +1,13 @@
 //! MXFP8: E4M3 with an E8M0 scale for 32 elements (compressed-tensors, transformers, ComfyUI).
 
-use super::scheme::{Answer, Found, Refusal, Scheme, comfy_format, ending, groups, layout, matrix, tiles, wrong_shape};
-use crate::codec::quantized::{Grid, Number, Packing, Real};
-use crate::model::quantization::site::Site;
+use super::scheme::{
+    Answer, FoundWeight, QuantizationScheme, WeightRefusal, comfy_format, ending, group_count, layout, matrix, tiles,
+    wrong_shape,
+};
+use crate::codec::quantized::{CodeNumber, CodePacking, ScaleGrid, ScaleType};
+use crate::model::quantization::site::WeightSite;
 
-pub const SCHEME: Scheme = Scheme {
+pub const SCHEME: QuantizationScheme = QuantizationScheme {
     name: "MXFP8",
     endings: &[
         ending(".weight", ".weight_scale", ".weight"),
@@ -13,13 +16,13 @@ pub const SCHEME: Scheme = Scheme {
         // DeepSeek-V4 uses this name for the scales of larger blocks too, which the scheme FP8 recognises.
         ending(".weight", ".scale", ".weight"),
     ],
-    recognise,
+    recognise: recognise_mxfp8,
 };
 
 /// Elements that share a scale.
 const GROUP: u64 = 32;
 
-fn recognise(site: &Site) -> Answer {
+fn recognise_mxfp8(site: &WeightSite) -> Answer {
     if site.values.dtype != "F8_E4M3" || !matches!(site.scales.dtype, "U8" | "F8_E8M0") {
         return Ok(None);
     }
@@ -32,17 +35,17 @@ fn recognise(site: &Site) -> Answer {
             if site.scales.shape != [outer, &[count]].concat() {
                 return Err(wrong_shape(site));
             }
-            groups(all, GROUP, count)
+            group_count(all, GROUP, count)
         }
         Some("mxfp8") => {
             let padded = tiles(rows, count).ok_or_else(|| wrong_shape(site))?;
             if site.scales.shape != padded || site.values.shape.len() != 2 {
                 return Err(wrong_shape(site));
             }
-            Grid::Tiled { block: GROUP, groups: padded[1] }
+            ScaleGrid::Tiled { block: GROUP, groups: padded[1] }
         }
-        Some(format) => return Err(Refusal::new("a format of ComfyUI that is not known", format)),
+        Some(format) => return Err(WeightRefusal::new("a format of ComfyUI that is not known", format)),
     };
-    let layout = layout(all, Packing::Stream { bits: 8, row_bytes: cols }, Number::E4M3, grid, Real::E8M0);
-    Ok(Some(Found::new(site, "MXFP8", site.values.shape.to_vec(), layout)))
+    let layout = layout(all, CodePacking::Stream { bits: 8, row_bytes: cols }, CodeNumber::E4M3, grid, ScaleType::E8M0);
+    Ok(Some(FoundWeight::new(site, "MXFP8", site.values.shape.to_vec(), layout)))
 }

@@ -2,13 +2,13 @@
 //! ComfyUI).
 
 use super::scheme::{
-    Answer, Found, Refusal, Scheme, comfy_format, ending, groups, layout, matrix, missing, pairs, tiles,
-    wrong_companion, wrong_shape,
+    Answer, FoundWeight, QuantizationScheme, WeightRefusal, comfy_format, ending, group_count, layout, matrix, missing,
+    pairs, tiles, wrong_companion, wrong_shape,
 };
-use crate::codec::quantized::{Global, Grid, Number, Packing, Part, Real};
-use crate::model::quantization::site::Site;
+use crate::codec::quantized::{CodeNumber, CodePacking, GlobalScale, QuantizedPart, ScaleGrid, ScaleType};
+use crate::model::quantization::site::WeightSite;
 
-pub const SCHEME: Scheme = Scheme {
+pub const SCHEME: QuantizationScheme = QuantizationScheme {
     name: "NVFP4",
     endings: &[
         ending(".weight", ".weight_scale", ".weight"),
@@ -16,13 +16,13 @@ pub const SCHEME: Scheme = Scheme {
         // Fused experts.
         ending("", "_weight_scale", ""),
     ],
-    recognise,
+    recognise: recognise_nvfp4,
 };
 
 /// Elements that share a scale.
 const GROUP: u64 = 16;
 
-fn recognise(site: &Site) -> Answer {
+fn recognise_nvfp4(site: &WeightSite) -> Answer {
     let ("U8" | "F4", "F8_E4M3") = (site.values.dtype, site.scales.dtype) else { return Ok(None) };
     let names = [".weight_scale_2", ".weight_global_scale", "_weight_scale_2"];
     let global = names.iter().find_map(|name| Some((*name, site.companion(name)?)));
@@ -34,7 +34,7 @@ fn recognise(site: &Site) -> Answer {
     let comfy = comfy_format(site);
     let (packing, grid) = match (comfy.as_deref(), site.scales.shape) {
         (None, scales) if scales == [outer, &[count]].concat() => {
-            (Packing::Stream { bits: 4, row_bytes: bytes }, groups(all, GROUP, count))
+            (CodePacking::Stream { bits: 4, row_bytes: bytes }, group_count(all, GROUP, count))
         }
         // ModelOpt packs the fused experts of some models along their rows.
         (None, [matrices, below, beside])
@@ -44,7 +44,7 @@ fn recognise(site: &Site) -> Answer {
             shape = vec![*matrices, below.saturating_mul(GROUP), *beside];
             all = [*matrices, below.saturating_mul(GROUP), *beside];
             let strides = [below.saturating_mul(*beside), *beside, 1];
-            (Packing::RowPairs, Grid::Blocks { block: [GROUP, 1], groups: *beside, strides })
+            (CodePacking::RowPairs, ScaleGrid::Blocks { block: [GROUP, 1], groups: *beside, strides })
         }
         (None, _) => return Err(wrong_shape(site)),
         (Some("nvfp4"), scales) => {
@@ -52,9 +52,9 @@ fn recognise(site: &Site) -> Answer {
             if scales != padded || shape.len() != 2 {
                 return Err(wrong_shape(site));
             }
-            (Packing::HighFirst { row_bytes: bytes }, Grid::Tiled { block: GROUP, groups: padded[1] })
+            (CodePacking::HighFirst { row_bytes: bytes }, ScaleGrid::Tiled { block: GROUP, groups: padded[1] })
         }
-        (Some(format), _) => return Err(Refusal::new("a format of ComfyUI that is not known", format)),
+        (Some(format), _) => return Err(WeightRefusal::new("a format of ComfyUI that is not known", format)),
     };
     let each = match global.elements() {
         1 => false,
@@ -64,7 +64,8 @@ fn recognise(site: &Site) -> Answer {
     if global.dtype != "F32" {
         return Err(wrong_companion(name, global));
     }
-    let mut layout = layout(all, packing, Number::E2M1, grid, Real::E4M3);
-    layout.global = if name == ".weight_global_scale" { Global::Over { each } } else { Global::Times { each } };
-    Ok(Some(Found::new(site, "NVFP4", shape, layout).with(Part::Global, Some(global))))
+    let mut layout = layout(all, packing, CodeNumber::E2M1, grid, ScaleType::E4M3);
+    layout.global =
+        if name == ".weight_global_scale" { GlobalScale::Over { each } } else { GlobalScale::Times { each } };
+    Ok(Some(FoundWeight::new(site, "NVFP4", shape, layout).with(QuantizedPart::Global, Some(global))))
 }

@@ -1,19 +1,23 @@
 //! Integers of compressed-tensors (`pack-quantized`): codes in 32-bit words along the rows, with an offset.
 
 use super::scheme::{
-    Answer, Found, Refusal, Scheme, ending, grid, groups, integer, layout, missing, wide, wrong_companion, wrong_shape,
+    Answer, FoundWeight, QuantizationScheme, WeightRefusal, ending, grid, group_count, layout, missing,
+    parameter_integer, wide, wrong_companion, wrong_shape,
 };
-use crate::codec::quantized::{Grid, Number, Packing, Part, Zeros};
-use crate::model::quantization::site::{Member, Site};
+use crate::codec::quantized::{CodeNumber, CodePacking, QuantizedPart, ScaleGrid, ZeroPoints};
+use crate::model::quantization::site::{WeightMember, WeightSite};
 
-pub const SCHEME: Scheme =
-    Scheme { name: "pack-quantized", endings: &[ending(".weight_packed", ".weight_scale", ".weight")], recognise };
+pub const SCHEME: QuantizationScheme = QuantizationScheme {
+    name: "pack-quantized",
+    endings: &[ending(".weight_packed", ".weight_scale", ".weight")],
+    recognise: recognise_packed,
+};
 
 const SHAPE: &str = ".weight_shape";
 const ZEROS: &str = ".weight_zero_point";
 const INDEX: &str = ".weight_g_idx";
 
-fn recognise(site: &Site) -> Answer {
+fn recognise_packed(site: &WeightSite) -> Answer {
     if site.values.dtype != "I32" {
         return Ok(None);
     }
@@ -31,44 +35,54 @@ fn recognise(site: &Site) -> Answer {
     let mut fitting = (1..=8).filter(|bits| dense(*bits) || aligned(*bits));
     let Some(bits) = named.or_else(|| fitting.next().filter(|_| fitting.next().is_none())) else {
         let (values, cols) = (site.values.shape, cols);
-        return Err(Refusal::new("a width of codes that is not certain", format!("{values:?} for {cols} columns")));
+        return Err(WeightRefusal::new(
+            "a width of codes that is not certain",
+            format!("{values:?} for {cols} columns"),
+        ));
     };
     let row_bytes = words.saturating_mul(4);
     let packing = match (dense(bits), aligned(bits)) {
         // Both packings are the same.
-        (true, _) if 32 % bits == 0 || words <= 1 => Packing::Stream { bits: bits as u32, row_bytes },
-        (true, false) => Packing::Stream { bits: bits as u32, row_bytes },
-        (false, _) => Packing::Words { bits: bits as u32, row_bytes },
+        (true, _) if 32 % bits == 0 || words <= 1 => CodePacking::Stream { bits: bits as u32, row_bytes },
+        (true, false) => CodePacking::Stream { bits: bits as u32, row_bytes },
+        (false, _) => CodePacking::Words { bits: bits as u32, row_bytes },
         (true, true) => {
-            return Err(Refusal::new("a packing that is not certain", format!("{bits} bits, {cols} columns")));
+            return Err(WeightRefusal::new("a packing that is not certain", format!("{bits} bits, {cols} columns")));
         }
     };
     let all = [1, rows, cols];
     let grid = match site.scales.shape {
         [below, count] if *below == rows && *count > 1 => {
             let size = site.config.group_size(cols, *count).ok_or_else(|| wrong_shape(site))?;
-            groups(all, size, *count)
+            group_count(all, size, *count)
         }
         scales => match grid(&[rows, cols], scales, site.config) {
             Some(grid) => grid,
             None => return Err(wrong_shape(site)),
         },
     };
-    let mut layout = layout(all, packing, Number::Offset, grid, scale);
+    let mut layout = layout(all, packing, CodeNumber::Offset, grid, scale);
     let zeros = site.companion(ZEROS);
     if let Some(zeros) = zeros {
         let count = match grid {
-            Grid::Blocks { groups, .. } => groups,
-            Grid::Tiled { .. } => 0,
+            ScaleGrid::Blocks { groups, .. } => groups,
+            ScaleGrid::Tiled { .. } => 0,
         };
         let packed = [rows.saturating_mul(bits).div_ceil(32), count];
         layout.zeros = match (zeros.dtype, zeros.shape) {
             ("I32", shape) if shape == packed => {
                 let bits = bits as u32;
-                Zeros::Packed { bits, along: count, across: 1, interleaved: false, add: 0, offset: 1 << (bits - 1) }
+                ZeroPoints::Packed {
+                    bits,
+                    along: count,
+                    across: 1,
+                    interleaved: false,
+                    add: 0,
+                    offset: 1 << (bits - 1),
+                }
             }
             // Versions before 0.10.
-            ("I8", shape) if shape == site.scales.shape => Zeros::Bytes,
+            ("I8", shape) if shape == site.scales.shape => ZeroPoints::Bytes,
             _ => return Err(wrong_companion(ZEROS, zeros)),
         };
     }
@@ -79,15 +93,15 @@ fn recognise(site: &Site) -> Answer {
         return Err(wrong_companion(INDEX, index));
     }
     layout.group_index = index.is_some();
-    let mut found = Found::new(site, integer(bits), vec![rows, cols], layout)
-        .with(Part::Zeros, zeros)
-        .with(Part::GroupIndex, index);
+    let mut found = FoundWeight::new(site, parameter_integer(bits), vec![rows, cols], layout)
+        .with(QuantizedPart::Zeros, zeros)
+        .with(QuantizedPart::GroupIndex, index);
     (found.parameters.asymmetric, found.parameters.act_order) = (zeros.is_some(), index.is_some());
     Ok(Some(found))
 }
 
 /// The two dimensions that a tensor of I64 or I32 contains.
-fn shape_of(site: &Site, member: Member) -> Option<[u64; 2]> {
+fn shape_of(site: &WeightSite, member: WeightMember) -> Option<[u64; 2]> {
     let bytes = site.contents(member)?;
     let dim = |at: usize| match member.dtype {
         "I64" => bytes.as_chunks::<8>().0.get(at).map(|dim| i64::from_le_bytes(*dim)),

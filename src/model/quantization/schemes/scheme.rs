@@ -1,41 +1,44 @@
 //! The type of a scheme, the result of recognition, and functions that several schemes share.
 
-use crate::codec::quantized::{Formula, Global, Grid, Layout, Number, Packing, Part, Parts, Real, Zeros};
-use crate::model::quantization::config::Config;
-pub use crate::model::quantization::site::{Codes, Ending};
-use crate::model::quantization::site::{Member, Site};
-pub use crate::model::quantization::warnings::Refusal;
+use crate::codec::quantized::{
+    CodeNumber, CodePacking, DequantizeFormula, GlobalScale, Parts, QuantizedLayout, QuantizedPart, ScaleGrid,
+    ScaleType, ZeroPoints,
+};
+use crate::model::quantization::config::QuantizationConfig;
+pub use crate::model::quantization::site::{CodeDtypes, WeightEndings};
+use crate::model::quantization::site::{WeightMember, WeightSite};
+pub use crate::model::quantization::warnings::WeightRefusal;
 use serde_json::Value;
 use std::fmt;
 
 /// A quantization scheme, and how to recognise it.
-pub struct Scheme {
+pub struct QuantizationScheme {
     /// The name for users.
     pub name: &'static str,
     /// The endings of the names of codes and scales.
-    pub endings: &'static [Ending],
+    pub endings: &'static [WeightEndings],
     /// Called for codes and scales whose names fit together.
-    pub recognise: fn(&Site) -> Answer,
+    pub recognise: fn(&WeightSite) -> Answer,
 }
 
-impl fmt::Debug for Scheme {
+impl fmt::Debug for QuantizationScheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name)
     }
 }
 
-impl PartialEq for Scheme {
+impl PartialEq for QuantizationScheme {
     fn eq(&self, other: &Self) -> bool {
         self.name == other.name
     }
 }
 
-pub const fn ending(values: &'static str, scales: &'static str, logical: &'static str) -> Ending {
-    Ending { values, scales, logical, codes: Codes::Narrow }
+pub const fn ending(values: &'static str, scales: &'static str, logical: &'static str) -> WeightEndings {
+    WeightEndings { values, scales, logical, codes: CodeDtypes::Narrow }
 }
 
 /// A kind of tensors whose data is needed to recognise a weight.
-pub struct Contents {
+pub struct NeededData {
     /// The ending of their names.
     pub ending: &'static str,
     /// The ending of the names of the codes.
@@ -45,12 +48,12 @@ pub struct Contents {
 }
 
 /// The kinds of tensors whose data is needed to recognise a weight. Descriptions in JSON take some hundred bytes.
-pub const CONTENTS: &[Contents] = &[
-    Contents { ending: ".weight_shape", values: ".weight_packed", max: 64 },
-    Contents { ending: ".weight_format", values: ".weight", max: 16 },
-    Contents { ending: ".comfy_quant", values: ".weight", max: 4 << 10 },
-    Contents { ending: ".quant_state.bitsandbytes__nf4", values: "", max: 4 << 10 },
-    Contents { ending: ".quant_state.bitsandbytes__fp4", values: "", max: 4 << 10 },
+pub const CONTENTS: &[NeededData] = &[
+    NeededData { ending: ".weight_shape", values: ".weight_packed", max: 64 },
+    NeededData { ending: ".weight_format", values: ".weight", max: 16 },
+    NeededData { ending: ".comfy_quant", values: ".weight", max: 4 << 10 },
+    NeededData { ending: ".quant_state.bitsandbytes__nf4", values: "", max: 4 << 10 },
+    NeededData { ending: ".quant_state.bitsandbytes__fp4", values: "", max: 4 << 10 },
 ];
 
 /// The names of the descriptions of bitsandbytes contain this.
@@ -85,13 +88,13 @@ pub const MARKER: &str = "scaled_fp8";
 /// The endings of the names of the codes of these weights.
 pub const VALUES: &[&str] = &[".weight", ".qweight", ".weight_packed", ""];
 
-/// The result of [`Scheme::recognise`]: `None` if the tensors belong to another scheme, and an error if they belong to
-/// this one and do not fit together.
-pub type Answer = Result<Option<Found>, Refusal>;
+/// The result of [`QuantizationScheme::recognise`]: `None` if the tensors belong to another scheme, and an error if
+/// they belong to this one and do not fit together.
+pub type Answer = Result<Option<FoundWeight>, WeightRefusal>;
 
 /// The parameters of a scheme, for users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Parameters {
+pub struct SchemeParameters {
     /// Width of a code in bits.
     pub bits: u32,
     /// Rows and columns that share a scale; the dimensions of the matrix if all do.
@@ -107,70 +110,79 @@ pub struct Parameters {
 }
 
 /// A weight that a scheme has recognised. The rest of `Weight` does not depend on the scheme.
-pub struct Found {
+pub struct FoundWeight {
     /// The type of the codes for users.
     pub dtype: &'static str,
     /// Logical dimensions in elements.
     pub shape: Vec<u64>,
     /// The tensors that the values are computed from.
-    pub parts: Parts<Option<Stake>>,
+    pub parts: Parts<Option<TensorCount>>,
     /// How the values are computed.
-    pub layout: Layout,
+    pub layout: QuantizedLayout,
     /// The parameters of the scheme, for users.
-    pub parameters: Parameters,
+    pub parameters: SchemeParameters,
 }
 
 /// The number and the size in bytes of a tensor.
 #[derive(Clone, Copy)]
-pub struct Stake {
+pub struct TensorCount {
     pub index: usize,
     pub bytes: u64,
 }
 
-impl Found {
+impl FoundWeight {
     /// A weight with codes and scales, and without other parts.
-    pub fn new(site: &Site, dtype: &'static str, shape: Vec<u64>, layout: Layout) -> Self {
+    pub fn new(site: &WeightSite, dtype: &'static str, shape: Vec<u64>, layout: QuantizedLayout) -> Self {
         let block = match layout.grid {
-            Grid::Blocks { block, .. } => block,
-            Grid::Tiled { block, .. } => [1, block],
+            ScaleGrid::Blocks { block, .. } => block,
+            ScaleGrid::Tiled { block, .. } => [1, block],
         };
-        let mut parts = [None; Part::COUNT];
-        let part = |member: Member| Some(Stake { index: member.index, bytes: member.bytes });
-        parts[Part::Values as usize] = part(site.values);
-        parts[Part::Scales as usize] = part(site.scales);
-        Self { dtype, shape, parts, layout, parameters: Parameters { block, ..Parameters::default() } }
+        let mut parts = [None; QuantizedPart::COUNT];
+        let part = |member: WeightMember| Some(TensorCount { index: member.index, bytes: member.bytes });
+        parts[QuantizedPart::Values as usize] = part(site.values);
+        parts[QuantizedPart::Scales as usize] = part(site.scales);
+        Self { dtype, shape, parts, layout, parameters: SchemeParameters { block, ..SchemeParameters::default() } }
     }
 
     /// The same weight with the tensor of another part.
-    pub fn with(mut self, part: Part, member: Option<Member>) -> Self {
-        self.parts[part as usize] = member.map(|member| Stake { index: member.index, bytes: member.bytes });
+    pub fn with(mut self, part: QuantizedPart, member: Option<WeightMember>) -> Self {
+        self.parts[part as usize] = member.map(|member| TensorCount { index: member.index, bytes: member.bytes });
         self
     }
 }
 
 /// The refusal of a shape, with the shapes that were found.
-pub fn wrong_shape(site: &Site) -> Refusal {
-    Refusal::mismatch(
+pub fn wrong_shape(site: &WeightSite) -> WeightRefusal {
+    WeightRefusal::mismatch(
         "scales of a wrong shape",
         format!("{:?} for codes of {:?}", site.scales.shape, site.values.shape),
     )
 }
 
 /// The refusal of a missing tensor.
-pub fn missing(name: &str) -> Refusal {
-    Refusal::missing("a tensor that is missing", name.trim_start_matches('.'))
+pub fn missing(name: &str) -> WeightRefusal {
+    WeightRefusal::missing("a tensor that is missing", name.trim_start_matches('.'))
 }
 
 /// The refusal of a tensor with a wrong dtype or shape.
-pub fn wrong_companion(name: &str, member: Member) -> Refusal {
+pub fn wrong_companion(name: &str, member: WeightMember) -> WeightRefusal {
     let name = name.trim_start_matches('.');
-    Refusal::mismatch("a companion with a wrong dtype or shape", format!("{name}: {} {:?}", member.dtype, member.shape))
+    WeightRefusal::mismatch(
+        "a companion with a wrong dtype or shape",
+        format!("{name}: {} {:?}", member.dtype, member.shape),
+    )
 }
 
 /// A layout with codes and scales, and without other parts. `matrix` is the result of [`matrix`].
-pub fn layout(matrix: [u64; 3], packing: Packing, number: Number, grid: Grid, scale: Real) -> Layout {
+pub fn layout(
+    matrix: [u64; 3],
+    packing: CodePacking,
+    number: CodeNumber,
+    grid: ScaleGrid,
+    scale: ScaleType,
+) -> QuantizedLayout {
     let [batch, rows, cols] = matrix;
-    Layout {
+    QuantizedLayout {
         batch,
         rows,
         cols,
@@ -178,11 +190,11 @@ pub fn layout(matrix: [u64; 3], packing: Packing, number: Number, grid: Grid, sc
         number,
         grid,
         scale,
-        bias: Real::F32,
-        global: Global::None,
-        zeros: Zeros::None,
+        bias: ScaleType::F32,
+        global: GlobalScale::None,
+        zeros: ZeroPoints::None,
         group_index: false,
-        formula: Formula::Scale,
+        formula: DequantizeFormula::Scale,
     }
 }
 
@@ -198,33 +210,33 @@ pub fn matrix(shape: &[u64]) -> Option<[u64; 3]> {
 }
 
 /// The type of scales with a dtype.
-pub fn real(dtype: &str) -> Option<Real> {
+pub fn real(dtype: &str) -> Option<ScaleType> {
     Some(match dtype {
-        "F32" => Real::F32,
-        "F16" => Real::F16,
-        "BF16" => Real::Bf16,
-        "F8_E8M0" => Real::E8M0,
-        "F8_E4M3" => Real::E4M3,
+        "F32" => ScaleType::F32,
+        "F16" => ScaleType::F16,
+        "BF16" => ScaleType::Bf16,
+        "F8_E8M0" => ScaleType::E8M0,
+        "F8_E4M3" => ScaleType::E4M3,
         _ => return None,
     })
 }
 
 /// The type of scales with a dtype of 16 or 32 bits.
-pub fn wide(dtype: &str) -> Option<Real> {
+pub fn wide(dtype: &str) -> Option<ScaleType> {
     real(dtype).filter(|real| real.bytes() > 1)
 }
 
 /// Scales of groups of `size` columns of a row, in rows of `groups` scales.
-pub fn groups([_, rows, _]: [u64; 3], size: u64, groups: u64) -> Grid {
-    Grid::Blocks { block: [1, size], groups, strides: [rows.saturating_mul(groups), groups, 1] }
+pub fn group_count([_, rows, _]: [u64; 3], size: u64, groups: u64) -> ScaleGrid {
+    ScaleGrid::Blocks { block: [1, size], groups, strides: [rows.saturating_mul(groups), groups, 1] }
 }
 
 /// The grid of scales of one of the usual shapes: one scale, one for each matrix, row or column, groups or blocks.
-pub fn grid(weight: &[u64], scales: &[u64], config: &Config) -> Option<Grid> {
+pub fn grid(weight: &[u64], scales: &[u64], config: &QuantizationConfig) -> Option<ScaleGrid> {
     let all = matrix(weight)?;
     let [_, rows, cols] = all;
     let (height, width) = (rows.max(1), cols.max(1));
-    let blocks = |block, groups, strides| Some(Grid::Blocks { block, groups, strides });
+    let blocks = |block, groups, strides| Some(ScaleGrid::Blocks { block, groups, strides });
     // ModelOpt writes grids as [rows, 1, columns, 1].
     let squeezed;
     let scales = match *scales {
@@ -255,19 +267,19 @@ pub fn grid(weight: &[u64], scales: &[u64], config: &Config) -> Option<Grid> {
 }
 
 /// Whether tensors with names that are not specific to quantized weights also have the shapes of codes and scales.
-pub fn is_certain(site: &Site) -> bool {
+pub fn is_certain(site: &WeightSite) -> bool {
     match site.ending {
         // Only fused experts have scales whose names do not end in ".weight_scale" or the like.
-        Ending { values: "", .. } => site.values.shape.len() == 3,
+        WeightEndings { values: "", .. } => site.values.shape.len() == 3,
         // DeepSeek-V4 has grids of scales.
-        Ending { scales: ".scale", .. } => site.scales.shape.len() == 2,
+        WeightEndings { scales: ".scale", .. } => site.scales.shape.len() == 2,
         _ => true,
     }
 }
 
 /// Tensors with two codes in a byte. Their dimensions count bytes, or codes if the dtype has 4 bits.
 /// Returns the outer dimensions, and the bytes and codes of a row.
-pub fn pairs<'t>(values: Member<'t>) -> Option<(&'t [u64], u64, u64)> {
+pub fn pairs<'t>(values: WeightMember<'t>) -> Option<(&'t [u64], u64, u64)> {
     let (last, outer) = values.shape.split_last()?;
     match values.dtype {
         "U8" | "I8" => Some((outer, *last, last.checked_mul(2)?)),
@@ -282,7 +294,7 @@ pub fn tiles(rows: u64, cols: u64) -> Option<[u64; 2]> {
 }
 
 /// The format that ComfyUI has written for a weight, if there is one.
-pub fn comfy_format(site: &Site) -> Option<String> {
+pub fn comfy_format(site: &WeightSite) -> Option<String> {
     let value = match site.companion(".comfy_quant") {
         Some(member) => serde_json::from_slice(site.contents(member).unwrap_or_default()).unwrap_or_default(),
         None => site.config.comfy(site.stem)?.clone(),
@@ -294,7 +306,7 @@ pub fn comfy_format(site: &Site) -> Option<String> {
 }
 
 /// The name of an integer type.
-pub fn integer(bits: u64) -> &'static str {
+pub fn parameter_integer(bits: u64) -> &'static str {
     ["INT1", "INT2", "INT3", "INT4", "INT5", "INT6", "INT7", "INT8"]
         .get((bits as usize).saturating_sub(1))
         .copied()

@@ -2,16 +2,16 @@
 
 mod parts;
 
-use super::counted::Counted;
-use super::find::{Found, resolve};
-use super::kept::Version;
-use super::open::{self, Content, Opened};
-use super::remarks::cut;
-use super::trouble::Trouble;
-use crate::remote::cache::{self, Cache, Evicted, Object};
-use crate::remote::planner::{BLOCK, Event, HostId, Limits, ObjectId, PartId, Planner, TicketId};
-use crate::remote::protocol::{self, About, Channel, Failed, HEAD, Reply, Request};
-use crate::remote::transport::{self, Certainty, Client};
+use super::counted::CountedTraffic;
+use super::find::{FoundTree, resolve_location};
+use super::kept::KeptVersion;
+use super::open::{self, ObjectContent, OpenedObject};
+use super::remarks::cut_remark;
+use super::trouble::FetchTrouble;
+use crate::remote::cache::{self, BlockCache, CachedObject, EvictedBlocks};
+use crate::remote::planner::{BLOCK, HostId, ObjectId, PartId, Planner, PlannerEvent, PlannerLimits, TicketId};
+use crate::remote::protocol::{self, HEAD, WireAbout, WireChannel, WireFailure, WireReply, WireRequest};
+use crate::remote::transport::{self, ChangeCertainty, TransportClient};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -42,25 +42,25 @@ const TROUBLES_MAX: u64 = 1024;
 const KEEP_EVERY: Duration = Duration::from_secs(1);
 
 /// What the loop receives.
-pub(super) enum Input {
-    Request(Request),
+pub(super) enum LoopInput {
+    Request(WireRequest),
     /// The reading process has ended.
     Ended,
     Resolved {
         id: u64,
-        found: Result<Found, Trouble>,
+        found: Result<FoundTree, FetchTrouble>,
     },
     Opened {
         id: u64,
         tree: u32,
         path: String,
         head: u64,
-        opened: Box<Result<Opened, Trouble>>,
+        opened: Box<Result<OpenedObject, FetchTrouble>>,
     },
     Received {
         part: PartId,
         bytes: u64,
-        evicted: Vec<Evicted>,
+        evicted: Vec<EvictedBlocks>,
     },
     /// Bytes of a part that are in the cache already.
     Skipped {
@@ -72,20 +72,20 @@ pub(super) enum Input {
     },
     Failed {
         part: PartId,
-        trouble: Trouble,
+        trouble: FetchTrouble,
     },
 }
 
 /// A file that the reading process reads.
-struct Open {
-    version: Version,
+struct OpenObject {
+    version: KeptVersion,
     /// `None` if it cannot be fetched.
-    remote: Option<transport::Object>,
-    local: Object,
+    remote: Option<transport::ServerObject>,
+    local: CachedObject,
 }
 
 /// A part that is being fetched.
-struct Part {
+struct FetchPart {
     object: ObjectId,
     range: Range<u64>,
     abort: AbortHandle,
@@ -94,10 +94,10 @@ struct Part {
 }
 
 /// The state of the loop.
-pub(super) struct Session {
-    channel: Arc<Channel>,
-    client: Client,
-    cache: Cache,
+pub(super) struct FetchSession {
+    channel: Arc<WireChannel>,
+    client: TransportClient,
+    cache: BlockCache,
     planner: Planner,
     timeout: Duration,
     ahead_total: u64,
@@ -107,9 +107,9 @@ pub(super) struct Session {
     is_sealed: bool,
     epoch: Instant,
     /// By their number.
-    trees: Vec<Found>,
+    trees: Vec<FoundTree>,
     /// Without those that were closed.
-    objects: HashMap<u32, Open>,
+    objects: HashMap<u32, OpenObject>,
     /// The number of the next object.
     next_object: u32,
     /// The requests for files of which the first bytes are being fetched, and the object, by the ticket.
@@ -117,30 +117,30 @@ pub(super) struct Session {
     hosts: HashMap<String, HostId>,
     /// The hosts of which the log says that their files have no reliable version.
     unsure: HashSet<String>,
-    parts: HashMap<PartId, Part>,
+    parts: HashMap<PartId, FetchPart>,
     /// The requests for files that are being probed.
     probing: HashSet<u64>,
     /// Why parts failed, as long as a ticket may fail for it.
-    troubles: HashMap<PartId, (Failed, String)>,
+    troubles: HashMap<PartId, (WireFailure, String)>,
     opening: Arc<Semaphore>,
-    inputs: mpsc::UnboundedSender<Input>,
-    counted: Counted,
+    inputs: mpsc::UnboundedSender<LoopInput>,
+    counted: CountedTraffic,
     /// The trees of which more is known than what the cache keeps, and when it was kept last.
     unkept: HashSet<u32>,
     kept_at: Option<Instant>,
 }
 
-impl Session {
+impl FetchSession {
     /// Call this in the runtime of the loop.
     pub fn new(
-        channel: Arc<Channel>,
-        client: Client,
-        cache: Cache,
-        limits: Limits,
+        channel: Arc<WireChannel>,
+        client: TransportClient,
+        cache: BlockCache,
+        limits: PlannerLimits,
         offline: bool,
-        inputs: mpsc::UnboundedSender<Input>,
+        inputs: mpsc::UnboundedSender<LoopInput>,
     ) -> Self {
-        let Limits { timeout, ahead_total, .. } = limits;
+        let PlannerLimits { timeout, ahead_total, .. } = limits;
         let planner = Planner::new(limits, u64::from(std::process::id()));
         let (trees, objects, opening_heads, hosts, unsure) = Default::default();
         let (parts, probing, troubles, counted) = Default::default();
@@ -173,7 +173,7 @@ impl Session {
     }
 
     /// Runs until the reading process has ended.
-    pub async fn run(mut self, mut taken: mpsc::UnboundedReceiver<Input>) {
+    pub async fn run(mut self, mut taken: mpsc::UnboundedReceiver<LoopInput>) {
         loop {
             let wake = self.planner.wake_at().map(|at| tokio::time::Instant::from_std(self.epoch + at));
             let input = match wake {
@@ -181,14 +181,14 @@ impl Session {
                 None => Some(taken.recv().await),
             };
             match input {
-                Some(None | Some(Input::Ended)) => return self.keep(),
+                Some(None | Some(LoopInput::Ended)) => return self.keep(),
                 Some(Some(input)) => self.take(input),
                 None => {}
             }
             // Inputs that have arrived already are handled before the planner decides.
             for _ in 0..TURN_MAX {
                 let Ok(input) = taken.try_recv() else { break };
-                if matches!(input, Input::Ended) {
+                if matches!(input, LoopInput::Ended) {
                     return self.keep();
                 }
                 self.take(input);
@@ -200,7 +200,7 @@ impl Session {
             }
             let is_idle = self.parts.is_empty() && self.probing.is_empty();
             if let Some(counts) = self.counted.report(is_idle, self.client.requests()) {
-                self.reply(&Reply::Counts(counts));
+                self.reply(&WireReply::Counts(counts));
             }
             if !self.unkept.is_empty() && self.kept_at.is_none_or(|at| at.elapsed() >= KEEP_EVERY) {
                 self.keep();
@@ -218,126 +218,126 @@ impl Session {
         self.kept_at = Some(Instant::now());
     }
 
-    fn event(&mut self, event: Event) {
+    fn event(&mut self, event: PlannerEvent) {
         self.planner.handle(self.epoch.elapsed(), event);
     }
 
     /// Sends a reply. If the other side is gone, the loop ends soon.
-    fn reply(&self, reply: &Reply) {
+    fn reply(&self, reply: &WireReply) {
         self.send(None, reply, &[]);
     }
 
     /// Sends a reply and descriptors. If the reply makes no message, the request `id` fails, so that nobody waits for
     /// it.
-    fn send(&self, id: Option<u64>, reply: &Reply, beside: &[BorrowedFd]) {
+    fn send(&self, id: Option<u64>, reply: &WireReply, beside: &[BorrowedFd]) {
         let Err(error) = self.channel.send(reply, beside) else { return };
         if error.raw_os_error().is_none() {
             log::error!("a message to the reading process cannot be sent: {error}");
             if let Some(id) = id {
                 let reason = "weightfs-fetch cannot describe it".to_owned();
-                let _ = self.channel.send(&Reply::Failed { id, failure: Failed::Lasting, reason }, &[]);
+                let _ = self.channel.send(&WireReply::Failed { id, failure: WireFailure::Lasting, reason }, &[]);
             }
         }
     }
 
-    fn fail(&self, id: u64, failure: Failed, mut reason: String) {
-        cut(&mut reason);
-        self.reply(&Reply::Failed { id, failure, reason });
+    fn fail(&self, id: u64, failure: WireFailure, mut reason: String) {
+        cut_remark(&mut reason);
+        self.reply(&WireReply::Failed { id, failure, reason });
     }
 
-    fn take(&mut self, input: Input) {
+    fn take(&mut self, input: LoopInput) {
         match input {
-            Input::Ended => {}
-            Input::Request(request) => self.request(request),
-            Input::Resolved { id, found: Ok(found) } => self.add_tree(id, found),
-            Input::Resolved { id, found: Err(trouble) } => self.fail(id, trouble.failed(), trouble.reason()),
-            Input::Opened { id, tree, path, head, opened } => {
+            LoopInput::Ended => {}
+            LoopInput::Request(request) => self.request(request),
+            LoopInput::Resolved { id, found: Ok(found) } => self.add_tree(id, found),
+            LoopInput::Resolved { id, found: Err(trouble) } => self.fail(id, trouble.failed(), trouble.reason()),
+            LoopInput::Opened { id, tree, path, head, opened } => {
                 self.probing.remove(&id);
                 match *opened {
                     Ok(opened) => self.add_opened(id, tree, path, head, opened),
                     Err(trouble) => self.fail(id, trouble.failed(), trouble.reason()),
                 }
             }
-            Input::Received { part, bytes, evicted } => {
+            LoopInput::Received { part, bytes, evicted } => {
                 if let Some(running) = self.parts.get_mut(&part) {
                     running.missing = running.missing.saturating_sub(bytes);
                 }
                 self.forget(evicted);
                 self.counted.bytes += bytes;
-                self.event(Event::Received { part, bytes });
+                self.event(PlannerEvent::Received { part, bytes });
             }
-            Input::Skipped { part, bytes } => {
+            LoopInput::Skipped { part, bytes } => {
                 if let Some(running) = self.parts.get_mut(&part) {
                     running.missing = running.missing.saturating_sub(bytes);
                 }
-                self.event(Event::Skipped { part, bytes });
+                self.event(PlannerEvent::Skipped { part, bytes });
             }
-            Input::Finished { part } => {
+            LoopInput::Finished { part } => {
                 self.parts.remove(&part);
-                self.event(Event::Finished { part });
+                self.event(PlannerEvent::Finished { part });
             }
-            Input::Failed { part, trouble } => {
+            LoopInput::Failed { part, trouble } => {
                 self.parts.remove(&part);
                 self.troubles.retain(|old, _| old.0 + TROUBLES_MAX > part.0);
                 self.troubles.insert(part, (trouble.failed(), trouble.reason()));
-                self.event(Event::Failed { part, failure: trouble.failure() });
+                self.event(PlannerEvent::Failed { part, failure: trouble.failure() });
             }
         }
     }
 
-    fn request(&mut self, request: Request) {
+    fn request(&mut self, request: WireRequest) {
         match request {
-            Request::Start(_) => {}
-            Request::Resolve { id, url } => self.resolve(id, url),
-            Request::Open { id, tree, path, head } => self.open(id, tree, path, head.min(HEAD)),
-            Request::Need { id, object, range, within } => {
+            WireRequest::Start(_) => {}
+            WireRequest::Resolve { id, url } => self.resolve(id, url),
+            WireRequest::Open { id, tree, path, head } => self.open(id, tree, path, head.min(HEAD)),
+            WireRequest::Need { id, object, range, within } => {
                 let (range, within) = (range.start..range.end, within.start..within.end);
                 self.need(TicketId(id), ObjectId(object), range, within);
             }
-            Request::Touched { object, range, within } => {
+            WireRequest::Touched { object, range, within } => {
                 let (range, within) = (range.start..range.end, within.start..within.end);
                 if let Some(open) = self.objects.get(&object) {
                     let end = range.end.div_ceil(BLOCK).min(open.local.blocks());
                     (range.start / BLOCK..end).for_each(|block| open.local.clear_trigger(block));
                 }
-                self.event(Event::Touched { object: ObjectId(object), range, within });
+                self.event(PlannerEvent::Touched { object: ObjectId(object), range, within });
             }
-            Request::Cancel { id } => self.event(Event::Cancel { ticket: TicketId(id) }),
-            Request::Close { object } => {
-                self.event(Event::Closed { object: ObjectId(object) });
+            WireRequest::Cancel { id } => self.event(PlannerEvent::Cancel { ticket: TicketId(id) }),
+            WireRequest::Close { object } => {
+                self.event(PlannerEvent::Closed { object: ObjectId(object) });
                 self.objects.remove(&object);
             }
-            Request::Rest => {
+            WireRequest::Rest => {
                 self.is_sealed = true;
                 self.keep();
-                self.reply(&Reply::Rested);
+                self.reply(&WireReply::Rested);
             }
         }
     }
 
     fn resolve(&self, id: u64, url: String) {
         if self.is_sealed {
-            return self.fail(id, Failed::Lasting, "no other URL can be opened after the mount".into());
+            return self.fail(id, WireFailure::Lasting, "no other URL can be opened after the mount".into());
         }
         let (client, cache, inputs) = (self.client.clone(), self.cache.clone(), self.inputs.clone());
         let (timeout, offline) = (self.timeout, self.offline);
         tokio::spawn(async move {
-            let found = resolve(&client, &cache, &url, timeout, offline).await;
-            let _ = inputs.send(Input::Resolved { id, found });
+            let found = resolve_location(&client, &cache, &url, timeout, offline).await;
+            let _ = inputs.send(LoopInput::Resolved { id, found });
         });
     }
 
-    fn add_tree(&mut self, id: u64, found: Found) {
+    fn add_tree(&mut self, id: u64, found: FoundTree) {
         let number = self.trees.len() as u32;
         let kept = &found.kept;
-        let about = About {
+        let about = WireAbout {
             url: kept.url.clone(),
             path: kept.path.clone(),
             is_listed: kept.is_listed,
             is_public: kept.is_public(),
             mtime: kept.mtime(),
         };
-        self.send(Some(id), &Reply::Tree { id, tree: number, about, entries: kept.files.len() as u64 }, &[]);
+        self.send(Some(id), &WireReply::Tree { id, tree: number, about, entries: kept.files.len() as u64 }, &[]);
         let mut entries = Vec::new();
         let mut size = 0;
         for (path, file) in &kept.files {
@@ -345,26 +345,26 @@ impl Session {
             entries.push((path.clone(), file.len));
             if size > ENTRIES_SIZE {
                 let entries = std::mem::take(&mut entries);
-                self.send(Some(id), &Reply::Entries { tree: number, entries }, &[]);
+                self.send(Some(id), &WireReply::Entries { tree: number, entries }, &[]);
                 size = 0;
             }
         }
         if !entries.is_empty() {
-            self.send(Some(id), &Reply::Entries { tree: number, entries }, &[]);
+            self.send(Some(id), &WireReply::Entries { tree: number, entries }, &[]);
         }
         self.trees.push(found);
     }
 
     fn open(&mut self, id: u64, tree: u32, path: String, head: u64) {
         let Some(found) = self.trees.get(tree as usize) else {
-            return self.fail(id, Failed::Lasting, "no such tree".into());
+            return self.fail(id, WireFailure::Lasting, "no such tree".into());
         };
         if self.is_sealed && !found.kept.files.contains_key(&path) {
-            return self.fail(id, Failed::Lasting, "not found when it was mounted; mount it again".into());
+            return self.fail(id, WireFailure::Lasting, "not found when it was mounted; mount it again".into());
         }
         let Some(live) = found.tree.clone() else {
             let opened = Box::new(open::open_kept(&self.cache, &found.kept, &path));
-            let _ = self.inputs.send(Input::Opened { id, tree, path, head, opened });
+            let _ = self.inputs.send(LoopInput::Opened { id, tree, path, head, opened });
             return;
         };
         let listed = live.file(&path).and_then(|file| file.object.as_ref());
@@ -380,17 +380,17 @@ impl Session {
                 Some(remote) => open::open_known(&cache, remote),
                 None => open::probe(&client, &cache, &live, &path, head, timeout).await,
             };
-            let _ = inputs.send(Input::Opened { id, tree, path, head, opened: Box::new(opened) });
+            let _ = inputs.send(LoopInput::Opened { id, tree, path, head, opened: Box::new(opened) });
         });
     }
 
-    fn add_opened(&mut self, id: u64, tree: u32, path: String, head: u64, opened: Opened) {
-        let Opened { version, content, received } = opened;
+    fn add_opened(&mut self, id: u64, tree: u32, path: String, head: u64, opened: OpenedObject) {
+        let OpenedObject { version, content, received } = opened;
         self.counted.bytes += received;
         let mut host = String::new();
         if let Some(found) = self.trees.get_mut(tree as usize) {
             host = host_of(&found.kept.url);
-            if let Content::Blocks { remote: Some(remote), .. } = &content {
+            if let ObjectContent::Blocks { remote: Some(remote), .. } = &content {
                 if found.kept.add(&path, remote) {
                     self.unkept.insert(tree);
                 }
@@ -401,17 +401,19 @@ impl Session {
             }
         }
         match content {
-            Content::Blocks { remote, local } => self.add_object(id, &host, head, Open { version, remote, local }),
-            Content::Whole { file, len } => {
-                let Version { is_public, mtime, .. } = version;
-                self.send(Some(id), &Reply::Whole { id, len, is_public, mtime }, &[file.as_fd()]);
+            ObjectContent::Blocks { remote, local } => {
+                self.add_object(id, &host, head, OpenObject { version, remote, local })
+            }
+            ObjectContent::Whole { file, len } => {
+                let KeptVersion { is_public, mtime, .. } = version;
+                self.send(Some(id), &WireReply::Whole { id, len, is_public, mtime }, &[file.as_fd()]);
             }
         }
     }
 
     /// Numbers an object, and announces it when its first block is present: a reader asks for it next. The rest of the
     /// head is in the same request, and a reader who needs it waits for it.
-    fn add_object(&mut self, id: u64, host: &str, head: u64, open: Open) {
+    fn add_object(&mut self, id: u64, host: &str, head: u64, open: OpenObject) {
         let number = ObjectId(self.next_object);
         self.next_object += 1;
         self.warn_if_unsure(host, &open);
@@ -419,7 +421,7 @@ impl Session {
         let host = *self.hosts.entry(host.to_owned()).or_insert(next);
         let len = open.local.len();
         self.objects.insert(number.0, open);
-        self.event(Event::Opened { object: number, len, host });
+        self.event(PlannerEvent::Opened { object: number, len, host });
         let head = head.min(len);
         if head > BLOCK {
             self.need(TicketId(UNWAITED | id), number, 0..head, 0..0);
@@ -430,12 +432,12 @@ impl Session {
     }
 
     /// Logs that a change on the server may go unnoticed, once for each host.
-    fn warn_if_unsure(&mut self, host: &str, open: &Open) {
+    fn warn_if_unsure(&mut self, host: &str, open: &OpenObject) {
         let Some(remote) = &open.remote else { return };
         let noticed = match remote.certainty() {
-            Certainty::Exact => return,
-            Certainty::Date => "only a change of the date or the length is noticed",
-            Certainty::Length => "only a change of the length is noticed",
+            ChangeCertainty::Exact => return,
+            ChangeCertainty::Date => "only a change of the date or the length is noticed",
+            ChangeCertainty::Length => "only a change of the length is noticed",
         };
         if self.unsure.insert(host.to_owned()) {
             log::warn!("{}: the server gives no strong ETag: {noticed}", remote.name());
@@ -446,27 +448,27 @@ impl Session {
     fn announce(&self, id: u64, object: ObjectId) {
         let Some(open) = self.objects.get(&object.0) else { return };
         match open.local.descriptors() {
-            Ok(cache::Descriptors { data, present, marks, lock }) => {
+            Ok(cache::ReaderDescriptors { data, present, marks, lock }) => {
                 let beside = [data.as_fd(), present.as_fd(), marks.as_fd(), lock.as_fd()];
-                let Version { is_public, mtime, .. } = open.version;
-                let reply = Reply::Object { id, object: object.0, len: open.local.len(), is_public, mtime };
+                let KeptVersion { is_public, mtime, .. } = open.version;
+                let reply = WireReply::Object { id, object: object.0, len: open.local.len(), is_public, mtime };
                 self.send(Some(id), &reply, &beside);
             }
-            Err(error) => self.fail(id, Failed::Transient, error.to_string()),
+            Err(error) => self.fail(id, WireFailure::Transient, error.to_string()),
         }
     }
 
     /// Answers the request of a ticket.
-    fn answer(&mut self, ticket: TicketId, answer: Result<(), (Failed, String)>) {
+    fn answer(&mut self, ticket: TicketId, answer: Result<(), (WireFailure, String)>) {
         if ticket.0 >= UNWAITED {
             return;
         }
         match (self.opening_heads.remove(&ticket), answer) {
-            (None, Ok(())) => self.reply(&Reply::Ready { id: ticket.0 }),
+            (None, Ok(())) => self.reply(&WireReply::Ready { id: ticket.0 }),
             (None, Err((failure, reason))) => self.fail(ticket.0, failure, reason),
             (Some((id, object)), Ok(())) => self.announce(id, object),
             (Some((id, object)), Err((failure, reason))) => {
-                self.event(Event::Closed { object });
+                self.event(PlannerEvent::Closed { object });
                 self.objects.remove(&object.0);
                 self.fail(id, failure, reason);
             }

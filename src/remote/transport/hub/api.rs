@@ -7,13 +7,13 @@ use reqwest::header::{HeaderMap, LINK};
 use serde::Deserialize;
 use url::Url;
 
-use super::super::error::{Error, Kind};
+use super::super::error::{ErrorKind, TransportError};
 use super::super::range::refusal;
-use super::super::secret::Authorization;
-use super::super::wire::{Reply, explain};
-use super::Hub;
-use super::entry::{Entry, content_from_hash, is_commit};
-use super::pinned::About;
+use super::super::secret::AuthorizationValue;
+use super::super::wire::{WireResponse, explain};
+use super::HubTransport;
+use super::entry::{HubEntry, content_from_hash, is_commit};
+use super::pinned::RepoAbout;
 use super::settings::push;
 use crate::remote::location::{HubLocation, check_path};
 
@@ -24,7 +24,7 @@ const ANSWER: usize = 64 << 20;
 const PAGES: usize = 1000;
 
 #[derive(Deserialize)]
-struct Revision {
+struct ApiRevision {
     sha: String,
     private: Option<bool>,
     #[serde(rename = "lastModified")]
@@ -34,39 +34,47 @@ struct Revision {
 }
 
 #[derive(Deserialize)]
-struct Item {
+struct ApiItem {
     #[serde(rename = "type")]
     kind: String,
     path: String,
     #[serde(default)]
     size: u64,
     oid: Option<String>,
-    lfs: Option<Lfs>,
+    lfs: Option<ApiLfs>,
 }
 
 #[derive(Deserialize)]
-struct Lfs {
+struct ApiLfs {
     oid: String,
     size: u64,
 }
 
-impl Hub {
+impl HubTransport {
     /// The commit of a revision, and what is known of the repository.
-    pub(super) async fn commit(&self, place: &HubLocation, revision: &str) -> Result<(String, About), Error> {
+    pub(super) async fn commit(
+        &self,
+        place: &HubLocation,
+        revision: &str,
+    ) -> Result<(String, RepoAbout), TransportError> {
         let url = self.settings.api_url(place, "revision", revision)?;
         let (bytes, _) = self.ask(&url, place).await?;
-        let answer: Revision = serde_json::from_slice(&bytes).map_err(|_| nonsense())?;
+        let answer: ApiRevision = serde_json::from_slice(&bytes).map_err(|_| nonsense())?;
         if !is_commit(&answer.sha) {
             return Err(nonsense());
         }
         let gated = answer.gated.is_some_and(|gated| gated != serde_json::Value::Bool(false));
         let public = answer.private == Some(false) && !gated;
-        Ok((answer.sha, About { public, modified: answer.modified }))
+        Ok((answer.sha, RepoAbout { public, modified: answer.modified }))
     }
 
     /// Lists what a location needs: all files below a directory, or the directory that holds a file. The flag says
     /// whether the list is complete.
-    pub(super) async fn list_for(&self, root: &HubLocation, path: &str) -> Result<(Vec<Entry>, bool), Error> {
+    pub(super) async fn list_for(
+        &self,
+        root: &HubLocation,
+        path: &str,
+    ) -> Result<(Vec<HubEntry>, bool), TransportError> {
         if path.is_empty() {
             return Ok((self.list(root, "", true).await?.0, true));
         }
@@ -79,11 +87,16 @@ impl Hub {
         if folders.iter().any(|folder| folder == path) {
             return Ok((self.list(root, path, true).await?.0, true));
         }
-        Err(Error::new(Kind::Missing, "there is no such file or directory at this revision"))
+        Err(TransportError::new(ErrorKind::Missing, "there is no such file or directory at this revision"))
     }
 
     /// Lists a directory, following the pages. Returns files and directories.
-    async fn list(&self, root: &HubLocation, path: &str, deep: bool) -> Result<(Vec<Entry>, Vec<String>), Error> {
+    async fn list(
+        &self,
+        root: &HubLocation,
+        path: &str,
+        deep: bool,
+    ) -> Result<(Vec<HubEntry>, Vec<String>), TransportError> {
         let commit = root.revision.as_deref().unwrap_or("main");
         let mut url = self.settings.api_url(root, "tree", commit)?;
         push(&mut url, path)?;
@@ -91,7 +104,7 @@ impl Hub {
         let (mut files, mut folders) = (Vec::new(), Vec::new());
         for _ in 0..PAGES {
             let (bytes, headers) = self.ask(&url, root).await?;
-            let items: Vec<Item> = serde_json::from_slice(&bytes).map_err(|_| nonsense())?;
+            let items: Vec<ApiItem> = serde_json::from_slice(&bytes).map_err(|_| nonsense())?;
             for item in items {
                 // The paths become names of files.
                 if item.path.is_empty() || check_path(&item.path).is_err() {
@@ -109,10 +122,10 @@ impl Hub {
                 None => return Ok((files, folders)),
             }
         }
-        Err(Error::protocol("the repository has more than a million files"))
+        Err(TransportError::protocol("the repository has more than a million files"))
     }
 
-    async fn ask(&self, url: &Url, place: &HubLocation) -> Result<(Vec<u8>, HeaderMap), Error> {
+    async fn ask(&self, url: &Url, place: &HubLocation) -> Result<(Vec<u8>, HeaderMap), TransportError> {
         let token = self.settings.authorization()?;
         let reply = self.wire.get(url, &HeaderMap::new(), token.as_ref()).await?;
         if reply.status != StatusCode::OK {
@@ -125,11 +138,11 @@ impl Hub {
     /// Adds what the Hub says about a refusal, and what the user can do about it.
     pub(super) fn explain(
         &self,
-        error: Error,
-        reply: &Reply,
+        error: TransportError,
+        reply: &WireResponse,
         place: &HubLocation,
-        token: Option<&Authorization>,
-    ) -> Error {
+        token: Option<&AuthorizationValue>,
+    ) -> TransportError {
         let code = reply.headers.get("x-error-code").and_then(|code| code.to_str().ok()).unwrap_or("");
         let page = || {
             let kind = if place.kind.plural() == "models" { "" } else { place.kind.plural() };
@@ -153,30 +166,30 @@ impl Hub {
         let missing =
             matches!(code, "RevisionNotFound" | "EntryNotFound") || code == "RepoNotFound" && reply.status == 404;
         let kind = match error.kind() {
-            Kind::Missing | Kind::Forbidden if missing => Kind::Missing,
-            Kind::Missing | Kind::Forbidden => Kind::Forbidden,
+            ErrorKind::Missing | ErrorKind::Forbidden if missing => ErrorKind::Missing,
+            ErrorKind::Missing | ErrorKind::Forbidden => ErrorKind::Forbidden,
             kind => kind,
         };
         explain(error, &reply.headers, token).of_kind(kind).with_text(|text| format!("{text}: {advice}"))
     }
 }
 
-impl From<Item> for Entry {
-    fn from(item: Item) -> Entry {
+impl From<ApiItem> for HubEntry {
+    fn from(item: ApiItem) -> HubEntry {
         let (hash, len) = match item.lfs {
             Some(lfs) => (Some(lfs.oid), lfs.size),
             None => (item.oid, item.size),
         };
-        Entry { path: item.path, len, content: hash.as_deref().and_then(content_from_hash) }
+        HubEntry { path: item.path, len, content: hash.as_deref().and_then(content_from_hash) }
     }
 }
 
-fn nonsense() -> Error {
-    Error::protocol("the answer of the Hub cannot be parsed")
+fn nonsense() -> TransportError {
+    TransportError::protocol("the answer of the Hub cannot be parsed")
 }
 
 /// The next page of `Link: <URL>; rel="next"`. It must be on the Hub, as the token goes with it.
-fn next_page(headers: &HeaderMap, from: &Url) -> Result<Option<Url>, Error> {
+fn next_page(headers: &HeaderMap, from: &Url) -> Result<Option<Url>, TransportError> {
     for value in headers.get_all(LINK).iter().filter_map(|value| value.to_str().ok()) {
         let mut rest = value;
         while let Some((url, after)) = rest.split_once('<').and_then(|(_, after)| after.split_once('>')) {
@@ -190,7 +203,7 @@ fn next_page(headers: &HeaderMap, from: &Url) -> Result<Option<Url>, Error> {
             if is_next {
                 let next = from.join(url).map_err(|_| nonsense())?;
                 if next.origin() != from.origin() {
-                    return Err(Error::protocol("the Hub continues its listing on another server"));
+                    return Err(TransportError::protocol("the Hub continues its listing on another server"));
                 }
                 return Ok(Some(next));
             }
@@ -217,6 +230,6 @@ mod tests {
         assert_eq!(next("</p>; rel=prev, </x?cursor=1,2;3> ; title=\"x\" ; REL=next"), page);
         assert_eq!(next("</p>; rel=\"prev\""), Ok(None));
         assert_eq!(next("nonsense >< <"), Ok(None));
-        assert_eq!(next("<https://evil.example/x>; rel=\"next\""), Err(Kind::Protocol));
+        assert_eq!(next("<https://evil.example/x>; rel=\"next\""), Err(ErrorKind::Protocol));
     }
 }

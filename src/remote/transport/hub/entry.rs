@@ -2,7 +2,7 @@
 
 /// A file of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct HubEntry {
     pub path: String,
     pub len: u64,
     /// `sha256:...` or `git:...`

@@ -6,24 +6,24 @@ use std::time::SystemTime;
 use reqwest::StatusCode;
 use reqwest::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderMap};
 
-use super::error::{Error, Kind};
+use super::error::{ErrorKind, TransportError};
 use super::retry::wanted_wait;
-use super::validator::Validator;
+use super::validator::VersionValidator;
 
 /// What was asked for.
 #[derive(Clone, Debug)]
-pub(super) struct Wanted<'a> {
+pub(super) struct WantedRange<'a> {
     /// The bytes, at least one.
     pub(super) range: Range<u64>,
     /// The length of the file, if known. Without it the range may pass the end of the file.
     pub(super) len: Option<u64>,
     /// The version, if pinned.
-    pub(super) validator: Option<&'a Validator>,
+    pub(super) validator: Option<&'a VersionValidator>,
 }
 
 /// What the body holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Part {
+pub(super) struct ResponsePart {
     /// Its bytes. Without a known length, the end is where the body ends.
     pub(super) range: Range<u64>,
     /// The length of the file; `None` for a whole file without a length, which ends where the body ends.
@@ -35,38 +35,42 @@ pub(super) struct Part {
 /// # Errors
 /// Whatever is not exactly the wanted bytes of the wanted version. A server that sends a whole file gives `NoRanges`,
 /// unless all of it was wanted.
-pub(super) fn check(status: StatusCode, headers: &HeaderMap, wanted: &Wanted<'_>) -> Result<Part, Error> {
+pub(super) fn check_range(
+    status: StatusCode,
+    headers: &HeaderMap,
+    wanted: &WantedRange<'_>,
+) -> Result<ResponsePart, TransportError> {
     match status {
         StatusCode::PARTIAL_CONTENT => partial(headers, wanted),
-        StatusCode::OK => whole(headers, wanted),
+        StatusCode::OK => whole_response(headers, wanted),
         StatusCode::RANGE_NOT_SATISFIABLE => {
             let total = text(headers, CONTENT_RANGE.as_str()).and_then(|range| range.strip_prefix("bytes */"));
-            match (total.and_then(number), wanted.len) {
+            match (total.and_then(header_number), wanted.len) {
                 // An empty file has no satisfiable range.
-                (Some(0), None) if wanted.range.start == 0 => Ok(Part { range: 0..0, len: Some(0) }),
+                (Some(0), None) if wanted.range.start == 0 => Ok(ResponsePart { range: 0..0, len: Some(0) }),
                 (Some(total), Some(len)) if total != len => Err(changed_length(len, total)),
-                _ => Err(Error::protocol("the server refuses a range that is inside the file (416)")),
+                _ => Err(TransportError::protocol("the server refuses a range that is inside the file (416)")),
             }
         }
         status => Err(refusal(status, headers, SystemTime::now())),
     }
 }
 
-fn partial(headers: &HeaderMap, wanted: &Wanted<'_>) -> Result<Part, Error> {
+fn partial(headers: &HeaderMap, wanted: &WantedRange<'_>) -> Result<ResponsePart, TransportError> {
     plain_body(headers)?;
     let content_range = text(headers, CONTENT_RANGE.as_str())
-        .ok_or_else(|| Error::protocol("the server sends a part of the file without a Content-Range"))?;
+        .ok_or_else(|| TransportError::protocol("the server sends a part of the file without a Content-Range"))?;
     let (range, total) = parse_content_range(content_range)
-        .ok_or_else(|| Error::protocol("the server sends an invalid Content-Range"))?;
+        .ok_or_else(|| TransportError::protocol("the server sends an invalid Content-Range"))?;
     let len = match (total, wanted.len) {
         (Some(total), Some(len)) if total != len => return Err(changed_length(len, total)),
         (Some(total), _) => total,
         (None, Some(len)) => len,
-        (None, None) => return Err(Error::protocol("the server does not say how long the file is")),
+        (None, None) => return Err(TransportError::protocol("the server does not say how long the file is")),
     };
     let expected = wanted.range.start..wanted.range.end.min(len);
     if range != expected {
-        return Err(Error::protocol(format!(
+        return Err(TransportError::protocol(format!(
             "the server sends bytes {}-{} where {}-{} were asked for",
             range.start,
             range.end.saturating_sub(1),
@@ -75,14 +79,14 @@ fn partial(headers: &HeaderMap, wanted: &Wanted<'_>) -> Result<Part, Error> {
         )));
     }
     if content_length(headers)?.is_some_and(|length| length != range.end - range.start) {
-        return Err(Error::protocol("Content-Length and Content-Range of the server contradict each other"));
+        return Err(TransportError::protocol("Content-Length and Content-Range of the server contradict each other"));
     }
     check_version(headers, wanted)?;
-    Ok(Part { range, len: Some(len) })
+    Ok(ResponsePart { range, len: Some(len) })
 }
 
-fn whole(headers: &HeaderMap, wanted: &Wanted<'_>) -> Result<Part, Error> {
-    let refused = || Error::new(Kind::NoRanges, "the server sends whole files only: download it first");
+fn whole_response(headers: &HeaderMap, wanted: &WantedRange<'_>) -> Result<ResponsePart, TransportError> {
+    let refused = || TransportError::new(ErrorKind::NoRanges, "the server sends whole files only: download it first");
     if wanted.range.start != 0 {
         return Err(refused());
     }
@@ -96,50 +100,50 @@ fn whole(headers: &HeaderMap, wanted: &Wanted<'_>) -> Result<Part, Error> {
     }
     check_version(headers, wanted)?;
     let len = length.or(wanted.len);
-    Ok(Part { range: 0..len.unwrap_or(wanted.range.end), len })
+    Ok(ResponsePart { range: 0..len.unwrap_or(wanted.range.end), len })
 }
 
-fn check_version(headers: &HeaderMap, wanted: &Wanted<'_>) -> Result<(), Error> {
+fn check_version(headers: &HeaderMap, wanted: &WantedRange<'_>) -> Result<(), TransportError> {
     match wanted.validator {
-        Some(validator) => validator.check(&Validator::of(headers)),
+        Some(validator) => validator.check(&VersionValidator::of(headers)),
         None => Ok(()),
     }
 }
 
 /// An encoded body has other offsets than the file.
-fn plain_body(headers: &HeaderMap) -> Result<(), Error> {
+fn plain_body(headers: &HeaderMap) -> Result<(), TransportError> {
     if text(headers, CONTENT_ENCODING.as_str()).is_some_and(|encoding| !encoding.eq_ignore_ascii_case("identity")) {
-        return Err(Error::new(Kind::NoRanges, "the server sends it compressed only: download it first"));
+        return Err(TransportError::new(ErrorKind::NoRanges, "the server sends it compressed only: download it first"));
     }
     let kind = text(headers, CONTENT_TYPE.as_str()).unwrap_or("");
     if kind.get(..10).is_some_and(|kind| kind.eq_ignore_ascii_case("multipart/")) && headers.contains_key(CONTENT_RANGE)
         || kind.to_ascii_lowercase().starts_with("multipart/byteranges")
     {
-        return Err(Error::protocol("the server sends several parts where one range was asked for"));
+        return Err(TransportError::protocol("the server sends several parts where one range was asked for"));
     }
     Ok(())
 }
 
-fn changed_length(old: u64, new: u64) -> Error {
-    Error::new(Kind::Changed, format!("it changed on the server (it had {old} bytes and has {new})"))
+fn changed_length(old: u64, new: u64) -> TransportError {
+    TransportError::new(ErrorKind::Changed, format!("it changed on the server (it had {old} bytes and has {new})"))
 }
 
 /// The error for a status that is not a success.
-pub(super) fn refusal(status: StatusCode, headers: &HeaderMap, now: SystemTime) -> Error {
+pub(super) fn refusal(status: StatusCode, headers: &HeaderMap, now: SystemTime) -> TransportError {
     let (kind, text) = match status.as_u16() {
-        404 => (Kind::Missing, "the server has no such file (404)".to_string()),
-        410 => (Kind::Missing, "the file is gone, or the link has expired (410)".to_string()),
-        401 => (Kind::Forbidden, "the server wants credentials (401)".to_string()),
-        402 | 403 | 407 | 451 => (Kind::Forbidden, format!("the server refuses access ({})", status.as_u16())),
-        412 => (Kind::Changed, "it changed on the server (412)".to_string()),
+        404 => (ErrorKind::Missing, "the server has no such file (404)".to_string()),
+        410 => (ErrorKind::Missing, "the file is gone, or the link has expired (410)".to_string()),
+        401 => (ErrorKind::Forbidden, "the server wants credentials (401)".to_string()),
+        402 | 403 | 407 | 451 => (ErrorKind::Forbidden, format!("the server refuses access ({})", status.as_u16())),
+        412 => (ErrorKind::Changed, "it changed on the server (412)".to_string()),
         408 | 425 | 429 | 500 | 502..=504 | 506..=599 => {
             let retry_after = wanted_wait(status.as_u16(), headers, now);
             let what = if status == 429 { "too many requests" } else { "the server cannot answer now" };
-            (Kind::Transient { retry_after }, format!("{what} ({})", status.as_u16()))
+            (ErrorKind::Transient { retry_after }, format!("{what} ({})", status.as_u16()))
         }
-        other => (Kind::Protocol, format!("the server answers with status {other}")),
+        other => (ErrorKind::Protocol, format!("the server answers with status {other}")),
     };
-    let mut error = Error::new(kind, text);
+    let mut error = TransportError::new(kind, text);
     error.status = Some(status.as_u16());
     error
 }
@@ -149,16 +153,16 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 }
 
 /// A number of digits only: no sign, no space.
-fn number(text: &str) -> Option<u64> {
+fn header_number(text: &str) -> Option<u64> {
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) { None } else { text.parse().ok() }
 }
 
-fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Error> {
+fn content_length(headers: &HeaderMap) -> Result<Option<u64>, TransportError> {
     match text(headers, CONTENT_LENGTH.as_str()) {
         None => Ok(None),
-        Some(length) => {
-            number(length).map(Some).ok_or_else(|| Error::protocol("the server sends a wrong Content-Length"))
-        }
+        Some(length) => header_number(length)
+            .map(Some)
+            .ok_or_else(|| TransportError::protocol("the server sends a wrong Content-Length")),
     }
 }
 
@@ -170,9 +174,9 @@ fn parse_content_range(text: &str) -> Option<(Range<u64>, Option<u64>)> {
     }
     let (range, total) = rest.trim().split_once('/')?;
     let (first, last) = range.split_once('-')?;
-    let (first, last) = (number(first)?, number(last)?);
+    let (first, last) = (header_number(first)?, header_number(last)?);
     let end = last.checked_add(1)?;
-    let total = if total == "*" { None } else { Some(number(total)?) };
+    let total = if total == "*" { None } else { Some(header_number(total)?) };
     (first < end && total.is_none_or(|total| end <= total)).then_some((first..end, total))
 }
 

@@ -10,42 +10,42 @@ fn headers(fields: &[(&str, &str)]) -> HeaderMap {
     headers
 }
 
-fn run(status: u16, fields: &[(&str, &str)], range: Range<u64>, len: Option<u64>) -> Result<Part, Kind> {
-    let pinned = Validator { etag: Some("\"v1\"".into()), ..Validator::default() };
+fn run(status: u16, fields: &[(&str, &str)], range: Range<u64>, len: Option<u64>) -> Result<ResponsePart, ErrorKind> {
+    let pinned = VersionValidator { etag: Some("\"v1\"".into()), ..VersionValidator::default() };
     let validator = len.is_some().then_some(&pinned);
-    check(StatusCode::from_u16(status).unwrap(), &headers(fields), &Wanted { range, len, validator })
+    check_range(StatusCode::from_u16(status).unwrap(), &headers(fields), &WantedRange { range, len, validator })
         .map_err(|error| error.kind())
 }
 
 #[test]
 fn answers_to_a_pinned_range_are_checked() {
     let good = [("content-range", "bytes 10-19/100"), ("content-length", "10"), ("etag", "\"v1\"")];
-    assert_eq!(run(206, &good, 10..20, Some(100)), Ok(Part { range: 10..20, len: Some(100) }));
+    assert_eq!(run(206, &good, 10..20, Some(100)), Ok(ResponsePart { range: 10..20, len: Some(100) }));
     let change = |name: &str, value: Option<&'static str>| {
         let mut fields: Vec<_> = good.into_iter().filter(|(field, _)| *field != name).collect();
         fields.extend(value.map(|value| (Box::leak(name.to_string().into_boxed_str()) as &str, value)));
         run(206, &fields, 10..20, Some(100))
     };
     let rows = [
-        ("content-range", None, Err(Kind::Protocol)),
-        ("content-range", Some("bytes 10-18/100"), Err(Kind::Protocol)),
-        ("content-range", Some("bytes 0-19/100"), Err(Kind::Protocol)),
-        ("content-range", Some("bytes 10-20/100"), Err(Kind::Protocol)),
-        ("content-range", Some("bytes 10-19/101"), Err(Kind::Changed)),
-        ("content-range", Some("bytes 10-19/15"), Err(Kind::Protocol)),
-        ("content-range", Some("bytes 10-18446744073709551615/*"), Err(Kind::Protocol)),
-        ("content-range", Some("items 10-19/100"), Err(Kind::Protocol)),
-        ("content-range", Some("bytes */100"), Err(Kind::Protocol)),
+        ("content-range", None, Err(ErrorKind::Protocol)),
+        ("content-range", Some("bytes 10-18/100"), Err(ErrorKind::Protocol)),
+        ("content-range", Some("bytes 0-19/100"), Err(ErrorKind::Protocol)),
+        ("content-range", Some("bytes 10-20/100"), Err(ErrorKind::Protocol)),
+        ("content-range", Some("bytes 10-19/101"), Err(ErrorKind::Changed)),
+        ("content-range", Some("bytes 10-19/15"), Err(ErrorKind::Protocol)),
+        ("content-range", Some("bytes 10-18446744073709551615/*"), Err(ErrorKind::Protocol)),
+        ("content-range", Some("items 10-19/100"), Err(ErrorKind::Protocol)),
+        ("content-range", Some("bytes */100"), Err(ErrorKind::Protocol)),
         ("content-range", Some("bytes 10-19/*"), Ok(())),
-        ("content-length", Some("9"), Err(Kind::Protocol)),
-        ("content-length", Some("+10"), Err(Kind::Protocol)),
+        ("content-length", Some("9"), Err(ErrorKind::Protocol)),
+        ("content-length", Some("+10"), Err(ErrorKind::Protocol)),
         ("content-length", None, Ok(())),
-        ("etag", Some("\"v2\""), Err(Kind::Changed)),
-        ("etag", Some("W/\"v1\""), Err(Kind::Changed)),
-        ("etag", None, Err(Kind::Protocol)),
-        ("content-encoding", Some("gzip"), Err(Kind::NoRanges)),
+        ("etag", Some("\"v2\""), Err(ErrorKind::Changed)),
+        ("etag", Some("W/\"v1\""), Err(ErrorKind::Changed)),
+        ("etag", None, Err(ErrorKind::Protocol)),
+        ("content-encoding", Some("gzip"), Err(ErrorKind::NoRanges)),
         ("content-encoding", Some("identity"), Ok(())),
-        ("content-type", Some("multipart/byteranges; boundary=x"), Err(Kind::Protocol)),
+        ("content-type", Some("multipart/byteranges; boundary=x"), Err(ErrorKind::Protocol)),
     ];
     for (name, value, expected) in rows {
         assert_eq!(change(name, value).map(|_| ()), expected, "{name}: {value:?}");
@@ -55,41 +55,41 @@ fn answers_to_a_pinned_range_are_checked() {
 #[test]
 fn statuses_have_their_kinds() {
     let rows = [
-        (200, Kind::NoRanges),
-        (401, Kind::Forbidden),
-        (403, Kind::Forbidden),
-        (404, Kind::Missing),
-        (410, Kind::Missing),
-        (412, Kind::Changed),
-        (416, Kind::Protocol),
-        (429, Kind::Transient { retry_after: None }),
-        (500, Kind::Transient { retry_after: None }),
-        (503, Kind::Transient { retry_after: None }),
-        (501, Kind::Protocol),
-        (204, Kind::Protocol),
-        (304, Kind::Protocol),
-        (400, Kind::Protocol),
+        (200, ErrorKind::NoRanges),
+        (401, ErrorKind::Forbidden),
+        (403, ErrorKind::Forbidden),
+        (404, ErrorKind::Missing),
+        (410, ErrorKind::Missing),
+        (412, ErrorKind::Changed),
+        (416, ErrorKind::Protocol),
+        (429, ErrorKind::Transient { retry_after: None }),
+        (500, ErrorKind::Transient { retry_after: None }),
+        (503, ErrorKind::Transient { retry_after: None }),
+        (501, ErrorKind::Protocol),
+        (204, ErrorKind::Protocol),
+        (304, ErrorKind::Protocol),
+        (400, ErrorKind::Protocol),
     ];
     for (status, kind) in rows {
         assert_eq!(run(status, &[], 10..20, Some(100)), Err(kind), "{status}");
     }
-    assert_eq!(run(416, &[("content-range", "bytes */50")], 10..20, Some(100)), Err(Kind::Changed));
-    assert_eq!(run(416, &[("content-range", "bytes */100")], 10..20, Some(100)), Err(Kind::Protocol));
+    assert_eq!(run(416, &[("content-range", "bytes */50")], 10..20, Some(100)), Err(ErrorKind::Changed));
+    assert_eq!(run(416, &[("content-range", "bytes */100")], 10..20, Some(100)), Err(ErrorKind::Protocol));
 }
 
 #[test]
 fn the_first_request_learns_the_length() {
     let first = |status, fields: &[(&str, &str)]| run(status, fields, 0..64, None);
-    assert_eq!(first(206, &[("content-range", "bytes 0-63/100")]), Ok(Part { range: 0..64, len: Some(100) }));
-    assert_eq!(first(206, &[("content-range", "bytes 0-9/10")]), Ok(Part { range: 0..10, len: Some(10) }));
-    assert_eq!(first(206, &[("content-range", "bytes 0-63/*")]), Err(Kind::Protocol));
-    assert_eq!(first(206, &[("content-range", "bytes 0-9/100")]), Err(Kind::Protocol));
-    assert_eq!(first(416, &[("content-range", "bytes */0")]), Ok(Part { range: 0..0, len: Some(0) }));
-    assert_eq!(first(416, &[("content-range", "bytes */5")]), Err(Kind::Protocol));
-    assert_eq!(first(200, &[("content-length", "64")]), Ok(Part { range: 0..64, len: Some(64) }));
-    assert_eq!(first(200, &[("content-length", "65")]), Err(Kind::NoRanges));
-    assert_eq!(first(200, &[]), Ok(Part { range: 0..64, len: None }));
-    assert_eq!(first(200, &[("content-encoding", "gzip")]), Err(Kind::NoRanges));
+    assert_eq!(first(206, &[("content-range", "bytes 0-63/100")]), Ok(ResponsePart { range: 0..64, len: Some(100) }));
+    assert_eq!(first(206, &[("content-range", "bytes 0-9/10")]), Ok(ResponsePart { range: 0..10, len: Some(10) }));
+    assert_eq!(first(206, &[("content-range", "bytes 0-63/*")]), Err(ErrorKind::Protocol));
+    assert_eq!(first(206, &[("content-range", "bytes 0-9/100")]), Err(ErrorKind::Protocol));
+    assert_eq!(first(416, &[("content-range", "bytes */0")]), Ok(ResponsePart { range: 0..0, len: Some(0) }));
+    assert_eq!(first(416, &[("content-range", "bytes */5")]), Err(ErrorKind::Protocol));
+    assert_eq!(first(200, &[("content-length", "64")]), Ok(ResponsePart { range: 0..64, len: Some(64) }));
+    assert_eq!(first(200, &[("content-length", "65")]), Err(ErrorKind::NoRanges));
+    assert_eq!(first(200, &[]), Ok(ResponsePart { range: 0..64, len: None }));
+    assert_eq!(first(200, &[("content-encoding", "gzip")]), Err(ErrorKind::NoRanges));
 }
 
 proptest! {
@@ -98,8 +98,8 @@ proptest! {
         content_range in "bytes [0-9]{1,3}-[0-9]{1,3}/([0-9]{1,3}|\\*)",
         start in 0u64..50, size in 1u64..50, len in proptest::option::of(1u64..120),
     ) {
-        let wanted = Wanted { range: start..start + size, len, validator: None };
-        if let Ok(part) = check(StatusCode::PARTIAL_CONTENT, &headers(&[("content-range", &content_range)]), &wanted) {
+        let wanted = WantedRange { range: start..start + size, len, validator: None };
+        if let Ok(part) = check_range(StatusCode::PARTIAL_CONTENT, &headers(&[("content-range", &content_range)]), &wanted) {
             let total = part.len.unwrap();
             prop_assert!(len.is_none_or(|len| len == total));
             prop_assert_eq!(part.range, start..(start + size).min(total));

@@ -7,19 +7,19 @@ use std::sync::Arc;
 use object_store::RetryConfig;
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 
-use super::super::environment::Environment;
-use super::super::error::{Error, Kind};
-use super::bucket::Opened;
-use super::connector::Connector;
+use super::super::environment::EnvironmentCopy;
+use super::super::error::{ErrorKind, TransportError};
+use super::bucket::OpenedBucket;
+use super::connector::StoreConnector;
 use super::failure::translate;
 use crate::remote::location::StoreKind;
 
-pub(super) fn open(
-    environment: &Environment,
+pub(super) fn open_azure(
+    environment: &EnvironmentCopy,
     anonymous: bool,
     container: &str,
-    connector: Connector,
-) -> Result<Opened, Error> {
+    connector: StoreConnector,
+) -> Result<OpenedBucket, TransportError> {
     let mut builder = MicrosoftAzureBuilder::new();
     let tools =
         [("AZURE_STORAGE_ACCOUNT", AzureConfigKey::AccountName), ("AZURE_STORAGE_KEY", AzureConfigKey::AccessKey)];
@@ -37,7 +37,10 @@ pub(super) fn open(
     let account = builder.get_config_value(&AzureConfigKey::AccountName);
     let emulator = builder.get_config_value(&AzureConfigKey::UseEmulator).is_some_and(|value| value == "true");
     if account.is_none() && !emulator {
-        return Err(Error::new(Kind::Credentials, "az:// needs the storage account: set AZURE_STORAGE_ACCOUNT"));
+        return Err(TransportError::new(
+            ErrorKind::Credentials,
+            "az:// needs the storage account: set AZURE_STORAGE_ACCOUNT",
+        ));
     }
     let endpoint = builder.get_config_value(&AzureConfigKey::Endpoint).or(account);
     let builder = builder
@@ -46,7 +49,7 @@ pub(super) fn open(
         .with_retry(RetryConfig { max_retries: 0, ..RetryConfig::default() })
         .with_http_connector(connector);
     let store = builder.build().map_err(|error| translate(error, StoreKind::Azure))?;
-    Ok(Opened { store: Arc::new(store), anonymous, endpoint })
+    Ok(OpenedBucket { store: Arc::new(store), anonymous, endpoint })
 }
 
 /// Variables with a key, a token, or the name of a file that has one.
@@ -65,17 +68,17 @@ const SECRETS: [&str; 11] = [
 ];
 
 /// Where the credentials come from. The last place is the machine, if it is in Azure.
-pub(super) fn found(environment: &Environment) -> Option<String> {
+pub(super) fn azure_credentials_found(environment: &EnvironmentCopy) -> Option<String> {
     if environment.flag("AZURE_SKIP_SIGNATURE") {
         return None;
     }
     let variable = SECRETS.iter().find(|name| environment.get(name).is_some());
-    let place = variable.map(|name| format!("the variable {name}")).or_else(|| program(environment));
+    let place = variable.map(|name| format!("the variable {name}")).or_else(|| azure_program(environment));
     Some(place.unwrap_or_else(|| "the service of the machine, if it is in Azure".into()))
 }
 
 /// Why a program must be run to get credentials, if so.
-pub(super) fn program(environment: &Environment) -> Option<String> {
+pub(super) fn azure_program(environment: &EnvironmentCopy) -> Option<String> {
     let cli = ["AZURE_USE_AZURE_CLI", "AZURE_USE_CLI"].iter().any(|name| environment.flag(name));
     let cli =
         cli || environment.get("AZURE_CREDENTIAL_TYPE").is_some_and(|kind| kind.eq_ignore_ascii_case("azure_cli"));
@@ -83,6 +86,6 @@ pub(super) fn program(environment: &Environment) -> Option<String> {
 }
 
 /// The files and directories that are read for credentials.
-pub(super) fn reads(environment: &Environment) -> Vec<PathBuf> {
+pub(super) fn azure_reads(environment: &EnvironmentCopy) -> Vec<PathBuf> {
     environment.token_place("AZURE_FEDERATED_TOKEN_FILE").into_iter().collect()
 }

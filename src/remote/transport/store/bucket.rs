@@ -1,9 +1,9 @@
 //! An open bucket, and a key in it whose version is pinned.
 
-use super::super::environment::Environment;
-use super::super::validator::Validator;
-use super::super::wire::Wire;
-use crate::remote::location::{Location, StoreKind};
+use super::super::environment::EnvironmentCopy;
+use super::super::validator::VersionValidator;
+use super::super::wire::HttpWire;
+use crate::remote::location::{RemoteLocation, StoreKind};
 use object_store::ObjectStore;
 use object_store::path::Path;
 use std::fmt;
@@ -12,23 +12,23 @@ use std::sync::{Arc, Mutex};
 
 /// What opening a bucket needs.
 #[derive(Clone, Debug)]
-pub(super) struct Setup {
-    pub wire: Wire,
-    pub environment: Environment,
+pub(super) struct BucketSetup {
+    pub wire: HttpWire,
+    pub environment: EnvironmentCopy,
     pub anonymous: bool,
 }
 
 /// An open bucket or container.
 #[derive(Debug)]
-pub(in super::super) struct Bucket {
+pub(in super::super) struct StoreBucket {
     pub kind: StoreKind,
     pub name: String,
-    pub(in super::super::store) setup: Setup,
-    pub(in super::super::store) store: Mutex<Opened>,
+    pub(in super::super::store) setup: BucketSetup,
+    pub(in super::super::store) store: Mutex<OpenedBucket>,
 }
 
 #[derive(Clone)]
-pub(super) struct Opened {
+pub(super) struct OpenedBucket {
     pub store: Arc<dyn ObjectStore>,
     /// Whether requests carry no credentials.
     pub anonymous: bool,
@@ -37,16 +37,16 @@ pub(super) struct Opened {
 }
 
 /// Without the store, which shows secrets of identities.
-impl fmt::Debug for Opened {
+impl fmt::Debug for OpenedBucket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { store: _, anonymous, endpoint } = self;
         f.debug_struct("Opened").field("anonymous", anonymous).field("endpoint", endpoint).finish_non_exhaustive()
     }
 }
 
-impl Opened {
+impl OpenedBucket {
     /// Servers may have buckets of the same name.
-    pub fn identity(&self, place: &Location) -> String {
+    pub fn identity(&self, place: &RemoteLocation) -> String {
         match &self.endpoint {
             Some(endpoint) => format!("{place} at {endpoint}"),
             None => place.to_string(),
@@ -56,10 +56,10 @@ impl Opened {
 
 /// A key whose version is pinned.
 #[derive(Debug)]
-pub(in super::super) struct RemoteFile {
-    pub bucket: Arc<Bucket>,
+pub(in super::super) struct BucketFile {
+    pub bucket: Arc<StoreBucket>,
     pub path: Path,
-    pub validator: Validator,
+    pub validator: VersionValidator,
     pub len: u64,
     /// Whether the current version is another one, so that the pinned one is asked for by its id.
     pub superseded: AtomicBool,

@@ -13,11 +13,11 @@ use reqwest::header::{ACCEPT_ENCODING, AUTHORIZATION, ETAG, HeaderMap, HeaderVal
 use reqwest::{Method, StatusCode};
 use url::Url;
 
-use super::super::error::{Error, Kind, plain};
-use super::super::range::{Wanted, check, refusal};
-use super::super::validator::Validator;
-use super::super::wire::{Wire, describe, is_metadata};
-use super::failure::Carried;
+use super::super::error::{ErrorKind, TransportError, plain};
+use super::super::range::{WantedRange, check_range, refusal};
+use super::super::validator::VersionValidator;
+use super::super::wire::{HttpWire, describe_request, is_metadata};
+use super::failure::CarriedError;
 
 /// The longest error text that is read, in bytes.
 const REASON: usize = 64 << 10;
@@ -27,62 +27,63 @@ const METADATA: Duration = Duration::from_secs(3);
 
 /// What a range request asks for, in the extensions of the request.
 #[derive(Clone, Debug)]
-pub(super) struct Pinned {
+pub(super) struct PinnedRange {
     pub(super) range: Range<u64>,
     pub(super) len: Option<u64>,
-    pub(super) validator: Option<Validator>,
+    pub(super) validator: Option<VersionValidator>,
 }
 
 /// The version of an answer, in the extensions of the response.
 #[derive(Clone, Debug)]
-pub(super) struct Seen(pub(super) Validator);
+pub(super) struct SeenVersion(pub(super) VersionValidator);
 
 /// Makes the clients of a store.
 #[derive(Clone, Debug)]
-pub(super) struct Connector {
-    wire: Wire,
+pub(super) struct StoreConnector {
+    wire: HttpWire,
 }
 
-impl Connector {
-    pub(super) fn new(wire: Wire) -> Connector {
-        Connector { wire }
+impl StoreConnector {
+    pub(super) fn new(wire: HttpWire) -> StoreConnector {
+        StoreConnector { wire }
     }
 }
 
-impl HttpConnector for Connector {
+impl HttpConnector for StoreConnector {
     fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
-        Ok(HttpClient::new(Service { wire: self.wire.clone() }))
+        Ok(HttpClient::new(StoreService { wire: self.wire.clone() }))
     }
 }
 
 #[derive(Debug)]
-struct Service {
-    wire: Wire,
+struct StoreService {
+    wire: HttpWire,
 }
 
 #[async_trait::async_trait]
-impl HttpService for Service {
+impl HttpService for StoreService {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        self.send(request).await.map_err(|error| HttpError::new(HttpErrorKind::Unknown, Carried(error)))
+        self.send(request).await.map_err(|error| HttpError::new(HttpErrorKind::Unknown, CarriedError(error)))
     }
 }
 
-impl Service {
-    async fn send(&self, request: HttpRequest) -> Result<HttpResponse, Error> {
+impl StoreService {
+    async fn send(&self, request: HttpRequest) -> Result<HttpResponse, TransportError> {
         let (parts, body) = request.into_parts();
-        let url = Url::parse(&parts.uri.to_string()).map_err(|_| Error::protocol("the request has no URL"))?;
+        let url = Url::parse(&parts.uri.to_string()).map_err(|_| TransportError::protocol("the request has no URL"))?;
         let is_metadata = is_metadata(&url);
         // Stores are only read, so what is written is a request for a token.
         let is_token_request = parts.method == Method::POST || parts.method == Method::PUT;
         let secrets = secrets(&parts.headers, &url, body.as_bytes().map(|bytes| &bytes[..]));
-        let pinned = parts.extensions.get::<Pinned>().cloned();
+        let pinned = parts.extensions.get::<PinnedRange>().cloned();
         let mut outgoing = reqwest::Request::new(parts.method, url);
         *outgoing.headers_mut() = parts.headers;
         if pinned.is_some() {
             outgoing.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         }
         if !body.is_empty() {
-            let bytes = body.as_bytes().cloned().ok_or_else(|| Error::protocol("the request has a body in pieces"))?;
+            let bytes =
+                body.as_bytes().cloned().ok_or_else(|| TransportError::protocol("the request has a body in pieces"))?;
             *outgoing.body_mut() = Some(bytes.into());
         }
         let answer = if is_metadata {
@@ -95,27 +96,31 @@ impl Service {
             && (status.is_success() || status == StatusCode::RANGE_NOT_SATISFIABLE)
         {
             let (range, len, validator) = (pinned.range.clone(), pinned.len, pinned.validator.as_ref());
-            check(status, &quoted(&headers), &Wanted { range, len, validator })?;
+            check_range(status, &quoted(&headers), &WantedRange { range, len, validator })?;
         }
         if status == StatusCode::OK && pinned.is_some() {
-            return Err(Error::new(Kind::NoRanges, "the server sends whole files only: download it first"));
+            return Err(TransportError::new(
+                ErrorKind::NoRanges,
+                "the server sends whole files only: download it first",
+            ));
         }
         if !status.is_success() {
             let reason = self.reason(answer, status, &headers).await;
             let reason =
                 secrets.iter().fold(reason, |error, secret| error.with_text(|text| text.replace(secret, "***")));
-            let refused = is_token_request && matches!(reason.kind(), Kind::Forbidden | Kind::Protocol | Kind::Missing);
+            let refused = is_token_request
+                && matches!(reason.kind(), ErrorKind::Forbidden | ErrorKind::Protocol | ErrorKind::Missing);
             return Err(if is_metadata || refused { no_credentials(&reason) } else { reason });
         }
         let response: http::Response<reqwest::Body> = answer.into();
         let (mut parts, body) = response.into_parts();
-        parts.extensions.insert(Seen(Validator::of(&quoted(&headers))));
-        let body = body.map_err(|error| HttpError::new(HttpErrorKind::Unknown, Carried(describe(&error))));
+        parts.extensions.insert(SeenVersion(VersionValidator::of(&quoted(&headers))));
+        let body = body.map_err(|error| HttpError::new(HttpErrorKind::Unknown, CarriedError(describe_request(&error))));
         Ok(HttpResponse::from_parts(parts, HttpResponseBody::new(body)))
     }
 
     /// The error for a status that is not a success, with what the body says.
-    async fn reason(&self, answer: reqwest::Response, status: StatusCode, headers: &HeaderMap) -> Error {
+    async fn reason(&self, answer: reqwest::Response, status: StatusCode, headers: &HeaderMap) -> TransportError {
         let body = self.wire.read_all(answer, REASON).await.unwrap_or_default();
         let body = String::from_utf8_lossy(&body);
         let code = element(&body, "Code").or_else(|| field(&body, "code"));
@@ -128,7 +133,7 @@ impl Service {
         if status == StatusCode::BAD_REQUEST
             && matches!(code.as_deref(), Some("ExpiredToken" | "InvalidToken" | "TokenRefreshRequired"))
         {
-            error = error.of_kind(Kind::Forbidden);
+            error = error.of_kind(ErrorKind::Forbidden);
         }
         match (code, message) {
             (Some(code), Some(message)) => error.with_text(|text| format!("{text}, {code}: {message}")),
@@ -174,8 +179,8 @@ fn is_region(text: &str) -> bool {
     (1..=40).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 
-fn no_credentials(error: &Error) -> Error {
-    Error::new(Kind::Credentials, format!("cannot get credentials ({error})"))
+fn no_credentials(error: &TransportError) -> TransportError {
+    TransportError::new(ErrorKind::Credentials, format!("cannot get credentials ({error})"))
 }
 
 /// What a server could repeat from the request.

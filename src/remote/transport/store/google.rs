@@ -7,19 +7,19 @@ use std::sync::Arc;
 use object_store::RetryConfig;
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 
-use super::super::environment::Environment;
-use super::super::error::Error;
-use super::bucket::Opened;
-use super::connector::Connector;
+use super::super::environment::EnvironmentCopy;
+use super::super::error::TransportError;
+use super::bucket::OpenedBucket;
+use super::connector::StoreConnector;
 use super::failure::translate;
 use crate::remote::location::StoreKind;
 
-pub(super) fn open(
-    environment: &Environment,
+pub(super) fn open_google(
+    environment: &EnvironmentCopy,
     anonymous: bool,
     bucket: &str,
-    connector: Connector,
-) -> Result<Opened, Error> {
+    connector: StoreConnector,
+) -> Result<OpenedBucket, TransportError> {
     let mut builder = GoogleCloudStorageBuilder::new();
     if let Some(path) = environment.get("SERVICE_ACCOUNT") {
         builder = builder.with_config(GoogleConfigKey::ServiceAccount, path);
@@ -45,25 +45,25 @@ pub(super) fn open(
         .with_retry(RetryConfig { max_retries: 0, ..RetryConfig::default() })
         .with_http_connector(connector);
     let store = builder.build().map_err(|error| translate(error, StoreKind::Gcs))?;
-    Ok(Opened { store: Arc::new(store), anonymous, endpoint })
+    Ok(OpenedBucket { store: Arc::new(store), anonymous, endpoint })
 }
 
 /// Where the credentials come from. The last place is the machine, if it is in Google's cloud.
-pub(super) fn found(environment: &Environment) -> Option<String> {
+pub(super) fn google_credentials_found(environment: &EnvironmentCopy) -> Option<String> {
     if environment.flag("GOOGLE_SKIP_SIGNATURE") || environment.get("STORAGE_EMULATOR_HOST").is_some() {
         return None;
     }
     if environment.get("GOOGLE_SERVICE_ACCOUNT_KEY").is_some() {
         return Some("the variable GOOGLE_SERVICE_ACCOUNT_KEY".into());
     }
-    let file = reads(environment).into_iter().find(|path| path.is_file());
+    let file = google_reads(environment).into_iter().find(|path| path.is_file());
     Some(
         file.map_or("the service of the machine, if it is in Google's cloud".into(), |path| path.display().to_string()),
     )
 }
 
 /// The files that are read for credentials. `object_store` finds the login of gcloud in the same way.
-pub(super) fn reads(environment: &Environment) -> Vec<PathBuf> {
+pub(super) fn google_reads(environment: &EnvironmentCopy) -> Vec<PathBuf> {
     let names =
         ["SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "GOOGLE_APPLICATION_CREDENTIALS"];
     let login = environment.home().map(|home| home.join(".config/gcloud/application_default_credentials.json"));

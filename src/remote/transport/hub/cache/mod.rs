@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::entry::{Entry, content_from_hash, is_commit};
+use super::entry::{HubEntry, content_from_hash, is_commit};
 use crate::remote::location::{HubLocation, check_path};
 
 /// The largest listing that is read, in bytes.
@@ -18,7 +18,7 @@ const FILES: usize = 1_000_000;
 
 /// A directory of repositories.
 #[derive(Debug)]
-pub(super) struct Cache {
+pub(super) struct HubCache {
     folder: PathBuf,
 }
 
@@ -32,22 +32,22 @@ pub(super) struct LocalFile {
 }
 
 #[derive(Deserialize)]
-struct Listing {
+struct CachedListing {
     format_version: u32,
-    files: std::collections::BTreeMap<String, Listed>,
+    files: std::collections::BTreeMap<String, CachedFile>,
 }
 
 #[derive(Deserialize)]
-struct Listed {
+struct CachedFile {
     size: u64,
     blob_id: String,
     lfs_sha256: Option<String>,
     lfs_size: Option<u64>,
 }
 
-impl Cache {
-    pub(super) fn new(folder: PathBuf) -> Cache {
-        Cache { folder }
+impl HubCache {
+    pub(super) fn new(folder: PathBuf) -> HubCache {
+        HubCache { folder }
     }
 
     fn repository(&self, place: &HubLocation) -> PathBuf {
@@ -62,12 +62,12 @@ impl Cache {
     }
 
     /// All files of a commit, if a download of the whole repository left the list.
-    pub(super) fn listing(&self, place: &HubLocation, commit: &str) -> Option<Vec<Entry>> {
+    pub(super) fn listing(&self, place: &HubLocation, commit: &str) -> Option<Vec<HubEntry>> {
         let path = self.repository(place).join("trees").join(format!("{commit}.json"));
         if fs::metadata(&path).ok()?.len() > LISTING {
             return None;
         }
-        let listing: Listing = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+        let listing: CachedListing = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
         if listing.format_version != 1 {
             return None;
         }
@@ -77,14 +77,14 @@ impl Cache {
                 .map(|(path, listed)| {
                     let hash = listed.lfs_sha256.unwrap_or(listed.blob_id);
                     let len = listed.lfs_size.unwrap_or(listed.size);
-                    Entry { path, len, content: content_from_hash(&hash) }
+                    HubEntry { path, len, content: content_from_hash(&hash) }
                 })
                 .collect(),
         )
     }
 
     /// The files of a commit that are there.
-    pub(super) fn walk(&self, place: &HubLocation, commit: &str) -> Vec<Entry> {
+    pub(super) fn walk(&self, place: &HubLocation, commit: &str) -> Vec<HubEntry> {
         let mut entries = Vec::new();
         let root = self.repository(place).join("snapshots").join(commit);
         let mut folders = vec![(root, String::new(), 0)];
@@ -103,7 +103,7 @@ impl Cache {
                     self.file(&HubLocation { path: path.clone(), ..place.clone() }, commit, None, None)
                     && let Ok(about) = fs::metadata(&local.path)
                 {
-                    entries.push(Entry { path, len: about.len(), content: local.content });
+                    entries.push(HubEntry { path, len: about.len(), content: local.content });
                 }
             }
         }

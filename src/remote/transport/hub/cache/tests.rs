@@ -1,14 +1,14 @@
 use std::os::unix::fs::symlink;
 
 use super::*;
-use crate::remote::location::Location;
+use crate::remote::location::RemoteLocation;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const SHA256: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
 fn place(path: &str) -> HubLocation {
-    match Location::parse(&format!("hf://a/b/{path}")).unwrap().unwrap() {
-        Location::Hub(hub) => hub,
+    match RemoteLocation::parse(&format!("hf://a/b/{path}")).unwrap().unwrap() {
+        RemoteLocation::Hub(hub) => hub,
         _ => panic!("{path}"),
     }
 }
@@ -40,7 +40,7 @@ fn files_are_found_behind_links_and_as_plain_files() {
     symlink("/etc/hostname", snapshot.join("outside")).unwrap();
     symlink("../../blobs/missing", snapshot.join("dangling")).unwrap();
 
-    let cache = Cache::new(dir.path().to_path_buf());
+    let cache = HubCache::new(dir.path().to_path_buf());
     let linked = format!("sha256:{SHA256}");
     let git = format!("git:{oid}");
     let file = |path: &str, len, content| cache.file(&place(path), COMMIT, len, content);
@@ -64,7 +64,7 @@ fn branches_and_listings_are_read_and_nonsense_is_not() {
     let root = repository(dir.path());
     fs::write(root.join("refs/main"), COMMIT).unwrap();
     fs::write(root.join("refs/broken"), "x").unwrap();
-    let cache = Cache::new(dir.path().to_path_buf());
+    let cache = HubCache::new(dir.path().to_path_buf());
     assert_eq!(cache.commit(&place(""), "main"), Some(COMMIT.to_string()));
     assert_eq!(cache.commit(&place(""), "broken"), None);
     assert_eq!(cache.listing(&place(""), COMMIT), None);
@@ -77,7 +77,7 @@ fn branches_and_listings_are_read_and_nonsense_is_not() {
         "b/c": {{"size": 130, "blob_id": "x", "lfs_sha256": "{SHA256}", "lfs_size": 7, "xet_hash": "x"}},
         "../d": {{"size": 3, "blob_id": "x"}}}}}}"#
     );
-    let entry = |path: &str, len, content: String| Entry { path: path.into(), len, content: Some(content) };
+    let entry = |path: &str, len, content: String| HubEntry { path: path.into(), len, content: Some(content) };
     let expected = vec![entry("a", 3, format!("git:{COMMIT}")), entry("b/c", 7, format!("sha256:{SHA256}"))];
     assert_eq!(list(&text), Some(expected));
     assert_eq!(list(&text.replace("\"format_version\": 1", "\"format_version\": 2")), None);

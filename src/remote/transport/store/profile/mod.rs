@@ -15,9 +15,9 @@ use serde::Deserialize;
 use tokio::process::Command;
 use tokio::sync::Mutex;
 
-use super::super::environment::Environment;
-use super::super::error::{Error, Kind};
-use super::failure::Carried;
+use super::super::environment::EnvironmentCopy;
+use super::super::error::{ErrorKind, TransportError};
+use super::failure::CarriedError;
 
 /// How long a program may take. A login may ask the user in a browser.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -27,7 +27,7 @@ const MARGIN: Duration = Duration::from_secs(300);
 
 /// The settings of one profile, from both files.
 #[derive(Default)]
-pub(super) struct Profile {
+pub(super) struct AwsProfile {
     name: String,
     values: BTreeMap<String, String>,
     /// The section that `services` names.
@@ -35,33 +35,33 @@ pub(super) struct Profile {
 }
 
 /// Values may be keys.
-impl fmt::Debug for Profile {
+impl fmt::Debug for AwsProfile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Profile").field("name", &self.name).field("values", &self.values.keys()).finish()
     }
 }
 
-impl Profile {
+impl AwsProfile {
     /// Reads the profile that the environment names, or `default`.
     ///
     /// # Errors
     /// A profile is named and neither file has it.
-    pub(super) fn load(environment: &Environment) -> Result<Profile, Error> {
+    pub(super) fn load(environment: &EnvironmentCopy) -> Result<AwsProfile, TransportError> {
         let named = environment.get("AWS_PROFILE").or_else(|| environment.get("AWS_DEFAULT_PROFILE"));
         let name = named.unwrap_or("default");
         let read = |path: Option<PathBuf>| path.and_then(|path| fs::read_to_string(path).ok()).unwrap_or_default();
-        let [config, credentials] = files(environment).map(|path| sections(&read(path)));
+        let [config, credentials] = profile_files(environment).map(|path| sections(&read(path)));
         let in_config =
             config.get(&format!("profile {name}")).or_else(|| config.get(name).filter(|_| name == "default"));
         let in_credentials = credentials.get(name);
         if named.is_some() && in_config.is_none() && in_credentials.is_none() {
             let text = format!("the AWS profile {name} is neither in the config file nor in the credentials file");
-            return Err(Error::new(Kind::Credentials, text));
+            return Err(TransportError::new(ErrorKind::Credentials, text));
         }
         let mut values = in_config.cloned().unwrap_or_default();
         values.extend(in_credentials.cloned().unwrap_or_default());
         let services = values.get("services").and_then(|name| config.get(&format!("services {name}")));
-        Ok(Profile { name: name.to_string(), services: services.cloned().unwrap_or_default(), values })
+        Ok(AwsProfile { name: name.to_string(), services: services.cloned().unwrap_or_default(), values })
     }
 
     pub(super) fn name(&self) -> &str {
@@ -80,7 +80,7 @@ impl Profile {
 }
 
 /// The two files of the AWS tools: the configuration and the credentials.
-pub(super) fn files(environment: &Environment) -> [Option<PathBuf>; 2] {
+pub(super) fn profile_files(environment: &EnvironmentCopy) -> [Option<PathBuf>; 2] {
     [("AWS_CONFIG_FILE", "config"), ("AWS_SHARED_CREDENTIALS_FILE", "credentials")].map(|(variable, name)| {
         environment.path(variable).or_else(|| Some(environment.home()?.join(".aws").join(name)))
     })
@@ -118,12 +118,12 @@ fn sections(text: &str) -> BTreeMap<String, BTreeMap<String, String>> {
 
 /// Gives the keys of a profile, and renews them.
 #[derive(Debug)]
-pub(super) struct Provider {
-    origin: Origin,
+pub(super) struct ProfileProvider {
+    origin: KeyOrigin,
     current: Mutex<Option<(Arc<AwsCredential>, Option<SystemTime>)>>,
 }
 
-enum Origin {
+enum KeyOrigin {
     Keys(Arc<AwsCredential>),
     /// A program and its arguments. The text for errors does not repeat them.
     Program {
@@ -134,59 +134,62 @@ enum Origin {
     },
 }
 
-impl fmt::Debug for Origin {
+impl fmt::Debug for KeyOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Origin::Keys(_) => f.write_str("Keys"),
-            Origin::Program { name, .. } => f.write_str(name),
+            KeyOrigin::Keys(_) => f.write_str("Keys"),
+            KeyOrigin::Program { name, .. } => f.write_str(name),
         }
     }
 }
 
-impl Provider {
+impl ProfileProvider {
     /// The provider of a profile; `None` if the profile has no credentials.
     ///
     /// # Errors
     /// The profile has half a pair of keys.
-    pub(super) fn of(profile: &Profile, environment: &Environment) -> Result<Option<Provider>, Error> {
+    pub(super) fn of(
+        profile: &AwsProfile,
+        environment: &EnvironmentCopy,
+    ) -> Result<Option<ProfileProvider>, TransportError> {
         let logins = ["sso_session", "sso_start_url", "role_arn", "login_session"];
         let pair = (profile.get("aws_access_key_id"), profile.get("aws_secret_access_key"));
         let origin = if let Some(role) = profile.get("role_arn")
             && (profile.get("source_profile").is_some() || profile.get("credential_source").is_some())
         {
             log::debug!("the role {role} is assumed by the AWS command line");
-            Origin::export(profile, environment)
+            KeyOrigin::export(profile, environment)
         } else if let (Some(id), Some(key)) = pair {
             let token = profile.get("aws_session_token").map(str::to_string);
-            Origin::Keys(Arc::new(AwsCredential { key_id: id.to_string(), secret_key: key.to_string(), token }))
+            KeyOrigin::Keys(Arc::new(AwsCredential { key_id: id.to_string(), secret_key: key.to_string(), token }))
         } else if pair.0.is_some() || pair.1.is_some() {
             let text = format!("the AWS profile {} has only one of key id and secret key", profile.name);
-            return Err(Error::new(Kind::Credentials, text));
+            return Err(TransportError::new(ErrorKind::Credentials, text));
         } else if let Some(process) = profile.get("credential_process") {
-            Origin::Program {
+            KeyOrigin::Program {
                 program: "/bin/sh".to_string(),
                 arguments: vec!["-c".to_string(), process.to_string()],
                 name: "credential_process",
                 profile: profile.name.clone(),
             }
         } else if logins.iter().any(|name| profile.get(name).is_some()) {
-            Origin::export(profile, environment)
+            KeyOrigin::export(profile, environment)
         } else {
             return Ok(None);
         };
-        Ok(Some(Provider { origin, current: Mutex::default() }))
+        Ok(Some(ProfileProvider { origin, current: Mutex::default() }))
     }
 
     /// The name of the profile, if a program gives its keys.
     pub(super) fn runs_for(&self) -> Option<&str> {
         match &self.origin {
-            Origin::Keys(_) => None,
-            Origin::Program { profile, .. } => Some(profile),
+            KeyOrigin::Keys(_) => None,
+            KeyOrigin::Program { profile, .. } => Some(profile),
         }
     }
 
-    async fn keys(&self) -> Result<Arc<AwsCredential>, Error> {
-        if let Origin::Keys(keys) = &self.origin {
+    async fn keys(&self) -> Result<Arc<AwsCredential>, TransportError> {
+        if let KeyOrigin::Keys(keys) = &self.origin {
             return Ok(keys.clone());
         }
         let mut current = self.current.lock().await;
@@ -202,11 +205,11 @@ impl Provider {
     }
 }
 
-impl Origin {
+impl KeyOrigin {
     /// The command of the AWS command line, version 2, which handles every kind of profile.
-    fn export(profile: &Profile, environment: &Environment) -> Origin {
+    fn export(profile: &AwsProfile, environment: &EnvironmentCopy) -> KeyOrigin {
         let arguments = ["configure", "export-credentials", "--format", "process", "--profile", &profile.name];
-        Origin::Program {
+        KeyOrigin::Program {
             program: environment.get("AWS_CLI").unwrap_or("aws").to_string(),
             arguments: arguments.map(str::to_string).to_vec(),
             name: "aws configure export-credentials",
@@ -214,12 +217,13 @@ impl Origin {
         }
     }
 
-    async fn run(&self) -> Result<(Arc<AwsCredential>, Option<SystemTime>), Error> {
-        let Origin::Program { program, arguments, name, profile } = self else {
-            return Err(Error::new(Kind::Credentials, "no program gives these keys"));
+    async fn run(&self) -> Result<(Arc<AwsCredential>, Option<SystemTime>), TransportError> {
+        let KeyOrigin::Program { program, arguments, name, profile } = self else {
+            return Err(TransportError::new(ErrorKind::Credentials, "no program gives these keys"));
         };
-        let failed =
-            |what: &str| Error::new(Kind::Credentials, format!("`{name}` of the AWS profile {profile} {what}"));
+        let failed = |what: &str| {
+            TransportError::new(ErrorKind::Credentials, format!("`{name}` of the AWS profile {profile} {what}"))
+        };
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
         let output = tokio::time::timeout(PATIENCE, command.output()).await;
@@ -232,7 +236,7 @@ impl Origin {
             return Err(failed("fails; run it in a shell to see why"));
         }
         let wrong = |_| failed("prints no credentials");
-        let keys: Printed = serde_json::from_slice(&output.stdout).map_err(wrong)?;
+        let keys: PrintedKeys = serde_json::from_slice(&output.stdout).map_err(wrong)?;
         let expires = match keys.expiration {
             Some(text) => Some(text.parse::<jiff::Timestamp>().map_err(|_| failed("prints a wrong date"))?.into()),
             None => None,
@@ -244,7 +248,7 @@ impl Origin {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Printed {
+struct PrintedKeys {
     access_key_id: String,
     secret_access_key: String,
     session_token: Option<String>,
@@ -252,13 +256,13 @@ struct Printed {
 }
 
 #[async_trait::async_trait]
-impl CredentialProvider for Provider {
+impl CredentialProvider for ProfileProvider {
     type Credential = AwsCredential;
 
     async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
         self.keys()
             .await
-            .map_err(|error| object_store::Error::Generic { store: "S3", source: Box::new(Carried(error)) })
+            .map_err(|error| object_store::Error::Generic { store: "S3", source: Box::new(CarriedError(error)) })
     }
 }
 

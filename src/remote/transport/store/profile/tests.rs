@@ -1,6 +1,6 @@
 use super::*;
 
-fn environment(dir: &std::path::Path, config: &str, credentials: &str, more: &[(&str, &str)]) -> Environment {
+fn environment(dir: &std::path::Path, config: &str, credentials: &str, more: &[(&str, &str)]) -> EnvironmentCopy {
     let home = dir.join(".aws");
     fs::create_dir_all(&home).unwrap();
     fs::write(home.join("config"), config).unwrap();
@@ -16,7 +16,7 @@ fn profiles_join_both_files() {
         s3 =\n  addressing_style = path\naws_access_key_id = CONFIG\n[services local]\ns3 =\n  endpoint_url = http://h:1\n\
         sqs =\n  endpoint_url = http://h:2\n[profile bare]\noutput=json\n[broken\nx";
     let credentials = "[dev]\naws_access_key_id=ID\naws_secret_access_key=a#b=c==\n[half]\naws_access_key_id=ID\n";
-    let load = |more: &[(&str, &str)]| Profile::load(&environment(dir.path(), config, credentials, more));
+    let load = |more: &[(&str, &str)]| AwsProfile::load(&environment(dir.path(), config, credentials, more));
     let default = load(&[]).unwrap();
     assert_eq!((default.get("region"), default.endpoint()), (Some("eu-west-1"), None));
     let dev = load(&[("AWS_PROFILE", "dev")]).unwrap();
@@ -24,12 +24,12 @@ fn profiles_join_both_files() {
     assert_eq!(dev.get("s3.addressing_style"), Some("path"));
     assert_eq!((dev.get("aws_access_key_id"), dev.get("aws_secret_access_key")), (Some("ID"), Some("a#b=c==")));
     assert!(!format!("{dev:?}").contains("a#b"));
-    let none = Environment::default();
-    assert!(Provider::of(&default, &none).unwrap().is_none());
-    assert!(Provider::of(&load(&[("AWS_DEFAULT_PROFILE", "bare")]).unwrap(), &none).unwrap().is_none());
-    let half = Provider::of(&load(&[("AWS_PROFILE", "half")]).unwrap(), &none).unwrap_err();
-    assert_eq!(half.kind(), Kind::Credentials);
-    assert_eq!(load(&[("AWS_PROFILE", "missing")]).unwrap_err().kind(), Kind::Credentials);
+    let none = EnvironmentCopy::default();
+    assert!(ProfileProvider::of(&default, &none).unwrap().is_none());
+    assert!(ProfileProvider::of(&load(&[("AWS_DEFAULT_PROFILE", "bare")]).unwrap(), &none).unwrap().is_none());
+    let half = ProfileProvider::of(&load(&[("AWS_PROFILE", "half")]).unwrap(), &none).unwrap_err();
+    assert_eq!(half.kind(), ErrorKind::Credentials);
+    assert_eq!(load(&[("AWS_PROFILE", "missing")]).unwrap_err().kind(), ErrorKind::Credentials);
 }
 
 #[tokio::test]
@@ -45,8 +45,8 @@ async fn a_process_gives_keys_until_they_expire() {
     };
     let provider = |process: &str| {
         let config = format!("[default]\ncredential_process = {process}\n");
-        let profile = Profile::load(&environment(dir.path(), &config, "", &[])).unwrap();
-        Provider::of(&profile, &Environment::default()).unwrap().unwrap()
+        let profile = AwsProfile::load(&environment(dir.path(), &config, "", &[])).unwrap();
+        ProfileProvider::of(&profile, &EnvironmentCopy::default()).unwrap().unwrap()
     };
     let lasting = provider(&keys("2999-01-01T00:00:00Z"));
     for _ in 0..3 {
@@ -65,7 +65,7 @@ async fn a_process_gives_keys_until_they_expire() {
 
     for process in ["echo SECRET", "exit 3 # SECRET", "echo '{\"AccessKeyId\": \"SECRET\"}'"] {
         let error = provider(process).keys().await.unwrap_err();
-        assert_eq!(error.kind(), Kind::Credentials);
+        assert_eq!(error.kind(), ErrorKind::Credentials);
         assert!(!format!("{error} {error:?}").contains("SECRET"), "{error}");
     }
 }
@@ -83,10 +83,10 @@ async fn logins_and_roles_are_left_to_the_aws_command_line() {
     for (name, id) in [("sso", "SSO"), ("role", "ROLE")] {
         let environment =
             environment(dir.path(), config, "", &[("AWS_PROFILE", name), ("AWS_CLI", program.to_str().unwrap())]);
-        let provider = Provider::of(&Profile::load(&environment).unwrap(), &environment).unwrap().unwrap();
+        let provider = ProfileProvider::of(&AwsProfile::load(&environment).unwrap(), &environment).unwrap().unwrap();
         assert_eq!(provider.keys().await.unwrap().key_id, id);
     }
     let environment = environment(dir.path(), config, "", &[("AWS_PROFILE", "sso"), ("AWS_CLI", "/nonexistent/aws")]);
-    let provider = Provider::of(&Profile::load(&environment).unwrap(), &environment).unwrap().unwrap();
+    let provider = ProfileProvider::of(&AwsProfile::load(&environment).unwrap(), &environment).unwrap().unwrap();
     assert!(provider.keys().await.unwrap_err().to_string().contains("not installed"));
 }
