@@ -2,7 +2,7 @@
 
 mod cli;
 mod cmd;
-mod models;
+mod opening;
 mod process;
 mod terminal;
 
@@ -32,6 +32,7 @@ fn main() -> ExitCode {
         cli::Command::Umount(args) => cmd::umount::run_umount(&args),
         cli::Command::Status(args) => cmd::status::run_status(&args),
         cli::Command::Doctor(args) => cmd::doctor::run_doctor(&args),
+        cli::Command::Demo(args) => cmd::demo::run_demo(&args),
         #[cfg(feature = "serve")]
         cli::Command::Serve(args) => cmd::serve::run_serve(&args),
         #[cfg(not(feature = "serve"))]

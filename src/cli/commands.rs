@@ -180,6 +180,28 @@ pub struct IdArgs {
     pub remote: RemoteArgs,
 }
 
+const DEMO_HELP: &str = "\
+Examples:
+  weightfs demo && weightfs sample.safetensors     write the model, and mount it on ./sample
+  weightfs demo - | head -c 8 | od -t d8           write it to a pipe
+
+The model has random weights in the shape of a small Llama, about 10 MB, which are the same every time.
+
+Exit status: 0 success, 1 failure, 2 usage error.";
+
+/// The arguments of `demo`.
+#[derive(Args, Debug, PartialEq)]
+#[command(after_help = DEMO_HELP)]
+pub struct DemoArgs {
+    /// The safetensors file to write; - writes to standard output
+    #[arg(default_value = "sample.safetensors", value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+
+    /// Replace FILE if it exists
+    #[arg(long)]
+    pub force: bool,
+}
+
 const SUMMARY_HELP: &str = "\
 The line is FORMAT,VERSION,TENSORS,METADATA,HASH. VERSION is N/A for safetensors. TENSORS and
 METADATA are the numbers of tensors and of metadata keys. HASH is the structural hash that

@@ -97,6 +97,8 @@ pub enum Command {
     Status(StatusArgs),
     /// Find out what prevents mounting, and how to fix it
     Doctor(DoctorArgs),
+    /// Write a small model to try weightfs with
+    Demo(DemoArgs),
     /// Serve the files of a mount and pages about them over HTTP, without mounting
     Serve(ServeArgs),
     /// List tensors
@@ -143,6 +145,7 @@ impl Command {
             Self::Mount(args) => args.mountpoint.iter().map(PathBuf::as_path).collect(),
             Self::Umount(args) => args.mountpoints.iter().map(PathBuf::as_path).collect(),
             Self::Export(args) => vec![&args.out],
+            Self::Demo(args) => vec![&args.file],
             Self::Cp(args) => args.paths.last().map(PathBuf::as_path).into_iter().collect(),
             Self::Serve(args) => args.client_token.iter().map(PathBuf::as_path).collect(),
             Self::Metadata(MetadataArgs { action }) => match action {
@@ -485,11 +488,12 @@ fn is_command(word: &OsStr) -> bool {
 const HELP: &str = "help";
 
 /// Each command, and words that may be meant for it.
-const MISTAKEN: [(&str, &[&str]); 18] = [
+const MISTAKEN: [(&str, &[&str]); 19] = [
     ("mount", &[]),
     ("umount", &["unmount", "eject", "detach"]),
     ("status", &["mounts", "mounted"]),
     ("doctor", &["diagnose", "troubleshoot"]),
+    ("demo", &["sample", "example"]),
     ("serve", &["http", "web", "browse", "server"]),
     ("ls", &["list", "tensors", "names"]),
     ("cat", &["print", "dump"]),

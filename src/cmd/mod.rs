@@ -6,6 +6,7 @@ pub mod cat;
 pub mod check;
 pub mod complete_words;
 pub mod cp;
+pub mod demo;
 pub mod diff;
 pub mod doctor;
 pub mod export;

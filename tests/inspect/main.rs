@@ -4,6 +4,7 @@
 #[cfg(feature = "remote")]
 mod cache;
 mod check;
+mod demo;
 mod hostile;
 mod identity;
 mod inspect;

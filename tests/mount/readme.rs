@@ -5,11 +5,7 @@ use crate::servers::python::Python;
 use crate::support::{Detached, Scene, WEIGHTFS, require_fuse, wait_until};
 use safetensors::Dtype;
 use std::path::Path;
-use std::process::Command;
-
-#[allow(dead_code, reason = "`main` belongs to the example")]
-#[path = "../../examples/sample.rs"]
-mod sample;
+use std::process::{Command, Stdio};
 
 fn commands() -> Vec<&'static str> {
     let readme = include_str!("../../README.md");
@@ -21,7 +17,6 @@ fn commands() -> Vec<&'static str> {
 fn readme_commands_work() {
     require_fuse!();
     let scene = Scene::new();
-    sample::write(&scene.path("model.safetensors")).unwrap();
     scene.model("original.safetensors", &[("w.weight", Dtype::BF16, &[2, 2], [0x81, 0x3f].repeat(4))], &[]);
     let scale = ("w.weight_scale", Dtype::F32, &[][..], 1f32.to_le_bytes().to_vec());
     scene.model("quantized.safetensors", &[("w.weight", Dtype::F8_E4M3, &[2, 2], vec![0x38; 4]), scale], &[]);
@@ -43,7 +38,8 @@ fn readme_commands_work() {
         serde_json::json!({"format_version": "1.0", "shards": [listed("a.safetensors"), listed("b.safetensors")]});
     std::fs::write(scene.path("train/dataset_manifest.json"), manifest.to_string()).unwrap();
     std::fs::write(scene.path("model.gguf"), crate::gguf::tokens()).unwrap();
-    std::fs::copy(scene.path("model.safetensors"), scene.mkdir("repository").join("model.safetensors")).unwrap();
+    let repository = scene.mkdir("repository").join("model.safetensors");
+    assert!(Command::new(WEIGHTFS).arg("demo").arg(repository).stdout(Stdio::null()).status().unwrap().success());
     let _mounts =
         ["model", "mnt", "broken", "whole", "all", "data", "gg", "fp8", "hub"].map(|name| Detached(scene.path(name)));
     let path = format!("{}:{}", Path::new(WEIGHTFS).parent().unwrap().display(), std::env::var("PATH").unwrap());
