@@ -28,8 +28,8 @@ const LIBRARY: &[(&str, &[&str])] = &[
     ("write", &["content", "source"]),
     ("view", &["codec", "content", "format", "kept", "model", "name", "plot", "source", "stats", "text", "threads"]),
     ("inspect", &["codec", "format", "model", "natural", "source", "stats", "text", "threads"]),
-    ("fs", &["content", "model", "name", "natural", "source", "text", "threads", "view"]),
     ("schedule", &["content", "threads"]),
+    ("fs", &["content", "model", "name", "natural", "schedule", "source", "text", "threads", "view"]),
     ("fuse", &["content", "fs", "model", "schedule", "source", "threads"]),
     ("serve", &["content", "fs", "inspect", "model", "natural", "schedule", "source", "text", "threads", "units"]),
 ];
@@ -39,8 +39,8 @@ const BINARY: &[(&str, &[&str])] = &[
     ("cli", &[]),
     ("terminal", &[]),
     ("process", &[]),
-    ("models", &["cli", "process", "terminal"]),
-    ("cmd", &["cli", "models", "process", "terminal"]),
+    ("opening", &["cli", "process", "terminal"]),
+    ("cmd", &["cli", "opening", "process", "terminal"]),
     ("main", &["cli", "cmd", "process"]),
 ];
 
@@ -57,7 +57,7 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("reqwest::", &["src/remote/transport/"]),
     ("object_store::", &["src/remote/transport/store/"]),
     ("postcard::", &["src/remote/protocol.rs"]),
-    ("anyhow::", &["src/main.rs", "src/models.rs", "src/cli/", "src/cmd/", "src/process/", "src/terminal/"]),
+    ("anyhow::", &["src/main.rs", "src/opening.rs", "src/cli/", "src/cmd/", "src/process/", "src/terminal/"]),
     (
         "#[allow(unsafe_code)]",
         &[

@@ -1,7 +1,7 @@
 //! `weightfs cat`: writes files of a mount to standard output, without mounting.
 
 use crate::cli::CatArgs;
-use crate::models::SourceFiles;
+use crate::opening::SourceFiles;
 use crate::terminal::output::written;
 use anyhow::{Context, bail};
 use std::ops::Range;

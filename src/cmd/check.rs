@@ -1,7 +1,7 @@
 //! `weightfs check`: prints the findings of `inspect::check`.
 
 use crate::cli::CheckArgs;
-use crate::models::NamedModels;
+use crate::opening::NamedModels;
 use crate::process::logging::complain;
 #[cfg(feature = "parquet")]
 use crate::process::parquet::rows as index_rows;

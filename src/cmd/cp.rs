@@ -2,7 +2,7 @@
 
 use super::files;
 use crate::cli::CpArgs;
-use crate::models::SourceFiles;
+use crate::opening::SourceFiles;
 use crate::process::signals::InterruptFlag;
 use crate::terminal::output::written;
 use crate::terminal::progress::ProgressLine;

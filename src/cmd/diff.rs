@@ -1,7 +1,7 @@
 //! `weightfs diff`: compares two models, or two directories of models.
 
 use crate::cli::DiffArgs;
-use crate::models::{self, SourceLocator};
+use crate::opening::{self, SourceLocator};
 use crate::process::logging::complain;
 use crate::terminal::comparison::{self, ComparedTensor, ModelComparison};
 use crate::terminal::deviation::{DeviationFinding, ValueDeviations};
@@ -48,17 +48,17 @@ pub fn run_diff(args: &DiffArgs) -> anyhow::Result<ExitCode> {
 
 /// Whether nothing differs, and the text of the report.
 fn compare(args: &DiffArgs, out: &StandardOutput) -> anyhow::Result<(bool, String)> {
-    let mode = models::parse_mode(args.lenient);
-    models::prepare_process()?;
+    let mode = opening::parse_mode(args.lenient);
+    opening::prepare_process()?;
     let mut locator = SourceLocator::new(&args.remote);
     let (at_a, at_b) = (&locator.locate(&args.a)?, &locator.locate(&args.b)?);
-    match (models::open_any_model(at_a, mode)?, models::open_any_model(at_b, mode)?) {
+    match (opening::open_any_model(at_a, mode)?, opening::open_any_model(at_b, mode)?) {
         (OpenedModel::Model(a), OpenedModel::Model(b)) => {
             compare_models((at_a, &a), (at_b, &b), args, |report| render_diff(report, args, out))
         }
         (OpenedModel::Catalog(a), OpenedModel::Catalog(b)) => compare_catalogs((at_a, &*a), (at_b, &*b), args, out),
-        (OpenedModel::Catalog(catalog), _) => bail!("{}", models::several_models(at_a, &catalog)),
-        (_, OpenedModel::Catalog(catalog)) => bail!("{}", models::several_models(at_b, &catalog)),
+        (OpenedModel::Catalog(catalog), _) => bail!("{}", opening::several_models(at_a, &catalog)),
+        (_, OpenedModel::Catalog(catalog)) => bail!("{}", opening::several_models(at_b, &catalog)),
     }
 }
 
@@ -145,7 +145,7 @@ fn compare_catalogs(
         let Some(id_b) = paths_b.get(path) else { continue };
         let (path_a, path_b) = (at_a.join(path), at_b.join(path));
         let (model_a, model_b) =
-            (models::open_catalog_model(a, *id_a, &path_a)?, models::open_catalog_model(b, *id_b, &path_b)?);
+            (opening::open_catalog_model(a, *id_a, &path_a)?, opening::open_catalog_model(b, *id_b, &path_b)?);
         let render_one = |report: &DiffReport| match args.json {
             true => Ok((String::new(), serde_json::to_value(report)?)),
             false => Ok((render_diff(report, args, out)?, Value::Null)),

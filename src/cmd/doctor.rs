@@ -2,7 +2,7 @@
 //! but the cache.
 
 use crate::cli::{DoctorArgs, RemoteArgs, SourceArg};
-use crate::models::{self, SourceLocator};
+use crate::opening::{self, SourceLocator};
 use crate::process::logging::reason;
 use crate::process::mounts::{self, FUSERMOUNT, MountInfo};
 use crate::process::probe::{self, DaemonHealth};
@@ -34,7 +34,7 @@ const READ_AHEAD: u32 = 1024;
 
 /// Prints a finding for each thing that mounting needs. The exit code is 1 if something prevents mounting.
 pub fn run_doctor(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
-    models::prepare_process()?;
+    opening::prepare_process()?;
     // This comes first, because it forks, and other checks start threads.
     let mounted = mounted();
     let mut findings = vec![check_device(), permission(), allow_other(), landlock(), seccomp()];

@@ -2,7 +2,7 @@
 
 use crate::cli::pattern::{WantedPatterns, unmatched};
 use crate::cli::{self, ExportArgs, FormatArg};
-use crate::models;
+use crate::opening;
 use crate::process::logging::complain;
 use crate::process::signals::InterruptFlag;
 use crate::terminal::output::written;
@@ -35,8 +35,8 @@ const SHARDS_MAX: usize = 10_000;
 
 /// Writes a model as one file or as several.
 pub fn run_export(args: &ExportArgs) -> anyhow::Result<ExitCode> {
-    let source = models::locate_source(&args.source, &args.remote)?;
-    let opened = models::open_any_model(&source, models::parse_mode(args.lenient))?;
+    let source = opening::locate_source(&args.source, &args.remote)?;
+    let opened = opening::open_any_model(&source, opening::parse_mode(args.lenient))?;
     let job = ExportJob { args, source, wanted: WantedPatterns::new(&args.only), interrupted: InterruptFlag::watch()? };
     written(match opened {
         OpenedModel::Model(model) => job.one(&Arc::new(*model)),
@@ -228,7 +228,7 @@ impl ExportJob<'_> {
         let mut readable = false;
         for (path, id) in catalog.paths() {
             let source = self.source.join(&path);
-            let model = match models::open_catalog_model(catalog, id, &source) {
+            let model = match opening::open_catalog_model(catalog, id, &source) {
                 // The other models are still written.
                 Err(error) if self.args.lenient => {
                     complain(&error);

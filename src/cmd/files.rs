@@ -1,7 +1,7 @@
 //! `weightfs ls --files`: lists the files of a mount, without mounting.
 
 use crate::cli::{LsArgs, TensorOrder};
-use crate::models::SourceFiles;
+use crate::opening::SourceFiles;
 use crate::terminal::output::{HEADING, StandardOutput, compact, to_stdout};
 use anyhow::bail;
 use serde_json::json;

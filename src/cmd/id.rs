@@ -1,7 +1,7 @@
 //! `weightfs id`: prints the structural hash of a model, in the output format of weight-inspect.
 
 use crate::cli::IdArgs;
-use crate::models::NamedModels;
+use crate::opening::NamedModels;
 use crate::terminal::output::{pretty, to_stdout};
 use serde_json::json;
 use std::io::Write;

@@ -1,7 +1,7 @@
 //! `weightfs inspect`: prints a one-page description of a model.
 
 use crate::cli::InspectArgs;
-use crate::models::{NamedModels, parse_mode};
+use crate::opening::{NamedModels, parse_mode};
 use crate::terminal::output::{HEADING, StandardOutput, cut_text, draw_table, pretty, to_stdout};
 use crate::terminal::totals::{self, group_name};
 use serde_json::{Map, Value, json};

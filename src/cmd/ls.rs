@@ -3,7 +3,7 @@
 use super::files;
 use crate::cli::pattern::{WantedPatterns, unmatched};
 use crate::cli::{LsArgs, LsOperand, TensorOrder};
-use crate::models::{NamedModels, parse_mode};
+use crate::opening::{NamedModels, parse_mode};
 use crate::terminal::output::{HEADING, StandardOutput, compact, push_shape, squeeze, to_stdout};
 use crate::terminal::totals;
 use anyhow::Result;

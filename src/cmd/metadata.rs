@@ -1,7 +1,7 @@
 //! `weightfs metadata`: reads and changes metadata.
 
 use crate::cli::{EditOptions, MetadataAction, MetadataArgs, MetadataPair};
-use crate::models;
+use crate::opening;
 use crate::process::logging::complain;
 use crate::process::signals::InterruptFlag;
 use crate::terminal::output::{pretty, to_stdout, written};
@@ -35,7 +35,9 @@ type Pairs = BTreeMap<String, MetadataValue>;
 /// Reads or changes metadata.
 pub fn run_metadata(args: &MetadataArgs) -> anyhow::Result<ExitCode> {
     match &args.action {
-        MetadataAction::Get { source, keys, json, remote } => get(&models::locate_source(source, remote)?, keys, *json),
+        MetadataAction::Get { source, keys, json, remote } => {
+            get(&opening::locate_source(source, remote)?, keys, *json)
+        }
         MetadataAction::Set { file, pairs, options } => {
             let pairs = read_pairs(pairs)?;
             edit_file(file, options, |model| {
@@ -65,14 +67,14 @@ fn get(source: &Location, keys: &[String], json: bool) -> anyhow::Result<ExitCod
         found.insert(path, metadata);
     };
     let mut trouble = false;
-    let several = match models::open_any_model(source, ParseMode::Strict)? {
+    let several = match opening::open_any_model(source, ParseMode::Strict)? {
         OpenedModel::Model(model) => {
             take(String::new(), model.metadata());
             false
         }
         OpenedModel::Catalog(catalog) => {
             for (path, id) in catalog.paths() {
-                match models::open_catalog_model(&catalog, id, &source.join(&path)) {
+                match opening::open_catalog_model(&catalog, id, &source.join(&path)) {
                     Ok(model) => take(path.to_string_lossy().into_owned(), model.metadata()),
                     // The other models are still printed.
                     Err(error) => {
@@ -194,7 +196,7 @@ fn edit_file(
     // The lock is held until the file is replaced, so that no change of another process is lost.
     let mut tries = 0;
     let (model, original, in_place, _lock) = loop {
-        let model = models::open_model_file(&file.into(), ParseMode::Strict)?;
+        let model = opening::open_model_file(&file.into(), ParseMode::Strict)?;
         let Some(path) = model.location().path().filter(|_| model.kind() == ModelKind::File) else {
             match model.kind() {
                 ModelKind::Layer => bail!(

@@ -1,7 +1,7 @@
 //! `weightfs mount`: the steps of mounting and unmounting a model, in their order.
 
 use crate::cli::MountArgs;
-use crate::models::{self, SourceLocator};
+use crate::opening::{self, SourceLocator};
 use crate::process::daemon::{self, ForkedProcess};
 use crate::process::descriptors::{self, DescriptorKind};
 use crate::process::logging::{self, reason};
@@ -267,7 +267,7 @@ fn keep_messages(recent: &RecentMessages, first: &str) -> String {
 /// Opens the model or models, and prepares the sandbox. Preparing it opens all paths that may be read later. This must
 /// happen before the mount exists, because a link to a model may lead into the mount.
 fn open_source(args: &MountArgs, source: &Location) -> anyhow::Result<(Superblock, Option<Sandbox>)> {
-    let opened = model::open_location(source, models::parse_mode(args.lenient))?;
+    let opened = model::open_location(source, opening::parse_mode(args.lenient))?;
     match &opened {
         OpenedModel::Model(model) => model.report_mount(source),
         OpenedModel::Catalog(catalog) => {
@@ -278,7 +278,7 @@ fn open_source(args: &MountArgs, source: &Location) -> anyhow::Result<(Superbloc
     let device = (threads(args) > 1).then_some(Path::new(DEVICE));
     let sandbox = (!args.no_sandbox).then(|| Sandbox::new(&opened.reads(), device));
     let ownership = Ownership { uid: args.uid, gid: args.gid, umask: args.umask.unwrap_or(0) };
-    let superblock = models::new_superblock(opened, source, args.numbers.shown(args.views.clone()), ownership)?;
+    let superblock = opening::new_superblock(opened, source, args.numbers.shown(args.views.clone()), ownership)?;
     if source.path().is_none() {
         superblock.open_all();
     }

@@ -1,7 +1,7 @@
 //! `weightfs serve`: serves the files of a mount over HTTP, without mounting.
 
 use crate::cli::ServeArgs;
-use crate::models::{self, SourceLocator};
+use crate::opening::{self, SourceLocator};
 use crate::process::sandbox::Sandbox;
 use crate::process::{limits, logging, signals};
 use anyhow::{Context, bail};
@@ -40,14 +40,14 @@ pub fn run_serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let (token, is_random) = token(args)?;
     let mut locator = SourceLocator::new(&args.remote).without_sandbox(args.no_sandbox);
     let source = locator.locate(&args.source)?;
-    let opened = model::open_location(&source, models::parse_mode(args.lenient))?;
+    let opened = model::open_location(&source, opening::parse_mode(args.lenient))?;
     if let OpenedModel::Model(model) = &opened {
         model.report_mount(&source);
     }
     let sandbox = (!args.no_sandbox).then(|| Sandbox::for_listening(&opened.reads()));
     let shown = args.numbers.shown(args.views.clone());
     let version = format!("{} {shown:?} {}", env!("CARGO_PKG_VERSION"), args.lenient);
-    let superblock = models::new_superblock(opened, &source, shown, Ownership::default())?;
+    let superblock = opening::new_superblock(opened, &source, shown, Ownership::default())?;
     let superblock = locator.show_traffic(superblock);
     if source.path().is_none() {
         superblock.open_all();

@@ -2,7 +2,7 @@
 
 use super::id::version;
 use crate::cli::SummaryArgs;
-use crate::models::NamedModels;
+use crate::opening::NamedModels;
 use crate::terminal::output::to_stdout;
 use std::io::Write;
 use std::process::ExitCode;

@@ -3,7 +3,7 @@
 //! From the highest bit: 24 bits for the tree, 8 bits for the kind and 32 bits for a number within the kind. If one
 //! model is mounted, it is tree 0. If a directory of models is mounted, the folders are tree 0 and the models are the
 //! trees from 1 on. In the tree of a model, kinds 64 to 127 are the directories of views in `shards/FILE/`, and kinds
-//! 128 to 191 are the files of views, in the order of the table of views.
+//! 128 to 191 are the files of views, by the number in the row of the view.
 
 use super::attr::{Ino, ROOT};
 use crate::model::ShardId;
@@ -83,26 +83,26 @@ impl Inode {
             Self::Dir(InodeDir::Node(View::SAMPLES, node)) => pack(SAMPLES, node.0),
             Self::Dir(InodeDir::Node(_, node)) => pack(NODES, node.0),
             Self::Dir(InodeDir::Shard(shard)) => pack(SHARDS, shard.into()),
-            Self::Dir(InodeDir::View(view, None)) => pack(VIEWS, view.index() as u32),
-            Self::Dir(InodeDir::View(view, Some(shard))) => pack(SHARD_VIEWS + view.index() as u8, shard.into()),
-            Self::File(view, number) => pack(FILES + view.index() as u8, number),
+            Self::Dir(InodeDir::View(view, None)) => pack(VIEWS, view.row().number.into()),
+            Self::Dir(InodeDir::View(view, Some(shard))) => pack(SHARD_VIEWS + view.row().number, shard.into()),
+            Self::File(view, number) => pack(FILES + view.row().number, number),
         }
     }
 
     /// The inverse of [`Inode::ino`]. Does not check that the tensor, shard or node exists.
     pub fn from_ino(ino: Ino) -> Option<Self> {
         let (kind, number) = unpack(ino);
-        let view = |index: usize| (index < View::all().len()).then(|| View::new(index));
         Some(match kind {
             ROOTS if ino == ROOT => Self::Dir(InodeDir::Root),
             NODES => Self::Dir(InodeDir::Node(View::TREE, NodeId(number))),
             SAMPLES => Self::Dir(InodeDir::Node(View::SAMPLES, NodeId(number))),
             SHARDS => Self::Dir(InodeDir::Shard(number.into())),
-            VIEWS => Self::Dir(InodeDir::View(view(number as usize)?, None)),
+            VIEWS => Self::Dir(InodeDir::View(View::of_number(number as usize)?, None)),
             SHARD_VIEWS..FILES => {
-                Self::Dir(InodeDir::View(view(usize::from(kind - SHARD_VIEWS))?, Some(number.into())))
+                let view = View::of_number(usize::from(kind - SHARD_VIEWS))?;
+                Self::Dir(InodeDir::View(view, Some(number.into())))
             }
-            FILES..KINDS_END => Self::File(view(usize::from(kind - FILES))?, number),
+            FILES..KINDS_END => Self::File(View::of_number(usize::from(kind - FILES))?, number),
             _ => return None,
         })
     }

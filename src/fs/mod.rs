@@ -4,6 +4,7 @@ mod attr;
 mod counter;
 mod folders;
 mod ino;
+mod parked;
 mod path;
 mod superblock;
 #[cfg(test)]
@@ -15,5 +16,6 @@ pub use attr::{
     Attr, BLOCK_SIZE, DIR_BLOCK_SIZE, Dentry, Error, FileKind, FileOwner, Ino, NAME_MAX, Ownership, ROOT, SECTOR,
     Statfs,
 };
+pub use parked::{ReplySlot, RequestOperation, WaitingClient, serve_request};
 pub use superblock::{SERVED, Superblock, TRAFFIC};
 pub use volume::TensorFile;

@@ -1,9 +1,13 @@
 //! The adapter between fuser and the superblock.
 
 use super::faults::FaultLog;
+use super::operations::{
+    GetattrOperation, GetxattrOperation, ListxattrOperation, LookupOperation, ReadOperation, ReaddirOperation,
+    ReaddirplusOperation,
+};
 use super::reader::{ReaderWatch, WaitingReader};
 use crate::content::{self, ReadRequest, WaitFor, WaitResource};
-use crate::fs::{self, Attr, FileKind, Superblock};
+use crate::fs::{self, Attr, FileKind, RequestOperation, Superblock};
 use crate::model;
 use crate::schedule::{ScheduledJob, Scheduler};
 use crate::source::{self, Bytes, RemoteFailure};
@@ -16,10 +20,11 @@ use fuser::{
 };
 use std::ffi::OsStr;
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The target of fuser's own log messages.
@@ -32,7 +37,7 @@ pub const DEVICE: &str = "/dev/fuse";
 const TTL: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// Inode numbers are never reused.
-const GENERATION: Generation = Generation(0);
+pub(super) const GENERATION: Generation = Generation(0);
 
 /// Maximum number of background requests, such as read-ahead, that the kernel may have in flight. With fuser's default
 /// of 16, the kernel drops read-ahead early. Reads of files that take long to compute count too. If they reached this
@@ -134,15 +139,15 @@ struct FuseAdapter {
 
 /// State that requests share with parked operations.
 #[derive(Debug)]
-struct AdapterState {
-    superblock: Superblock,
+pub(super) struct AdapterState {
+    pub superblock: Superblock,
     scheduler: Scheduler,
     watch: ReaderWatch,
     faults: FaultLog,
     /// Set once the session exists.
     notifier: OnceLock<Notifier>,
     /// How long the kernel may cache a reply.
-    ttl: Duration,
+    pub ttl: Duration,
 }
 
 fn errno(error: &fs::Error) -> Errno {
@@ -183,7 +188,7 @@ fn source_errno(error: &source::Error) -> Errno {
     }
 }
 
-fn file_type(kind: FileKind) -> FileType {
+pub(super) fn file_type(kind: FileKind) -> FileType {
     match kind {
         FileKind::Dir => FileType::Directory,
         FileKind::File => FileType::RegularFile,
@@ -191,7 +196,7 @@ fn file_type(kind: FileKind) -> FileType {
     }
 }
 
-fn file_attr(attr: &Attr) -> FileAttr {
+pub(super) fn file_attr(attr: &Attr) -> FileAttr {
     FileAttr {
         ino: INodeNo(attr.ino),
         size: attr.size,
@@ -217,11 +222,11 @@ fn no_entry() -> FileAttr {
 }
 
 /// Empty attributes.
-const NO_ATTR: Attr =
+pub(super) const NO_ATTR: Attr =
     Attr { ino: 0, kind: FileKind::File, size: 0, blocks: 0, nlink: 0, perm: 0, uid: 0, gid: 0, mtime: UNIX_EPOCH };
 
 /// Replies with an extended attribute: its size if `size` is 0, otherwise its bytes if they fit into `size`.
-fn reply_xattr(value: Result<Vec<u8>, Errno>, size: u32, reply: ReplyXattr) {
+pub(super) fn reply_xattr(value: Result<Vec<u8>, Errno>, size: u32, reply: ReplyXattr) {
     match value {
         Err(errno) => reply.error(errno),
         Ok(value) if size == 0 => reply.size(value.len() as u32),
@@ -232,14 +237,14 @@ fn reply_xattr(value: Result<Vec<u8>, Errno>, size: u32, reply: ReplyXattr) {
 
 impl AdapterState {
     /// The errno of a failed operation. Logs the fault if it is new.
-    fn errno(&self, error: &fs::Error) -> Errno {
+    pub(super) fn errno(&self, error: &fs::Error) -> Errno {
         self.faults.log(error);
         errno(error)
     }
 
     /// Replies to a read. Returns false if the source has changed since it was opened, so that the kernel may have
     /// copied bytes of another version.
-    fn reply_read(&self, read: Result<Bytes, fs::Error>, reply: ReplyData) -> bool {
+    pub(super) fn reply_read(&self, read: Result<Bytes, fs::Error>, reply: ReplyData) -> bool {
         let bytes = match read {
             Ok(bytes) => bytes,
             Err(error) => {
@@ -265,127 +270,18 @@ impl AdapterState {
 
     /// Drops a range of a file from the page cache, because its source has changed. The notification waits for pages
     /// that the kernel is still reading from this process, so a thread of the scheduler sends it.
-    fn recall(self: &Arc<Self>, ino: INodeNo, offset: u64, size: u32) {
-        let recall = PageRecall { state: self.clone(), ino, offset, size };
+    pub(super) fn recall(self: &Arc<Self>, ino: INodeNo, range: &Range<u64>) {
+        let recall = PageRecall { state: self.clone(), ino, range: range.clone() };
         self.scheduler.park(Arc::new(recall), WaitFor { need: WaitResource::Device(NOTIFICATIONS), key: None });
     }
 
     /// Replies to a lookup.
-    fn reply_entry(&self, found: Result<Attr, fs::Error>, reply: ReplyEntry) {
+    pub(super) fn reply_entry(&self, found: Result<Attr, fs::Error>, reply: ReplyEntry) {
         match found {
             Ok(attr) => reply.entry(&self.ttl, &file_attr(&attr), GENERATION),
             Err(fs::Error::NoEntry) => reply.entry(&self.ttl, &no_entry(), GENERATION),
             Err(error) => reply.error(self.errno(&error)),
         }
-    }
-
-    /// Adds the entries of a directory to a reply.
-    fn list(
-        &self,
-        ino: u64,
-        offset: u64,
-        request: &ReadRequest,
-        reply: &mut DirectoryReply<ReplyDirectory>,
-    ) -> Result<(), fs::Error> {
-        self.superblock.readdir(ino, offset, request, |entry| {
-            reply.add(|reply| reply.add(INodeNo(entry.ino), entry.next, file_type(entry.kind), &*entry.name))
-        })
-    }
-
-    /// Adds the entries of a directory and their attributes to a reply.
-    fn list_plus(
-        &self,
-        ino: u64,
-        offset: u64,
-        request: &ReadRequest,
-        reply: &mut DirectoryReply<ReplyDirectoryPlus>,
-    ) -> Result<(), fs::Error> {
-        let mut waits = None;
-        let mut added = false;
-        self.superblock.readdir(ino, offset, request, |entry| {
-            let (attr, ttl) = match self.superblock.getattr(entry.ino, request) {
-                Ok(attr) => (attr, self.ttl),
-                Err(error) if error.would_block() => {
-                    // The reply ends here. The next request starts with this entry.
-                    waits = (!added).then_some(error);
-                    return true;
-                }
-                // The attributes are not available now. The TTL of zero makes the kernel request them when needed.
-                Err(_) => (Attr { ino: entry.ino, kind: entry.kind, ..NO_ATTR }, Duration::ZERO),
-            };
-            let (ino, attr) = (INodeNo(entry.ino), file_attr(&attr));
-            let is_full = reply.add(|reply| reply.add(ino, entry.next, &*entry.name, &ttl, &attr, GENERATION));
-            added |= !is_full;
-            is_full
-        })?;
-        waits.map_or(Ok(()), Err)
-    }
-}
-
-/// The reply to which a running operation adds directory entries.
-enum DirectoryReply<'r, R> {
-    Own(&'r mut R),
-    /// The reply of a parked operation. `None` after it was sent.
-    Parked(&'r Mutex<Option<R>>),
-}
-
-impl<R> DirectoryReply<'_, R> {
-    /// Adds to the reply. Returns whether it is full, or was sent already.
-    fn add(&mut self, add: impl FnOnce(&mut R) -> bool) -> bool {
-        match self {
-            Self::Own(reply) => add(reply),
-            Self::Parked(reply) => lock(reply).as_mut().is_none_or(add),
-        }
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// An operation that has to wait. Its result or a cancellation ends it; the first of them takes the reply.
-struct ParkedOperation<R, O, A> {
-    state: Arc<AdapterState>,
-    reader: WaitingReader,
-    operation: O,
-    reply: Mutex<Option<R>>,
-    answer: Mutex<Option<A>>,
-}
-
-impl<R, O, A> ParkedOperation<R, O, A> {
-    fn end<T>(&self, result: Result<T, fs::Error>)
-    where
-        A: FnOnce(&Arc<AdapterState>, Result<T, fs::Error>, R),
-    {
-        // Only the one that has taken the reply takes the answer.
-        let Some(reply) = lock(&self.reply).take() else { return };
-        if let Some(answer) = lock(&self.answer).take() {
-            answer(&self.state, result, reply);
-        }
-    }
-}
-
-impl<R, O, A, T> ScheduledJob for ParkedOperation<R, O, A>
-where
-    R: Send,
-    O: Fn(&AdapterState, &ReadRequest, &mut DirectoryReply<R>) -> Result<T, fs::Error> + Send + Sync,
-    A: FnOnce(&Arc<AdapterState>, Result<T, fs::Error>, R) + Send,
-{
-    fn run(&self, request: &ReadRequest) -> Option<WaitFor> {
-        let result = (self.operation)(&self.state, request, &mut DirectoryReply::Parked(&self.reply));
-        let wait = result.as_ref().err().and_then(fs::Error::waits_for);
-        if wait.is_none() {
-            self.end(result);
-        }
-        wait
-    }
-
-    fn is_cancelled(&self) -> bool {
-        self.reader.is_leaving()
-    }
-
-    fn cancel(&self) {
-        self.end(Err(content::Error::Interrupted.into()));
     }
 }
 
@@ -393,15 +289,16 @@ where
 struct PageRecall {
     state: Arc<AdapterState>,
     ino: INodeNo,
-    offset: u64,
-    size: u32,
+    /// In bytes.
+    range: Range<u64>,
 }
 
 impl ScheduledJob for PageRecall {
     fn run(&self, _: &ReadRequest) -> Option<WaitFor> {
         if let Some(notifier) = self.state.notifier.get() {
             // An error means that the kernel has no pages of the file any more.
-            let _ = notifier.inval_inode(self.ino, self.offset as i64, self.size.into());
+            let Range { start, end } = self.range;
+            let _ = notifier.inval_inode(self.ino, start as i64, (end - start) as i64);
         }
         None
     }
@@ -414,28 +311,15 @@ impl ScheduledJob for PageRecall {
 }
 
 impl FuseAdapter {
-    /// Runs an operation on this thread, and replies with its result. If the operation has to wait, it is parked, and
-    /// runs again when it can continue.
-    fn serve<R: Send + 'static, T: 'static>(
-        &self,
-        request: &fuser::Request,
-        mut reply: R,
-        operation: impl Fn(&AdapterState, &ReadRequest, &mut DirectoryReply<R>) -> Result<T, fs::Error>
-        + Send
-        + Sync
-        + 'static,
-        answer: impl FnOnce(&Arc<AdapterState>, Result<T, fs::Error>, R) + Send + 'static,
-    ) {
-        let result = operation(&self.state, &ReadRequest::NOWAIT, &mut DirectoryReply::Own(&mut reply));
-        match result.as_ref().err().and_then(fs::Error::waits_for) {
-            None => answer(&self.state, result, reply),
-            Some(wait) => {
-                let state = self.state.clone();
-                let reader = WaitingReader::new(request.pid(), &state.watch);
-                let (reply, answer) = (Mutex::new(Some(reply)), Mutex::new(Some(answer)));
-                self.state.scheduler.park(Arc::new(ParkedOperation { state, reader, operation, reply, answer }), wait);
-            }
-        }
+    /// Runs an operation on this thread, and replies with its result. If it has to wait, it is parked together with the
+    /// reader, and runs again when it can continue.
+    fn serve<O>(&self, request: &fuser::Request, operation: O, reply: O::Reply)
+    where
+        O: RequestOperation<AdapterState, Reply: 'static> + 'static,
+    {
+        let state = &self.state;
+        let reader = || WaitingReader::new(request.pid(), &state.watch);
+        fs::serve_request(&state.scheduler, state, operation, reply, reader);
     }
 }
 
@@ -467,25 +351,11 @@ impl Filesystem for FuseAdapter {
     }
 
     fn lookup(&self, request: &fuser::Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let name = name.as_bytes().to_vec();
-        self.serve(
-            request,
-            reply,
-            move |state, request, _| state.superblock.lookup(parent.0, &name, request),
-            |state, found, reply| state.reply_entry(found, reply),
-        );
+        self.serve(request, LookupOperation { parent: parent.0, name: name.as_bytes().to_vec() }, reply);
     }
 
     fn getattr(&self, request: &fuser::Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        self.serve(
-            request,
-            reply,
-            move |state, request, _| state.superblock.getattr(ino.0, request),
-            |state, attr, reply| match attr {
-                Ok(attr) => reply.attr(&state.ttl, &file_attr(&attr)),
-                Err(error) => reply.error(state.errno(&error)),
-            },
-        );
+        self.serve(request, GetattrOperation { ino: ino.0 }, reply);
     }
 
     fn readlink(&self, _: &fuser::Request, ino: INodeNo, reply: ReplyData) {
@@ -516,31 +386,11 @@ impl Filesystem for FuseAdapter {
         reply: ReplyData,
     ) {
         let range = offset..offset.saturating_add(size.into());
-        self.serve(
-            request,
-            reply,
-            move |state, request, _| {
-                let content = state.superblock.open(ino.0, request)?;
-                Ok(content.read(range.clone(), request)?)
-            },
-            move |state, read, reply| {
-                if !state.reply_read(read, reply) {
-                    state.recall(ino, offset, size);
-                }
-            },
-        );
+        self.serve(request, ReadOperation { ino, range, content: OnceLock::new() }, reply);
     }
 
     fn readdir(&self, request: &fuser::Request, ino: INodeNo, _: FileHandle, offset: u64, reply: ReplyDirectory) {
-        self.serve(
-            request,
-            reply,
-            move |state, request, reply| state.list(ino.0, offset, request, reply),
-            |state, listed, reply| match listed {
-                Ok(()) => reply.ok(),
-                Err(error) => reply.error(state.errno(&error)),
-            },
-        );
+        self.serve(request, ReaddirOperation { ino: ino.0, offset }, reply);
     }
 
     fn readdirplus(
@@ -551,15 +401,7 @@ impl Filesystem for FuseAdapter {
         offset: u64,
         reply: ReplyDirectoryPlus,
     ) {
-        self.serve(
-            request,
-            reply,
-            move |state, request, reply| state.list_plus(ino.0, offset, request, reply),
-            |state, listed, reply| match listed {
-                Ok(()) => reply.ok(),
-                Err(error) => reply.error(state.errno(&error)),
-            },
-        );
+        self.serve(request, ReaddirplusOperation { ino: ino.0, offset }, reply);
     }
 
     fn statfs(&self, _: &fuser::Request, _: INodeNo, reply: ReplyStatfs) {
@@ -568,22 +410,11 @@ impl Filesystem for FuseAdapter {
     }
 
     fn getxattr(&self, request: &fuser::Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        let name = name.as_bytes().to_vec();
-        self.serve(
-            request,
-            reply,
-            move |state, request, _| state.superblock.getxattr(ino.0, &name, request),
-            move |state, value, reply| reply_xattr(value.map_err(|error| state.errno(&error)), size, reply),
-        );
+        self.serve(request, GetxattrOperation { ino: ino.0, name: name.as_bytes().to_vec(), size }, reply);
     }
 
     fn listxattr(&self, request: &fuser::Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        self.serve(
-            request,
-            reply,
-            move |state, request, _| state.superblock.listxattr(ino.0, request),
-            move |state, names, reply| reply_xattr(names.map_err(|error| state.errno(&error)), size, reply),
-        );
+        self.serve(request, ListxattrOperation { ino: ino.0, size }, reply);
     }
 
     // Operations that a read-only file system does not need. After ENOSYS, the kernel does not send them again.

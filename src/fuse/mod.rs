@@ -2,6 +2,7 @@
 
 mod adapter;
 mod faults;
+mod operations;
 mod reader;
 
 pub use adapter::{DEVICE, FuseSession, LOG_TARGET, MountAccess, ServeOptions};

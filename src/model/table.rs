@@ -358,10 +358,9 @@ impl Model {
         Tensor { id, info: self.shard(shard).header.tensor(index), parts: TensorParts::One(shard) }
     }
 
-    /// A tensor, if one has that number.
-    pub fn get(&self, id: TensorId) -> Option<Tensor<'_>> {
-        let stored = self.stored();
-        (id.index() < self.joined.len() || stored.contains(id)).then(|| self.tensor(id))
+    /// Whether a tensor has that number.
+    pub fn contains(&self, id: TensorId) -> bool {
+        id.index() < self.joined.len() || self.stored().contains(id)
     }
 
     /// The name of a tensor.

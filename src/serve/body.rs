@@ -1,8 +1,8 @@
 //! Bodies of responses: text, or a part of a file that is read while it is sent.
 
-use super::work::SiteWork;
-use crate::content::Content;
-use crate::fs;
+use super::work::{SiteOperation, SiteWork};
+use crate::content::{Content, ReadRequest};
+use crate::fs::{self, Superblock};
 use hyper::body::{Body as HttpBody, Bytes, Frame, SizeHint};
 use std::fmt;
 use std::io;
@@ -80,16 +80,28 @@ impl FileBody {
             return;
         }
         self.rest.start = range.end;
-        let content = self.content.clone();
-        let read = self.work.run(move |_, request| {
-            if let Some(wait) = content.waits_for(&range) {
-                request.wait(wait)?;
-            }
-            let mut bytes = Vec::new();
-            content.copy(range.clone(), request, &mut bytes)?;
-            Ok(bytes)
-        });
+        let read = self.work.start(PieceRead { content: self.content.clone(), range });
         self.reading = Some(Box::pin(read));
+    }
+}
+
+/// Reads a piece of a file.
+struct PieceRead {
+    content: Content,
+    /// In bytes, inside the content.
+    range: Range<u64>,
+}
+
+impl SiteOperation for PieceRead {
+    type Output = Vec<u8>;
+
+    fn run(&self, _: &Superblock, request: &ReadRequest) -> Result<Vec<u8>, fs::Error> {
+        if let Some(wait) = self.content.waits_for(&self.range) {
+            request.wait(wait)?;
+        }
+        let mut bytes = Vec::new();
+        self.content.copy(self.range.clone(), request, &mut bytes)?;
+        Ok(bytes)
     }
 }
 

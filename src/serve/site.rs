@@ -6,7 +6,7 @@ use super::connections::BusyGuard;
 use super::page::{self, PagePlace};
 use super::range::{FileValidators, SelectedAnswer};
 use super::url;
-use super::work::SiteWork;
+use super::work::{SiteOperation, SiteWork};
 use crate::content::{self, Content, ReadRequest};
 use crate::fs::{self, Attr, FileKind, ROOT, Superblock};
 use crate::source;
@@ -109,10 +109,8 @@ impl FileSite {
         let Some((path, is_dir)) = url::components(path) else {
             return failed(StatusCode::NOT_FOUND, "Not found", "No file can have this path.");
         };
-        let (wanted, name) = (path.clone(), self.name.clone());
-        let asked = query.clone();
-        let found =
-            self.work.run(move |superblock, wants| find_path(superblock, wants, &name, &wanted, is_dir, &asked)).await;
+        let asked = PathQuery { site: self.name.clone(), path: path.clone(), is_dir, query: query.clone() };
+        let found = self.work.start(asked).await;
         let shown = || path.iter().map(|name| String::from_utf8_lossy(name)).collect::<Vec<_>>().join("/");
         match found {
             Ok(SitePath::Page(page)) => finish(status(StatusCode::OK), HTML, page),
@@ -226,33 +224,40 @@ impl FileSite {
     }
 }
 
-/// Finds what a URL leads to. Pages are written here, because that may read tables of the model.
-fn find_path(
-    superblock: &Superblock,
-    wants: &ReadRequest,
-    site: &str,
-    path: &[Vec<u8>],
+/// Finds the file or page at a URL. Pages are written here, because that may read tables of the model.
+struct PathQuery {
+    /// The source, for people.
+    site: Arc<str>,
+    /// The components of the path.
+    path: Vec<Vec<u8>>,
+    /// Whether the path ends with a slash.
     is_dir: bool,
-    query: &str,
-) -> Result<SitePath, fs::Error> {
-    let mut attr = superblock.getattr(ROOT, wants)?;
-    for name in path {
-        if attr.kind != FileKind::Dir {
-            return Err(fs::Error::NotADirectory);
+    query: String,
+}
+
+impl SiteOperation for PathQuery {
+    type Output = SitePath;
+
+    fn run(&self, superblock: &Superblock, request: &ReadRequest) -> Result<SitePath, fs::Error> {
+        let mut attr = superblock.getattr(ROOT, request)?;
+        for name in &self.path {
+            if attr.kind != FileKind::Dir {
+                return Err(fs::Error::NotADirectory);
+            }
+            attr = superblock.lookup(attr.ino, name, request)?;
         }
-        attr = superblock.lookup(attr.ino, name, wants)?;
-    }
-    match attr.kind {
-        FileKind::Link => Ok(SitePath::Link),
-        FileKind::Dir if !is_dir => Ok(SitePath::Moved),
-        FileKind::Dir => {
-            let place = PagePlace { site, path, ino: attr.ino };
-            page::render_page(superblock, &place, query, wants).map(SitePath::Page)
-        }
-        FileKind::File if is_dir => Err(fs::Error::NotADirectory),
-        FileKind::File => {
-            let content = superblock.open(attr.ino, wants)?;
-            Ok(SitePath::File(content.into(), attr, superblock.version(attr.ino, wants)?))
+        match attr.kind {
+            FileKind::Link => Ok(SitePath::Link),
+            FileKind::Dir if !self.is_dir => Ok(SitePath::Moved),
+            FileKind::Dir => {
+                let place = PagePlace { site: &self.site, path: &self.path, ino: attr.ino };
+                page::render_page(superblock, &place, &self.query, request).map(SitePath::Page)
+            }
+            FileKind::File if self.is_dir => Err(fs::Error::NotADirectory),
+            FileKind::File => {
+                let content = superblock.open(attr.ino, request)?;
+                Ok(SitePath::File(content.into(), attr, superblock.version(attr.ino, request)?))
+            }
         }
     }
 }

@@ -1,8 +1,8 @@
 //! A local file as a source.
 
+use super::end_of_runs;
 use super::map::{MappedBytes, OpenFile};
 use super::pool::{FilePool, FileSlot};
-use super::runs;
 use super::version::{FileId, FileVersion};
 use super::{Bytes, DiskBlock, Error, Source, SourceStat, indices};
 use fiemap::{Fiemap, FiemapExtent, FiemapExtentFlags, FiemapFlags};
@@ -106,7 +106,7 @@ impl Source for MappedFile {
     }
 
     fn read_runs_at(&self, buf: &mut [u8], len: usize, offset: u64, step: u64) -> Result<(), Error> {
-        indices(&(offset..runs::end(buf, len, offset, step)), self.len())?;
+        indices(&(offset..end_of_runs(buf, len, offset, step)), self.len())?;
         self.get()?.read_runs_at(buf, len, offset, step)
     }
 

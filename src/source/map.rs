@@ -5,9 +5,9 @@ use super::page_cache::PageCache;
 use super::pool::{FilePool, PooledFile};
 use super::resident::ResidentBits;
 use super::resolve::resolve_path;
-use super::runs;
 use super::storage::FileStorage;
 use super::version::{FileVersion, VersionStatus};
+use super::{each_run, end_of_runs};
 use nix::unistd::{AccessFlags, access, eaccess};
 use std::borrow::Cow;
 use std::fs::{File, Metadata, OpenOptions};
@@ -89,9 +89,8 @@ impl OpenFile {
 
     /// Fills `buf` with runs of `len` bytes, `step` bytes apart, which must be inside the file.
     pub fn read_runs_at(&self, buf: &mut [u8], len: usize, offset: u64, step: u64) -> Result<(), Error> {
-        let range = offset..runs::end(buf, len, offset, step);
-        let read =
-            runs::each_run(buf, len, offset, step).try_for_each(|(buf, start)| self.file.read_exact_at(buf, start));
+        let range = offset..end_of_runs(buf, len, offset, step);
+        let read = each_run(buf, len, offset, step).try_for_each(|(buf, start)| self.file.read_exact_at(buf, start));
         // Checked after the reads, so that the bytes are of the version that was opened.
         self.verify(range)?;
         read.map_err(|error| self.version.io(error))

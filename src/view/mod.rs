@@ -14,7 +14,6 @@ mod selection;
 mod shards;
 mod single;
 mod stats;
-mod stored;
 mod sums;
 mod table;
 #[cfg(test)]

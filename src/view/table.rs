@@ -3,7 +3,7 @@
 use super::id::{ShownViews, View};
 use super::results::ResultKey;
 use super::views::ModelViews;
-use super::{f32, gguf, index, metadata, npy, plots, single, stats, stored, sums};
+use super::{f32, gguf, index, metadata, npy, plots, single, stats, sums};
 use crate::content::{Content, Data, Error, Extent, ReadRequest, Segment};
 use crate::model::{MANIFEST, Model, ModelKind, ShardId, TensorId, TensorNumbers};
 use crate::source::Source;
@@ -12,6 +12,9 @@ use std::sync::Arc;
 
 /// A view: a set of files of one kind.
 pub struct ViewRow {
+    /// The number of the view in inode numbers, below 64. It must never change, and a number that was used before must
+    /// not be used again, so that inode numbers are the same in later versions.
+    pub number: u8,
     /// The name for `--views`. Several rows may share one.
     pub name: &'static str,
     /// The name of the view's file or directory.
@@ -80,9 +83,10 @@ pub enum ViewFiles {
     Shards,
 }
 
-/// All views, sorted by file name, which is the order of directory listings. Inode numbers contain the index of a row.
+/// All views, sorted by file name, which is the order of directory listings.
 pub const VIEWS: &[ViewRow] = &[
     ViewRow {
+        number: 0,
         name: "sums",
         file: "SHA256SUMS",
         in_root: |_| true,
@@ -95,6 +99,7 @@ pub const VIEWS: &[ViewRow] = &[
         },
     },
     ViewRow {
+        number: 1,
         name: "manifest",
         file: MANIFEST,
         in_root: |model| model.kind() == ModelKind::Dataset,
@@ -108,6 +113,7 @@ pub const VIEWS: &[ViewRow] = &[
         },
     },
     ViewRow {
+        number: 2,
         name: "export",
         file: "export",
         in_root: |_| true,
@@ -122,6 +128,7 @@ pub const VIEWS: &[ViewRow] = &[
         },
     },
     ViewRow {
+        number: 3,
         name: "f32",
         file: "f32",
         in_root: |_| true,
@@ -135,6 +142,7 @@ pub const VIEWS: &[ViewRow] = &[
         },
     },
     ViewRow {
+        number: 4,
         name: "gguf",
         file: "gguf",
         in_root: gguf::has,
@@ -148,6 +156,7 @@ pub const VIEWS: &[ViewRow] = &[
         },
     },
     ViewRow {
+        number: 5,
         name: "header",
         file: "header.json",
         in_root: |model| model.is_single() && has_text(model),
@@ -163,6 +172,7 @@ pub const VIEWS: &[ViewRow] = &[
         },
     },
     ViewRow {
+        number: 6,
         name: "index",
         file: "index.json",
         in_root: |_| true,
@@ -178,6 +188,7 @@ pub const VIEWS: &[ViewRow] = &[
         },
     },
     ViewRow {
+        number: 7,
         name: "metadata",
         file: "metadata",
         in_root: |_| true,
@@ -192,6 +203,7 @@ pub const VIEWS: &[ViewRow] = &[
         },
     },
     ViewRow {
+        number: 8,
         name: "metadata",
         file: "metadata.json",
         in_root: |_| true,
@@ -199,6 +211,7 @@ pub const VIEWS: &[ViewRow] = &[
         files: ViewFiles::One { kept: true, content: |views, _, shard| metadata::json(views.model(), shard) },
     },
     ViewRow {
+        number: 9,
         name: "npy",
         file: "npy",
         in_root: |_| true,
@@ -212,6 +225,7 @@ pub const VIEWS: &[ViewRow] = &[
         },
     },
     ViewRow {
+        number: 10,
         name: "plots",
         file: "plots",
         in_root: |_| true,
@@ -225,6 +239,7 @@ pub const VIEWS: &[ViewRow] = &[
         },
     },
     ViewRow {
+        number: 11,
         name: "safetensors",
         file: "safetensors",
         in_root: |_| true,
@@ -238,6 +253,7 @@ pub const VIEWS: &[ViewRow] = &[
         },
     },
     ViewRow {
+        number: 12,
         name: "samples",
         file: "samples",
         in_root: |model| model.separator().is_some(),
@@ -245,6 +261,7 @@ pub const VIEWS: &[ViewRow] = &[
         files: ViewFiles::Tree,
     },
     ViewRow {
+        number: 13,
         name: "shards",
         file: "shards",
         in_root: |model| !model.is_single(),
@@ -252,6 +269,7 @@ pub const VIEWS: &[ViewRow] = &[
         files: ViewFiles::Shards,
     },
     ViewRow {
+        number: 14,
         name: "stats",
         file: "stats",
         in_root: |_| true,
@@ -265,6 +283,7 @@ pub const VIEWS: &[ViewRow] = &[
         },
     },
     ViewRow {
+        number: 15,
         name: "tensors",
         file: "tensors",
         in_root: |_| true,
@@ -274,10 +293,17 @@ pub const VIEWS: &[ViewRow] = &[
             is_numeric: false,
             shows: |_| true,
             is_stored: |_| true,
-            content: |views, numbers, _| stored::stored_content(views.model(), &numbers.tensor),
+            content: |views, numbers, _| Content::new([Segment::Data(views.model().data(&numbers.tensor))]),
         },
     },
-    ViewRow { name: "tree", file: "tree", in_root: |_| true, in_shards: ShardViews::Never, files: ViewFiles::Tree },
+    ViewRow {
+        number: 16,
+        name: "tree",
+        file: "tree",
+        in_root: |_| true,
+        in_shards: ShardViews::Never,
+        files: ViewFiles::Tree,
+    },
 ];
 
 /// Whether the header of the format is text.
@@ -315,6 +341,23 @@ impl View {
         // Panics if the loop has found no view.
         let _ = &VIEWS[at];
         Self::new(at)
+    }
+
+    /// The view whose row has this number.
+    pub fn of_number(number: usize) -> Option<Self> {
+        /// The index of the row with each number, and `VIEWS.len()` where there is none.
+        const INDEX: [u8; 64] = {
+            let mut index = [VIEWS.len() as u8; 64];
+            let mut at = 0;
+            while at < VIEWS.len() {
+                assert!(index[VIEWS[at].number as usize] as usize == VIEWS.len(), "two views have the same number");
+                index[VIEWS[at].number as usize] = at as u8;
+                at += 1;
+            }
+            index
+        };
+        let index = usize::from(*INDEX.get(number)?);
+        (index < VIEWS.len()).then(|| Self::new(index))
     }
 
     /// All views, in the order of the table.
@@ -373,7 +416,8 @@ impl View {
                 exists.then_some(ViewFile::One(shard))
             }
             ViewFiles::Tensors { shows, is_stored, .. } => {
-                let numbers = self.numbers(views, model.get(TensorId::from(number))?.id);
+                let tensor = TensorId::from(number);
+                let numbers = model.contains(tensor).then(|| self.numbers(views, tensor))?;
                 let is_own = self == Self::STORED || shows(&numbers) && !is_stored(&numbers);
                 is_own.then_some(ViewFile::Tensor(numbers))
             }
@@ -457,6 +501,37 @@ mod tests {
         assert!(VIEWS.windows(2).all(|pair| pair[0].file < pair[1].file));
         assert!(VIEWS.len() < 64);
         assert_eq!((View::STORED.row().file, View::SHARDS.row().file), ("tensors", "shards"));
+    }
+
+    #[test]
+    fn numbers_of_views_never_change() {
+        let numbers: Vec<(u8, &str)> = VIEWS.iter().map(|row| (row.number, row.file)).collect();
+        // A new view gets the next number and a place in this list. No other line may change.
+        let known = [
+            (0, "SHA256SUMS"),
+            (1, "dataset_manifest.json"),
+            (2, "export"),
+            (3, "f32"),
+            (4, "gguf"),
+            (5, "header.json"),
+            (6, "index.json"),
+            (7, "metadata"),
+            (8, "metadata.json"),
+            (9, "npy"),
+            (10, "plots"),
+            (11, "safetensors"),
+            (12, "samples"),
+            (13, "shards"),
+            (14, "stats"),
+            (15, "tensors"),
+            (16, "tree"),
+        ];
+        assert_eq!(numbers, known);
+        for view in View::all() {
+            assert_eq!(View::of_number(view.row().number.into()), Some(view));
+        }
+        assert_eq!(View::of_number(known.len()), None);
+        assert_eq!(View::of_number(64), None);
     }
 
     #[test]

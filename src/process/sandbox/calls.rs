@@ -12,14 +12,14 @@
 pub use filter::restrict;
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64")))]
-pub fn restrict(_: super::task::SandboxTask) -> Result<(), String> {
+pub fn restrict(_: super::SandboxTask) -> Result<(), String> {
     Err(format!("no system call filter for {}", std::env::consts::ARCH))
 }
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64"))]
 mod filter {
+    use super::super::SandboxTask;
     use super::super::refused;
-    use super::super::task::SandboxTask;
     use nix::libc::*;
     use seccompiler::{
         BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,

@@ -9,7 +9,6 @@ mod calls;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64"))]
 mod refused;
 pub mod system;
-mod task;
 
 use caps::{CapSet, Capability, CapsHashSet};
 use landlock::{
@@ -23,10 +22,21 @@ use nix::unistd::{AccessFlags, faccessat};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use task::SandboxTask;
 
 /// The newest Landlock ABI that was tested. An older kernel enforces the rights that its own ABI has.
 const TESTED: ABI = ABI::V7;
+
+/// What a process does in the sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SandboxTask {
+    /// Serves a mount.
+    Serving,
+    /// Serves HTTP clients.
+    #[cfg_attr(not(feature = "serve"), allow(dead_code, reason = "nothing is served over HTTP"))]
+    Listening,
+    /// Fetches remote files.
+    Fetching,
+}
 
 /// A sandbox that is not entered yet.
 #[derive(Debug)]

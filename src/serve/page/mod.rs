@@ -38,7 +38,7 @@ pub(super) fn render_page(
         None => directory::directory_page(superblock, place, &query, wants),
         Some(model) => match query.tensor.map(|number| (u32::try_from(number), number)) {
             None => model::model_page(superblock, place, model, &query, wants),
-            Some((Ok(_), number)) if model.get(TensorId::new(number)).is_some() => {
+            Some((Ok(_), number)) if model.contains(TensorId::new(number)) => {
                 tensor::tensor_page(superblock, place, model, TensorId::new(number), &query, wants)
             }
             Some(_) => Err(Error::NoEntry),
