@@ -19,7 +19,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use weightfs::remote::protocol::{FetchOptions, HEAD, VERSION, WireChannel, WireFailure, WireReply, WireRequest};
+use weightfs::remote::protocol::{FetchOptions, HEAD, VERSION, WireChannel, WireReply, WireRequest};
+use weightfs::source::{FetchFailure, RemoteFailure};
 
 /// The beginning of what the process logs when it is in the sandbox.
 const IN_SANDBOX: &str = "sandbox of weightfs-fetch: Landlock";
@@ -296,7 +297,10 @@ fn after_the_mount_only_files_that_are_known_are_fetched() {
     let refused = [open(4, "other.safetensors"), WireRequest::Resolve { id: 4, url: nginx.url("other.safetensors") }];
     for request in refused {
         let reply = ask(request);
-        assert!(matches!(reply, WireReply::Failed { id: 4, failure: WireFailure::Lasting, .. }), "{reply:?}");
+        assert!(
+            matches!(reply, WireReply::Failed { id: 4, failure: FetchFailure { failure: RemoteFailure::Lasting, .. } }),
+            "{reply:?}"
+        );
     }
     assert!(!nginx.log().iter().flatten().any(|field| field.contains("other")), "{:?}", nginx.log());
 }

@@ -2,11 +2,9 @@
 
 use super::location;
 use super::planner::{BLOCK, PlannerLimits};
-use super::protocol::{
-    FetchCounts, FetchOptions, HEAD, WireAbout, WireChannel, WireFailure, WireReply, WireRequest, WireSpan,
-};
+use super::protocol::{FetchCounts, FetchOptions, HEAD, WireAbout, WireChannel, WireReply, WireRequest, WireSpan};
 use crate::source::{
-    Error, FillProcess, RemoteFailure, ReopenedSource, Source, SourceReopener, SparseParts, SparseSource, WholeFile,
+    Error, FetchFailure, FillProcess, ReopenedSource, Source, SourceReopener, SparseParts, SparseSource, WholeFile,
     reopened_files_limit,
 };
 use std::collections::HashMap;
@@ -101,7 +99,7 @@ enum ClientAnswer {
     Object(u32, u64, FileAttributes, Vec<OwnedFd>),
     Whole(u64, FileAttributes, Vec<OwnedFd>),
     Ready,
-    Failed(WireFailure, String),
+    Failed(FetchFailure),
 }
 
 /// What is known of a file besides its size.
@@ -189,7 +187,7 @@ impl FetchClient {
         let answer = self.0.call(|id| WireRequest::Resolve { id, url: url.to_owned() }, &|| false);
         // The URL may contain secrets, which a location does not print.
         let shown = location::RemoteLocation::parse(url).ok().flatten().map_or_else(String::new, |at| at.to_string());
-        match answer.map_err(|why| why.error(&shown))? {
+        match answer.map_err(|why| why.of(&shown))? {
             ClientAnswer::Tree(number, about, entries) => Ok(FoundSource { number, about, entries }),
             _ => Err(unexpected(&shown)),
         }
@@ -237,7 +235,7 @@ impl FetchClient {
         drop(state);
         let request = |id| WireRequest::Open { id, tree, path: path.to_owned(), head };
         let id = early.map_or_else(|| self.0.send(request, &|| false), Ok);
-        let answer = id.and_then(|id| self.0.wait(id, &|| false)).map_err(|why| why.error(name))?;
+        let answer = id.and_then(|id| self.0.wait(id, &|| false)).map_err(|why| why.of(name))?;
         let (first, parts) = self.source(answer, name, parts)?;
         let again =
             TreeReopener { client: self.clone(), tree, path: path.into(), name: name.into(), len: first.len(), parts };
@@ -286,52 +284,23 @@ impl SourceReopener for TreeReopener {
     fn open(&self, is_cancelled: &dyn Fn() -> bool) -> Result<Arc<dyn Source>, Error> {
         let Self { client, tree, path, name, len, parts } = self;
         let request = |id| WireRequest::Open { id, tree: *tree, path: path.to_string(), head: 0 };
-        let answer = client.0.call(request, is_cancelled).map_err(|why| why.error(name))?;
+        let answer = client.0.call(request, is_cancelled).map_err(|why| why.of(name))?;
         let (source, _) = client.source(answer, name, |_| *parts)?;
         // The other process opens the same version again.
         if source.len() == *len { Ok(source) } else { Err(unexpected(name)) }
     }
 }
 
-/// Why a request has no reply.
-enum RequestFailure {
-    Failed(WireFailure, String),
-    /// Nothing was heard of the other process for this time.
-    Silent(Duration),
-    Ended,
-    Cancelled,
+fn ended() -> FetchFailure {
+    FetchFailure::lasting("weightfs-fetch has ended; mount it again")
 }
 
-impl RequestFailure {
-    fn error(self, name: &str) -> Error {
-        let name = name.into();
-        match self {
-            Self::Failed(failed, reason) => {
-                let failure = match failed {
-                    WireFailure::Changed => RemoteFailure::Changed,
-                    WireFailure::Transient => RemoteFailure::Transient,
-                    WireFailure::Refused => RemoteFailure::Refused,
-                    WireFailure::WholeOnly => RemoteFailure::WholeOnly,
-                    WireFailure::Lasting => RemoteFailure::Lasting,
-                };
-                Error::Remote { name, reason, failure }
-            }
-            Self::Silent(time) => {
-                let reason = format!("weightfs-fetch has said nothing for {} s; is it stopped?", time.as_secs());
-                Error::Remote { name, reason, failure: RemoteFailure::Transient }
-            }
-            Self::Cancelled => Error::Remote { name, reason: "interrupted".into(), failure: RemoteFailure::Transient },
-            Self::Ended => {
-                let reason = "weightfs-fetch has ended; mount it again".into();
-                Error::Remote { name, reason, failure: RemoteFailure::Lasting }
-            }
-        }
-    }
+fn interrupted() -> FetchFailure {
+    FetchFailure::transient("interrupted")
 }
 
 fn unexpected(name: &str) -> Error {
-    let reason = "weightfs-fetch sent another reply than was asked for".into();
-    Error::Remote { name: name.into(), reason, failure: RemoteFailure::Lasting }
+    FetchFailure::lasting("weightfs-fetch sent another reply than was asked for").of(name)
 }
 
 impl ClientShared {
@@ -344,7 +313,7 @@ impl ClientShared {
         &self,
         request: impl FnOnce(u64) -> WireRequest,
         is_cancelled: &dyn Fn() -> bool,
-    ) -> Result<ClientAnswer, RequestFailure> {
+    ) -> Result<ClientAnswer, FetchFailure> {
         self.wait(self.send(request, is_cancelled)?, is_cancelled)
     }
 
@@ -354,10 +323,10 @@ impl ClientShared {
         &self,
         request: impl FnOnce(u64) -> WireRequest,
         is_cancelled: &dyn Fn() -> bool,
-    ) -> Result<u64, RequestFailure> {
+    ) -> Result<u64, FetchFailure> {
         let mut state = self.lock();
         if state.ended {
-            return Err(RequestFailure::Ended);
+            return Err(ended());
         }
         self.close_unclosed(&mut state);
         let id = state.number();
@@ -368,12 +337,12 @@ impl ClientShared {
                 Ok(true) => return Ok(id),
                 Ok(false) if is_cancelled() => {
                     self.lock().waiting.remove(&id);
-                    return Err(RequestFailure::Cancelled);
+                    return Err(interrupted());
                 }
                 Ok(false) => std::thread::sleep(SEND_AGAIN),
                 Err(_) => {
                     self.end();
-                    return Err(RequestFailure::Ended);
+                    return Err(ended());
                 }
             }
         }
@@ -385,29 +354,32 @@ impl ClientShared {
     }
 
     /// Waits for the reply to a request, for as long as `is_cancelled` is false.
-    fn wait(&self, id: u64, is_cancelled: &dyn Fn() -> bool) -> Result<ClientAnswer, RequestFailure> {
+    fn wait(&self, id: u64, is_cancelled: &dyn Fn() -> bool) -> Result<ClientAnswer, FetchFailure> {
         let started = Instant::now();
         let mut state = self.lock();
         loop {
             if state.waiting.get(&id).is_some_and(Option::is_some) {
                 return match state.waiting.remove(&id).flatten() {
-                    Some(ClientAnswer::Failed(failed, reason)) => Err(RequestFailure::Failed(failed, reason)),
+                    Some(ClientAnswer::Failed(failure)) => Err(failure),
                     Some(answer) => Ok(answer),
-                    None => Err(RequestFailure::Ended),
+                    None => Err(ended()),
                 };
             }
             if state.ended {
-                return Err(RequestFailure::Ended);
+                return Err(ended());
             }
             if is_cancelled() {
                 drop(state);
                 self.cancel(id);
-                return Err(RequestFailure::Cancelled);
+                return Err(interrupted());
             }
             if state.heard.map_or(started, |heard| heard.max(started)).elapsed() > self.patience {
                 drop(state);
                 self.cancel(id);
-                return Err(RequestFailure::Silent(self.patience));
+                let time = self.patience.as_secs();
+                return Err(FetchFailure::transient(format!(
+                    "weightfs-fetch has said nothing for {time} s; is it stopped?"
+                )));
             }
             state = self.replied.wait_timeout(state, CHECK_EVERY).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -515,7 +487,7 @@ impl ClientShared {
                 _ = state.answer(id, ClientAnswer::Whole(len, FileAttributes { is_public, mtime }, descriptors));
             }
             WireReply::Ready { id } => _ = state.answer(id, ClientAnswer::Ready),
-            WireReply::Failed { id, failure, reason } => _ = state.answer(id, ClientAnswer::Failed(failure, reason)),
+            WireReply::Failed { id, failure } => _ = state.answer(id, ClientAnswer::Failed(failure)),
             WireReply::Counts(counts) => state.counts = counts,
             WireReply::Log { .. } | WireReply::Rested => {}
         }
@@ -583,7 +555,7 @@ impl FillProcess for FetchedObject {
         let Self { client, object, name } = self;
         client.0.waited.fetch_add(range.end - range.start, Relaxed);
         let request = |id| WireRequest::Need { id, object: *object, range: span(&range), within: span(&within) };
-        match client.0.call(request, is_cancelled).map_err(|why| why.error(name))? {
+        match client.0.call(request, is_cancelled).map_err(|why| why.of(name))? {
             ClientAnswer::Ready => Ok(()),
             _ => Err(unexpected(name)),
         }

@@ -8,6 +8,7 @@
 //! and serde bound both. Therefore no message has a list whose items can be empty.
 
 use super::location::check_path;
+use crate::source::FetchFailure;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -133,7 +134,7 @@ pub enum WireReply {
     /// The range is present.
     Ready { id: u64 },
     /// A request has failed.
-    Failed { id: u64, failure: WireFailure, reason: String },
+    Failed { id: u64, failure: FetchFailure },
     /// A message for the log.
     Log { level: u8, text: String },
     /// What was fetched so far.
@@ -167,21 +168,6 @@ pub struct WireAbout {
     pub is_public: bool,
     /// When it was last modified, in seconds since 1970.
     pub mtime: i64,
-}
-
-/// Why a request has failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum WireFailure {
-    /// The version that was opened is gone.
-    Changed,
-    /// Another attempt may succeed.
-    Transient,
-    /// The server wants credentials, or refuses those that were sent.
-    Refused,
-    /// The server sends whole files only.
-    WholeOnly,
-    /// Another attempt fails too, for another reason.
-    Lasting,
 }
 
 fn wire_path<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {

@@ -1,5 +1,6 @@
 //! Why bytes cannot be read.
 
+use serde::{Deserialize, Serialize};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -74,7 +75,7 @@ pub enum Error {
 }
 
 /// What a reader may expect of another attempt after a file that is not on this machine could not be read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RemoteFailure {
     /// The file has changed: the version that was opened is gone.
     Changed,
@@ -86,6 +87,33 @@ pub enum RemoteFailure {
     WholeOnly,
     /// Another attempt fails too, for another reason.
     Lasting,
+}
+
+/// Why a file that is not on this machine cannot be opened or read, without its name. The process that fetches sends
+/// it to the one that reads.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FetchFailure {
+    /// What a reader may expect of another attempt.
+    pub failure: RemoteFailure,
+    /// What happened, with the numbers, and a remedy where there is one.
+    pub reason: String,
+}
+
+impl FetchFailure {
+    /// Another attempt may succeed.
+    pub fn transient(reason: impl Into<String>) -> Self {
+        Self { failure: RemoteFailure::Transient, reason: reason.into() }
+    }
+
+    /// Another attempt fails too.
+    pub fn lasting(reason: impl Into<String>) -> Self {
+        Self { failure: RemoteFailure::Lasting, reason: reason.into() }
+    }
+
+    /// The error for the file called `name`.
+    pub fn of(self, name: &str) -> Error {
+        Error::Remote { name: name.into(), reason: self.reason, failure: self.failure }
+    }
 }
 
 /// The cause of an error. One cause can give several errors: a truncated file gives one error for the missing bytes and

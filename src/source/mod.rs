@@ -30,7 +30,7 @@ use std::path::Path;
 use std::time::SystemTime;
 
 pub use bytes::Bytes;
-pub use error::{Error, ErrorCause, RemoteFailure, strerror};
+pub use error::{Error, ErrorCause, FetchFailure, RemoteFailure, strerror};
 pub use file::{MappedFile, limit_open_files};
 pub use listing::{DirListing, ListedEntry, ListedKind};
 pub use local::{announce, device_at, exists, is_dir, len_at, list_dir, modified_at, open_local, stat_at};

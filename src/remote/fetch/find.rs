@@ -2,10 +2,11 @@
 
 use super::kept::{self, KeptTree};
 use super::retry::retry;
-use super::trouble::FetchTrouble;
+use super::trouble::absent;
 use crate::remote::cache::BlockCache;
-use crate::remote::location::{ParseError, RemoteLocation};
-use crate::remote::transport::{self, ErrorKind, ServerTree, TransportClient};
+use crate::remote::location::RemoteLocation;
+use crate::remote::transport::{self, ErrorKind, ServerTree, TransportClient, TransportError};
+use crate::source::FetchFailure;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,9 +29,8 @@ pub async fn resolve_location(
     url: &str,
     timeout: Duration,
     offline: bool,
-) -> Result<FoundTree, FetchTrouble> {
-    let invalid = |error: ParseError| FetchTrouble::Transport(error.into());
-    let location = RemoteLocation::parse(url).map_err(invalid)?.ok_or(FetchTrouble::Absent)?;
+) -> Result<FoundTree, FetchFailure> {
+    let location = RemoteLocation::parse(url).map_err(TransportError::from)?.ok_or_else(absent)?;
     let name = kept::kept_name(client, &location);
     let found_earlier = || {
         KeptTree::find(cache, &name).map(|kept| FoundTree {
@@ -54,10 +54,10 @@ pub async fn resolve_location(
             }
             Ok(FoundTree { tree: Some(Arc::new(tree)), kept, name, opened: HashMap::new() })
         }
-        Err((ErrorKind::Offline, error)) => found_earlier().ok_or(FetchTrouble::Transport(error)),
+        Err((ErrorKind::Offline, error)) => found_earlier().ok_or_else(|| error.into()),
         Err((ErrorKind::Transient { .. }, error)) if found_earlier().is_some() => {
-            Err(FetchTrouble::Transport(error.and("--offline reads what was fetched before")))
+            Err(error.and("--offline reads what was fetched before").into())
         }
-        Err((_, error)) => Err(FetchTrouble::Transport(error)),
+        Err((_, error)) => Err(error.into()),
     }
 }

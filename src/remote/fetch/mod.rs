@@ -12,8 +12,9 @@ mod trouble;
 use super::cache::{self, BlockCache};
 use super::location::RemoteLocation;
 use super::planner::PlannerLimits;
-use super::protocol::{self, FetchOptions, WireChannel, WireFailure, WireReply, WireRequest};
+use super::protocol::{self, FetchOptions, WireChannel, WireReply, WireRequest};
 use super::transport;
+use crate::source::FetchFailure;
 use session::{FetchSession, LoopInput};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -152,8 +153,7 @@ fn refuse(channel: &WireChannel, first: WireRequest, reason: &str) -> io::Result
     while let Some(request) = next {
         match request {
             WireRequest::Resolve { id, .. } | WireRequest::Open { id, .. } | WireRequest::Need { id, .. } => {
-                channel
-                    .send(&WireReply::Failed { id, failure: WireFailure::Lasting, reason: reason.to_owned() }, &[])?;
+                channel.send(&WireReply::Failed { id, failure: FetchFailure::lasting(reason) }, &[])?;
             }
             WireRequest::Rest => channel.send(&WireReply::Rested, &[])?,
             WireRequest::Start(_)

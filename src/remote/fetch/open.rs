@@ -4,7 +4,8 @@ use super::super::cache::{BlockCache, CachedObject};
 use super::super::transport::{self, ServerTree, TransportClient};
 use super::kept::{KeptTree, KeptVersion, key_of};
 use super::retry::retry;
-use super::trouble::FetchTrouble;
+use super::trouble::absent;
+use crate::source::FetchFailure;
 use std::fs::File;
 use std::time::Duration;
 
@@ -29,20 +30,20 @@ pub(super) enum ObjectContent {
 }
 
 /// Opens a file that was found earlier, and of which only the blocks in the cache can be read.
-pub(super) fn open_kept(cache: &BlockCache, kept: &KeptTree, path: &str) -> Result<OpenedObject, FetchTrouble> {
-    let file = kept.files.get(path).ok_or(FetchTrouble::Absent)?;
-    let (Some(key), Some(version)) = (file.key(), file.version.clone()) else { return Err(FetchTrouble::Absent) };
-    let local = cache.object(&key).map_err(FetchTrouble::Cache)?;
+pub(super) fn open_kept(cache: &BlockCache, kept: &KeptTree, path: &str) -> Result<OpenedObject, FetchFailure> {
+    let file = kept.files.get(path).ok_or_else(absent)?;
+    let (Some(key), Some(version)) = (file.key(), file.version.clone()) else { return Err(absent()) };
+    let local = cache.object(&key)?;
     Ok(OpenedObject { version, content: ObjectContent::Blocks { remote: None, local }, received: 0 })
 }
 
 /// Opens a file whose version is known.
-pub(super) fn open_known(cache: &BlockCache, remote: transport::ServerObject) -> Result<OpenedObject, FetchTrouble> {
+pub(super) fn open_known(cache: &BlockCache, remote: transport::ServerObject) -> Result<OpenedObject, FetchFailure> {
     let version = KeptVersion::of(&remote);
     if let Some(content) = open_whole(&remote) {
         return Ok(OpenedObject { version, content, received: 0 });
     }
-    let local = cache.object(&key_of(&remote)).map_err(FetchTrouble::Cache)?;
+    let local = cache.object(&key_of(&remote))?;
     Ok(OpenedObject { version, content: ObjectContent::Blocks { remote: Some(remote), local }, received: 0 })
 }
 
@@ -55,14 +56,14 @@ pub(super) async fn probe(
     path: &str,
     head: u64,
     timeout: Duration,
-) -> Result<OpenedObject, FetchTrouble> {
+) -> Result<OpenedObject, FetchFailure> {
     let is_known = client.identity(&tree.place(path)).is_ok_and(|identity| cache.has_version(&identity));
     let first = if is_known { 1 } else { head.max(1) };
     let probed = retry(timeout, || client.probe(tree, path, first)).await;
-    let (remote, head) = probed.map_err(FetchTrouble::Transport)?;
-    let local = cache.object(&key_of(&remote)).map_err(FetchTrouble::Cache)?;
+    let (remote, head) = probed?;
+    let local = cache.object(&key_of(&remote))?;
     if !is_known && head.len() as u64 == first.min(local.len()) {
-        let _ = local.write(0, &head).map_err(FetchTrouble::Cache)?;
+        let _ = local.write(0, &head)?;
     }
     let (version, received) = (KeptVersion::of(&remote), head.len() as u64);
     Ok(OpenedObject { version, content: ObjectContent::Blocks { remote: Some(remote), local }, received })

@@ -1,60 +1,60 @@
-//! Why a request fails, in the terms of the planner and of the other process.
+//! Errors of the transport and the cache, as the reading process and the planner see them.
 
-use super::super::planner::PartFailure;
-use super::super::protocol::WireFailure;
-use super::super::transport::ErrorKind;
-use super::super::{cache, transport};
+use crate::remote::cache::CacheError;
+use crate::remote::planner::PartFailure;
+use crate::remote::transport::{ErrorKind, TransportError};
+use crate::source::{FetchFailure, RemoteFailure};
 
-/// Why something failed.
-pub(super) enum FetchTrouble {
-    Transport(transport::TransportError),
-    Cache(cache::CacheError),
-    /// The cache does not have it, and only the cache may be used.
-    Absent,
+/// The failure of a file that is not in the cache, if only the cache may be used.
+pub(super) fn absent() -> FetchFailure {
+    FetchFailure::lasting("not in the cache, and --offline allows nothing else")
 }
 
-impl FetchTrouble {
-    pub fn failed(&self) -> WireFailure {
-        match self {
-            Self::Transport(error) => match error.kind() {
-                ErrorKind::Changed => WireFailure::Changed,
-                ErrorKind::Transient { .. } => WireFailure::Transient,
-                ErrorKind::Forbidden => WireFailure::Refused,
-                ErrorKind::NoRanges => WireFailure::WholeOnly,
-                _ => WireFailure::Lasting,
-            },
-            Self::Cache(error) if is_lasting(error) => WireFailure::Lasting,
-            // The disk may have room later.
-            Self::Cache(_) => WireFailure::Transient,
-            Self::Absent => WireFailure::Lasting,
-        }
+impl From<TransportError> for FetchFailure {
+    fn from(error: TransportError) -> Self {
+        let failure = match error.kind() {
+            ErrorKind::Changed => RemoteFailure::Changed,
+            ErrorKind::Transient { .. } => RemoteFailure::Transient,
+            ErrorKind::Forbidden => RemoteFailure::Refused,
+            ErrorKind::NoRanges => RemoteFailure::WholeOnly,
+            _ => RemoteFailure::Lasting,
+        };
+        // The reading process names the file.
+        Self { failure, reason: error.text().to_owned() }
     }
+}
 
-    pub fn failure(&self) -> PartFailure {
-        match self {
-            Self::Transport(error) => match error.kind() {
-                ErrorKind::Transient { retry_after } => PartFailure::Transient { retry_after },
-                _ => PartFailure::Final,
-            },
-            Self::Cache(_) | Self::Absent => PartFailure::Final,
-        }
-    }
-
-    pub fn reason(&self) -> String {
-        match self {
-            // The reading process names the file.
-            Self::Transport(error) => error.text().to_owned(),
-            Self::Cache(cache::CacheError::TooLarge { len, max, .. }) => {
-                format!("it has {len} bytes; the cache takes files of up to {max}")
+impl From<CacheError> for FetchFailure {
+    fn from(error: CacheError) -> Self {
+        match error {
+            CacheError::TooLarge { len, max, .. } => {
+                Self::lasting(format!("it has {len} bytes; the cache takes files of up to {max}"))
             }
-            Self::Cache(error) => error.to_string(),
-            Self::Absent => "not in the cache, and --offline allows nothing else".into(),
+            CacheError::TooLong { .. } | CacheError::Secret { .. } => Self::lasting(error.to_string()),
+            // The disk may have room later.
+            _ => Self::transient(error.to_string()),
         }
     }
 }
 
-/// Whether another attempt would fail in the same way.
-fn is_lasting(error: &cache::CacheError) -> bool {
-    use cache::CacheError::{Secret, TooLarge, TooLong};
-    matches!(error, TooLarge { .. } | TooLong { .. } | Secret { .. })
+/// Why a part was not fetched: for those who wait for its bytes, and for the planner.
+pub(super) struct TransferFailure {
+    pub failure: FetchFailure,
+    pub part: PartFailure,
+}
+
+impl From<TransportError> for TransferFailure {
+    fn from(error: TransportError) -> Self {
+        let part = match error.kind() {
+            ErrorKind::Transient { retry_after } => PartFailure::Transient { retry_after },
+            _ => PartFailure::Final,
+        };
+        Self { failure: error.into(), part }
+    }
+}
+
+impl From<CacheError> for TransferFailure {
+    fn from(error: CacheError) -> Self {
+        Self { failure: error.into(), part: PartFailure::Final }
+    }
 }

@@ -7,11 +7,12 @@ use super::find::{FoundTree, resolve_location};
 use super::kept::KeptVersion;
 use super::open::{self, ObjectContent, OpenedObject};
 use super::remarks::cut_remark;
-use super::trouble::FetchTrouble;
+use super::trouble::TransferFailure;
 use crate::remote::cache::{self, BlockCache, CachedObject, EvictedBlocks};
 use crate::remote::planner::{BLOCK, HostId, ObjectId, PartId, Planner, PlannerEvent, PlannerLimits, TicketId};
-use crate::remote::protocol::{self, HEAD, WireAbout, WireChannel, WireFailure, WireReply, WireRequest};
+use crate::remote::protocol::{self, HEAD, WireAbout, WireChannel, WireReply, WireRequest};
 use crate::remote::transport::{self, ChangeCertainty, TransportClient};
+use crate::source::FetchFailure;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -36,7 +37,7 @@ const UNWAITED: u64 = OWN | 1 << 62;
 const TURN_MAX: usize = 1024;
 
 /// How many reasons of failed parts are kept for the tickets that fail because of them.
-const TROUBLES_MAX: u64 = 1024;
+const FAILURES_MAX: u64 = 1024;
 
 /// Minimum time between two writes of what is known of trees.
 const KEEP_EVERY: Duration = Duration::from_secs(1);
@@ -48,14 +49,14 @@ pub(super) enum LoopInput {
     Ended,
     Resolved {
         id: u64,
-        found: Result<FoundTree, FetchTrouble>,
+        found: Result<FoundTree, FetchFailure>,
     },
     Opened {
         id: u64,
         tree: u32,
         path: String,
         head: u64,
-        opened: Box<Result<OpenedObject, FetchTrouble>>,
+        opened: Box<Result<OpenedObject, FetchFailure>>,
     },
     Received {
         part: PartId,
@@ -72,7 +73,7 @@ pub(super) enum LoopInput {
     },
     Failed {
         part: PartId,
-        trouble: FetchTrouble,
+        failure: TransferFailure,
     },
 }
 
@@ -121,7 +122,7 @@ pub(super) struct FetchSession {
     /// The requests for files that are being probed.
     probing: HashSet<u64>,
     /// Why parts failed, as long as a ticket may fail for it.
-    troubles: HashMap<PartId, (WireFailure, String)>,
+    failures: HashMap<PartId, FetchFailure>,
     opening: Arc<Semaphore>,
     inputs: mpsc::UnboundedSender<LoopInput>,
     counted: CountedTraffic,
@@ -143,7 +144,7 @@ impl FetchSession {
         let PlannerLimits { timeout, ahead_total, .. } = limits;
         let planner = Planner::new(limits, u64::from(std::process::id()));
         let (trees, objects, opening_heads, hosts, unsure) = Default::default();
-        let (parts, probing, troubles, counted) = Default::default();
+        let (parts, probing, failures, counted) = Default::default();
         let (epoch, opening) = (Instant::now(), Arc::new(Semaphore::new(OPENING_MAX)));
         Self {
             channel,
@@ -163,7 +164,7 @@ impl FetchSession {
             unsure,
             parts,
             probing,
-            troubles,
+            failures,
             opening,
             inputs,
             counted,
@@ -234,15 +235,15 @@ impl FetchSession {
         if error.raw_os_error().is_none() {
             log::error!("a message to the reading process cannot be sent: {error}");
             if let Some(id) = id {
-                let reason = "weightfs-fetch cannot describe it".to_owned();
-                let _ = self.channel.send(&WireReply::Failed { id, failure: WireFailure::Lasting, reason }, &[]);
+                let failure = FetchFailure::lasting("weightfs-fetch cannot describe it");
+                let _ = self.channel.send(&WireReply::Failed { id, failure }, &[]);
             }
         }
     }
 
-    fn fail(&self, id: u64, failure: WireFailure, mut reason: String) {
-        cut_remark(&mut reason);
-        self.reply(&WireReply::Failed { id, failure, reason });
+    fn fail(&self, id: u64, mut failure: FetchFailure) {
+        cut_remark(&mut failure.reason);
+        self.reply(&WireReply::Failed { id, failure });
     }
 
     fn take(&mut self, input: LoopInput) {
@@ -250,12 +251,12 @@ impl FetchSession {
             LoopInput::Ended => {}
             LoopInput::Request(request) => self.request(request),
             LoopInput::Resolved { id, found: Ok(found) } => self.add_tree(id, found),
-            LoopInput::Resolved { id, found: Err(trouble) } => self.fail(id, trouble.failed(), trouble.reason()),
+            LoopInput::Resolved { id, found: Err(failure) } => self.fail(id, failure),
             LoopInput::Opened { id, tree, path, head, opened } => {
                 self.probing.remove(&id);
                 match *opened {
                     Ok(opened) => self.add_opened(id, tree, path, head, opened),
-                    Err(trouble) => self.fail(id, trouble.failed(), trouble.reason()),
+                    Err(failure) => self.fail(id, failure),
                 }
             }
             LoopInput::Received { part, bytes, evicted } => {
@@ -276,11 +277,11 @@ impl FetchSession {
                 self.parts.remove(&part);
                 self.event(PlannerEvent::Finished { part });
             }
-            LoopInput::Failed { part, trouble } => {
+            LoopInput::Failed { part, failure } => {
                 self.parts.remove(&part);
-                self.troubles.retain(|old, _| old.0 + TROUBLES_MAX > part.0);
-                self.troubles.insert(part, (trouble.failed(), trouble.reason()));
-                self.event(PlannerEvent::Failed { part, failure: trouble.failure() });
+                self.failures.retain(|old, _| old.0 + FAILURES_MAX > part.0);
+                self.failures.insert(part, failure.failure);
+                self.event(PlannerEvent::Failed { part, failure: failure.part });
             }
         }
     }
@@ -317,7 +318,7 @@ impl FetchSession {
 
     fn resolve(&self, id: u64, url: String) {
         if self.is_sealed {
-            return self.fail(id, WireFailure::Lasting, "no other URL can be opened after the mount".into());
+            return self.fail(id, FetchFailure::lasting("no other URL can be opened after the mount"));
         }
         let (client, cache, inputs) = (self.client.clone(), self.cache.clone(), self.inputs.clone());
         let (timeout, offline) = (self.timeout, self.offline);
@@ -357,10 +358,10 @@ impl FetchSession {
 
     fn open(&mut self, id: u64, tree: u32, path: String, head: u64) {
         let Some(found) = self.trees.get(tree as usize) else {
-            return self.fail(id, WireFailure::Lasting, "no such tree".into());
+            return self.fail(id, FetchFailure::lasting("no such tree"));
         };
         if self.is_sealed && !found.kept.files.contains_key(&path) {
-            return self.fail(id, WireFailure::Lasting, "not found when it was mounted; mount it again".into());
+            return self.fail(id, FetchFailure::lasting("not found when it was mounted; mount it again"));
         }
         let Some(live) = found.tree.clone() else {
             let opened = Box::new(open::open_kept(&self.cache, &found.kept, &path));
@@ -454,23 +455,23 @@ impl FetchSession {
                 let reply = WireReply::Object { id, object: object.0, len: open.local.len(), is_public, mtime };
                 self.send(Some(id), &reply, &beside);
             }
-            Err(error) => self.fail(id, WireFailure::Transient, error.to_string()),
+            Err(error) => self.fail(id, FetchFailure::transient(error.to_string())),
         }
     }
 
     /// Answers the request of a ticket.
-    fn answer(&mut self, ticket: TicketId, answer: Result<(), (WireFailure, String)>) {
+    fn answer(&mut self, ticket: TicketId, answer: Result<(), FetchFailure>) {
         if ticket.0 >= UNWAITED {
             return;
         }
         match (self.opening_heads.remove(&ticket), answer) {
             (None, Ok(())) => self.reply(&WireReply::Ready { id: ticket.0 }),
-            (None, Err((failure, reason))) => self.fail(ticket.0, failure, reason),
+            (None, Err(failure)) => self.fail(ticket.0, failure),
             (Some((id, object)), Ok(())) => self.announce(id, object),
-            (Some((id, object)), Err((failure, reason))) => {
+            (Some((id, object)), Err(failure)) => {
                 self.event(PlannerEvent::Closed { object });
                 self.objects.remove(&object.0);
-                self.fail(id, failure, reason);
+                self.fail(id, failure);
             }
         }
     }

@@ -2,10 +2,12 @@
 
 use super::{FetchPart, FetchSession, LoopInput, OpenObject};
 use crate::remote::cache::{self, CachedObject, EvictedBlocks, WriteOutcome};
-use crate::remote::fetch::trouble::FetchTrouble;
-use crate::remote::planner::{BLOCK, ObjectId, PartId, PlannerAction, PlannerEvent, TicketFailure, TicketId};
-use crate::remote::protocol::WireFailure;
+use crate::remote::fetch::trouble::{TransferFailure, absent};
+use crate::remote::planner::{
+    BLOCK, ObjectId, PartFailure, PartId, PlannerAction, PlannerEvent, TicketFailure, TicketId,
+};
 use crate::remote::transport::{self, TransportClient};
+use crate::source::FetchFailure;
 use std::ops::{ControlFlow, Range};
 use tokio::sync::mpsc;
 
@@ -14,7 +16,7 @@ impl FetchSession {
     /// else. It may be wrong about a block that was evicted before the end of its transfer was handled.
     pub(super) fn need(&mut self, ticket: TicketId, object: ObjectId, range: Range<u64>, within: Range<u64>) {
         if let Err(error) = self.report_blocks(object, &range) {
-            return self.answer(ticket, Err((WireFailure::Transient, error.to_string())));
+            return self.answer(ticket, Err(FetchFailure::transient(error.to_string())));
         }
         self.event(PlannerEvent::Need { ticket, object, range, within });
     }
@@ -56,13 +58,13 @@ impl FetchSession {
             PlannerAction::Ready { ticket } => self.answer(ticket, Ok(())),
             PlannerAction::Fail { ticket, why } => {
                 let failed = match why {
-                    TicketFailure::Part(part) => self.trouble(part),
+                    TicketFailure::Part(part) => self.failure_of(part),
                     TicketFailure::TimedOut { last } => {
-                        let last = last.map(|part| format!(": {}", self.trouble(part).1)).unwrap_or_default();
-                        (WireFailure::Transient, format!("nothing arrived for {} s{last}", self.timeout.as_secs_f32()))
+                        let last = last.map(|part| format!(": {}", self.failure_of(part).reason)).unwrap_or_default();
+                        FetchFailure::transient(format!("nothing arrived for {} s{last}", self.timeout.as_secs_f32()))
                     }
-                    TicketFailure::NotOpen => (WireFailure::Lasting, "not open".into()),
-                    TicketFailure::TooMany => (WireFailure::Transient, "too many reads wait already".into()),
+                    TicketFailure::NotOpen => FetchFailure::lasting("not open"),
+                    TicketFailure::TooMany => FetchFailure::transient("too many reads wait already"),
                 };
                 self.answer(ticket, Err(failed));
             }
@@ -74,8 +76,8 @@ impl FetchSession {
         }
     }
 
-    pub(super) fn trouble(&self, part: PartId) -> (WireFailure, String) {
-        self.troubles.get(&part).cloned().unwrap_or((WireFailure::Transient, "the transfer failed".into()))
+    pub(super) fn failure_of(&self, part: PartId) -> FetchFailure {
+        self.failures.get(&part).cloned().unwrap_or_else(|| FetchFailure::transient("the transfer failed"))
     }
 
     pub(super) fn fetch(&mut self, part: PartId, object: ObjectId, range: Range<u64>) {
@@ -95,13 +97,16 @@ impl FetchSession {
         let wanted = range.clone();
         let task = tokio::spawn(async move {
             let Some(remote) = remote else {
-                let _ = inputs.send(LoopInput::Failed { part, trouble: FetchTrouble::Absent });
+                let _ = inputs.send(LoopInput::Failed {
+                    part,
+                    failure: TransferFailure { failure: absent(), part: PartFailure::Final },
+                });
                 return;
             };
             let transferred = transfer(&client, &remote, &local, part, range, &inputs).await;
             let _ = inputs.send(match transferred {
                 Ok(()) => LoopInput::Finished { part },
-                Err(trouble) => LoopInput::Failed { part, trouble },
+                Err(failure) => LoopInput::Failed { part, failure },
             });
         });
         self.parts.insert(part, FetchPart { object, range: wanted, abort: task.abort_handle(), missing });
@@ -116,16 +121,16 @@ async fn transfer(
     part: PartId,
     range: Range<u64>,
     inputs: &mpsc::UnboundedSender<LoopInput>,
-) -> Result<(), FetchTrouble> {
+) -> Result<(), TransferFailure> {
     let send = |input| match inputs.send(input) {
         Ok(()) => ControlFlow::Continue(()),
         Err(_) => ControlFlow::Break(()),
     };
-    let present = local.has(range.start / BLOCK..range.end.div_ceil(BLOCK)).map_err(FetchTrouble::Cache)?;
+    let present = local.has(range.start / BLOCK..range.end.div_ceil(BLOCK))?;
     let present = present.into_iter().map(|blocks| blocks.start * BLOCK..(blocks.end * BLOCK).min(range.end));
     let mut at = range.start;
     for present in present.chain(std::iter::once(range.end..range.end)) {
-        let mut trouble = None;
+        let mut failure = None;
         if at < present.start {
             // A connection that broke inside a block has left the start of the block.
             let held = local.held(at / BLOCK);
@@ -139,15 +144,14 @@ async fn transfer(
                         send(LoopInput::Received { part, bytes: bytes.len() as u64, evicted })
                     }
                     Err(error) => {
-                        trouble = Some(FetchTrouble::Cache(error));
+                        failure = Some(error);
                         ControlFlow::Break(())
                     }
                 })
-                .await
-                .map_err(FetchTrouble::Transport)?;
+                .await?;
         }
-        if let Some(trouble) = trouble {
-            return Err(trouble);
+        if let Some(error) = failure {
+            return Err(error.into());
         }
         if send(LoopInput::Skipped { part, bytes: present.end - present.start }).is_break() {
             return Ok(());
