@@ -21,7 +21,7 @@ const LIBRARY: &[(&str, &[&str])] = &[
     ("content", &["kept", "source"]),
     ("codec", &[]),
     ("format", &["codec", "text"]),
-    ("model", &["codec", "content", "format", "kept", "name", "source", "text", "threads"]),
+    ("model", &["codec", "content", "format", "kept", "name", "source", "text", "threads", "units"]),
     ("stats", &["codec", "format"]),
     ("plot", &["stats"]),
     ("compare", &["content", "format", "source", "threads"]),

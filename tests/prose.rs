@@ -30,7 +30,7 @@ fn files(dir: &str, extensions: &[&str]) -> Vec<PathBuf> {
 /// The source files and scripts of the repository.
 fn sources() -> Vec<PathBuf> {
     let mut found = Vec::new();
-    for dir in ["src", "tests", "benches", "examples", "fuzz"] {
+    for dir in ["src", "tests", "benches", "fuzz"] {
         found.extend(files(dir, &["rs", "py", "c"]));
     }
     found.extend(files("scripts", &[""]));

@@ -87,9 +87,7 @@ impl Place {
             Self::Extent(source, range) => {
                 Data::Extent(Extent { source: sources[*source].clone(), range: range.clone() })
             }
-            Self::Extents(runs, len) => {
-                Data::Extents(Extents { sources: sources.clone(), runs: runs.as_slice().into(), len: *len })
-            }
+            Self::Extents(runs, len) => Data::Extents(Extents::new(sources.clone(), runs.as_slice().into(), *len)),
         }
     }
 
@@ -97,10 +95,14 @@ impl Place {
     fn bytes(&self, sources: &[Vec<u8>]) -> Vec<u8> {
         match self {
             Self::Extent(source, range) => sources[*source][range.start as usize..range.end as usize].to_vec(),
-            Self::Extents(runs, len) => SourceRun::with_lengths(runs, *len)
-                .flat_map(|(run, len)| &sources[run.source][run.offset as usize..][..len as usize])
-                .copied()
-                .collect(),
+            Self::Extents(runs, len) => {
+                let ends = runs.iter().skip(1).map(|next| next.start).chain([*len]);
+                let run_bytes = |(run, end): (&SourceRun, u64)| {
+                    let offset = run.offset as usize;
+                    sources[run.source][offset..offset + (end - run.start) as usize].to_vec()
+                };
+                runs.iter().zip(ends).flat_map(run_bytes).collect()
+            }
         }
     }
 }

@@ -527,8 +527,9 @@ fn similar_command(word: &str) -> Option<&'static str> {
     let Some(ContextValue::Strings(similar)) = error.get(ContextKind::SuggestedSubcommand) else { return None };
     // The most similar name is the last one.
     let similar = similar.last()?;
-    // Any letter resembles a command.
-    let is_close = word.len() > LONGER && word.len().abs_diff(similar.len()) <= LONGER;
+    // Any letter resembles a command, and `model` resembles `demo`.
+    let begins = word.bytes().next() == similar.bytes().next();
+    let is_close = begins && word.len() > LONGER && word.len().abs_diff(similar.len()) <= LONGER;
     names().find(|name| name == similar).filter(|_| is_close)
 }
 

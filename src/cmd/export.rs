@@ -18,7 +18,7 @@ use std::slice;
 use std::sync::Arc;
 use weightfs::content::Content;
 use weightfs::format::gguf;
-use weightfs::model::{self, Catalog, Model, ModelKind, OpenedModel};
+use weightfs::model::{self, Catalog, Model, OpenedModel};
 use weightfs::source::Location;
 use weightfs::view::{ExportTensors, FloatDtype, ModelExport, ShardTensors, ValueConversion, gguf_file};
 use weightfs::write::{OutputDir, OutputFile, is_stdout};
@@ -150,7 +150,7 @@ impl ExportJob<'_> {
             return Ok(());
         }
         // A layer of an Ollama model is stored under its hash, and an export may have another one.
-        if model.kind() != ModelKind::File {
+        if model.form().fixed.is_some() {
             bail!("{}: part of the source {}; name another file", path.display(), self.source);
         }
         if self.args.dtype.is_some() || model.format() == gguf::NAME && format != FormatArg::Gguf {

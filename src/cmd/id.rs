@@ -54,5 +54,5 @@ fn name(format: &str) -> &str {
 
 /// The version of the format in the files of a model, if the format has versions.
 pub fn version(model: &Model) -> Option<u32> {
-    model.shards().first()?.header.version()
+    model.format_version()
 }

@@ -15,7 +15,7 @@ use weightfs::inspect::{
     GgufFact, GgufFacts, GgufFileType, ImageFolder, KOHYA, Label, MODELSPEC, MODELSPEC_PREFIX, ModelIdentity,
     QuantizationTotal, SpecialToken, TensorBreakdown, TensorTotals, TrainingFacts, is_kohya,
 };
-use weightfs::model::{Model, ModelKind, Shard};
+use weightfs::model::{Model, Shard};
 use weightfs::source::{Location, Source};
 use weightfs::text::{brackets, printable, quote};
 use weightfs::units::{format_count, format_size, grouped, plural};
@@ -63,7 +63,7 @@ impl InspectPage<'_> {
     fn print(mut self, location: &Location, breakdown: &TensorBreakdown) -> io::Result<()> {
         self.out.title(location, "")?;
         self.print_model(breakdown)?;
-        if !self.model.is_single() {
+        if self.model.form().has_shards {
             self.print_shards()?;
         }
         if let Some(gguf) = self.gguf.take() {
@@ -334,16 +334,9 @@ fn names(dtypes: &[Dtype<'static>]) -> Vec<&'static str> {
     dtypes.iter().map(|dtype| dtype.name()).collect()
 }
 
-/// The format, and whether the model has several files.
+/// The format, and what the model is besides.
 fn format(model: &Model) -> String {
-    let shards = plural(model.shards().len() as u64, "shard");
-    match model.kind() {
-        ModelKind::File => model.format().to_owned(),
-        ModelKind::Layer => format!("{}, a layer of an Ollama model", model.format()),
-        ModelKind::Sharded => format!("{}, {shards} by an index", model.format()),
-        ModelKind::Dataset => format!("{}, a dataset of {shards}", model.format()),
-        ModelKind::Splits => format!("{}, {}", model.format(), plural(model.shards().len() as u64, "split")),
-    }
+    [model.format(), model.description()].into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join(", ")
 }
 
 /// The fields for dtypes or modules. Only the first field has a name.
@@ -397,21 +390,14 @@ fn duration(seconds: u64) -> String {
 /// The description as JSON, with full metadata values.
 fn to_json(model: &Model, location: &Location, breakdown: &TensorBreakdown) -> Value {
     let ModelIdentity { hash, .. } = ModelIdentity::of(model);
-    let kind = match model.kind() {
-        ModelKind::File => "file",
-        ModelKind::Layer => "layer",
-        ModelKind::Sharded => "sharded",
-        ModelKind::Dataset => "dataset",
-        ModelKind::Splits => "splits",
-    };
     let files = model.shards().iter().zip(model.sources().iter()).map(|(shard, source)| {
-        let Shard { name, header } = shard;
+        let Shard { name, header, .. } = shard;
         json!({"name": name, "nbytes": source.len(), "data_start": header.data_start(), "tensors": header.len()})
     });
     let metadata: Map<String, Value> =
         model.metadata().iter().map(|(key, value)| (key.clone(), json!(value))).collect();
     json!({
-        "source": location.to_string(), "format": model.format(), "kind": kind, "files": files.collect::<Vec<_>>(),
+        "source": location.to_string(), "format": model.format(), "kind": model.form().kind, "files": files.collect::<Vec<_>>(),
         "totals": totals::to_json(breakdown), "stored_only": names(&model.size_only_dtypes()), "structural_hash": hash,
         "quantization": quantization(model, breakdown),
         "left_out": model.left_out(), "metadata": metadata,

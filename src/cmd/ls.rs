@@ -103,7 +103,7 @@ const WIDEST: usize = 40;
 /// Prints one line for each tensor. It does not use a table printer: holding and measuring all cells as text takes
 /// longer than everything else for a million rows.
 fn print_tensors(model: &Model, tensors: &[TensorId], args: &LsArgs, out: &mut StandardOutput) -> io::Result<()> {
-    let mut row = TensorRow { model, bytes: args.bytes, shards: !model.is_single(), name_max: usize::MAX };
+    let mut row = TensorRow { model, bytes: args.bytes, shards: model.form().has_shards, name_max: usize::MAX };
     let titles = COLUMNS.map(str::len);
     let wider = |a: [usize; 5], b: [usize; 5]| std::array::from_fn(|at| a[at].max(b[at]));
     let widest = |part: &[TensorId]| part.iter().map(|id| row.widths(*id)).fold([0; 5], wider);
@@ -178,7 +178,7 @@ impl TensorRow<'_> {
         let (offset, shard) = match parts {
             TensorParts::One(_) if !self.shards => (digits(tensor.range.start), 0),
             TensorParts::One(shard) => (digits(tensor.range.start), self.model.shard(shard).name.width()),
-            TensorParts::Many(runs) => (1, parts_of(runs.len()).len()),
+            TensorParts::Many(runs) => (1, parts_of(runs.count()).len()),
         };
         [tensor.dtype.name().width(), shape, if self.bytes { digits(tensor.nbytes()) } else { SIZE }, offset, shard]
     }
@@ -193,7 +193,7 @@ impl TensorRow<'_> {
         let size = if self.bytes { tensor.nbytes().to_string() } else { format_size(tensor.nbytes()) };
         let (offset, shard) = match parts {
             TensorParts::One(shard) => (range.start.to_string(), printable(&self.model.shard(shard).name)),
-            TensorParts::Many(runs) => ("-".to_owned(), parts_of(runs.len()).into()),
+            TensorParts::Many(runs) => ("-".to_owned(), parts_of(runs.count()).into()),
         };
         let name = squeeze(name, self.name_max);
         self.write([&dtype, &dims, &size, &offset, &shard, &name], widths, line);

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use weightfs::format::{
     self, Assignment, EditedHead, Header, MetadataEdit, MetadataValue, NewHead, ParseMode, ValueType,
 };
-use weightfs::model::{self, MetadataChange, Model, ModelKind, OpenedModel, changes, find_value};
+use weightfs::model::{self, MetadataChange, Model, OpenedModel, changes, find_value};
 use weightfs::source::Location;
 use weightfs::text::{printable, quote};
 use weightfs::write::{OriginalFile, OutputFile};
@@ -197,14 +197,11 @@ fn edit_file(
     let mut tries = 0;
     let (model, original, in_place, _lock) = loop {
         let model = opening::open_model_file(&file.into(), ParseMode::Strict)?;
-        let Some(path) = model.location().path().filter(|_| model.kind() == ModelKind::File) else {
-            match model.kind() {
-                ModelKind::Layer => bail!(
-                    "{}: a layer of an Ollama model cannot be changed, because its file is named after its SHA-256",
-                    file.display()
-                ),
-                _ => bail!("{}: a model of several files; name one of them", file.display()),
-            }
+        if let Some(fixed) = model.form().fixed {
+            bail!("{}: {fixed}", file.display());
+        }
+        let Some(path) = model.location().path() else {
+            bail!("{}: not a file of this machine; only local files can be changed", file.display());
         };
         let original = OriginalFile::open(if file.is_dir() { path } else { file })?;
         let in_place = options.out.as_deref().is_none_or(|out| original.is_at(out));

@@ -25,7 +25,7 @@ fn difference(
 /// A tensor of `len` bytes.
 fn stored<'f>(sources: &Sources, files: &'f SharedFiles, runs: &[SourceRun], len: u64) -> StoredTensor<'f> {
     let runs: Arc<[SourceRun]> = runs.into();
-    let data = Data::Extents(Extents { sources: sources.clone(), runs: runs.clone(), len });
+    let data = Data::Extents(Extents::new(sources.clone(), runs.clone(), len));
     StoredTensor { files, data, runs: Some(runs) }
 }
 

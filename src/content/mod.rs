@@ -65,8 +65,8 @@ pub struct Extents {
     pub sources: Sources,
     /// Sorted by `start`, beginning at 0; none is empty.
     pub runs: Arc<[SourceRun]>,
-    /// Total length of the runs in bytes.
-    pub len: u64,
+    /// The part of the runs that is read, in bytes from the start of the first run.
+    pub part: Range<u64>,
 }
 
 /// The sources of a model.
@@ -81,14 +81,6 @@ pub struct SourceRun {
     pub source: usize,
     /// In bytes from the start of the source.
     pub offset: u64,
-}
-
-impl SourceRun {
-    /// Each of `runs` with its length in bytes. `len` is the total length.
-    pub fn with_lengths(runs: &[Self], len: u64) -> impl Iterator<Item = (Self, u64)> {
-        let ends = runs.iter().skip(1).map(|next| next.start).chain([len]);
-        runs.iter().zip(ends).map(|(run, end)| (*run, end - run.start))
-    }
 }
 
 /// Data that is decoded when it is read.
@@ -542,7 +534,7 @@ impl Data {
     pub fn len(&self) -> u64 {
         match self {
             Self::Extent(extent) => extent.range.end - extent.range.start,
-            Self::Extents(extents) => extents.len,
+            Self::Extents(extents) => extents.part.end - extents.part.start,
             Self::Strided(strided) => strided.layout.nbytes(),
         }
     }
@@ -589,23 +581,31 @@ impl Data {
 }
 
 impl Extents {
+    /// All of `runs`, `len` bytes in total.
+    pub fn new(sources: Sources, runs: Arc<[SourceRun]>, len: u64) -> Self {
+        Self { sources, runs, part: 0..len }
+    }
+
     fn run(&self, part: &Range<u64>) -> Option<(&dyn Source, Range<u64>)> {
-        let at = self.run_at(part.start);
+        let (start, end) = (self.part.start + part.start, self.part.start + part.end);
+        let at = self.run_at(start);
         let run = self.runs.get(at)?;
-        let from = run.offset + part.start - run.start;
-        (part.end <= self.end(at)).then(|| (&*self.sources[run.source], from..from + part.end - part.start))
+        let from = run.offset + start - run.start;
+        (end <= self.end(at)).then(|| (&*self.sources[run.source], from..from + end - start))
     }
 
     fn find_run<T>(&self, part: &Range<u64>, find: &mut Find<T>) -> Option<T> {
-        let touched = (self.run_at(part.start)..self.runs.len()).take_while(|at| self.runs[*at].start < part.end);
+        let (first, last) = (self.part.start + part.start, self.part.start + part.end);
+        let touched = (self.run_at(first)..self.runs.len()).take_while(|at| self.runs[*at].start < last);
         touched.into_iter().find_map(|at| {
             let SourceRun { start, source, offset } = self.runs[at];
-            let (from, to) = (part.start.max(start), part.end.min(self.end(at)));
+            let (from, to) = (first.max(start), last.min(self.end(at)));
             find(&*self.sources[source], offset + from - start..offset + to - start)
         })
     }
 
-    fn read_exact_at(&self, mut buf: &mut [u8], mut offset: u64) -> Result<(), source::Error> {
+    fn read_exact_at(&self, mut buf: &mut [u8], offset: u64) -> Result<(), source::Error> {
+        let mut offset = self.part.start + offset;
         for at in self.run_at(offset)..self.runs.len() {
             if buf.is_empty() {
                 break;
@@ -623,8 +623,9 @@ impl Extents {
         self.runs.partition_point(|run| run.start <= offset).saturating_sub(1)
     }
 
+    /// Where a run ends. That of the last one ends where the part does.
     fn end(&self, at: usize) -> u64 {
-        self.runs.get(at + 1).map_or(self.len, |next| next.start)
+        self.runs.get(at + 1).map_or(self.part.end, |next| next.start)
     }
 }
 
@@ -777,7 +778,7 @@ mod tests {
         match kind {
             Kind::Extents(extents) => {
                 let len = extents.iter().map(|(from, to)| (to - from) as u64).sum();
-                Segment::Data(Data::Extents(Extents { sources: [source.clone()].into(), runs: runs(extents), len }))
+                Segment::Data(Data::Extents(Extents::new([source.clone()].into(), runs(extents), len)))
             }
             Kind::Decoded(start, end) => Segment::Decoded(DecodedData { data: extent(*start, *end), decoder: DECODER }),
             Kind::Twice(start, end) => Segment::Decoded(DecodedData { data: extent(*start, *end), decoder: TWICE }),

@@ -3,8 +3,9 @@
 use super::dtype::Dtype;
 use super::metadata::MetadataValue;
 use super::names::NameTable;
+use super::tensors::{PackedLayout, TensorRecord, TensorTable, numbered_dtype, span};
 use std::collections::{HashMap, HashSet};
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 /// How to treat a file that breaks the rules of its format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -18,48 +19,6 @@ pub enum ParseMode {
     /// Entries that break a rule are left out. Tensors that lie inside the file are kept, even if they overlap or leave
     /// holes.
     Lenient,
-}
-
-/// A tensor as its header describes it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TensorInfo<'a> {
-    /// Any Unicode string, including `/`, NUL and the empty string.
-    pub name: &'a str,
-    /// Type of the elements.
-    pub dtype: Dtype<'a>,
-    /// Dimensions in elements, outermost first; empty for a scalar.
-    pub shape: &'a [u64],
-    /// The range of the data, in bytes from the start of the file.
-    pub range: Range<u64>,
-    /// Where the elements are in that range, unless they lie there one after the other in C order and in little-endian
-    /// byte order.
-    pub layout: Option<TensorLayout<'a>>,
-}
-
-/// Where the elements of a tensor are in its range. The first element is at the start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TensorLayout<'a> {
-    /// The distance of neighbours along each dimension, in elements.
-    pub strides: &'a [u64],
-    /// Size of an element in bytes.
-    pub size: u32,
-    /// Width in bytes of the numbers that are in big-endian order; 1 if none are. A complex element has two numbers.
-    pub word: u8,
-}
-
-impl TensorInfo<'_> {
-    /// Size of the data in bytes. The range of the file is shorter or longer if the tensor has a [`TensorLayout`].
-    pub fn nbytes(&self) -> u64 {
-        match self.layout {
-            None => self.range.end - self.range.start,
-            Some(layout) => self.elements().saturating_mul(layout.size.into()),
-        }
-    }
-
-    /// Number of elements. For known dtypes the parser has checked that it fits into 64 bits.
-    pub fn elements(&self) -> u64 {
-        self.shape.iter().fold(1, |product: u64, dim| product.saturating_mul(*dim))
-    }
 }
 
 /// An entry that was left out, and why.
@@ -128,8 +87,6 @@ impl SkipList {
 
 /// The tensors and the metadata of a file.
 ///
-/// A file may have a million tensors. Names and dimensions are in one arena each, so no tensor has an allocation of its
-/// own.
 #[derive(Debug)]
 pub struct Header {
     format: &'static str,
@@ -138,38 +95,17 @@ pub struct Header {
     version: Option<u32>,
     metadata: Vec<(String, MetadataValue)>,
     pairs: Vec<(String, Range<u64>)>,
-    names: String,
-    dims: Vec<u64>,
-    unknown_dtypes: Vec<String>,
-    records: Vec<TensorRecord>,
-    by_name: NameTable,
+    tensors: TensorTable,
     skipped: SkipList,
 }
 
-/// A tensor, as ranges of the arenas.
-#[derive(Debug, Clone)]
-struct TensorRecord {
-    range: Range<u64>,
-    name: Range<u32>,
-    dims: Range<u32>,
-    /// Index into [`Dtype::ALL`], or past its end into the unknown dtypes.
-    dtype: u32,
-    is_unusual: bool,
-    layout: Option<PackedLayout>,
-}
+/// A header has the methods of its table of tensors.
+impl Deref for Header {
+    type Target = TensorTable;
 
-/// A [`TensorLayout`]. It has as many strides as the tensor has dimensions.
-#[derive(Debug, Clone, Copy)]
-struct PackedLayout {
-    /// Index of the first stride in the arena of the dimensions.
-    strides: u32,
-    size: u32,
-    word: u8,
-}
-
-/// Converts a range of an arena. [`HeaderBuilder`] limits the arenas to 32-bit indices.
-fn span(range: &Range<u32>) -> Range<usize> {
-    range.start as usize..range.end as usize
+    fn deref(&self) -> &TensorTable {
+        &self.tensors
+    }
 }
 
 impl Header {
@@ -189,66 +125,9 @@ impl Header {
         self.data_start
     }
 
-    /// Number of tensors.
-    pub fn len(&self) -> usize {
-        self.records.len()
-    }
-
-    /// Whether there are no tensors.
-    pub fn is_empty(&self) -> bool {
-        self.records.is_empty()
-    }
-
-    /// The tensor at `index`, in the order of the data.
-    ///
-    /// # Panics
-    /// If `index` is not below [`Header::len`].
-    pub fn tensor(&self, index: usize) -> TensorInfo<'_> {
-        let record = &self.records[index];
-        let dtype = dtype(&self.unknown_dtypes, record.dtype);
-        let layout = record.layout.map(|PackedLayout { strides, size, word }| {
-            let strides = strides..strides + (record.dims.end - record.dims.start);
-            TensorLayout { strides: &self.dims[span(&strides)], size, word }
-        });
-        let shape = &self.dims[span(&record.dims)];
-        TensorInfo { name: self.name(index), dtype, shape, range: record.range.clone(), layout }
-    }
-
-    /// The name of the tensor at `index`.
-    ///
-    /// # Panics
-    /// If `index` is not below [`Header::len`].
-    pub fn name(&self, index: usize) -> &str {
-        &self.names[span(&self.records[index].name)]
-    }
-
-    /// Whether the entry of the tensor at `index` has a form that only some readers of the format accept.
-    ///
-    /// # Panics
-    /// If `index` is not below [`Header::len`].
-    pub fn is_unusual(&self, index: usize) -> bool {
-        self.records[index].is_unusual
-    }
-
-    /// All tensors, in the order of the data.
-    pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorInfo<'_>> {
-        (0..self.len()).map(|index| self.tensor(index))
-    }
-
-    /// The index of the tensor called `name`.
-    pub fn find(&self, name: &str) -> Option<usize> {
-        self.by_name.find(name, |index| self.name(index))
-    }
-
     /// Keeps only the tensors whose names `keep` accepts.
     pub fn retain(&mut self, keep: impl Fn(&str) -> bool) {
-        let names = &self.names;
-        self.records.retain(|record| keep(&names[span(&record.name)]));
-        let mut by_name = NameTable::with_capacity(self.len());
-        for index in 0..self.len() {
-            by_name.insert(index, |index| self.name(index));
-        }
-        self.by_name = by_name;
+        self.tensors.retain(keep);
     }
 
     /// The version of the format in the file, if the format has versions.
@@ -276,26 +155,6 @@ impl Header {
     /// The entries that were left out; empty unless the file was read leniently.
     pub fn skipped(&self) -> &SkipList {
         &self.skipped
-    }
-
-    /// The names of unknown dtypes, each once.
-    pub fn unknown_dtypes(&self) -> &[String] {
-        &self.unknown_dtypes
-    }
-
-    /// The dtypes of tensors of which only the size is known, each once.
-    pub fn size_only_dtypes(&self) -> impl Iterator<Item = Dtype<'static>> {
-        let has =
-            |dtype: &Dtype| self.records.iter().any(|record| Dtype::ALL.get(record.dtype as usize) == Some(dtype));
-        Dtype::SIZE_ONLY.iter().copied().filter(has)
-    }
-}
-
-fn dtype(unknown: &[String], number: u32) -> Dtype<'_> {
-    let number = number as usize;
-    match Dtype::ALL.get(number) {
-        Some(known) => *known,
-        None => Dtype::Unknown(&unknown[number - Dtype::ALL.len()]),
     }
 }
 
@@ -453,7 +312,7 @@ impl HeaderBuilder {
 
     /// The dtype with that number.
     pub fn dtype(&self, number: DtypeNumber) -> Dtype<'_> {
-        dtype(&self.unknown_dtypes, number.0)
+        numbered_dtype(&self.unknown_dtypes, number.0)
     }
 
     /// Adds a tensor.
@@ -557,26 +416,20 @@ impl HeaderBuilder {
             }
             same
         });
-        let Self { version, mut metadata, pairs, mut names, mut dims, unknown_dtypes, mut records, skipped, .. } = self;
-        metadata.shrink_to_fit();
-        names.shrink_to_fit();
-        dims.shrink_to_fit();
-        records.shrink_to_fit();
-        let skipped = skipped.finish();
-        Ok(Header {
-            format,
-            text,
-            data_start,
-            version,
-            metadata,
-            pairs,
-            names,
-            dims,
-            unknown_dtypes,
-            records,
-            by_name,
-            skipped,
-        })
+        self.metadata.shrink_to_fit();
+        let Self { version, metadata, pairs, names, dims, unknown_dtypes, records, skipped, .. } = self;
+        let tensors = TensorTable { names, dims, unknown_dtypes, records, by_name }.shrink();
+        Ok(Header { format, text, data_start, version, metadata, pairs, tensors, skipped: skipped.finish() })
+    }
+
+    /// Only the tensors, in the order in which they were added. An error if two have the same name.
+    pub fn finish_tensors(self) -> Result<TensorTable, BuildError> {
+        if self.is_too_large {
+            return Err(BuildError::TooLarge);
+        }
+        let by_name = self.by_name().map_err(|name| BuildError::Duplicate { name })?;
+        let Self { names, dims, unknown_dtypes, records, .. } = self;
+        Ok(TensorTable { names, dims, unknown_dtypes, records, by_name }.shrink())
     }
 
     /// The table of all names, or the first name that is repeated.

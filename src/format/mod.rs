@@ -18,20 +18,20 @@ pub mod pytorch;
 pub mod safetensors;
 pub mod slm;
 mod table;
+mod tensors;
 mod zip;
 
 pub use detect::ForeignFormat;
 pub use dtype::{Dtype, DtypeBlock};
 pub use edit::{Assignment, EditError, EditedHead, MetadataEdit, NewHead, ValueFault};
 pub use error::Error;
-pub use header::{
-    BuildError, Header, HeaderBuilder, KEPT_MAX, ParseMode, SkipList, SkippedEntry, TensorInfo, TensorLayout,
-};
+pub use header::{BuildError, Header, HeaderBuilder, KEPT_MAX, NewTensor, ParseMode, SkipList, SkippedEntry};
 pub use input::{HeaderInput, MissingRange};
 pub use lint::{HeaderLint, LintKind};
 pub use metadata::{MetadataValue, ScalarType, ValueType};
 pub use names::NameTable;
 pub use table::{edit_metadata, format_stem, has_types, header_damage, lint_header, parse_header, suffixes};
+pub use tensors::{TensorInfo, TensorLayout, TensorTable};
 
 use serde::Deserialize;
 use std::borrow::Cow;

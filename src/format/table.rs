@@ -3,9 +3,10 @@
 use super::detect::{self, ForeignFormat};
 use super::edit::{EditError, EditedHead, MetadataEdit, NewHead};
 use super::error::Error;
-use super::header::{Header, ParseMode, TensorInfo};
+use super::header::{Header, ParseMode};
 use super::input::{HeaderInput, MissingRange};
 use super::lint::{self, HeaderLint};
+use super::tensors::TensorInfo;
 use super::{gguf, numpy, pytorch, safetensors, slm, zip};
 use std::ffi::OsStr;
 use std::mem;

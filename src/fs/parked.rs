@@ -77,8 +77,8 @@ where
     }
 }
 
-/// Runs an operation on this thread and sends its result to the client. If it has to wait, it is parked, with the client
-/// that `client` returns.
+/// Runs an operation on this thread and sends its result to the client. If it has to wait, it is parked, with the
+/// client that `client` returns.
 pub fn serve_request<C, O, W>(
     scheduler: &Scheduler,
     context: &Arc<C>,

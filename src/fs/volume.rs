@@ -273,7 +273,7 @@ impl ModelVolume {
                 source.path()?;
                 parts.update(format!("{} {:?} {:?}\n", source.len(), source.stat().mtime, source.id()));
             }
-            parts.update(format!("{:?}", self.model().decided()));
+            parts.update(format!("{:?}", self.model().described_by()));
             Some(parts.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
         };
         self.version.get_or_init(compute).clone()

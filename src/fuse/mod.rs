@@ -4,6 +4,7 @@ mod adapter;
 mod faults;
 mod operations;
 mod reader;
+mod state;
 
 pub use adapter::{DEVICE, FuseSession, LOG_TARGET, MountAccess, ServeOptions};
 pub use reader::{ReaderWatch, answer};

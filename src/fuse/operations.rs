@@ -1,8 +1,8 @@
 //! The operations that may have to wait: each is run with what the kernel has sent, possibly several times, and sends
 //! one reply.
 
-use super::adapter::{AdapterState, GENERATION, NO_ATTR, file_attr, file_type, reply_xattr};
 use super::reader::WaitingReader;
+use super::state::{AdapterState, GENERATION, NO_ATTR, file_attr, file_type, reply_xattr};
 use crate::content::{Content, ReadRequest};
 use crate::fs::{self, Attr, Ino, ReplySlot, RequestOperation, WaitingClient};
 use crate::source::Bytes;

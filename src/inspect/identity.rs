@@ -42,7 +42,7 @@ impl ModelIdentity {
 fn write_canonical(model: &Model, tensors: &[TensorId], out: &mut impl Write) -> io::Result<()> {
     out.write_all(b"{\"format\":")?;
     to_writer(&mut *out, model.format())?;
-    if let Some(version) = model.shards().first().and_then(|shard| shard.header.version()) {
+    if let Some(version) = model.format_version() {
         write!(out, ",\"gguf_version\":{version}")?;
     }
     out.write_all(b",\"metadata\":{")?;

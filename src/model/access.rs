@@ -41,5 +41,5 @@ pub(super) fn restrict_access(model: &mut Model, from: &Location, dirs: &Directo
     });
     let mut needed: Vec<SourceStat> = unopened.into_iter().chain(traversals).collect();
     needed.dedup();
-    needed.into_iter().for_each(|needed| model.need(needed));
+    model.facts_mut().needed.extend(needed);
 }

@@ -6,13 +6,14 @@
 //! characters and bytes that are not UTF-8 are escaped.
 
 use super::access::NOBODY;
+use super::assemble::ollama::{self, OllamaManifest};
+use super::assemble::split::SplitName;
+use super::assemble::{self, dataset, index};
 use super::error::Error;
 use super::ids::{FolderId, ModelId};
-use super::ollama::{self, OllamaManifest};
-use super::split::SplitName;
+use super::recognise;
 use super::stem::{is_model, model_stem};
 use super::unused::UsedNames;
-use super::{dataset, index, parts, recognise};
 use crate::format::numpy::is_array;
 use crate::format::pytorch::preferred;
 use crate::format::{self, ParseMode};
@@ -386,7 +387,7 @@ impl CatalogScan {
         if entries.iter().any(|entry| entry.name == dataset::MANIFEST) {
             entries.iter().for_each(|entry| self.add_bytes(entry));
             let manifest = location.join(dataset::MANIFEST);
-            let mut files = parts::other_files(&manifest);
+            let mut files = assemble::known_files(&manifest).others;
             files.retain(source::exists);
             files.push(manifest.clone());
             self.catalog.dirs.add_paths(location, &files);
@@ -465,7 +466,7 @@ impl CatalogScan {
         let is_second = |entry: &ListedEntry| is_copy(entry) || has_main && is_array(&entry.name);
         let copies = entries.iter().filter(|entry| entry.kind == ListedKind::File && is_model(&entry.name));
         let copies: Vec<Location> = copies.filter(|entry| is_copy(entry)).map(|entry| dir.join(&entry.name)).collect();
-        let shards: HashSet<Location> = copies.iter().flat_map(parts::other_files).collect();
+        let shards: HashSet<Location> = copies.iter().flat_map(|copy| assemble::known_files(copy).others).collect();
         self.catalog.copies.extend(copies.into_iter().filter(|copy| !shards.contains(copy)));
         for (at, entry) in entries.iter().enumerate() {
             if later_splits.contains(&at) {
@@ -477,7 +478,7 @@ impl CatalogScan {
             }
             // An index may name ten thousand files that do not exist. It claims no files outside of its directory. An
             // index that cannot be read is a broken model, and claims no files.
-            let mut files = parts::other_files(&dir.join(&entry.name));
+            let mut files = assemble::known_files(&dir.join(&entry.name)).others;
             files.retain(source::exists);
             // Their directories may be hidden, and are not scanned then.
             self.catalog.dirs.add_paths(dir, &files);

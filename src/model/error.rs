@@ -108,6 +108,8 @@ pub enum SetError {
         quote(layer)
     )]
     BlobSize { layer: String, blob: String, found: u64, stated: u64 },
+    #[error("the names of its tensors have more than 4 GiB")]
+    TooManyNames,
     #[error("names no layer with a model")]
     NoModel,
     #[error("has no layer {} with a model", quote(layer))]

@@ -1,13 +1,12 @@
 //! Opens what a location names: a model, or a directory of models.
 
 use super::access::{NOBODY, restrict_access};
+use super::assemble::assemble_model;
+use super::assemble::ollama::OllamaManifest;
 use super::catalog::Catalog;
 use super::error::{Error, SetError};
 use super::ids::ModelId;
-use super::ollama::{self, OllamaManifest};
-use super::split::{self, SplitName};
-use super::table::{Model, ModelKind};
-use super::{dataset, index};
+use super::table::Model;
 use crate::format::{self, ParseMode};
 use crate::source::{self, Directories, Location, SourceStat};
 use std::path::PathBuf;
@@ -26,7 +25,7 @@ impl OpenedModel {
     pub fn reads(&self) -> Vec<PathBuf> {
         match self {
             Self::Model(model) => {
-                let sources = model.sources().iter().chain(model.manifest());
+                let sources = model.sources().iter().chain(model.documents().iter().map(|(_, source)| source));
                 sources.filter_map(|source| source.path().map(PathBuf::from)).collect()
             }
             Self::Catalog(catalog) => catalog.reads().iter().filter_map(|read| Some(read.path()?.to_owned())).collect(),
@@ -40,8 +39,8 @@ pub fn open_location(location: &Location, mode: ParseMode) -> Result<OpenedModel
     let Some(catalog) = catalog(location, mode)? else {
         let mut model = open_model(location, mode)?;
         // The directory that holds an index, a manifest or splits is not part of the source.
-        if model.kind() != ModelKind::File {
-            let base = model.base().cloned().unwrap_or_else(|| location.parent());
+        if model.form().fixed.is_some() {
+            let base = model.facts().base.clone().unwrap_or_else(|| location.parent());
             restrict_access(&mut model, &base, &Directories::default());
         }
         return Ok(OpenedModel::Model(model.into()));
@@ -51,7 +50,7 @@ pub fn open_location(location: &Location, mode: ParseMode) -> Result<OpenedModel
             let mut model = open_model(&location.rename(catalog.model(only)), mode)?;
             restrict_access(&mut model, location, catalog.directories());
             let dir = catalog.directories().base(location).and_then(|base| base.stat());
-            model.need(dir.map_or(NOBODY, SourceStat::search));
+            model.facts_mut().needed.push(dir.map_or(NOBODY, SourceStat::search));
             Ok(OpenedModel::Model(model.into()))
         }
         None if catalog.models().len() == 0 => Err(no_model(location, &catalog)),
@@ -73,34 +72,9 @@ fn catalog(location: &Location, mode: ParseMode) -> Result<Option<Catalog>, Erro
 /// Opens one model: a file, the index of a sharded model, the manifest of a dataset, any split, or
 /// a layer of an Ollama manifest.
 pub fn open_model(location: &Location, mode: ParseMode) -> Result<Model, Error> {
-    let mut model = open_files(location, mode)?;
+    let mut model = assemble_model(location, mode)?;
     model.recognise()?;
     Ok(model)
-}
-
-fn open_files(location: &Location, mode: ParseMode) -> Result<Model, Error> {
-    let name = location.file_name();
-    if name == dataset::MANIFEST {
-        return dataset::open_dataset(location, mode);
-    }
-    if index::index_stem(name).is_some() {
-        return index::open_index(location, mode);
-    }
-    if let Some(split) = SplitName::parse(name) {
-        return split::open_splits(location, &split, mode);
-    }
-    if let Some((manifest, layer)) = OllamaManifest::of_layer(location) {
-        return ollama::open_layer(location, &manifest, layer, mode);
-    }
-    let mut model = Model::from_source(location, source::open_local(location)?, mode)?;
-    let remark = model.shards().first().and_then(|shard| split::remark(&shard.header));
-    model.notes_mut().remarks.extend(remark);
-    Ok(model)
-}
-
-/// Opens a file as a model of its own, even if it is a split of one.
-pub fn open_alone(location: &Location, mode: ParseMode) -> Result<Model, Error> {
-    Model::from_source(location, source::open_local(location)?, mode)
 }
 
 /// Opens a model of a catalog. Its permissions are at most those of its files and of the directories between the folder
@@ -110,7 +84,7 @@ pub fn open_alone(location: &Location, mode: ParseMode) -> Result<Model, Error> 
 /// If no model has that number.
 pub fn open_in(catalog: &Catalog, model: ModelId) -> Result<Model, Error> {
     let mut opened = open_model(catalog.model(model), catalog.mode())?;
-    let base = opened.base().unwrap_or(catalog.home_location(model)).clone();
+    let base = opened.facts().base.as_ref().unwrap_or(catalog.home_location(model)).clone();
     restrict_access(&mut opened, &base, catalog.directories());
     Ok(opened)
 }

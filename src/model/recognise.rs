@@ -1,12 +1,12 @@
 //! Finds the quantized weights of a model. Reads the configuration files and the small tensors that this needs; the
 //! schemes themselves are in `quantization`.
 
+use super::assemble::set;
 use super::error::Error;
 use super::ids::TensorId;
 use super::quantization::{self, QuantizationConfig, RecognisedWeights, SiteTensor, StoredTensors};
 use super::quantized::QuantizedWeights;
-use super::set;
-use super::table::{Model, ModelKind};
+use super::table::Model;
 use crate::source::{self, Location, SourceStat};
 use serde_json::Value;
 use std::collections::HashMap;
@@ -31,7 +31,7 @@ impl Model {
     pub(super) fn recognise(&mut self) -> Result<(), Error> {
         let (quantized, needed) = find_config(self)?;
         self.set_quantized(quantized);
-        needed.into_iter().for_each(|needed| self.depend_on(needed));
+        self.facts_mut().described_by.extend(needed);
         Ok(())
     }
 }
@@ -39,8 +39,7 @@ impl Model {
 /// Finds the quantized weights of a model. Reads the configuration beside it and some small tensors, if the names
 /// and dtypes of its tensors look quantized. Also returns the permissions of the configuration.
 fn find_config(model: &Model) -> Result<(QuantizedWeights, Vec<SourceStat>), Error> {
-    // The arrays of a dataset are data, not weights.
-    if model.kind() == ModelKind::Dataset {
+    if !model.form().holds_weights {
         return Ok(Default::default());
     }
     let logical = model.logical();

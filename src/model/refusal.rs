@@ -1,10 +1,10 @@
 //! The text of the error file of a model that cannot be opened, and who may read it.
 
 use super::access::{NOBODY, stat_of};
+use super::assemble::{self, KnownFiles};
 use super::catalog::Catalog;
 use super::error::Error;
 use super::ids::ModelId;
-use super::parts::KnownFiles;
 use crate::source::{self, SourceStat};
 use std::io::ErrorKind;
 
@@ -24,7 +24,7 @@ impl ModelRefusal {
     /// If no model has that number.
     pub fn new(catalog: &Catalog, model: ModelId, error: &Error) -> Self {
         let (location, dirs) = (catalog.model(model), catalog.directories());
-        let KnownFiles { main, others, base } = KnownFiles::of(location);
+        let KnownFiles { main, others, base } = assemble::known_files(location);
         let (mut found, mut is_inside): (Option<SourceStat>, bool) = (None, true);
         let mut add = |stat: SourceStat| found = Some(found.map_or(stat, |found| found.and(stat)));
         let (mut source, mut home) =

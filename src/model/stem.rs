@@ -1,8 +1,8 @@
 //! The name of a model from its file name, and whether the file is an index or a manifest.
 
-use super::split::{self, SplitName};
+use super::assemble::split::{self, SplitName};
+use super::assemble::{dataset, index};
 use super::table::Model;
-use super::{dataset, index};
 use crate::format;
 use crate::source::Location;
 use std::ffi::{OsStr, OsString};
@@ -25,7 +25,7 @@ pub fn model_stem(location: &Location) -> Option<OsString> {
 
 /// The name of an open model.
 pub fn model_name(model: &Model) -> Option<OsString> {
-    model.own_name().map_or_else(|| model_stem(model.location()), |name| Some(name.to_owned()))
+    model.facts().name.clone().or_else(|| model_stem(model.location()))
 }
 
 /// Whether a file of that name is a model, or should be one.

@@ -1,37 +1,33 @@
 //! The table of a model's tensors, over all of its files.
 
-use super::error::Error;
-use super::header;
+use super::assembled::{AssembledRuns, AssembledTensors};
 use super::ids::{ShardId, TensorId};
 use super::population::TensorPopulation;
 use super::quantized::QuantizedWeights;
 use crate::content::{Data, Extent, Extents, SourceRun, Sources, StridedData, StridedLayout};
-use crate::format::gguf::SPLIT_PREFIX;
-use crate::format::{self, Dtype, Header, MetadataValue, NameTable, ParseMode, SkipList, SkippedEntry, TensorInfo};
+use crate::format::{self, Dtype, Header, MetadataValue, NameTable, SkipList, SkippedEntry, TensorInfo, TensorTable};
 use crate::source::{self, Location, Source, SourceStat};
 use crate::text::quote;
 use serde::Deserialize;
 use std::collections::BTreeSet;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-/// All tensors of the files of one model as one name space.
+/// The tensors of a model as one name space, and the files that it is made of.
 ///
-/// Tensors are numbered: first the arrays that are joined from several files, in the order of their first parts; then
-/// the tensors of the files, file by file in the order of their names, each in the order of its data. There are three
-/// populations:
+/// Tensors are numbered: first the assembled ones, which are made of parts of files; then the tensors of the files,
+/// file by file in the order of their names, each in the order of its data. There are three populations:
 /// - [`Model::logical`]: the name space of the model. Every name occurs once.
 /// - [`Model::listed`]: the logical tensors, and those that are shown only in their own file.
-/// - [`Model::stored`]: the tensors of the files as they are, joined or not.
+/// - [`Model::stored`]: the tensors of the files as they are, assembled or not.
 #[derive(Debug)]
 pub struct Model {
-    location: Location,
-    kind: ModelKind,
+    facts: ModelFacts,
     shards: Vec<Shard>,
     /// The bytes of the shards, in the same order.
     sources: Sources,
-    joined: Vec<JoinedArray>,
+    assembled: AssembledTensors,
     /// The logical tensors have numbers below this.
     len: usize,
     /// Number of tensors in all files.
@@ -40,48 +36,69 @@ pub struct Model {
     aside: Vec<TensorId>,
     /// The number of the first tensor of each shard.
     first: Vec<TensorId>,
-    /// Finds logical tensors. A model of one file uses the header's own table; others build one at the first lookup.
+    /// Finds logical tensors of several files; built at the first lookup.
     by_name: OnceLock<NameTable>,
     quantized: QuantizedWeights,
-    /// `dataset_manifest.json`, of a dataset.
-    manifest: Option<Arc<dyn Source>>,
-    /// What separates key and column in the names of a dataset in key-value mode, if that is known.
-    separator: Option<Box<str>>,
-    /// What users need besides access to the files: owner and permissions of the index or the manifest, and of the
-    /// directories on the way to the files.
-    needed: Vec<SourceStat>,
-    /// Of the files that decide what the model is, besides those of its tensors.
-    decided: Vec<SourceStat>,
-    /// The files of the model that could not be opened.
-    unopened: Vec<Location>,
-    list: Option<ManifestEntry>,
-    /// The metadata of the model, if it is not that of its only file.
-    metadata: Vec<(String, MetadataValue)>,
-    notes: ModelNotes,
 }
 
-/// What a model was opened from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ModelKind {
-    /// One file.
-    File,
-    /// An index and the shards that it names.
-    Sharded,
-    /// A manifest and the shards that it names.
-    Dataset,
-    /// GGUF files whose names say that they are splits of one model.
-    Splits,
-    /// A file that the manifest of an Ollama store names.
-    Layer,
-}
-
-/// The manifest of an Ollama store that names a layer.
+/// What an assembler says of each model that it makes. Later layers print it and act on it.
 #[derive(Debug)]
-struct ManifestEntry {
-    location: Location,
-    store: Location,
-    /// The name of the model.
-    stem: OsString,
+pub struct ModelForm {
+    /// For programs, in `inspect --json`.
+    pub kind: &'static str,
+    /// Why a command cannot change the file; `None` if the model is one file of its own.
+    pub fixed: Option<&'static str>,
+    /// Whether the model may have several files, which are then shown one by one.
+    pub has_shards: bool,
+    /// Whether the tensors of each file are shown as they are stored.
+    pub shows_stored: bool,
+    /// Whether the tensors are weights, which may be quantized, and not data.
+    pub holds_weights: bool,
+    /// The subject of mismatches and remarks.
+    pub notes: NoteKind,
+}
+
+/// The subject of the mismatches and the remarks about a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoteKind {
+    /// An index, whose entries may be repeated.
+    Index,
+    /// The manifest of a dataset.
+    Manifest,
+    /// The names and keys of splits.
+    Splits,
+}
+
+/// What is known of a model besides its tensors. Its assembler sets the fields.
+#[derive(Debug)]
+pub(super) struct ModelFacts {
+    /// The location that the model was opened from, independent of the current directory.
+    pub location: Location,
+    pub form: &'static ModelForm,
+    /// What the model is besides its format, such as `3 shards by an index`; empty for a file.
+    pub description: String,
+    pub format: &'static str,
+    /// The index or the manifest that names the files of the model, or else its only or first file.
+    pub main_file: Location,
+    /// The directory that holds all files, if that is not the directory of `main_file` or one above it.
+    pub base: Option<Location>,
+    /// The name of the model, if it does not follow from its location.
+    pub name: Option<OsString>,
+    /// The metadata of the model, if it is not that of its only file.
+    pub metadata: Option<Vec<(String, MetadataValue)>>,
+    /// Files besides those of tensors, which are shown under their names.
+    pub documents: Vec<(&'static str, Arc<dyn Source>)>,
+    /// The separator of key and column in the names of tensors, if they are the cells of a table.
+    pub separator: Option<Box<str>>,
+    /// The list of all tensors that the writer may have left beside the manifest.
+    pub tensor_list: Option<Location>,
+    /// Owner and permissions that users need besides those of the files: of the directories on the way to them.
+    pub needed: Vec<SourceStat>,
+    /// Owner, permissions and times of the files that describe the model: an index, a manifest or a configuration.
+    pub described_by: Vec<SourceStat>,
+    /// The files of the model that could not be opened.
+    pub unopened: Vec<Location>,
+    pub notes: ModelNotes,
 }
 
 /// One file of a model.
@@ -89,18 +106,10 @@ struct ManifestEntry {
 pub struct Shard {
     /// File name; for a shard, as written in the index or the manifest.
     pub name: String,
+    /// Where the file is.
+    pub location: Location,
     /// Header of the file.
     pub header: Header,
-}
-
-/// Tensors of several shards as one array, concatenated along the first dimension.
-#[derive(Debug)]
-pub(super) struct JoinedArray {
-    /// The first part, which gives name and dtype.
-    pub like: TensorId,
-    pub shape: Vec<u64>,
-    pub runs: Arc<[SourceRun]>,
-    pub nbytes: u64,
 }
 
 /// The totals in the `metadata` of an index. Only `check` uses them.
@@ -110,6 +119,9 @@ pub struct StatedTotals {
     pub total_size: Option<u64>,
     /// Number of elements of all tensors.
     pub total_parameters: Option<u64>,
+    /// How many shards the index names.
+    #[serde(skip)]
+    pub shards: Option<usize>,
 }
 
 /// Findings from opening a model.
@@ -130,195 +142,165 @@ pub(super) struct ModelNotes {
 pub struct Tensor<'m> {
     /// Its number.
     pub id: TensorId,
-    /// Its description. The `range` of a joined array counts from the beginning of the array.
+    /// Its description. The `range` of an assembled tensor counts from the start of its own data.
     pub info: TensorInfo<'m>,
     /// The files that hold its data.
     pub parts: TensorParts<'m>,
 }
 
 /// The files that hold the data of a tensor.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub enum TensorParts<'m> {
-    /// All of it is in one file.
+    /// All of it is in one file, as its header says.
     One(ShardId),
-    /// Runs in several files, one after the other; none for an array without data.
-    Many(&'m Arc<[SourceRun]>),
+    /// Runs in one or several files, one after the other; none for a tensor without data.
+    Many(AssembledRuns<'m>),
 }
 
-impl Model {
-    /// Reads the header of a model of one file.
-    pub fn from_source(location: &Location, source: Arc<dyn Source>, mode: ParseMode) -> Result<Self, Error> {
-        let name = location.file_name().to_string_lossy().into_owned();
-        let header = header::read_header(location, &*source, mode)?;
-        Ok(Self::new(location, ModelKind::File, vec![(Shard { name, header }, source)], ModelNotes::default()))
-    }
-
-    /// Reads the header of the layer at `location`, whose bytes are in the file `blob`.
-    pub(super) fn from_layer(
-        location: &Location,
-        blob: &Location,
-        source: Arc<dyn Source>,
-        mode: ParseMode,
-    ) -> Result<Self, Error> {
-        let name = blob.file_name().to_string_lossy().into_owned();
-        let header = header::read_header(location, &*source, mode)?;
-        Ok(Self::new(location, ModelKind::Layer, vec![(Shard { name, header }, source)], ModelNotes::default()))
-    }
-
-    pub(super) fn new(
-        location: &Location,
-        kind: ModelKind,
-        files: Vec<(Shard, Arc<dyn Source>)>,
-        notes: ModelNotes,
-    ) -> Self {
-        let (shards, sources): (Vec<Shard>, Vec<_>) = files.into_iter().unzip();
-        let first = shards.iter().scan(0, |next, shard| {
-            let first = TensorId::new(*next);
-            *next += shard.header.len();
-            Some(first)
-        });
-        let first = first.collect();
-        let stored = shards.iter().map(|shard| shard.header.len()).sum();
-        let metadata = match &shards[..] {
-            [first, ..] if kind == ModelKind::Splits => whole_metadata(&first.header),
-            [_] => Vec::new(),
-            _ => merge_metadata(&shards),
-        };
+impl ModelFacts {
+    /// The facts of the model at `location`, whose format is that of the first of `shards`.
+    fn new(location: &Location, form: &'static ModelForm, shards: &[Shard]) -> Self {
         let location = location.absolute().unwrap_or_else(|_| location.clone());
-        let (joined, aside, by_name, quantized, manifest) = Default::default();
-        let (separator, needed, decided, unopened, list) = Default::default();
-        let (sources, len) = (sources.into(), stored);
+        let metadata = match shards {
+            [_] => None,
+            _ => Some(merge_metadata(shards)),
+        };
+        let (base, name, documents, separator, tensor_list) = Default::default();
+        let (description, needed, described_by, unopened, notes) = Default::default();
         Self {
+            main_file: location.clone(),
             location,
-            kind,
-            shards,
-            sources,
-            joined,
-            len,
-            stored,
-            aside,
-            first,
-            by_name,
-            quantized,
-            manifest,
-            separator,
-            needed,
-            decided,
-            unopened,
-            list,
+            form,
+            description,
+            format: shards.first().map_or("", |shard| shard.header.format()),
+            base,
+            name,
             metadata,
+            documents,
+            separator,
+            tensor_list,
+            needed,
+            described_by,
+            unopened,
             notes,
         }
     }
+}
 
-    pub(super) fn notes_mut(&mut self) -> &mut ModelNotes {
-        &mut self.notes
+impl Model {
+    pub(super) fn new(location: &Location, form: &'static ModelForm, files: Vec<(Shard, Arc<dyn Source>)>) -> Self {
+        let (shards, sources): (Vec<Shard>, Vec<_>) = files.into_iter().unzip();
+        let stored = shards.iter().map(|shard| shard.header.len()).sum();
+        let mut model = Self {
+            facts: ModelFacts::new(location, form, &shards),
+            shards,
+            sources: sources.into(),
+            assembled: AssembledTensors::none(),
+            len: stored,
+            stored,
+            aside: Vec::new(),
+            first: Vec::new(),
+            by_name: OnceLock::new(),
+            quantized: QuantizedWeights::default(),
+        };
+        model.number_tensors();
+        model
     }
 
-    pub(super) fn set_manifest(&mut self, manifest: Arc<dyn Source>) {
-        self.manifest = Some(manifest);
+    /// Numbers the tensors of the files.
+    fn number_tensors(&mut self) {
+        let mut next = self.assembled.table().len();
+        self.first.clear();
+        for shard in &self.shards {
+            self.first.push(TensorId::new(next));
+            next += shard.header.len();
+        }
     }
 
-    /// Sets the files of the model that could not be opened.
-    pub(super) fn set_unopened(&mut self, unopened: Vec<Location>) {
-        self.unopened = unopened;
+    pub(super) fn facts(&self) -> &ModelFacts {
+        &self.facts
     }
 
-    /// Sets the manifest that names the model, its store, and the name of the model.
-    pub(super) fn set_list(&mut self, location: Location, store: Location, stem: OsString) {
-        self.list = Some(ManifestEntry { location, store, stem });
+    pub(super) fn facts_mut(&mut self) -> &mut ModelFacts {
+        &mut self.facts
     }
 
-    /// The name of the model, if it does not follow from its location.
-    pub(super) fn own_name(&self) -> Option<&OsStr> {
-        self.list.as_ref().map(|list| &*list.stem)
+    /// Removes stored tensors from the name space. `aside` must be sorted.
+    pub(super) fn set_aside(&mut self, aside: Vec<TensorId>) {
+        self.aside = aside;
     }
 
-    /// The Ollama store that holds the model; `None` for other models.
-    pub(super) fn base(&self) -> Option<&Location> {
-        self.list.as_ref().map(|list| &list.store)
+    /// Makes `assembled` the whole name space. Of the stored tensors, `aside` are listed too. The numbers of stored
+    /// tensors move up by the number of assembled ones.
+    pub(super) fn set_assembled(&mut self, assembled: AssembledTensors, aside: Vec<TensorId>) {
+        let by = assembled.table().len();
+        self.aside = aside.iter().map(|id| TensorId::new(id.index() + by)).collect();
+        self.aside.sort_unstable();
+        (self.len, self.assembled) = (by, assembled);
+        self.number_tensors();
     }
 
     /// The index or the manifest that names the files of the model, or else its only or first file.
     pub fn main_file(&self) -> &Location {
-        self.list.as_ref().map_or(&self.location, |list| &list.location)
+        &self.facts.main_file
     }
 
-    /// Whether a model of this kind is always one file.
-    pub fn is_single(&self) -> bool {
-        matches!(self.kind, ModelKind::File | ModelKind::Layer)
+    /// What holds for all models that are made in the same way.
+    pub fn form(&self) -> &'static ModelForm {
+        self.facts.form
     }
 
-    /// Restricts [`Model::stat`] to the permissions that `needed` gives too, such as those of the index or manifest.
-    pub(super) fn need(&mut self, needed: SourceStat) {
-        self.needed.push(needed);
+    /// What the model is besides its format, such as `3 shards by an index`; empty for a file.
+    pub fn description(&self) -> &str {
+        &self.facts.description
     }
 
-    /// Also depends on a file beside those of its tensors: an index, a manifest or a configuration.
-    pub(super) fn depend_on(&mut self, file: SourceStat) {
-        self.need(file);
-        self.decided.push(file);
-    }
-
-    /// Owner, permissions and times of the files that decide what the model is, besides those of its tensors.
-    pub fn decided(&self) -> &[SourceStat] {
-        &self.decided
+    /// Owner, permissions and times of the files that describe the model: an index, a manifest or a configuration.
+    pub fn described_by(&self) -> &[SourceStat] {
+        &self.facts.described_by
     }
 
     /// The locations of all its files, including those that could not be opened.
     pub(super) fn locations(&self) -> Vec<Location> {
         let opened = self.sources.iter().filter_map(|source| source.path().map(Location::from));
-        opened.chain([self.main_file()].into_iter().chain(&self.unopened).cloned()).collect()
+        opened.chain([self.main_file()].into_iter().chain(self.unopened()).cloned()).collect()
     }
 
     /// The files of the model that could not be opened.
     pub fn unopened(&self) -> &[Location] {
-        &self.unopened
+        &self.facts.unopened
     }
 
-    /// Removes tensors from the name space. `aside` must be sorted.
-    pub(super) fn set_aside(&mut self, aside: Vec<TensorId>) {
-        self.aside = aside;
-    }
-
-    /// Makes `joined` the whole name space. `aside` are the tensors that belong to no joined array. The numbers of
-    /// tensors move up by the number of joined arrays.
-    pub(super) fn set_joined(&mut self, mut joined: Vec<JoinedArray>, mut aside: Vec<TensorId>) {
-        let by = joined.len();
-        let moved = |id: &TensorId| TensorId::new(id.index() + by);
-        joined.iter_mut().for_each(|joined| joined.like = moved(&joined.like));
-        aside.iter_mut().for_each(|aside| *aside = moved(aside));
-        aside.sort_unstable();
-        self.first.iter_mut().for_each(|first| *first = moved(first));
-        (self.len, self.joined, self.aside) = (by, joined, aside);
-    }
-
-    /// What separates key and column in the names of a dataset in key-value mode, if that is known. `None` for other
-    /// models.
+    /// The separator of key and column in the names of tensors, if they are the cells of a table.
     pub fn separator(&self) -> Option<&str> {
-        self.separator.as_deref()
+        self.facts.separator.as_deref()
     }
 
-    /// Sets what separates key and column. Other models than datasets in key-value mode stay as they are.
+    /// Sets the separator of key and column. Models whose tensors are not the cells of a table stay as they are.
     pub fn set_separator(&mut self, separator: &str) {
-        if self.kind == ModelKind::Dataset && self.joined.is_empty() {
-            self.separator = Some(separator.into());
+        if !self.form().holds_weights && self.assembled.table().is_empty() {
+            self.facts.separator = Some(separator.into());
         }
     }
 
     /// The location that the model was opened from, independent of the current directory.
     pub fn location(&self) -> &Location {
-        &self.location
+        &self.facts.location
     }
 
-    /// What the model was opened from.
-    pub fn kind(&self) -> ModelKind {
-        self.kind
-    }
-
-    /// The format of its files: `safetensors`.
+    /// The format of its files, such as `safetensors`; empty for a model without files.
     pub fn format(&self) -> &'static str {
-        self.shards.first().map_or("", |shard| shard.header.format())
+        self.facts.format
+    }
+
+    /// The version of that format, if it has versions.
+    pub fn format_version(&self) -> Option<u32> {
+        self.shards.iter().find_map(|shard| shard.header.version())
+    }
+
+    /// Whether a header is text.
+    pub fn has_text(&self) -> bool {
+        self.shards.iter().any(|shard| shard.header.text().is_some())
     }
 
     /// The tensors of the name space. Every name occurs once.
@@ -335,7 +317,7 @@ impl Model {
 
     /// The tensors of all files.
     pub fn stored(&self) -> TensorPopulation<'_> {
-        let first = self.joined.len();
+        let first = self.assembled.table().len();
         TensorPopulation::new(first, first + self.stored, &[], &[])
     }
 
@@ -350,8 +332,8 @@ impl Model {
     /// # Panics
     /// If no tensor has that number.
     pub fn tensor(&self, id: TensorId) -> Tensor<'_> {
-        if let Some(JoinedArray { like, shape, runs, nbytes }) = self.joined.get(id.index()) {
-            let info = TensorInfo { shape, range: 0..*nbytes, ..self.tensor(*like).info };
+        if id.index() < self.assembled.table().len() {
+            let (info, runs) = self.assembled.tensor(id.index());
             return Tensor { id, info, parts: TensorParts::Many(runs) };
         }
         let (shard, index) = self.locate(id);
@@ -360,7 +342,16 @@ impl Model {
 
     /// Whether a tensor has that number.
     pub fn contains(&self, id: TensorId) -> bool {
-        id.index() < self.joined.len() || self.stored().contains(id)
+        id.index() < self.assembled.table().len() + self.stored
+    }
+
+    /// The table that describes a tensor, and the index of the tensor in it.
+    fn described(&self, id: TensorId) -> (&TensorTable, usize) {
+        if id.index() < self.assembled.table().len() {
+            return (self.assembled.table(), id.index());
+        }
+        let (shard, index) = self.locate(id);
+        (&self.shard(shard).header, index)
     }
 
     /// The name of a tensor.
@@ -368,9 +359,8 @@ impl Model {
     /// # Panics
     /// If no tensor has that number.
     pub fn name(&self, id: TensorId) -> &str {
-        let id = self.joined.get(id.index()).map_or(id, |joined| joined.like);
-        let (shard, index) = self.locate(id);
-        self.shard(shard).header.name(index)
+        let (table, index) = self.described(id);
+        table.name(index)
     }
 
     /// Whether the entry of a tensor has a form that only some readers accept.
@@ -378,10 +368,8 @@ impl Model {
     /// # Panics
     /// If no tensor has that number.
     pub fn is_unusual(&self, id: TensorId) -> bool {
-        id.index() >= self.joined.len() && {
-            let (shard, index) = self.locate(id);
-            self.shard(shard).header.is_unusual(index)
-        }
+        let (table, index) = self.described(id);
+        table.is_unusual(index)
     }
 
     /// The file that holds a stored tensor.
@@ -391,15 +379,18 @@ impl Model {
 
     /// The data of a tensor.
     pub fn data(&self, tensor: &Tensor) -> Data {
-        match tensor.parts {
-            TensorParts::One(shard) => data_in(self.source(shard), &tensor.info),
-            TensorParts::Many(runs) => Data::Extents(self.extents(runs.clone(), tensor.info.range.end)),
+        match &tensor.parts {
+            TensorParts::One(shard) => data_in(self.source(*shard), &tensor.info),
+            TensorParts::Many(assembled) => {
+                let (runs, part) = assembled.shared();
+                Data::Extents(Extents { sources: self.sources.clone(), runs, part })
+            }
         }
     }
 
     /// The data of runs in the files of the model, `len` bytes in total.
     pub fn extents(&self, runs: Arc<[SourceRun]>, len: u64) -> Extents {
-        Extents { sources: self.sources.clone(), runs, len }
+        Extents::new(self.sources.clone(), runs, len)
     }
 
     /// The runs that hold the data of a tensor. A tensor without data may have one run of no bytes. `None` if its
@@ -408,35 +399,45 @@ impl Model {
         if tensor.info.layout.is_some() {
             return None;
         }
-        Some(match tensor.parts {
-            TensorParts::Many(runs) => runs.clone(),
+        Some(match &tensor.parts {
+            TensorParts::Many(runs) => runs.iter().map(|(run, _)| run).collect(),
             TensorParts::One(shard) => {
                 [SourceRun { start: 0, source: shard.index(), offset: tensor.info.range.start }].into()
             }
         })
     }
 
+    /// The table of all logical tensors, unless they are those of several files.
+    fn only_table(&self) -> Option<&TensorTable> {
+        match &self.shards[..] {
+            _ if !self.assembled.table().is_empty() => Some(self.assembled.table()),
+            [one] if self.aside.is_empty() => Some(&one.header),
+            _ => None,
+        }
+    }
+
     /// The logical tensor called `name`.
     pub fn find(&self, name: &str) -> Option<TensorId> {
-        if let (true, [one]) = (self.is_single(), &self.shards[..]) {
-            return one.header.find(name).map(TensorId::new);
+        if let Some(table) = self.only_table() {
+            return table.find(name).map(TensorId::new);
         }
         let name_at = |index| self.name(TensorId::new(index));
-        let table = || {
-            let logical = self.logical();
-            let mut table = NameTable::with_capacity(logical.len());
-            for id in logical.iter() {
-                table.insert(id.index(), name_at);
-            }
-            table
-        };
-        self.by_name.get_or_init(table).find(name, name_at).map(TensorId::new)
+        self.by_name.get_or_init(|| self.logical_names()).find(name, name_at).map(TensorId::new)
+    }
+
+    fn logical_names(&self) -> NameTable {
+        let logical = self.logical();
+        let mut table = NameTable::with_capacity(logical.len());
+        for id in logical.iter() {
+            table.insert(id.index(), |index| self.name(TensorId::new(index)));
+        }
+        table
     }
 
     /// Whether [`Model::find`] returns at once. The first lookup in a model of several files builds a table of all
     /// names.
     pub fn can_find(&self) -> bool {
-        self.is_single() || self.by_name.get().is_some()
+        self.only_table().is_some() || self.by_name.get().is_some()
     }
 
     /// The quantized weights.
@@ -485,9 +486,14 @@ impl Model {
         &self.sources[shard.index()]
     }
 
-    /// The manifest of a dataset.
-    pub fn manifest(&self) -> Option<&Arc<dyn Source>> {
-        self.manifest.as_ref()
+    /// The names of files besides those of tensors, and their bytes: the manifest of a dataset.
+    pub fn documents(&self) -> &[(&'static str, Arc<dyn Source>)] {
+        &self.facts.documents
+    }
+
+    /// The list of all tensors that the writer may have left beside the manifest.
+    pub fn tensor_list(&self) -> Option<&Location> {
+        self.facts.tensor_list.as_ref()
     }
 
     /// Fails if a file is no longer the version that was opened.
@@ -498,42 +504,44 @@ impl Model {
     /// The metadata of all files, sorted by key. If several files have a key, the value of the first file is kept. That
     /// of a split model is the metadata of the first split, without the keys that describe the split.
     pub fn metadata(&self) -> &[(String, MetadataValue)] {
-        match &self.shards[..] {
-            [one] if self.kind != ModelKind::Splits => one.header.metadata(),
-            _ => &self.metadata,
+        match (&self.facts.metadata, &self.shards[..]) {
+            (Some(metadata), _) => metadata,
+            (None, [one, ..]) => one.header.metadata(),
+            (None, []) => &[],
         }
     }
 
     /// Mismatches between the index or manifest and the files, or between splits. Empty unless the model was opened
     /// leniently, or is a dataset.
     pub fn mismatches(&self) -> &SkipList {
-        &self.notes.mismatches
+        &self.facts.notes.mismatches
     }
 
     /// Messages about other findings in an index or a manifest.
     pub fn remarks(&self) -> &[String] {
-        &self.notes.remarks
+        &self.facts.notes.remarks
     }
 
     /// The totals in the index.
     pub fn stated(&self) -> StatedTotals {
-        self.notes.stated
+        self.facts.notes.stated
     }
 
     /// How many shards of an index, or splits, could not be opened.
     pub fn missing(&self) -> usize {
-        self.notes.missing
+        self.facts.notes.missing
     }
 
     /// The entries that were left out. Empty unless the model was opened leniently, or is a dataset.
     pub fn skipped(&self) -> impl Iterator<Item = &SkippedEntry> {
         let in_files = self.shards.iter().flat_map(|shard| shard.header.skipped().listed());
-        self.notes.mismatches.listed().iter().chain(in_files)
+        self.facts.notes.mismatches.listed().iter().chain(in_files)
     }
 
     /// How many entries were left out, listed or not.
     pub fn left_out(&self) -> usize {
-        self.notes.mismatches.total() + self.shards.iter().map(|shard| shard.header.skipped().total()).sum::<usize>()
+        self.facts.notes.mismatches.total()
+            + self.shards.iter().map(|shard| shard.header.skipped().total()).sum::<usize>()
     }
 
     /// Logs what users of a mount of the model should know: [`Model::report`], and which weights are not dequantized.
@@ -580,7 +588,7 @@ impl Model {
     pub fn stat(&self) -> Option<SourceStat> {
         let files = self.sources.iter().map(|source| source.stat());
         let files = files.reduce(|a, b| SourceStat { mtime: a.mtime.max(b.mtime), ..a.and(b) })?;
-        Some(self.needed.iter().fold(files, |files, needed| files.and(*needed)))
+        Some(self.facts.needed.iter().chain(self.described_by()).fold(files, |files, needed| files.and(*needed)))
     }
 
     /// The file of a stored tensor, and its index there.
@@ -596,11 +604,6 @@ fn merge_metadata(shards: &[Shard]) -> Vec<(String, MetadataValue)> {
     merged.sort_by(|a, b| a.0.cmp(&b.0));
     merged.dedup_by(|later, kept| later.0 == kept.0);
     merged
-}
-
-/// The metadata of a split without the keys that describe the split.
-fn whole_metadata(first: &Header) -> Vec<(String, MetadataValue)> {
-    first.metadata().iter().filter(|(key, _)| !key.starts_with(SPLIT_PREFIX)).cloned().collect()
 }
 
 /// The text of the value of a key in metadata, which is sorted by key.
@@ -628,5 +631,87 @@ pub fn data_in(source: &Arc<dyn Source>, tensor: &TensorInfo) -> Data {
             let layout = StridedLayout::new(tensor.shape, strides, size as usize, word.into());
             Data::Strided(StridedData { source, range, layout: Arc::new(layout) })
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::content::{Content, ReadRequest, Segment};
+    use crate::format::{HeaderBuilder, ParseMode};
+    use crate::model::assembled::TensorAssembly;
+    use crate::model::header::read_header;
+    use crate::source::MemorySource;
+    use std::path::Path;
+
+    const FORM: ModelForm = ModelForm {
+        kind: "test",
+        fixed: Some("made by hand"),
+        has_shards: true,
+        shows_stored: true,
+        holds_weights: true,
+        notes: NoteKind::Index,
+    };
+
+    /// A safetensors file with one tensor.
+    fn file(name: &str, dtype: &str, shape: &str, data: &[u8]) -> (Shard, Arc<dyn Source>) {
+        let end = data.len();
+        let header = format!(r#"{{"{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[0,{end}]}}}}"#);
+        let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat();
+        let location = Location::from(Path::new("/m/x.safetensors"));
+        let source = Arc::new(MemorySource::new(bytes));
+        let header = read_header(&location, &*source, ParseMode::Strict).unwrap();
+        (Shard { name: format!("{name}.safetensors"), location, header }, source)
+    }
+
+    /// A file whose header, if it has one, names no tensors.
+    fn data_file(data: &[u8]) -> (Shard, Arc<dyn Source>) {
+        let header = HeaderBuilder::new(ParseMode::Strict).finish("data", None, 0, String::new).unwrap();
+        let location = Location::from(Path::new("/m/weights.data"));
+        (Shard { name: "weights.data".into(), location, header }, Arc::new(MemorySource::new(data.to_vec())))
+    }
+
+    fn read(model: &Model, name: &str) -> Vec<u8> {
+        let tensor = model.tensor(model.find(name).unwrap());
+        let content = Content::new([Segment::Data(model.data(&tensor))]);
+        let len = content.len();
+        content.read(0..len, &ReadRequest::WAIT).unwrap().to_vec()
+    }
+
+    #[test]
+    fn tensors_are_renamed_sliced_joined_and_found_in_other_files() {
+        let files = vec![file("a", "U8", "[2,3]", b"abcdef"), file("b", "U8", "[1,3]", b"ghi"), data_file(b"..xyz.")];
+        let mut model = Model::new(&Path::new("/m/recipe").into(), &FORM, files);
+        let at = |name: &str| {
+            let id = model.find(name).unwrap();
+            (model.shard_of(id).index(), model.tensor(id).info.range)
+        };
+        let (a, b) = (at("a"), at("b"));
+        let mut made = TensorAssembly::new();
+        made.push("renamed", Dtype::U8, &[2, 3], [a.clone()]).unwrap();
+        made.push("second_row", Dtype::U8, &[1, 3], [(a.0, a.1.start + 3..a.1.end)]).unwrap();
+        made.push("joined", Dtype::U8, &[3, 3], [b, a]).unwrap();
+        made.push("empty", Dtype::F32, &[0, 4], []).unwrap();
+        made.push("elsewhere", Dtype::Unknown("X8"), &[3], [(2, 2..5)]).unwrap();
+        let stored = model.find("a").unwrap();
+        model.set_assembled(made.finish().unwrap(), vec![stored]);
+
+        let expected = [
+            ("renamed", &b"abcdef"[..]),
+            ("second_row", b"def"),
+            ("joined", b"ghiabcdef"),
+            ("empty", b""),
+            ("elsewhere", b"xyz"),
+        ];
+        for (name, data) in expected {
+            assert_eq!(read(&model, name), data, "{name}");
+        }
+        let names = |some: TensorPopulation| some.iter().map(|id| model.name(id).to_owned()).collect::<Vec<_>>();
+        assert_eq!(names(model.logical()), expected.map(|(name, _)| name));
+        assert_eq!(names(model.stored()), ["a", "b"]);
+        assert_eq!(names(model.listed())[5..], ["a"]);
+        assert_eq!((model.find("a"), model.can_find()), (None, true));
+        let info = model.tensor(model.find("elsewhere").unwrap()).info;
+        assert_eq!((info.dtype, info.shape, info.range), (Dtype::Unknown("X8"), &[3][..], 0..3));
     }
 }

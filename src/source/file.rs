@@ -1,6 +1,6 @@
 //! A local file as a source.
 
-use super::end_of_runs;
+use super::map::end_of_runs;
 use super::map::{MappedBytes, OpenFile};
 use super::pool::{FilePool, FileSlot};
 use super::version::{FileId, FileVersion};

@@ -7,7 +7,6 @@ use super::resident::ResidentBits;
 use super::resolve::resolve_path;
 use super::storage::FileStorage;
 use super::version::{FileVersion, VersionStatus};
-use super::{each_run, end_of_runs};
 use nix::unistd::{AccessFlags, access, eaccess};
 use std::borrow::Cow;
 use std::fs::{File, Metadata, OpenOptions};
@@ -319,4 +318,18 @@ fn map_kind(metadata: &Metadata) -> &'static str {
         () if kind.is_block_device() => "a block device",
         () => "a character device",
     }
+}
+
+/// The parts of a buffer that runs of equal length and distance fill, and where each run starts: see
+/// [`super::Source::read_runs_at`].
+pub(super) fn each_run(buf: &mut [u8], len: usize, offset: u64, step: u64) -> impl Iterator<Item = (&mut [u8], u64)> {
+    let starts = (0..).map(move |run: u64| offset.saturating_add(run.saturating_mul(step)));
+    buf.chunks_mut(len).zip(starts)
+}
+
+/// The end of the last of such runs.
+pub(super) fn end_of_runs(buf: &[u8], len: usize, offset: u64, step: u64) -> u64 {
+    let before = buf.len().div_ceil(len).saturating_sub(1);
+    let last = (buf.len() - before * len) as u64;
+    offset.saturating_add(step.saturating_mul(before as u64)).saturating_add(last)
 }

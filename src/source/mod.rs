@@ -68,7 +68,7 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// Fills `buf` with runs of `len` bytes, which begin at `offset` and at each multiple of `step` bytes after it.
     /// `len` is at least 1.
     fn read_runs_at(&self, buf: &mut [u8], len: usize, offset: u64, step: u64) -> Result<(), Error> {
-        each_run(buf, len, offset, step).try_for_each(|(buf, start)| self.read_exact_at(buf, start))
+        map::each_run(buf, len, offset, step).try_for_each(|(buf, start)| self.read_exact_at(buf, start))
     }
 
     /// Fails if the source is no longer the version that was opened.
@@ -145,20 +145,6 @@ fn indices(range: &Range<u64>, len: u64) -> Result<Range<usize>, Error> {
     let whole = || Some(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?);
     let inside = range.start <= range.end && range.end <= len;
     inside.then(whole).flatten().ok_or(Error::OutOfRange { range: range.clone(), len })
-}
-
-/// The parts of a buffer that runs of equal length and distance fill, and where each run starts: see
-/// [`Source::read_runs_at`].
-fn each_run(buf: &mut [u8], len: usize, offset: u64, step: u64) -> impl Iterator<Item = (&mut [u8], u64)> {
-    let starts = (0..).map(move |run: u64| offset.saturating_add(run.saturating_mul(step)));
-    buf.chunks_mut(len).zip(starts)
-}
-
-/// The end of the last of such runs.
-fn end_of_runs(buf: &[u8], len: usize, offset: u64, step: u64) -> u64 {
-    let before = buf.len().div_ceil(len).saturating_sub(1);
-    let last = (buf.len() - before * len) as u64;
-    offset.saturating_add(step.saturating_mul(before as u64)).saturating_add(last)
 }
 
 #[cfg(test)]

@@ -122,7 +122,7 @@ impl ModelExport {
                 _ if is_series => {}
                 TensorParts::One(shard) => runs.push(data_len, shard.index(), numbers.tensor.info.range),
                 TensorParts::Many(parts) => {
-                    for (part, len) in SourceRun::with_lengths(parts, nbytes) {
+                    for (part, len) in parts.iter() {
                         runs.push(data_len + part.start, part.source, part.offset..part.offset + len);
                     }
                 }

@@ -150,9 +150,8 @@ impl GgufBuilder {
         let zeros: Arc<dyn Source> = Arc::new(ZeroSource::new(self.alignment));
         let padding = Extent { source: zeros.clone(), range: 0..end.next_multiple_of(self.alignment) - end };
         let sources = model.sources().iter().cloned().chain([zeros]).collect();
-        let data = |sources, runs: Vec<SourceRun>, len| {
-            Segment::Data(Data::Extents(Extents { sources, runs: runs.into(), len }))
-        };
+        let data =
+            |sources, runs: Vec<SourceRun>, len| Segment::Data(Data::Extents(Extents::new(sources, runs.into(), len)));
         Content::new([
             Segment::Literal(head.into()),
             data(model.sources().clone(), self.pairs, self.pairs_len),

@@ -1,7 +1,7 @@
 //! `index.json`: a JSON object for each tensor, one per line.
 
 use super::lines::{Out, TextLines, write_list};
-use crate::content::{Content, Segment, SourceRun};
+use crate::content::{Content, Segment};
 use crate::format::SkippedEntry;
 use crate::model::quantization::QuantizedWeight;
 use crate::model::{Model, ShardId, TensorId, TensorNumbers, TensorParts};
@@ -86,17 +86,17 @@ fn write_line(model: &Model, dirs: Option<TensorDirs>, tensor: TensorId, out: Ou
         out.write_all(b", \"file\": ")?;
         let file = name::encode_name(info.name);
         let is_logical = model.logical().contains(tensor.id);
-        match (dirs.tensors, tensor.parts) {
+        match (dirs.tensors, &tensor.parts) {
             (Some(dir), _) if is_logical => serde_json::to_writer(&mut *out, &format_args!("{dir}/{file}"))?,
-            (Some(dir), TensorParts::One(shard)) if dirs.in_shards => {
+            (Some(dir), &TensorParts::One(shard)) if dirs.in_shards => {
                 let shard = name::encode_name(&model.shard(shard).name);
                 serde_json::to_writer(&mut *out, &format_args!("shards/{shard}/{dir}/{file}"))?;
             }
             _ => out.write_all(b"null")?,
         }
     }
-    match tensor.parts {
-        TensorParts::One(shard) => {
+    match &tensor.parts {
+        &TensorParts::One(shard) => {
             out.write_all(b", ")?;
             write_extent(model, shard, info.range.start, out)?;
             if let Some(layout) = info.layout {
@@ -107,7 +107,7 @@ fn write_line(model: &Model, dirs: Option<TensorDirs>, tensor: TensorId, out: Ou
         }
         TensorParts::Many(runs) => {
             out.write_all(b", \"extents\": [")?;
-            for (at, (run, len)) in SourceRun::with_lengths(runs, info.nbytes()).enumerate() {
+            for (at, (run, len)) in runs.iter().enumerate() {
                 out.write_all(if at == 0 { b"{" } else { b", {" })?;
                 write_extent(model, ShardId::new(run.source), run.offset, out)?;
                 write!(out, ", \"nbytes\": {len}}}")?;

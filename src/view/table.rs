@@ -5,7 +5,7 @@ use super::results::ResultKey;
 use super::views::ModelViews;
 use super::{f32, gguf, index, metadata, npy, plots, single, stats, sums};
 use crate::content::{Content, Data, Error, Extent, ReadRequest, Segment};
-use crate::model::{MANIFEST, Model, ModelKind, ShardId, TensorId, TensorNumbers};
+use crate::model::{MANIFEST, Model, ShardId, TensorId, TensorNumbers};
 use crate::source::Source;
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -102,13 +102,15 @@ pub const VIEWS: &[ViewRow] = &[
         number: 1,
         name: "manifest",
         file: MANIFEST,
-        in_root: |model| model.kind() == ModelKind::Dataset,
+        in_root: |model| model.documents().iter().any(|(name, _)| *name == MANIFEST),
         in_shards: ShardViews::Never,
         files: ViewFiles::One {
             kept: false,
             content: |views, _, _| {
                 let extent = |source: &Arc<dyn Source>| Extent { source: source.clone(), range: 0..source.len() };
-                Content::new(views.model().manifest().map(|source| Segment::Data(Data::Extent(extent(source)))))
+                Content::new(
+                    views.model().documents().iter().map(|(_, source)| Segment::Data(Data::Extent(extent(source)))),
+                )
             },
         },
     },
@@ -159,7 +161,7 @@ pub const VIEWS: &[ViewRow] = &[
         number: 5,
         name: "header",
         file: "header.json",
-        in_root: |model| model.is_single() && has_text(model),
+        in_root: |model| !model.form().has_shards && model.has_text(),
         in_shards: ShardViews::IfText,
         files: ViewFiles::One {
             kept: false,
@@ -264,7 +266,7 @@ pub const VIEWS: &[ViewRow] = &[
         number: 13,
         name: "shards",
         file: "shards",
-        in_root: |model| !model.is_single(),
+        in_root: |model| model.form().has_shards,
         in_shards: ShardViews::Never,
         files: ViewFiles::Shards,
     },
@@ -305,11 +307,6 @@ pub const VIEWS: &[ViewRow] = &[
         files: ViewFiles::Tree,
     },
 ];
-
-/// Whether the header of the format is text.
-fn has_text(model: &Model) -> bool {
-    model.shards().first().is_some_and(|shard| shard.header.text().is_some())
-}
 
 impl View {
     /// The stored tensors. Other views may have hard links to their files.
@@ -380,8 +377,8 @@ impl View {
         match self.row().in_shards {
             ShardViews::Never => false,
             ShardViews::Always => true,
-            ShardViews::IfText => has_text(views.model()),
-            ShardViews::Datasets => views.shown().contains(self) && views.model().kind() == ModelKind::Dataset,
+            ShardViews::IfText => views.model().has_text(),
+            ShardViews::Datasets => views.shown().contains(self) && views.model().form().shows_stored,
         }
     }
 

@@ -51,13 +51,13 @@ impl CheckedDataset {
 
     /// The files of the index of tensors, sorted. There are none if the writer was not told to write an index.
     pub fn index_files(&self) -> Result<Vec<Location>, source::Error> {
-        let index = self.model.main_file().parent().join(INDEX);
-        if !source::is_dir(&index) {
-            return Ok(if source::exists(&index) { vec![index] } else { Vec::new() });
+        let Some(index) = self.model.tensor_list() else { return Ok(Vec::new()) };
+        if !source::is_dir(index) {
+            return Ok(if source::exists(index) { vec![index.clone()] } else { Vec::new() });
         }
         // Spark adds checksums, as hidden files, and an empty file that says that all is there.
         let is_part = |name: &str| name.ends_with(".parquet") && !name.starts_with(['.', '_']);
-        let entries = source::list_dir(&index)?.entries.into_iter().filter(|entry| entry.kind == ListedKind::File);
+        let entries = source::list_dir(index)?.entries.into_iter().filter(|entry| entry.kind == ListedKind::File);
         let mut names: Vec<String> = entries.filter_map(|entry| entry.name.into_string().ok()).collect();
         names.retain(|name| is_part(name));
         names.sort_unstable();

@@ -11,7 +11,7 @@ mod report;
 mod set;
 
 use crate::format::{ParseMode, TensorInfo};
-use crate::model::{self, Error, Model, ModelKind};
+use crate::model::{self, Error, Model};
 use crate::source::{self, Location, Source};
 use crate::threads;
 use dataset::CheckedDataset;
@@ -72,7 +72,7 @@ impl ModelCheck {
         let names = locations.iter().map(|at| if is_set { at } else { location }.to_string()).collect();
         let (mut quantized, mut dataset) = (None, None);
         match model {
-            Some(model) if model.kind() == ModelKind::Dataset => {
+            Some(model) if model.tensor_list().is_some() => {
                 dataset = Some(CheckedDataset::new(model, location.to_string()))
             }
             Some(model) if !model.quantized().weights().is_empty() => quantized = Some((model, names)),

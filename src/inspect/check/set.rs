@@ -4,7 +4,7 @@ use super::report::{CheckReport, CheckRule};
 use super::{dataset, quantized};
 use crate::format::{ParseMode, SkippedEntry};
 use crate::inspect::totals::{TensorBreakdown, TensorTotals};
-use crate::model::{Error, Model, ModelKind, Shard, StatedTotals, open_model};
+use crate::model::{Error, Model, NoteKind, Shard, StatedTotals, open_model};
 use crate::source::Location;
 use crate::text::quote;
 
@@ -25,37 +25,30 @@ pub(super) fn check_set(
         Err(Error::Format { .. }) => return Ok((None, vec![location.clone()])),
         Err(error) => return Err(error),
     };
-    let rule = if model.kind() == ModelKind::Splits { CheckRule::Split } else { CheckRule::Index };
+    let kind = model.form().notes;
+    let (mismatch_rule, remark_rule) = match kind {
+        NoteKind::Index => (CheckRule::Index, CheckRule::IndexTwice),
+        NoteKind::Manifest => (CheckRule::Index, CheckRule::Manifest),
+        NoteKind::Splits => (CheckRule::Split, CheckRule::SplitName),
+    };
     let (mismatches, more) = model.mismatches().kept();
     for SkippedEntry { name: subject, reason, .. } in mismatches {
-        report.add(rule, &name, Some(subject), || match model.kind() {
+        report.add(mismatch_rule, &name, Some(subject), || match kind {
             // The reason does not contain the subject.
-            ModelKind::Dataset => format!("{}: {reason}", quote(subject)),
-            _ => reason.clone(),
+            NoteKind::Manifest => format!("{}: {reason}", quote(subject)),
+            NoteKind::Index | NoteKind::Splits => reason.clone(),
         });
     }
-    report.add_unseen(rule, more);
+    report.add_unseen(mismatch_rule, more);
     for remark in model.remarks() {
-        let rule = match model.kind() {
-            ModelKind::Dataset => CheckRule::Manifest,
-            ModelKind::Sharded => CheckRule::IndexTwice,
-            ModelKind::File | ModelKind::Splits | ModelKind::Layer => CheckRule::SplitName,
-        };
-        report.add(rule, &name, None, || remark.clone());
+        report.add(remark_rule, &name, None, || remark.clone());
     }
-    match model.kind() {
-        ModelKind::Sharded => check_totals(&model, &name, report),
-        ModelKind::Dataset => dataset::check_names(&model, &name, report),
-        ModelKind::File | ModelKind::Splits | ModelKind::Layer => {}
+    check_totals(&model, &name, report);
+    if kind == NoteKind::Manifest {
+        dataset::check_names(&model, &name, report);
     }
     quantized::check_recognition(&model, &name, model.missing() == 0, report);
-    let dir = location.parent();
-    let names = model.shards().iter().zip(model.sources().iter()).map(|(shard, source)| match source.path() {
-        // The name of a split need not be valid UTF-8.
-        Some(found) if model.kind() == ModelKind::Splits => dir.join(found.file_name().unwrap_or_default()),
-        _ => dir.join(&shard.name),
-    });
-    let names = names.collect();
+    let names = model.shards().iter().map(|shard| shard.location.clone()).collect();
     Ok((Some(model), names))
 }
 
@@ -76,7 +69,7 @@ fn check_totals(model: &Model, name: &str, report: &mut CheckReport) {
             });
         }
     }
-    let shards = model.shards().len() + model.missing();
+    let Some(shards) = model.stated().shards else { return };
     let other_number = |shard: &Shard| {
         let of = number_of_shards(&shard.name).filter(|of| *of != shards as u64)?;
         Some((shard.name.clone(), of))

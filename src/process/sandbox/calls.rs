@@ -7,19 +7,30 @@
 //!
 //! A call that is not on the list fails with ENOSYS, as in a kernel without it, so that libc falls back to another one;
 //! with other arguments than those on the list, a call fails with EPERM. Both are logged, except starts of processes.
+/// What a process does in the sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SandboxTask {
+    /// Serves a mount.
+    Serving,
+    /// Serves HTTP clients.
+    #[cfg_attr(not(feature = "serve"), allow(dead_code, reason = "nothing is served over HTTP"))]
+    Listening,
+    /// Fetches remote files.
+    Fetching,
+}
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64"))]
 pub use filter::restrict;
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64")))]
-pub fn restrict(_: super::SandboxTask) -> Result<(), String> {
+pub fn restrict(_: SandboxTask) -> Result<(), String> {
     Err(format!("no system call filter for {}", std::env::consts::ARCH))
 }
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64"))]
 mod filter {
-    use super::super::SandboxTask;
     use super::super::refused;
+    use super::SandboxTask;
     use nix::libc::*;
     use seccompiler::{
         BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,

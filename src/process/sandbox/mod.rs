@@ -10,6 +10,7 @@ mod calls;
 mod refused;
 pub mod system;
 
+pub use calls::SandboxTask;
 use caps::{CapSet, Capability, CapsHashSet};
 use landlock::{
     ABI, Access, AccessFs, AccessNet, LandlockStatus, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreated,
@@ -25,18 +26,6 @@ use std::time::Duration;
 
 /// The newest Landlock ABI that was tested. An older kernel enforces the rights that its own ABI has.
 const TESTED: ABI = ABI::V7;
-
-/// What a process does in the sandbox.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SandboxTask {
-    /// Serves a mount.
-    Serving,
-    /// Serves HTTP clients.
-    #[cfg_attr(not(feature = "serve"), allow(dead_code, reason = "nothing is served over HTTP"))]
-    Listening,
-    /// Fetches remote files.
-    Fetching,
-}
 
 /// A sandbox that is not entered yet.
 #[derive(Debug)]

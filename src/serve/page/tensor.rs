@@ -108,7 +108,7 @@ fn facts(model: &Model, id: TensorId, page: &mut HtmlPage) {
             page.raw("</dd>");
         }
         TensorParts::Many(runs) => {
-            page.fact("Files", &format!("joined from {} places", grouped(runs.len() as u64)));
+            page.fact("Files", &format!("joined from {} places", grouped(runs.count() as u64)));
         }
     }
     page.raw("</dl>\n");

@@ -2,12 +2,13 @@
 //!
 //! Source: `huggingface_hub`, `serialization/_torch.py`: `{"metadata": {...}, "weight_map": {TENSOR: FILE}}`.
 
-use super::error::{Error, LIST_MAX, SHARDS_MAX, SetError, SetMismatch};
 use super::set::{self, File, ShardSet};
-use super::table::{Model, ModelKind, ModelNotes, Shard, StatedTotals};
 use crate::format::{JsonText, KEPT_MAX, ParseMode};
+use crate::model::error::{Error, LIST_MAX, SHARDS_MAX, SetError, SetMismatch};
+use crate::model::table::{Model, ModelForm, ModelNotes, NoteKind, Shard, StatedTotals};
 use crate::source::Location;
 use crate::threads;
+use crate::units::plural;
 use hashbrown::DefaultHashBuilder;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Unexpected, Visitor};
 use serde_json::value::RawValue;
@@ -101,7 +102,7 @@ fn read_index<'t>(
 }
 
 /// The shards that the index at `location` names; `None` if it cannot be read.
-pub(super) fn index_shards(location: &Location) -> Option<BTreeSet<String>> {
+pub(in crate::model) fn index_shards(location: &Location) -> Option<BTreeSet<String>> {
     let mut names = BTreeSet::new();
     let number = &mut |_: &str, name: &str| {
         if !names.contains(name) {
@@ -118,7 +119,7 @@ pub(super) fn index_shards(location: &Location) -> Option<BTreeSet<String>> {
 
 /// The name of the model, from the file name of its index; `None` for other file names. transformers and diffusers name
 /// the index of a variant `model.safetensors.index.fp16.json`.
-pub(super) fn index_stem(name: &OsStr) -> Option<OsString> {
+pub(in crate::model) fn index_stem(name: &OsStr) -> Option<OsString> {
     let name = name.as_bytes().strip_suffix(b".json")?;
     let (stem, variant) = INDICES.iter().find_map(|index| {
         let at = name.windows(index.len()).rposition(|window| window == index.as_bytes())?;
@@ -128,8 +129,18 @@ pub(super) fn index_stem(name: &OsStr) -> Option<OsString> {
     (is_variant && !stem.is_empty()).then(|| OsString::from_vec([stem, variant].concat()))
 }
 
+/// An index and the shards that it names.
+const FORM: ModelForm = ModelForm {
+    kind: "sharded",
+    fixed: Some("a model of several files; name one of them"),
+    has_shards: true,
+    shows_stored: false,
+    holds_weights: true,
+    notes: NoteKind::Index,
+};
+
 /// Opens all shards that the index at `location` names, and compares them with the index.
-pub(super) fn open_index(location: &Location, mode: ParseMode) -> Result<Model, Error> {
+pub(in crate::model) fn open_index(location: &Location, mode: ParseMode) -> Result<Model, Error> {
     let (text, stat) = set::read_list(location, LIST_MAX)?;
     let ((entries, stated), ShardSet { names, homes, files, broken, unopened }) =
         set::open_shards(location, mode, |names| {
@@ -151,10 +162,13 @@ pub(super) fn open_index(location: &Location, mode: ParseMode) -> Result<Model, 
         remarks.push(format!("{repeated} {occur} again later in the index; the last one is used"));
     }
     let files: Vec<File> = shards.into_iter().zip(sources).collect();
-    let notes = ModelNotes { mismatches, remarks, stated, missing };
-    let mut model = Model::new(location, ModelKind::Sharded, files, notes);
-    model.set_unopened(unopened);
-    model.depend_on(stat);
+    let description = format!("{} by an index", plural(files.len() as u64, "shard"));
+    let stated = StatedTotals { shards: Some(files.len() + missing), ..stated };
+    let mut model = Model::new(location, &FORM, files);
+    let facts = model.facts_mut();
+    facts.notes = ModelNotes { mismatches, remarks, stated, missing };
+    (facts.description, facts.unopened) = (description, unopened);
+    facts.described_by.push(stat);
     Ok(model)
 }
 

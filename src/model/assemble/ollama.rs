@@ -7,12 +7,13 @@
 //!
 //! Source: `github.com/ollama/ollama`, `manifest/`, `types/model/name.go` and `server/images.go`.
 
-use super::error::{Error, SetError};
-use super::quiet::QuietValue;
-use super::set;
-use super::table::Model;
-use super::unused::UsedNames;
+use super::known::KnownFiles;
+use super::{set, split};
 use crate::format::ParseMode;
+use crate::model::error::{Error, SetError};
+use crate::model::quiet::QuietValue;
+use crate::model::table::{Model, ModelForm, NoteKind};
+use crate::model::unused::UsedNames;
 use crate::name;
 use crate::source::{self, ListedEntry, ListedKind, Location, SourceStat};
 use serde::Deserialize;
@@ -20,13 +21,13 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 
 /// The directory of manifests in a store.
-pub(super) const MANIFESTS: &str = "manifests";
+pub(in crate::model) const MANIFESTS: &str = "manifests";
 
 /// The directory of blobs in a store.
-pub(super) const BLOBS: &str = "blobs";
+pub(in crate::model) const BLOBS: &str = "blobs";
 
 /// Number of directories in [`MANIFESTS`] above a manifest, and its file name.
-pub(super) const PARTS: usize = 4;
+pub(in crate::model) const PARTS: usize = 4;
 
 /// The host and the namespace that Ollama leaves out of names.
 const DEFAULTS: [&str; 2] = ["registry.ollama.ai", "library"];
@@ -41,14 +42,14 @@ const LAYERS_MAX: usize = 10_000;
 const MEDIA_TYPE: &str = "application/vnd.ollama.image.";
 
 /// Whether a directory with these entries is a store.
-pub(super) fn is_store(entries: &[ListedEntry]) -> bool {
+pub(in crate::model) fn is_store(entries: &[ListedEntry]) -> bool {
     let has = |name| entries.iter().any(|entry| entry.name == name && entry.kind == ListedKind::Dir);
     has(MANIFESTS) && has(BLOBS)
 }
 
 /// The location of a manifest.
 #[derive(Debug, Clone)]
-pub(super) struct OllamaManifest {
+pub(in crate::model) struct OllamaManifest {
     pub store: Location,
     pub location: Location,
     /// Host, namespace, name and tag.
@@ -151,7 +152,7 @@ impl OllamaManifest {
 
 /// A file that a manifest names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct OllamaLayer {
+pub(in crate::model) struct OllamaLayer {
     /// Its name in a mount, which no other layer has.
     pub name: String,
     /// Whether it should be a model.
@@ -252,22 +253,30 @@ fn blob_name(digest: &str) -> Option<String> {
     is_hash.then(|| format!("sha256-{hex}"))
 }
 
-/// Opens the layer called `name`.
-pub(super) fn open_layer(
-    location: &Location,
-    manifest: &OllamaManifest,
-    name: &OsStr,
-    mode: ParseMode,
-) -> Result<Model, Error> {
+/// A file that the manifest of an Ollama store names.
+const FORM: ModelForm = ModelForm {
+    kind: "layer",
+    fixed: Some("a layer of an Ollama model cannot be changed, because its file is named after its SHA-256"),
+    has_shards: false,
+    shows_stored: false,
+    holds_weights: true,
+    notes: NoteKind::Splits,
+};
+
+/// Opens the layer at `location`.
+pub(in crate::model) fn open_layer(location: &Location, mode: ParseMode) -> Result<Model, Error> {
+    let Some((manifest, name)) = OllamaManifest::of_layer(location) else { return split::open_alone(location, mode) };
     let (layer, stat) = manifest.layer(name)?;
     let blob = manifest.blob(&layer)?;
     let source = source::open_local(&blob)?;
-    check_size(manifest, &layer, source.len())?;
-    let mut model = Model::from_layer(location, &blob, source, mode)?;
+    check_size(&manifest, &layer, source.len())?;
+    let mut model = Model::from_file(location, &FORM, &blob, source, mode)?;
     let stem = manifest.stem();
     let stem = if name == "model" { stem } else { [&stem, name].join("-".as_ref()) };
-    model.set_list(manifest.location.clone(), manifest.store.clone(), stem);
-    model.depend_on(stat);
+    let facts = model.facts_mut();
+    facts.description = "a layer of an Ollama model".into();
+    (facts.main_file, facts.base, facts.name) = (manifest.location, Some(manifest.store), Some(stem));
+    facts.described_by.push(stat);
     Ok(model)
 }
 
@@ -285,10 +294,13 @@ pub fn file_of(location: &Location) -> Result<Location, Error> {
     Ok(blob)
 }
 
-/// The blob of a layer, whether it exists or not. `None` if the manifest does not name it.
-pub(super) fn blob_of(manifest: &OllamaManifest, name: &OsStr) -> Option<Location> {
-    let (layer, _) = manifest.layer(name).ok()?;
-    layer.path(&manifest.store)
+/// The manifest that names the layer at a location, and the blob, whether it exists or not.
+pub(super) fn layer_files(location: &Location) -> KnownFiles {
+    let Some((manifest, name)) = OllamaManifest::of_layer(location) else {
+        return KnownFiles::with(location, Vec::new());
+    };
+    let blob = manifest.layer(name).ok().and_then(|(layer, _)| layer.path(&manifest.store));
+    KnownFiles { main: manifest.location, others: blob.into_iter().collect(), base: Some(manifest.store) }
 }
 
 /// A name for a directory with the model at a location, if it is a manifest or one of its layers.

@@ -7,15 +7,16 @@
 mod manifest;
 mod samples;
 
-use super::error::{Error, LIST_MAX, SHARDS_MAX, SetError};
-use super::ids::{ShardId, TensorId};
-use super::quiet::QuietValue;
 use super::set::{self, ShardSet};
-use super::table::{JoinedArray, Model, ModelKind, ModelNotes};
-use crate::content::SourceRun;
 use crate::format::{NameTable, ParseMode, SkipList, SkippedEntry, TensorInfo};
+use crate::model::assembled::{AssemblyTooLarge, TensorAssembly};
+use crate::model::error::{Error, LIST_MAX, SHARDS_MAX, SetError};
+use crate::model::ids::{ShardId, TensorId};
+use crate::model::quiet::QuietValue;
+use crate::model::table::{Model, ModelForm, NoteKind};
 use crate::source::{self, Location};
 use crate::text::{brackets, quote};
+use crate::units::plural;
 use manifest::ListedShard;
 use std::collections::BTreeSet;
 
@@ -23,14 +24,27 @@ use std::collections::BTreeSet;
 pub const MANIFEST: &str = "dataset_manifest.json";
 
 /// The shards that the manifest at `location` names; `None` if it cannot be read.
-pub(super) fn dataset_shards(location: &Location) -> Option<BTreeSet<String>> {
+pub(in crate::model) fn dataset_shards(location: &Location) -> Option<BTreeSet<String>> {
     let (text, _) = set::read_list(location, LIST_MAX).ok()?;
     let shards = manifest::read_manifest(&text).ok()?.shards.0;
     (shards.len() <= SHARDS_MAX).then(|| shards.into_iter().map(|shard| shard.0.shard_path).collect())
 }
 
+/// The list of tensors beside the manifest: a directory of Parquet files, as Spark writes it, or one such file.
+const TENSOR_LIST: &str = "_tensor_index.parquet";
+
+/// A manifest of safetensors-spark and the shards that it names.
+const FORM: ModelForm = ModelForm {
+    kind: "dataset",
+    fixed: Some("a model of several files; name one of them"),
+    has_shards: true,
+    shows_stored: true,
+    holds_weights: false,
+    notes: NoteKind::Manifest,
+};
+
 /// Opens all shards that the manifest at `location` names, and joins their tensors to arrays.
-pub(super) fn open_dataset(location: &Location, mode: ParseMode) -> Result<Model, Error> {
+pub(in crate::model) fn open_dataset(location: &Location, mode: ParseMode) -> Result<Model, Error> {
     let (text, stat) = set::read_list(location, LIST_MAX)?;
     let (manifest, ShardSet { names, homes, files, broken, unopened }) = set::open_shards(location, mode, |names| {
         let manifest = manifest::read_manifest(&text)?;
@@ -46,13 +60,17 @@ pub(super) fn open_dataset(location: &Location, mode: ParseMode) -> Result<Model
     })?;
     let mut skipped = SkipList::default();
     broken.iter().for_each(|broken| skipped.push(|| broken.skipped()));
-    let mut model = Model::new(location, ModelKind::Dataset, files, ModelNotes::default());
-    model.set_unopened(unopened);
-    model.depend_on(stat);
-    model.set_manifest(source::open_local(location)?);
+    let mut model = Model::new(location, &FORM, files);
+    let description = format!("a dataset of {}", plural(model.shards().len() as u64, "shard"));
+    let facts = model.facts_mut();
+    (facts.description, facts.unopened) = (description, unopened);
+    facts.described_by.push(stat);
+    facts.documents.push((MANIFEST, source::open_local(location)?));
+    facts.tensor_list = Some(facts.location.parent().join(TENSOR_LIST));
     // Shards are numbered by name, and joined in the order of the manifest.
     let shards: Vec<ListedShard> = names.iter().map(|name| &name[..]).zip(homes).collect();
-    let first_joined = join(&mut model, &shards, &mut skipped);
+    let error = |error| Error::Set { location: location.clone(), error };
+    let first_joined = join(&mut model, &shards, &mut skipped).map_err(error)?;
     let remarks = manifest::compare_manifest(&model, first_joined, &manifest, &shards);
     if first_joined.is_none() {
         let names: Vec<&str> = model.logical().iter().map(|id| model.name(id)).collect();
@@ -60,14 +78,14 @@ pub(super) fn open_dataset(location: &Location, mode: ParseMode) -> Result<Model
             model.set_separator(separator);
         }
     }
-    let notes = model.notes_mut();
+    let notes = &mut model.facts_mut().notes;
     (notes.mismatches, notes.remarks) = (skipped.finish(), remarks);
     Ok(model)
 }
 
 /// Infers the mode. In batch mode, joins the arrays. In key-value mode, the first of several tensors with the same name
 /// is the logical one. All other tensors are shown only in their shard. Returns the first joined array.
-fn join(model: &mut Model, shards: &[ListedShard], skipped: &mut SkipList) -> Option<TensorId> {
+fn join(model: &mut Model, shards: &[ListedShard], skipped: &mut SkipList) -> Result<Option<TensorId>, SetError> {
     let stored = model.stored();
     let mut table = NameTable::with_capacity(stored.len());
     // Pairs of the first tensor with a name and a later tensor with the same name.
@@ -89,25 +107,23 @@ fn join(model: &mut Model, shards: &[ListedShard], skipped: &mut SkipList) -> Op
             skipped.push(|| SkippedEntry::new(model.name(first), reason()));
         }
         model.set_aside(aside);
-        return None;
+        return Ok(None);
     }
-    let (mut joined, mut apart, mut rest) = (Vec::new(), Vec::new(), &others[..]);
+    let (mut joined, mut apart, mut rest) = (TensorAssembly::new(), Vec::new(), &others[..]);
     for first in stored.iter().filter(|id| aside.binary_search(id).is_err()) {
         let (same, after) = rest.split_at(rest.partition_point(|other| other.0 == first));
         rest = after;
         let parts = || std::iter::once(first).chain(same.iter().map(|other| other.1));
-        match join_one(model, first, parts(), shards) {
-            Ok(array) => joined.push(array),
-            Err(reason) => {
-                apart.extend(parts());
-                let reason = format!("{reason}; its parts are in shards/");
-                skipped.push(|| SkippedEntry::new(model.name(first), reason));
-            }
+        if let Err(reason) = join_one(model, first, parts(), shards, &mut joined) {
+            apart.extend(parts());
+            let reason = format!("{reason}; its parts are in shards/");
+            skipped.push(|| SkippedEntry::new(model.name(first), reason));
         }
     }
-    let any = !joined.is_empty();
-    model.set_joined(joined, apart);
-    any.then(|| TensorId::new(0))
+    let joined = joined.finish().map_err(|_| SetError::TooManyNames)?;
+    let any = !joined.table().is_empty();
+    model.set_assembled(joined, apart);
+    Ok(any.then(|| TensorId::new(0)))
 }
 
 /// Joins `parts`, which have the name of the tensor `first` and ascending numbers. The error is the reason why they
@@ -117,7 +133,8 @@ fn join_one(
     first: TensorId,
     parts: impl Iterator<Item = TensorId>,
     shards: &[ListedShard],
-) -> Result<JoinedArray, String> {
+    joined: &mut TensorAssembly,
+) -> Result<(), String> {
     let like = model.tensor(first).info;
     let Some((_, trailing)) = like.shape.split_first() else { return Err("a scalar cannot be concatenated".into()) };
     let home = quote(&model.shard(model.shard_of(first)).name);
@@ -125,7 +142,7 @@ fn join_one(
     // names.
     let parts: Vec<(ShardId, TensorId)> = parts.map(|id| (model.shard_of(id), id)).collect();
     let part_in = |shard: ShardId| parts.binary_search_by_key(&shard, |part| part.0).ok().map(|at| parts[at].1);
-    let (mut rows, mut nbytes, mut runs) = (0u64, 0u64, Vec::with_capacity(parts.len()));
+    let (mut rows, mut ranges) = (0u64, Vec::with_capacity(parts.len()));
     for (name, shard) in shards {
         let part = shard.and_then(|shard| Some((shard, part_in(ShardId::new(shard))?)));
         let Some((shard, part)) = part else { return Err(format!("{} does not have it", quote(name))) };
@@ -142,13 +159,10 @@ fn join_one(
             let (like, shape) = (brackets(like.shape), brackets(shape));
             return Err(format!("its shape is {like} in {home}, and {shape} in {}", quote(name)));
         };
-        let len = range.end - range.start;
-        if len > 0 {
-            runs.push(SourceRun { start: nbytes, source: shard, offset: range.start });
-        }
-        let too_long = || format!("it would be too long with its part in {}", quote(name));
-        rows = rows.checked_add(*count).ok_or_else(too_long)?;
-        nbytes = nbytes.checked_add(len).filter(|sum| *sum <= i64::MAX as u64).ok_or_else(too_long)?;
+        rows =
+            rows.checked_add(*count).ok_or_else(|| format!("it would be too long with its part in {}", quote(name)))?;
+        ranges.push((shard, range));
     }
-    Ok(JoinedArray { like: first, shape: [&[rows], trailing].concat(), runs: runs.into(), nbytes })
+    let shape = [&[rows], trailing].concat();
+    joined.push(like.name, like.dtype, &shape, ranges).map_err(|AssemblyTooLarge| "it would be too long".to_owned())
 }

@@ -5,13 +5,14 @@
 //! `split.count` is the number of splits, and `split.tensors.count` the number of tensors in all of them. llama.cpp
 //! needs `split.no` in every split, and the other two in the first.
 
-use super::error::{Error, SHARDS_MAX, SetError, SetMismatch};
 use super::set::{self, File, ShardSet};
-use super::table::{Model, ModelKind, ModelNotes, Shard};
-use crate::format::gguf::{self, SPLIT_NUMBER_KEY as NO};
-use crate::format::{Header, KEPT_MAX, ParseMode};
+use crate::format::gguf::{self, SPLIT_NUMBER_KEY as NO, SPLIT_PREFIX};
+use crate::format::{Header, KEPT_MAX, MetadataValue, ParseMode};
+use crate::model::error::{Error, SHARDS_MAX, SetError, SetMismatch};
+use crate::model::table::{Model, ModelForm, ModelNotes, NoteKind, Shard};
 use crate::source::{self, Location};
 use crate::text::quote;
+use crate::units::plural;
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -31,7 +32,7 @@ const TENSORS: &str = "split.tensors.count";
 
 /// The parts of the file name of a split.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct SplitName<'n> {
+pub(in crate::model) struct SplitName<'n> {
     prefix: &'n [u8],
     /// Counts from 1.
     number: usize,
@@ -83,7 +84,7 @@ fn last_number(text: &[u8]) -> Option<(&[u8], usize)> {
 
 /// The locations of the other splits of the model at `location`, whether they exist or not. Empty if `location` is not
 /// that of a split.
-pub(super) fn other_splits(location: &Location) -> impl Iterator<Item = Location> {
+pub(in crate::model) fn other_splits(location: &Location) -> impl Iterator<Item = Location> {
     let split = SplitName::parse(location.file_name()).filter(SplitName::is_in_range);
     let names: Vec<OsString> = split.iter().flat_map(SplitName::names).collect();
     let own = location.file_name().to_owned();
@@ -92,33 +93,44 @@ pub(super) fn other_splits(location: &Location) -> impl Iterator<Item = Location
 }
 
 /// The first split that exists of the model whose split is at `location`; `None` if it is not a split.
-pub(super) fn first_split_value(location: &Location) -> Option<Location> {
+pub(in crate::model) fn first_split_value(location: &Location) -> Option<Location> {
     let split = SplitName::parse(location.file_name()).filter(SplitName::is_in_range)?;
     split.names().map(|name| location.parent().join(name)).find(source::exists)
 }
 
+/// GGUF files whose names say that they are splits of one model.
+const FORM: ModelForm = ModelForm {
+    kind: "splits",
+    fixed: Some("a model of several files; name one of them"),
+    has_shards: true,
+    shows_stored: false,
+    holds_weights: true,
+    notes: NoteKind::Splits,
+};
+
 /// Opens all splits of the model whose split is at `location`, and compares their keys with their names.
 ///
 /// A file that has the name but not the keys of a split is a model of its own if there are no other splits.
-pub(super) fn open_splits(location: &Location, split: &SplitName, mode: ParseMode) -> Result<Model, Error> {
-    let SplitName { number, count, .. } = *split;
+pub(in crate::model) fn open_splits(location: &Location, mode: ParseMode) -> Result<Model, Error> {
+    let Some(split) = SplitName::parse(location.file_name()) else { return open_alone(location, mode) };
+    let SplitName { number, count, .. } = split;
     let error = |error| Error::Set { location: location.clone(), error };
     if !split.is_in_range() {
         let refused = SetError::SplitNumber { number, count };
         if mode != ParseMode::Lenient {
             return Err(error(refused));
         }
-        let mut model = Model::from_source(location, source::open_local(location)?, mode)?;
-        model.notes_mut().remarks.push(format!("{refused}; only its own tensors are shown"));
+        let mut model = open_alone(location, mode)?;
+        model.facts_mut().notes.remarks.push(format!("{refused}; only its own tensors are shown"));
         return Ok(model);
     }
     other_splits(location).for_each(|other| source::announce(&other, Some(set::HEAD_MIN)));
     if !other_splits(location).any(|other| source::exists(&other)) {
-        let mut model = Model::from_source(location, source::open_local(location)?, mode)?;
+        let mut model = open_alone(location, mode)?;
         let stated = model.shards().first().map(|shard| split_integer(&shard.header, COUNT));
         if let Some(SplitValue::Absent | SplitValue::Number(0 | 1)) = stated {
             if count > 1 {
-                model.notes_mut().remarks.push(format!(
+                model.facts_mut().notes.remarks.push(format!(
                     "its name says split {number} of {count}, but its keys do not; it is treated as a model of its own"
                 ));
             }
@@ -171,10 +183,23 @@ pub(super) fn open_splits(location: &Location, split: &SplitName, mode: ParseMod
     }
     let mismatches = set::settle(location, mode, mismatches, more)?;
     let files: Vec<File> = shards.into_iter().zip(sources).collect();
-    let notes = ModelNotes { mismatches, missing, ..ModelNotes::default() };
-    let mut model = Model::new(location, ModelKind::Splits, files, notes);
-    model.set_unopened(unopened);
+    let description = plural(files.len() as u64, "split");
+    let mut model = Model::new(location, &FORM, files);
+    let metadata = model.shards().first().map(|first| whole_metadata(&first.header));
+    let facts = model.facts_mut();
+    facts.notes = ModelNotes { mismatches, missing, ..ModelNotes::default() };
+    (facts.description, facts.unopened, facts.metadata) = (description, unopened, metadata);
     Ok(model)
+}
+
+/// Opens a file as a model of its own, even if it is a split of one.
+pub fn open_alone(location: &Location, mode: ParseMode) -> Result<Model, Error> {
+    Model::from_source(location, source::open_local(location)?, mode)
+}
+
+/// The metadata of a split without the keys that describe the split.
+fn whole_metadata(first: &Header) -> Vec<(String, MetadataValue)> {
+    first.metadata().iter().filter(|(key, _)| !key.starts_with(SPLIT_PREFIX)).cloned().collect()
 }
 
 /// A message about a file that has the keys but not the name of a split.
@@ -215,7 +240,7 @@ fn split_integer(header: &Header, key: &str) -> SplitValue {
 fn audit_keys(numbers: &[usize], count: usize, shards: &[Shard], mismatches: &mut Vec<SetMismatch>) {
     let mut total: Option<(i128, &str)> = None;
     for (shard, number) in shards.iter().zip(numbers) {
-        let Shard { name, header } = shard;
+        let Shard { name, header, .. } = shard;
         let mut add = |reason: String| mismatches.push(SetMismatch::Split { shard: name[..].into(), reason });
         let is_first = *number == 1;
         for (key, is_needed) in [(NO, true), (COUNT, is_first), (TENSORS, is_first)] {

@@ -1,9 +1,9 @@
 //! The files of a model of several files: checks their names, and opens them while the index or manifest is still read.
 
-use super::error::{Error, SHARDS_MAX, SetError, SetMismatch};
-use super::header;
-use super::table::Shard;
 use crate::format::{ParseMode, SkipList};
+use crate::model::error::{Error, SHARDS_MAX, SetError, SetMismatch};
+use crate::model::header;
+use crate::model::table::Shard;
 use crate::source::{self, FileId, Location, Source, SourceStat};
 use crate::threads;
 use std::collections::HashMap;
@@ -14,13 +14,13 @@ const NAME_MAX: usize = 1024;
 
 /// The least size of the first request for a remote file of a set after the first one, in bytes. Most headers of shards
 /// are shorter; for those that are not, another request follows.
-pub(super) const HEAD_MIN: u64 = 128 << 10;
+pub(in crate::model) const HEAD_MIN: u64 = 128 << 10;
 
 /// The usual size of a tensor in the header of a shard without its name, in bytes.
 const ENTRY: u64 = 80;
 
 /// The files of a set.
-pub(super) struct ShardSet {
+pub(in crate::model) struct ShardSet {
     /// In the order of their first use.
     pub names: Vec<String>,
     /// The index in `files` of each name's file, if it could be opened.
@@ -34,7 +34,7 @@ pub(super) struct ShardSet {
 }
 
 /// Numbers the names of shards in the order of their first use, and starts to open each file at once.
-pub(super) struct ShardNames<'a> {
+pub(in crate::model) struct ShardNames<'a> {
     open: &'a mut dyn FnMut((Location, String)),
     /// The directory of the index or manifest.
     dir: Location,
@@ -48,7 +48,7 @@ pub(super) struct ShardNames<'a> {
 }
 
 /// A shard and its bytes.
-pub(super) type File = (Shard, Arc<dyn Source>);
+pub(in crate::model) type File = (Shard, Arc<dyn Source>);
 
 impl ShardNames<'_> {
     /// The number of the shard `name`, which has a tensor.
@@ -93,7 +93,7 @@ impl ShardNames<'_> {
 }
 
 /// Opens all shards whose names occur while `read` reads the index or manifest at `location`.
-pub(super) fn open_shards<R>(
+pub(in crate::model) fn open_shards<R>(
     location: &Location,
     mode: ParseMode,
     read: impl FnOnce(&mut ShardNames) -> Result<R, SetError>,
@@ -142,7 +142,7 @@ pub(super) fn open_shards<R>(
 }
 
 /// Fails with the first mismatch, unless the mode is lenient. `more` is the number of mismatches that are not listed.
-pub(super) fn settle(
+pub(in crate::model) fn settle(
     location: &Location,
     mode: ParseMode,
     mut mismatches: Vec<SetMismatch>,
@@ -162,7 +162,7 @@ pub(super) fn settle(
 }
 
 /// Reads the whole index or manifest at `location`, of at most `max` bytes. Also returns its owner and permissions.
-pub(super) fn read_list(location: &Location, max: u64) -> Result<(Vec<u8>, SourceStat), Error> {
+pub(in crate::model) fn read_list(location: &Location, max: u64) -> Result<(Vec<u8>, SourceStat), Error> {
     let source = source::open_local(location)?;
     if source.len() > max {
         return Err(Error::Set { location: location.clone(), error: SetError::TooLong { len: source.len(), max } });
@@ -178,7 +178,7 @@ fn is_bin(location: &Location) -> bool {
 }
 
 /// The locations of the shards `names` of the index or manifest at `location`, without those that are refused.
-pub(super) fn locations(
+pub(in crate::model) fn locations(
     location: &Location,
     names: impl IntoIterator<Item = String>,
 ) -> impl Iterator<Item = Location> {
@@ -207,5 +207,5 @@ fn check_shards(name: &str, is_bin: bool) -> Result<(), SetError> {
 fn open_shard(location: &Location, name: String, mode: ParseMode) -> Result<File, Error> {
     let source = source::open_local(location)?;
     let header = header::read_header(location, &*source, mode)?;
-    Ok((Shard { name, header }, source))
+    Ok((Shard { name, location: location.clone(), header }, source))
 }

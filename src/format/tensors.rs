@@ -1,0 +1,184 @@
+//! A table of tensors: of those in a file, or of those that are made of parts of files.
+
+use super::dtype::Dtype;
+use super::names::NameTable;
+use std::ops::Range;
+
+/// A tensor as its header describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorInfo<'a> {
+    /// Any Unicode string, including `/`, NUL and the empty string.
+    pub name: &'a str,
+    /// Type of the elements.
+    pub dtype: Dtype<'a>,
+    /// Dimensions in elements, outermost first; empty for a scalar.
+    pub shape: &'a [u64],
+    /// The range of the data, in bytes from the start of the file.
+    pub range: Range<u64>,
+    /// Where the elements are in that range, unless they lie there one after the other in C order and in little-endian
+    /// byte order.
+    pub layout: Option<TensorLayout<'a>>,
+}
+
+/// Where the elements of a tensor are in its range. The first element is at the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TensorLayout<'a> {
+    /// The distance of neighbours along each dimension, in elements.
+    pub strides: &'a [u64],
+    /// Size of an element in bytes.
+    pub size: u32,
+    /// Width in bytes of the numbers that are in big-endian order; 1 if none are. A complex element has two numbers.
+    pub word: u8,
+}
+
+impl TensorInfo<'_> {
+    /// Size of the data in bytes. The range of the file is shorter or longer if the tensor has a [`TensorLayout`].
+    pub fn nbytes(&self) -> u64 {
+        match self.layout {
+            None => self.range.end - self.range.start,
+            Some(layout) => self.elements().saturating_mul(layout.size.into()),
+        }
+    }
+
+    /// Number of elements. For known dtypes the parser has checked that it fits into 64 bits.
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().fold(1, |product: u64, dim| product.saturating_mul(*dim))
+    }
+}
+
+/// Names, dtypes, shapes and ranges of tensors. No two have the same name.
+///
+/// There may be a million tensors. Names and dimensions are in one arena each, so no tensor has an allocation of its
+/// own.
+#[derive(Debug)]
+pub struct TensorTable {
+    pub(super) names: String,
+    pub(super) dims: Vec<u64>,
+    pub(super) unknown_dtypes: Vec<String>,
+    pub(super) records: Vec<TensorRecord>,
+    pub(super) by_name: NameTable,
+}
+
+/// A tensor, as ranges of the arenas.
+#[derive(Debug, Clone)]
+pub(super) struct TensorRecord {
+    pub range: Range<u64>,
+    pub name: Range<u32>,
+    pub dims: Range<u32>,
+    /// Index into [`Dtype::ALL`], or past its end into the unknown dtypes.
+    pub dtype: u32,
+    pub is_unusual: bool,
+    pub layout: Option<PackedLayout>,
+}
+
+/// A [`TensorLayout`]. It has as many strides as the tensor has dimensions.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PackedLayout {
+    /// Index of the first stride in the arena of the dimensions.
+    pub strides: u32,
+    pub size: u32,
+    pub word: u8,
+}
+
+/// Converts a range of an arena. [`HeaderBuilder`] limits the arenas to 32-bit indices.
+pub(super) fn span(range: &Range<u32>) -> Range<usize> {
+    range.start as usize..range.end as usize
+}
+
+impl TensorTable {
+    /// A table without tensors.
+    pub fn empty() -> Self {
+        let (names, dims, unknown_dtypes, records) = Default::default();
+        Self { names, dims, unknown_dtypes, records, by_name: NameTable::with_capacity(0) }
+    }
+
+    /// Frees the memory that was reserved for more.
+    pub(super) fn shrink(mut self) -> Self {
+        self.names.shrink_to_fit();
+        self.dims.shrink_to_fit();
+        self.records.shrink_to_fit();
+        self
+    }
+
+    /// Number of tensors.
+    pub fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Whether there are no tensors.
+    pub fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+
+    /// The tensor at `index`, in the order of the data.
+    ///
+    /// # Panics
+    /// If `index` is not below [`TensorTable::len`].
+    pub fn tensor(&self, index: usize) -> TensorInfo<'_> {
+        let record = &self.records[index];
+        let dtype = numbered_dtype(&self.unknown_dtypes, record.dtype);
+        let layout = record.layout.map(|PackedLayout { strides, size, word }| {
+            let strides = strides..strides + (record.dims.end - record.dims.start);
+            TensorLayout { strides: &self.dims[span(&strides)], size, word }
+        });
+        let shape = &self.dims[span(&record.dims)];
+        TensorInfo { name: self.name(index), dtype, shape, range: record.range.clone(), layout }
+    }
+
+    /// The name of the tensor at `index`.
+    ///
+    /// # Panics
+    /// If `index` is not below [`TensorTable::len`].
+    pub fn name(&self, index: usize) -> &str {
+        &self.names[span(&self.records[index].name)]
+    }
+
+    /// Whether the entry of the tensor at `index` has a form that only some readers of the format accept.
+    ///
+    /// # Panics
+    /// If `index` is not below [`TensorTable::len`].
+    pub fn is_unusual(&self, index: usize) -> bool {
+        self.records[index].is_unusual
+    }
+
+    /// All tensors, in the order of the data.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorInfo<'_>> {
+        (0..self.len()).map(|index| self.tensor(index))
+    }
+
+    /// The index of the tensor called `name`.
+    pub fn find(&self, name: &str) -> Option<usize> {
+        self.by_name.find(name, |index| self.name(index))
+    }
+
+    /// Keeps only the tensors whose names `keep` accepts.
+    pub fn retain(&mut self, keep: impl Fn(&str) -> bool) {
+        let names = &self.names;
+        self.records.retain(|record| keep(&names[span(&record.name)]));
+        let mut by_name = NameTable::with_capacity(self.len());
+        for index in 0..self.len() {
+            by_name.insert(index, |index| self.name(index));
+        }
+        self.by_name = by_name;
+    }
+
+    /// The names of unknown dtypes, each once.
+    pub fn unknown_dtypes(&self) -> &[String] {
+        &self.unknown_dtypes
+    }
+
+    /// The dtypes of tensors of which only the size is known, each once.
+    pub fn size_only_dtypes(&self) -> impl Iterator<Item = Dtype<'static>> {
+        let has =
+            |dtype: &Dtype| self.records.iter().any(|record| Dtype::ALL.get(record.dtype as usize) == Some(dtype));
+        Dtype::SIZE_ONLY.iter().copied().filter(has)
+    }
+}
+
+pub(super) fn numbered_dtype(unknown: &[String], number: u32) -> Dtype<'_> {
+    let number = number as usize;
+    match Dtype::ALL.get(number) {
+        Some(known) => *known,
+        None => Dtype::Unknown(&unknown[number - Dtype::ALL.len()]),
+    }
+}

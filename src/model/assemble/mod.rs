@@ -1,0 +1,66 @@
+//! The ways to make a model. Each is a module that opens files and returns a [`Model`]. Whatever else it knows is data
+//! of the model, so that nothing else asks how a model was made.
+
+pub(super) mod dataset;
+mod file;
+pub(super) mod index;
+mod known;
+pub(super) mod ollama;
+pub(super) mod set;
+pub(super) mod split;
+
+use super::error::Error;
+use super::table::Model;
+use crate::format::ParseMode;
+use crate::source::Location;
+pub(super) use known::KnownFiles;
+
+/// A way to make a model.
+struct Assembler {
+    /// Whether a location is made a model in this way.
+    claims: fn(&Location) -> bool,
+    open: fn(&Location, ParseMode) -> Result<Model, Error>,
+    /// The files of the model at a location, as far as they are known before it is opened.
+    files: fn(&Location) -> KnownFiles,
+}
+
+/// The first that claims a location opens it.
+const ASSEMBLERS: [Assembler; 5] = [
+    Assembler {
+        claims: |location| location.file_name() == dataset::MANIFEST,
+        open: dataset::open_dataset,
+        files: |location| KnownFiles::with_shards(location, dataset::dataset_shards(location)),
+    },
+    Assembler {
+        claims: |location| index::index_stem(location.file_name()).is_some(),
+        open: index::open_index,
+        files: |location| KnownFiles::with_shards(location, index::index_shards(location)),
+    },
+    Assembler {
+        claims: |location| split::SplitName::parse(location.file_name()).is_some(),
+        open: split::open_splits,
+        files: |location| KnownFiles::with(location, split::other_splits(location).collect()),
+    },
+    Assembler {
+        claims: |location| ollama::OllamaManifest::of_layer(location).is_some(),
+        open: ollama::open_layer,
+        files: ollama::layer_files,
+    },
+    Assembler { claims: |_| true, open: file::open_file, files: |location| KnownFiles::with(location, Vec::new()) },
+];
+
+/// The assembler of a location.
+fn assembler(location: &Location) -> &'static Assembler {
+    let [others @ .., file] = &ASSEMBLERS;
+    others.iter().find(|assembler| (assembler.claims)(location)).unwrap_or(file)
+}
+
+/// Makes the model at a location.
+pub(super) fn assemble_model(location: &Location, mode: ParseMode) -> Result<Model, Error> {
+    (assembler(location).open)(location, mode)
+}
+
+/// The files of the model at a location.
+pub(super) fn known_files(location: &Location) -> KnownFiles {
+    (assembler(location).files)(location)
+}
