@@ -1,4 +1,4 @@
-//! What identifies one version of a remote file, and how sure that is.
+//! The identity of a version of a remote file, and how sure it is.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ pub(super) struct VersionValidator {
     pub(super) version: Option<String>,
 }
 
-/// How surely a change of a file is noticed.
+/// The certainty that a change of a file is noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ChangeCertainty {
     /// Only a change of the length is noticed.
@@ -54,7 +54,7 @@ impl VersionValidator {
         self.modified.as_deref().and_then(parse).unwrap_or_default()
     }
 
-    /// How surely a change is noticed.
+    /// The certainty that a change is noticed.
     pub(super) fn certainty(&self) -> ChangeCertainty {
         if self.content.is_some() || self.version.is_some() || self.strong().is_some() {
             ChangeCertainty::Exact
@@ -74,28 +74,33 @@ impl VersionValidator {
         }
     }
 
-    /// Compares with the validator of a later answer.
+    /// Compares with the validator of a later answer. A strong entity tag alone proves that the bytes are equal (RFC
+    /// 9110, section 8.8.1). Without one, everything that the server says of the version must be the same: a weak tag
+    /// or a date proves nothing, but one that differs shows that the file was replaced.
     ///
     /// # Errors
     /// `Changed` if they differ, `Protocol` if the answer no longer says which version it is.
     pub(super) fn check(&self, later: &VersionValidator) -> Result<(), TransportError> {
-        let (name, ours, theirs) = if self.strong().is_some() {
-            ("ETag", &self.etag, &later.etag)
-        } else if self.modified.is_some() {
-            ("Last-Modified", &self.modified, &later.modified)
-        } else {
-            ("ETag", &self.etag, &later.etag)
-        };
-        match (ours, theirs) {
-            (None, _) => Ok(()),
-            (Some(ours), Some(theirs)) if ours == theirs => Ok(()),
-            (Some(_), Some(_)) => {
-                Err(TransportError::new(ErrorKind::Changed, format!("it changed on the server ({name} differs)")))
-            }
-            (Some(_), None) => {
-                Err(TransportError::protocol(format!("the server no longer says which version it sends: no {name}")))
+        let both = [("ETag", &self.etag, &later.etag), ("Last-Modified", &self.modified, &later.modified)];
+        let compared = if self.strong().is_some() { &both[..1] } else { &both[..] };
+        // What is pinned by a hash or a version id was not described by an answer.
+        let is_pinned = self.content.is_some() || self.version.is_some();
+        for (name, ours, theirs) in compared {
+            match (ours, theirs) {
+                (None, Some(_)) if is_pinned => {}
+                (Some(_), None) => {
+                    return Err(TransportError::protocol(format!(
+                        "the server no longer says which version it sends: no {name}"
+                    )));
+                }
+                _ if ours == theirs => {}
+                _ => {
+                    let text = format!("it changed on the server ({name} differs)");
+                    return Err(TransportError::new(ErrorKind::Changed, text));
+                }
             }
         }
+        Ok(())
     }
 }
 
@@ -114,5 +119,41 @@ impl fmt::Display for VersionValidator {
                 write!(f, "weak:{} {}", etag.as_deref().unwrap_or("-"), modified.as_deref().unwrap_or("-"))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn validator(etag: Option<&str>, modified: Option<&str>) -> VersionValidator {
+        let text = |text: &str| text.to_owned();
+        VersionValidator { etag: etag.map(text), modified: modified.map(text), ..VersionValidator::default() }
+    }
+
+    #[test]
+    fn every_validator_of_a_later_answer_is_compared() {
+        let (monday, friday) = (Some("Mon, 02 Nov 2026 10:00:00 GMT"), Some("Fri, 06 Nov 2026 10:00:00 GMT"));
+        let (weak, strong) = (Some("W/\"v1\""), Some("\"v1\""));
+        let changed = Some(ErrorKind::Changed);
+        for (opened, later, expected) in [
+            ((weak, monday), (weak, monday), None),
+            ((weak, monday), (Some("W/\"v2\""), monday), changed),
+            ((weak, monday), (weak, friday), changed),
+            ((weak, monday), (strong, monday), changed),
+            ((weak, monday), (None, monday), Some(ErrorKind::Protocol)),
+            ((weak, monday), (weak, None), Some(ErrorKind::Protocol)),
+            ((None, monday), (weak, monday), changed),
+            ((None, None), (None, monday), changed),
+            ((None, None), (None, None), None),
+            // The bytes are equal, whatever the date says.
+            ((strong, monday), (strong, friday), None),
+            ((strong, monday), (weak, monday), changed),
+        ] {
+            let found = validator(opened.0, opened.1).check(&validator(later.0, later.1));
+            assert_eq!(found.map_err(|error| error.kind()).err(), expected, "{opened:?} {later:?}");
+        }
+        let pinned = VersionValidator { version: Some("7".into()), ..VersionValidator::default() };
+        assert!(pinned.check(&validator(strong, monday)).is_ok());
     }
 }
