@@ -75,7 +75,10 @@ impl ExportJob<'_> {
         } else {
             out.clone()
         };
-        let output = OutputFile::create(&path, export_mode(model))?;
+        let mut output = OutputFile::create(&path, export_mode(model))?;
+        if let Some(source) = model.stat() {
+            output.limit_readers(source)?;
+        }
         self.spare_source(model, &tensors, format, &path, &output)?;
         let content = self.content(model, tensors, format, source)?;
         let progress = ProgressLine::new(WRITING, content.len());

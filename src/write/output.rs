@@ -3,7 +3,7 @@
 use super::error::Error;
 use super::place::{FoundPath, PlaceName, id, is};
 use super::temporary::{is_unsupported, sync_names};
-use crate::source::{FileId, strerror};
+use crate::source::{FileId, SourceStat, strerror};
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
@@ -37,7 +37,7 @@ pub struct OutputFile {
     stage: OutputStage,
 }
 
-/// Where the bytes are until the commit.
+/// The place of the bytes until the commit.
 #[derive(Debug)]
 enum OutputStage {
     /// In a file without a name.
@@ -54,6 +54,8 @@ struct TargetName {
     place: PlaceName,
     /// The file to be replaced. It is kept open, so that no other file gets its inode number.
     old: Option<OwnedFd>,
+    /// Owner and permissions of the source of the bytes: nobody else may read them in the place of `old`.
+    source: Option<SourceStat>,
 }
 
 /// A temporary name of a file. It is removed on drop if it is still that of the file.
@@ -147,7 +149,7 @@ impl OriginalFile {
     pub fn replace(&self) -> Result<OutputFile, Error> {
         let begin = || {
             let old = self.file.as_fd().try_clone_to_owned().map_err(|error| ("", error))?;
-            OutputFile::begin_at(&self.path, TargetName { place: self.place.clone(), old: Some(old) }, 0)
+            OutputFile::begin_at(&self.path, TargetName { place: self.place.clone(), old: Some(old), source: None }, 0)
         };
         begin().map_err(|(what, error)| Error::Io { path: self.path.clone(), what, error })
     }
@@ -163,6 +165,18 @@ impl OutputFile {
         Self::begin(path, mode).map_err(|(what, error)| Error::Io { path: path.to_owned(), what, error })
     }
 
+    /// Lets nobody read the file who cannot read the source of its bytes, even if the file that it replaces allows
+    /// that. Fails if that file belongs to such a user.
+    pub fn limit_readers(&mut self, source: SourceStat) -> Result<(), Error> {
+        let (OutputStage::Unnamed(target) | OutputStage::Named(target, _)) = &mut self.stage else { return Ok(()) };
+        target.source = Some(source);
+        let checked = match &target.old {
+            None => Ok(()),
+            Some(old) => fstat(old).map_err(io::Error::from).and_then(|stat| kept_mode(&stat, target.source).map(drop)),
+        };
+        checked.map_err(|error| self.error("", error))
+    }
+
     /// An open file that is written to directly. `path` is its path for messages.
     pub(super) fn direct(path: &Path, file: File) -> Self {
         Self { path: path.to_owned(), file, stage: OutputStage::Direct }
@@ -176,7 +190,7 @@ impl OutputFile {
 
     /// Starts to write a new file in an open directory. `path` is its path for messages.
     pub(super) fn create_at(path: &Path, place: PlaceName, mode: u32) -> Result<Self, Error> {
-        let target = TargetName { place, old: None };
+        let target = TargetName { place, old: None, source: None };
         Self::begin_at(path, target, mode).map_err(|(what, error)| Error::Io { path: path.to_owned(), what, error })
     }
 
@@ -211,7 +225,7 @@ impl OutputFile {
             }
             place.check_writable().map_err(|error| ("is write-protected: ", error))?;
         }
-        Self::begin_at(path, TargetName { place, old }, mode)
+        Self::begin_at(path, TargetName { place, old, source: None }, mode)
     }
 
     fn begin_at(path: &Path, target: TargetName, mode: u32) -> Result<Self, (&'static str, io::Error)> {
@@ -307,7 +321,7 @@ impl TargetName {
         };
         if let Some((stat, old)) = old {
             let opened = place.open_attributes(old).map_err(other)?;
-            keep(path, &opened, stat, file)?;
+            keep(path, &opened, stat, file, self.source)?;
         }
         file.sync_all().map_err(step(NOT_SYNCED))?;
         let new = id(&fstat(file).map_err(|errno| ("", errno.into()))?);
@@ -340,27 +354,53 @@ fn proc_path(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
 
-/// Gives `new` the owner, permissions and extended attributes of the file `old`. An error includes the failed step.
-fn keep(path: &Path, old: &File, stat: &FileStat, new: &File) -> Result<(), (&'static str, io::Error)> {
+/// The permissions of a file that replaces one with the attributes `old`: those of `old`, except for the group and the
+/// others if they cannot read `source`. Fails if the owner of `old` cannot.
+fn kept_mode(old: &FileStat, source: Option<SourceStat>) -> io::Result<u32> {
+    let mode = old.st_mode & 0o7777;
+    let Some(source) = source.filter(|source| source.mode & 0o004 == 0) else { return Ok(mode) };
+    if old.st_uid != source.uid && old.st_uid != 0 {
+        let error = format!(
+            "belongs to user {}, who may not read the source (owner {}, permissions {:04o}); name another file",
+            old.st_uid, source.uid, source.mode
+        );
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, error));
+    }
+    let group_reads = source.mode & 0o040 != 0 && old.st_gid == source.gid;
+    Ok(mode & if group_reads { !0o007 } else { !0o077 })
+}
+
+/// Gives `new` the owner, permissions and extended attributes of the file `old`. Nobody can read `new` who cannot read
+/// `source`. An error includes the failed step.
+fn keep(
+    path: &Path,
+    old: &File,
+    stat: &FileStat,
+    new: &File,
+    source: Option<SourceStat>,
+) -> Result<(), (&'static str, io::Error)> {
+    let mode = kept_mode(stat, source).map_err(|error| ("", error))?;
+    let is_limited = mode != stat.st_mode & 0o7777;
     let ours = new.metadata().map_err(|error| ("", error))?;
     if (stat.st_uid, stat.st_gid) != (ours.uid(), ours.gid()) {
         let failed = |error| ("cannot keep its owner and group: ", error);
         fchown(new, Some(stat.st_uid), Some(stat.st_gid)).map_err(failed)?;
     }
-    let mode = Permissions::from_mode(stat.st_mode & 0o7777);
-    new.set_permissions(mode).map_err(|error| ("cannot keep its permissions: ", error))?;
+    new.set_permissions(Permissions::from_mode(mode)).map_err(|error| ("cannot keep its permissions: ", error))?;
     // Extended attributes come last, because an access control list is one of them and holds permissions.
-    keep_attributes(path, old, new).map_err(|error| ("cannot keep its extended attributes: ", error))
+    keep_attributes(path, old, new, is_limited).map_err(|error| ("cannot keep its extended attributes: ", error))
 }
 
-fn keep_attributes(path: &Path, old: &File, new: &File) -> io::Result<()> {
+/// Gives `new` the extended attributes of `old`, without access control lists if `is_limited`: they admit users and
+/// groups by name.
+fn keep_attributes(path: &Path, old: &File, new: &File, is_limited: bool) -> io::Result<()> {
     // The kernel sets these attributes on new files itself.
     let is_system = |name: &OsStr| {
         ["security.", "trusted."].iter().any(|space| name.as_encoded_bytes().starts_with(space.as_bytes()))
     };
     let names: Vec<OsString> = match old.list_xattr() {
         Err(error) if error.raw_os_error() == Some(nix::libc::EOPNOTSUPP) => return Ok(()),
-        names => names?.collect(),
+        names => names?.filter(|name| !is_limited || name != "system.posix_acl_access").collect(),
     };
     // The directory may give new files a default access control list that admits other users.
     for name in new.list_xattr()?.filter(|name| !names.contains(name) && !is_system(name)) {

@@ -170,9 +170,12 @@ fn export_keeps_mode_of_source() {
     assert_eq!(scene.ok("stat -c %a joined again/* | sort -u"), "600\n");
     scene.ok("cp -p parts/*2-of-* dir/b.safetensors && umask 022 && weightfs export dir each");
     assert_eq!(scene.ok("stat -c %a each/*"), "640\n604\n");
-    // A file that is replaced keeps its mode.
-    scene.ok("chmod 600 sample.safetensors && touch old && chmod 664 old && weightfs export sample.safetensors old");
-    assert_eq!(scene.ok("stat -c %a old"), "664\n");
+    // A file that is replaced keeps its mode, as far as the source may be read.
+    for (source, expected) in [("644", "664"), ("640", "660"), ("600", "600")] {
+        scene.ok(&format!("chmod {source} sample.safetensors && touch old && chmod 664 old"));
+        scene.ok("weightfs export sample.safetensors old");
+        assert_eq!(scene.ok("stat -c %a old"), format!("{expected}\n"), "{source}");
+    }
 }
 
 #[test]
@@ -626,4 +629,38 @@ fn directory_of_models_is_exported_as_mounted() {
     let output = scene.sh("mkdir bad && echo text >bad/a.safetensors && echo text >bad/b.safetensors && weightfs export --lenient bad none");
     assert!(output.code == 1 && output.err.ends_with("weightfs: bad: no model in it can be read\n"), "{output:?}");
     assert_eq!(scene.ok("ls -A"), "all\nbad\nbin\nkeep\nnew\nout\nsample.safetensors\nsome\n");
+}
+
+#[test]
+fn replaced_file_is_read_by_nobody_who_cannot_read_the_source() {
+    require_fuse!();
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+    let scene = Scene::new();
+    let mode = |name: &str, mode| {
+        std::fs::set_permissions(scene.path(name), std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    scene.model("private.safetensors", &[("w", Dtype::U8, &[100], pattern(100))], &[]);
+    mode("private.safetensors", 0o600);
+    std::os::unix::fs::symlink("private.safetensors", scene.path("m.safetensors")).unwrap();
+    for name in ["theirs.safetensors", "ours.safetensors"] {
+        std::fs::write(scene.path(name), "old").unwrap();
+        mode(name, 0o644);
+    }
+    chown(scene.path("theirs.safetensors"), Some(65534), Some(65534)).unwrap();
+    let export = |to: &str| {
+        let paths = [scene.path("m.safetensors"), scene.path(to)];
+        Command::new(WEIGHTFS).arg("export").args(paths).output().unwrap()
+    };
+    let refused = export("theirs.safetensors");
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && message.contains("belongs to user 65534, who may not read"), "{message}");
+    assert_eq!(std::fs::read(scene.path("theirs.safetensors")).unwrap(), b"old");
+    assert!(export("ours.safetensors").status.success());
+    assert_eq!(scene.path("ours.safetensors").metadata().unwrap().mode() & 0o777, 0o600);
+
+    // Nothing changes if everyone may read the source.
+    mode("private.safetensors", 0o644);
+    assert!(export("theirs.safetensors").status.success());
+    let theirs = scene.path("theirs.safetensors").metadata().unwrap();
+    assert_eq!((theirs.uid(), theirs.mode() & 0o777), (65534, 0o644));
 }
