@@ -1,18 +1,25 @@
 //! weightfs mounts model weights as a read-only file system. The library exists for the binary; its API is not stable.
 //!
 //! # How a read is served
-//! 1. `fuse::adapter` receives the request from /dev/fuse. It tries to answer without waiting, and otherwise parks
-//!    the request with the scheduler.
-//! 2. [`fs::Superblock::open`] decodes the inode number and returns the [`content::Content`] of the file.
-//! 3. [`content::Content::read`] finds the segment that holds the range.
-//! 4. [`source::Source::bytes`] returns a slice of the memory map, which is passed to the kernel as it is. If the file
-//!    is not mapped, or reading it may wait for a device, the bytes are read into a buffer instead.
+//! 1. `fuse::adapter` receives the request from /dev/fuse and makes a `ReadOperation` of it, which
+//!    `fs::serve_request` runs on the same thread.
+//! 2. [`fs::Superblock::open`] decodes the inode number and returns the [`content::Content`] of the file. The operation
+//!    keeps it, so that this happens once.
+//! 3. [`content::Content::read`] finds the segment that holds the range. If the bytes may have to come from a device or
+//!    have to be computed, it returns without them. The operation is then parked with the scheduler, and a worker calls
+//!    `Content::read` a second time, which may now wait.
+//! 4. [`source::Source::bytes`] returns a slice of the memory map, which is passed to the kernel as it is. Small reads
+//!    are copied into a buffer instead, between two `fstat` calls that detect a change of the file; so are files that
+//!    are not mapped, and reads that wait for a device.
+//! 5. After the reply, `Bytes::verify` detects whether the file was changed or cut while the kernel copied the slice.
+//!    If so, the kernel is told to drop the pages that it has cached.
 //!
 //! # The layers
 //! - [`source`] opens files; [`content`] joins parts of them into the files of a mount.
 //! - [`codec`] converts numbers; [`format`](mod@format) parses headers. Every format is lowered to one
 //!   [`format::Header`].
-//! - [`model`] is the table of the tensors of one or more files, and finds the models in a directory.
+//! - [`model`] is the table of the tensors of one or more files, which `model::assemble` makes in one of several ways,
+//!   and finds the models in a directory.
 //! - [`view`] defines the kinds of files in a mount; [`stats`] and [`plot`] compute the contents of two of them.
 //! - [`fs`] arranges them as directories with inode numbers; [`fuse`] connects that to the kernel, and `serve` to HTTP
 //!   clients.

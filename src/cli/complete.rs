@@ -11,14 +11,14 @@ const OPTIONS: &str = "options";
 const MOUNTPOINTS: &str = "mountpoints";
 const GROUP: &str = "gid";
 
-/// What may complete a word.
+/// The candidates for completing a word.
 #[derive(Debug, PartialEq)]
 pub struct CompletionKind {
     /// The beginning of the word that stays as it is, such as `--views=npy,`.
     pub kept: String,
-    /// What may follow it, with descriptions.
+    /// The words that may follow it, with descriptions.
     pub words: Vec<(String, String)>,
-    /// What else may follow it.
+    /// The other words that may follow it.
     pub others: OtherCandidates,
 }
 

@@ -1,6 +1,6 @@
-//! What differs between two tensors.
+//! The differences between two tensors.
 
-/// What differs between two tensors.
+/// The differences between two tensors.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct TensorDifference {
     /// Number of bits that differ; `None` if the dtypes differ.
@@ -11,7 +11,7 @@ pub struct TensorDifference {
     pub shared: u64,
 }
 
-/// What differs between the values of two tensors.
+/// The differences between the values of two tensors.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ValueDifference {
     /// Number of elements with different bits, or with different values if the dtypes differ.

@@ -81,7 +81,7 @@ impl<'a> TensorPair<'a> {
         Some(Self { dtype, other: Some((other, common)), a: a.data.clone(), b: b.data.clone(), parts, shared: 0 })
     }
 
-    /// How the values are compared, if the dtypes differ.
+    /// The type in which the values are compared, if the dtypes differ.
     pub fn common(&self) -> Option<CommonNumber> {
         self.other.map(|(_, common)| common)
     }

@@ -50,7 +50,7 @@ pub(super) fn unshared(a: &StoredTensor, b: &StoredTensor, len: u64) -> Vec<Rang
     ranges
 }
 
-/// Where the bytes from an offset in a tensor on are stored.
+/// The place of the bytes from an offset in a tensor on.
 struct StoredPiece<'a> {
     id: Option<FileId>,
     blocks: &'a [DiskBlock],

@@ -88,7 +88,7 @@ pub struct SourceRun {
 pub struct DecodedData {
     /// The encoded bytes: whole blocks.
     pub data: Data,
-    /// How to decode them.
+    /// The decoder.
     pub decoder: BlockDecoder,
 }
 
@@ -188,10 +188,10 @@ impl fmt::Debug for GeneratedBytes {
     }
 }
 
-/// What an operation has to wait for. It decides when and on which thread the operation continues.
+/// The resource that an operation waits for. It decides when and on which thread the operation continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WaitFor {
-    /// What is needed.
+    /// The resource.
     pub need: WaitResource,
     /// Identifies the result. One of the operations with the same key makes it, and the others wait for that. `None` if
     /// no other operation can use the result.
@@ -238,7 +238,7 @@ impl ResultId {
     pub const TABLES: u8 = u8::MAX - 2;
 }
 
-/// How long an operation may take: whether it may wait, its deadline, and whether it was cancelled.
+/// The limits of an operation: whether it may wait, its deadline, and whether it was cancelled.
 #[derive(Clone, Copy)]
 pub struct ReadRequest<'r> {
     may: MayWait,
@@ -246,7 +246,7 @@ pub struct ReadRequest<'r> {
     is_cancelled: Option<&'r (dyn Fn() -> bool + Sync)>,
 }
 
-/// What a request may wait for.
+/// The resources that a request may wait for.
 #[derive(Debug, Clone, Copy)]
 enum MayWait {
     Nothing,
@@ -623,7 +623,7 @@ impl Extents {
         self.runs.partition_point(|run| run.start <= offset).saturating_sub(1)
     }
 
-    /// Where a run ends. That of the last one ends where the part does.
+    /// The end of a run. The last one ends where the part does.
     fn end(&self, at: usize) -> u64 {
         self.runs.get(at + 1).map_or(self.part.end, |next| next.start)
     }

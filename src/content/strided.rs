@@ -18,11 +18,11 @@ pub struct StridedData {
     pub source: Arc<dyn Source>,
     /// In bytes from the start of the source: from the first element to the end of the last one.
     pub range: Range<u64>,
-    /// Where the elements are.
+    /// The layout of the elements.
     pub layout: Arc<StridedLayout>,
 }
 
-/// Where the elements of an array are, and the order of their bytes.
+/// The places of the elements of an array, and the order of their bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct StridedLayout {
     /// Outermost first, without dimensions of one element. Dimensions that form one run of elements are merged.

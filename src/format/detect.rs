@@ -8,7 +8,7 @@ use std::fmt;
 pub struct ForeignFormat {
     /// The format with its article: "a zip archive".
     name: String,
-    /// What the user can do, if anything.
+    /// The remedy, if there is one.
     hint: Option<&'static str>,
 }
 

@@ -31,9 +31,6 @@ impl DtypeBlock {
     }
 }
 
-/// Most elements that share bytes in a block without scales.
-const PACKED_MAX: u64 = 4;
-
 /// The properties of a known dtype.
 #[derive(Debug)]
 struct DtypeRow {
@@ -42,35 +39,47 @@ struct DtypeRow {
     numpy: Option<&'static str>,
     to_f32: Option<ToF32>,
     ggml: Option<u32>,
+    has_scales: bool,
 }
 
-/// Defines the enum and its table from one row per dtype.
+/// Defines the enum and its table from one row per dtype, and a constant for each group of rows.
 macro_rules! dtypes {
-    ($($variant:ident $name:literal, $elements:literal in $bytes:literal, $numpy:expr, $to_f32:expr, $ggml:expr;)*) => {
+    ($(
+        $(#[$doc:meta])*
+        $group:ident, scales: $scales:literal {
+            $($variant:ident $name:literal, $elements:literal in $bytes:literal, $numpy:expr, $to_f32:expr, $ggml:expr;)*
+        }
+    )*) => {
         /// The type of a tensor's elements.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[expect(missing_docs, reason = "the variants are the usual names of dtypes")]
         pub enum Dtype<'a> {
-            $($variant,)*
+            $($($variant,)*)*
             /// A name that is not in the table. Such a tensor has bytes, but no known block size.
             Unknown(&'a str),
         }
 
         impl Dtype<'_> {
             /// Every known dtype, in the order of the table.
-            pub const ALL: &'static [Dtype<'static>] = &[$(Dtype::$variant),*];
+            pub const ALL: &'static [Dtype<'static>] = &[$($(Dtype::$variant,)*)*];
+
+            $(
+                $(#[$doc])*
+                pub const $group: &'static [Dtype<'static>] = &[$(Dtype::$variant),*];
+            )*
 
             fn row(self) -> Option<&'static DtypeRow> {
                 match self {
-                    $(Self::$variant => Some(const {
+                    $($(Self::$variant => Some(const {
                         &DtypeRow {
                             name: $name,
                             block: DtypeBlock { elements: $elements, bytes: $bytes },
                             numpy: $numpy,
                             to_f32: $to_f32,
                             ggml: $ggml,
+                            has_scales: $scales,
                         }
-                    }),)*
+                    }),)*)*
                     Self::Unknown(_) => None,
                 }
             }
@@ -78,74 +87,75 @@ macro_rules! dtypes {
     };
 }
 
-// First the dtypes of the official safetensors crate, version 0.8.0, in the order of that crate: by alignment. Then
-// those of which only the size is known. Then the block types of ggml, in the order of their numbers (`ggml.h`; sizes:
-// `ggml-common.h`). Columns: variant, name, elements in bytes, NumPy name, conversion to float32, number in GGUF files.
+// Columns: variant, name, elements in bytes, NumPy name, conversion to float32, number in GGUF files.
 dtypes! {
-    Bool       "BOOL",        1 in 1, Some("|b1"), Some(elements::bool), None;
-    F4         "F4",          2 in 1, None,        Some(elements::f4), None;
-    F6E2M3     "F6_E2M3",     4 in 3, None,        Some(elements::f6_e2m3), None;
-    F6E3M2     "F6_E3M2",     4 in 3, None,        Some(elements::f6_e3m2), None;
-    U8         "U8",          1 in 1, Some("|u1"), Some(elements::u8), None;
-    I8         "I8",          1 in 1, Some("|i1"), Some(elements::i8), Some(24);
-    F8E5M2     "F8_E5M2",     1 in 1, None,        Some(elements::f8_e5m2), None;
-    F8E4M3     "F8_E4M3",     1 in 1, None,        Some(elements::f8_e4m3), None;
-    F8E8M0     "F8_E8M0",     1 in 1, None,        Some(elements::f8_e8m0), None;
-    F8E4M3Fnuz "F8_E4M3FNUZ", 1 in 1, None,        Some(elements::f8_e4m3_fnuz), None;
-    F8E5M2Fnuz "F8_E5M2FNUZ", 1 in 1, None,        Some(elements::f8_e5m2_fnuz), None;
-    I16        "I16",         1 in 2, Some("<i2"), Some(elements::i16), Some(25);
-    U16        "U16",         1 in 2, Some("<u2"), Some(elements::u16), None;
-    F16        "F16",         1 in 2, Some("<f2"), Some(elements::f16), Some(1);
-    BF16       "BF16",        1 in 2, None,        Some(elements::bf16), Some(30);
-    I32        "I32",         1 in 4, Some("<i4"), Some(elements::i32), Some(26);
-    U32        "U32",         1 in 4, Some("<u4"), Some(elements::u32), None;
-    F32        "F32",         1 in 4, Some("<f4"), Some(elements::f32), Some(0);
-    C64        "C64",         1 in 8, Some("<c8"), None, None;
-    F64        "F64",         1 in 8, Some("<f8"), Some(elements::f64), Some(28);
-    I64        "I64",         1 in 8, Some("<i8"), Some(elements::i64), Some(27);
-    U64        "U64",         1 in 8, Some("<u8"), Some(elements::u64), None;
-
-    I4         "I4",          2 in 1, None,        None, None;
-    U4         "U4",          2 in 1, None,        None, None;
-    I2         "I2",          4 in 1, None,        None, None;
-
-    Q4_0       "Q4_0",      32 in 18, None, Some(ggml::q4_0), Some(2);
-    Q4_1       "Q4_1",      32 in 20, None, Some(ggml::q4_1), Some(3);
-    Q5_0       "Q5_0",      32 in 22, None, Some(ggml::q5_0), Some(6);
-    Q5_1       "Q5_1",      32 in 24, None, Some(ggml::q5_1), Some(7);
-    Q8_0       "Q8_0",      32 in 34, None, Some(ggml::q8_0), Some(8);
-    Q8_1       "Q8_1",      32 in 36, None, None, Some(9);
-    Q2K        "Q2_K",      256 in 84, None, Some(ggml::q2_k), Some(10);
-    Q3K        "Q3_K",      256 in 110, None, Some(ggml::q3_k), Some(11);
-    Q4K        "Q4_K",      256 in 144, None, Some(ggml::q4_k), Some(12);
-    Q5K        "Q5_K",      256 in 176, None, Some(ggml::q5_k), Some(13);
-    Q6K        "Q6_K",      256 in 210, None, Some(ggml::q6_k), Some(14);
-    Q8K        "Q8_K",      256 in 292, None, Some(ggml::q8_k), Some(15);
-    Iq2Xxs     "IQ2_XXS",   256 in 66, None, Some(ggml::iq2_xxs), Some(16);
-    Iq2Xs      "IQ2_XS",    256 in 74, None, Some(ggml::iq2_xs), Some(17);
-    Iq3Xxs     "IQ3_XXS",   256 in 98, None, Some(ggml::iq3_xxs), Some(18);
-    Iq1S       "IQ1_S",     256 in 50, None, Some(ggml::iq1_s), Some(19);
-    Iq4Nl      "IQ4_NL",    32 in 18, None, Some(ggml::iq4_nl), Some(20);
-    Iq3S       "IQ3_S",     256 in 110, None, Some(ggml::iq3_s), Some(21);
-    Iq2S       "IQ2_S",     256 in 82, None, Some(ggml::iq2_s), Some(22);
-    Iq4Xs      "IQ4_XS",    256 in 136, None, Some(ggml::iq4_xs), Some(23);
-    Iq1M       "IQ1_M",     256 in 56, None, Some(ggml::iq1_m), Some(29);
-    Tq1_0      "TQ1_0",     256 in 54, None, Some(ggml::tq1_0), Some(34);
-    Tq2_0      "TQ2_0",     256 in 66, None, Some(ggml::tq2_0), Some(35);
-    Mxfp4      "MXFP4",     32 in 17, None, Some(ggml::mxfp4), Some(39);
-    Nvfp4      "NVFP4",     64 in 36, None, Some(ggml::nvfp4), Some(40);
-    Q1_0       "Q1_0",      128 in 18, None, Some(ggml::q1_0), Some(41);
-    Q2_0       "Q2_0",      64 in 18, None, Some(ggml::q2_0), Some(42);
-}
-
-impl<'a> Dtype<'a> {
-    /// The dtypes of safetensors.
-    pub const SAFETENSORS: &'static [Dtype<'static>] = Self::ALL.split_at(22).0;
+    /// The dtypes of the official safetensors crate, version 0.8.0, in the order of that crate: by alignment.
+    SAFETENSORS, scales: false {
+        Bool       "BOOL",        1 in 1, Some("|b1"), Some(elements::bool), None;
+        F4         "F4",          2 in 1, None,        Some(elements::f4), None;
+        F6E2M3     "F6_E2M3",     4 in 3, None,        Some(elements::f6_e2m3), None;
+        F6E3M2     "F6_E3M2",     4 in 3, None,        Some(elements::f6_e3m2), None;
+        U8         "U8",          1 in 1, Some("|u1"), Some(elements::u8), None;
+        I8         "I8",          1 in 1, Some("|i1"), Some(elements::i8), Some(24);
+        F8E5M2     "F8_E5M2",     1 in 1, None,        Some(elements::f8_e5m2), None;
+        F8E4M3     "F8_E4M3",     1 in 1, None,        Some(elements::f8_e4m3), None;
+        F8E8M0     "F8_E8M0",     1 in 1, None,        Some(elements::f8_e8m0), None;
+        F8E4M3Fnuz "F8_E4M3FNUZ", 1 in 1, None,        Some(elements::f8_e4m3_fnuz), None;
+        F8E5M2Fnuz "F8_E5M2FNUZ", 1 in 1, None,        Some(elements::f8_e5m2_fnuz), None;
+        I16        "I16",         1 in 2, Some("<i2"), Some(elements::i16), Some(25);
+        U16        "U16",         1 in 2, Some("<u2"), Some(elements::u16), None;
+        F16        "F16",         1 in 2, Some("<f2"), Some(elements::f16), Some(1);
+        BF16       "BF16",        1 in 2, None,        Some(elements::bf16), Some(30);
+        I32        "I32",         1 in 4, Some("<i4"), Some(elements::i32), Some(26);
+        U32        "U32",         1 in 4, Some("<u4"), Some(elements::u32), None;
+        F32        "F32",         1 in 4, Some("<f4"), Some(elements::f32), Some(0);
+        C64        "C64",         1 in 8, Some("<c8"), None, None;
+        F64        "F64",         1 in 8, Some("<f8"), Some(elements::f64), Some(28);
+        I64        "I64",         1 in 8, Some("<i8"), Some(elements::i64), Some(27);
+        U64        "U64",         1 in 8, Some("<u8"), Some(elements::u64), None;
+    }
 
     /// Dtypes in safetensors headers of which only the size is known, because no known writer defines how their
     /// elements are packed into bytes. Their tensors are shown as stored. The official reader (0.8.0) rejects them.
-    pub const SIZE_ONLY: &'static [Dtype<'static>] = Self::ALL.split_at(25).0.split_at(22).1;
+    SIZE_ONLY, scales: false {
+        I4         "I4",          2 in 1, None,        None, None;
+        U4         "U4",          2 in 1, None,        None, None;
+        I2         "I2",          4 in 1, None,        None, None;
+    }
 
+    /// The block types of ggml, in the order of their numbers. Numbers are from `ggml.h`, sizes from `ggml-common.h`.
+    BLOCK_TYPES, scales: true {
+        Q4_0       "Q4_0",      32 in 18, None, Some(ggml::q4_0), Some(2);
+        Q4_1       "Q4_1",      32 in 20, None, Some(ggml::q4_1), Some(3);
+        Q5_0       "Q5_0",      32 in 22, None, Some(ggml::q5_0), Some(6);
+        Q5_1       "Q5_1",      32 in 24, None, Some(ggml::q5_1), Some(7);
+        Q8_0       "Q8_0",      32 in 34, None, Some(ggml::q8_0), Some(8);
+        Q8_1       "Q8_1",      32 in 36, None, None, Some(9);
+        Q2K        "Q2_K",      256 in 84, None, Some(ggml::q2_k), Some(10);
+        Q3K        "Q3_K",      256 in 110, None, Some(ggml::q3_k), Some(11);
+        Q4K        "Q4_K",      256 in 144, None, Some(ggml::q4_k), Some(12);
+        Q5K        "Q5_K",      256 in 176, None, Some(ggml::q5_k), Some(13);
+        Q6K        "Q6_K",      256 in 210, None, Some(ggml::q6_k), Some(14);
+        Q8K        "Q8_K",      256 in 292, None, Some(ggml::q8_k), Some(15);
+        Iq2Xxs     "IQ2_XXS",   256 in 66, None, Some(ggml::iq2_xxs), Some(16);
+        Iq2Xs      "IQ2_XS",    256 in 74, None, Some(ggml::iq2_xs), Some(17);
+        Iq3Xxs     "IQ3_XXS",   256 in 98, None, Some(ggml::iq3_xxs), Some(18);
+        Iq1S       "IQ1_S",     256 in 50, None, Some(ggml::iq1_s), Some(19);
+        Iq4Nl      "IQ4_NL",    32 in 18, None, Some(ggml::iq4_nl), Some(20);
+        Iq3S       "IQ3_S",     256 in 110, None, Some(ggml::iq3_s), Some(21);
+        Iq2S       "IQ2_S",     256 in 82, None, Some(ggml::iq2_s), Some(22);
+        Iq4Xs      "IQ4_XS",    256 in 136, None, Some(ggml::iq4_xs), Some(23);
+        Iq1M       "IQ1_M",     256 in 56, None, Some(ggml::iq1_m), Some(29);
+        Tq1_0      "TQ1_0",     256 in 54, None, Some(ggml::tq1_0), Some(34);
+        Tq2_0      "TQ2_0",     256 in 66, None, Some(ggml::tq2_0), Some(35);
+        Mxfp4      "MXFP4",     32 in 17, None, Some(ggml::mxfp4), Some(39);
+        Nvfp4      "NVFP4",     64 in 36, None, Some(ggml::nvfp4), Some(40);
+        Q1_0       "Q1_0",      128 in 18, None, Some(ggml::q1_0), Some(41);
+        Q2_0       "Q2_0",      64 in 18, None, Some(ggml::q2_0), Some(42);
+    }
+}
+
+impl<'a> Dtype<'a> {
     /// The number in [`Dtype::ALL`] of the dtype called `name` in a safetensors header.
     pub(super) fn number_of(name: &str) -> Option<usize> {
         let named = Self::ALL.iter().take(Self::SAFETENSORS.len() + Self::SIZE_ONLY.len());
@@ -197,7 +207,7 @@ impl<'a> Dtype<'a> {
 
     /// Whether the elements of a block share scales that are stored in the block.
     pub fn has_scales(self) -> bool {
-        self.block().is_some_and(|block| block.elements > PACKED_MAX)
+        self.row().is_some_and(|row| row.has_scales)
     }
 
     /// The NumPy name of the same type in little-endian order, if NumPy has that type.

@@ -34,7 +34,7 @@ pub struct Assignment {
 pub struct NewHead {
     /// The bytes of the changed file up to its data.
     pub bytes: Vec<u8>,
-    /// Where the data begins in the unchanged file, in bytes.
+    /// The start of the data in the unchanged file, in bytes.
     pub data_start: u64,
     /// Messages for the user about the change, one line each.
     pub remarks: Vec<String>,
@@ -64,7 +64,7 @@ pub enum EditError {
         value_type: ValueType,
         /// The element of an array that is at fault, counted from 0.
         element: Option<u64>,
-        /// What is wrong.
+        /// The fault.
         fault: ValueFault,
     },
     /// A key is too long.

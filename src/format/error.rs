@@ -20,7 +20,7 @@ pub enum Error {
     /// The header is spread over too much of the file.
     #[error("its header needs more than {max} bytes in different places of the file")]
     Spread {
-        /// How many bytes are read at most.
+        /// Maximum number of bytes that are read.
         max: u64,
     },
     /// The file breaks a rule of safetensors.

@@ -7,7 +7,7 @@ use super::tensors::{PackedLayout, TensorRecord, TensorTable, numbered_dtype, sp
 use std::collections::{HashMap, HashSet};
 use std::ops::{Deref, Range};
 
-/// How to treat a file that breaks the rules of its format.
+/// The treatment of a file that breaks the rules of its format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ParseMode {
     /// The first broken rule is an error.
@@ -236,7 +236,7 @@ impl HeaderBuilder {
         }
     }
 
-    /// How the file is read.
+    /// The mode in which the file is read.
     pub fn mode(&self) -> ParseMode {
         self.mode
     }

@@ -7,7 +7,7 @@ use crate::text::quote;
 /// Something in a header that is wrong or unusual.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeaderLint {
-    /// What kind of finding it is.
+    /// The kind of finding.
     pub kind: LintKind,
     /// The tensor or metadata key that is affected.
     pub subject: Option<String>,

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// How many threads add without waiting for each other's cache line.
+/// Number of threads that can add without waiting for each other's cache line.
 const CELLS: usize = 16;
 
 /// A sum. Each thread adds to one of several cells, because threads that add to the same one slow each other down.

@@ -21,7 +21,7 @@ use std::sync::OnceLock;
 /// 4096 bytes, and an untrusted name may have millions of components.
 const DEPTH_MAX: usize = 2048;
 
-/// How names are split into components.
+/// The separator of components of names.
 #[derive(Debug)]
 pub(super) enum NameSplit {
     /// At each dot.
@@ -31,7 +31,7 @@ pub(super) enum NameSplit {
 }
 
 impl NameSplit {
-    /// How the names of a model are split in the directory of a view.
+    /// The separator of the names of a model in the directory of a view.
     pub fn of(view: View, model: &Model) -> Self {
         match model.separator().filter(|_| view == View::SAMPLES) {
             Some(separator) => Self::Last(separator.into()),

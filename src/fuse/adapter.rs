@@ -58,7 +58,7 @@ pub enum MountAccess {
     All,
 }
 
-/// How requests are served.
+/// Options for serving requests.
 #[derive(Debug, Clone, Copy)]
 pub struct ServeOptions {
     /// The users who may send requests.

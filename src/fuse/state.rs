@@ -27,7 +27,7 @@ pub(super) struct AdapterState {
     pub faults: FaultLog,
     /// Set once the session exists.
     pub notifier: OnceLock<Notifier>,
-    /// How long the kernel may cache a reply.
+    /// The time for which the kernel may cache a reply.
     pub ttl: Duration,
 }
 

@@ -95,7 +95,7 @@ pub struct NamedItem {
     pub item: FolderItem,
 }
 
-/// What a name in a folder leads to.
+/// The target of a name in a folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FolderItem {
     /// Another folder.
@@ -162,7 +162,7 @@ impl Catalog {
         Ok(scan.catalog)
     }
 
-    /// How the models are opened.
+    /// The mode in which the models are opened.
     pub fn mode(&self) -> ParseMode {
         self.mode
     }

@@ -16,7 +16,7 @@ pub enum Error {
     Format {
         /// The file.
         location: Location,
-        /// What is wrong with it.
+        /// The fault.
         error: format::Error,
     },
     /// The index of a sharded model or the manifest of a dataset cannot be used.
@@ -24,7 +24,7 @@ pub enum Error {
     Set {
         /// The index or manifest.
         location: Location,
-        /// What is wrong with it.
+        /// The fault.
         error: SetError,
     },
     /// The index or manifest and the shards do not match, or the splits of a model do not.
@@ -34,7 +34,7 @@ pub enum Error {
         location: Location,
         /// The first mismatch.
         mismatch: SetMismatch,
-        /// How many more there are.
+        /// The number of others.
         more: usize,
     },
     /// A directory that cannot be opened as a model or as several.
@@ -42,7 +42,7 @@ pub enum Error {
     Directory {
         /// The directory.
         location: Location,
-        /// What is wrong with it, as the end of the message.
+        /// The fault, as the end of the message.
         found: String,
     },
 }

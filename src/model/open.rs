@@ -11,7 +11,7 @@ use crate::format::{self, ParseMode};
 use crate::source::{self, Directories, Location, SourceStat};
 use std::path::PathBuf;
 
-/// What a location names.
+/// A model, or a directory of models, that a location names.
 #[derive(Debug)]
 pub enum OpenedModel {
     /// One model.

@@ -41,7 +41,7 @@ pub struct Model {
     quantized: QuantizedWeights,
 }
 
-/// What an assembler says of each model that it makes. Later layers print it and act on it.
+/// Properties of all models of an assembler. Later layers print them and act on them.
 #[derive(Debug)]
 pub struct ModelForm {
     /// For programs, in `inspect --json`.
@@ -69,13 +69,13 @@ pub enum NoteKind {
     Splits,
 }
 
-/// What is known of a model besides its tensors. Its assembler sets the fields.
+/// The facts about a model besides its tensors. Its assembler sets the fields.
 #[derive(Debug)]
 pub(super) struct ModelFacts {
     /// The location that the model was opened from, independent of the current directory.
     pub location: Location,
     pub form: &'static ModelForm,
-    /// What the model is besides its format, such as `3 shards by an index`; empty for a file.
+    /// A description that follows the format, such as `3 shards by an index`; empty for a file.
     pub description: String,
     pub format: &'static str,
     /// The index or the manifest that names the files of the model, or else its only or first file.
@@ -106,7 +106,7 @@ pub(super) struct ModelFacts {
 pub struct Shard {
     /// File name; for a shard, as written in the index or the manifest.
     pub name: String,
-    /// Where the file is.
+    /// The location of the file.
     pub location: Location,
     /// Header of the file.
     pub header: Header,
@@ -119,7 +119,7 @@ pub struct StatedTotals {
     pub total_size: Option<u64>,
     /// Number of elements of all tensors.
     pub total_parameters: Option<u64>,
-    /// How many shards the index names.
+    /// Number of shards that the index names.
     #[serde(skip)]
     pub shards: Option<usize>,
 }
@@ -133,7 +133,7 @@ pub(super) struct ModelNotes {
     pub remarks: Vec<String>,
     /// The totals in the index.
     pub stated: StatedTotals,
-    /// How many shards could not be opened.
+    /// Number of shards that could not be opened.
     pub missing: usize,
 }
 
@@ -245,12 +245,12 @@ impl Model {
         &self.facts.main_file
     }
 
-    /// What holds for all models that are made in the same way.
+    /// Properties of all models of the same assembler.
     pub fn form(&self) -> &'static ModelForm {
         self.facts.form
     }
 
-    /// What the model is besides its format, such as `3 shards by an index`; empty for a file.
+    /// A description that follows the format, such as `3 shards by an index`; empty for a file.
     pub fn description(&self) -> &str {
         &self.facts.description
     }
@@ -527,7 +527,7 @@ impl Model {
         self.facts.notes.stated
     }
 
-    /// How many shards of an index, or splits, could not be opened.
+    /// Number of shards of an index, or of splits, that could not be opened.
     pub fn missing(&self) -> usize {
         self.facts.notes.missing
     }
@@ -538,7 +538,7 @@ impl Model {
         self.facts.notes.mismatches.listed().iter().chain(in_files)
     }
 
-    /// How many entries were left out, listed or not.
+    /// Number of entries that were left out, listed or not.
     pub fn left_out(&self) -> usize {
         self.facts.notes.mismatches.total()
             + self.shards.iter().map(|shard| shard.header.skipped().total()).sum::<usize>()

@@ -1,4 +1,4 @@
-//! Names that nothing else has.
+//! Unique names for the files of a folder: `name`, `name(1)`, `name(2)`.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
@@ -21,7 +21,7 @@ impl<N: Clone + Eq + Hash> UsedNames<N> {
         self.taken.contains(name)
     }
 
-    /// Takes a name, whether something has it or not.
+    /// Marks a name as taken.
     pub fn insert(&mut self, name: N) {
         self.taken.insert(name);
     }

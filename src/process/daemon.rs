@@ -86,7 +86,7 @@ pub fn leave_terminal(null: &File) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What happened while the command waited.
+/// The outcome of waiting for the daemon.
 enum ReadinessEvent {
     /// The daemon has sent something.
     Received,

@@ -78,7 +78,7 @@ pub fn take(descriptor: RawFd) -> io::Result<OwnedFd> {
 /// The device number of /dev/fuse.
 const FUSE: u64 = makedev(10, 229);
 
-/// What a descriptor refers to.
+/// The target of a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DescriptorKind {
     /// An open /dev/fuse.
@@ -89,7 +89,7 @@ pub enum DescriptorKind {
     Other,
 }
 
-/// What a descriptor refers to. Fails if it is not open.
+/// The target of a descriptor. Fails if it is not open.
 pub fn descriptor_kind(descriptor: &impl AsFd) -> nix::Result<DescriptorKind> {
     let stat = fstat(descriptor)?;
     Ok(match SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits()) {

@@ -25,7 +25,7 @@ pub const FUSERMOUNT: &str = "fusermount3";
 
 const NO_FUSE: &str = "this kernel has no FUSE: load the module with `modprobe fuse`";
 
-/// What to mount, and where.
+/// The arguments of a mount: sources and mount points.
 pub struct MountRequest<'a> {
     /// The source in /proc/mounts.
     pub fsname: &'a str,

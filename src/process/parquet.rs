@@ -32,7 +32,7 @@ const TIME_MAX: u64 = 300;
 const TEXT_MAX: usize = 1 << 20;
 const RANK_MAX: usize = 1024;
 
-/// How many bytes are passed at a time.
+/// Number of bytes that are passed at a time.
 const STEP: u64 = 1 << 20;
 
 /// A line of the output.

@@ -33,7 +33,7 @@ pub enum DaemonHealth {
     Covered,
 }
 
-/// What is known of the daemon of a mount.
+/// The state of the daemon of a mount.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbeAnswer {
     pub health: DaemonHealth,
@@ -43,7 +43,7 @@ pub struct ProbeAnswer {
     pub is_private: bool,
 }
 
-/// How long all daemons together may take to answer. They answer from memory.
+/// The time limit for the answers of all daemons together. They answer from memory.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Longest value of an attribute that weightfs writes, in bytes. The daemon may be another program.

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 /// Largest size of the file. If a message would exceed it, the older half is dropped.
 const LEN_MAX: usize = 64 << 10;
 
-/// How many files of daemons that have ended are kept.
+/// Maximum number of files of ended daemons that are kept.
 const ENDED_MAX: usize = 8;
 
 /// Longest message. The rest of a longer one is lost.

@@ -118,7 +118,7 @@ impl Unmounter {
 /// Time in milliseconds between two checks of the daemon.
 const EVERY: u16 = 2000;
 
-/// What the helper waits for.
+/// The event that the helper waits for.
 enum UnmounterEvent {
     /// A message of this length.
     Order(usize),

@@ -18,7 +18,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often a waiting thread checks whether its reader is gone.
+/// The interval in which a waiting thread checks whether its reader is gone.
 const CHECK_EVERY: Duration = Duration::from_millis(50);
 
 /// Maximum number of messages that wait to be written to the log.
@@ -27,7 +27,7 @@ const LOG_MAX: usize = 256;
 /// How much longer than twice the timeout of a read a reader waits if nothing is heard of the other process.
 const PATIENCE_MORE: Duration = Duration::from_secs(30);
 
-/// How long to wait before a message is sent again.
+/// The time before a message is sent again.
 const SEND_AGAIN: Duration = Duration::from_millis(5);
 
 /// Maximum size of all paths of a tree, in bytes.
@@ -75,7 +75,7 @@ struct ClientState {
     unclosed: Vec<u32>,
     /// The trees whose entries are still arriving.
     listing: HashMap<u32, ClientListing>,
-    /// What was fetched so far.
+    /// The counts of what was fetched so far.
     counts: FetchCounts,
     /// When the last reply came.
     heard: Option<Instant>,
@@ -102,7 +102,7 @@ enum ClientAnswer {
     Failed(FetchFailure),
 }
 
-/// What is known of a file besides its size.
+/// The attributes of a file besides its size.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FileAttributes {
     /// Whether everyone may read it.
@@ -111,7 +111,7 @@ pub(super) struct FileAttributes {
     pub mtime: i64,
 }
 
-/// What is at a URL.
+/// The files that were found at a URL.
 pub(super) struct FoundSource {
     /// The number of the tree.
     pub number: u32,
@@ -120,10 +120,10 @@ pub(super) struct FoundSource {
     pub entries: Vec<(String, u64)>,
 }
 
-/// What a client has read and fetched so far.
+/// The counts of what a client has read and fetched so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClientTraffic {
-    /// What was fetched.
+    /// The counts of what was fetched.
     pub fetched: FetchCounts,
     /// Bytes that were read from files.
     pub served: u64,
@@ -182,7 +182,7 @@ impl FetchClient {
         let _ = receiver.map(JoinHandle::join);
     }
 
-    /// What is at a URL, in its current version.
+    /// Finds the files at a URL, in their current version.
     pub(super) fn find(&self, url: &str) -> Result<FoundSource, Error> {
         let answer = self.0.call(|id| WireRequest::Resolve { id, url: url.to_owned() }, &|| false);
         // The URL may contain secrets, which a location does not print.
@@ -193,7 +193,7 @@ impl FetchClient {
         }
     }
 
-    /// What was read and fetched so far.
+    /// The counts of what was read and fetched so far.
     pub fn traffic(&self) -> ClientTraffic {
         let fetched = self.0.lock().counts;
         ClientTraffic { fetched, served: self.0.served.load(Relaxed), waited: self.0.waited.load(Relaxed) }

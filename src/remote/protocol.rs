@@ -26,13 +26,13 @@ pub const VERSION: u32 = 1;
 /// Maximum size of a packet in bytes. Longer lists are sent in parts.
 pub const PACKET_MAX: usize = 64 << 10;
 
-/// What is fetched of a file when it is opened, in bytes, and at most. Most headers are shorter.
+/// Maximum number of bytes that are fetched from the start of a file when it is opened. Most headers are shorter.
 pub const HEAD: u64 = 512 << 10;
 
 /// Maximum number of descriptors beside a message.
 const DESCRIPTORS_MAX: usize = 4;
 
-/// What the reading process sends. `id` identifies the reply.
+/// The messages of the reading process. `id` identifies the reply.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields mean the same in all messages")]
 pub enum WireRequest {
@@ -81,7 +81,7 @@ impl TryFrom<(u64, u64)> for WireSpan {
     }
 }
 
-/// How to fetch.
+/// The options of fetching.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FetchOptions {
     /// [`VERSION`].
@@ -98,11 +98,11 @@ pub struct FetchOptions {
     pub no_sandbox: bool,
 }
 
-/// What the process that fetches sends.
+/// The messages of the process that fetches.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields mean the same in all messages")]
 pub enum WireReply {
-    /// What is at a URL. `entries` entries follow.
+    /// The files at a URL. `entries` entries follow.
     Tree { id: u64, tree: u32, about: WireAbout, entries: u64 },
     /// Some files of a tree: their paths and sizes in bytes.
     Entries {
@@ -137,13 +137,13 @@ pub enum WireReply {
     Failed { id: u64, failure: FetchFailure },
     /// A message for the log.
     Log { level: u8, text: String },
-    /// What was fetched so far.
+    /// The counts of what was fetched so far.
     Counts(FetchCounts),
     /// The answer to [`WireRequest::Rest`]. The receiver may stop receiving after it.
     Rested,
 }
 
-/// What was fetched since the process was started.
+/// The counts of what was fetched since the process was started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FetchCounts {
     /// Requests to servers.
@@ -154,7 +154,7 @@ pub struct FetchCounts {
     pub busy: u64,
 }
 
-/// What is at a URL.
+/// A description of the files at a URL.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WireAbout {
     /// The URL of the tree without secrets.

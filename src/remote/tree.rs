@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
 impl FetchClient {
-    /// What is at a URL, pinned to its current version: if a file changes later, reading it is an error.
+    /// The files at a URL, pinned to their current version: if a file changes later, reading it is an error.
     pub fn resolve(&self, url: &str) -> Result<Location, Error> {
         let FoundSource { number, about, entries } = self.find(url)?;
         let path = about.path.clone();

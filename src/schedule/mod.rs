@@ -32,7 +32,7 @@ type Shared = Arc<dyn ScheduledJob>;
 /// Time between two checks for cancelled jobs and stalled computations.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
 
-/// How long a thread without a job waits for one.
+/// The time for which a thread without a job waits for one.
 const IDLE: Duration = Duration::from_secs(5);
 
 /// After this many turns, a job may wait for everything. Otherwise, a job that needs two resources which are never

@@ -32,7 +32,7 @@ const STALLED_AFTER: Duration = Duration::from_secs(1);
 pub(super) struct PlannedTask<J> {
     pub job: J,
     pub wait: WaitFor,
-    /// How often the job has continued already.
+    /// Number of times that the job has continued.
     pub turns: u8,
 }
 
@@ -82,7 +82,7 @@ pub(super) struct SchedulePlan<J> {
     waiting: BTreeMap<(u8, u64), PlannedTask<J>>,
     /// Computations that have started, by number.
     started: BTreeMap<u64, StartedLane<J>>,
-    /// How many turns the computations have had.
+    /// Number of turns that the computations have had.
     turns: u64,
 }
 
@@ -107,7 +107,7 @@ struct StartedLane<J> {
     stalled: bool,
     /// It does not pause before this time.
     until: Instant,
-    /// How often it was resumed.
+    /// Number of times that it was resumed.
     resumed: u64,
 }
 

@@ -31,7 +31,7 @@ pub(super) enum RefusedRequest {
     Stranger,
 }
 
-/// How a request was admitted.
+/// The reason for which a request was admitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AdmittedAs {
     /// By its connection or by a header.

@@ -41,7 +41,7 @@ pub(super) struct FileBody {
     content: Content,
     /// For messages.
     name: String,
-    /// What is still to be read.
+    /// The range that is still to be read.
     rest: Range<u64>,
     /// Bytes that are still to be sent.
     unsent: u64,

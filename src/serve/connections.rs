@@ -11,7 +11,7 @@ const CONNECTIONS_MAX: usize = 256;
 /// After this time without taking anything of its response, a client loses its connection if another one needs it.
 const STALLED: Duration = Duration::from_secs(30);
 
-/// How long the transfers that are running may go on after the server was asked to stop.
+/// The time limit for running transfers after the server was asked to stop.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// The open connections.

@@ -7,7 +7,7 @@ use hyper::header::{
 use std::ops::Range;
 use std::time::{Duration, SystemTime};
 
-/// What identifies a version of a file.
+/// The identity of a version of a file.
 #[derive(Debug, Clone)]
 pub(super) struct FileValidators {
     /// A strong entity tag in quotes, if there is one.

@@ -22,7 +22,7 @@ use hyper::{Method, Request, Response, StatusCode, Version};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 
-/// What a URL leads to.
+/// The target of a URL.
 enum SitePath {
     /// The path of a directory without the slash at its end.
     Moved,
@@ -45,7 +45,7 @@ pub(super) struct FileSite {
     work: Arc<SiteWork>,
     /// The source, for people.
     name: Arc<str>,
-    /// What differs between servers of the same source.
+    /// The options that differ between servers of the same source.
     version: String,
     access: ServerAccess,
     port: u16,

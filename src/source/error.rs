@@ -51,17 +51,17 @@ pub enum Error {
     NotAFile {
         /// The path.
         path: PathBuf,
-        /// What is at the path, with its article: "a directory".
+        /// The kind of the file at the path, with its article: "a directory".
         kind: &'static str,
     },
     /// A file that is not on this machine cannot be read.
     #[error("{}: {reason}", name.display())]
     Remote {
-        /// Where the file is, as the user wrote it, without secrets.
+        /// The location of the file as the user wrote it, without secrets.
         name: PathBuf,
-        /// What happened, with the numbers, and a remedy where there is one.
+        /// The reason, with the numbers, and a remedy where there is one.
         reason: String,
-        /// What a reader may expect of another attempt.
+        /// The prospects of another attempt.
         failure: RemoteFailure,
     },
     /// An error of the operating system.
@@ -74,7 +74,7 @@ pub enum Error {
     },
 }
 
-/// What a reader may expect of another attempt after a file that is not on this machine could not be read.
+/// The prospects of another attempt after a file that is not on this machine could not be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RemoteFailure {
     /// The file has changed: the version that was opened is gone.
@@ -93,9 +93,9 @@ pub enum RemoteFailure {
 /// it to the one that reads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FetchFailure {
-    /// What a reader may expect of another attempt.
+    /// The prospects of another attempt.
     pub failure: RemoteFailure,
-    /// What happened, with the numbers, and a remedy where there is one.
+    /// The reason, with the numbers, and a remedy where there is one.
     pub reason: String,
 }
 

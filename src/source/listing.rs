@@ -19,7 +19,7 @@ pub struct DirListing {
 pub struct ListedEntry {
     /// The file name.
     pub name: OsString,
-    /// What it is; symlinks are followed.
+    /// Its kind; symlinks are followed.
     pub kind: ListedKind,
     /// Whether it is a symlink.
     pub is_link: bool,
@@ -29,7 +29,7 @@ pub struct ListedEntry {
     pub device: u64,
 }
 
-/// What an entry of a directory leads to.
+/// The kind of the target of a directory entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ListedKind {
     /// A directory.

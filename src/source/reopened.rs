@@ -82,6 +82,10 @@ impl Source for ReopenedSource {
         self.get(&|| false)?.0.read_exact_at(buf, offset)
     }
 
+    fn read_runs_at(&self, buf: &mut [u8], len: usize, offset: u64, step: u64) -> Result<(), Error> {
+        self.get(&|| false)?.0.read_runs_at(buf, len, offset, step)
+    }
+
     fn verify(&self) -> Result<(), Error> {
         self.slot.open().map_or(Ok(()), |open| open.0.verify())
     }

@@ -40,7 +40,7 @@ pub struct SparseSource {
     reader: Arc<PinnedReader>,
     fill: Arc<dyn FillProcess>,
     parts: SparseParts,
-    /// Where tensors end, sorted: read-ahead does not go further.
+    /// The ends of tensors, sorted: read-ahead does not go further.
     ends: OnceLock<Box<[u64]>>,
 }
 

@@ -3,7 +3,7 @@
 use rustix::fs::fstatfs;
 use std::fs::File;
 
-/// Where a file system keeps its files.
+/// The medium of a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FileStorage {
     /// In memory: reading a file never waits.

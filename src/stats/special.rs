@@ -7,11 +7,11 @@ use std::sync::LazyLock;
 /// Counts of values that are not finite. The two parts of a C64 element count as separate values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SpecialCounts {
-    /// How many are not a number.
+    /// Number of NaNs.
     pub nan: u64,
-    /// How many are positive infinity.
+    /// Number of positive infinities.
     pub pos_inf: u64,
-    /// How many are negative infinity.
+    /// Number of negative infinities.
     pub neg_inf: u64,
     /// Index of the first element with such a value.
     pub first: Option<u64>,

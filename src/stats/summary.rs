@@ -40,7 +40,7 @@ fn digits(count: u64) -> usize {
     count.checked_ilog10().unwrap_or(0) as usize + 1
 }
 
-/// How many counts are on a line of the histogram, so that the line fits into 80 columns.
+/// Counts on a line of the histogram, so that the line fits into 80 columns.
 fn counts_in_line(digits: usize) -> usize {
     match digits {
         0..=7 => 8,
@@ -66,13 +66,13 @@ pub fn json_len(count: u64) -> usize {
 pub struct TensorStats {
     /// Number of elements.
     pub count: u64,
-    /// How many are zero, of either sign.
+    /// Number of zeros, of either sign.
     pub zeros: u64,
-    /// How many are not a number.
+    /// Number of NaNs.
     pub nan: u64,
-    /// How many are positive infinity.
+    /// Number of positive infinities.
     pub pos_inf: u64,
-    /// How many are negative infinity.
+    /// Number of negative infinities.
     pub neg_inf: u64,
     /// The smallest value.
     pub min: Option<f64>,

@@ -80,9 +80,9 @@ struct BothSides<'m> {
 pub struct ComparedTensor {
     /// The tensor of each model.
     pub ids: (TensorId, TensorId),
-    /// How the values were compared, if the dtypes differ.
+    /// The type in which the values were compared, if the dtypes differ.
     pub common: Option<CommonNumber>,
-    /// What differs.
+    /// The differences.
     pub difference: TensorDifference,
 }
 

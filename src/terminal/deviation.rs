@@ -23,7 +23,7 @@ const HEADINGS: [&str; 7] = ["TENSOR", "A", "B", "REL RMS", "RMS", "MAX ABS", "C
 pub enum DeviationFinding {
     /// All values are the same.
     Same,
-    /// How far the values are apart.
+    /// The distance of the values.
     Compared(Deviation),
     /// Why the values cannot be compared.
     NotCompared(String),
@@ -74,7 +74,7 @@ struct DeviationEntry<'m> {
     form: NumberForm<'m>,
 }
 
-/// How numbers are stored.
+/// The storage type of numbers.
 #[derive(Serialize)]
 struct NumberForm<'m> {
     /// The stored dtype, or the type of the codes of a quantized weight.

@@ -46,7 +46,7 @@ struct JournalLine {
     record: CopyRecord,
 }
 
-/// What is on the disk of a file.
+/// The state of a file on the disk.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct CopyRecord {
     /// The version of the source that the bytes are from.
@@ -69,7 +69,7 @@ pub struct CopyDirectory {
     journal: Mutex<File>,
     /// Keeps the lock.
     _lock: Flock<File>,
-    /// What the journal says, by path.
+    /// The entries of the journal, by path.
     records: HashMap<Vec<u8>, CopyRecord>,
     next: AtomicU64,
     /// Whether files that exist and are not from the interrupted copy are replaced.

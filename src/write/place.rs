@@ -24,7 +24,7 @@ const LINKS_MAX: usize = 40;
 /// Maximum number of temporary names that are tried.
 const TRIES_MAX: u32 = 1 << 16;
 
-/// What a path leads to.
+/// The target of a path.
 #[derive(Debug)]
 pub(super) enum FoundPath {
     /// An open directory.

@@ -37,7 +37,7 @@ impl fmt::Display for SizeMismatch {
 
 impl std::error::Error for SizeMismatch {}
 
-/// Where elements are written.
+/// The output of decoded elements.
 #[derive(Debug)]
 pub enum DecodedOutput<'o> {
     /// As float32.

@@ -70,27 +70,27 @@ pub struct QuantizedLayout {
     pub rows: u64,
     /// Columns of a matrix.
     pub cols: u64,
-    /// Where the codes are stored.
+    /// The place of the codes.
     pub packing: CodePacking,
     /// The number that a code represents.
     pub number: CodeNumber,
-    /// Where the scale of an element is stored. Biases are stored at the same indices.
+    /// The place of the scale of an element. Biases are stored at the same indices.
     pub grid: ScaleGrid,
     /// The type of the scales.
     pub scale: ScaleType,
     /// The type of the biases; only used by [`DequantizeFormula::ScaleThenAdd`].
     pub bias: ScaleType,
-    /// How the global scale changes the scales.
+    /// The effect of the global scale on the scales.
     pub global: GlobalScale,
     /// The zero points.
     pub zeros: ZeroPoints,
     /// Whether there is a group index. Otherwise the columns are in the order of the groups.
     pub group_index: bool,
-    /// How code and scale are combined.
+    /// The combination of code and scale.
     pub formula: DequantizeFormula,
 }
 
-/// How codes are packed into the bytes of a row. Bits are counted from the lowest one, and words are little-endian.
+/// The packing of codes into the bytes of a row. Bits are counted from the lowest one, and words are little-endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CodePacking {
     /// The codes of a row are a stream of bits. A row takes `row_bytes` bytes.
@@ -163,7 +163,7 @@ pub enum CodeNumber {
     Map,
 }
 
-/// Where the scale of an element is stored, as an index into the scales.
+/// The place of the scale of an element, as an index into the scales.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScaleGrid {
     /// Every block of elements has a scale.

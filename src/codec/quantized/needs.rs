@@ -8,7 +8,7 @@ use std::ops::Range;
 /// Runs of bytes of equal length, at equal distances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ByteRuns {
-    /// Where the first run begins, in bytes from the start of the tensor.
+    /// The start of the first run, in bytes from the start of the tensor.
     pub start: u64,
     /// Length of a run in bytes.
     pub len: u64,

@@ -25,7 +25,7 @@ pub enum CodeDecoder {
     Nibbles(Table),
 }
 
-/// How a code becomes an integer: its bits are flipped by `flip`, then `minus` is subtracted.
+/// The conversion of a code to an integer: its bits are flipped by `flip`, then `minus` is subtracted.
 #[derive(Debug, Clone, Copy)]
 pub struct CodeInteger {
     bits: u32,

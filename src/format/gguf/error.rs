@@ -29,7 +29,7 @@ pub enum GgufError {
         "cut short: the header goes on to byte {end} at least, but the file ends at byte {len} (did a download stop?)"
     )]
     HeaderCut {
-        /// Where the field that is cut should end.
+        /// The expected end of the field that is cut.
         end: u64,
         /// Bytes in the file.
         len: u64,
@@ -37,7 +37,7 @@ pub enum GgufError {
     /// The header exceeds the limit of weightfs.
     #[error("the header goes on to byte {end} at least, and at most {MAX_HEADER} bytes are read")]
     HeaderTooLarge {
-        /// Where the first field beyond the limit should end.
+        /// The expected end of the first field beyond the limit.
         end: u64,
     },
     /// A metadata key breaks a rule.
@@ -156,7 +156,7 @@ pub enum GgufFault {
     Offset {
         /// The offset in the file, from the beginning of the data.
         found: u64,
-        /// Where it should begin.
+        /// Its expected start.
         expected: u64,
     },
     /// The data lies outside the file.

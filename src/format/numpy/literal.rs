@@ -32,7 +32,7 @@ pub enum PythonLiteral {
 pub struct LiteralFault {
     /// In bytes from the start of the text.
     pub at: usize,
-    /// What is wrong there.
+    /// The fault.
     pub reason: &'static str,
 }
 

@@ -183,7 +183,7 @@ struct NpzReader {
     builder: HeaderBuilder,
     /// The first array that was left out although the file is sound.
     left_out: Option<(String, NumpyFault)>,
-    /// Where the data of the first array begins, in bytes from the start of the file.
+    /// The start of the data of the first array, in bytes from the start of the file.
     start: Option<u64>,
 }
 

@@ -108,7 +108,7 @@ impl<'d> TorchArchive<'d> {
         Ok(Self { directory, storages, is_big_endian, used, pickle })
     }
 
-    /// Where the data begins, in bytes from the start of the file.
+    /// The start of the data, in bytes from the start of the file.
     pub fn data_start(&self) -> u64 {
         let known = self.storages.values().filter_map(|(_, range)| range.as_ref().ok());
         known.map(|range| range.start).min().unwrap_or(self.pickle.end)
@@ -154,7 +154,7 @@ pub fn is_pickle(name: &str) -> bool {
         .is_some_and(|(before, last)| last.eq_ignore_ascii_case(PICKLE.as_bytes()) && matches!(before, [] | [.., b'/']))
 }
 
-/// What precedes `data.pkl` in its name; `None` for other entries.
+/// The prefix of `data.pkl` in its name; `None` for other entries.
 pub fn prefix(name: &str) -> Option<&str> {
     name.strip_suffix(PICKLE).filter(|prefix| prefix.is_empty() || prefix.ends_with('/') && prefix.len() > 1)
 }

@@ -41,7 +41,7 @@ pub enum PytorchError {
     /// The pickle is nested or shared too much.
     #[error("PyTorch checkpoint: {what}, at {}", quote(path))]
     Limit {
-        /// What is too much.
+        /// The quantity that is too large.
         what: &'static str,
         /// The path to the value.
         path: String,

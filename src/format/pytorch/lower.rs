@@ -45,7 +45,7 @@ struct PickledTensor {
     range: Range<u64>,
 }
 
-/// What a value is.
+/// The kind of a value.
 enum ValueKind<'t> {
     /// A function that builds a tensor, and its arguments.
     Tensor {
@@ -82,7 +82,7 @@ impl<'t> PickledMapping<'t> {
         args.iter().flat_map(move |arg| tree.items(*arg)).copied().chain(pairs).chain(added.iter().copied())
     }
 
-    /// How many values are looked at to find one.
+    /// Number of values that are searched to find one.
     fn work(self) -> usize {
         let given = self.args.iter().map(|arg| self.tree.elements(*arg).len() + self.tree.items(*arg).len());
         given.sum::<usize>() + self.added.len()
@@ -708,7 +708,7 @@ fn container(value: PickleValue) -> Option<(&'static str, u32)> {
     }
 }
 
-/// What a value is.
+/// The kind of a value.
 fn value_kind<'t>(tree: &'t PickleTree, value: PickleValue) -> ValueKind<'t> {
     let string = |text: String| ValueKind::Scalar(ScalarType::String, text);
     match value {

@@ -11,7 +11,7 @@ const HEAP_PER_BYTE: usize = 8;
 /// Memory that every pickle may take in addition, in bytes.
 const HEAP_BASE: usize = 64 << 20;
 
-/// What an allocation takes in addition to its size, in bytes.
+/// The overhead of an allocation, in bytes.
 const ALLOCATION: usize = 16;
 
 /// A place in the pickle, in bytes.
@@ -37,7 +37,7 @@ pub enum PickleValue {
     /// A list or a set.
     List(u32),
     Dict(u32),
-    /// What a name of a module leads to: a class or a function.
+    /// The target of a name in a module: a class or a function.
     Global(u32),
     Object(u32),
     /// What the program that loads the pickle has to supply: a storage.
@@ -91,7 +91,7 @@ pub struct PickleTree<'i> {
 pub struct BrokenPickle {
     /// In bytes from the start of the pickle.
     pub at: usize,
-    /// What is wrong there.
+    /// The fault.
     pub fault: PickleFault,
 }
 
@@ -170,7 +170,7 @@ struct PickleMachine<'i> {
     marks: Vec<u32>,
     /// The stored values by their numbers. Writers count from 0.
     memo: Vec<Option<PickleValue>>,
-    /// How many of them are stored.
+    /// Number of those that are stored.
     stored: u32,
 }
 

@@ -34,7 +34,7 @@ pub enum SafetensorsError {
          (did a download stop?)", bytes(end - len)
     )]
     HeaderCut {
-        /// Where the header should end.
+        /// The expected end of the header.
         end: u64,
         /// Bytes in the file.
         len: u64,
@@ -56,7 +56,7 @@ pub enum SafetensorsError {
     /// The header is JSON, but not an object.
     #[error("the header is {found}, not a JSON object")]
     NotAnObject {
-        /// What it is.
+        /// Its kind.
         found: String,
     },
     /// `__metadata__` breaks a rule.
@@ -81,7 +81,7 @@ pub enum SafetensorsError {
          (did a download stop? --lenient mounts the tensors that are whole)", bytes(end - len)
     )]
     DataCut {
-        /// Where the data should end.
+        /// The expected end of the data.
         end: u64,
         /// Bytes in the file.
         len: u64,
@@ -89,7 +89,7 @@ pub enum SafetensorsError {
     /// The file has bytes after its data.
     #[error("too long: the data ends at byte {end}, but the file ends at byte {len}; {} after the data", bytes(len - end))]
     TooLong {
-        /// Where the data ends.
+        /// The end of the data.
         end: u64,
         /// Bytes in the file.
         len: u64,

@@ -119,7 +119,7 @@ impl HeaderParser {
         Ok(())
     }
 
-    /// How shape, dtype and offsets contradict each other, if they do.
+    /// The contradiction between shape, dtype and offsets, if there is one.
     fn size_fault(&self, shape: &ArenaShape, begin: u64, end: u64) -> Option<SafetensorsFault> {
         let Some(found) = end.checked_sub(begin) else { return Some(SafetensorsFault::Reversed { begin, end }) };
         let (dtype, shape) = (self.builder.dtype(self.dtype), self.builder.dims(shape));

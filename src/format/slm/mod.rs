@@ -42,5 +42,5 @@ pub const SCALES: &str = ".slm_scale";
 /// The key of the checksum in the metadata.
 const CHECKSUM_KEY: &str = "slm.checksum";
 
-/// What is known about the checksum.
+/// The state of the checksum.
 const UNVERIFIED: &str = "unverified: its constants are not published";

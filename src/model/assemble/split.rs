@@ -52,7 +52,7 @@ impl<'n> SplitName<'n> {
         OsStr::from_bytes(self.prefix).to_owned()
     }
 
-    /// What all splits of one model have in common.
+    /// The part of the name that all splits of one model share.
     pub fn model(&self) -> (&'n [u8], usize) {
         (self.prefix, self.count)
     }

@@ -71,7 +71,7 @@ const FORMATS: &[&str] = &[
 /// The keys under which groups of layers have their own parameters.
 const GROUPS: &[&str] = &["config_groups", "quantized_layers", "modules"];
 
-/// How the zero points of GPTQ are stored.
+/// The encoding of the zero points of GPTQ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GptqZeros {
     /// The stored number is the zero point minus one.
@@ -181,7 +181,7 @@ impl QuantizationConfig {
         }
     }
 
-    /// How the zero points of GPTQ are stored.
+    /// The encoding of the zero points of GPTQ.
     pub fn gptq_zeros(&self) -> GptqZeros {
         let format = self.text("checkpoint_format").or_else(|| self.text("format"));
         let packing = self.text("packing_format").unwrap_or("auto_round");

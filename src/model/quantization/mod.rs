@@ -45,13 +45,13 @@ const NO_TENSOR: u32 = u32::MAX;
 /// The description that weights of a model share if they have the same scheme, shape and layout.
 #[derive(Debug, PartialEq)]
 pub struct WeightClass {
-    /// How they are quantized.
+    /// Their scheme.
     pub scheme: &'static QuantizationScheme,
     /// The type of the codes for users, such as `INT4`.
     pub dtype: &'static str,
     /// Logical dimensions in elements, outermost first.
     pub shape: Vec<u64>,
-    /// How the values are computed.
+    /// The formula of the values.
     pub layout: QuantizedLayout,
     /// The parameters of the scheme, for users.
     pub parameters: SchemeParameters,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What kind of problem it is.
+/// The kind of problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProblemKind {
     /// A tensor is missing that every weight of the scheme needs.
@@ -15,11 +15,11 @@ pub enum ProblemKind {
 
 /// Why a weight is not recognised.
 pub struct WeightRefusal {
-    /// What kind of problem it is.
+    /// The kind of problem.
     pub problem: ProblemKind,
     /// The problem.
     pub reason: &'static str,
-    /// What was found.
+    /// The values that were found.
     pub found: String,
 }
 
@@ -45,7 +45,7 @@ impl WeightRefusal {
 pub struct ProblemPlace {
     /// The number of the tensor with the codes.
     pub tensor: usize,
-    /// What was found there.
+    /// The values that were found there.
     pub found: String,
 }
 
@@ -55,7 +55,7 @@ const PLACES_MAX: usize = 1000;
 /// A problem of some tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WeightWarning {
-    /// What kind of problem it is.
+    /// The kind of problem.
     pub problem: ProblemKind,
     /// The scheme, if it is known.
     pub scheme: Option<&'static str>,

@@ -7,7 +7,7 @@
 //!
 //! A call that is not on the list fails with ENOSYS, as in a kernel without it, so that libc falls back to another one;
 //! with other arguments than those on the list, a call fails with EPERM. Both are logged, except starts of processes.
-/// What a process does in the sandbox.
+/// The task of a process in the sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SandboxTask {
     /// Serves a mount.

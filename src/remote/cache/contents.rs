@@ -1,4 +1,4 @@
-//! What a cache has: listing it, and removing what is no longer wanted.
+//! The objects of a cache: lists them, and removes those that are no longer wanted.
 
 use super::BlockCache;
 use super::about::ObjectAbout;
@@ -27,7 +27,7 @@ pub struct CacheEntry {
     pub validator: Option<String>,
     /// Size of the file in bytes.
     pub len: u64,
-    /// How many bytes of it are present, rounded to blocks of the file system.
+    /// Number of bytes that are present, rounded to blocks of the file system.
     pub present: u64,
     /// When it was used last. Up to a minute earlier than that if a process was killed.
     pub last_use: SystemTime,
@@ -35,21 +35,21 @@ pub struct CacheEntry {
     pub in_use: bool,
 }
 
-/// What a cache has.
+/// The objects of a cache.
 #[derive(Debug, Default)]
 pub struct CacheContents {
     /// The objects, the most recently used first.
     pub entries: Vec<CacheEntry>,
     /// The kept listings.
     pub listings: KeptListings,
-    /// What is in the directory of objects but is not an object. It is left alone.
+    /// The files in the directory of objects that are not objects. They are left alone.
     pub unknown: Vec<PathBuf>,
     /// Why other objects cannot be described.
     pub failed: Vec<CacheError>,
 }
 
 impl CacheContents {
-    /// How many bytes of all objects are present.
+    /// Number of bytes of all objects that are present.
     pub fn cached(&self) -> u64 {
         self.entries.iter().map(|entry| entry.present).fold(0, u64::saturating_add)
     }
@@ -64,7 +64,7 @@ pub fn default_limit(dir: &Path, cached: u64) -> Option<u64> {
     Some(free.saturating_add(cached) / 2)
 }
 
-/// What to remove from a cache. Objects in use are kept in any case.
+/// The objects to remove from a cache. Objects in use are kept in any case.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PruneOptions {
     /// Removes what was used least recently until this many bytes are left. With 0, empty objects and all kept listings
@@ -76,7 +76,7 @@ pub struct PruneOptions {
     pub dry_run: bool,
 }
 
-/// What was freed of an object.
+/// The bytes that were freed of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FreedObject {
     /// The object before that.
@@ -87,14 +87,14 @@ pub struct FreedObject {
     pub is_removed: bool,
 }
 
-/// What [`BlockCache::prune`] has done.
+/// The outcome of [`BlockCache::prune`].
 #[derive(Debug, Default)]
 pub struct PruneOutcome {
-    /// What was freed, the least recently used object first.
+    /// The bytes that were freed, the least recently used object first.
     pub objects: Vec<FreedObject>,
     /// The removed listings.
     pub listings: KeptListings,
-    /// How many bytes of objects are left.
+    /// Number of bytes of objects that are left.
     pub left: u64,
     /// Objects that were not touched because they are in use.
     pub in_use: Vec<CacheEntry>,
@@ -103,12 +103,12 @@ pub struct PruneOutcome {
 }
 
 impl PruneOutcome {
-    /// How many bytes of objects were freed.
+    /// Number of bytes of objects that were freed.
     pub fn freed(&self) -> u64 {
         self.objects.iter().fold(0, |sum, freed| sum.saturating_add(freed.bytes))
     }
 
-    /// How many objects were removed.
+    /// Number of objects that were removed.
     pub fn removed(&self) -> usize {
         self.objects.iter().filter(|freed| freed.is_removed).count()
     }

@@ -49,7 +49,7 @@ pub enum CacheError {
     Busy {
         /// The directory of the object.
         path: PathBuf,
-        /// How long this process has waited.
+        /// The time for which this process has waited.
         seconds: u64,
     },
     /// The disk is full, and evicting blocks did not make room.

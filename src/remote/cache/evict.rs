@@ -20,10 +20,10 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-/// How many blocks of an unused object are looked at together, from its end: 256 MiB.
+/// Number of blocks of an unused object that are examined together, from its end: 256 MiB.
 const WINDOW: u64 = 64 * SEGMENT;
 
-/// How often a write to a full disk is tried again after something was evicted.
+/// Number of times that a write to a full disk is tried again after something was evicted.
 pub(super) const TRIES_MAX: usize = 8;
 
 /// An object that only this process uses, and that nobody else opens as long as this exists.
@@ -131,7 +131,7 @@ impl ObjectStorage {
     }
 }
 
-/// What became of an object that was to be evicted.
+/// The outcome of evicting an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EvictOutcome {
     /// Blocks at its end were evicted: this many bytes.
@@ -252,12 +252,12 @@ fn seek(file: &File, from: u64, whence: Whence) -> io::Result<Option<u64>> {
     }
 }
 
-/// How many bytes a file occupies on the disk.
+/// Number of bytes that a file occupies on the disk.
 fn occupied(file: &File) -> io::Result<u64> {
     Ok(file.metadata()?.blocks() * 512)
 }
 
-/// How many bytes of `range` occupy the disk.
+/// Number of bytes of `range` that occupy the disk.
 fn allocated(file: &File, range: Range<u64>) -> io::Result<u64> {
     let (mut at, mut sum) = (range.start, 0);
     while let Some(start) = next_data(file, at)?.filter(|start| *start < range.end) {

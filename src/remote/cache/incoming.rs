@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 
-/// How many bytes are allocated at once: 1 MiB. This bounds what a crash leaves of a transfer.
+/// Number of bytes that are allocated at once: 1 MiB. It bounds what a crash leaves of a transfer.
 const STEP: u64 = 1 << 20;
 
 /// The bytes of one transfer, in their order.
@@ -20,7 +20,7 @@ const STEP: u64 = 1 << 20;
 #[derive(Debug)]
 pub struct IncomingBytes<'a> {
     object: &'a CachedObject,
-    /// Where the next bytes belong.
+    /// The offset of the next bytes.
     at: u64,
     end: u64,
     /// The end of what is allocated. `None` if that is not possible: the disk is full, or the file system cannot do it.

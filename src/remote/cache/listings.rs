@@ -32,7 +32,7 @@ const LEN_MAX: usize = 64 << 20;
 /// Maximum size of all listings in bytes. The least recently used ones are removed first.
 const TOTAL_MAX: u64 = 256 << 20;
 
-/// How long to wait for another process that keeps a listing.
+/// The time limit for waiting for another process that keeps a listing.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 type Hash = [u8; 32];
@@ -40,7 +40,7 @@ type Hash = [u8; 32];
 /// A number of kept listings.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct KeptListings {
-    /// How many there are.
+    /// Their number.
     pub count: usize,
     /// Their size in bytes.
     pub bytes: u64,
@@ -96,7 +96,7 @@ impl BlockCache {
         trim(&dir, &name).map_err(CacheError::io(&path))
     }
 
-    /// What was kept for a location. `None` if nothing was, if it is damaged, or if it cannot be read.
+    /// The listing that was kept for a location. `None` if none was, if it is damaged, or if it cannot be read.
     pub fn kept_listing(&self, location: &str) -> Option<Vec<u8>> {
         let dir = self.0.dir.subdirectory(DIRECTORY, false).ok()??;
         let mut file = open_file(&dir, &listing_name(location), OFlag::O_RDONLY).ok()?;
@@ -113,7 +113,7 @@ impl BlockCache {
     }
 }
 
-/// How many listings a cache has.
+/// Number of listings of a cache.
 pub(super) fn count_listings(cache: &CacheDir) -> Result<KeptListings, CacheError> {
     let mut found = KeptListings::default();
     if let Some(dir) = cache.subdirectory(DIRECTORY, false)? {

@@ -17,7 +17,7 @@ use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What is locked.
+/// The file that is locked.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum LockByte {
     /// Held as long as an object is in use.

@@ -43,7 +43,7 @@ pub struct ReaderDescriptors {
     pub lock: OwnedFd,
 }
 
-/// What was evicted from an object that is in use.
+/// The blocks that were evicted from an object that is in use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EvictedBlocks {
     /// The object.
@@ -52,13 +52,13 @@ pub struct EvictedBlocks {
     pub blocks: Range<u64>,
 }
 
-/// What [`CachedObject::write`] has done.
+/// The outcome of [`CachedObject::write`].
 #[derive(Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct WriteOutcome {
     /// The blocks that the bytes completed. They are present.
     pub blocks: Range<u64>,
-    /// What was evicted because the disk was full.
+    /// The blocks that were evicted because the disk was full.
     pub evicted: Vec<EvictedBlocks>,
 }
 
@@ -102,7 +102,7 @@ impl BlockCache {
     }
 }
 
-/// How many blocks are added at once: 1 MiB.
+/// Number of blocks that are added at once: 1 MiB.
 const ADD_MAX: u64 = 16;
 
 impl CachedObject {

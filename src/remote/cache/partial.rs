@@ -17,7 +17,7 @@ struct PartialBlock {
     id: ObjectDirId,
     block: u64,
     bytes: Vec<u8>,
-    /// What is there of the block.
+    /// The part of the block that is there.
     filled: Range<usize>,
 }
 

@@ -20,7 +20,7 @@ pub struct MadeRoom {
     pub freed: u64,
     /// The number of bytes that could not be freed, because they are being read or used by other processes.
     pub lacking: u64,
-    /// What was evicted from the objects of this process.
+    /// The blocks that were evicted from the objects of this process.
     pub evicted: Vec<EvictedBlocks>,
 }
 
@@ -78,7 +78,7 @@ impl BlockCache {
         evicted.into_iter().map(|(store, blocks)| EvictedBlocks { object: object(store), blocks }).collect()
     }
 
-    /// How many bytes are in the cache.
+    /// Number of bytes in the cache.
     pub fn size(&self) -> Result<u64, CacheError> {
         Ok(total(&sizes_of_all(&self.0.dir)?))
     }

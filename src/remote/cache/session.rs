@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-/// How a cache is used.
+/// Options of a cache.
 #[derive(Debug, Clone, Default)]
 pub struct CacheOptions {
     /// The maximum size in bytes.
@@ -38,7 +38,7 @@ pub(super) struct CacheShared {
     /// Taken by the thread that makes room.
     pub evicting: Mutex<()>,
     pub clock: Arc<AgeClock>,
-    /// How many bytes may be added before the sizes of all objects are counted again.
+    /// Number of bytes that may be added before the sizes of all objects are counted again.
     pub budget: AtomicU64,
     pub open: Mutex<HashMap<ObjectDirId, Weak<ObjectStorage>>>,
     pub partials: Mutex<PartialBlocks>,

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Instant;
 
-/// How many entries of the table are read at once: 8 KiB, for 64 MiB of the object.
+/// Number of entries of the table that are read at once: 8 KiB, for 64 MiB of the object.
 const LOOKUP: u64 = 1024;
 
 /// The time of the last use is recorded after this many seconds.

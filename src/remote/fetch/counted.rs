@@ -1,4 +1,4 @@
-//! What was fetched so far.
+//! The counts of what was fetched so far.
 
 use crate::remote::protocol::FetchCounts;
 use std::time::{Duration, Instant};

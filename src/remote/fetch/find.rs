@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a location leads to.
+/// The files that a location leads to.
 pub struct FoundTree {
     /// `None` if it was found in the cache only.
     pub tree: Option<Arc<ServerTree>>,

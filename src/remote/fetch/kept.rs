@@ -48,7 +48,7 @@ impl KeptVersion {
 }
 
 impl KeptFile {
-    /// What identifies the file in the cache, if its version is known.
+    /// The key of the file in the cache, if its version is known.
     pub fn key(&self) -> Option<CacheKey> {
         let KeptVersion { identity, validator, name, .. } = self.version.clone()?;
         Some(CacheKey { identity, validator, len: self.len, name })
@@ -56,7 +56,7 @@ impl KeptFile {
 }
 
 impl KeptTree {
-    /// What is known of a tree.
+    /// The facts about a tree.
     pub fn of(tree: &ServerTree) -> Self {
         let file = |file: &super::super::transport::TreeFile| {
             let len = file.len.or(file.object.as_ref().map(ServerObject::len)).unwrap_or_default();
@@ -95,7 +95,7 @@ impl KeptTree {
         }
     }
 
-    /// What is kept under a name.
+    /// The listing that is kept under a name.
     pub fn find(cache: &BlockCache, name: &str) -> Option<Self> {
         serde_json::from_slice(&cache.kept_listing(name)?).ok()
     }
@@ -114,7 +114,7 @@ pub(super) fn kept_name(client: &TransportClient, location: &RemoteLocation) -> 
     format!("{location} {}", client.identity(location).unwrap_or_default())
 }
 
-/// What identifies a file in the cache.
+/// The key of a file in the cache.
 pub(super) fn key_of(object: &ServerObject) -> CacheKey {
     CacheKey {
         identity: object.identity().to_owned(),

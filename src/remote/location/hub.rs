@@ -8,7 +8,7 @@ use url::Url;
 
 use super::path::{ParseError, check_path};
 
-/// What kind of repository it is. Kinds have name spaces of their own.
+/// The kind of a repository. Kinds have name spaces of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RepoKind {
     /// `hf://ORG/NAME`

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 impl Planner {
-    /// Takes an event in. Times never decrease.
+    /// Updates the plan after an event. `now` never decreases.
     pub fn handle(&mut self, now: Duration, event: PlannerEvent) {
         match event {
             PlannerEvent::Opened { object, len, host } => {

@@ -1,4 +1,4 @@
-//! What a planner and its caller exchange: numbers, limits, events and actions.
+//! The interface of a planner: numbers, limits, events and actions.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -65,7 +65,7 @@ pub enum PlannerEvent {
         object: ObjectId,
         /// Length in bytes.
         len: u64,
-        /// Where it is fetched from.
+        /// The host that it is fetched from.
         host: HostId,
     },
     /// An object is not read any more. Its tickets fail.
@@ -118,14 +118,14 @@ pub enum PlannerEvent {
     Received {
         /// The part.
         part: PartId,
-        /// How many bytes, since the last such event.
+        /// Number of bytes since the last such event.
         bytes: u64,
     },
     /// The next bytes of a part need not be fetched, because they are present already.
     Skipped {
         /// The part.
         part: PartId,
-        /// How many bytes, beyond those reported before.
+        /// Number of bytes beyond those reported before.
         bytes: u64,
     },
     /// A part received all of its bytes, including any that were not reported before.
@@ -147,14 +147,14 @@ pub enum PlannerEvent {
 pub enum PartFailure {
     /// Another try may succeed.
     Transient {
-        /// How long the host asked to wait. All parts of the host wait.
+        /// The time that the host asked to wait. All parts of the host wait.
         retry_after: Option<Duration>,
     },
     /// Another try would fail as well.
     Final,
 }
 
-/// What the caller must do.
+/// The actions that a planner asks of its caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PlannerAction {
     /// Start to fetch a range.

@@ -44,7 +44,7 @@ pub struct Planner {
     parts: BTreeMap<PartId, PlannedPart>,
     runs: ReadRuns,
     timers: BTreeSet<(Duration, PlannerTimer)>,
-    /// What the caller has to do, apart from the parts that it starts.
+    /// The actions for the caller, apart from the parts that it starts.
     actions: VecDeque<PlannerAction>,
     /// The number of the next part, or the age of the next ticket.
     next: u64,

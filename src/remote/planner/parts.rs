@@ -6,7 +6,7 @@ use super::{BLOCK, ObjectId, PartFailure, PartId, Planner, PlannerAction, Planne
 use std::ops::Range;
 use std::time::Duration;
 
-/// How often a part that no ticket waits for is tried without receiving anything.
+/// Number of times that a part for which no ticket waits is tried without receiving anything.
 const AHEAD_TRIES: u32 = 3;
 
 impl Planner {

@@ -51,7 +51,7 @@ fn lead(len: u64, starts_tensor: bool, cost: u64) -> u64 {
     if starts_tensor || len >= STEADY { cost.saturating_mul(LEAD).clamp(least, most) } else { least }
 }
 
-/// How far to fetch ahead, in blocks.
+/// The distance of read-ahead, in blocks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct AheadBounds {
     /// The maximum for one run.

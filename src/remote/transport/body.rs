@@ -13,7 +13,7 @@ use super::wire::silence;
 /// Receives the bytes of a range in order. `Break` ends the transfer, and the connection with it.
 pub type Sink<'a> = dyn FnMut(&[u8]) -> ControlFlow<()> + Send + 'a;
 
-/// How the delivery of a body ended, if not with an error.
+/// The end of the delivery of a body, if there was no error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BodyEnd {
     /// All of it was delivered.
@@ -22,7 +22,7 @@ pub(super) enum BodyEnd {
     Stopped(u64),
 }
 
-/// What the body may hold.
+/// The range that the body may hold.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ExpectedBody {
     /// Exactly this many bytes.
@@ -31,7 +31,7 @@ pub(super) enum ExpectedBody {
     AtMost(u64),
 }
 
-/// How long to wait for the end of a body after all of its bytes have arrived.
+/// The time limit for the end of a body after all of its bytes have arrived.
 const LAST: Duration = Duration::from_secs(1);
 
 /// Delivers `body` to the sink. Never more than was expected: a longer body is an error before its surplus is

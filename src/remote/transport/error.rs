@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-/// What a caller does about an error.
+/// The reaction of a caller to an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
     /// The file is no longer the version that was opened.
@@ -16,7 +16,7 @@ pub enum ErrorKind {
     NoRanges,
     /// A later attempt may succeed.
     Transient {
-        /// How long the server asks to wait.
+        /// The time that the server asks to wait.
         retry_after: Option<Duration>,
     },
     /// The server broke the protocol, or gave an answer that further attempts do not change.
@@ -78,7 +78,7 @@ impl TransportError {
         self
     }
 
-    /// What happened, without the name of the file.
+    /// The reason, without the name of the file.
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -88,12 +88,12 @@ impl TransportError {
         self.with_text(|text| format!("{text}; {remedy}"))
     }
 
-    /// What the caller does about it.
+    /// The reaction of the caller.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// How many bytes of the range the sink received before the error. They are verified and can be kept.
+    /// Number of bytes of the range that the sink received before the error. They are verified and can be kept.
     pub fn delivered(&self) -> u64 {
         self.delivered
     }

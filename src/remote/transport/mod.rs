@@ -89,7 +89,7 @@ impl TransportClient {
         Ok(TransportClient { inner: Arc::new(TransportInner { offline: options.offline, wire, hub, web, stores }) })
     }
 
-    /// How many requests were sent so far, to servers of files and of credentials.
+    /// Number of requests that were sent so far, to servers of files and of credentials.
     pub fn requests(&self) -> u64 {
         self.inner.wire.requests()
     }

@@ -1,4 +1,4 @@
-//! What a caller chooses about transports.
+//! The options of transports.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,11 +21,11 @@ pub struct TransportOptions {
     pub token_file: Option<PathBuf>,
     /// The name that servers see.
     pub user_agent: String,
-    /// How long a connection may take.
+    /// The time limit for a connection.
     pub connect_timeout: Duration,
-    /// How long a server may send nothing.
+    /// The time for which a server may send nothing.
     pub idle_timeout: Duration,
-    /// How many idle connections are kept to one host.
+    /// Number of idle connections that are kept to one host.
     pub connections: usize,
 }
 

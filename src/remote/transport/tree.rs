@@ -1,4 +1,4 @@
-//! What `resolve` and `probe` return: a tree of remote files, and one version of one file.
+//! The results of `resolve` and `probe`: a tree of remote files, and one version of one file.
 
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -23,7 +23,7 @@ pub struct ServerTree {
     pub(super) origin: TreeOrigin,
 }
 
-/// How files of a tree are reached that are not listed.
+/// The way to files of a tree that are not listed.
 #[derive(Clone, Debug)]
 pub(super) enum TreeOrigin {
     Hub(Arc<hub::RepoSnapshot>),
@@ -108,7 +108,7 @@ struct ServerObjectInner {
     source: ByteOrigin,
 }
 
-/// Where the bytes come from.
+/// The origin of the bytes.
 #[derive(Debug)]
 pub(super) enum ByteOrigin {
     /// A complete file in the Hugging Face cache.

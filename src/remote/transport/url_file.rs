@@ -22,7 +22,7 @@ pub(super) struct UrlFile {
     led: Mutex<ResolvedUrl>,
 }
 
-/// Where a URL led.
+/// The target of the redirects of a URL.
 #[derive(Debug, Clone, Default)]
 enum ResolvedUrl {
     #[default]
@@ -99,7 +99,7 @@ impl UrlFile {
         Ok(reply)
     }
 
-    /// Where the request led that was answered with `reply`.
+    /// The target of the redirects of the request that was answered with `reply`.
     fn led_by(&self, reply: &WireResponse) -> ResolvedUrl {
         if is_expired(reply) {
             return ResolvedUrl::Unknown;

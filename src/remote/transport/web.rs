@@ -129,7 +129,7 @@ impl WebTransport {
     }
 }
 
-/// Where credentials for a URL come from.
+/// The origin of the credentials for a URL.
 #[derive(Debug)]
 struct WebCredentials {
     anonymous: bool,
@@ -169,7 +169,7 @@ fn netrc_file(environment: &EnvironmentCopy) -> Option<PathBuf> {
     environment.path("NETRC").or_else(|| Some(environment.home()?.join(".netrc")))
 }
 
-/// Where the credentials for a URL come from.
+/// The origin of the credentials for a URL.
 pub(super) fn web_credentials_found(options: &TransportOptions, url: &Url) -> Result<Option<String>, TransportError> {
     let credentials = WebCredentials::new(options);
     let (bare, userinfo) = take_userinfo(url);

@@ -23,9 +23,9 @@ const REDIRECTS: usize = 5;
 #[derive(Clone, Debug)]
 pub(super) struct HttpWire {
     pools: Arc<ConnectionPools>,
-    /// How long to wait for a head, or for the next bytes of a body.
+    /// The time limit for a head, or for the next bytes of a body.
     idle: Duration,
-    /// How many requests were sent.
+    /// Number of requests that were sent.
     requests: Arc<AtomicU64>,
 }
 
@@ -81,7 +81,7 @@ pub(super) struct WireResponse {
 #[derive(Debug)]
 pub(super) struct RedirectHop {
     pub(super) headers: HeaderMap,
-    /// Where it led.
+    /// The target of its redirects.
     pub(super) to: Url,
     /// Whether it left the origin of the first request.
     pub(super) leaves: bool,

@@ -1,9 +1,9 @@
-//! What a page is about: its place and the parameters in its URL.
+//! The place of a page and the parameters in its URL.
 
 use crate::fs::Ino;
 use crate::serve::url;
 
-/// Where a page is.
+/// The place of a page.
 pub struct PagePlace<'p> {
     /// The source of the server.
     pub site: &'p str,
@@ -52,7 +52,7 @@ pub(super) const PREFIX_MAX: usize = 1024;
 const SORT_MAX: usize = 32;
 
 impl PageQuery {
-    /// Understands what it can.
+    /// Parses the query of a URL. Unknown parameters and invalid values are ignored.
     pub fn parse(query: &str) -> Self {
         let mut parsed = Self::default();
         for (name, value) in url::parameters(query) {

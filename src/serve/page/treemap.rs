@@ -39,7 +39,7 @@ struct TensorGroup<'m> {
     /// The component in which the groups of a level differ; the whole rest of the name of a single tensor. Empty for
     /// the group of the rest.
     name: &'m str,
-    /// What all names begin with, without a dot at its end.
+    /// The common prefix of all names, without a dot at its end.
     prefix: &'m str,
     nbytes: u64,
     tensors: Vec<TensorId>,

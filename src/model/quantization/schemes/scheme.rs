@@ -117,7 +117,7 @@ pub struct FoundWeight {
     pub shape: Vec<u64>,
     /// The tensors that the values are computed from.
     pub parts: Parts<Option<TensorCount>>,
-    /// How the values are computed.
+    /// The formula of the values.
     pub layout: QuantizedLayout,
     /// The parameters of the scheme, for users.
     pub parameters: SchemeParameters,

@@ -36,13 +36,13 @@ const UNWAITED: u64 = OWN | 1 << 62;
 /// Maximum number of inputs between two decisions of the planner.
 const TURN_MAX: usize = 1024;
 
-/// How many reasons of failed parts are kept for the tickets that fail because of them.
+/// Number of failures of parts that are kept for the tickets that fail because of them.
 const FAILURES_MAX: u64 = 1024;
 
 /// Minimum time between two writes of what is known of trees.
 const KEEP_EVERY: Duration = Duration::from_secs(1);
 
-/// What the loop receives.
+/// The inputs of the loop.
 pub(super) enum LoopInput {
     Request(WireRequest),
     /// The reading process has ended.

@@ -1,4 +1,4 @@
-//! The part of the session that fetches: carries out what the planner decides, and tells it what is in the cache.
+//! Starts and ends the transfers that the planner decides on, and tells the planner which blocks the cache has.
 
 use super::{FetchPart, FetchSession, LoopInput, OpenObject};
 use crate::remote::cache::{self, CachedObject, EvictedBlocks, WriteOutcome};

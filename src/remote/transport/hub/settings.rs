@@ -117,7 +117,7 @@ fn login_file(environment: &EnvironmentCopy) -> Option<PathBuf> {
     environment.path("HF_TOKEN_PATH").or_else(|| Some(home(environment)?.join("token")))
 }
 
-/// Where the token for the Hub comes from.
+/// The origin of the token for the Hub.
 pub(in super::super) fn hub_settings_found(options: &TransportOptions) -> Result<Option<String>, TransportError> {
     Ok(match HubSettings::new(options)?.token {
         HubToken::None => None,

@@ -10,7 +10,7 @@ use super::error::{ErrorKind, TransportError};
 use super::retry::wanted_wait;
 use super::validator::VersionValidator;
 
-/// What was asked for.
+/// The range that was asked for.
 #[derive(Clone, Debug)]
 pub(super) struct WantedRange<'a> {
     /// The bytes, at least one.
@@ -21,7 +21,7 @@ pub(super) struct WantedRange<'a> {
     pub(super) validator: Option<&'a VersionValidator>,
 }
 
-/// What the body holds.
+/// The range that the body holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ResponsePart {
     /// Its bytes. Without a known length, the end is where the body ends.

@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
-/// What opening a bucket needs.
+/// The settings for opening a bucket.
 #[derive(Clone, Debug)]
 pub(super) struct BucketSetup {
     pub wire: HttpWire,

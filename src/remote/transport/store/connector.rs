@@ -25,7 +25,7 @@ const REASON: usize = 64 << 10;
 /// How long a metadata service of a cloud may take. Outside of a cloud, nothing answers at its address.
 const METADATA: Duration = Duration::from_secs(3);
 
-/// What a range request asks for, in the extensions of the request.
+/// The range that a request asks for, in the extensions of the request.
 #[derive(Clone, Debug)]
 pub(super) struct PinnedRange {
     pub(super) range: Range<u64>,

@@ -61,7 +61,7 @@ impl OpenStores {
         Ok(bucket)
     }
 
-    /// What identifies a key in all versions.
+    /// The identity of a key in all versions.
     pub(super) fn identity(&self, place: &StoreLocation) -> Result<String, TransportError> {
         Ok(self.bucket(place)?.opened().identity(&RemoteLocation::Store(place.clone())))
     }
@@ -90,7 +90,7 @@ pub(super) fn store_reads(environment: &EnvironmentCopy) -> Vec<PathBuf> {
     [aws::aws_reads(environment), google::google_reads(environment), azure::azure_reads(environment)].concat()
 }
 
-/// Where the credentials for a store come from.
+/// The origin of the credentials for a store.
 pub(super) fn store_credentials_found(
     kind: StoreKind,
     environment: &EnvironmentCopy,

@@ -25,7 +25,7 @@ pub(super) struct HubCache {
 /// A complete local file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct LocalFile {
-    /// Where it is, without links.
+    /// Its path without links.
     pub(super) path: PathBuf,
     /// `sha256:...` or `git:...`, if the layout has the hash.
     pub(super) content: Option<String>,

@@ -19,7 +19,7 @@ use super::super::environment::EnvironmentCopy;
 use super::super::error::{ErrorKind, TransportError};
 use super::failure::CarriedError;
 
-/// How long a program may take. A login may ask the user in a browser.
+/// The time limit for a program. A login may ask the user in a browser.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Keys are renewed this long before they expire.
