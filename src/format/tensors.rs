@@ -80,7 +80,7 @@ pub(super) struct PackedLayout {
     pub word: u8,
 }
 
-/// Converts a range of an arena. [`HeaderBuilder`] limits the arenas to 32-bit indices.
+/// Converts a range of an arena. [`super::HeaderBuilder`] limits the arenas to 32-bit indices.
 pub(super) fn span(range: &Range<u32>) -> Range<usize> {
     range.start as usize..range.end as usize
 }
