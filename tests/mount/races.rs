@@ -24,7 +24,7 @@ impl Races {
         let tensors = [("a", Dtype::U8, &[5000][..], pattern(5000)), ("b", Dtype::U8, &[300][..], pattern(300))];
         let model = std::fs::read(scene.model("m.safetensors", &tensors, &[("title", "first")])).unwrap();
         std::fs::write(scene.path("victim"), "secret").unwrap();
-        scene.ok("chmod 755 . && chmod 600 victim && mkdir theirs victims && echo secret >victims/file");
+        scene.ok("chmod 755 . && chmod 644 m.safetensors && chmod 600 victim && mkdir theirs victims && echo secret >victims/file");
         // A file with the name of one that is written, and a directory with the mark of a temporary one.
         scene.ok(
             "echo secret >victims/model-00001-of-00002.safetensors && mkdir -p victims/sub && echo x >victims/sub/y",
@@ -80,7 +80,8 @@ impl Races {
         let victims = "find victim victims -printf '%p %i %m %u %T@ %n\\n' | sort; cat victim victims/*s victims/sub/y";
         let before = self.scene.ok(victims);
         self.restore(link);
-        assert_eq!(self.run(args, a, 0, 0).code, 0, "{args:?}");
+        let undisturbed = self.run(args, a, 0, 0);
+        assert_eq!(undisturbed.code, 0, "{args:?}: {undisturbed:?}");
         let calls: usize = self.scene.ok("tail -n1 calls").trim().parse().unwrap();
         let pairs = (1..=calls).flat_map(|first| {
             (first + 1..=calls + 1)
